@@ -1,7 +1,35 @@
-//! The lowest floor: what a program takes from its surroundings, so that every floor above can run
-//! on the machine or on a simulated one that a seed reproduces. Time, randomness and the choice
-//! between threads and steps taken inline stand behind one trait; locks, atomics and threads are
-//! those of the machine, or points of a schedule that the seed decides.
+//! What a program takes from its environment, in a form that can be simulated: time, randomness,
+//! threads, locks and atomics. Code that takes them from here runs on the machine or, reproducibly
+//! from a seed, in a simulation.
+//!
+//! - [`Env`] is a clock, a source of random numbers, and the choice between threads and steps that
+//!   the caller runs inline: those of the [`Machine`], or [`Simulated`] ones.
+//! - [`thread`] and [`sync`] have the interface of `std` and `parking_lot`. In builds with debug
+//!   assertions, their operations are points at which a simulated run of [`schedule`] may switch
+//!   threads, as its seed decides.
+//! - [`Random`] is a seeded generator for tests.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use env::sync::Mutex;
+//! use env::{schedule, thread};
+//!
+//! // Two threads under the schedule of seed 7, which is the same in every run.
+//! let count = || {
+//!     let sum = Arc::new(Mutex::new(0));
+//!     let other = sum.clone();
+//!     let adder = thread::spawn(move || *other.lock() += 1);
+//!     *sum.lock() += 1;
+//!     adder.join().unwrap();
+//!     *sum.lock()
+//! };
+//! let (a, b) = (schedule::run(7, count)?, schedule::run(7, count)?);
+//! assert_eq!((a.value, b.value), (2, 2));
+//! assert_eq!(a.trace, b.trace);
+//! # Ok::<(), schedule::Failure>(())
+//! ```
+
+#![warn(missing_docs)]
 
 mod random;
 pub mod schedule;
@@ -15,22 +43,22 @@ use random::split_mix;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The surroundings of a store.
+/// The environment of a store.
 pub trait Env: Send + Sync + 'static {
-    /// Time since some fixed point; never goes back.
+    /// Time since some fixed point; never decreases.
     fn monotonic(&self) -> Duration;
-    /// Time since the Unix epoch, as file times show it: of the kernel's coarse clock (a tick is
-    /// some milliseconds), so that a file made here and written to at once has no other time in the
-    /// kernel's eyes, which then has none to send.
+    /// Time since the Unix epoch, for file times. It is that of the kernel's coarse clock (a tick
+    /// is some milliseconds), so that a file that is created and written at once has the time that
+    /// the kernel would set, and the kernel does not send another one.
     fn wall(&self) -> Duration;
     /// A random number; from a seed in the simulation.
     fn random(&self) -> u64;
-    /// `true`: start no threads; the owner of the store calls its `step` functions, so that a seed
-    /// reproduces every schedule.
+    /// `true` if no threads may be started: the owner of the store calls its `step` functions, so
+    /// that a seed reproduces every schedule.
     fn inline(&self) -> bool;
 }
 
-/// The machine we run on.
+/// The environment of the machine that the program runs on.
 #[derive(Debug)]
 pub struct Machine {
     start: Instant,
@@ -66,11 +94,11 @@ impl Env for Machine {
     }
 }
 
-/// A fixed date (2026-01-01) keeps simulated file times plausible.
+/// A fixed date (2026-01-01), so that simulated file times are plausible.
 const SIMULATED_DATE: Duration = Duration::from_secs(1_767_225_600);
 
-/// A world of its own: time moves only when told to, randomness comes from a seed, nothing runs by
-/// itself.
+/// A simulated environment without threads: time advances only on request, and randomness comes
+/// from a seed.
 #[derive(Debug)]
 pub struct Simulated {
     nanos: AtomicU64,
@@ -78,9 +106,11 @@ pub struct Simulated {
 }
 
 impl Simulated {
+    /// An environment with the random numbers of `seed`, at time 0.
     pub fn new(seed: u64) -> Self {
         Simulated { nanos: AtomicU64::new(0), state: AtomicU64::new(seed) }
     }
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         self.nanos.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -101,8 +131,8 @@ impl Env for Simulated {
     }
 }
 
-/// The world of a simulated run of [`schedule`]: virtual time, the seed's randomness, and threads
-/// whose order the seed decides.
+/// The environment of a simulated run of [`schedule`]: virtual time, random numbers from the seed,
+/// and threads whose order the seed decides.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scheduled;
 

@@ -1,17 +1,19 @@
-//! A seeded stream of numbers for tests, simulated devices and schedules: the same seed gives the
-//! same stream on every machine.
+//! Random numbers from a seed, for tests, simulated devices and schedules: a seed gives the same
+//! numbers on every machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// SplitMix64 with a few ways to ask. Not for secrets.
+/// A SplitMix64 generator. Not for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
+    /// The next number, of 64 bits.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
@@ -23,17 +25,17 @@ impl Random {
         ((u128::from(self.number()) * u128::from(n)) >> 64) as u64
     }
 
-    /// True once in `n` times.
+    /// `true` with a probability of 1 to `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of the items; `None` when there are none.
+    /// One of the items; `None` if there are none.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         items.get(self.below(items.len() as u64) as usize)
     }
 
-    /// Fills `bytes` with noise.
+    /// Fills `bytes` with random ones.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(8) {
             let noise = self.number().to_le_bytes();
@@ -50,7 +52,7 @@ pub(crate) fn split_mix(state: &AtomicU64) -> u64 {
         .wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The mixing step of SplitMix64: a bijection under which counters come out as noise.
+/// The mixing step of SplitMix64: a bijection that maps counters to random numbers.
 pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,27 +1,26 @@
-//! A scheduler for tests: several threads of which exactly one runs at a time, and a seed decides
-//! which.
+//! A scheduler for tests: of several threads exactly one runs at a time, and a seed decides which.
 //!
 //! [`run`] executes a body as the first thread of a *simulated run*. Threads started with
 //! [`crate::thread`] belong to the run of their parent. Each is a thread of the operating system,
-//! so it needs no special code; it only gives way at *points*: before a lock is taken
-//! ([`crate::sync`]), before an atomic operation whose order matters, in a wait, in a sleep, and
-//! wherever the program calls [`point`]. At a point the seed decides which of the threads that
-//! could go on goes on. The same seed gives the same schedule, so a failure can be run again.
+//! so its code needs no changes; it yields only at *points*: before a lock is taken
+//! ([`crate::sync`]), before an atomic operation that orders threads, in a wait, in a sleep, and
+//! wherever the program calls [`point`]. At a point the seed decides which of the runnable threads
+//! continues. A seed always gives the same schedule, so a failure can be reproduced.
 //!
-//! Time in a run is virtual. It stands still while a thread runs. When no thread can run it jumps
-//! to the earliest deadline, and now and then it does so earlier, which makes timeouts and
-//! intervals part of the schedule. A run in which no thread can ever run again fails as a deadlock,
-//! with a list of what each thread waits for.
+//! Time in a run is virtual. It stands still while a thread runs. If no thread can run it jumps to
+//! the earliest deadline, and now and then it does so earlier, which makes timeouts and intervals
+//! part of the schedule. A run in which no thread can ever run again fails as a deadlock, with a
+//! list of what each thread waits for.
 //!
-//! Two strategies take turns with the seeds. *Random* continues with a random thread at each point,
-//! or stays with the running one with a probability that differs from seed to seed. *Priorities*
-//! always runs the thread of the highest priority and now and then drops the running one to the
-//! lowest, which reaches schedules where one thread rests for long (after PCT: Burckhardt, Kothari,
+//! The seed selects one of two strategies. *Random* continues with a random thread at each point,
+//! or stays with the running one with a probability that depends on the seed. *Priorities* always
+//! runs the thread of the highest priority and now and then drops the running one to the lowest,
+//! which reaches schedules in which one thread pauses for long (after PCT: Burckhardt, Kothari,
 //! Musuvathi, Nagarakatte, ASPLOS 2010).
 //!
-//! Outside of a run every function here does nothing. In builds without debug assertions the locks
-//! and atomics of [`crate::sync`] are the plain ones and never come here, so a product pays
-//! nothing.
+//! Outside of a run the functions of this module do nothing. In builds without debug assertions the
+//! locks and atomics of [`crate::sync`] are the plain ones and never call them, so that release
+//! builds have no overhead.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -34,9 +33,9 @@ use parking_lot::Mutex;
 
 use crate::random::{Random, mix};
 
-/// Points after which a run is given up: some thread spins.
+/// The number of points after which a run is aborted: some thread spins.
 const MOST_POINTS: u64 = 20_000_000;
-/// While others could run, the clock jumps to the next deadline once in so many points.
+/// While threads can run, the clock jumps to the next deadline once in so many points.
 const JUMP: u64 = 128;
 /// No thread: the run is over.
 const NONE: usize = usize::MAX;
@@ -44,18 +43,26 @@ const NONE: usize = usize::MAX;
 /// Why a run ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
+    /// A thread panicked.
     #[error("thread {thread} panicked: {message}")]
-    Panicked { thread: String, message: String },
+    Panicked {
+        /// The number and name of the thread.
+        thread: String,
+        /// The message of the panic.
+        message: String,
+    },
+    /// No thread can ever run again; the text has what each one waits for.
     #[error("deadlock: {0}")]
     Deadlock(String),
+    /// The run was aborted after too many points; the text has the state of each thread.
     #[error("no end after {MOST_POINTS} scheduling points: {0}")]
     Endless(String),
 }
 
-/// What a thread waits for.
+/// What a thread waits for, if anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitReason {
-    /// It could run.
+    /// It can run.
     No,
     /// For something at this address: a lock to be released, a condition to be signalled, a thread
     /// to end.
@@ -81,10 +88,10 @@ struct RunState {
     threads: Vec<Thread>,
     clock: Duration,
     points: u64,
-    /// The running thread goes on at a point unless one in so many says otherwise; 1: a fair draw
-    /// each time.
+    /// The running thread continues at a point, but once in so many points a random one does; 1: at
+    /// every point.
     stay: u64,
-    /// One in so many points the running thread loses its priority; 0: there are no priorities.
+    /// The running thread loses its priority once in so many points; 0: there are no priorities.
     demote: u64,
     lowest: u64,
     /// A digest of all decisions.
@@ -105,24 +112,25 @@ fn me() -> Option<(Arc<Run>, usize)> {
     ME.try_with(|me| me.borrow().clone()).ok().flatten()
 }
 
-/// Whether this thread belongs to a simulated run.
+/// Returns whether this thread belongs to a simulated run.
 pub fn simulated() -> bool {
     ME.try_with(|me| me.borrow().is_some()).unwrap_or(false)
 }
 
-/// What a run that came to its end tells about itself.
+/// The result of a run that completed.
 #[derive(Debug)]
 pub struct Done<T> {
+    /// What the body returned.
     pub value: T,
-    /// Scheduling points that were passed.
+    /// The number of scheduling points.
     pub points: u64,
     /// A digest of all decisions: equal for equal schedules.
     pub trace: u64,
 }
 
-/// Runs `body` and every thread that it starts under the schedule of this seed. Ends when `body`
-/// has returned and no other thread can run. After a failure the threads of the run stay where they
-/// are for ever: they hold memory, but no processor.
+/// Runs `body`, and every thread that it starts, under the schedule of `seed`. Returns when `body`
+/// has returned and no other thread can run. After a failure the threads of the run are blocked for
+/// ever: they keep their memory.
 pub fn run<T: Send + 'static>(
     seed: u64,
     body: impl FnOnce() -> T + Send + 'static,
@@ -150,7 +158,7 @@ pub fn run<T: Send + 'static>(
         std::thread::Builder::new().name("simulated".into()).spawn(move || inside.first(id, boxed));
     let thread = thread.expect("the machine has room for a thread");
     let value = ended.recv().expect("a run says how it ended before it is dropped")?;
-    // Its thread has said that it is over and has nothing else to do.
+    // The thread has sent the result and ends.
     let _ = thread.join();
     let state = run.state.lock();
     let value = *value.downcast::<T>().expect("the body returned this type");
@@ -179,21 +187,21 @@ impl Run {
         stay_on_one_processor();
         let mut value = None;
         self.clone().live(id, || value = Some(body()));
-        // Here only the last thread to run arrives, or the first one whose end let others go on.
+        // The value is set unless the body panicked. Other threads may still run.
         if let Some(value) = value {
             self.wait_for_all();
             let _ = self.over.send(Ok(value));
         }
     }
 
-    /// The first thread has ended: the others go on as far as they can.
+    /// Waits until no thread can run, after the first one has ended.
     fn wait_for_all(&self) {
         while self.turn.load(Ordering::Acquire) != NONE {
             std::thread::park();
         }
     }
 
-    /// The life of a thread of the run.
+    /// Runs the body of a thread of the run.
     fn live(self: Arc<Run>, id: usize, body: impl FnOnce()) {
         self.state.lock().threads[id].handle = Some(std::thread::current());
         self.wait_for_turn(id);
@@ -213,8 +221,7 @@ impl Run {
         state.wake(id_address(id), usize::MAX);
         match state.next(id) {
             Ok(next) => self.pass_to(&state, next),
-            // Threads that wait for ever for what only their owner could give them: their owner has
-            // ended.
+            // All threads that are left wait for ever, for a thread that has ended.
             Err(_) => {
                 self.turn.store(NONE, Ordering::Release);
                 if let Some(first) = &state.threads[0].handle {
@@ -245,7 +252,8 @@ impl Run {
         }
     }
 
-    /// Gives way: goes on when the schedule says so. `true` when the deadline has ended the wait.
+    /// Yields until the schedule continues this thread. Returns `true` if the deadline ended the
+    /// wait.
     fn give_way(&self, id: usize, waits: WaitReason, deadline: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         if state.failure.is_some() {
@@ -278,7 +286,7 @@ impl Run {
 }
 
 impl RunState {
-    /// Who goes on.
+    /// Chooses the thread that continues.
     fn next(&mut self, current: usize) -> Result<usize, Failure> {
         let deadline = self.threads.iter().filter_map(|t| t.deadline).min();
         let any = self.threads.iter().any(|t| t.waits == WaitReason::No);
@@ -315,7 +323,7 @@ impl RunState {
         self.threads[id].priority = self.lowest;
     }
 
-    /// Wakes up to `most` of the threads that wait at this address, drawn by lot.
+    /// Wakes up to `most` random threads of those that wait at this address.
     fn wake(&mut self, at: usize, most: usize) {
         let waiting =
             |t: &Thread| matches!(t.waits, WaitReason::For { address, .. } if address == at);
@@ -340,7 +348,7 @@ impl RunState {
     }
 }
 
-/// A thread that ends is waited for at this address, which is no object's.
+/// The address at which `join` waits for a thread; no object has it.
 fn id_address(id: usize) -> usize {
     id + 1
 }
@@ -351,7 +359,7 @@ fn park_for_ever() -> ! {
     }
 }
 
-/// Handing over between processors costs ten times as much as on one.
+/// Pins the thread to one processor: switches between processors cost ten times as much.
 fn stay_on_one_processor() {
     #[cfg(target_os = "linux")]
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
@@ -362,14 +370,14 @@ fn stay_on_one_processor() {
         let mut one = rustix::thread::CpuSet::new();
         if let Some(cpu) = those.get(run % those.len().max(1)) {
             one.set(*cpu);
-            // Only speed depends on it.
+            // Affects only the speed.
             let _ = rustix::thread::sched_setaffinity(None, &one);
         }
     }
 }
 
-/// A place where another thread may go on. Does nothing while the thread unwinds: a failure is told
-/// as it was.
+/// A point at which the schedule may continue another thread. Does nothing while the thread
+/// unwinds, so that the failure is reported unchanged.
 pub fn point() {
     if let Some((run, id)) = me()
         && !std::thread::panicking()
@@ -378,7 +386,8 @@ pub fn point() {
     }
 }
 
-/// Lets all others that can run go first, as far as the strategy knows such an order.
+/// Yields to all other runnable threads, as far as the strategy has such an order. Returns `false`
+/// outside of a run.
 pub(crate) fn yield_now() -> bool {
     let Some((run, id)) = me() else { return false };
     if run.state.lock().demote > 0 {
@@ -388,7 +397,7 @@ pub(crate) fn yield_now() -> bool {
     true
 }
 
-/// WaitReason until [`wake`] is called with this address. `true` when the time ran out before.
+/// Waits until [`wake`] is called with this address. Returns `true` on a timeout.
 #[cfg(debug_assertions)]
 pub(crate) fn wait(what: &'static str, address: usize, at_most: Option<Duration>) -> bool {
     let Some((run, id)) = me() else { return false };
@@ -403,7 +412,7 @@ pub(crate) fn wake(address: usize, most: usize) {
     }
 }
 
-/// Sleeps in virtual time; `false` outside of a run.
+/// Sleeps in virtual time. Returns `false` outside of a run.
 pub(crate) fn sleep(time: Duration) -> bool {
     let Some((run, id)) = me() else { return false };
     let until = run.state.lock().clock.checked_add(time);
@@ -411,12 +420,12 @@ pub(crate) fn sleep(time: Duration) -> bool {
     true
 }
 
-/// A random number from the seed of the run.
+/// A random number from the seed of the run; `None` outside of a run.
 pub fn random() -> Option<u64> {
     me().map(|(run, _)| run.state.lock().random.number())
 }
 
-/// Time since some fixed point: virtual in a run, of the machine outside.
+/// Time since some fixed point: virtual time in a run, otherwise that of the machine.
 pub fn now() -> Duration {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     match me() {
@@ -425,34 +434,34 @@ pub fn now() -> Duration {
     }
 }
 
-/// A thread of the current run, not started yet.
+/// A thread of the current run that was not started yet.
 pub(crate) struct PendingThread {
     run: Arc<Run>,
     pub id: usize,
 }
 
-/// Makes room for a thread in this thread's run.
+/// Adds a thread to the run of this one; `None` outside of a run.
 pub(crate) fn pending_thread(name: &str) -> Option<PendingThread> {
     let (run, _) = me()?;
     Some(PendingThread { id: run.enter(name.into()), run })
 }
 
 impl PendingThread {
-    /// On its own thread of the operating system.
+    /// Runs the body on this thread of the operating system.
     pub fn live(self, body: impl FnOnce()) {
         let id = self.id;
         self.run.live(id, body);
     }
 }
 
-/// The machine had no room for the thread.
+/// Removes a thread that could not be started.
 pub(crate) fn never_started(id: usize) {
     if let Some((run, _)) = me() {
         run.state.lock().threads[id].waits = WaitReason::Ended;
     }
 }
 
-/// WaitReason until a thread of this run has ended.
+/// Waits until a thread of this run has ended.
 pub(crate) fn join(id: usize) {
     let Some((run, me)) = me() else { return };
     loop {

@@ -1,4 +1,4 @@
-//! Threads, with the interface of `std::thread`: those started by a thread of a simulated run
+//! Threads, with the interface of `std::thread`. Those started by a thread of a simulated run
 //! belong to that run.
 
 pub use std::thread::{Result, available_parallelism, current, panicking};
@@ -9,31 +9,35 @@ use std::time::Duration;
 
 use crate::schedule;
 
+/// Sleeps, in virtual time if the thread is simulated.
 pub fn sleep(time: Duration) {
     if !schedule::sleep(time) {
         std::thread::sleep(time);
     }
 }
 
+/// Yields to other threads.
 pub fn yield_now() {
     if !schedule::yield_now() {
         std::thread::yield_now();
     }
 }
 
-/// Lets all other threads go before this one: it works on what nobody waits for. Of a simulated
-/// run, the seed goes on deciding.
+/// Gives this thread the lowest priority of the operating system, for background work. Has no
+/// effect on the schedule of a simulated run.
 pub fn give_way() {
-    // Where that is not allowed it goes on as it is.
+    // If that is not allowed, the priority stays as it is.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
 }
 
+/// A handle to wait for a thread, as [`std::thread::JoinHandle`].
 pub struct JoinHandle<T> {
     thread: std::thread::JoinHandle<Option<T>>,
     simulated: Option<usize>,
 }
 
 impl<T> JoinHandle<T> {
+    /// Waits until the thread has ended. Returns its result, or the panic that ended it.
     pub fn join(self) -> Result<T> {
         if let Some(id) = self.simulated {
             schedule::join(id);
@@ -42,27 +46,32 @@ impl<T> JoinHandle<T> {
     }
 }
 
-/// A simulated thread that panicked has failed its run, and whoever joins it never goes on.
+/// A simulated thread that panicked has failed its run, in which no thread continues. So this error
+/// is seen only outside of the run.
 fn ended<T>(outcome: Result<Option<T>>) -> Result<T> {
     outcome.and_then(|value| {
         value.ok_or_else(|| Box::new("a thread of a simulated run panicked") as _)
     })
 }
 
+/// Starts threads with a name, as [`std::thread::Builder`].
 #[derive(Default)]
 pub struct Builder {
     name: String,
 }
 
 impl Builder {
+    /// A builder for a thread without a name.
     pub fn new() -> Builder {
         Builder::default()
     }
 
+    /// Sets the name of the thread.
     pub fn name(self, name: String) -> Builder {
         Builder { name }
     }
 
+    /// Starts a thread.
     pub fn spawn<T: Send + 'static>(
         self,
         body: impl FnOnce() -> T + Send + 'static,
@@ -84,6 +93,7 @@ impl Builder {
         Ok(JoinHandle { thread, simulated })
     }
 
+    /// Starts a thread that ends before the scope.
     pub fn spawn_scoped<'scope, T: Send + 'scope>(
         self,
         scope: &Scope<'scope, '_>,
@@ -108,22 +118,25 @@ impl Builder {
     }
 }
 
+/// Starts a thread.
 pub fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     Builder::new().spawn(body).expect("the machine has room for a thread")
 }
 
-/// Threads that end before [`scope`] returns.
+/// A scope of threads that end before [`scope`] returns, as [`std::thread::Scope`].
 pub struct Scope<'scope, 'env: 'scope> {
     threads: &'scope std::thread::Scope<'scope, 'env>,
     simulated: RefCell<Vec<usize>>,
 }
 
+/// A handle to wait for a thread of a scope, as [`std::thread::ScopedJoinHandle`].
 pub struct ScopedJoinHandle<'scope, T> {
     thread: std::thread::ScopedJoinHandle<'scope, Option<T>>,
     simulated: Option<usize>,
 }
 
 impl<T> ScopedJoinHandle<'_, T> {
+    /// Waits until the thread has ended. Returns its result, or the panic that ended it.
     pub fn join(self) -> Result<T> {
         if let Some(id) = self.simulated {
             schedule::join(id);
@@ -133,6 +146,7 @@ impl<T> ScopedJoinHandle<'_, T> {
 }
 
 impl<'scope> Scope<'scope, '_> {
+    /// Starts a thread.
     pub fn spawn<T: Send + 'scope>(
         &self,
         body: impl FnOnce() -> T + Send + 'scope,
@@ -141,12 +155,13 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
+/// Runs `body` with a scope, and waits for the threads started there, as [`std::thread::scope`].
 pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
     std::thread::scope(|threads| {
         let scope = Scope { threads, simulated: RefCell::default() };
         let value = body(&scope);
-        // The scope of the machine waits outside of the schedule: it may find only threads that
-        // have ended.
+        // `std`'s scope waits outside of the schedule, so all simulated threads must have ended
+        // before.
         scope.simulated.take().into_iter().for_each(schedule::join);
         value
     })

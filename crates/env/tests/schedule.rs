@@ -1,4 +1,4 @@
-//! The scheduler finds what depends on the order of threads, and tells it the same way again.
+//! The scheduler finds errors that depend on the order of threads, and reproduces them.
 #![cfg(debug_assertions)]
 
 use std::sync::Arc;

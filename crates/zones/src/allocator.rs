@@ -1,20 +1,20 @@
-//! Which zones are free, and why the others are not. All state is in memory, under one lock that is
-//! never held during I/O; after opening it is rebuilt from what recovery pins. Every choice takes
-//! the lowest zone, so that a seed reproduces a run.
+//! The allocator of zones: which are free, and why the others are not. All state is in memory,
+//! under one lock that is never held during I/O; after opening it is rebuilt from what recovery
+//! pins. Every choice takes the lowest zone, so that a seed reproduces a run.
 //!
 //! A zone is in one of these states:
 //!
-//! - *pinned*: at least one [`ZonePin`](crate::ZonePin) names it;
+//! - *pinned*: at least one [`ZonePin`](crate::ZonePin) has it;
 //! - *open*: a stream appends to it (it may be pinned at the same time);
-//! - free and *written*: had data once. Overwriting costs the host no metadata, so such zones go
-//!   first;
+//! - free and *written*: it had data. Overwriting that costs the host no metadata, so such zones
+//!   are taken first;
 //! - free and *fresh*: preallocated, never written;
-//! - free and *unknown*: was free when the store was opened; the host may or may not have space
-//!   behind it;
+//! - free and *unknown*: it was free when the store was opened, and the host may or may not have
+//!   allocated space for it;
 //! - free and *punched*: given back to the host.
 //!
-//! Written and fresh zones are *backed*: writing to them cannot find the host full. The reserve is
-//! a number of backed free zones that user data must leave.
+//! Written and fresh zones are *backed*: writes to them do not fail for lack of space. The reserve
+//! is a number of backed free zones that user data must leave.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,19 +26,18 @@ use crate::stream::Streams;
 use crate::zone_use::ZoneUse;
 use crate::{Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
-/// Zones by which a file grows at once, if there is room.
+/// The zones by which a file grows at once, if there is space.
 const GROWTH: u32 = 8;
 
 pub(crate) struct Allocator {
     state: Mutex<AllocatorState>,
-    /// Bytes of data that is not written yet, for which there is to be room. Changed without the
-    /// lock.
+    /// Bytes of data not yet written for which space was promised. Changed without the lock.
     promised: Arc<AtomicU64>,
 }
 
 pub(crate) struct AllocatorState {
     pub started: bool,
-    /// Zones the capacity allows, zone 0 included.
+    /// The zones that the capacity allows, including zone 0.
     pub limit: u32,
     pub reserve: u32,
     promised: Arc<AtomicU64>,
@@ -48,17 +47,17 @@ pub(crate) struct AllocatorState {
     pub unknown: BTreeSet<u32>,
     pub punched: BTreeSet<u32>,
     pub streams: Streams,
-    /// The fewest backed free zones since somebody last asked.
+    /// The fewest backed free zones since `idle` was last called.
     fewest: usize,
-    /// Before the start: the end of the last extent known in a zone, and the largest share a single
-    /// pin has in it.
+    /// Before the start, by zone: the end of the last known extent, and the most bytes that a
+    /// single pin counts there.
     seen: BTreeMap<u32, Seen>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Zone {
     pub pins: u32,
-    /// The sum over all pins, which may count the same bytes more than once.
+    /// The bytes alive: the sum over all pins, which may count the same bytes more than once.
     pub live: u64,
     pub open: bool,
     pub written: bool,
@@ -70,15 +69,15 @@ struct Seen {
     largest_hold: u64,
 }
 
-/// What the host must be asked for before a zone can be taken.
+/// The request to the host before a zone can be taken.
 #[derive(Debug)]
 pub(crate) enum Growth {
-    /// Back these free zones; they are nobody's meanwhile.
+    /// Allocate space for these free zones, which cannot be taken until then.
     Back {
         zones: Vec<u32>,
         unknown: bool,
     },
-    /// Make the device this many zones long (a smaller step may be tried).
+    /// Make the device this many zones long, or fewer if that fails.
     Grow {
         from: u32,
         to: u32,
@@ -87,7 +86,7 @@ pub(crate) enum Growth {
 }
 
 impl Allocator {
-    /// All zones but zone 0 belong to nobody until [`Allocator::start`].
+    /// An allocator in which no zone can be taken before [`Allocator::start`].
     pub fn new(device_zones: u32, limit: u32, reserve: u32) -> Self {
         let promised = Arc::new(AtomicU64::new(0));
         let state = AllocatorState {
@@ -120,7 +119,7 @@ impl Allocator {
         self.state.lock()
     }
 
-    /// Counts one more pin for each zone of `uses`, all or none.
+    /// Adds a pin to each zone of `uses`, or to none if one does not exist.
     pub fn pin(&self, uses: &ZoneUse) -> Result<()> {
         let mut state = self.lock();
         for (zone, _) in uses.iter() {
@@ -151,7 +150,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Releases one pin.
+    /// Releases a pin of each zone of `uses`.
     pub fn unpin(&self, uses: &ZoneUse) {
         if uses.is_empty() {
             return;
@@ -162,24 +161,24 @@ impl Allocator {
         }
     }
 
-    /// Two pins become one: zones that both named are pinned once from here on.
+    /// Merges two pins: releases one pin of the zones that both have.
     pub fn join(&self, both: &ZoneUse) {
         let mut state = self.lock();
         for (zone, _) in both.iter() {
             let known = &mut state.zones[zone.0 as usize];
-            debug_assert!(known.pins >= 2, "both holds counted");
+            debug_assert!(known.pins >= 2, "both pins were counted");
             known.pins -= 1;
         }
     }
 
-    /// `bytes` more in a zone that a pin already names.
+    /// Adds `bytes` to a pinned zone.
     pub fn charge(&self, zone: ZoneId, bytes: u64) {
         let mut state = self.lock();
         let known = &mut state.zones[zone.0 as usize];
         known.live = known.live.saturating_add(bytes);
     }
 
-    /// Remembers that an extent lies there, so that no stream resumes in front of its end.
+    /// Records an extent, so that no stream resumes before its end.
     pub fn saw_extent(&self, addr: u64, len: u64) {
         let mut state = self.lock();
         let zone = ZoneId::of(addr);
@@ -189,7 +188,7 @@ impl Allocator {
         }
     }
 
-    /// From here on zones can be taken; those that nobody pinned are free.
+    /// Frees all zones without a pin, and allows to take zones.
     pub fn start(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -201,8 +200,8 @@ impl Allocator {
             let Some(zone) = stream.zone() else { continue };
             let seen = state.seen.get(&zone).copied().unwrap_or_default();
             stream.skip_to(seen.end);
-            // A zone that holds more than lies before the position was somebody else's since; one
-            // that holds nothing is free.
+            // A zone with more bytes alive than lie before the position was taken again since; one
+            // with none is free.
             let plausible = state.zones.get(zone as usize).is_some_and(|known| {
                 zone > 0
                     && known.pins > 0
@@ -224,13 +223,14 @@ impl Allocator {
                 state.unknown.insert(zone);
             }
         }
-        // Where they were taken from is not known any more: at worst from where the store is now.
+        // How deep in the reserve the zones were taken is not known: at most as deep as the store
+        // is now.
         let depth = state.depth(state.unknown.len() + 1);
         state.streams.iter_mut().for_each(|stream| stream.set_depth(depth));
         state.seen.clear();
     }
 
-    /// New zones at the end of the device, which the host has allocated.
+    /// Adds zones at the end of the device, which the host has allocated.
     pub fn grown(&self, to: u32) {
         let mut state = self.lock();
         let to = to.min(state.limit);
@@ -240,14 +240,14 @@ impl Allocator {
         }
     }
 
-    /// Says what to ask the host for so that [`AllocatorState::take`] succeeds. Only one caller at a time
-    /// may act on it.
+    /// Returns the request to the host after which [`AllocatorState::take`] can succeed. Only one
+    /// caller at a time may act on it.
     pub fn plan(&self, priority: Priority) -> Growth {
         let mut state = self.lock();
         let state = &mut *state;
         let wanted = (state.floor(priority) + 1).saturating_sub(state.backed()).max(1);
-        // Unknown zones first: most of them have space behind them. Each is asked for once, then it
-        // is known.
+        // Unknown zones first: most of them are allocated. After one request the state of a zone is
+        // known.
         for (unknown, free) in [(true, &mut state.unknown), (false, &mut state.punched)] {
             let zones: Vec<u32> = free.iter().copied().take(wanted).collect();
             if !zones.is_empty() {
@@ -260,14 +260,14 @@ impl Allocator {
         if to > from { Growth::Grow { from, to } } else { Growth::Full }
     }
 
-    /// Ends [`Growth::Back`]: the host has, or has not, allocated the zone.
+    /// Ends [`Growth::Back`] for one zone, which the host has allocated or not.
     pub fn backed(&self, zone: u32, success: bool) {
         let mut state = self.lock();
         if success { state.make_free(zone) } else { _ = state.punched.insert(zone) }
     }
 
-    /// Free backed zones beyond the first `keep`, `most` of them, the highest; they are nobody's
-    /// until [`Allocator::punched`].
+    /// Removes the highest free backed zones, at most `most`, so that `keep` are left. They cannot
+    /// be taken until [`Allocator::punched`].
     pub fn surplus(&self, keep: usize, most: usize) -> Vec<u32> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -276,7 +276,7 @@ impl Allocator {
         }
         let mut free: Vec<u32> = state.written.iter().chain(&state.fresh).copied().collect();
         free.sort_unstable();
-        // What is backed for certain fills the stock before what may be.
+        // Zones that are certainly backed are kept rather than unknown ones.
         free.extend(state.unknown.iter().copied());
         let surplus = free.split_off(keep.max(free.len().saturating_sub(most)).min(free.len()));
         for zone in &surplus {
@@ -287,7 +287,7 @@ impl Allocator {
         surplus
     }
 
-    /// Ends [`Allocator::surplus`] for one zone: it was given back, or the host refused.
+    /// Ends [`Allocator::surplus`] for one zone, which was given back to the host or not.
     pub fn punched(&self, zone: u32, success: bool) {
         let mut state = self.lock();
         state.zones[zone as usize].written = false;
@@ -297,29 +297,29 @@ impl Allocator {
 }
 
 impl AllocatorState {
-    /// Free zones whose space the host has set aside.
+    /// The number of free zones for which the host has allocated space.
     pub fn backed(&self) -> usize {
         self.written.len() + self.fresh.len()
     }
 
-    /// Backed free zones that were never needed since the last call.
+    /// The number of backed free zones that were free all the time since the last call.
     pub fn idle(&mut self) -> usize {
         let now = self.backed();
         std::mem::replace(&mut self.fewest, now).min(now)
     }
 
-    /// Bytes that room was promised for.
+    /// Bytes for which space was promised.
     pub fn promised(&self) -> u64 {
         self.promised.load(Ordering::Relaxed)
     }
 
-    /// Free zones that must be left over.
+    /// The free zones that an allocation must leave.
     fn floor(&self, priority: Priority) -> usize {
         let promised = u32::try_from(self.promised().div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX);
         priority.floor(self.reserve, promised) as usize
     }
 
-    /// Takes the best free zone and pins it once, if the reserve allows it.
+    /// Takes the best free zone and pins it, if the reserve allows that.
     pub fn take(&mut self, priority: Priority) -> Option<ZoneId> {
         if self.backed() <= self.floor(priority) {
             return None;
@@ -327,7 +327,7 @@ impl AllocatorState {
         let zone = self.written.pop_first().or_else(|| self.fresh.pop_first())?;
         self.fewest = self.fewest.min(self.backed());
         let known = &mut self.zones[zone as usize];
-        debug_assert!(known.pins == 0 && !known.open, "a free zone is nobody's");
+        debug_assert!(known.pins == 0 && !known.open, "a free zone has no pin");
         known.pins = 1;
         known.live = 0;
         known.written = true;
@@ -336,7 +336,7 @@ impl AllocatorState {
 
     fn unpin(&mut self, zone: u32, bytes: u64) {
         let Some(known) = self.zones.get_mut(zone as usize) else { return };
-        debug_assert!(known.pins > 0, "every hold was counted");
+        debug_assert!(known.pins > 0, "every pin was counted");
         known.pins = known.pins.saturating_sub(1);
         known.live = known.live.saturating_sub(bytes);
         if known.pins > 0 {
@@ -349,7 +349,7 @@ impl AllocatorState {
             }
             return;
         }
-        // Nothing in the stream's zone is alive: it begins anew.
+        // No data in the stream's zone is alive: the stream restarts at its beginning.
         for stream in self.streams.iter_mut() {
             if stream.zone() == Some(zone) {
                 stream.rewind();
@@ -364,7 +364,7 @@ impl AllocatorState {
         debug_assert!(new, "a zone is freed once");
     }
 
-    /// Pins a zone once more for a writer that does not have it yet.
+    /// Pins a zone for a writer that does not have it yet.
     pub fn pin_for_writer(&mut self, uses: &mut ZoneUse, zone: u32) {
         if !uses.contains(ZoneId(zone)) {
             self.zones[zone as usize].pins += 1;
@@ -372,7 +372,7 @@ impl AllocatorState {
         }
     }
 
-    /// Who may take one of so many free zones, and leaves most.
+    /// The lowest priority that may take a zone if so many are free.
     fn depth(&self, free: usize) -> Priority {
         let may = |priority: &Priority| free > self.floor(*priority);
         [Priority::User, Priority::Promised, Priority::Log, Priority::Merge, Priority::Flush]
@@ -381,8 +381,8 @@ impl AllocatorState {
             .unwrap_or(Priority::Last)
     }
 
-    /// Reserves between `need` and `want` bytes in the open zone of a stream. A writer that could
-    /// not take the zone itself leaves some of it.
+    /// Reserves between `need` and `want` bytes in the open zone of a stream. A writer whose
+    /// priority could not have taken the zone leaves a part of it.
     pub fn reserve_in(
         &mut self,
         purpose: Purpose,
@@ -400,7 +400,7 @@ impl AllocatorState {
         stream.reserve(need, want, gaps)
     }
 
-    /// Reserves more exactly at `addr`, by the same rule.
+    /// Reserves between `need` and `want` bytes at `addr`, by the rule of `reserve_in`.
     pub fn extend_at(
         &mut self,
         purpose: Purpose,
@@ -411,15 +411,15 @@ impl AllocatorState {
     ) -> Option<u64> {
         let could_take = self.backed() > self.floor(priority);
         let streams = self.streams.lifetimes(purpose).iter_mut();
-        // Only one of them stands there.
+        // Only one of them has this position.
         streams
             .filter(|s| could_take || !s.is_kept_from(priority, want))
             .find_map(|stream| stream.extend(addr, need, want))
     }
 
-    /// Lets a stream go on in `zone` (pinned by the caller) after `used` bytes of it, if that
-    /// leaves it more room than the zone it has. Else the zone stays the caller's alone; says
-    /// which.
+    /// Continues a stream in `zone`, which the caller has pinned, behind `used` bytes, if that has
+    /// more room than the stream's zone. Otherwise the zone belongs to the caller alone. Returns
+    /// whether the stream continues there.
     pub fn open_zone(
         &mut self,
         purpose: Purpose,
@@ -427,7 +427,7 @@ impl AllocatorState {
         zone: ZoneId,
         used: u64,
     ) -> bool {
-        // It is taken already.
+        // The zone itself is taken already.
         let depth = self.depth(self.backed() + 1);
         let stream = self.streams.of(purpose, lifetime);
         if stream.rest() >= ZONE_SIZE - used {

@@ -1,4 +1,4 @@
-//! CRC-32C (Castagnoli; "CRC-32/ISCSI"): the one checksum of the on-disk format.
+//! CRC-32C (Castagnoli; "CRC-32/ISCSI"), the only checksum of the on-disk format.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -7,7 +7,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// A CRC-32C of pieces, equal to [`crc32c`] of their concatenation.
+/// A CRC-32C computed in parts, equal to [`crc32c`] of their concatenation.
 #[derive(Clone, Debug)]
 pub struct Checksum(Digest);
 
@@ -18,15 +18,18 @@ impl Default for Checksum {
 }
 
 impl Checksum {
+    /// The checksum of no bytes.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Appends bytes.
     pub fn update(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.update(bytes);
         self
     }
 
+    /// The checksum of the bytes so far.
     pub fn finish(&self) -> u32 {
         self.0.finalize() as u32
     }

@@ -1,29 +1,52 @@
-//! What can go wrong with a store, in words for its user. Clonable, because the first failed sync
-//! is repeated to everyone after.
+//! Errors of a store, in words for its user. They can be cloned, because every call after a failed
+//! sync returns its error.
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// The result of a store operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// An error of a store operation.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
+    /// An error of the host.
     #[error("{doing}: {source}")]
-    Io { doing: String, source: Arc<io::Error> },
+    Io {
+        /// What was being done.
+        doing: String,
+        /// The error of the host.
+        source: Arc<io::Error>,
+    },
+    /// The store is full for this priority, and the host gives no more space.
     #[error("no space left in the store; delete something, or give it more room")]
     NoSpace,
+    /// The device has no superblock.
     #[error("this is not a KVFS store (no superblock found)")]
     NotAStore,
+    /// The store has a format version that this program does not read.
     #[error(
         "the store has format version {found}, this program reads version {supported}; use the program that wrote it"
     )]
-    Version { found: u32, supported: u32 },
-    /// `addr` is the device address where the damage shows; 0 when it has none.
+    Version {
+        /// The version of the store.
+        found: u32,
+        /// The newest version that this program reads.
+        supported: u32,
+    },
+    /// Bytes on the device are not what was written.
     #[error("corrupt: {what} (at address {addr})")]
-    Corrupt { what: String, addr: u64 },
+    Corrupt {
+        /// What is corrupt, and how.
+        what: String,
+        /// The device address; 0 if there is none.
+        addr: u64,
+    },
+    /// Another process has the device open.
     #[error("the store {} is in use by another process; unmount it there, or wait", .0.display())]
     Busy(PathBuf),
+    /// [`Zones::start`](crate::Zones::start) was not called yet.
     #[error("nothing can be allocated before recovery has finished")]
     NotStarted,
     /// A call that can never succeed.
@@ -32,7 +55,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An I/O error in its context; a full host becomes [`Error::NoSpace`].
+    /// An I/O error while `doing` something. An error of a full host becomes [`Error::NoSpace`].
     pub fn io(doing: impl Into<String>, source: io::Error) -> Error {
         match source.kind() {
             io::ErrorKind::StorageFull
@@ -42,6 +65,7 @@ impl Error {
         }
     }
 
+    /// An [`Error::Corrupt`] for `what` at `addr`.
     pub fn corrupt(what: impl Into<String>, addr: u64) -> Error {
         Error::Corrupt { what: what.into(), addr }
     }

@@ -1,7 +1,7 @@
-//! An append position of its own on a stream. Objects are placed in memory at addresses known at
+//! Extent writers: append positions on a stream. Objects are placed in memory at addresses known at
 //! once, and written in large pieces. Several writers of one stream may be open: each reserves
 //! chunks of the stream's open zone, small ones first, so that a short writer wastes little, and
-//! one after the other as long as no other writer comes between.
+//! contiguous ones as long as no other writer reserves one in between.
 
 use std::sync::Arc;
 
@@ -10,41 +10,44 @@ use crate::{
     round_up,
 };
 
-/// The first chunk a writer reserves; each further one is twice as large, up to [`MAX_CHUNK`].
+/// The first chunk that a writer reserves, bytes. Each further one is twice as large, up to
+/// [`MAX_CHUNK`].
 const FIRST_CHUNK: u64 = 64 << 10;
-/// The largest chunk, and how much is buffered before it is written.
+/// The largest chunk, and the most bytes that are buffered before they are written.
 const MAX_CHUNK: u64 = 1 << 20;
 
-/// Dropping an unfinished writer abandons it: what it placed is gone and its space is free again.
+/// An append position on a stream, at which objects are placed. A writer that is dropped unfinished
+/// is abandoned: what it placed is lost and its space is free again.
 pub struct ExtentWriter {
     zones: Arc<Zones>,
     purpose: Purpose,
     lifetime: Lifetime,
     priority: Priority,
     pin: ZonePin,
-    /// Placed, but not written yet; lies at `start` on the device, a multiple of `SECTOR`.
+    /// Objects placed but not written yet. `start`, a multiple of `SECTOR`, is their device
+    /// address.
     buffer: Vec<u8>,
     start: u64,
-    /// The end of what is reserved contiguously with the buffer.
+    /// The end of the space that is reserved contiguously with the buffer.
     end: u64,
-    /// Where that reservation began: given back if the writer is abandoned.
+    /// The beginning of that space, which is given back if the writer is abandoned.
     begin: u64,
     chunk: u64,
-    /// Bytes placed in the current zone that the pin does not count yet.
+    /// Bytes placed in the current zone that `pin` does not count yet.
     placed: u64,
     failed: Option<Error>,
-    /// Zones set aside for it.
+    /// Zones reserved for this writer.
     supply: Vec<ZonePin>,
     behind: bool,
 }
 
 impl Zones {
-    /// A new append position on a stream. Nothing is reserved before the first object.
+    /// A new extent writer for young data. Nothing is reserved before the first object.
     pub fn extent_writer(self: &Arc<Self>, purpose: Purpose, priority: Priority) -> ExtentWriter {
         self.extent_writer_for(purpose, Lifetime::default(), priority)
     }
 
-    /// An extent writer for data of this lifetime.
+    /// A new extent writer for data of this lifetime. Nothing is reserved before the first object.
     pub fn extent_writer_for(
         self: &Arc<Self>,
         purpose: Purpose,
@@ -81,19 +84,19 @@ impl ExtentWriter {
         }
     }
 
-    /// Lets writes go on while more is placed: for a writer that a caller waits for. A sync that
-    /// comes before they have ended waits for them.
+    /// Lets writes run concurrently while more is placed: for a writer that a caller waits for. A
+    /// sync waits for them.
     pub fn write_behind(&mut self) {
         self.behind = true;
     }
 
-    /// Gives it zones that [`Zones::set_aside`], to be used before others. What they have room for
-    /// is sure to find a place.
+    /// Adds zones from [`Zones::set_aside`], which the writer uses before others. Objects that fit
+    /// them are guaranteed to find space.
     pub fn supply(&mut self, zones: Vec<ZonePin>) {
         self.supply.extend(zones);
     }
 
-    /// Takes back what it did not use of them.
+    /// Returns those zones of [`ExtentWriter::supply`] that were not used.
     pub fn unused(&mut self) -> Vec<ZonePin> {
         std::mem::take(&mut self.supply)
     }
@@ -118,7 +121,7 @@ impl ExtentWriter {
         if len as u64 > ZONE_SIZE {
             return Err(Error::Invalid(format!("an object of {len} bytes is larger than a zone")));
         }
-        // An empty object has an address too, and that lies in a zone.
+        // An empty object has an address, too, which lies in a zone.
         let need = len.max(1) as u64;
         let mut at = round_up(self.start + self.buffer.len() as u64, u64::from(align));
         if at + need > self.end && !self.extend(at + need - self.end) {
@@ -145,8 +148,8 @@ impl ExtentWriter {
         uses
     }
 
-    /// Writes everything placed so far and returns a pin over it, which stays good when the writer
-    /// is abandoned. The next object begins at a new sector.
+    /// Writes everything placed so far and returns a pin of its zones, which outlives an abandoned
+    /// writer. The next object begins at a new sector.
     pub fn pin(&mut self) -> Result<ZonePin> {
         self.flush()?;
         self.begin = self.start;
@@ -156,7 +159,7 @@ impl ExtentWriter {
         self.zones.pin(&uses)
     }
 
-    /// Writes everything placed so far, so that it can be read by address (not synced). The next
+    /// Writes everything placed so far, so that it can be read by address; does not sync. The next
     /// object begins at a new sector.
     pub fn flush(&mut self) -> Result<()> {
         if let Some(error) = &self.failed {
@@ -165,7 +168,7 @@ impl ExtentWriter {
         self.write_out(true).map_err(|e| self.fail(e))
     }
 
-    /// Writes the rest and gives what is reserved but unused back. Not synced. The pin has the
+    /// Writes the rest and gives back reserved space that is unused; does not sync. The pin has the
     /// exact bytes placed in each zone.
     pub fn finish(mut self) -> Result<ZonePin> {
         self.flush()?;
@@ -176,8 +179,8 @@ impl ExtentWriter {
         Ok(std::mem::take(&mut self.pin))
     }
 
-    /// Reserves at least `need` more bytes right behind what is reserved; false when another
-    /// writer, or nothing, lies there.
+    /// Reserves at least `need` more bytes directly behind the reserved ones; returns `false` if
+    /// they belong to another writer or the zone ends there.
     fn extend(&mut self, need: u64) -> bool {
         if self.end == 0 || ZoneId::of(self.end - 1) != ZoneId::of(self.end - 1 + need) {
             return false;
@@ -199,11 +202,11 @@ impl ExtentWriter {
         }
     }
 
-    /// Leaves what is reserved here for a chunk of at least `need` bytes somewhere else.
+    /// Replaces the current chunk by one of at least `need` bytes elsewhere.
     fn move_on(&mut self, need: u64) -> Result<()> {
         let need = round_up(need, SECTOR);
-        // Only a writer that begins may use gaps: one that goes on is a long one, and wants to stay
-        // contiguous.
+        // Only the first chunk may lie in a gap: a writer that needs more is a long one, which
+        // should stay contiguous.
         let (start, len) = self.zones.reserve_chunk(
             self.purpose,
             self.lifetime,
@@ -222,7 +225,7 @@ impl ExtentWriter {
         written
     }
 
-    /// Writes the buffer: its whole sectors, or all of it, padded.
+    /// Writes the whole sectors of the buffer or, if `all`, the whole buffer, padded.
     fn write_out(&mut self, all: bool) -> Result<()> {
         if all {
             self.buffer.resize(round_up(self.buffer.len() as u64, SECTOR) as usize, 0);
@@ -243,18 +246,16 @@ impl ExtentWriter {
         Ok(())
     }
 
-    /// Brings the pin up to date.
+    /// Adds the bytes placed since to the pin.
     fn count(&mut self) {
         let placed = std::mem::take(&mut self.placed);
         if placed > 0 {
-            // The buffer, empty or not, lies behind what was placed, perhaps at the very end of the
-            // zone.
+            // The end may be that of the zone, so the byte before it is used to find the zone.
             self.pin.charge(ZoneId::of(self.end - 1), placed);
         }
     }
 
-    /// Remembers an error after which nothing placed can be relied on. A full store is no such
-    /// error.
+    /// Records an error after which the writer can only be dropped. [`Error::NoSpace`] is not one.
     fn fail(&mut self, error: Error) -> Error {
         if !matches!(error, Error::NoSpace) {
             self.failed = Some(error.clone());

@@ -1,15 +1,43 @@
-//! A log-structured device: one file or block device cut into zones of 8 MiB, each written
-//! append-only and freed whole.
+//! A log-structured device: one file or block device divided into zones of 8 MiB, each written
+//! append-only and freed as a whole.
 //!
-//! [`Zones`] is the store. Whoever writes opens an [`ExtentWriter`] on one of the streams
-//! ([`Purpose`]) and places objects; it ends as a [`ZonePin`], which keeps the zones it names from
-//! being reused until it is dropped. Reads go by address. The superblock pair in zone 0 carries an
-//! opaque root for the floor above. Below is a [`Device`]: a file, memory, or one of the devices
-//! that break on purpose ([`CrashDevice`], [`FaultDevice`]).
+//! [`Zones`] is the store. A writer opens an [`ExtentWriter`] on one of the streams ([`Purpose`])
+//! and places objects; [`ExtentWriter::finish`] returns a [`ZonePin`], which keeps the zones of
+//! these objects from being reused until it is dropped. Reads go by address. The superblock pair in
+//! zone 0 has an opaque root for the user of the crate. The store lies on a [`Device`]: a file,
+//! memory, or a device that fails on purpose ([`CrashDevice`], [`FaultDevice`]).
 //!
-//! What must hold, everywhere: no sector of 4096 bytes that holds durable bytes is written again
-//! before its zone was freed; nothing read from the device can cause a panic; a failed sync is
-//! final.
+//! Invariants: no sector of 4096 bytes with durable bytes is written again before its zone was
+//! freed; nothing read from the device can cause a panic; a failed sync is final.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use zones::{FormatOptions, MemoryDevice, Priority, Purpose, Zones};
+//!
+//! # fn main() -> Result<(), zones::Error> {
+//! let device = Arc::new(MemoryDevice::new());
+//! let zones = Zones::format(device.clone(), FormatOptions::default())?;
+//! let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+//! let addr = writer.place(8, 5, |_, bytes| bytes.copy_from_slice(b"hello"))?;
+//! let pin = writer.finish()?;
+//! // Makes the object durable, then the root that refers to it.
+//! zones.set_root(&addr.to_le_bytes())?;
+//! let uses = pin.uses().clone();
+//! drop((pin, zones));
+//!
+//! let zones = Zones::open(device)?;
+//! let root = zones.superblock().root;
+//! // What the root refers to is pinned before zones may be allocated.
+//! let _pin = zones.pin(&uses)?;
+//! zones.start();
+//! let mut bytes = [0; 5];
+//! zones.read(Purpose::Pages, u64::from_le_bytes(root.try_into().unwrap()), &mut bytes)?;
+//! assert_eq!(&bytes, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+
+#![warn(missing_docs)]
 
 mod allocator;
 mod checksum;
@@ -43,10 +71,10 @@ pub use zone_use::ZoneUse;
 
 use std::fmt;
 
-/// Bytes in a zone.
+/// The size of a zone, bytes.
 pub const ZONE_SIZE: u64 = 8 << 20;
 
-/// No durable byte ever shares a sector of this size with a later write.
+/// The size of a sector, bytes: no durable byte ever shares a sector with a later write.
 pub const SECTOR: u64 = 4096;
 
 /// Zone `z` is the bytes `z * ZONE_SIZE .. (z + 1) * ZONE_SIZE` of the device. Zone 0 holds the
@@ -55,7 +83,7 @@ pub const SECTOR: u64 = 4096;
 pub struct ZoneId(pub u32);
 
 impl ZoneId {
-    /// A zone no device has: what an impossible address belongs to, so that pinning it is refused.
+    /// A zone that no device has: that of addresses beyond every device, so that pinning it fails.
     pub const NOWHERE: ZoneId = ZoneId(u32::MAX);
 
     /// The zone an address lies in; [`ZoneId::NOWHERE`] for addresses past every possible device.
@@ -63,12 +91,12 @@ impl ZoneId {
         u32::try_from(addr / ZONE_SIZE).map_or(ZoneId::NOWHERE, ZoneId)
     }
 
-    /// The address of its first byte.
+    /// The address of the zone's first byte.
     pub fn start(self) -> u64 {
         u64::from(self.0) * ZONE_SIZE
     }
 
-    /// The address after its last byte.
+    /// The address after the zone's last byte.
     pub fn end(self) -> u64 {
         self.start() + ZONE_SIZE
     }
@@ -80,12 +108,15 @@ impl fmt::Display for ZoneId {
     }
 }
 
-/// What bytes are for. Every stream fills zones of its own, so that what dies together lies
-/// together; statistics and injected faults go by it too.
+/// What bytes are used for. Each purpose is a stream that fills zones of its own, so that data that
+/// dies together lies together. Statistics and injected faults distinguish purposes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
+    /// The superblock pair.
     Superblock,
+    /// The log of commits.
     Journal,
+    /// The log of what the store consists of.
     Manifest,
     /// Tuple blocks.
     Tuples,
@@ -96,6 +127,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
+    /// All variants, in order.
     pub const ALL: [Purpose; 6] = [
         Purpose::Superblock,
         Purpose::Journal,
@@ -105,6 +137,7 @@ impl Purpose {
         Purpose::Pages,
     ];
 
+    /// The name in metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Purpose::Superblock => "superblock",
@@ -123,21 +156,22 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// How long what is written is expected to live. Each lifetime of a purpose fills zones of its own:
-/// what a flush writes is merged away soon, what is merged into the bottom stays, and a zone that
-/// had both would stay for the sake of a few.
+/// How long data is expected to live. Each lifetime of a purpose fills zones of its own: what a
+/// flush writes is merged away soon, what is merged into the bottom level stays, and a zone with
+/// both could not be freed for the sake of a few bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lifetime {
-    /// Flushes, and all that is too little for zones of its own.
+    /// Flushes, and data that is too little for zones of its own.
     #[default]
     Young,
     /// Merges between levels.
     Middle,
-    /// Merges into the bottom.
+    /// Merges into the bottom level.
     Old,
 }
 
 impl Lifetime {
+    /// All variants, in order.
     pub const ALL: [Lifetime; 3] = [Lifetime::Young, Lifetime::Middle, Lifetime::Old];
 }
 
@@ -145,25 +179,25 @@ impl Lifetime {
 /// flush, merge and delete. Later variants may take more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// User data: fails with [`Error::NoSpace`] rather than dip into the reserve, or take what was
-    /// promised ([`Zones::promise`]).
+    /// User data: fails with [`Error::NoSpace`] rather than take zones of the reserve or space that
+    /// was promised ([`Zones::promise`]).
     User,
-    /// User data that room was promised for: where the journal may go. What journal, flushes and
-    /// merges have taken of its room since, it takes of theirs.
+    /// User data for which space was promised. It may take as much of the reserve as the journal,
+    /// since the journal, flushes and merges may have used the promised space.
     Promised,
-    /// The journal, deletions: may take half of the reserve, but leaves 4 zones of a large one.
+    /// The journal and deletions: leave half of the reserve, but at most 4 zones.
     Log,
-    /// Merges, which turn deletions into space: may take four zones of the reserve, three quarters
-    /// of a small one.
+    /// Merges, which turn deletions into space: leave all but four zones of the reserve, but at
+    /// least a quarter of it and at most 4 zones.
     Merge,
-    /// Flushes, without which merges do not get to see deletions: leave one zone.
+    /// Flushes, without which deletions do not get to a merge: leave one zone.
     Flush,
-    /// What a store needs to be opened at all, and gives back at once: may take the last zone.
+    /// What a store needs to be opened, and gives back at once: may take the last zone.
     Last,
 }
 
 impl Priority {
-    /// Free zones that must be left over, of a reserve of so many, when so many are promised.
+    /// The number of free zones that must be left over, given the zones reserved and promised.
     fn floor(self, reserve: u32, promised: u32) -> u32 {
         match self {
             Priority::User => reserve.saturating_add(promised),

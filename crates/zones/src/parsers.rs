@@ -1,14 +1,14 @@
-//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/`
-//! and the test below: each takes any bytes and must neither panic nor run away. Checksums are put
-//! right, so that what lies behind them is reached. Not in normal builds.
+//! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the test
+//! below. Each takes any bytes and must neither panic nor run without end. Checksums are made to
+//! fit, so that the code behind them is reached. Not in normal builds.
 
 use std::hint::black_box;
 
 use crate::superblock::{COPIES, MAGIC, SIZE, Superblock, checksum};
 use crate::{ZoneUse, varint};
 
-/// One copy of the superblock. Its first bytes are the version and what stands behind the checksum,
-/// its magic and checksum are right.
+/// Parses a copy of the superblock. `data` has its version and what follows the checksum; its magic
+/// and checksum are made to fit.
 pub fn superblock(data: &[u8]) {
     let mut block = [0; SIZE];
     block[..8].copy_from_slice(&MAGIC);
@@ -25,7 +25,7 @@ pub fn superblock(data: &[u8]) {
     }
 }
 
-/// The zones that something keeps alive; what was read is written, and must read the same.
+/// Parses a map of zones; what was parsed is encoded, and must parse to the same.
 pub fn zone_use(data: &[u8]) {
     let mut rest = data;
     let Ok(mut uses) = ZoneUse::decode(&mut rest) else { return };
@@ -40,7 +40,7 @@ pub fn zone_use(data: &[u8]) {
     black_box(uses.total_bytes());
 }
 
-/// Numbers, and byte strings behind their lengths.
+/// Parses numbers, and byte strings behind their lengths.
 pub fn varints(data: &[u8]) {
     let mut rest = data;
     while let Ok(n) = varint::get_u64(&mut rest) {

@@ -1,4 +1,4 @@
-//! RAII over zones: as long as a pin lives, no zone it names is used again.
+//! Zone pins: no zone of a pin is reused as long as the pin lives.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,34 +6,35 @@ use std::sync::Arc;
 use crate::allocator::Allocator;
 use crate::{ZoneId, ZoneUse};
 
-/// Keeps every zone in it from being reused. Dropping it releases them: a zone with no pin, not
-/// open for a stream, is free from then on, so whatever made it unnecessary must be durable before.
-/// The default holds nothing.
+/// Keeps its zones from being reused. Dropping it releases them: a zone without a pin that is not
+/// open for a stream is free from then on, so the change that made its data unnecessary must be
+/// durable before. The default pins nothing.
 #[derive(Default)]
 pub struct ZonePin {
-    /// `None` when it holds nothing.
+    /// `None` if it pins nothing.
     allocator: Option<Arc<Allocator>>,
     uses: ZoneUse,
 }
 
 impl ZonePin {
-    /// Takes over pins that were counted already.
+    /// A pin of zones whose pins were counted already.
     pub(crate) fn counted(allocator: &Arc<Allocator>, uses: ZoneUse) -> ZonePin {
         ZonePin { allocator: Some(Arc::clone(allocator)), uses }
     }
 
+    /// The pinned zones, and the bytes alive in each by this pin.
     pub fn uses(&self) -> &ZoneUse {
         &self.uses
     }
 
-    /// Puts the zones of `other`, a pin of the same store, into this one.
+    /// Adds the zones of `other`, a pin of the same store, to this one.
     ///
     /// # Panics
-    /// When `other` belongs to another store, which is a mistake in the program.
+    /// If `other` belongs to another store, which is a bug of the caller.
     pub fn merge(&mut self, mut other: ZonePin) {
         let Some(theirs) = other.allocator.take() else { return };
         let allocator = self.allocator.get_or_insert_with(|| Arc::clone(&theirs));
-        assert!(Arc::ptr_eq(allocator, &theirs), "holds of different stores cannot be merged");
+        assert!(Arc::ptr_eq(allocator, &theirs), "pins of different stores cannot be merged");
         let mut both = ZoneUse::new();
         for (zone, _) in other.uses.iter().filter(|&(zone, _)| self.uses.contains(zone)) {
             both.add(zone, 0);
@@ -42,7 +43,7 @@ impl ZonePin {
         self.uses.merge(&std::mem::take(&mut other.uses));
     }
 
-    /// Counts bytes placed in a zone it holds.
+    /// Adds bytes placed in a zone that is pinned.
     pub(crate) fn charge(&mut self, zone: ZoneId, bytes: u64) {
         if let Some(allocator) = self.allocator.as_ref().filter(|_| bytes > 0) {
             allocator.charge(zone, bytes);
@@ -50,7 +51,7 @@ impl ZonePin {
         }
     }
 
-    /// Releases the zones of which it uses no byte.
+    /// Releases the zones in which it has no bytes.
     pub(crate) fn release_empty(&mut self) {
         let empty = self.uses.split_off_empty();
         if let Some(allocator) = &self.allocator {

@@ -1,22 +1,25 @@
-//! How full a store is.
+//! The space of a store.
 
-/// Zones and bytes at one moment. Zone 0 counts in `zones_total` only.
+/// Free and used space at one moment. Zone 0 counts in `zones_total` only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes the store may grow to; `None` is as far as the host lets it.
+    /// Bytes to which the store may grow; `None`: as far as the host allows.
     pub capacity: Option<u64>,
+    /// The length of the device, bytes.
     pub device_len: u64,
+    /// The zones of the device.
     pub zones_total: u64,
-    /// Zones of the device that can be taken, the reserve and what was given back included.
+    /// Free zones of the device, including the reserve and those given back to the host.
     pub zones_free: u64,
+    /// Zones with at least one pin.
     pub zones_pinned: u64,
-    /// Bytes alive: the sum over zones of what pins name, at most a zone each.
+    /// Bytes alive: the sum over all zones of what pins count there, at most a zone each.
     pub live_bytes: u64,
-    /// Zones kept back for flushing, merging and deleting.
+    /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve: u32,
-    /// Bytes that user data can still take: free zones and what the device can grow by, less the
-    /// reserve and what is promised.
+    /// Bytes that user data can still take: free zones and the growth that the host allows, less
+    /// the reserve and `promised`.
     pub free_for_user: u64,
-    /// Bytes of data that room was promised for.
+    /// Bytes of data not yet written for which space was promised.
     pub promised: u64,
 }

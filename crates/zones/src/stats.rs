@@ -1,38 +1,47 @@
-//! What the device was asked to do, by purpose: the raw numbers behind write amplification and cost
-//! of a scan.
+//! I/O statistics of the device by purpose, from which write amplification and the cost of a scan
+//! follow.
 
 use crate::Purpose;
 
-/// Counted since the store was opened; differences of two of them measure what lies between.
+/// I/O of one purpose since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PurposeStats {
+    /// Reads.
     pub read_ops: u64,
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Ranges that were announced before they were read, each fetched as one; the reads count
-    /// besides.
+    /// Ranges that were announced before they were read. The reads themselves count as well.
     pub ahead_ops: u64,
+    /// Bytes announced.
     pub ahead_bytes: u64,
+    /// Writes.
     pub write_ops: u64,
+    /// Bytes written.
     pub write_bytes: u64,
     /// Accesses that did not begin where the one before ended.
     pub seeks: u64,
 }
 
+/// I/O since the store was opened. The difference of two of them is the I/O in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoStats {
     /// In the order of [`Purpose::ALL`].
     pub by_purpose: [PurposeStats; Purpose::ALL.len()],
+    /// Syncs.
     pub syncs: u64,
+    /// Ranges given back to the host.
     pub discards: u64,
+    /// Bytes given back to the host.
     pub discarded_bytes: u64,
 }
 
 impl IoStats {
+    /// The I/O of one purpose.
     pub fn of(&self, purpose: Purpose) -> &PurposeStats {
         &self.by_purpose[purpose as usize]
     }
 
-    /// All purposes together.
+    /// The sum over all purposes.
     pub fn total(&self) -> PurposeStats {
         self.by_purpose.iter().fold(PurposeStats::default(), |sum, p| PurposeStats {
             read_ops: sum.read_ops + p.read_ops,
@@ -45,6 +54,7 @@ impl IoStats {
         })
     }
 
+    /// The I/O of each purpose.
     pub fn iter(&self) -> impl Iterator<Item = (Purpose, &PurposeStats)> {
         Purpose::ALL.into_iter().zip(&self.by_purpose)
     }

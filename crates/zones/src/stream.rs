@@ -1,12 +1,12 @@
-//! The open zone of a stream: how far it is reserved, and the gaps that writers gave back. All
+//! The open zone of a stream: how much of it is reserved, and the gaps that writers gave back. All
 //! positions are multiples of `SECTOR`.
 
 use std::collections::BTreeMap;
 
 use crate::{Lifetime, Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
-/// What is left of a zone that was taken from deep in the reserve to those who may take zones
-/// there.
+/// The part of a zone taken from the reserve that is left to writers which may take zones there,
+/// bytes.
 const LEFT: u64 = ZONE_SIZE / 2;
 
 /// The streams of a store: one for each purpose and lifetime.
@@ -18,7 +18,7 @@ impl Streams {
         &mut self.0[purpose as usize][lifetime as usize]
     }
 
-    /// Those of a purpose, the youngest lifetime first.
+    /// The streams of a purpose, the youngest lifetime first.
     pub fn lifetimes(&mut self, purpose: Purpose) -> &mut [Stream] {
         &mut self.0[purpose as usize]
     }
@@ -27,7 +27,7 @@ impl Streams {
         self.0.iter_mut().flatten()
     }
 
-    /// Where each stream with an open zone stands that has room.
+    /// The position of each stream whose open zone has room.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
         let of = |purpose: Purpose| self.0[purpose as usize].iter().map(move |s| (purpose, s));
         let open = Purpose::ALL.into_iter().flat_map(of).filter(|(_, s)| s.rest() > 0);
@@ -35,7 +35,7 @@ impl Streams {
     }
 }
 
-/// A stream with no zone has nothing to give.
+/// A stream. Nothing can be reserved without an open zone.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     open: Option<Open>,
@@ -44,9 +44,9 @@ pub(crate) struct Stream {
 #[derive(Debug)]
 struct Open {
     zone: u32,
-    /// Who may take zones where this one was taken.
+    /// The lowest priority that could have taken this zone.
     depth: Priority,
-    /// Offset in the zone after everything reserved.
+    /// The offset in the zone behind everything reserved.
     next: u64,
     /// Offsets (start → end) before `next` that were reserved and given back.
     gaps: BTreeMap<u64, u64>,
@@ -57,31 +57,31 @@ impl Stream {
         self.open.as_ref().map(|o| o.zone)
     }
 
-    /// The address after everything reserved.
+    /// The address behind everything reserved.
     pub fn position(&self) -> Option<u64> {
         self.open.as_ref().map(|o| ZoneId(o.zone).start() + o.next)
     }
 
-    /// Bytes after everything reserved.
+    /// The bytes of the zone behind everything reserved.
     pub fn rest(&self) -> u64 {
         self.open.as_ref().map_or(0, |o| ZONE_SIZE - o.next)
     }
 
-    /// Goes on in `zone` from an offset; returns the zone it leaves.
+    /// Continues in `zone` from the offset `next`; returns the previous zone.
     pub fn open(&mut self, zone: u32, next: u64, depth: Priority) -> Option<u32> {
         self.open.replace(Open { zone, depth, next, gaps: BTreeMap::new() }).map(|o| o.zone)
     }
 
-    /// The zone counts as taken from there.
+    /// Sets the lowest priority that could have taken the zone.
     pub fn set_depth(&mut self, depth: Priority) {
         if let Some(open) = &mut self.open {
             open.depth = depth;
         }
     }
 
-    /// Whether a writer that may not take zones where this one was taken has to leave what another
-    /// `want` bytes would take. Else merges would use up the zones that flushes take from the
-    /// reserve, one after the other, until no flush found room.
+    /// Whether a writer whose priority could not have taken this zone must leave the space of the
+    /// next `want` bytes. Otherwise merges would use up the zones that flushes take from the
+    /// reserve, one after the other, until no flush found space.
     pub fn is_kept_from(&self, priority: Priority, want: u64) -> bool {
         self.open.as_ref().is_some_and(|o| priority < o.depth && ZONE_SIZE - o.next < LEFT + want)
     }
@@ -90,7 +90,7 @@ impl Stream {
         self.open = None;
     }
 
-    /// Nothing in the zone is alive or reserved.
+    /// Restarts at the beginning of the zone, in which nothing is alive or reserved.
     pub fn rewind(&mut self) {
         if let Some(open) = &mut self.open {
             open.next = 0;
@@ -98,7 +98,7 @@ impl Stream {
         }
     }
 
-    /// Moves on to an address of the open zone, if that is further.
+    /// Moves forward to an address of the open zone, if that lies behind the position.
     pub fn skip_to(&mut self, addr: u64) {
         if let Some(open) = &mut self.open {
             let offset = addr.saturating_sub(ZoneId(open.zone).start()).min(ZONE_SIZE);
@@ -106,7 +106,8 @@ impl Stream {
         }
     }
 
-    /// Reserves between `need` and `want` bytes, in a gap or at the end; address and length.
+    /// Reserves between `need` and `want` bytes, in a gap (if `gaps`) or at the end. Returns the
+    /// address and the length.
     pub fn reserve(&mut self, need: u64, want: u64, gaps: bool) -> Option<(u64, u64)> {
         let open = self.open.as_mut()?;
         let base = ZoneId(open.zone).start();
@@ -129,8 +130,8 @@ impl Stream {
         Some((base + start, len))
     }
 
-    /// Reserves between `need` and `want` bytes exactly at `addr`, which works if nobody reserved
-    /// anything since.
+    /// Reserves between `need` and `want` bytes at `addr`; `None` if that is not the end of what is
+    /// reserved. Returns the length.
     pub fn extend(&mut self, addr: u64, need: u64, want: u64) -> Option<u64> {
         if self.position() != Some(addr) || self.rest() < need {
             return None;
@@ -138,7 +139,7 @@ impl Stream {
         self.reserve(need, want, false).map(|(_, len)| len)
     }
 
-    /// Takes back a reserved range that was not used, unless the stream has left that zone.
+    /// Takes back an unused range, unless the stream has left that zone.
     pub fn give_back(&mut self, start: u64, end: u64) {
         let Some(open) = &mut self.open else { return };
         let base = ZoneId(open.zone).start();
@@ -146,7 +147,7 @@ impl Stream {
             return;
         }
         let (mut start, mut end) = (start - base, end - base);
-        // Neighbouring gaps join, and one at the end is no gap.
+        // Neighbouring gaps are joined, and one at the end becomes free.
         if let Some((&before, _)) =
             open.gaps.range(..start).next_back().filter(|&(_, &e)| e == start)
         {

@@ -24,33 +24,35 @@ use std::io;
 
 use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
-/// The format this program reads and writes.
+/// The format version that this program reads and writes.
 pub const FORMAT_VERSION: u32 = 4;
-/// The oldest version that is a part of it: what it has is read as it is, and the store has the
-/// newer one with its next root.
+/// The oldest version that is readable. The store gets the newest version with its next root.
 const OLDEST_VERSION: u32 = 3;
 
-/// The longest root, in bytes.
+/// The longest root, bytes.
 pub const MAX_ROOT: usize = 2048;
 
-/// Where the copies lie.
+/// The addresses of the copies.
 pub(crate) const COPIES: [u64; 2] = [0, 4 << 20];
 
 pub(crate) const SIZE: usize = SECTOR as usize;
 pub(crate) const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
 const ROOT_AT: usize = 72;
 
+/// The identity and the root of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
+    /// The identity of the store.
     pub uuid: [u8; 16],
+    /// The format version.
     pub version: u32,
-    /// Grows by one with every new root.
+    /// Incremented with every new root.
     pub generation: u64,
-    /// Bytes the store may grow to; `None` is unlimited.
+    /// Bytes to which the store may grow; `None` is unlimited.
     pub capacity: Option<u64>,
-    /// Zones kept back for flushing, merging and deleting.
+    /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
-    /// What the floor above wrote last; its own business.
+    /// The root, which is opaque here.
     pub root: Vec<u8>,
 }
 
@@ -73,8 +75,8 @@ impl Superblock {
         block
     }
 
-    /// `NotAStore` without the magic, `Version` for one of another format, else `Corrupt` when
-    /// anything is wrong.
+    /// Decodes and checks one copy: `NotAStore` without the magic, `Version` for another format,
+    /// `Corrupt` for anything else.
     pub(crate) fn decode(block: &[u8; SIZE], addr: u64) -> Result<Superblock> {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
         let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));
@@ -89,7 +91,7 @@ impl Superblock {
             return Err(Error::Version { found: version, supported: FORMAT_VERSION });
         }
         let root_len = u32_at(60) as usize;
-        // Each new root has the next generation.
+        // A generation is incremented with each root, so one this large is corrupt.
         if u64_at(48) != addr
             || root_len > MAX_ROOT
             || u64_at(64) != ZONE_SIZE
@@ -122,8 +124,8 @@ pub(crate) fn read_copy(device: &dyn Device, addr: u64) -> Result<Superblock> {
     }
 }
 
-/// The newest valid copy and its index. One that cannot be read at all is an error even if the
-/// other can: it may have been the newest, and an old root is worse than none.
+/// Returns the newest valid copy and its index. A copy that cannot be read is an error even if the
+/// other can: it may be the newer one, and an old root is worse than none.
 pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
     match COPIES.map(|addr| read_copy(device, addr)) {
         [Ok(a), Ok(b)] if a.uuid != b.uuid => Err(Error::corrupt(
@@ -139,7 +141,7 @@ pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
     }
 }
 
-/// The copies that are valid, each with its index, and what is wrong with the others.
+/// Returns the valid copies, each with its index, and what is wrong with the others.
 pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Vec<Error>) {
     let (mut copies, mut errors) = (Vec::new(), Vec::new());
     for (i, addr) in COPIES.into_iter().enumerate() {
@@ -152,7 +154,7 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
     (copies, errors)
 }
 
-/// Writes one copy; not synced.
+/// Writes one copy; does not sync.
 pub(crate) fn write_copy(
     device: &dyn Device,
     superblock: &Superblock,

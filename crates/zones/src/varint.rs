@@ -1,7 +1,7 @@
-//! LEB128 varints: seven bits a byte, least significant first, the high bit says that more follow.
-//! At most ten bytes.
+//! LEB128 varints: seven bits a byte, least significant first; the high bit is set if more bytes
+//! follow. At most ten bytes.
 
-/// Bytes that are no varint: cut short, or larger than a u64.
+/// The error for bytes that are no varint: truncated, or larger than 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a malformed varint")]
 pub struct Malformed;
@@ -15,7 +15,7 @@ pub fn put_u64(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Takes one varint off the front of `input`; on an error `input` is left as it was.
+/// Decodes a varint and advances `input` behind it; after an error `input` is unchanged.
 pub fn get_u64(input: &mut &[u8]) -> Result<u64, Malformed> {
     let mut value = 0u64;
     for (i, &byte) in input.iter().take(10).enumerate() {
@@ -32,7 +32,7 @@ pub fn get_u64(input: &mut &[u8]) -> Result<u64, Malformed> {
     Err(Malformed)
 }
 
-/// Like [`get_u64`], for values that must fit 32 bits.
+/// Decodes a varint that must fit 32 bits and advances `input`, see [`get_u64`].
 pub fn get_u32(input: &mut &[u8]) -> Result<u32, Malformed> {
     let mut rest = *input;
     let value = u32::try_from(get_u64(&mut rest)?).map_err(|_| Malformed)?;
@@ -40,13 +40,14 @@ pub fn get_u32(input: &mut &[u8]) -> Result<u32, Malformed> {
     Ok(value)
 }
 
-/// A length and that many bytes.
+/// Appends the length of `bytes` as a varint, then `bytes`.
 pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_u64(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// Takes a length and that many bytes off the front; the length is checked against what is there.
+/// Decodes a length and returns that many bytes, and advances `input` behind them. The length is
+/// checked.
 pub fn get_bytes<'a>(input: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
     let mut rest = *input;
     let len = usize::try_from(get_u64(&mut rest)?).map_err(|_| Malformed)?;

@@ -1,34 +1,36 @@
-//! How many bytes something (a run, a journal, a snapshot) keeps alive in which zone. Written into
-//! manifests, so it has a form on disk too.
+//! The bytes that an object (a run, a journal, a snapshot) keeps alive in each zone. Manifests have
+//! it, so it can be encoded.
 
 use std::collections::BTreeMap;
 
 use crate::varint::{get_u32, get_u64, put_u64};
 use crate::{Error, Result, ZONE_SIZE, ZoneId};
 
-/// Zone → bytes alive in it, in the order of the zones.
+/// A map from zones to bytes alive, in ascending order of zones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZoneUse {
     bytes: BTreeMap<ZoneId, u64>,
 }
 
 impl ZoneUse {
+    /// No zones.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The use of one whole zone, as a journal or a manifest has it.
+    /// All bytes of one zone, as a journal or a manifest uses it.
     pub fn whole(zone: ZoneId) -> Self {
         ZoneUse { bytes: BTreeMap::from([(zone, ZONE_SIZE)]) }
     }
 
+    /// Adds bytes alive in a zone; with 0 bytes, the zone itself.
     pub fn add(&mut self, zone: ZoneId, bytes: u64) {
         let sum = self.bytes.entry(zone).or_insert(0);
         *sum = sum.saturating_add(bytes);
     }
 
-    /// Adds an extent. One that crosses zones is counted in each; one that no device can hold is
-    /// counted in [`ZoneId::NOWHERE`], so that pinning it is refused.
+    /// Adds an extent. One that crosses zones is counted in each; one beyond every device is
+    /// counted in [`ZoneId::NOWHERE`], so that pinning it fails.
     pub fn add_extent(&mut self, addr: u64, len: u64) {
         if len == 0 {
             return;
@@ -46,6 +48,7 @@ impl ZoneUse {
         }
     }
 
+    /// Adds the bytes of another map.
     pub fn merge(&mut self, other: &ZoneUse) {
         for (zone, bytes) in other.iter() {
             self.add(zone, bytes);
@@ -57,11 +60,12 @@ impl ZoneUse {
         self.bytes.get(&zone).copied().unwrap_or(0)
     }
 
+    /// Whether the map has the zone.
     pub fn contains(&self, zone: ZoneId) -> bool {
         self.bytes.contains_key(&zone)
     }
 
-    /// In ascending order of zones.
+    /// The zones and their bytes, in ascending order of zones.
     pub fn iter(&self) -> impl Iterator<Item = (ZoneId, u64)> + '_ {
         self.bytes.iter().map(|(&zone, &bytes)| (zone, bytes))
     }
@@ -71,15 +75,17 @@ impl ZoneUse {
         self.bytes.len()
     }
 
+    /// Whether there is no zone.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
+    /// The sum of the bytes over all zones.
     pub fn total_bytes(&self) -> u64 {
         self.bytes.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
-    /// Takes out the zones of which no byte is used.
+    /// Removes and returns the zones without bytes.
     pub(crate) fn split_off_empty(&mut self) -> ZoneUse {
         let mut empty = ZoneUse::new();
         self.bytes.retain(|&zone, &mut bytes| {
@@ -91,8 +97,8 @@ impl ZoneUse {
         empty
     }
 
-    /// Appends: the number of zones, then for each the distance to the zone before and the bytes,
-    /// all varints.
+    /// Appends the encoding: the number of zones, then for each the distance to the zone before and
+    /// the bytes, all varints.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.bytes.len() as u64);
         let mut before = 0;
@@ -103,7 +109,7 @@ impl ZoneUse {
         }
     }
 
-    /// Takes what [`ZoneUse::encode`] wrote off the front of `input`.
+    /// Decodes what [`ZoneUse::encode`] has appended, and advances `input` behind it.
     pub fn decode(input: &mut &[u8]) -> Result<ZoneUse> {
         let mut rest = *input;
         let count = get_u64(&mut rest)?;

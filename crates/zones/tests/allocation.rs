@@ -1,5 +1,5 @@
-//! Who gets which zone. One long test drives random fills, holds, drops, crashes and reopenings
-//! against a model; the others show one rule each.
+//! Allocation of zones. One long test drives random writers, pins, drops, crashes and reopenings
+//! against a model; each of the others shows one rule.
 
 mod world;
 
@@ -136,7 +136,7 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
     }
 }
 
-/// One to three fills, interleaved; some are abandoned, some find the store full.
+/// One to three interleaved writers; some are abandoned, some fail for lack of space.
 fn fill_some(zones: &Arc<Zones>, owners: &mut Vec<Owner>, random: &mut Random) {
     let purpose = *random.pick(&STREAMS).unwrap();
     let reserve = if random.one_in(3) { Priority::Log } else { Priority::User };
@@ -329,7 +329,7 @@ fn a_stream_does_not_resume_in_a_zone_that_is_not_its_own() {
     let zone = ZoneId::of(position);
     type Recover = fn(&Zones, &ZoneUse, u64) -> Vec<ZonePin>;
     let wrong: [(&str, Recover); 4] = [
-        ("nobody pins it", |zones, _, position| {
+        ("no pin has it", |zones, _, position| {
             zones.resume(Purpose::Pages, position);
             Vec::new()
         }),

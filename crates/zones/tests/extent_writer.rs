@@ -1,5 +1,5 @@
-//! Fills: what is placed lies where it was said, in one zone, apart from everything else, until its
-//! hold is dropped.
+//! Extent writers: an object lies at the returned address, in one zone, and overlaps no other,
+//! until its pin is dropped.
 
 mod world;
 

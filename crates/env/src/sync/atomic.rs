@@ -1,4 +1,4 @@
-//! The atomics of `std`, with a point before each operation that orders threads.
+//! The atomics of `std`, with a scheduling point before each operation that orders threads.
 
 pub use std::sync::atomic::{Ordering, fence};
 
@@ -12,31 +12,38 @@ fn before(order: Ordering) {
 
 macro_rules! atomic {
     ($name:ident, $value:ty) => {
+        /// The atomic of `std` with the same name, with scheduling points.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(std::sync::atomic::$name);
 
         impl $name {
+            /// A new atomic with this value.
             pub const fn new(value: $value) -> Self {
                 $name(std::sync::atomic::$name::new(value))
             }
 
+            /// Returns the value.
             pub fn load(&self, order: Ordering) -> $value {
                 before(order);
                 self.0.load(order)
             }
 
+            /// Sets the value.
             pub fn store(&self, value: $value, order: Ordering) {
                 before(order);
                 self.0.store(value, order);
                 before(order);
             }
 
+            /// Sets the value and returns the previous one.
             pub fn swap(&self, value: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.swap(value, order)
             }
 
+            /// Sets the value to `new` if it is `current`; returns the previous value, as `Ok` if
+            /// it was set.
             pub fn compare_exchange(
                 &self,
                 current: $value,
@@ -48,6 +55,8 @@ macro_rules! atomic {
                 self.0.compare_exchange(current, new, success, failure)
             }
 
+            /// Replaces the value by what `change` returns; `Err` if that is `None`. Returns the
+            /// previous value.
             pub fn fetch_update(
                 &self,
                 set: Ordering,
@@ -58,10 +67,12 @@ macro_rules! atomic {
                 self.0.fetch_update(set, fetch, change)
             }
 
+            /// The value, by exclusive access.
             pub fn get_mut(&mut self) -> &mut $value {
                 self.0.get_mut()
             }
 
+            /// The value, consuming the atomic.
             pub fn into_inner(self) -> $value {
                 self.0.into_inner()
             }
@@ -74,21 +85,25 @@ macro_rules! number {
         atomic!($name, $value);
 
         impl $name {
+            /// Adds to the value, wrapping, and returns the previous one.
             pub fn fetch_add(&self, by: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_add(by, order)
             }
 
+            /// Subtracts from the value, wrapping, and returns the previous one.
             pub fn fetch_sub(&self, by: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_sub(by, order)
             }
 
+            /// Sets the value to the maximum and returns the previous one.
             pub fn fetch_max(&self, other: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_max(other, order)
             }
 
+            /// Sets the value to the minimum and returns the previous one.
             pub fn fetch_min(&self, other: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_min(other, order)

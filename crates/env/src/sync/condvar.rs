@@ -1,36 +1,41 @@
 //! A condition variable for the scheduled mutex. Outside of a run it counts its signals under a
-//! lock of its own, so a signal wakes all that wait; a waiter has to look at its condition again in
-//! any case.
+//! lock, and a signal wakes all waiters; a waiter must check its condition again in any case.
 
 use std::time::Duration;
 
 use super::MutexGuard;
 use crate::schedule;
 
+/// A condition variable, as that of `parking_lot`.
 #[derive(Default)]
 pub struct Condvar {
     signals: parking_lot::Mutex<u64>,
     signalled: parking_lot::Condvar,
 }
 
+/// Whether a wait with a timeout has timed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
+    /// `true` if the timeout elapsed before a signal.
     pub fn timed_out(&self) -> bool {
         self.0
     }
 }
 
 impl Condvar {
+    /// A condition variable without waiters.
     pub const fn new() -> Condvar {
         Condvar { signals: parking_lot::Mutex::new(0), signalled: parking_lot::Condvar::new() }
     }
 
+    /// Wakes at least one waiter.
     pub fn notify_one(&self) {
         self.notify(1);
     }
 
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.notify(usize::MAX);
     }
@@ -45,10 +50,12 @@ impl Condvar {
         std::ptr::from_ref(self).addr()
     }
 
+    /// Releases the lock of `guard`, waits for a signal, and takes the lock again.
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
         self.wait_at_most(guard, None);
     }
 
+    /// Releases the lock of `guard`, waits for a signal or a timeout, and takes the lock again.
     pub fn wait_for<T: ?Sized>(
         &self,
         guard: &mut MutexGuard<'_, T>,
@@ -63,8 +70,8 @@ impl Condvar {
         at_most: Option<Duration>,
     ) -> WaitTimeoutResult {
         if schedule::simulated() {
-            // Only the running thread can signal, and that is this one until it waits: no signal is
-            // missed.
+            // Only the running thread can signal, which is this one until it waits: no signal is
+            // lost.
             return WaitTimeoutResult(MutexGuard::unlocked(guard, || {
                 schedule::wait("signal", self.address(), at_most)
             }));

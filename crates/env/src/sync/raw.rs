@@ -1,5 +1,5 @@
-//! The raw locks: those of `parking_lot`, taken by trying while a simulated run decides who goes
-//! on.
+//! The raw locks: those of `parking_lot`. A simulated thread takes them by `try_lock`, with
+//! scheduling points in between.
 
 use lock_api::GuardNoSend;
 
@@ -11,7 +11,7 @@ fn address<T>(of: &T) -> usize {
     std::ptr::from_ref(of).addr()
 }
 
-/// Takes a lock by trying, and waits at its address in between.
+/// Takes a lock by repeated attempts, and waits at its address in between.
 fn take<T>(of: &T, what: &'static str, mut attempt: impl FnMut() -> bool) {
     schedule::point();
     while !attempt() {

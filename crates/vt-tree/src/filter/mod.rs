@@ -208,8 +208,9 @@ pub struct Filter {
 impl Filter {
     /// Reads the bytes of [`FilterBuilder::finish`], in one pass over them.
     ///
-    /// # Errors [`Error::Corrupt`](crate::Error::Corrupt), with address 0, for anything else, even
-    /// if one bit differs.
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt), with address 0, for anything else, even if one
+    /// bit differs.
     pub fn parse(bytes: Bytes) -> Result<Filter> {
         let bad = |what: &str| Error::corrupt(format!("quotient filter: {what}"), 0);
         let Some(header) = bytes.get(..HEADER) else { return Err(bad("shorter than its header")) };

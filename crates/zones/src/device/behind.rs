@@ -1,10 +1,10 @@
-//! Large writes that a thread does while their caller gathers, compresses and checks what comes
-//! next (docs/decisions/046-writes-behind.md). To all callers such a write is done: a read, a write
-//! or a discard that meets its range waits for it, and [`WriteBehind::settle_all`], which comes
-//! before each sync, waits for all of them.
+//! Writes behind: a thread performs large writes while their caller gathers, compresses and checks
+//! the next data (docs/decisions/046-writes-behind.md). All callers see such a write as done: a
+//! read, a write or a discard that overlaps its range waits for it, and
+//! [`WriteBehind::settle_all`], which precedes each sync, waits for all of them.
 //!
 //! A write that fails is reported as the host reports writes of its page cache: by the next sync
-//! and every later one. A call that meets its range fails with the same error.
+//! and every later one. A call that overlaps its range fails with the same error.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex, MutexGuard};
 use env::thread::{Builder, JoinHandle};
 
-/// Bytes under way at most. A commit of 8 MiB hands over that much at once, less what the thread
+/// The most bytes in progress. A commit of 8 MiB hands over that much at once, less what the thread
 /// has written by then.
 const MOST: u64 = 4 << 20;
 
-/// Writes to the device.
+/// A function that writes to the device.
 type Write = Box<dyn Fn(u64, &[u8]) -> io::Result<()> + Send + Sync>;
 
 /// A range of the device that is being written.
@@ -37,18 +37,18 @@ struct Piece {
 #[derive(Default)]
 struct WriteBehindState {
     queue: VecDeque<Piece>,
-    /// Those in the queue, and the one that the thread has.
+    /// The ranges of those in the queue, and of the one that the thread writes.
     under_way: Vec<UnderWay>,
-    /// Pieces so far.
+    /// The number of pieces so far.
     numbers: u64,
-    /// Memory of what was written, to be used again.
+    /// Memory of pieces that were written, for reuse.
     spare: Vec<Vec<u8>>,
     failed: Vec<(u64, u64, io::Error)>,
     closed: bool,
 }
 
 impl WriteBehindState {
-    /// Nothing of so many bytes may be added now.
+    /// Whether `more` bytes must wait.
     fn is_full(&self, more: u64) -> bool {
         let under_way: u64 = self.under_way.iter().map(|r| r.end - r.start).sum();
         under_way > 0 && under_way + more > MOST
@@ -58,7 +58,7 @@ impl WriteBehindState {
         self.under_way.iter().any(|r| r.start < end && start < r.end)
     }
 
-    /// The error of a failed write in this range.
+    /// Returns the error of a failed write in this range.
     fn failure(&self, start: u64, end: u64) -> io::Result<()> {
         match self.failed.iter().find(|(s, e, _)| *s < end && start < *e) {
             Some((_, _, error)) => Err(again(error)),
@@ -70,8 +70,8 @@ impl WriteBehindState {
 struct Shared {
     write: Write,
     state: Mutex<WriteBehindState>,
-    /// Something is under way or has failed. It is set under the lock before a write returns, so a
-    /// caller that learned of that write finds it set.
+    /// A write is in progress or has failed. It is set under the lock before `write` returns, so a
+    /// caller that knows of that write finds it set.
     busy: AtomicBool,
     wanted: Condvar,
     done: Condvar,
@@ -88,7 +88,7 @@ impl std::fmt::Debug for WriteBehind {
     }
 }
 
-/// An error that is told more than once.
+/// A copy of an error.
 fn again(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),
@@ -97,7 +97,7 @@ fn again(error: &io::Error) -> io::Error {
 }
 
 impl WriteBehind {
-    /// `None`: there is no thread to be had.
+    /// `None` if no thread can be started.
     pub fn new(
         write: impl Fn(u64, &[u8]) -> io::Result<()> + Send + Sync + 'static,
     ) -> Option<WriteBehind> {
@@ -114,8 +114,8 @@ impl WriteBehind {
         Some(WriteBehind { shared, thread: Some(thread) })
     }
 
-    /// Has `bytes` written, and leaves other, empty memory in their place. Waits while as much is
-    /// under way as may be. After an error the bytes are what they were.
+    /// Hands `bytes` to the thread and replaces them by other, empty memory. Waits while too many
+    /// bytes are in progress. After an error the bytes are unchanged.
     pub fn write(&self, offset: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
         let shared = &*self.shared;
         let end = offset + bytes.len() as u64;
@@ -135,7 +135,7 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Returns when nothing of this range is under way; fails if a write there has.
+    /// Waits until no write of this range is in progress; fails if one there has failed.
     pub fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.shared.busy.load(Ordering::SeqCst) {
             return Ok(());
@@ -148,19 +148,18 @@ impl WriteBehind {
         state.failure(offset, end)
     }
 
-    /// `true` while something of this range is.
+    /// `true` while a write of this range is in progress.
     pub fn is_under_way(&self, offset: u64, len: u64) -> bool {
         self.shared.busy.load(Ordering::SeqCst)
             && self.shared.state.lock().meets(offset, offset.saturating_add(len))
     }
 
-    /// `true` while the thread has something to write.
+    /// `true` while the thread is writing.
     pub fn is_busy(&self) -> bool {
         self.shared.busy.load(Ordering::SeqCst) && !self.shared.state.lock().under_way.is_empty()
     }
 
-    /// Returns when all that was written before this call has been; fails if any of it, ever, has
-    /// failed.
+    /// Waits until all writes handed over before are done; fails if any write has ever failed.
     pub fn settle_all(&self) -> io::Result<()> {
         if !self.shared.busy.load(Ordering::SeqCst) {
             return Ok(());
@@ -211,12 +210,12 @@ impl Shared {
 }
 
 impl Drop for WriteBehind {
-    /// What was accepted is written before the file is closed, and its lock given up.
+    /// All accepted writes are done before the file is closed and its lock released.
     fn drop(&mut self) {
         self.shared.state.lock().closed = true;
         self.shared.wanted.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It has no way to panic; and if it had one, this is no place to say so.
+            // The thread does not panic, and an error could not be returned here.
             let _ = thread.join();
         }
     }
@@ -227,7 +226,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// A device whose writes end when they are told to, with the outcome told.
+    /// A device whose writes end when the test sends their outcome.
     struct Slow {
         behind: Arc<WriteBehind>,
         end: Sender<io::Result<()>>,
@@ -252,7 +251,7 @@ mod tests {
         Ok(())
     }
 
-    /// Runs `what` in a thread of its own; it says when it has ended.
+    /// Runs `what` in a thread, and sends its result.
     fn aside<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
         let (say, ended) = channel();
         std::thread::spawn(move || say.send(what()));

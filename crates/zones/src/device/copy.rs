@@ -1,5 +1,5 @@
-//! Copies from one device to another. Between two files of the host the host copies by itself, and
-//! where it can it shares the space instead (XFS, Btrfs, bcachefs).
+//! Copies from one device to another. Between two files the kernel copies, and shares the space
+//! instead if the file system supports that (XFS, Btrfs, bcachefs).
 
 use std::io;
 
@@ -9,11 +9,11 @@ use rustix::io::Errno;
 use super::Device;
 use crate::Purpose;
 
-/// Bytes that are read and written at once where the host does not copy.
+/// The bytes that are read and written at once if the kernel does not copy.
 const PIECE: u64 = 1 << 20;
 
-/// Copies `len` bytes at `offset` to the same place of another device, which is that long. Not
-/// synced.
+/// Copies `len` bytes at `offset` to the same address of another device, which must be long enough;
+/// does not sync.
 pub(crate) fn copy_range(
     from: &dyn Device,
     to: &dyn Device,
@@ -32,7 +32,7 @@ pub(crate) fn copy_range(
                 Some(&mut into),
                 (end - at) as usize,
             ) {
-                // Beyond the end of the source, or a host that copies nothing: the other way tells
+                // The end of the source, or no support by the kernel: the loop below finds out
                 // which.
                 Ok(0) | Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => break,
                 Ok(copied) => at += copied as u64,

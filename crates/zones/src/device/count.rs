@@ -1,5 +1,5 @@
-//! Counts operations, bytes and seeks by purpose. A few relaxed atomics per operation, so that it
-//! can always be on.
+//! Counts operations, bytes and seeks by purpose, with a few relaxed atomic operations each, so
+//! that it is always on.
 
 use std::io;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use super::{Device, Reading};
 use crate::Purpose;
 use crate::stats::{IoStats, PurposeStats};
 
-/// Any device, counted. A seek is an access that does not begin where the one before it ended, as
-/// on a disk with one head.
+/// A device that counts the operations on another one. A seek is an access that does not begin
+/// where the one before it ended, as on a disk with one head.
 pub struct CountDevice {
     inner: Arc<dyn Device>,
     by_purpose: [Counters; Purpose::ALL.len()],
@@ -32,6 +32,7 @@ struct Counters {
 }
 
 impl CountDevice {
+    /// Counts the operations on `inner`.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         CountDevice {
             inner,
@@ -43,7 +44,7 @@ impl CountDevice {
         }
     }
 
-    /// Everything counted since it was made.
+    /// The operations since it was made.
     pub fn stats(&self) -> IoStats {
         let purpose = |p: Purpose| {
             let c = &self.by_purpose[p as usize];
@@ -73,8 +74,8 @@ impl CountDevice {
     }
 
     fn moved(&self, counters: &Counters, offset: u64, len: usize) {
-        // Where accesses meet there is no order to be kept; a locked exchange would cost as much as
-        // the rest of the count.
+        // Concurrent accesses have no order; an atomic exchange would cost as much as all other
+        // counters.
         let head = self.head.load(Relaxed);
         self.head.store(offset.wrapping_add(len as u64), Relaxed);
         if head != offset {

@@ -1,7 +1,7 @@
-//! A device whose power can be cut. It keeps everything done since the last sync apart, and makes
-//! from it the images a real disk may show afterwards: any subset of the unsynced operations, every
-//! write torn at sectors of 512 bytes. What was synced is always there; nothing else is promised,
-//! and tests should expect the worst.
+//! A device whose power can be cut. It records all operations since the last sync, and derives from
+//! them the images that a real disk may show afterwards: with any subset of the unsynced
+//! operations, and every write torn at sectors of 512 bytes. What was synced always survives;
+//! nothing else is guaranteed.
 
 use std::io;
 
@@ -11,20 +11,21 @@ use env::sync::Mutex;
 use super::{ATOM, Device, MemoryDevice};
 use crate::Purpose;
 
+/// A simulated device whose power can be cut.
 pub struct CrashDevice {
-    /// What reads see: everything written.
+    /// The content that reads see: everything written.
     current: MemoryDevice,
     state: Mutex<CrashState>,
 }
 
 struct CrashState {
-    /// What is certain to survive.
+    /// The content that is guaranteed to survive.
     durable: MemoryDevice,
-    /// What was done since, in order.
+    /// The operations since, in order.
     pending: Vec<Pending>,
-    /// Operations (writes, syncs, discards, growth) done so far.
+    /// The number of operations (writes, syncs, discards, growth) so far.
     done: u64,
-    /// The power fails in the operation of this number.
+    /// The number of the operation in which the power fails.
     cut_at: Option<u64>,
     dead: bool,
 }
@@ -42,11 +43,12 @@ impl Default for CrashDevice {
 }
 
 impl CrashDevice {
+    /// An empty device.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Starts from an image that is durable, such as the one an earlier crash left.
+    /// A device with a durable image, such as one that an earlier crash left.
     pub fn over(image: MemoryDevice) -> Self {
         let state = CrashState {
             durable: image.clone(),
@@ -58,35 +60,37 @@ impl CrashDevice {
         CrashDevice { current: image, state: Mutex::new(state) }
     }
 
-    /// Writes, syncs, discards and growth done so far: the moments at which the power can fail.
+    /// The number of writes, syncs, discards and growths so far: the moments at which the power can
+    /// fail.
     pub fn operations(&self) -> u64 {
         self.state.lock().done
     }
 
-    /// The power fails in the middle of the `n`-th operation from now (0 is the next): it and
-    /// everything after it fail. A write it hits may be there in part; of a sync it hits, anything
-    /// may have become durable.
+    /// Cuts the power during the `n`-th operation from now (0 is the next): it and all later ones
+    /// fail. If that is a write, a part of it may survive; if it is a sync, any part may have
+    /// become durable.
     pub fn cut_power_after(&self, n: u64) {
         let mut state = self.state.lock();
         state.cut_at = Some(state.done + n);
     }
 
-    /// The power fails now; everything from here on fails.
+    /// Cuts the power now: all later operations fail.
     pub fn cut_power(&self) {
         self.state.lock().dead = true;
     }
 
+    /// Whether the power was cut.
     pub fn is_dead(&self) -> bool {
         self.state.lock().dead
     }
 
-    /// What may be found after a power cut at this moment; another seed shows another possibility.
-    /// Changes nothing, so that many outcomes of one moment can be looked at.
+    /// Returns an image that a power cut now may leave; different seeds give different ones. The
+    /// device is unchanged, so that many outcomes of one moment can be tested.
     pub fn crash(&self, seed: u64) -> MemoryDevice {
         let state = self.state.lock();
         let image = state.durable.clone();
         let mut random = Random::new(seed);
-        // One outcome in four each: nothing, everything, and two densities of survivors.
+        // A quarter of the outcomes each: nothing, everything, and two densities of survivors.
         let (whole, torn) = match random.below(4) {
             0 => return image,
             1 => (100, 0),
@@ -104,18 +108,18 @@ impl CrashDevice {
         image
     }
 
-    /// What survives if everything written so far reaches the disk.
+    /// The image in which everything written so far has survived.
     pub fn current(&self) -> MemoryDevice {
         self.current.clone()
     }
 
-    /// What was synced, and nothing else.
+    /// The image in which only what was synced has survived.
     pub fn durable(&self) -> MemoryDevice {
         self.state.lock().durable.clone()
     }
 
-    /// Runs `operation` unless the power is out; counts it; keeps it pending also when the power
-    /// fails in it.
+    /// Counts an operation and runs it unless the power is out. It is pending even if the power
+    /// fails during it.
     fn run(
         &self,
         pending: Option<Pending>,
@@ -142,8 +146,8 @@ fn power_is_out() -> io::Error {
     io::Error::other("the power is out")
 }
 
-/// Does an operation to an image, sector by sector as `survives` says. Nothing survives beyond the
-/// image's end: its growth may have been lost while later writes were not.
+/// Applies those sectors of an operation to an image for which `survives` returns `true`. Nothing
+/// survives beyond the image's end: growth may have been lost while later writes were not.
 fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) -> bool) {
     let len = image.len().unwrap_or(0);
     match pending {
@@ -151,7 +155,7 @@ fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) 
             let mut at = 0;
             while at < bytes.len() {
                 let addr = offset + at as u64;
-                // Atoms are aligned on the disk, not in the write.
+                // Sectors are aligned on the disk, not in the write.
                 let step = (ATOM - (addr % ATOM as u64) as usize).min(bytes.len() - at);
                 if addr + step as u64 <= len && survives(addr) {
                     let written = image.write_at(Purpose::Superblock, addr, &bytes[at..at + step]);
@@ -160,8 +164,8 @@ fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) 
                 at += step;
             }
         }
-        // Contents are undefined afterwards: old bytes and zeros in any mixture, in larger pieces,
-        // for speed.
+        // The contents are undefined afterwards: any mixture of old bytes and zeros, in larger
+        // units for speed.
         Pending::Discard { offset, len: discarded } => {
             let mut at = 0;
             while at < *discarded {
@@ -175,7 +179,7 @@ fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) 
         }
         Pending::Grow { new_len } => {
             if survives(*new_len) {
-                // A growth that the power cut hit may be one that the device has no room for.
+                // The device may have no room for a growth during which the power failed.
                 _ = image.grow(*new_len);
             }
         }

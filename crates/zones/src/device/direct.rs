@@ -1,8 +1,8 @@
-//! Reads and writes past the host's page cache. Reads, to see what the medium has. Writes, for what
-//! is written a little at a time and synced at once: the journal, the manifest, the superblock. A
-//! buffered write that is synced afterwards goes through the host's writeback first, which costs a
-//! multiple of the write (docs/decisions/001-direct-journal.md); a direct one leaves nothing to do
-//! but the device's flush.
+//! Reads and writes past the host's page cache: reads, to verify the medium; writes, for data that
+//! is written in small parts and synced at once: the journal, the manifest, the superblock. A
+//! buffered write that is synced afterwards goes through the host's writeback, which costs a
+//! multiple of the write (docs/decisions/001-direct-journal.md); after a direct one only the device
+//! is flushed.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -12,18 +12,18 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use rustix::fs::OFlags;
 
-/// What offset, length and memory of a direct write are multiples of; enough for every common disk.
+/// The alignment of offset, length and memory of a direct write; enough for every common disk.
 const ALIGN: usize = 4096;
-/// The longest piece written at once.
+/// The most bytes written at once.
 const PIECE: usize = 1 << 20;
 
 thread_local! {
-    /// Memory that begins at any address and has an aligned piece inside.
+    /// A buffer at any address that is long enough for an aligned one inside.
     static BOUNCE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A descriptor of the same file that bypasses the page cache; `None` where the host cannot do it
-/// (tmpfs, say).
+/// A descriptor of the same file that bypasses the page cache; `None` if the host does not support
+/// that (tmpfs, for example).
 fn reopen(file: &File, options: &mut OpenOptions) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok()
@@ -51,7 +51,7 @@ impl DirectReader {
         Some(DirectReader { file: reopen(file, OpenOptions::new().read(true))? })
     }
 
-    /// Any range that lies in whole pages of the file.
+    /// Reads any range that lies in whole pages of the file.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         for (i, piece) in buf.chunks_mut(PIECE - 2 * ALIGN).enumerate() {
             let at = offset + (i * (PIECE - 2 * ALIGN)) as u64;
@@ -78,7 +78,7 @@ impl DirectWriter {
         Some(DirectWriter { file: reopen(file, OpenOptions::new().write(true))? })
     }
 
-    /// `true` when a write can go this way.
+    /// `true` if a write is aligned.
     pub fn takes(offset: u64, len: usize) -> bool {
         len > 0 && offset.is_multiple_of(ALIGN as u64) && len.is_multiple_of(ALIGN)
     }

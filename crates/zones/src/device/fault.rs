@@ -1,4 +1,4 @@
-//! A device that fails as told: scripted faults (the third write of the journal), random ones from
+//! A device with injected faults: scripted ones (the third write of the journal), random ones from
 //! a seed, or a power cut at the n-th operation after which everything fails.
 
 use std::io;
@@ -10,21 +10,25 @@ use env::sync::Mutex;
 use super::{ATOM, Device};
 use crate::Purpose;
 
-/// What a fault waits for.
+/// The operation that a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
+    /// Reading.
     Read,
+    /// Writing.
     Write,
+    /// Syncing.
     Sync,
+    /// Giving space back to the host.
     Discard,
-    /// Growing, and allocating what was discarded.
+    /// Growing, and allocating a range that was discarded.
     Grow,
 }
 
-/// What happens then.
+/// The effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// `EIO`; of a write some first sectors may have happened, a sync has lost everything.
+    /// `EIO`. The first sectors of a write may have been written; a sync has lost everything.
     Error,
     /// The host is full.
     NoSpace,
@@ -34,44 +38,52 @@ pub enum FaultKind {
     FlipBit,
 }
 
-/// One rule. It skips `after` matching operations, then strikes the next `times` of them, each once
-/// in `one_in` times.
+/// A rule for faults: it skips `after` matching operations, then strikes the next `times` of them,
+/// each with a probability of 1 to `one_in`.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
+    /// The operation to strike.
     pub on: Operation,
-    /// `None` matches all. Only reads and writes have a purpose.
+    /// The purpose to strike; `None` matches all. Only reads and writes have one.
     pub purpose: Option<Purpose>,
+    /// The effect.
     pub kind: FaultKind,
+    /// The number of matching operations that are skipped first.
     pub after: u64,
+    /// The number of matching operations that may be struck.
     pub times: u64,
-    /// 1 strikes always.
+    /// The probability is 1 to this; with 1 the fault always strikes.
     pub one_in: u64,
 }
 
 impl Fault {
-    /// Strikes every such operation from now on.
+    /// A fault that strikes every such operation from now on.
     pub fn always(on: Operation, kind: FaultKind) -> Fault {
         Fault { on, purpose: None, kind, after: 0, times: u64::MAX, one_in: 1 }
     }
 
-    /// Strikes once.
+    /// A fault that strikes the next such operation.
     pub fn once(on: Operation, kind: FaultKind) -> Fault {
         Fault { times: 1, ..Self::always(on, kind) }
     }
 
+    /// Restricts the fault to one purpose.
     pub fn of(self, purpose: Purpose) -> Fault {
         Fault { purpose: Some(purpose), ..self }
     }
 
+    /// Skips `after` matching operations first.
     pub fn after(self, after: u64) -> Fault {
         Fault { after, ..self }
     }
 
+    /// Strikes with a probability of 1 to `one_in`.
     pub fn one_in(self, one_in: u64) -> Fault {
         Fault { one_in, ..self }
     }
 }
 
+/// A device that forwards to another one and fails on purpose.
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
     state: Mutex<FaultState>,
@@ -81,40 +93,42 @@ struct FaultState {
     faults: Vec<Fault>,
     random: Random,
     struck: u64,
-    /// Operations left before the power fails.
+    /// The number of operations before the power fails.
     left: Option<u64>,
 }
 
 impl FaultDevice {
-    /// Without faults yet. The seed decides which bits flip and when a fault with `one_in` strikes.
+    /// A device over `inner` without faults. The seed decides which bits flip and when a fault with
+    /// `one_in` strikes.
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
         let state =
             FaultState { faults: Vec::new(), random: Random::new(seed), struck: 0, left: None };
         FaultDevice { inner, state: Mutex::new(state) }
     }
 
+    /// Adds a fault.
     pub fn inject(&self, fault: Fault) {
         self.state.lock().faults.push(fault);
     }
 
-    /// No faults any more; the power is back too.
+    /// Removes all faults, and restores the power.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         state.faults.clear();
         state.left = None;
     }
 
-    /// `n` more operations succeed, then all fail.
+    /// Lets `n` more operations succeed; all later ones fail.
     pub fn cut_power_after(&self, n: u64) {
         self.state.lock().left = Some(n);
     }
 
-    /// How often a fault has struck.
+    /// The number of times that a fault has struck.
     pub fn struck(&self) -> u64 {
         self.state.lock().struck
     }
 
-    /// The fault that strikes this operation, with a random number for it.
+    /// Returns the fault that strikes this operation, and a random number.
     fn strike(
         &self,
         on: Operation,
@@ -149,7 +163,7 @@ impl FaultDevice {
         Ok(None)
     }
 
-    /// For operations that can only succeed or fail.
+    /// Applies faults to an operation that only succeeds or fails.
     fn pass(&self, on: Operation, purpose: Option<Purpose>) -> io::Result<()> {
         match self.strike(on, purpose)? {
             None | Some((FaultKind::FlipBit, _)) => Ok(()),
@@ -187,7 +201,7 @@ impl Device for FaultDevice {
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
         match self.strike(Operation::Write, Some(purpose))? {
             None => self.inner.write_at(purpose, offset, buf),
-            // A failing write may have done part of its work, but no part of a sector of the disk.
+            // A failing write may have written a part, but never a part of a sector of the disk.
             Some((kind, noise)) => {
                 let end = offset + noise % (buf.len() as u64 + 1);
                 let whole =

@@ -1,4 +1,4 @@
-//! A regular file or a block device of the host, locked for as long as it is open.
+//! A regular file or a block device of the host, locked as long as it is open.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -16,26 +16,27 @@ use super::uring::Rings;
 use super::{Device, Reading, host_memory};
 use crate::{Error, Purpose, Result};
 
-/// The host fetches no more than its longest request for one piece of advice, and forgets the rest.
+/// The most bytes of one announcement: the host fetches no more than its longest request for each.
 const WILL_READ_PIECE: u64 = 512 << 10;
 
-/// Holds an exclusive `flock` (shared when read-only), which the kernel drops with the last
-/// descriptor, also on a crash.
+/// A file or block device of the host. It holds an exclusive `flock` (a shared one if read-only),
+/// which the kernel releases with the last descriptor, also after a crash.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// `None`: read-only, or the host cannot.
+    /// `None` if the device is read-only or the host has no direct writes.
     direct: Option<Arc<DirectWriter>>,
-    /// For direct writes whose callers go on.
+    /// For direct writes whose callers do not wait.
     behind: Option<WriteBehind>,
-    /// Opened when it is first asked for; `None`: the host cannot.
+    /// Opened when it is first needed; `None` if the host has no direct reads.
     medium: OnceLock<Option<DirectReader>>,
     block_device: bool,
     rings: Rings,
 }
 
 impl FileDevice {
-    /// Opens what exists. [`Error::Busy`] when another process has it open.
+    /// Opens an existing file or block device. Returns [`Error::Busy`] if another process has it
+    /// open.
     pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<FileDevice> {
         let path = path.as_ref();
         let file = OpenOptions::new()
@@ -46,9 +47,8 @@ impl FileDevice {
         Self::lock(file, path, read_only)
     }
 
-    /// Creates a file, which must not exist yet, or opens a block device to be formatted. The file
-    /// is its owner's alone: a store holds what others may not read, whatever the permissions in
-    /// it.
+    /// Creates a file, which must not exist yet, or opens a block device to be formatted. Only the
+    /// owner may read the file: a store has data that others may not read by the permissions in it.
     pub fn create(path: impl AsRef<Path>) -> Result<FileDevice> {
         let path = path.as_ref();
         if path.metadata().is_ok_and(|m| m.file_type().is_block_device()) {
@@ -63,7 +63,7 @@ impl FileDevice {
             .open(path)
             .map_err(failed)?;
         let device = Self::lock(file, path, false)?;
-        // The name must survive a power cut as surely as what is written under it.
+        // The name must survive a power cut like the data in the file.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(parent).and_then(|folder| folder.sync_all()).map_err(failed)?;
         Ok(device)
@@ -85,8 +85,8 @@ impl FileDevice {
         };
         match flock(&file, how) {
             Ok(()) => {
-                // What is read beyond the request is in vain: whoever reads on says so, by
-                // `will_read`. A hint, so that failing is no error.
+                // Read-ahead by the host would be in vain: sequential readers announce what they
+                // read, by `will_read`. A hint, so a failure is no error.
                 let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file).map(Arc::new) };
                 let behind = direct.clone().and_then(|direct| {
@@ -107,23 +107,23 @@ impl FileDevice {
     }
 }
 
-/// Writes of at least so many bytes are worth waiting for; shorter ones gather in the page cache.
+/// Writes of at least so many bytes are direct; shorter ones are gathered in the page cache.
 const BULK: usize = 256 << 10;
 
-/// Shorter writes take about as long as waking the thread that would do them. While it is awake,
-/// those of [`BULK`] are handed to it as well: the end of a commit, behind pieces that it still
-/// writes.
+/// Writes of at least so many bytes may run behind their caller: shorter ones take about as long as
+/// waking the thread for them. While it is awake, those of [`BULK`] are handed to it as well: the
+/// end of a commit, whose beginning it still writes.
 const BEHIND: usize = 1 << 20;
 
-/// What is synced soon, and what is written in bulk: in the page cache it would push out what is
-/// read, and make each sync of the journal wait until the host has written it too
-/// (docs/decisions/021-direct-writes.md).
+/// Whether a write bypasses the page cache: data that is synced soon, or written in bulk. It would
+/// evict data that is read from the page cache, and make each sync of the journal wait until the
+/// host has written it, too (docs/decisions/021-direct-writes.md).
 fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
     matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock) || len >= BULK
 }
 
 impl FileDevice {
-    /// Waits until no write of a range is under way. Fails if one there has failed.
+    /// Waits until no write of a range is in progress. Fails if one there has failed.
     fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
         self.behind.as_ref().map_or(Ok(()), |behind| behind.settle(offset, len))
     }
@@ -140,7 +140,7 @@ impl Device for FileDevice {
     }
 
     fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
-        // One read has nothing to gain.
+        // One read gains nothing.
         if reads.len() > 1 {
             reads.iter().try_for_each(|r| self.settle(r.offset, r.buf.len() as u64))?;
             if let Some(outcome) = self.rings.read(&self.file, reads) {
@@ -155,8 +155,7 @@ impl Device for FileDevice {
         self.settle(offset, buf.len() as u64)?;
         if let Some(direct) = self.medium.get_or_init(|| DirectReader::of(&self.file)) {
             match direct.read_at(offset, buf) {
-                // Of a medium with larger sectors, or at the end of a file that is no multiple of a
-                // page.
+                // The sectors are larger, or the file ends within a page.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -170,14 +169,14 @@ impl Device for FileDevice {
 
     fn will_read(&self, _: Purpose, offset: u64, len: u64) {
         if self.behind.as_ref().is_some_and(|behind| behind.is_under_way(offset, len)) {
-            // It would fetch what is being overwritten.
+            // It would fetch data that is being overwritten.
             return;
         }
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
             let piece = (end - at).min(WILL_READ_PIECE);
-            // A hint: where it fails, the read itself will tell.
+            // A hint: the read itself reports a failure.
             let _ = fadvise(&self.file, at, NonZeroU64::new(piece), Advice::WillNeed);
             at += piece;
         }
@@ -225,7 +224,7 @@ impl Device for FileDevice {
             offset,
             len,
         ) {
-            // Giving back is a courtesy; a host that cannot take it loses nothing.
+            // Optional: nothing is lost if the host does not support it.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(e) => Err(e.into()),
         }
@@ -248,7 +247,7 @@ impl Device for FileDevice {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.allocate(len, new_len - len)?;
-        // Where the host cannot preallocate, the length alone must do.
+        // If the host cannot preallocate, only the length is set.
         if self.len()? < new_len { self.file.set_len(new_len) } else { Ok(()) }
     }
 
@@ -261,8 +260,7 @@ impl Device for FileDevice {
     }
 
     fn host_file(&self) -> Option<&File> {
-        // Without the file the caller reads through the device, which reports a write that has
-        // failed.
+        // Without the file the caller reads through the device, which reports a failed write.
         self.settle_all().ok()?;
         Some(&self.file)
     }

@@ -1,10 +1,10 @@
-//! How much memory the host could use for keeping what is read: what is free or holds clean pages,
-//! on the machine and within the control groups (version 1 or 2) that this process lives in.
+//! The memory that the host could use to cache reads: what is free or has clean pages, on the
+//! machine and within the control groups (version 1 or 2) of this process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes; `None` where the host does not tell.
+/// The memory in bytes; `None` if it is not known.
 pub(super) fn available() -> Option<u64> {
     let machine = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")? << 10;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -22,8 +22,8 @@ fn field(lines: &str, name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Where a line of `/proc/self/cgroup` puts this process, if it says anything of memory: the
-/// hierarchy's root, and the group.
+/// The root of the hierarchy and the group of this process by a line of `/proc/self/cgroup`, if
+/// that is about memory.
 fn folder(line: &str) -> Option<(PathBuf, PathBuf)> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -35,12 +35,13 @@ fn folder(line: &str) -> Option<(PathBuf, PathBuf)> {
     Some((root.into(), Path::new(root).join(path.trim_start_matches('/'))))
 }
 
-/// A group and all groups that it is in.
+/// A group and all its ancestors.
 fn up(root: &Path, folder: &Path) -> Vec<PathBuf> {
     folder.ancestors().take_while(|f| f.starts_with(root)).map(Path::to_path_buf).collect()
 }
 
-/// What a group leaves: its limit less what it holds that is no file's. `None`: no limit.
+/// The memory that a group allows: its limit less its memory that is not of files. `None` if it has
+/// no limit.
 fn in_group(folder: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();

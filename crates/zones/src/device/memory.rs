@@ -1,5 +1,5 @@
-//! A device in memory: sparse, cheap to copy (copies share their pages until one is written),
-//! limited in size if wanted.
+//! A device in memory: sparse, cheap to clone (clones share their pages until one is written), and
+//! limited in size on request.
 
 use std::io;
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use crate::Purpose;
 
 const PAGE: usize = 64 << 10;
 
-/// Never more than this many bytes, unless said otherwise: what a large disk has.
+/// The default limit, bytes: the size of a large disk.
 const DEFAULT_LIMIT: u64 = 1 << 40;
 
+/// A device in memory. A clone is an independent device with the same content.
 #[derive(Debug)]
 pub struct MemoryDevice {
     memory: RwLock<Memory>,
@@ -34,28 +35,29 @@ impl Default for MemoryDevice {
 }
 
 impl Clone for MemoryDevice {
-    /// The same bytes on a device of its own.
+    /// Returns an independent device with the same content.
     fn clone(&self) -> Self {
         MemoryDevice { memory: RwLock::new(self.memory.read().clone()), limit: self.limit }
     }
 }
 
 impl MemoryDevice {
+    /// An empty device.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A device that is full at `limit` bytes.
+    /// An empty device that is full at `limit` bytes.
     pub fn with_limit(limit: u64) -> Self {
         MemoryDevice { memory: RwLock::default(), limit }
     }
 
-    /// Bytes of memory in use.
+    /// The memory in use, bytes.
     pub fn allocated(&self) -> u64 {
         self.memory.read().pages.iter().flatten().count() as u64 * PAGE as u64
     }
 
-    /// Turns one bit over, as a dying medium does. Nothing happens beyond the end.
+    /// Flips one bit, as a failing medium does. Does nothing beyond the end.
     pub fn flip_bit(&self, offset: u64, bit: u8) {
         let mut byte = [0];
         if self.read_at(Purpose::Superblock, offset, &mut byte).is_ok() {
@@ -127,7 +129,7 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
-    /// Reads as zeros afterwards.
+    /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let mut memory = self.memory.write();
         let len = len.min(memory.len.saturating_sub(offset));

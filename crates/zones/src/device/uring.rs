@@ -1,10 +1,10 @@
-//! Many reads handed to the host in one call (`io_uring`). One announcement for each
-//! (`posix_fadvise`) rings the device's doorbell each time, which on a virtual machine costs more
-//! than the read; reads that come together are passed on together, and waited for once. Through the
-//! page cache, as all reads: what is there already is copied at once.
+//! Batched reads: many reads are submitted to the host in one call (`io_uring`). An announcement
+//! for each (`posix_fadvise`) would ring the device's doorbell each time, which on a virtual
+//! machine costs more than the read; batched reads are submitted together and waited for once. They
+//! go through the page cache as all reads do: cached data is copied at once.
 //!
-//! Where the host has no `io_uring`, or forbids it, [`Rings::read`] says so and the caller reads
-//! one after the other.
+//! If the host has no `io_uring`, or forbids it, [`Rings::read`] returns `None` and the caller
+//! reads one after the other.
 
 use std::fs::File;
 use std::io;
@@ -18,14 +18,14 @@ use io_uring::{IoUring, opcode, types};
 
 use super::Reading;
 
-/// Requests in the air at a time. A solid-state disk reaches what it can at half of it.
+/// The requests in flight. A solid-state disk reaches its full rate at half of that.
 const DEPTH: u32 = 64;
-/// So many are handed over at a time, so that the device begins while the others are made ready.
+/// The requests that are submitted at once, so that the device begins while others are prepared.
 const BEGIN: usize = 16;
-/// Rings kept for the next reader; further ones are made when needed and dropped.
+/// The rings kept for the next reader; further ones are made on demand and dropped.
 const KEPT: usize = 4;
 
-/// The rings of one file, made when first used. Each is used by one thread at a time.
+/// The rings of one file, made on demand. Each is used by one thread at a time.
 #[derive(Default)]
 pub(super) struct Rings {
     idle: Mutex<Vec<IoUring>>,
@@ -46,16 +46,16 @@ impl Rings {
         if self.refused.load(Relaxed) {
             return None;
         }
-        // Completions are taken up by the thread that waits: nobody has to be interrupted for them.
-        // Older hosts do not know that.
+        // The thread that waits processes completions, so they need no interrupt. Older hosts do
+        // not support that.
         let ring =
             IoUring::builder().setup_coop_taskrun().build(DEPTH).or_else(|_| IoUring::new(DEPTH));
         self.refused.store(ring.is_err(), Relaxed);
         ring.ok()
     }
 
-    /// Fills all buffers, or fails as a single read would. `None`: there are no rings here, and
-    /// nothing was done.
+    /// Fills all buffers, or fails as a single read would. `None` if the host has no rings; nothing
+    /// was done then.
     pub fn read(&self, file: &File, reads: &mut [Reading<'_>]) -> Option<io::Result<()>> {
         let mut ring = self.take()?;
         let outcome =
@@ -73,7 +73,7 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
     let mut got = [0usize; DEPTH as usize];
     let mut pushed = 0;
     for (i, r) in reads.iter_mut().enumerate() {
-        // A request has 32 bits for its length; what is beyond, and what does not fit, is read
+        // A request has 32 bits for its length; longer ones, and those that do not fit, are read
         // below.
         let len = u32::try_from(r.buf.len()).unwrap_or(0);
         let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), r.buf.as_mut_ptr(), len)
@@ -88,7 +88,7 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
         }
         pushed += 1;
         if pushed % BEGIN == 0 {
-            // What fails here is asked for again below.
+            // What fails here is retried below.
             let _ = ring.submit();
         }
     }
@@ -102,13 +102,13 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
             }
             done += 1;
         }
-        // Interrupted, or short of memory: asked again. Whatever else it may be, the buffers are
-        // the host's until each is answered.
+        // Interrupted, or out of memory: retried. After any error the buffers belong to the host
+        // until each request is completed.
         if failed && done == before {
             env::thread::sleep(Duration::from_micros(100));
         }
     }
-    // What failed or came short is asked for once more in the plain way, which also says why.
+    // Failed and short reads are retried as plain reads, which also return the reason.
     for (r, got) in reads.iter_mut().zip(got) {
         if got < r.buf.len() {
             file.read_exact_at(&mut r.buf[got..], r.offset + got as u64)?;

@@ -1,5 +1,5 @@
-//! Where free zones come from and go to: the host gives space when the store grows, gets back what
-//! stays free, and extent writers reserve chunks of zones.
+//! Free zones: zones are requested from the host and given back to it, and extent writers reserve
+//! chunks of them.
 
 use std::sync::atomic::Ordering;
 
@@ -9,19 +9,19 @@ use crate::{
     Device, Error, Lifetime, Priority, Purpose, Result, Space, ZONE_SIZE, ZoneId, ZonePin, ZoneUse,
 };
 
-/// Free zones beyond the reserve that are kept for reuse instead of being given back to the host.
+/// The free zones beyond the reserve that are kept for reuse and not given back to the host.
 const STOCK: usize = 4;
 
 impl Zones {
-    /// Gives free zones beyond a small stock (and the reserve) back to the host. Returns the bytes
-    /// given.
+    /// Gives free zones beyond the reserve and a small stock back to the host. Returns the bytes
+    /// given back.
     pub fn give_back(&self) -> Result<u64> {
         self.give(STOCK, usize::MAX)
     }
 
-    /// Gives back, of those, what was free all the time since the last call, but no more than
-    /// `most` zones: what a store under load does now and then, so that space used for a moment
-    /// does not stay with it.
+    /// Gives back at most `most` zones that were free all the time since the last call: for a store
+    /// under load, so that it does not keep space that it used for a moment. Returns the bytes
+    /// given back.
     pub fn give_back_idle(&self, most: usize) -> Result<u64> {
         let idle = {
             let mut state = self.allocator.lock();
@@ -30,14 +30,14 @@ impl Zones {
         self.give(STOCK, idle.min(most))
     }
 
-    /// Free zones that [`Zones::give_back`] would give.
+    /// The number of zones that [`Zones::give_back`] would give back.
     pub fn spare(&self) -> usize {
         let state = self.allocator.lock();
         (state.backed() + state.unknown.len()).saturating_sub(state.reserve as usize + STOCK)
     }
 
     fn give(&self, stock: usize, most: usize) -> Result<u64> {
-        /// Zones that go at once. Whoever needs a new zone waits for so long.
+        /// The zones that are given back at once. An allocation waits for that long.
         const AT_ONCE: usize = 2;
         let mut given = 0;
         let mut left = most;
@@ -51,7 +51,7 @@ impl Zones {
             left -= surplus.len();
             surplus.sort_unstable();
             let mut failure = None;
-            // Neighbours go together.
+            // Neighbouring zones are given back together.
             for stretch in surplus.chunk_by(|a, b| a + 1 == *b) {
                 let len = stretch.len() as u64 * ZONE_SIZE;
                 if failure.is_none() {
@@ -69,6 +69,7 @@ impl Zones {
         Ok(given)
     }
 
+    /// The free and used space now.
     pub fn space(&self) -> Space {
         let capacity = self.superblock.lock().0.capacity;
         let host_zones = self.device.host_free().map_or(u64::MAX, |bytes| bytes / ZONE_SIZE);
@@ -93,7 +94,7 @@ impl Zones {
         }
     }
 
-    /// Every pinned zone with its live bytes (at most a zone's) and the number of its pins, in
+    /// Every pinned zone with its live bytes (at most a zone) and the number of its pins, in
     /// ascending order.
     pub fn usage(&self) -> Vec<(ZoneId, u64, u32)> {
         let state = self.allocator.lock();
@@ -103,14 +104,14 @@ impl Zones {
             .collect()
     }
 
-    /// A pin of nothing that writers can add to.
+    /// An empty pin of this store.
     pub(crate) fn empty_pin(&self) -> ZonePin {
         ZonePin::counted(&self.allocator, ZoneUse::new())
     }
 
-    /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the stream's open zone,
-    /// or in a new one, and puts the zone into `pin`; a new one comes from `supply` if that has
-    /// any. Address and length.
+    /// Reserves between `need` and `want` bytes (multiples of `SECTOR`) in the stream's open zone
+    /// or in a new one, taken from `supply` if that has any, and adds the zone to `pin`. Returns
+    /// the address and the length.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn reserve_chunk(
         &self,
@@ -138,7 +139,7 @@ impl Zones {
         let taken = match supply.pop() {
             Some(taken) => taken,
             None => match self.acquire(priority) {
-                // A full store cannot keep young and old apart.
+                // In a full store lifetimes share zones.
                 Err(Error::NoSpace) => {
                     let chunk = Lifetime::ALL
                         .into_iter()
@@ -148,7 +149,7 @@ impl Zones {
                 taken => taken?,
             },
         };
-        // Another writer may have opened a zone meanwhile; then the one taken is free again.
+        // Another writer may have opened a zone concurrently; then the one taken is free again.
         if let Some(chunk) = from_open_zone(lifetime, pin) {
             return Ok(chunk);
         }
@@ -156,11 +157,12 @@ impl Zones {
         pin.merge(taken);
         let used = want.min(ZONE_SIZE);
         let shared = self.allocator.lock().open_zone(purpose, lifetime, zone, used);
-        // A zone that the stream does not go on in is this writer's to the end.
+        // If the stream does not continue in this zone, it belongs to this writer to its end.
         Ok((zone.start(), if shared { used } else { ZONE_SIZE }))
     }
 
-    /// Reserves more right behind a chunk; `None` when somebody else has that.
+    /// Reserves between `need` and `want` bytes directly behind a chunk that ends at `end`; `None`
+    /// if they belong to another writer. Returns the length.
     pub(crate) fn extend_chunk(
         &self,
         purpose: Purpose,
@@ -172,7 +174,7 @@ impl Zones {
         self.allocator.lock().extend_at(purpose, priority, end, need, want)
     }
 
-    /// The range was reserved and holds nothing that counts.
+    /// Gives back a range that was reserved and has no data.
     pub(crate) fn give_chunk_back(&self, purpose: Purpose, start: u64, end: u64) {
         if start < end {
             self.allocator
@@ -184,8 +186,8 @@ impl Zones {
         }
     }
 
-    /// Takes a free zone, asking the host for more if there is none; the pin has it with no bytes
-    /// yet.
+    /// Takes a free zone, requesting more from the host if there is none. The pin counts no bytes
+    /// in it.
     pub(super) fn acquire(&self, priority: Priority) -> Result<ZonePin> {
         let take = || {
             let mut state = self.allocator.lock();
@@ -208,14 +210,14 @@ impl Zones {
                 return Ok(pin(zone));
             }
             if !self.grow(priority)? {
-                // A pin may have been dropped while the host was asked.
+                // A pin may have been dropped in the meantime.
                 return take()?.map(pin).ok_or(Error::NoSpace);
             }
         }
     }
 
-    /// Asks the host for more space once; false when neither it nor the capacity gives any. The
-    /// caller holds `growing`.
+    /// Requests space from the host once. Returns `false` if neither the host nor the capacity
+    /// allows more. The caller holds `growing`.
     fn grow(&self, priority: Priority) -> Result<bool> {
         let full = |e: &std::io::Error| {
             matches!(Error::io("", std::io::Error::from(e.kind())), Error::NoSpace)
@@ -238,7 +240,7 @@ impl Zones {
                 }
                 match failure {
                     Some(e) => Err(Error::io("allocating space in the store", e)),
-                    // Those that were unknown are known now, so asking again gets somewhere.
+                    // The state of unknown zones is known now, so another attempt makes progress.
                     None => Ok(success || unknown),
                 }
             }
@@ -262,7 +264,7 @@ impl Zones {
         }
     }
 
-    /// Backs the reserve of a new store.
+    /// Allocates the reserve of a new store.
     pub(super) fn fill_reserve(&self) -> Result<()> {
         let _growing = self.growing.lock();
         loop {

@@ -8,8 +8,8 @@ use crate::device::Reading;
 use crate::{Device, Error, IoStats, Purpose, Result, ZONE_SIZE};
 
 impl Zones {
-    /// Whether `len` bytes at `addr` can be there at all: [`Error::Corrupt`] if not. For callers
-    /// that must allocate memory before they read.
+    /// Checks that `len` bytes at `addr` lie inside the store, and returns [`Error::Corrupt`] if
+    /// not: for callers that allocate memory before they read.
     pub fn check_range(&self, addr: u64, len: u64) -> Result<()> {
         let end = addr.checked_add(len);
         if addr < ZONE_SIZE || end.is_none_or(|end| end > self.device_len.load(Ordering::Acquire)) {
@@ -21,6 +21,7 @@ impl Zones {
         Ok(())
     }
 
+    /// Reads `buf.len()` bytes at `addr`.
     pub fn read(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
         self.check_range(addr, buf.len() as u64)?;
         self.device.read_at(purpose, addr, buf).map_err(|e| {
@@ -28,7 +29,7 @@ impl Zones {
         })
     }
 
-    /// The same, of what the medium has and not of what the host keeps of it, see
+    /// Reads `buf.len()` bytes at `addr` from the medium, past the host's caches, see
     /// [`Device::read_medium`].
     pub fn read_medium(&self, purpose: Purpose, addr: u64, buf: &mut [u8]) -> Result<()> {
         self.check_range(addr, buf.len() as u64)?;
@@ -37,8 +38,8 @@ impl Zones {
         })
     }
 
-    /// Fills all buffers; the device has the reads in the air together where it can. In the order
-    /// of their addresses they cost least.
+    /// Fills all buffers, with the reads in flight together if the device can do that. Reads sorted
+    /// by address cost least.
     pub fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> Result<()> {
         reads.iter().try_for_each(|r| self.check_range(r.offset, r.buf.len() as u64))?;
         let Some(first) = reads.first().map(|r| r.offset) else { return Ok(()) };
@@ -48,20 +49,21 @@ impl Zones {
         })
     }
 
-    /// Says that `len` bytes at `addr` are about to be read, so that the device can fetch them
-    /// meanwhile.
+    /// Announces that `len` bytes at `addr` are about to be read, so that the device can fetch them
+    /// in the background.
     pub fn will_read(&self, purpose: Purpose, addr: u64, len: u64) {
         if self.check_range(addr, len).is_ok() {
             self.device.will_read(purpose, addr, len);
         }
     }
 
-    /// Bytes of the host's memory that could keep what is read, see [`Device::host_memory`].
+    /// Bytes of the host's memory available to cache reads, see [`Device::host_memory`].
     pub fn host_memory(&self) -> Option<u64> {
         self.device.host_memory()
     }
 
-    /// Writes inside a zone that was taken.
+    /// Writes `bytes` at `addr`, in a zone from [`Zones::take_zone`]. Not durable before the next
+    /// [`Zones::sync`].
     pub fn write(&self, purpose: Purpose, addr: u64, bytes: &[u8]) -> Result<()> {
         self.healthy()?;
         self.check_range(addr, bytes.len() as u64)?;
@@ -70,7 +72,7 @@ impl Zones {
         })
     }
 
-    /// The same for much that is written in order: it may be under way when this returns, see
+    /// Writes `bytes`, which may still be in progress when this returns, see
     /// [`Device::write_behind`]. Empties `bytes`.
     pub(crate) fn write_behind(
         &self,
@@ -86,16 +88,15 @@ impl Zones {
             .map_err(|e| Error::io(format!("writing {len} bytes of {purpose} at {addr}"), e))
     }
 
-    /// Everything written before the call is durable after it. Callers that wait for the same
-    /// device share one sync. A failed sync is final: the host may have dropped what it could not
-    /// write, so no later sync can be believed, and every later write and sync fails with the same
-    /// error.
+    /// Makes everything written before the call durable. Concurrent callers share one sync. A
+    /// failed sync is final: the host may have dropped what it could not write, so a later sync
+    /// proves nothing, and every later write and sync fails with the same error.
     pub fn sync(&self) -> Result<()> {
         let begun = self.syncs_begun.load(Ordering::SeqCst);
         let _one_at_a_time = self.syncing.lock();
         self.healthy()?;
         if self.syncs_done.load(Ordering::SeqCst) > begun {
-            // One that began after we came has ended.
+            // A sync that began after this call has ended.
             return Ok(());
         }
         let number = self.syncs_begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -116,7 +117,7 @@ impl Zones {
         }
     }
 
-    /// The error of the first failed sync, if there was one.
+    /// Returns the error of the first failed sync, if there was one.
     pub(super) fn healthy(&self) -> Result<()> {
         if self.poisoned.load(Ordering::SeqCst) {
             let poison = self.poison.lock();
@@ -125,7 +126,7 @@ impl Zones {
         Ok(())
     }
 
-    /// What the device was asked to do since the store was opened.
+    /// The I/O on the device since the store was opened.
     pub fn io(&self) -> IoStats {
         self.device.stats()
     }

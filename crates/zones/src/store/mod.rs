@@ -1,5 +1,5 @@
-//! The store: device, allocator and superblock put together. Here it is made, opened, and given a
-//! root; `io` reads, writes and syncs; `free_zones` takes zones and gives them back.
+//! The store: device, allocator and superblock combined. This module makes and opens stores and
+//! replaces the root; `io` reads, writes and syncs; `free_zones` takes zones and gives them back.
 
 mod free_zones;
 mod io;
@@ -19,12 +19,13 @@ use crate::{
     ZoneUse, round_up,
 };
 
-/// How a new store is made.
+/// Options of a new store.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
-    /// Bytes the store may grow to; `None` is as far as the host lets it. Counted in whole zones.
+    /// Bytes to which the store may grow, rounded down to whole zones; `None`: as far as the host
+    /// allows.
     pub capacity: Option<u64>,
-    /// Zones that user data must leave for flushing, merging and deleting.
+    /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
 }
 
@@ -34,15 +35,15 @@ impl Default for FormatOptions {
     }
 }
 
-/// A device as zones. Shared by everyone who reads or writes the store.
+/// A store: a device divided into zones. All readers and writers share it.
 pub struct Zones {
     device: CountDevice,
     allocator: Arc<Allocator>,
-    /// Held while the host is asked for space, or given some.
+    /// Held while space is requested from the host or given back to it.
     growing: Mutex<()>,
-    /// The newest superblock, and the copy that has it.
+    /// The newest superblock, and the index of the copy that has it.
     superblock: Mutex<(Superblock, usize)>,
-    /// Bytes of the device known to exist.
+    /// The length of the device as far as known, bytes.
     device_len: AtomicU64,
     syncing: Mutex<()>,
     syncs_begun: AtomicU64,
@@ -53,14 +54,14 @@ pub struct Zones {
 }
 
 impl Zones {
-    /// Makes an empty store; whatever the device had is lost. It is started already.
+    /// Makes an empty store, which is started already. All data on the device is lost.
     pub fn format(device: Arc<dyn Device>, options: FormatOptions) -> Result<Arc<Zones>> {
         let uuid = random_uuid().map_err(|e| Error::io("drawing a random uuid", e))?;
         Self::format_as(device, options, uuid)
     }
 
-    /// [`Zones::format`] with a given identity, so that a simulated run can be repeated to the
-    /// byte.
+    /// Makes an empty store with a given uuid, see [`Zones::format`]: so that a simulation can be
+    /// reproduced byte by byte.
     pub fn format_as(
         device: Arc<dyn Device>,
         options: FormatOptions,
@@ -90,8 +91,8 @@ impl Zones {
         let zones = Self::new(device, superblock, 1)?;
         zones.start();
         zones.fill_reserve()?;
-        // The second copy last: until then an old store's superblock may be left there, but none
-        // that could be taken for ours.
+        // Until the last write one copy may be that of an old store, which cannot be mistaken for
+        // this one's: its uuid differs.
         {
             let newest = zones.superblock.lock();
             zones.write_superblock(&newest.0, 1)?;
@@ -100,10 +101,10 @@ impl Zones {
         Ok(zones)
     }
 
-    /// A new store on `device`, which gets every zone of `uses` as it is here, at the same address,
-    /// and holes between them. Capacity and reserve are those of this store. It is not started:
-    /// whatever it consists of must be pinned first, as after opening; it can be opened once it has
-    /// a root. The caller sees to it that nothing frees these zones meanwhile.
+    /// Makes a store on `device` with a copy of every zone of `uses`, at the same address, and
+    /// holes between them, with the capacity and reserve of this store. The copy is not started:
+    /// its data must be pinned first, as after [`Zones::open`]; and it can be opened only after it
+    /// was given a root. The caller must keep these zones pinned until the call returns.
     pub fn copy_to(
         &self,
         device: Arc<dyn Device>,
@@ -131,9 +132,8 @@ impl Zones {
         Self::new(device, superblock, copy)
     }
 
-    /// Opens what is left of a store, for reading only: by the newest superblock copy that can be
-    /// read, or, if neither can, by one without a root. What is wrong with the copies comes with
-    /// it.
+    /// Opens a damaged store, for reading only: by the newest copy of the superblock that can be
+    /// read or, if neither can, by one without a root. Also returns what is wrong with the copies.
     pub fn open_remains(device: Arc<dyn Device>) -> Result<(Arc<Zones>, Vec<Error>)> {
         let (copies, errors) = superblock::read_remains(&*device);
         let newest = copies.into_iter().max_by_key(|(s, _)| s.generation);
@@ -155,7 +155,7 @@ impl Zones {
         Ok((Self::new(device, superblock, copy)?, errors))
     }
 
-    /// Zones that lie on the device, whole or in part.
+    /// The number of zones on the device, including one that is there in part.
     pub fn zones_on_device(&self) -> u32 {
         let len = self.device_len.load(Ordering::Acquire);
         u32::try_from(len.div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX)
@@ -165,7 +165,7 @@ impl Zones {
         let device = CountDevice::new(device);
         let device_len =
             device.len().map_err(|e| Error::io("asking for the size of the device", e))?;
-        // The last number is ZoneId::NOWHERE.
+        // The last number is `ZoneId::NOWHERE`.
         let most = |bytes: u64| {
             u32::try_from(bytes / ZONE_SIZE).unwrap_or(u32::MAX).min(ZoneId::NOWHERE.0 - 1)
         };
@@ -186,13 +186,14 @@ impl Zones {
         }))
     }
 
+    /// The newest superblock.
     pub fn superblock(&self) -> Superblock {
         self.superblock.lock().0.clone()
     }
 
-    /// Makes everything written before durable, then replaces the root (at most [`MAX_ROOT`]
-    /// bytes), then makes that durable. After a crash or an error the store has the old root or the
-    /// new one. Both copies get it, so that losing one loses nothing.
+    /// Syncs everything written before, then replaces the root (at most [`MAX_ROOT`] bytes), then
+    /// syncs that. After a crash or an error the store has the old root or the new one. Both copies
+    /// of the superblock get it, so that the loss of one copy loses nothing.
     pub fn set_root(&self, root: &[u8]) -> Result<()> {
         if root.len() > MAX_ROOT {
             return Err(Error::Invalid(format!(
@@ -212,8 +213,8 @@ impl Zones {
         self.write_superblock(&newest.0, 1 - older)
     }
 
-    /// The caller has the superblock's lock, so that the copies are never in the air at the same
-    /// time.
+    /// Writes and syncs one copy. The caller holds the lock of the superblock, so that the copies
+    /// are never in flight at the same time.
     fn write_superblock(&self, superblock: &Superblock, copy: usize) -> Result<()> {
         self.healthy()?;
         superblock::write_copy(&self.device, superblock, copy)
@@ -221,8 +222,8 @@ impl Zones {
         self.sync()
     }
 
-    /// Reads both copies again: what is wrong with either, for a check. A copy older than the other
-    /// is what a crash between the two leaves, and no error.
+    /// Reads both copies of the superblock again and returns what is wrong with them. A copy older
+    /// than the other is no error: a crash between the two writes leaves that.
     pub fn check_superblocks(&self) -> Vec<Error> {
         let _steady = self.superblock.lock();
         COPIES
@@ -236,24 +237,25 @@ impl Zones {
             .collect()
     }
 
-    /// Keeps the zones of `uses` from being reused. Before the start this is how recovery says what
-    /// is alive; afterwards it can only be said of zones that somebody else holds.
-    /// [`Error::Corrupt`] for zones that the store does not have.
+    /// Pins the zones of `uses`. Before [`Zones::start`], recovery pins all data that is alive;
+    /// afterwards the zones must be pinned already. Zones that the store does not have are an
+    /// [`Error::Corrupt`].
     pub fn pin(&self, uses: &ZoneUse) -> Result<ZonePin> {
         self.allocator.pin(uses)?;
         Ok(ZonePin::counted(&self.allocator, uses.clone()))
     }
 
-    /// Before the start: an extent is alive that the positions given to [`Zones::resume`] may not
-    /// know of (bound by the journal, say). Its zone must be pinned besides.
+    /// Before [`Zones::start`]: records a live extent that may lie behind the positions given to
+    /// [`Zones::resume`], such as one to which only the journal refers. Its zone must also be
+    /// pinned.
     pub fn saw_extent(&self, addr: u64, len: u64) {
         self.allocator.saw_extent(addr, len);
     }
 
-    /// Before the start: lets a stream go on in its zone at `addr`, rounded up to a sector, or
-    /// behind the last extent that [`Zones::saw_extent`] named there. [`Zones::start`] ignores it
-    /// when that zone is not the stream's any more: beyond the device, unpinned, or with more alive
-    /// in it than lies before `addr`.
+    /// Before [`Zones::start`]: resumes a stream in its zone at `addr`, rounded up to a sector, or
+    /// behind the last extent given to [`Zones::saw_extent`] there. It is ignored at the start if
+    /// the zone is not the stream's any more: if it is beyond the device, is not pinned, or has
+    /// more bytes alive than lie before `addr`.
     pub fn resume(&self, purpose: Purpose, addr: u64) {
         let mut state = self.allocator.lock();
         let zone = ZoneId::of(addr);
@@ -261,29 +263,30 @@ impl Zones {
             return;
         }
         let next = round_up(addr - zone.start(), SECTOR);
-        // The lifetime was not recorded and hardly matters: the first without a zone goes on
-        // there.
+        // The lifetime was not recorded and hardly matters: the first one without a zone gets it.
         if let Some(stream) =
             state.streams.lifetimes(purpose).iter_mut().find(|s| s.zone().is_none())
         {
-            // How deep in the reserve it lies is seen at the start.
+            // `start` determines how deep in the reserve the zone lies.
             stream.open(zone.0, next, Priority::User);
         }
     }
 
-    /// After recovery has pinned everything: all other zones are free, and allocation is allowed.
+    /// Frees all zones that are not pinned, and allows allocation. Recovery calls it after it has
+    /// pinned all data that is alive.
     pub fn start(&self) {
         self.allocator.start();
     }
 
-    /// Where each open stream stands. What is placed from now on lies elsewhere or behind it.
+    /// The position of each open stream, for [`Zones::resume`]. Objects placed later lie elsewhere
+    /// or behind it.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
-        // The end of a full zone is the address of another one: only those with room.
+        // Only zones with room, since the end of a full zone is an address in another zone.
         self.allocator.lock().streams.positions()
     }
 
-    /// Takes a whole zone, one written before if there is one, and counts all of it as alive.
-    /// Written with [`Zones::write`]. Recovery must pin it as [`ZoneUse::whole`].
+    /// Takes a whole zone, preferably one that was written before, and counts all of it as alive.
+    /// It is written with [`Zones::write`], and recovery must pin it as [`ZoneUse::whole`].
     pub fn take_zone(&self, _purpose: Purpose, priority: Priority) -> Result<(ZoneId, ZonePin)> {
         let mut pin = self.acquire(priority)?;
         let Some((zone, _)) = pin.uses().iter().next() else { return Err(Error::NoSpace) };
@@ -291,19 +294,20 @@ impl Zones {
         Ok((zone, pin))
     }
 
-    /// Promises room for data that is written later, from [`Priority::Promised`]: from now on
-    /// [`Priority::User`] leaves that much. Whether there is so much is for the caller to see
-    /// before ([`Zones::space`]).
+    /// Promises space for data that will be written with [`Priority::Promised`]: from now on
+    /// [`Priority::User`] leaves that much free. The caller must check before that there is so much
+    /// ([`Zones::space`]).
     pub fn promise(&self, bytes: u64) {
         self.allocator.promise(bytes);
     }
 
-    /// So much of what was promised is written, or never will be.
+    /// Ends a promise of `bytes`, after the data was written or dropped.
     pub fn release(&self, bytes: u64) {
         self.allocator.release(bytes);
     }
 
-    /// Takes a zone for later: for an [`ExtentWriter`] that must not find the store full.
+    /// Reserves a zone for an [`ExtentWriter`](crate::ExtentWriter) that must not fail for lack of
+    /// space, see [`ExtentWriter::supply`](crate::ExtentWriter::supply).
     pub fn set_aside(&self, priority: Priority) -> Result<ZonePin> {
         self.acquire(priority)
     }
@@ -315,7 +319,7 @@ impl fmt::Debug for Zones {
     }
 }
 
-/// A random (version 4) uuid from the kernel.
+/// Returns a random (version 4) uuid from the kernel.
 fn random_uuid() -> std::io::Result<[u8; 16]> {
     let mut uuid = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
