@@ -8,7 +8,10 @@
 //! first claim on the budget, so that a read costs the device one access, for the tuple itself.
 //! Tuple blocks have the rest, at least an eighth.
 
+mod announce;
 mod around;
+mod medium;
+mod values;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -17,30 +20,20 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quick_cache::sync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
-use zones::{Purpose, Reading, ZONE_SIZE, Zones, crc32c};
+use zones::{Purpose, ZONE_SIZE, Zones};
 
 use self::around::ReadAround;
+use crate::block::Block;
 use crate::block::sparse_index::SparseIndex;
-use crate::block::{Block, contiguous};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
 use crate::index::frame::{self, FRAME_HEADER, FrameKind, FramePointer};
 use crate::index::index_node::{ChildPointer, FilterPin, IndexNode};
 use crate::index::node::Node;
 use crate::item::{Body, Seq};
-use crate::value::compression::unpack_value;
-use crate::value::{ExtentRef, Value};
 use crate::{Error, Result};
 
 pub use around::read_alone;
-
-/// The longest single read of contiguous extents, bytes.
-const READ_MOST: u64 = 1 << 20;
-/// The most bytes of large values that are read at once.
-const READ_TOGETHER: u64 = 8 << 20;
-/// Two spans with a gap below this, bytes, are announced as one: reading the gap takes less time
-/// than a second request.
-pub(crate) const GAP: u64 = 16 << 10;
 
 /// A cursor that has read more than the budget divided by this no longer fills the cache.
 const LONG_WAY: u64 = 2;
@@ -113,7 +106,7 @@ pub struct BlockCache {
     /// The budget of both caches together, bytes.
     budget: u64,
     /// Index data. May take seven eighths of the budget; tuple blocks get what it leaves.
-    upper: Cache<CacheKey, IndexData, CacheWeight>,
+    index: Cache<CacheKey, IndexData, CacheWeight>,
     blocks: Cache<CacheKey, Arc<Block>, CacheWeight, DefaultHashBuilder, EvictionListener>,
     ahead: AtomicUsize,
     pinned: Arc<AtomicU64>,
@@ -139,7 +132,7 @@ impl BlockCache {
         Arc::new(BlockCache {
             zones,
             budget,
-            upper: Cache::with_weighter(items, budget - budget / 8, CacheWeight),
+            index: Cache::with_weighter(items, budget - budget / 8, CacheWeight),
             blocks: Cache::with(
                 items,
                 budget,
@@ -163,15 +156,15 @@ impl BlockCache {
 
     /// The bytes that the block cache holds now.
     pub fn cache_bytes(&self) -> u64 {
-        self.upper.weight() + self.blocks.weight()
+        self.index.weight() + self.blocks.weight()
     }
 
-    fn keep_upper(&self, at: FramePointer, value: IndexData) {
-        self.upper.insert((at.addr, at.crc), value);
+    fn keep_index_data(&self, at: FramePointer, value: IndexData) {
+        self.index.insert((at.addr, at.crc), value);
         // The share of the tuple blocks shrinks, in steps that are large enough to be worth it.
-        let upper =
-            self.upper.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
-        let left = self.budget.saturating_sub(upper).max(self.budget / 8);
+        let index =
+            self.index.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
+        let left = self.budget.saturating_sub(index).max(self.budget / 8);
         if left.abs_diff(self.blocks.capacity()) > self.budget / 64 {
             self.blocks.set_capacity(left);
         }
@@ -243,7 +236,7 @@ impl BlockCache {
         if !at.refers {
             return self.blocks.get(&key);
         }
-        match self.upper.get(&key) {
+        match self.index.get(&key) {
             Some(IndexData::Block(b)) => Some(b),
             _ => None,
         }
@@ -252,7 +245,7 @@ impl BlockCache {
     /// Whether a tuple block is cached; does not count as a use.
     pub(crate) fn has_block(&self, at: ChildPointer) -> bool {
         let key = (at.at.addr, at.at.crc);
-        if at.refers { self.upper.contains_key(&key) } else { self.blocks.contains_key(&key) }
+        if at.refers { self.index.contains_key(&key) } else { self.blocks.contains_key(&key) }
     }
 
     /// Reads a tuple block from the device into the cache.
@@ -365,7 +358,7 @@ impl BlockCache {
 
     fn keep_block(&self, at: ChildPointer, block: Arc<Block>) {
         if at.refers {
-            return self.keep_upper(at.at, IndexData::Block(block));
+            return self.keep_index_data(at.at, IndexData::Block(block));
         }
         self.blocks.insert((at.at.addr, at.at.crc), block);
         let full = self.blocks.weight() + self.budget / 32 > self.blocks.capacity();
@@ -376,7 +369,7 @@ impl BlockCache {
     /// one that is read is not cached, so that it evicts no other.
     pub(crate) fn block_once(&self, at: FramePointer) -> Result<Arc<Block>> {
         let key = (at.addr, at.crc);
-        let cached = self.blocks.peek(&key).or_else(|| match self.upper.peek(&key) {
+        let cached = self.blocks.peek(&key).or_else(|| match self.index.peek(&key) {
             Some(IndexData::Block(b)) => Some(b),
             _ => None,
         });
@@ -413,13 +406,13 @@ impl BlockCache {
 
     /// Returns an index node in the form that reads use.
     pub(crate) fn index_node(&self, at: FramePointer, level: u16) -> Result<Arc<IndexNode>> {
-        if let Some(IndexData::Node(f)) = self.upper.get(&(at.addr, at.crc))
+        if let Some(IndexData::Node(f)) = self.index.get(&(at.addr, at.crc))
             && f.level == level
         {
             return Ok(f);
         }
         let node = Arc::new(IndexNode::of(&self.read_node(at, level)?));
-        self.keep_upper(at, IndexData::Node(node.clone()));
+        self.keep_index_data(at, IndexData::Node(node.clone()));
         Ok(node)
     }
 
@@ -431,11 +424,11 @@ impl BlockCache {
     }
 
     pub(crate) fn has_index_node(&self, at: FramePointer) -> bool {
-        self.upper.contains_key(&(at.addr, at.crc))
+        self.index.contains_key(&(at.addr, at.crc))
     }
 
     pub(crate) fn filter(&self, at: FramePointer) -> Result<Arc<Filter>> {
-        if let Some(IndexData::Filter(f)) = self.upper.get(&(at.addr, at.crc)) {
+        if let Some(IndexData::Filter(f)) = self.index.get(&(at.addr, at.crc)) {
             return Ok(f);
         }
         let filter = Arc::new(Filter::parse(self.read_frame(
@@ -444,7 +437,7 @@ impl BlockCache {
             at,
             ReadMode::Around,
         )?)?);
-        self.keep_upper(at, IndexData::Filter(filter.clone()));
+        self.keep_index_data(at, IndexData::Filter(filter.clone()));
         Ok(filter)
     }
 
@@ -453,176 +446,6 @@ impl BlockCache {
     /// subtree finds it.
     pub(crate) fn pin(&self, filter: &Filter) -> Option<FilterPin> {
         FilterPin::keep(filter, &self.pinned, self.budget / 8)
-    }
-
-    /// Reads a frame from the medium, past all caches.
-    pub(crate) fn frame_on_medium(
-        &self,
-        kind: FrameKind,
-        level: u16,
-        at: FramePointer,
-    ) -> Result<Bytes> {
-        let purpose = if kind == FrameKind::Tuples { Purpose::Tuples } else { Purpose::Index };
-        if u64::from(at.len) > ZONE_SIZE {
-            return Err(Error::Corrupt {
-                what: format!("a block of {} bytes is longer than a zone", at.len),
-                addr: at.addr,
-            });
-        }
-        let mut buf = vec![0u8; at.len as usize];
-        self.zones.read_medium(purpose, at.addr, &mut buf)?;
-        frame::open(Bytes::from(buf), kind, level, at)
-    }
-
-    /// Reads a large value from the medium, past all caches, and compares it with its checksum.
-    pub fn check_value(&self, e: &ExtentRef) -> Result<()> {
-        if u64::from(e.stored) > ZONE_SIZE {
-            return Err(Error::Corrupt {
-                what: format!("a value of {} bytes is longer than a zone", e.stored),
-                addr: e.addr,
-            });
-        }
-        let mut buf = vec![0u8; e.stored as usize];
-        self.zones.read_medium(Purpose::Pages, e.addr, &mut buf)?;
-        check_extent(e, &buf)
-    }
-
-    /// Reads a span of neighbouring values from the medium, past all caches, and compares each with
-    /// its checksum.
-    pub(crate) fn span_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
-        let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
-        let len = last.end().checked_sub(first.addr).filter(|len| *len <= ZONE_SIZE);
-        let Some(len) = len else {
-            return Err(Error::corrupt("values that are no span", first.addr));
-        };
-        let mut buf = vec![0u8; len as usize];
-        self.zones.read_medium(Purpose::Pages, first.addr, &mut buf)?;
-        values.iter().try_for_each(|e| {
-            let from = (e.addr - first.addr) as usize;
-            check_extent(e, &buf[from..from + e.stored as usize])
-        })
-    }
-
-    /// Returns the bytes of a value. A large one is compared with the checksum in its reference.
-    pub fn read_value(&self, value: &Value) -> Result<Bytes> {
-        match value {
-            Value::Inline(b) => Ok(b.clone()),
-            Value::Extent(e) => {
-                let (data, _) =
-                    self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), ReadMode::Around)?;
-                check_extent(e, &data)?;
-                unpack_extent(e, data)
-            }
-        }
-    }
-
-    /// Returns the bytes of many large values, in the order of `extents`. They are read in device
-    /// order, with one request for each contiguous span and all requests in flight together.
-    pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
-        let mut values = self.read_stored(extents)?;
-        for (e, value) in extents.iter().zip(&mut values) {
-            *value = unpack_extent(e, std::mem::take(value))?;
-        }
-        Ok(values)
-    }
-
-    /// Returns the bytes of many large values as stored, which may be compressed, in the order of
-    /// `extents`; each is compared with its checksum.
-    pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
-        let mut order: Vec<usize> = (0..extents.len()).collect();
-        order.sort_unstable_by_key(|&i| extents[i].addr);
-        let mut out = vec![Bytes::new(); extents.len()];
-        // Bounds the requests in flight; the memory of what was read is the caller's.
-        let mut rest = &order[..];
-        while !rest.is_empty() {
-            // Spans: address, length, and number of values.
-            let mut spans: Vec<(u64, u64, usize)> = Vec::new();
-            let (mut taken, mut bytes) = (0, 0);
-            while let Some(e) = rest.get(taken).map(|&i| &extents[i])
-                && (taken == 0 || bytes + u64::from(e.stored) <= READ_TOGETHER)
-            {
-                let last = taken.checked_sub(1).map(|l| &extents[rest[l]]);
-                match spans.last_mut() {
-                    Some((start, len, values))
-                        if last.is_some_and(|l| contiguous(l, e))
-                            && e.end() - *start <= READ_MOST =>
-                    {
-                        *len = e.end() - *start;
-                        *values += 1;
-                    }
-                    _ => spans.push((e.addr, u64::from(e.stored), 1)),
-                }
-                (taken, bytes) = (taken + 1, bytes + u64::from(e.stored));
-            }
-            let mut values = rest[..taken].iter();
-            for ((start, _, n), data) in spans.iter().zip(self.read_spans(&spans)?) {
-                for &i in values.by_ref().take(*n) {
-                    let e = &extents[i];
-                    let from = (e.addr - start) as usize;
-                    let value = data.slice(from..from + e.stored as usize);
-                    check_extent(e, &value)?;
-                    out[i] = value;
-                }
-            }
-            rest = &rest[taken..];
-        }
-        Ok(out)
-    }
-
-    fn read_spans(&self, spans: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {
-        if let Some(&(addr, len, _)) = spans.iter().find(|s| s.1 > ZONE_SIZE) {
-            return Err(Error::Corrupt {
-                what: format!("a value of {len} bytes is longer than a zone"),
-                addr,
-            });
-        }
-        let mut bufs: Vec<Vec<u8>> = spans.iter().map(|s| vec![0; s.1 as usize]).collect();
-        let mut reads: Vec<Reading<'_>> = spans
-            .iter()
-            .zip(&mut bufs)
-            .map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() })
-            .collect();
-        self.zones.read_many(Purpose::Pages, &mut reads)?;
-        Ok(bufs.into_iter().map(Bytes::from).collect())
-    }
-
-    /// Announces to the device that these values will be read: neighbours as one span, with small
-    /// gaps.
-    pub fn announce(&self, mut extents: Vec<ExtentRef>) {
-        extents.sort_unstable_by_key(|e| e.addr);
-        self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.end())));
-    }
-
-    /// Announces tuple blocks, by address and length, to the device.
-    pub fn announce_blocks(&self, mut blocks: Vec<(u64, u32)>) {
-        blocks.sort_unstable();
-        self.announce_sorted(
-            Purpose::Tuples,
-            blocks.iter().map(|&(addr, len)| (addr, addr.saturating_add(u64::from(len)))),
-        );
-    }
-
-    /// Announces ranges, which ascend by address, to the device.
-    pub(crate) fn announce_sorted(
-        &self,
-        purpose: Purpose,
-        ranges: impl Iterator<Item = (u64, u64)>,
-    ) {
-        let mut span: Option<(u64, u64)> = None;
-        for (start, end) in ranges {
-            span = match span {
-                Some((from, to)) if start.saturating_sub(to) < GAP => Some((from, to.max(end))),
-                before => {
-                    if let Some((from, to)) = before {
-                        self.zones.will_read(purpose, from, to - from);
-                    }
-                    Some((start, end))
-                }
-            };
-        }
-        if let Some((from, to)) = span {
-            self.zones.will_read(purpose, from, to - from);
-        }
     }
 
     /// The memory that all cursors together take for tuples read ahead, bytes. Those who take
@@ -641,53 +464,4 @@ impl BlockCache {
 /// memory.
 pub fn waited(begun: Instant, len: u64) -> bool {
     begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
-}
-
-fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {
-    if crc32c(data) == e.crc {
-        return Ok(());
-    }
-    Err(Error::Corrupt {
-        what: format!("value of {} bytes: checksum does not match its bytes", e.len),
-        addr: e.addr,
-    })
-}
-
-fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
-    unpack_value(e.codec, stored, e.len).map_err(|what| Error::Corrupt {
-        what: format!("value of {} bytes: {what}", e.len),
-        addr: e.addr,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::value::place_value;
-    use zones::{FormatOptions, MemoryDevice};
-
-    #[test]
-    fn values_come_in_the_order_asked_for_and_each_is_checked() {
-        let zones = Zones::format(Arc::new(MemoryDevice::new()), FormatOptions::default()).unwrap();
-        let cache = BlockCache::new(zones.clone(), 1 << 20);
-        let mut writer = zones.extent_writer(Purpose::Pages, zones::Priority::User);
-        let data = |i: usize| vec![i as u8; [4096, 700, 9000, 1][i % 4]];
-        let mut places: Vec<ExtentRef> =
-            (0..40).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
-        let _pin = writer.finish().unwrap();
-        // In descending device order, one twice, with gaps.
-        let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
-        let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
-        let got = cache.read_values(&wanted).unwrap();
-        assert!(got.iter().map(|v| v.to_vec()).eq(order.iter().map(|&i| data(i))));
-        assert!(cache.read_values(&[]).unwrap().is_empty());
-        places[5].crc ^= 1;
-        let wrong = cache.read_values(&places).unwrap_err();
-        assert!(matches!(wrong, Error::Corrupt { addr, .. } if addr == places[5].addr), "{wrong}");
-        // A reference made of noise is an error, not a panic.
-        for (addr, len) in [(u64::MAX - 5, 4096), (0, u32::MAX), (1 << 50, 1)] {
-            places[5] = ExtentRef::plain(addr, len, 0);
-            assert!(cache.read_values(&places).is_err());
-        }
-    }
 }

@@ -2,7 +2,7 @@
 //! tombstones over it. So one search finds the newest tombstone over a key as of any sequence
 //! number, however many tombstones there are.
 
-use super::tree::Stamp;
+use super::versions::Stamp;
 use crate::Seq;
 use bytes::Bytes;
 use std::collections::BTreeMap;

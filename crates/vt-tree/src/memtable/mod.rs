@@ -25,6 +25,7 @@ mod keys;
 mod leaves;
 mod pool;
 mod tree;
+mod versions;
 
 #[cfg(test)]
 mod tests;
@@ -39,7 +40,8 @@ use env::sync::{Mutex, RwLock, RwLockWriteGuard};
 use fragments::Fragments;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use tree::{Stamp, Tree};
+use tree::Tree;
+use versions::Stamp;
 use zones::ZonePin;
 
 /// Inline values of at least this many bytes are kept as given; smaller ones are copied into the

@@ -13,40 +13,14 @@ use super::arena::{Arena, First, Place, Written};
 use super::keys::{FANOUT, Keys};
 use super::leaves::{Leaf, Leaves};
 use super::pool::Pool;
+use super::versions::{Released, Stamp, Version, Versions};
 use crate::Seq;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
 pub(super) const NONE: u32 = u32::MAX;
-/// The fewest overwrites of one key between two attempts to trim its chain of versions.
-const TRIM_EVERY: u32 = 8;
 /// Records store sequence numbers relative to one that lies so far below the first.
 const BELOW_FIRST: Seq = 1 << 30;
-
-/// The order of writes: by commit, and within one commit by arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Stamp {
-    pub seq: Seq,
-    pub arrival: u32,
-}
-
-/// One version of a key: 32 bytes.
-#[derive(Clone, Copy)]
-pub(super) struct Version {
-    pub seq: Seq,
-    arrival: u32,
-    /// The next older version, an index into `Tree::versions`.
-    older: u32,
-    /// The number of overwrites until the chain behind this newest version is trimmed.
-    credit: u32,
-    pub value: Place,
-}
-
-impl Version {
-    pub fn stamp(&self) -> Stamp {
-        Stamp { seq: self.seq, arrival: self.arrival }
-    }
-}
 
 struct Inner {
     /// Separator `i` is the first key below child `i + 1`.
@@ -73,17 +47,11 @@ pub(super) struct Tree {
     finger: u32,
     /// Sequence numbers in records are relative to this.
     base: Seq,
-    /// The chains: all versions of keys written more than once. The key's record has the index of
-    /// the newest one.
-    versions: Vec<Version>,
-    free_versions: Vec<u32>,
-    /// The number of keys, and of versions that are not the newest.
+    /// The versions of keys written more than once.
+    versions: Versions,
+    /// The number of keys.
     keys: usize,
-    olds: usize,
 }
-
-/// Values kept outside the arena that are no longer referred to.
-pub(super) type Released = Vec<Place>;
 
 impl Inner {
     /// The child whose keys may include `key`.
@@ -111,16 +79,14 @@ impl Tree {
             root: 0,
             finger: 0,
             base: 0,
-            versions: Vec::new(),
-            free_versions: Vec::new(),
+            versions: Versions::default(),
             keys: 0,
-            olds: 0,
         }
     }
 
     /// The number of versions of all keys.
     pub fn len(&self) -> usize {
-        self.keys + self.olds
+        self.keys + self.versions.superseded()
     }
 
     /// The number of leaves.
@@ -133,8 +99,7 @@ impl Tree {
         self.leaves.heap()
             + self.inners.len() * (size_of::<Inner>() + 16)
             + self.inners.capacity() * 8
-            + self.versions.capacity() * size_of::<Version>()
-            + self.free_versions.capacity() * 4
+            + self.versions.heap()
     }
 
     /// Adds a version of `key`. There are no readers below `floor`: versions that only they could
@@ -163,7 +128,7 @@ impl Tree {
         {
             Some(seq) => arena.add_record(key, seq, stamp.arrival, written),
             None => {
-                let chain = self.begin_chain(first_version(arena, stamp, written));
+                let chain = self.versions.begin(first_version(arena, stamp, written));
                 arena.add_chain(key, chain)
             }
         };
@@ -304,11 +269,6 @@ impl Tree {
         self.height += 1;
     }
 
-    /// Begins a chain; returns its index.
-    fn begin_chain(&mut self, version: Version) -> u32 {
-        store(&mut self.versions, &mut self.free_versions, version)
-    }
-
     /// Adds a version of an existing key: key `i` of leaf `self.finger`.
     #[allow(clippy::too_many_arguments)]
     fn put_again(
@@ -326,96 +286,14 @@ impl Tree {
         let chain = match arena.first(leaf.keys.record(i)) {
             First::Chain(chain) => chain,
             First::Only { seq, arrival, value } => {
-                let only = Version {
-                    seq: self.base + Seq::from(seq),
-                    arrival,
-                    older: NONE,
-                    credit: TRIM_EVERY,
-                    value,
-                };
-                let chain = self.begin_chain(only);
+                let only = Stamp { seq: self.base + Seq::from(seq), arrival };
+                let chain = self.versions.begin(Version::new(only, value));
                 let record = arena.add_chain(key, chain);
                 self.leaves.get_mut(self.finger).keys.set_record(i, record);
                 chain
             }
         };
-        self.overwrite(chain, first_version(arena, stamp, written), floor, released);
-    }
-
-    /// Adds `new` to a chain.
-    fn overwrite(&mut self, chain: u32, mut new: Version, floor: Seq, released: &mut Released) {
-        let newest = &mut self.versions[chain as usize];
-        match new.seq.cmp(&newest.seq) {
-            // Within one commit the last write counts; those before it are not visible.
-            Ordering::Equal => {
-                released.push(newest.value);
-                newest.value = new.value;
-                newest.arrival = new.arrival;
-            }
-            Ordering::Greater => {
-                let old = *newest;
-                new.credit = old.credit.saturating_sub(1);
-                new.older = store(&mut self.versions, &mut self.free_versions, old);
-                self.olds += 1;
-                self.versions[chain as usize] = new;
-                if new.credit == 0 {
-                    let left = self.trim(new, floor, released);
-                    // Trimming costs as much as there are versions; so as many overwrites pass
-                    // before the next attempt.
-                    self.versions[chain as usize].credit = left + TRIM_EVERY;
-                }
-            }
-            // The commit pipeline does not do that, since its sequence numbers ascend; but no code
-            // of the memtable relies on it.
-            Ordering::Less => {
-                let mut behind = chain;
-                let mut at = newest.older;
-                while at != NONE && self.versions[at as usize].seq > new.seq {
-                    behind = at;
-                    at = self.versions[at as usize].older;
-                }
-                if at != NONE && self.versions[at as usize].seq == new.seq {
-                    let old = &mut self.versions[at as usize];
-                    released.push(old.value);
-                    old.value = new.value;
-                    old.arrival = new.arrival;
-                    return;
-                }
-                new.older = at;
-                let id = store(&mut self.versions, &mut self.free_versions, new);
-                self.olds += 1;
-                self.versions[behind as usize].older = id;
-            }
-        }
-    }
-
-    /// Forgets the versions behind `newest` that no reader at `floor` or later sees; returns the
-    /// number that is left.
-    fn trim(&mut self, newest: Version, floor: Seq, released: &mut Released) -> u32 {
-        let mut left = 0;
-        let mut last = NONE;
-        let mut at = newest.older;
-        let mut seen = newest.seq <= floor;
-        while at != NONE && !seen {
-            seen = self.versions[at as usize].seq <= floor;
-            left += 1;
-            last = at;
-            at = self.versions[at as usize].older;
-        }
-        if last == NONE {
-            // All readers see the newest version, which happens only if the floor is ahead of the
-            // writer. The chain is kept.
-            return left;
-        }
-        self.versions[last as usize].older = NONE;
-        while at != NONE {
-            let old = self.versions[at as usize];
-            released.push(old.value);
-            self.free_versions.push(at);
-            self.olds -= 1;
-            at = old.older;
-        }
-        left
+        self.versions.overwrite(chain, first_version(arena, stamp, written), floor, released);
     }
 
     /// The newest version of `key` with a sequence number of at most `at`.
@@ -435,18 +313,9 @@ impl Tree {
         match arena.first(record) {
             First::Only { seq, arrival, value } => {
                 let seq = self.base + Seq::from(seq);
-                (seq <= at).then_some(Version { seq, arrival, older: NONE, credit: 0, value })
+                (seq <= at).then(|| Version::new(Stamp { seq, arrival }, value))
             }
-            First::Chain(chain) => {
-                let mut v = &self.versions[chain as usize];
-                while v.seq > at {
-                    if v.older == NONE {
-                        return None;
-                    }
-                    v = &self.versions[v.older as usize];
-                }
-                Some(*v)
-            }
+            First::Chain(chain) => self.versions.visible(chain, at),
         }
     }
 
@@ -544,18 +413,5 @@ fn first_version(arena: &mut Arena, stamp: Stamp, written: Written<'_>) -> Versi
         Written::Kept(i) => Place::kept(i),
         Written::Delete => Place::DELETE,
     };
-    Version { seq: stamp.seq, arrival: stamp.arrival, older: NONE, credit: TRIM_EVERY, value }
-}
-
-fn store(versions: &mut Vec<Version>, free: &mut Vec<u32>, old: Version) -> u32 {
-    match free.pop() {
-        Some(i) => {
-            versions[i as usize] = old;
-            i
-        }
-        None => {
-            versions.push(old);
-            versions.len() as u32 - 1
-        }
-    }
+    Version::new(stamp, value)
 }

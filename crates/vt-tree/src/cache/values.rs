@@ -1,0 +1,152 @@
+//! Reads large values, past the block cache, and compares each with the checksum in its reference.
+//! Neighbours on the device are read together.
+
+use bytes::Bytes;
+use zones::{Purpose, Reading, ZONE_SIZE, crc32c};
+
+use super::{BlockCache, ReadMode};
+use crate::block::contiguous;
+use crate::value::compression::unpack_value;
+use crate::value::{ExtentRef, Value};
+use crate::{Error, Result};
+
+/// The longest single read of contiguous extents, bytes.
+const READ_MOST: u64 = 1 << 20;
+/// The most bytes of large values that are read at once.
+const READ_TOGETHER: u64 = 8 << 20;
+
+impl BlockCache {
+    /// Returns the bytes of a value. A large one is compared with the checksum in its reference.
+    pub fn read_value(&self, value: &Value) -> Result<Bytes> {
+        match value {
+            Value::Inline(b) => Ok(b.clone()),
+            Value::Extent(e) => {
+                let (data, _) =
+                    self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), ReadMode::Around)?;
+                check_extent(e, &data)?;
+                unpack_extent(e, data)
+            }
+        }
+    }
+
+    /// Returns the bytes of many large values, in the order of `extents`. They are read in device
+    /// order, with one request for each contiguous span and all requests in flight together.
+    pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
+        let mut values = self.read_stored(extents)?;
+        for (e, value) in extents.iter().zip(&mut values) {
+            *value = unpack_extent(e, std::mem::take(value))?;
+        }
+        Ok(values)
+    }
+
+    /// Returns the bytes of many large values as stored, which may be compressed, in the order of
+    /// `extents`; each is compared with its checksum.
+    pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
+        let mut order: Vec<usize> = (0..extents.len()).collect();
+        order.sort_unstable_by_key(|&i| extents[i].addr);
+        let mut out = vec![Bytes::new(); extents.len()];
+        // Bounds the requests in flight; the memory of what was read is the caller's.
+        let mut rest = &order[..];
+        while !rest.is_empty() {
+            // Spans: address, length, and number of values.
+            let mut spans: Vec<(u64, u64, usize)> = Vec::new();
+            let (mut taken, mut bytes) = (0, 0);
+            while let Some(e) = rest.get(taken).map(|&i| &extents[i])
+                && (taken == 0 || bytes + u64::from(e.stored) <= READ_TOGETHER)
+            {
+                let last = taken.checked_sub(1).map(|l| &extents[rest[l]]);
+                match spans.last_mut() {
+                    Some((start, len, values))
+                        if last.is_some_and(|l| contiguous(l, e))
+                            && e.end() - *start <= READ_MOST =>
+                    {
+                        *len = e.end() - *start;
+                        *values += 1;
+                    }
+                    _ => spans.push((e.addr, u64::from(e.stored), 1)),
+                }
+                (taken, bytes) = (taken + 1, bytes + u64::from(e.stored));
+            }
+            let mut values = rest[..taken].iter();
+            for ((start, _, n), data) in spans.iter().zip(self.read_spans(&spans)?) {
+                for &i in values.by_ref().take(*n) {
+                    let e = &extents[i];
+                    let from = (e.addr - start) as usize;
+                    let value = data.slice(from..from + e.stored as usize);
+                    check_extent(e, &value)?;
+                    out[i] = value;
+                }
+            }
+            rest = &rest[taken..];
+        }
+        Ok(out)
+    }
+
+    fn read_spans(&self, spans: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {
+        if let Some(&(addr, len, _)) = spans.iter().find(|s| s.1 > ZONE_SIZE) {
+            return Err(Error::Corrupt {
+                what: format!("a value of {len} bytes is longer than a zone"),
+                addr,
+            });
+        }
+        let mut bufs: Vec<Vec<u8>> = spans.iter().map(|s| vec![0; s.1 as usize]).collect();
+        let mut reads: Vec<Reading<'_>> = spans
+            .iter()
+            .zip(&mut bufs)
+            .map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() })
+            .collect();
+        self.zones.read_many(Purpose::Pages, &mut reads)?;
+        Ok(bufs.into_iter().map(Bytes::from).collect())
+    }
+}
+
+pub(super) fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {
+    if crc32c(data) == e.crc {
+        return Ok(());
+    }
+    Err(Error::Corrupt {
+        what: format!("value of {} bytes: checksum does not match its bytes", e.len),
+        addr: e.addr,
+    })
+}
+
+fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
+    unpack_value(e.codec, stored, e.len).map_err(|what| Error::Corrupt {
+        what: format!("value of {} bytes: {what}", e.len),
+        addr: e.addr,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::value::place_value;
+    use zones::{FormatOptions, MemoryDevice, Zones};
+
+    #[test]
+    fn values_come_in_the_order_asked_for_and_each_is_checked() {
+        let zones = Zones::format(Arc::new(MemoryDevice::new()), FormatOptions::default()).unwrap();
+        let cache = BlockCache::new(zones.clone(), 1 << 20);
+        let mut writer = zones.extent_writer(Purpose::Pages, zones::Priority::User);
+        let data = |i: usize| vec![i as u8; [4096, 700, 9000, 1][i % 4]];
+        let mut places: Vec<ExtentRef> =
+            (0..40).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
+        let _pin = writer.finish().unwrap();
+        // In descending device order, one twice, with gaps.
+        let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
+        let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
+        let got = cache.read_values(&wanted).unwrap();
+        assert!(got.iter().map(|v| v.to_vec()).eq(order.iter().map(|&i| data(i))));
+        assert!(cache.read_values(&[]).unwrap().is_empty());
+        places[5].crc ^= 1;
+        let wrong = cache.read_values(&places).unwrap_err();
+        assert!(matches!(wrong, Error::Corrupt { addr, .. } if addr == places[5].addr), "{wrong}");
+        // A reference made of noise is an error, not a panic.
+        for (addr, len) in [(u64::MAX - 5, 4096), (0, u32::MAX), (1 << 50, 1)] {
+            places[5] = ExtentRef::plain(addr, len, 0);
+            assert!(cache.read_values(&places).is_err());
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The versions of keys written more than once: a chain for each key, newest first.
+
+use std::cmp::Ordering;
+
+use super::arena::Place;
+use crate::item::Seq;
+
+/// No version.
+const NONE: u32 = u32::MAX;
+/// The fewest overwrites of one key between two attempts to trim its chain of versions.
+const TRIM_EVERY: u32 = 8;
+
+/// The order of writes: by commit, and within one commit by arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Stamp {
+    pub seq: Seq,
+    pub arrival: u32,
+}
+
+/// One version of a key: 32 bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Version {
+    pub seq: Seq,
+    arrival: u32,
+    /// The next older version, an index into `Versions`.
+    older: u32,
+    /// The number of overwrites until the chain behind this newest version is trimmed.
+    credit: u32,
+    pub value: Place,
+}
+
+impl Version {
+    /// The only version of a key.
+    pub fn new(stamp: Stamp, value: Place) -> Version {
+        Version { seq: stamp.seq, arrival: stamp.arrival, older: NONE, credit: TRIM_EVERY, value }
+    }
+
+    pub fn stamp(&self) -> Stamp {
+        Stamp { seq: self.seq, arrival: self.arrival }
+    }
+}
+
+/// Values kept outside the arena that are no longer referred to.
+pub(super) type Released = Vec<Place>;
+
+/// All chains. The record of a key has the index of its newest version, which never changes.
+#[derive(Default)]
+pub(super) struct Versions {
+    slots: Vec<Version>,
+    free: Vec<u32>,
+    superseded: usize,
+}
+
+impl Versions {
+    /// The number of versions that are not the newest of their key.
+    pub fn superseded(&self) -> usize {
+        self.superseded
+    }
+
+    /// Heap bytes in use.
+    pub fn heap(&self) -> usize {
+        self.slots.capacity() * size_of::<Version>() + self.free.capacity() * 4
+    }
+
+    /// Begins a chain; returns its index.
+    pub fn begin(&mut self, version: Version) -> u32 {
+        self.store(version)
+    }
+
+    fn store(&mut self, version: Version) -> u32 {
+        match self.free.pop() {
+            Some(i) => {
+                self.slots[i as usize] = version;
+                i
+            }
+            None => {
+                self.slots.push(version);
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The newest version of a chain with a sequence number of at most `at`.
+    #[inline]
+    pub fn visible(&self, chain: u32, at: Seq) -> Option<Version> {
+        let mut v = &self.slots[chain as usize];
+        while v.seq > at {
+            if v.older == NONE {
+                return None;
+            }
+            v = &self.slots[v.older as usize];
+        }
+        Some(*v)
+    }
+
+    /// Adds `new` to a chain. Readers below `floor` are gone; values kept outside the arena that are
+    /// forgotten are added to `released`.
+    pub fn overwrite(&mut self, chain: u32, mut new: Version, floor: Seq, released: &mut Released) {
+        let newest = &mut self.slots[chain as usize];
+        match new.seq.cmp(&newest.seq) {
+            // Within one commit the last write counts; those before it are not visible.
+            Ordering::Equal => {
+                released.push(newest.value);
+                newest.value = new.value;
+                newest.arrival = new.arrival;
+            }
+            Ordering::Greater => {
+                let old = *newest;
+                new.credit = old.credit.saturating_sub(1);
+                new.older = self.store(old);
+                self.superseded += 1;
+                self.slots[chain as usize] = new;
+                if new.credit == 0 {
+                    let left = self.trim(new, floor, released);
+                    // Trimming costs as much as there are versions; so as many overwrites pass
+                    // before the next attempt.
+                    self.slots[chain as usize].credit = left + TRIM_EVERY;
+                }
+            }
+            // The commit pipeline does not do that, since its sequence numbers ascend; but no code
+            // of the memtable relies on it.
+            Ordering::Less => {
+                let mut behind = chain;
+                let mut at = newest.older;
+                while at != NONE && self.slots[at as usize].seq > new.seq {
+                    behind = at;
+                    at = self.slots[at as usize].older;
+                }
+                if at != NONE && self.slots[at as usize].seq == new.seq {
+                    let old = &mut self.slots[at as usize];
+                    released.push(old.value);
+                    old.value = new.value;
+                    old.arrival = new.arrival;
+                    return;
+                }
+                new.older = at;
+                let id = self.store(new);
+                self.superseded += 1;
+                self.slots[behind as usize].older = id;
+            }
+        }
+    }
+
+    /// Forgets the versions behind `newest` that no reader at `floor` or later sees; returns the
+    /// number that is left.
+    fn trim(&mut self, newest: Version, floor: Seq, released: &mut Released) -> u32 {
+        let mut left = 0;
+        let mut last = NONE;
+        let mut at = newest.older;
+        let mut seen = newest.seq <= floor;
+        while at != NONE && !seen {
+            seen = self.slots[at as usize].seq <= floor;
+            left += 1;
+            last = at;
+            at = self.slots[at as usize].older;
+        }
+        if last == NONE {
+            // All readers see the newest version, which happens only if the floor is ahead of the
+            // writer. The chain is kept.
+            return left;
+        }
+        self.slots[last as usize].older = NONE;
+        while at != NONE {
+            let old = self.slots[at as usize];
+            released.push(old.value);
+            self.free.push(at);
+            self.superseded -= 1;
+            at = old.older;
+        }
+        left
+    }
+}
