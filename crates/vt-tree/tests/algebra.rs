@@ -1,5 +1,5 @@
-//! The rope algebra against a model: whatever is flushed, merged, sliced and concatenated under
-//! whatever placement, the tuples stay those of an ordered map.
+//! The run algebra against a model: after any sequence of flushes, merges, slices and
+//! concatenations, under any placement, the tuples are those of an ordered map.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn compare(store: &BlockCache, inputs: &[Input], model: &Model, r: &mut Random, 
     }
     backward.reverse();
     assert_eq!(backward, expected, "backward");
-    // A walk with changes of direction.
+    // A scan with changes of direction.
     for _ in 0..20 {
         let at = key(r.next(keys));
         c.seek(&at);
@@ -174,7 +174,7 @@ fn one_history(seed: u64) {
                 runs.splice(from..to, merged);
             }
             _ if !runs.is_empty() => {
-                // Cut a run in three and put it together again.
+                // Slice a run in three and concatenate the slices.
                 let at = r.next(runs.len() as u64) as usize;
                 let (a, b) = (r.next(keys), r.next(keys));
                 let (a, b) = (key(a.min(b)), key(a.max(b)));
@@ -216,7 +216,7 @@ fn any_history_of_flushes_merges_slices_reads_like_a_map() {
     }
 }
 
-/// A merge cut where the fences say, piece by piece, is the merge.
+/// The parts of a merge between split points, together, equal the whole merge.
 #[test]
 fn pieces_of_a_merge_joined_are_the_merge() {
     let mut several = 0;

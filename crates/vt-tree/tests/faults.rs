@@ -1,5 +1,5 @@
-//! A device that lies: whatever bit of a run it turns over, reading says so or says what is true,
-//! and a check finds it.
+//! Damaged runs: whichever bit is flipped, reads return an error or the right answer, and a check
+//! finds it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct Written {
     /// Keeps the zones from being reused.
     run: Arc<Run>,
     root: Vec<u8>,
-    /// What it says of each key asked for: `None`, it has been deleted or was never there.
+    /// The expected value of each key looked up; `None` if it was deleted or never written.
     truth: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
 }
 
@@ -26,7 +26,7 @@ fn key(i: u64) -> Vec<u8> {
     format!("key {i:05}").into_bytes()
 }
 
-/// A run of `n` keys with everything in it: small and large values, deletions, deleted ranges.
+/// A run of `n` keys with all kinds of items: small and large values, tombstones, range tombstones.
 fn written(n: u64) -> Written {
     let device = Arc::new(MemoryDevice::default());
     let zones = Zones::format(device.clone(), FormatOptions::default())
@@ -39,7 +39,7 @@ fn written(n: u64) -> Written {
         let value = match i % 20 {
             3 => None,
             7 => Some(vec![i as u8; 600]),
-            // What cannot be compressed lies as it is.
+            // Incompressible values are stored uncompressed.
             17 => Some((0..600u64).map(|b| ((b * b * 0x9e37_79b9 + i) >> 13) as u8).collect()),
             _ => Some(format!("value of {i}").into_bytes()),
         };
@@ -81,8 +81,8 @@ impl Written {
         faults
     }
 
-    /// Reads everything in every way there is; each answer must be an error or the truth. Returns
-    /// whether there was an error.
+    /// Reads all data in all ways; each answer must be an error or right. Returns whether there was
+    /// an error.
     fn read(&self) -> bool {
         let store = BlockCache::new(self.zones.clone(), 1 << 20);
         let run = Run::decode(&store, &mut &self.root[..]).expect("the root is whole");
@@ -169,8 +169,8 @@ fn a_flipped_bit_is_an_error_and_never_a_wrong_answer() {
 
 #[test]
 fn a_block_of_an_older_time_or_another_place_is_an_error() {
-    // Two runs of one shape; then the first one's bytes over the second one's, all of them right by
-    // their own checksums.
+    // Two runs of the same shape; then the bytes of the first replace those of the second, all with
+    // valid checksums.
     let (a, b) = (written(150), written(150));
     let other = {
         let m = Memtable::new();
@@ -207,8 +207,8 @@ fn a_block_of_an_older_time_or_another_place_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A root pointer carries no checksum of its own (its user stores it with one), so a changed one
-    /// may decode: reading what it points to must still not panic.
+    /// A root pointer has no checksum of its own (its user stores it with one), so a changed one may
+    /// decode: reading what it points to must still not panic.
     #[test]
     fn a_root_pointer_of_any_bytes_does_not_panic(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),

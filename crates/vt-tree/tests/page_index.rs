@@ -1,5 +1,5 @@
-//! The index of pages that follow one another, in keys and on the device, takes little more than
-//! the checksums; it finds every page, knows at once which are missing, and survives being merged.
+//! The index of pages that are consecutive in keys and on the device takes little more than their
+//! checksums; it finds every page, knows which are missing without a read, and survives merges.
 
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ fn extent_runs_between_other_tuples_and_across_merges_are_found() {
         whole(&run);
         assert_eq!(run.stats().items, 9000 - 1 + 4000 + 3000 - 10);
         let found = |k: &[u8]| run.get(k, hash(k)).unwrap();
-        // What was copied has another place.
+        // A copied value has another address.
         let is_page = |k: &[u8], crc: u32| matches!(found(k), Lookup::Found(_, Value::Extent(e)) if e.crc == crc);
         for i in 0..9000u64 {
             let crc = if (4000..4100).contains(&i) {

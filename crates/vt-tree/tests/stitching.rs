@@ -1,5 +1,5 @@
-//! What stitching saves, counted in bytes: the cost of a merge follows what overlaps, not what
-//! exists (VT-tree §3.1).
+//! The savings of stitching in bytes: the cost of a merge is proportional to the data that
+//! overlaps, not to all data (VT-tree §3.1).
 
 use std::sync::Arc;
 
@@ -118,7 +118,7 @@ fn large_values_stay_where_they_are_when_their_keys_are_merged() {
     );
 }
 
-/// What a scan by the index cannot read in large pieces is moved together, once.
+/// Values that a scan by the index cannot read in large pieces are moved together, once.
 #[test]
 fn scattered_values_are_moved_once() {
     let store = store();
@@ -214,8 +214,8 @@ fn evacuation_leaves_the_victims_and_stitches_the_rest() {
     );
 }
 
-/// Appending for ever, in front of what is there as well, must not make the tree grow by a level
-/// each time: a manifest takes 40.
+/// Repeated appends, also before all existing keys, must not add a level to the tree each time: a
+/// manifest allows 40.
 #[test]
 fn a_run_that_grows_by_one_small_merge_after_another_stays_low() {
     let store = store();

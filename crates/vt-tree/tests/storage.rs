@@ -1,5 +1,5 @@
-//! How tuples are stored is a choice of each merge: compressed or not, with filters or without;
-//! runs of all kinds merge with each other.
+//! Each merge has options for the tuples it writes: compression and filters. Runs with any options
+//! can be merged.
 
 use std::io;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ fn runs_stored_in_all_ways_merge_with_each_other() {
         false_positives: ways[way].1,
         ..MergeOptions::default()
     };
-    // A stretch of its own for each, and one in which they all have keys.
+    // A range of keys for each run, and one in which all have keys.
     let inputs: Vec<Input> = (0..4)
         .map(|way| {
             let own = (way * 100_000..way * 100_000 + 30_000).map(|i| i * 2);
@@ -186,7 +186,7 @@ fn large_values_are_compressed_once_and_move_as_they_lie() {
             "{} bytes",
             even.stats().value_bytes
         );
-        // Stitched, then moved: the merge asks for no compression, and theirs stays.
+        // Stitched, then moved: the merge has no compression, and the values keep theirs.
         for placement in [Placement::stitch(), Placement::copy()] {
             let inputs = [Input::Run(even.clone()), Input::Run(odd.clone())];
             let all =
@@ -238,7 +238,7 @@ fn references_that_lie_about_compressed_values_are_errors() {
     }
 }
 
-/// Counts what it is to write while its caller goes on.
+/// Counts the bytes of writes behind.
 #[derive(Default)]
 struct Counted {
     memory: MemoryDevice,

@@ -15,7 +15,7 @@ use zones::{
 
 const STREAMS: [Purpose; 3] = [Purpose::Tuples, Purpose::Index, Purpose::Pages];
 
-/// What the test knows to be alive: a pin and the extents in it with the seed of their noise.
+/// Live data: a pin and its extents, each with the seed of its content.
 struct Owner {
     pin: ZonePin,
     extents: Vec<(u64, usize, u64)>,
@@ -71,7 +71,7 @@ fn check(zones: &Zones, owners: &[Owner], seed: u64) {
     );
 }
 
-/// Every byte placed is still there.
+/// Checks every byte placed.
 fn check_contents(zones: &Zones, owners: &[Owner], seed: u64) {
     for &(addr, len, seed_of_noise) in owners.iter().flat_map(|owner| &owner.extents) {
         let mut found = vec![0; len];
@@ -209,8 +209,7 @@ fn user_data_never_takes_the_reserve() {
         Err(Error::NoSpace)
     ));
     assert_eq!(zones.space().free_for_user, 0);
-    // The more a zone is needed to make others free, the further down the reserve it may be taken
-    // from.
+    // The more an allocation helps to free zones, the deeper it may reach into the reserve.
     let mut reserve = Vec::new();
     for (who, zones_for_it) in [(Priority::Log, 2), (Priority::Flush, 1), (Priority::Last, 1)] {
         reserve
@@ -273,7 +272,7 @@ fn zones_the_store_does_not_have_are_refused() {
         uses.add(ZoneId(zone), 1);
         assert!(matches!(zones.pin(&uses), Err(Error::Corrupt { .. })), "zone {zone}");
     }
-    // One bad zone spoils all: nothing stays pinned.
+    // One invalid zone fails the call: nothing stays pinned.
     let (zone, _pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     let mut uses = ZoneUse::whole(zone);
     uses.add(ZoneId(60), 1);
@@ -536,7 +535,7 @@ fn threads_fill_and_sync_together() {
     assert!(zones.usage().is_empty());
 }
 
-/// A block device: as long as it is, and all of it there at any time.
+/// A block device: its length is fixed, and all of it is allocated.
 struct Fixed(MemoryDevice);
 
 impl Device for Fixed {

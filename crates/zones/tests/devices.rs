@@ -1,4 +1,4 @@
-//! Each device keeps the one promise it was made for.
+//! Tests the guarantee of each device.
 
 mod world;
 
@@ -22,7 +22,7 @@ fn read(device: &dyn Device, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What every device does while nothing goes wrong.
+/// Checks the operations of a device without faults.
 fn behaves(device: &dyn Device) {
     let before = device.len().unwrap();
     device.grow(before + 300_000).unwrap();
@@ -49,7 +49,7 @@ fn behaves(device: &dyn Device) {
     assert_eq!(eof.kind(), std::io::ErrorKind::UnexpectedEof);
 }
 
-/// Many reads at once are what they are one by one; `content` lies at `offset`.
+/// Checks that batched reads return what single ones do; `content` lies at `offset`.
 fn reads_many(device: &dyn Device, offset: u64, content: &[u8]) {
     for count in [0, 1, 2, 300] {
         let places: Vec<(usize, usize)> =
@@ -157,7 +157,7 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         assert!(end.is_empty());
         device.discard(8 << 20, 4 << 20).unwrap();
         device.sync().unwrap();
-        // As the host has it: nothing waits for what is under way there.
+        // Read by the host's file: this does not wait for writes in progress.
         let mut host = vec![0; LEN];
         std::os::unix::fs::FileExt::read_exact_at(
             &std::fs::File::open(&path).unwrap(),
@@ -168,7 +168,7 @@ fn what_is_written_behind_is_seen_by_whatever_comes_next() {
         assert!(host == two);
         assert!(read(&device, at, LEN) == two);
     }
-    // What was taken is there when the file is closed, and can be locked by others.
+    // Accepted writes are done when the file is closed and others can lock it.
     device.write_behind(P, 4096, &mut one.clone()).unwrap();
     drop(device);
     let again = FileDevice::open(&path, true).unwrap();
@@ -369,7 +369,7 @@ fn random_faults_come_from_their_seed() {
     assert!((5..40).contains(&failures), "{failures} of 60");
 }
 
-/// The versions a sector may show: the last synced one and all written since.
+/// The versions that a sector may have: the last synced one and all written since.
 type Versions = Vec<Vec<[u8; 512]>>;
 
 const SECTORS: usize = 64;

@@ -102,7 +102,7 @@ fn an_abandoned_fill_leaves_nothing_behind() {
     (0..20).for_each(|_| _ = place(&mut writer, 1, &[1; 1 << 20]));
     assert_eq!(zones.space().zones_pinned, 3);
     drop(writer);
-    // The stream keeps its open zone, and begins it anew.
+    // The stream keeps its open zone, and restarts at its beginning.
     assert_eq!(
         (zones.space().zones_pinned, zones.space().zones_free),
         (0, zones.space().zones_total - 2)

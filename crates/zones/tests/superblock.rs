@@ -1,5 +1,5 @@
-//! The superblock pair: whatever one interrupted or damaged write does, the store opens with the
-//! old root or the new one.
+//! The superblock pair: after any interrupted or damaged write the store opens with the old root or
+//! the new one.
 
 mod world;
 
@@ -113,15 +113,15 @@ fn a_second_power_cut_never_hits_the_only_good_copy() {
     }
 }
 
-/// The two copies are never in the air at once: a power cut may tear all that was not synced, and
-/// one of them is whole.
+/// The two copies are never in flight at once: a power cut may tear all unsynced writes, and one
+/// copy is intact.
 #[test]
 fn a_power_cut_tears_one_copy_at_most() {
     for moment in 0..6 {
         for seed in 0..100 {
             let device = Arc::new(CrashDevice::new());
             let zones = Zones::format(device.clone(), SMALL).unwrap();
-            // As long as can be, so that a torn one is not whole by chance.
+            // As long as possible, so that a torn copy is not valid by chance.
             let (old, new) = ([b'o'; MAX_ROOT], [b'n'; MAX_ROOT]);
             zones.set_root(&old).unwrap();
             device.cut_power_after(moment);

@@ -63,7 +63,7 @@ impl Model {
     }
 }
 
-/// What a source that shows `item` says about a key that it covers.
+/// The result of a lookup of a key that `item` covers.
 fn says(item: &Item) -> Lookup {
     match &item.body {
         Body::Put(v) => Lookup::Found(item.seq, v.clone()),
@@ -84,8 +84,7 @@ fn end(item: &Item) -> Vec<u8> {
     }
 }
 
-/// Items are right when they say of every landmark what the model says, and nothing else covers
-/// one.
+/// Checks items: at every landmark they must agree with the model.
 struct View<'a> {
     model: &'a Model,
     landmarks: BTreeSet<Vec<u8>>,
@@ -102,7 +101,7 @@ impl View<'_> {
         }
     }
 
-    /// Nothing is known of the keys in `[from, to)`.
+    /// Checks that the model has nothing at the keys in `[from, to)`.
     fn check_gap(&self, from: &[u8], to: Option<&[u8]>) {
         for k in self.landmarks.range(from.to_vec()..).take_while(|k| to.is_none_or(|t| &k[..] < t))
         {
@@ -452,7 +451,7 @@ fn a_value_is_read_before_and_after_it_has_a_place() {
         Lookup::Found(2, Value::Inline(buffer.slice(..5000)))
     );
     assert_eq!(m.place([(slots[0], extent)]), 0, "it has a place already");
-    // Written again before it had a place: the reader of the older version gets that all the same.
+    // Overwritten before it was placed: a reader of the older version still gets that.
     m.put(&1u64.to_be_bytes(), 5, Value::Inline("new".into()));
     m.place([(slots[1], extent)]);
     assert_eq!(m.get(&1u64.to_be_bytes(), 3), Lookup::Found(2, Value::Extent(extent)));

@@ -1,4 +1,4 @@
-//! What the tests of zones share.
+//! Helpers of the tests of zones.
 #![allow(dead_code)]
 
 use std::sync::Arc;

@@ -1,13 +1,13 @@
-//! The rope algebra as a specification. A run, whatever it was made of and however, says of every
-//! key what its inputs said, the newest first; walks over it in any direction and with any seeks
-//! show exactly that, as disjoint items; and `check_run` finds nothing wrong with it.
+//! The run algebra as a specification. However a run was made, a lookup in it returns what its
+//! inputs returned, the newest first; cursors on it, in any direction and with any seeks, return
+//! exactly that, as disjoint items; and `check_run` finds no fault.
 //!
-//! The model of a run is a *layer*: what it says of each *landmark*. Landmarks are all keys that a
-//! history may name, and the first key after each; no item begins or ends anywhere else, so between
-//! landmarks nothing can change.
+//! The model of a run is a *layer*: the result of a lookup of each *landmark*. Landmarks are all
+//! keys that a history may use, and the first key after each; no item begins or ends anywhere else,
+//! so nothing can change between landmarks.
 //!
-//! A history is made from a seed. `KVFS_TEST_CASES` runs that many of them, `KVFS_TEST_SEED` begins
-//! with another one.
+//! A history follows from a seed. `KVFS_TEST_CASES` is the number of histories, `KVFS_TEST_SEED`
+//! the first seed.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ struct Layer {
     says: Vec<Says>,
     /// Sequence numbers up to this one may have become 0.
     old: Seq,
-    /// Those up to this one must have: nothing was stitched since they were declared old.
+    /// Those up to this one must be 0: nothing was stitched since they were declared old.
     zero: Seq,
 }
 
@@ -117,8 +117,8 @@ fn fresh_zones() -> Arc<Zones> {
     zones
 }
 
-/// The keys of a history: nasty ones, long ones (a few to a block, a few blocks to a node: tall
-/// trees), or many plain ones.
+/// The keys of a history: adversarial ones, long ones (a few to a block, a few blocks to a node:
+/// tall trees), or many plain ones.
 fn keys(r: &mut Random) -> Vec<Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = match r.below(3) {
         0 => {
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// What a memtable with these changes says as of `at`.
+    /// The layer of a memtable with these changes as of `at`.
     fn layer(&self, ops: &[(Seq, Op)], at: Seq) -> Layer {
         let mut says = vec![Says::Nothing; self.landmarks.len()];
         for (seq, op) in ops.iter().filter(|(seq, _)| *seq <= at) {
@@ -268,7 +268,7 @@ impl World {
             Merge::new(&self.store, inputs, range, options.clone()).expect("a merge begins");
         let budget = self.r.of(&[1, 1000, 100_000, u64::MAX]);
         if self.r.one_in(3) {
-            // In two parts: cut off where it stands, and the rest from there on.
+            // In two parts: one that is ended early, and one with the rest.
             for _ in 0..1 + self.r.below(8) {
                 _ = merge.step(budget.min(20_000)).expect("a merge goes on");
             }
@@ -297,7 +297,7 @@ impl World {
         }
     }
 
-    /// Checks `item` against `layer`; the landmarks that it covers.
+    /// Checks `item` against `layer`; returns the landmarks that it covers.
     fn check_item(&self, item: &Item, layer: &Layer) -> (usize, usize) {
         let from = self.index(&item.key);
         let (to, says) = match &item.body {
@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// Everything there is to ask of one source.
+    /// Checks all operations of one source.
     fn check_source(&mut self, c: &mut dyn Source, layer: &Layer) {
         let end = self.landmarks.len();
         c.first().expect("reads");
@@ -381,7 +381,7 @@ impl World {
         }
     }
 
-    /// Everything there is to ask of one run.
+    /// Checks all operations of one run.
     fn check_run(&mut self, run: Option<Arc<Run>>, layer: &Layer) -> Option<Arc<Run>> {
         let Some(run) = run else {
             assert!(
@@ -400,8 +400,8 @@ impl World {
         Some(run)
     }
 
-    /// Many sources as one: live tuples both ways, and a walk with turns and seeks while a memtable
-    /// among them is written.
+    /// Checks a cursor on many sources: live tuples in both directions, and a scan with turns and
+    /// seeks while a memtable among them is written.
     fn check_cursor(&mut self, runs: &[(Arc<Run>, Layer)]) {
         let live = Arc::new(Memtable::new());
         let mut ops = Vec::new();
@@ -445,7 +445,7 @@ impl World {
         }
     }
 
-    /// What of `layer` lies in the range.
+    /// The part of `layer` in the range.
     fn cut(&self, layer: &Layer, a: usize, b: Option<usize>) -> Layer {
         let mut cut = layer.clone();
         for (i, s) in cut.says.iter_mut().enumerate() {
@@ -565,7 +565,7 @@ fn history(seed: u64) {
                 let whole = concat(&w.store, &parts).expect("concatenates");
                 w.check_run(whole, &layer);
             }
-            // Take all of them up again from their root pointers, with nothing cached.
+            // Decode all runs again from their root pointers, with an empty cache.
             _ => {
                 w.store = BlockCache::new(w.zones.clone(), w.r.of(&[0, 1 << 16, 1 << 20]));
                 for (run, _) in &mut runs {
