@@ -74,7 +74,7 @@ pub use estimate::{Estimate, estimate};
 pub use filter::{FALSE_POSITIVES, Filter, FilterBuilder, hash};
 pub use input::{Input, KeyRange};
 pub use item::{Body, BodyRef, Item, ItemRef, Lookup, Seq};
-pub use memtable::{Memtable, MemtableCursor, Pool, Slot, UNPLACED, Writer};
+pub use memtable::{DEFERRED_OVERHEAD, DeferredSlot, Memtable, MemtableCursor, Pool, Writer};
 pub use merge::{ADAPTIVE, Placement, SOLID_STATE_SEEK, VALUE_WINDOW};
 pub use merge::{Merge, MergeOptions, MergeStats, RunWriter, concat, merge, slice, split_points};
 pub use rewrite::rewrite;

@@ -90,7 +90,7 @@ impl ExtentWriter {
         self.behind = true;
     }
 
-    /// Adds zones from [`Zones::set_aside`], which the writer uses before others. Objects that fit
+    /// Adds zones from [`Zones::reserve_zone`], which the writer uses before others. Objects that fit
     /// them are guaranteed to find space.
     pub fn supply(&mut self, zones: Vec<ZonePin>) {
         self.supply.extend(zones);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::Env;
 use env::sync::{Condvar, Mutex, MutexGuard};
-use vt_tree::{Compression, ExtentRef, Packer, Seq, Slot, Value, place_packed};
+use vt_tree::{Compression, DeferredSlot, ExtentRef, Packer, Seq, Value, place_packed};
 use zones::{Priority, Purpose, ZonePin, ZoneUse, Zones};
 
 use self::batch::{Batch, Change, Durability};
@@ -388,7 +388,7 @@ impl CommitPipeline {
                 None => layer.memtable.writer().put_slice(key, seq, value),
                 Some(value) => {
                     waiting = unplaced::heap(value.len());
-                    let slot = layer.memtable.writer().put_unplaced(key, seq, value.clone());
+                    let slot = layer.memtable.writer().put_deferred(key, seq, value.clone());
                     let key = Bytes::copy_from_slice(key);
                     pipeline.pending.push(Unplaced {
                         dict,
@@ -771,7 +771,7 @@ impl CommitPipeline {
 }
 
 /// Is told of an unplaced value: dictionary, put, and where it is.
-type Told<'a> = dyn FnMut(DictionaryId, &Op, Option<(&Layer, Slot)>) + 'a;
+type Told<'a> = dyn FnMut(DictionaryId, &Op, Option<(&Layer, DeferredSlot)>) + 'a;
 
 /// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those
 /// of unplaced values apart. `unplaced` is told of each of these: where it is, or `None` when its
@@ -805,7 +805,7 @@ pub(crate) fn write_memtables(
                     Op::Put(k, Value::Inline(v)) => writer.put_slice(k, seq, v),
                     Op::Put(k, v) => writer.put(k, seq, v.clone()),
                     Op::PutUnplaced(k, v, _) => {
-                        let slot = writer.put_unplaced(k, seq, v.clone());
+                        let slot = writer.put_deferred(k, seq, v.clone());
                         waiting += unplaced::heap(v.len());
                         unplaced(*dict, op, Some((layer, slot)));
                     }

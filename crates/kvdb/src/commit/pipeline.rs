@@ -132,7 +132,7 @@ impl CommitPipeline {
     /// Takes zones until values that cost so much are sure to find a place.
     fn set_aside(&self, writer: &mut Writer, cost: u64, claim: SpaceClaim) -> Result<()> {
         while unplaced::room(writer.set_aside.len()) < cost {
-            writer.set_aside.push(self.zones.set_aside(claim.reserve())?);
+            writer.set_aside.push(self.zones.reserve_zone(claim.reserve())?);
         }
         Ok(())
     }

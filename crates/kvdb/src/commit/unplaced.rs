@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use vt_tree::{Compression, ExtentRef, Packer, Slot, UNPLACED, place_packed};
+use vt_tree::{Compression, DEFERRED_OVERHEAD, DeferredSlot, ExtentRef, Packer, place_packed};
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
 use crate::commit::CommitPipeline;
@@ -37,12 +37,12 @@ pub(crate) struct Unplaced {
     pub at: Option<usize>,
     /// The memtable that has it, and where.
     pub layer: Layer,
-    pub slot: Slot,
+    pub slot: DeferredSlot,
 }
 
 /// Memory that a value of so many bytes takes while it is unplaced.
 pub(crate) fn heap(len: usize) -> usize {
-    len + UNPLACED
+    len + DEFERRED_OVERHEAD
 }
 
 /// The longest value that may wait, bytes.

@@ -60,7 +60,7 @@ impl Batch {
                 Some(Kept::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
                 Some(Kept::Own(Value::Extent(e))) => BatchBody::Extent(*e),
                 // Copied: the caller may keep the value, which must not keep its neighbours.
-                Some(Kept::Unplaced(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
+                Some(Kept::Deferred(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
                 None => BatchBody::Delete,
             },
         };

@@ -85,14 +85,14 @@ enum Kept {
     /// As it was given.
     Own(Value),
     /// It shares a buffer with its neighbours until it has a place on the device, see
-    /// `Writer::put_unplaced`.
-    Unplaced(Bytes),
+    /// `Writer::put_deferred`.
+    Deferred(Bytes),
 }
 
 /// Identifies a value in a memtable that has no address on the device yet, see
-/// [`Writer::put_unplaced`].
+/// [`Writer::put_deferred`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot(u32);
+pub struct DeferredSlot(u32);
 
 impl Default for Memtable {
     fn default() -> Self {
@@ -188,16 +188,16 @@ impl Memtable {
         MemtableCursor::new(self.clone(), at)
     }
 
-    /// Replaces values put by [`Writer::put_unplaced`] by references to the device, where they must
+    /// Replaces values put by [`Writer::put_deferred`] by references to the device, where they must
     /// be readable. Returns the bytes by which the memtable shrank.
-    pub fn place(&self, placed: impl IntoIterator<Item = (Slot, ExtentRef)>) -> usize {
+    pub fn place(&self, placed: impl IntoIterator<Item = (DeferredSlot, ExtentRef)>) -> usize {
         let mut writer = self.writer();
         let before = writer.state.kept_bytes;
-        for (Slot(i), extent) in placed {
+        for (DeferredSlot(i), extent) in placed {
             if let Some(Some(kept)) = writer.state.kept.get_mut(i as usize)
-                && let Kept::Unplaced(bytes) = kept
+                && let Kept::Deferred(bytes) = kept
             {
-                let heap = UNPLACED + bytes.len();
+                let heap = DEFERRED_OVERHEAD + bytes.len();
                 *kept = Kept::Own(Value::Extent(extent));
                 writer.state.kept_bytes -= heap;
             }
@@ -284,7 +284,7 @@ impl MemtableState {
             match self.kept[i as usize].as_ref()? {
                 Kept::Own(value) => Some(value.clone()),
                 // Copied: the caller may keep the value, which must not keep its neighbours.
-                Kept::Unplaced(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
+                Kept::Deferred(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
             }
         } else {
             // Copied: a value that is kept must not keep a region of the pool.
@@ -324,10 +324,10 @@ impl MemtableState {
         for i in released.into_iter().filter_map(Place::as_kept) {
             self.forgotten += match self.kept[i as usize].as_ref() {
                 Some(Kept::Own(Value::Extent(e))) => u64::from(e.stored),
-                Some(Kept::Unplaced(bytes)) => bytes.len() as u64,
+                Some(Kept::Deferred(bytes)) => bytes.len() as u64,
                 _ => 0,
             };
-            // An unplaced value keeps its slot until `place` is called with it.
+            // A deferred value keeps its slot until `place` is called with it.
             if let Some(kept) = self.kept[i as usize].take_if(|kept| matches!(kept, Kept::Own(_))) {
                 self.kept_bytes -= kept.heap();
                 self.free_kept.push(i);
@@ -345,8 +345,8 @@ impl MemtableState {
     }
 }
 
-/// Heap bytes that an unplaced value takes in addition to its length.
-pub const UNPLACED: usize = 16;
+/// Heap bytes that a deferred value takes in addition to its length.
+pub const DEFERRED_OVERHEAD: usize = 16;
 
 impl Kept {
     /// Its heap bytes: the buffer, its reference count, the overhead of the allocator.
@@ -354,7 +354,7 @@ impl Kept {
         match self {
             Kept::Own(Value::Inline(b)) => b.len() + 48,
             Kept::Own(Value::Extent(_)) => 0,
-            Kept::Unplaced(b) => b.len() + UNPLACED,
+            Kept::Deferred(b) => b.len() + DEFERRED_OVERHEAD,
         }
     }
 }
@@ -381,11 +381,11 @@ impl Writer<'_> {
     /// Sets a key to a value that is being written to the device; [`Memtable::place`] replaces it
     /// by its address. Until then it is kept as given, a slice of a buffer that it shares with
     /// others.
-    pub fn put_unplaced(&mut self, key: &[u8], seq: Seq, value: Bytes) -> Slot {
+    pub fn put_deferred(&mut self, key: &[u8], seq: Seq, value: Bytes) -> DeferredSlot {
         let s = &mut *self.state;
-        let slot = s.keep(Kept::Unplaced(value));
+        let slot = s.keep(Kept::Deferred(value));
         s.write(key, seq, Written::Kept(slot));
-        Slot(slot)
+        DeferredSlot(slot)
     }
 
     /// Sets a key to a copy of an inline value, see [`Memtable::put`].

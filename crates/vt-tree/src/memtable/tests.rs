@@ -436,15 +436,15 @@ fn a_memtable_keeps_the_zones_of_its_extents_as_long_as_it_lives() {
 fn a_value_is_read_before_and_after_it_has_a_place() {
     let m = Arc::new(Memtable::new());
     let buffer = Bytes::from(vec![7; 10_000]);
-    let slots: Vec<Slot> = (0..2u64)
-        .map(|i| m.writer().put_unplaced(&i.to_be_bytes(), i + 1, buffer.slice(..5000)))
+    let slots: Vec<DeferredSlot> = (0..2u64)
+        .map(|i| m.writer().put_deferred(&i.to_be_bytes(), i + 1, buffer.slice(..5000)))
         .collect();
     let full = m.bytes();
     let inline = Lookup::Found(1, Value::Inline(buffer.slice(..5000)));
     assert_eq!(m.get(&0u64.to_be_bytes(), 9), inline);
     let extent = ExtentRef::plain(4096, 5000, 1);
     let shrunk = m.place([(slots[0], extent)]);
-    assert_eq!((shrunk, m.bytes()), (5000 + UNPLACED, full - shrunk));
+    assert_eq!((shrunk, m.bytes()), (5000 + DEFERRED_OVERHEAD, full - shrunk));
     assert_eq!(m.get(&0u64.to_be_bytes(), 9), Lookup::Found(1, Value::Extent(extent)));
     assert_eq!(
         m.get(&1u64.to_be_bytes(), 9),

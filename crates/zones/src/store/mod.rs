@@ -308,7 +308,7 @@ impl Zones {
 
     /// Reserves a zone for an [`ExtentWriter`](crate::ExtentWriter) that must not fail for lack of
     /// space, see [`ExtentWriter::supply`](crate::ExtentWriter::supply).
-    pub fn set_aside(&self, priority: Priority) -> Result<ZonePin> {
+    pub fn reserve_zone(&self, priority: Priority) -> Result<ZonePin> {
         self.acquire(priority)
     }
 }
