@@ -68,7 +68,7 @@ impl Check<'_> {
                 && let Some(h) = found.hashes.iter().find(|h| !filter.may_contain(**h))
             {
                 (self.fault)(format!(
-                    "filter of the index node at {:#x} does not know a key of it (hash {h:#x})",
+                    "filter of the index node at {:#x} lacks one of its keys (hash {h:#x})",
                     entry.at.addr
                 ));
             }
@@ -90,7 +90,7 @@ impl Check<'_> {
         for e in &node.entries {
             if e.low < entry.low || e.high > entry.high {
                 (self.fault)(format!(
-                    "index node at {:#x} holds keys outside of its fences",
+                    "index node at {:#x} has keys outside its fences",
                     entry.at.addr
                 ));
             }
@@ -173,10 +173,7 @@ impl Check<'_> {
             }
         }
         if item.key < entry.low || self.last_end.as_slice() > entry.high.as_ref() {
-            (self.fault)(format!(
-                "tuple block at {:#x}: a key outside of its fences",
-                entry.at.addr
-            ));
+            (self.fault)(format!("tuple block at {:#x}: a key outside its fences", entry.at.addr));
         }
         found.items += 1;
         found.max_seq = found.max_seq.max(item.seq);
@@ -197,13 +194,13 @@ impl Check<'_> {
         );
         if said != is {
             (self.fault)(format!(
-                "index entry of level {level} for {:#x}: its sums are {said:?}, beneath lie {is:?}",
+                "index entry of level {level} for {:#x}: its sums are {said:?}, the actual ones {is:?}",
                 e.at.addr
             ));
         }
         if !e.zone_use().is_ok_and(|z| z == f.zones) {
             (self.fault)(format!(
-                "index entry of level {level} for {:#x}: zone accounting does not match what lies beneath",
+                "index entry of level {level} for {:#x}: zone accounting does not match the actual bytes",
                 e.at.addr
             ));
         }

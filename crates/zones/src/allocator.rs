@@ -126,13 +126,13 @@ impl Allocator {
             let known = state.zones.get(zone.0 as usize).filter(|_| zone.0 > 0);
             let Some(known) = known else {
                 return Err(Error::corrupt(
-                    format!("{zone} is referred to, but is none of the store's"),
+                    format!("a reference to {zone}, which the store does not have"),
                     zone.start(),
                 ));
             };
             if state.started && known.pins == 0 && !known.open {
                 return Err(Error::corrupt(
-                    format!("{zone} is referred to, but is free"),
+                    format!("a reference to {zone}, which is free"),
                     zone.start(),
                 ));
             }

@@ -48,7 +48,7 @@ impl BlockCache {
         let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
         let len = last.end().checked_sub(first.addr).filter(|len| *len <= ZONE_SIZE);
         let Some(len) = len else {
-            return Err(Error::corrupt("values that are no span", first.addr));
+            return Err(Error::corrupt("large values that do not follow one another", first.addr));
         };
         let mut buf = vec![0u8; len as usize];
         self.zones.read_medium(Purpose::Pages, first.addr, &mut buf)?;

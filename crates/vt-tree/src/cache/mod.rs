@@ -121,7 +121,7 @@ pub struct BlockCache {
 
 /// The error for a tuple block with keys outside its fences.
 pub(crate) fn outside(addr: u64) -> Error {
-    Error::corrupt("tuple block: keys outside of its fences", addr)
+    Error::corrupt("tuple block: keys outside its fences", addr)
 }
 
 impl BlockCache {

@@ -70,7 +70,7 @@ impl Entry {
         };
         let uses = ZoneUse::decode(&mut rest).map_err(|_| corrupt("zones do not decode"))?;
         if uses.total_bytes() > MAX_SUM {
-            return Err(corrupt("more bytes in its zones than can be"));
+            return Err(corrupt("impossible number of bytes in its zones"));
         }
         Ok(uses)
     }

@@ -67,7 +67,7 @@ pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Resu
         return fault("checksum does not match its bytes");
     }
     if crc != at.crc {
-        return fault("whole, but not the block that its index entry names");
+        return fault("intact, but not the block that its index entry refers to");
     }
     let addr = u64::from_le_bytes([
         frame[8], frame[9], frame[10], frame[11], frame[12], frame[13], frame[14], frame[15],
@@ -76,12 +76,12 @@ pub fn open(frame: Bytes, kind: FrameKind, level: u16, at: FramePointer) -> Resu
         return fault(&format!("belongs at address {addr}"));
     }
     if frame[4] != kind as u8 || u16::from_le_bytes([frame[6], frame[7]]) != level {
-        return fault("of another kind or level than its index entry says");
+        return fault("kind or level differs from its index entry");
     }
     match frame[5] {
         0 => Ok(frame.slice(FRAME_HEADER..)),
         codec if kind == FrameKind::Tuples => unpack(codec, &frame[FRAME_HEADER..]).or_else(fault),
-        _ => fault("compressed, which only tuple blocks are"),
+        _ => fault("compressed, but no tuple block"),
     }
 }
 

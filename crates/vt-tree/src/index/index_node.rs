@@ -261,7 +261,7 @@ impl IndexNode {
         }
         if within() != Some(true) {
             return Err(Error::corrupt(
-                "what lies beneath an index entry has keys outside of its fences",
+                "index entry: keys beneath it are outside its fences",
                 self.pointers[i].at.addr,
             ));
         }

@@ -57,7 +57,7 @@ impl Node {
         };
         let ends = self.entries.first().zip(self.entries.last());
         if ends.is_none_or(|(first, last)| first.low < above.low || last.high > above.high) {
-            return corrupt("keys outside of its fences");
+            return corrupt("keys outside its fences");
         }
         let sum = |of: fn(&Entry) -> u64| {
             self.entries.iter().fold(0u64, |sum, e| sum.saturating_add(of(e)))
@@ -65,7 +65,7 @@ impl Node {
         let sums: [fn(&Entry) -> u64; 4] =
             [|e| e.items, |e| e.block_bytes, |e| e.value_bytes, |e| e.value_spans];
         if sums.into_iter().any(|of| sum(of) > of(above)) {
-            return corrupt("more in it than its index entry says");
+            return corrupt("its sums exceed those of its index entry");
         }
         Ok(())
     }

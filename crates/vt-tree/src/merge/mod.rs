@@ -327,7 +327,7 @@ impl Merge {
     /// it.
     fn merge_blocks(&mut self, i: usize, limit: Option<Bytes>) -> Result<()> {
         let Some((entries, filter)) = self.inputs[i].blocks() else {
-            return Err(Error::corrupt("a tuple block outside of any index node", 0));
+            return Err(Error::corrupt("a tuple block outside any index node", 0));
         };
         let placement = &self.options.placement;
         let (mut count, mut bytes) = (0, 0);

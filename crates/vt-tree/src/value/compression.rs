@@ -118,14 +118,14 @@ pub(crate) fn unpack_value(
 ) -> Result<Bytes, &'static str> {
     match codec {
         Compression::None if stored.len() == len as usize => Ok(stored),
-        Compression::None => Err("its length is another than it has on the device"),
+        Compression::None => Err("its length differs from that on the device"),
         codec => decompress(codec, &stored, len as usize),
     }
 }
 
 fn decompress(codec: Compression, packed: &[u8], len: usize) -> Result<Bytes, &'static str> {
     if len as u64 > ZONE_SIZE {
-        return Err("decompressed it would be longer than a zone");
+        return Err("longer than a zone when decompressed");
     }
     let mut payload = vec![0; len];
     let unpacked = match codec {
@@ -139,7 +139,7 @@ fn decompress(codec: Compression, packed: &[u8], len: usize) -> Result<Bytes, &'
         Compression::None => return Err("unknown codec"),
     };
     if unpacked != Some(len) {
-        return Err("does not decompress to the length that it tells");
+        return Err("does not decompress to its recorded length");
     }
     Ok(Bytes::from(payload))
 }

@@ -14,7 +14,7 @@ impl Zones {
         let end = addr.checked_add(len);
         if addr < ZONE_SIZE || end.is_none_or(|end| end > self.device_len.load(Ordering::Acquire)) {
             return Err(Error::corrupt(
-                format!("{len} bytes are referred to that lie outside the store"),
+                format!("a reference to {len} bytes outside the store"),
                 addr,
             ));
         }

@@ -36,7 +36,7 @@ const NODE_SIZE: usize = 8 << 10;
 /// A leaf index node is closed at this many items, so that its filter stays a small read.
 const LEAF_ITEMS: u64 = 16 << 10;
 
-/// What a merge did, bytes unless said otherwise.
+/// What a merge did, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeStats {
     /// Blocks and values that stayed where they were.
@@ -53,7 +53,7 @@ pub struct MergeStats {
     pub values_read: u64,
     /// Index entries and subtrees stitched (a count).
     pub stitches: u64,
-    /// Bytes that range tombstones dropped without reading them.
+    /// Bytes that range tombstones dropped unread.
     pub pruned: u64,
 }
 
@@ -77,11 +77,11 @@ pub(crate) struct RunBuilder {
     index: ExtentWriter,
     pages: ExtentWriter,
     block: OpenBlock,
-    /// Large values, and what lies between them, until it is known which of them stay.
+    /// Items held back until it is known which of their large values move.
     window: RelocationWindow,
     /// `open[l]` collects entries of level `l`: blocks at 0, leaf index nodes at 1.
     open: Vec<NodeBuilder>,
-    /// Keys of the open leaf that were written by us, hashed.
+    /// The hashes of the keys written to the open leaf.
     hashes: Vec<u64>,
     borrowed: Vec<BorrowedFilter>,
     /// The last block was closed because it was full.
@@ -117,8 +117,8 @@ impl RunBuilder {
         }
     }
 
-    /// Appends one item to the writer. A large value is placed, kept where it is, or moved, as the
-    /// placement says.
+    /// Appends one item. A large value is placed if it comes as bytes; otherwise the placement
+    /// decides whether it stays or moves.
     pub fn push_item(&mut self, item: Item) -> Result<()> {
         self.push(item.borrow())
     }
