@@ -73,7 +73,7 @@ enum WaitReason {
     Ended,
 }
 
-struct Thread {
+struct SimulatedThread {
     name: String,
     waits: WaitReason,
     deadline: Option<Duration>,
@@ -85,7 +85,7 @@ struct Thread {
 
 struct RunState {
     random: Random,
-    threads: Vec<Thread>,
+    threads: Vec<SimulatedThread>,
     clock: Duration,
     points: u64,
     /// The running thread continues at a point, but once in so many points a random one does; 1: at
@@ -171,7 +171,7 @@ impl Run {
         let priority = u64::MAX / 2 + 1 + state.random.below(1 << 32);
         let id = state.threads.len();
         let name = format!("{id} ({name})");
-        let thread = Thread {
+        let thread = SimulatedThread {
             name,
             waits: WaitReason::No,
             deadline: None,
@@ -325,8 +325,7 @@ impl RunState {
 
     /// Wakes up to `most` random threads of those that wait at this address.
     fn wake(&mut self, at: usize, most: usize) {
-        let waiting =
-            |t: &Thread| matches!(t.waits, WaitReason::For { address, .. } if address == at);
+        let waiting = |t: &SimulatedThread| matches!(t.waits, WaitReason::For { address, .. } if address == at);
         let mut those: Vec<usize> =
             (0..self.threads.len()).filter(|&i| waiting(&self.threads[i])).collect();
         for _ in 0..most.min(those.len()) {
@@ -336,7 +335,7 @@ impl RunState {
     }
 
     fn describe(&self) -> String {
-        let line = |t: &Thread| match t.waits {
+        let line = |t: &SimulatedThread| match t.waits {
             WaitReason::No => format!("thread {} runs", t.name),
             WaitReason::For { what, address } => {
                 format!("thread {} waits for a {what} at {address:#x}", t.name)

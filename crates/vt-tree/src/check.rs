@@ -18,13 +18,13 @@ use crate::value::{ExtentRef, Value};
 /// with the number of data bytes after each read. Continues after a fault with the next subtree.
 pub fn check_run(run: &Arc<Run>, fault: &mut dyn FnMut(String), progress: &mut dyn FnMut(u64)) {
     let (root, level) = run.root();
-    let mut check = Check { run, fault, progress, last_end: Vec::new() };
+    let mut check = RunChecker { run, fault, progress, last_end: Vec::new() };
     if let Some(found) = check.subtree(root, level) {
         check.compare(root, level, &found);
     }
 }
 
-struct Check<'a> {
+struct RunChecker<'a> {
     run: &'a Arc<Run>,
     fault: &'a mut dyn FnMut(String),
     progress: &'a mut dyn FnMut(u64),
@@ -49,7 +49,7 @@ struct Observed {
     hashes: Vec<u64>,
 }
 
-impl Check<'_> {
+impl RunChecker<'_> {
     fn read<T>(&mut self, what: Result<T>) -> Option<T> {
         what.map_err(|e| (self.fault)(e.to_string())).ok()
     }

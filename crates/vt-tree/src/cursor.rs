@@ -120,7 +120,7 @@ enum Direction {
 
 /// The position of the cursor while its sources are not positioned: before all keys from `key` on,
 /// or behind every key.
-enum Position {
+enum CursorPosition {
     Before(Vec<u8>),
     End,
 }
@@ -135,7 +135,7 @@ pub struct TreeCursor {
     direction: Direction,
     /// The item in front was returned: it is skipped when the cursor moves on.
     handed: bool,
-    position: Position,
+    position: CursorPosition,
     /// The target of a jump, in memory that is reused.
     bound: Vec<u8>,
 }
@@ -161,12 +161,12 @@ impl TreeCursor {
             order: Vec::new(),
             direction: Direction::None,
             handed: false,
-            position: Position::Before(Vec::new()),
+            position: CursorPosition::Before(Vec::new()),
             bound: Vec::new(),
         }
     }
 
-    fn stand(&mut self, position: Position) {
+    fn stand(&mut self, position: CursorPosition) {
         self.position = position;
         self.direction = Direction::None;
         self.handed = false;
@@ -174,12 +174,12 @@ impl TreeCursor {
 
     /// Moves before the first tuple whose key is at least `key`.
     pub fn seek(&mut self, key: &[u8]) {
-        self.stand(Position::Before(key.to_vec()));
+        self.stand(CursorPosition::Before(key.to_vec()));
     }
 
     /// Moves behind the last tuple.
     pub fn seek_to_end(&mut self) {
-        self.stand(Position::End);
+        self.stand(CursorPosition::End);
     }
 
     /// Positions the sources for moves in `direction`.
@@ -193,21 +193,21 @@ impl TreeCursor {
             if self.direction == Direction::Forward {
                 key.push(0);
             }
-            self.stand(Position::Before(key));
+            self.stand(CursorPosition::Before(key));
         }
         self.direction = Direction::None;
         self.aim(direction)?;
         for s in &mut self.sources {
             let s = s.source();
             match (&self.position, direction) {
-                (Position::Before(key), Direction::Forward) => s.seek(key)?,
-                (Position::Before(key), _) => s.seek_before(key)?,
+                (CursorPosition::Before(key), Direction::Forward) => s.seek(key)?,
+                (CursorPosition::Before(key), _) => s.seek_before(key)?,
                 // Nothing lies behind the end: the sources get no item.
-                (Position::End, Direction::Forward) => {
+                (CursorPosition::End, Direction::Forward) => {
                     s.last()?;
                     s.next()?;
                 }
-                (Position::End, _) => s.last()?,
+                (CursorPosition::End, _) => s.last()?,
             }
         }
         self.direction = direction;
@@ -218,7 +218,7 @@ impl TreeCursor {
     /// Finds the block that each run will read in the following seek, so that all of them can be
     /// requested from the device at once.
     fn aim(&mut self, direction: Direction) -> Result<()> {
-        let Position::Before(key) = &self.position else { return Ok(()) };
+        let CursorPosition::Before(key) = &self.position else { return Ok(()) };
         let mut blocks = Vec::new();
         let mut cache = None;
         for s in &mut self.sources {
@@ -304,9 +304,9 @@ impl TreeCursor {
             let Some(&front) = self.order.first() else {
                 // The end is reached: the sources need not be asked again.
                 self.position = if direction == Direction::Forward {
-                    Position::End
+                    CursorPosition::End
                 } else {
-                    Position::Before(Vec::new())
+                    CursorPosition::Before(Vec::new())
                 };
                 return Ok(false);
             };

@@ -41,17 +41,17 @@ pub struct KeyChange {
 }
 
 /// The remaining items of one source.
-enum Items {
+enum RemainingItems {
     /// Those of a block, in descending order.
     Block(Vec<Item>),
     Memtable(Box<MemtableCursor>),
 }
 
-impl Items {
+impl RemainingItems {
     fn next(&mut self) -> Result<Option<Item>> {
         match self {
-            Items::Block(items) => Ok(items.pop()),
-            Items::Memtable(cursor) => {
+            RemainingItems::Block(items) => Ok(items.pop()),
+            RemainingItems::Memtable(cursor) => {
                 let item = cursor.item().map(|i| i.to_item());
                 cursor.next()?;
                 Ok(item)
@@ -60,32 +60,34 @@ impl Items {
     }
 }
 
-enum Content {
+enum PendingElement {
     /// An unopened block (level 0) or node.
     Subtree(Box<Entry>, u16),
     /// An item, and those that follow it.
-    Item(Item, Items),
+    Item(Item, RemainingItems),
 }
 
 /// An element of one side that was not compared yet, with its lower bound.
 struct Pending {
     key: Bytes,
     side: usize,
-    content: Content,
+    content: PendingElement,
 }
 
 impl Pending {
     /// Sorts subtrees before items and higher ones first; equal ones are neighbours.
     fn rank(&self) -> (u16, u64, u32, usize) {
         match &self.content {
-            Content::Subtree(e, level) => (u16::MAX - 1 - level, e.at.addr, e.at.crc, self.side),
-            Content::Item(..) => (u16::MAX, 0, 0, self.side),
+            PendingElement::Subtree(e, level) => {
+                (u16::MAX - 1 - level, e.at.addr, e.at.crc, self.side)
+            }
+            PendingElement::Item(..) => (u16::MAX, 0, 0, self.side),
         }
     }
 
     fn is_same(&self, other: &Pending) -> bool {
         match (&self.content, &other.content) {
-            (Content::Subtree(a, x), Content::Subtree(b, y)) => {
+            (PendingElement::Subtree(a, x), PendingElement::Subtree(b, y)) => {
                 self.side != other.side && x == y && a.at == b.at && a.high == b.high
             }
             _ => false,
@@ -159,11 +161,11 @@ impl Difference {
                     Input::Memtable(m) => {
                         let mut cursor = m.cursor(*at);
                         cursor.first()?;
-                        push(&mut pending, side, Items::Memtable(Box::new(cursor)))?;
+                        push(&mut pending, side, RemainingItems::Memtable(Box::new(cursor)))?;
                     }
                     Input::Run(run) => {
                         let (root, level) = run.root();
-                        let content = Content::Subtree(Box::new(root.clone()), level);
+                        let content = PendingElement::Subtree(Box::new(root.clone()), level);
                         pending.push(Reverse(Pending { key: root.low.clone(), side, content }));
                     }
                 }
@@ -196,17 +198,17 @@ impl Difference {
             }
             let Some(Reverse(first)) = self.pending.pop() else { return Ok(None) };
             match first.content {
-                Content::Subtree(entry, level) => {
-                    let first = Pending { content: Content::Subtree(entry, level), ..first };
+                PendingElement::Subtree(entry, level) => {
+                    let first = Pending { content: PendingElement::Subtree(entry, level), ..first };
                     if self.pending.peek().is_some_and(|Reverse(next)| next.is_same(&first)) {
                         self.pending.pop();
-                    } else if let Content::Subtree(entry, level) = first.content
+                    } else if let PendingElement::Subtree(entry, level) = first.content
                         && entry.high > self.done
                     {
                         self.open(&entry, level, first.side)?;
                     }
                 }
-                Content::Item(item, rest) => {
+                PendingElement::Item(item, rest) => {
                     if let Some(change) = self.item(first.side, item, rest)? {
                         return Ok(Some(change));
                     }
@@ -223,7 +225,7 @@ impl Difference {
                 self.pending.push(Reverse(Pending {
                     key,
                     side,
-                    content: Content::Subtree(Box::new(e), level - 1),
+                    content: PendingElement::Subtree(Box::new(e), level - 1),
                 }));
             }
             return Ok(());
@@ -235,11 +237,11 @@ impl Difference {
             items.extend(block.interval(interval)?);
         }
         items.reverse();
-        push(&mut self.pending, side, Items::Block(items))
+        push(&mut self.pending, side, RemainingItems::Block(items))
     }
 
     /// Compares the key of `item`, together with all other pending items at that key.
-    fn item(&mut self, side: usize, item: Item, rest: Items) -> Result<Option<KeyChange>> {
+    fn item(&mut self, side: usize, item: Item, rest: RemainingItems) -> Result<Option<KeyChange>> {
         push(&mut self.pending, side, rest)?;
         let key = item.key.clone();
         let mut here = [Vec::new(), Vec::new()];
@@ -248,7 +250,7 @@ impl Difference {
             && next.key == key
         {
             // Subtrees that begin at this key were opened before.
-            let Some(Reverse(Pending { side, content: Content::Item(item, rest), .. })) =
+            let Some(Reverse(Pending { side, content: PendingElement::Item(item, rest), .. })) =
                 self.pending.pop()
             else {
                 break;
@@ -325,12 +327,16 @@ impl Difference {
     }
 }
 
-fn push(pending: &mut BinaryHeap<Reverse<Pending>>, side: usize, mut items: Items) -> Result<()> {
+fn push(
+    pending: &mut BinaryHeap<Reverse<Pending>>,
+    side: usize,
+    mut items: RemainingItems,
+) -> Result<()> {
     if let Some(item) = items.next()? {
         pending.push(Reverse(Pending {
             key: item.key.clone(),
             side,
-            content: Content::Item(item, items),
+            content: PendingElement::Item(item, items),
         }));
     }
     Ok(())

@@ -10,8 +10,7 @@
 //! - A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
 //! - A [`BlockCache`] reads the device for all trees of a store.
 //!
-//! The crate has no state of its own beyond that: which runs make up a tree, and when they are
-//! merged, is up to its user.
+//! Which runs make up a tree, and when they are merged, is up to the user of the crate.
 //!
 //! ```
 //! use std::sync::Arc;

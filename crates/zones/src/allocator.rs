@@ -51,7 +51,7 @@ pub(crate) struct AllocatorState {
     fewest: usize,
     /// Before the start, by zone: the end of the last known extent, and the most bytes that a
     /// single pin counts there.
-    seen: BTreeMap<u32, Seen>,
+    seen: BTreeMap<u32, SeenExtents>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -64,7 +64,7 @@ pub(crate) struct Zone {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct SeenExtents {
     end: u64,
     largest_hold: u64,
 }

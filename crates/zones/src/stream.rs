@@ -38,11 +38,11 @@ impl Streams {
 /// A stream. Nothing can be reserved without an open zone.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
-    open: Option<Open>,
+    open: Option<OpenZone>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenZone {
     zone: u32,
     /// The lowest priority that could have taken this zone.
     depth: Priority,
@@ -69,7 +69,7 @@ impl Stream {
 
     /// Continues in `zone` from the offset `next`; returns the previous zone.
     pub fn open(&mut self, zone: u32, next: u64, depth: Priority) -> Option<u32> {
-        self.open.replace(Open { zone, depth, next, gaps: BTreeMap::new() }).map(|o| o.zone)
+        self.open.replace(OpenZone { zone, depth, next, gaps: BTreeMap::new() }).map(|o| o.zone)
     }
 
     /// Sets the lowest priority that could have taken the zone.

@@ -1,7 +1,7 @@
 //! Keys as numbers: the last bytes of a key, read as a big-endian number or as digits, so that keys
-//! that count upwards (the pages of a file, the lines of a table) need not be stored one by one.
+//! that count upwards (the pages of a file, the lines of a table) are not stored one by one.
 
-/// How the last bytes of a key are a number.
+/// The encoding of a number in the last bytes of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Radix {
     /// Big-endian.
@@ -22,7 +22,7 @@ pub(crate) struct Counter {
 impl Radix {
     const ALL: [Radix; 3] = [Radix::Decimal, Radix::Hex, Radix::Bytes];
 
-    /// As many bytes as a number of 64 bits has.
+    /// The most bytes of a number that fits 64 bits.
     fn most(self) -> usize {
         match self {
             Radix::Bytes => 8,
@@ -41,7 +41,7 @@ impl Radix {
 }
 
 impl Counter {
-    /// The ways in which `key` ends with a number.
+    /// All ways to read the last bytes of `key` as a number.
     pub fn of(key: &[u8]) -> impl Iterator<Item = Counter> + '_ {
         Radix::ALL.into_iter().filter_map(|radix| {
             let width =
@@ -50,7 +50,7 @@ impl Counter {
         })
     }
 
-    /// As `encode` gives it.
+    /// Decodes what `encode` returns; `None` for other bytes.
     pub fn decode(code: u8) -> Option<Counter> {
         let radix = match code >> 5 {
             0 => Radix::Bytes,
@@ -70,7 +70,7 @@ impl Counter {
         self.width.into()
     }
 
-    /// The bytes before the number, and the number. `None`: the key does not end with one.
+    /// The bytes before the number, and the number; `None` if the key does not end with one.
     pub fn split(self, key: &[u8]) -> Option<(&[u8], u64)> {
         let (prefix, digits) = key.split_at(key.len().checked_sub(self.width())?);
         let number = match self.radix {
@@ -91,7 +91,7 @@ impl Counter {
         Some((prefix, number))
     }
 
-    /// The largest number that fits.
+    /// The largest number that fits the width.
     pub fn max(self) -> u64 {
         match self.radix {
             Radix::Bytes if self.width == 8 => u64::MAX,
@@ -102,7 +102,7 @@ impl Counter {
         }
     }
 
-    /// Writes `number`, which must fit, in the place of the number of `key`, which must be as long.
+    /// Replaces the number of `key` by `number`, which must fit.
     pub fn write(self, mut number: u64, key: &mut [u8]) {
         let from = key.len() - self.width();
         for b in key[from..].iter_mut().rev() {
@@ -119,7 +119,8 @@ impl Counter {
         }
     }
 
-    /// Counts `key` up by `step`. `false`: the next number does not fit, and the key is as it was.
+    /// Adds `step` to the number of `key`. Returns `false`, and leaves the key unchanged, if the
+    /// result does not fit.
     pub fn advance(self, key: &mut [u8], step: u64) -> bool {
         let Some(next) =
             self.split(key).and_then(|(_, n)| n.checked_add(step)).filter(|&n| n <= self.max())

@@ -25,14 +25,14 @@ fn stride(len: u32) -> u64 {
 
 /// Where the values of an extent run lie, without their checksums.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct ExtentSequence {
     addr: u64,
     len: u32,
     /// The codec of those values that are compressed; `None` if none is.
     codec: Compression,
 }
 
-impl Places {
+impl ExtentSequence {
     /// The extent of `stored` bytes that follows one that ends at `end`. It is compressed if
     /// `stored` is less than the length of the value.
     fn behind(self, end: u64, stored: u32, crc: u32) -> ExtentRef {
@@ -45,7 +45,7 @@ impl Places {
 
 /// A way of counting that fits all keys so far, and the key that it expects next.
 #[derive(Debug)]
-struct Expected {
+struct ExpectedKey {
     counter: Counter,
     step: u64,
     key: Vec<u8>,
@@ -58,14 +58,14 @@ pub(crate) struct OpenExtentRun {
     seq: Seq,
     /// Sequence numbers ascend by one; otherwise all are equal.
     ascends: bool,
-    places: Places,
+    places: ExtentSequence,
     /// Where the last value ends.
     end: u64,
     crcs: Vec<u32>,
     /// The bytes that each value takes on the device, if the run is packed.
     stored: Vec<u16>,
     /// All ways of counting that fit the keys so far. Empty until there is a second key.
-    expected: Vec<Expected>,
+    expected: Vec<ExpectedKey>,
 }
 
 impl OpenExtentRun {
@@ -75,7 +75,7 @@ impl OpenExtentRun {
             first_key: key.to_vec(),
             seq,
             ascends: false,
-            places: Places { addr: e.addr, len: e.len, codec: Compression::None },
+            places: ExtentSequence { addr: e.addr, len: e.len, codec: Compression::None },
             end: e.addr,
             crcs: Vec::new(),
             stored: Vec::new(),
@@ -155,7 +155,7 @@ impl OpenExtentRun {
     }
 
     /// All ways of counting that lead from the first key to `key`.
-    fn ways(&self, key: &[u8]) -> Vec<Expected> {
+    fn ways(&self, key: &[u8]) -> Vec<ExpectedKey> {
         if key.len() != self.first_key.len() {
             return Vec::new();
         }
@@ -164,7 +164,7 @@ impl OpenExtentRun {
                 let (prefix, first) = counter.split(&self.first_key)?;
                 let (same, second) = counter.split(key)?;
                 let step = second.checked_sub(first).filter(|&s| s > 0 && same == prefix)?;
-                Some(Expected { counter, step, key: key.to_vec() })
+                Some(ExpectedKey { counter, step, key: key.to_vec() })
             })
             .collect()
     }
@@ -231,7 +231,7 @@ pub(crate) struct ExtentRun<'a> {
     ascends: bool,
     counter: Counter,
     step: u64,
-    places: Places,
+    places: ExtentSequence,
     crcs: &'a [u8],
     /// The bytes that each value takes on the device (u16 each), if the run is packed.
     stored: &'a [u8],
@@ -262,7 +262,7 @@ impl<'a> ExtentRun<'a> {
                 .filter(|&c| c != Compression::None)?;
         }
         let (crcs, stored) = body.split_at_checked(usize::try_from(count.checked_mul(4)?).ok()?)?;
-        let places = Places { addr, len, codec };
+        let places = ExtentSequence { addr, len, codec };
         // Bounds every later sum of address and length to u64. In a packed run, a value that is not
         // compressed may have to be aligned to a sector.
         let most = if packed { u64::from(len) + zones::SECTOR } else { stride(len) };

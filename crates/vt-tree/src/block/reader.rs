@@ -26,7 +26,7 @@ pub struct Block {
     has_extent_runs: bool,
     /// The restart intervals, if there are extent runs; otherwise restart point `i` begins
     /// interval `i`.
-    parts: Option<Box<[Part]>>,
+    parts: Option<Box<[IntervalStart]>>,
     addr: u64,
     /// The length of the prefix that all keys at restart points share.
     shared: usize,
@@ -42,7 +42,7 @@ pub struct Block {
 /// A restart interval of a block with extent runs: the items behind a restart point, or those of an
 /// extent run from `from` on.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct IntervalStart {
     restart: u32,
     from: u32,
 }
@@ -110,7 +110,7 @@ impl Block {
                 parts.extend(
                     (0..len)
                         .step_by(PART)
-                        .map(|from| Part { restart: r as u32, from: from as u32 }),
+                        .map(|from| IntervalStart { restart: r as u32, from: from as u32 }),
                 );
             }
             block.parts = Some(parts.into());
@@ -123,7 +123,7 @@ impl Block {
         self.data.len()
             + 8 * self.restarts
             + size_of::<Self>()
-            + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<Part>())
+            + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<IntervalStart>())
     }
 
     /// The number of restart intervals.
@@ -246,7 +246,7 @@ impl Block {
     pub(crate) fn interval_into(&self, interval: usize, out: &mut RestartInterval) -> Result<()> {
         out.begin(&self.data);
         let part = match self.parts.as_deref() {
-            None if interval < self.restarts => Part { restart: interval as u32, from: 0 },
+            None if interval < self.restarts => IntervalStart { restart: interval as u32, from: 0 },
             Some(parts) if interval < parts.len() => parts[interval],
             _ => return Ok(()),
         };

@@ -136,7 +136,7 @@ impl FilterBuilder {
 
 /// The offsets of the parts of a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
+struct FilterLayout {
     quotients: u64,
     /// Byte offsets.
     remainders: usize,
@@ -144,9 +144,9 @@ struct Layout {
     end: usize,
 }
 
-impl Layout {
+impl FilterLayout {
     /// `None` if no filter can have these parameters.
-    fn new(count: u32, bits: u32, low: u32) -> Option<Layout> {
+    fn new(count: u32, bits: u32, low: u32) -> Option<FilterLayout> {
         if bits > BITS_MAX || low >= bits || bits == 0 {
             return None;
         }
@@ -157,7 +157,12 @@ impl Layout {
         let code = remainders + words(count as u64 * low as u64);
         let end = code + words(quotients + count as u64);
         let at = |x: u64| usize::try_from(x).ok();
-        Some(Layout { quotients, remainders: at(remainders)?, code: at(code)?, end: at(end)? })
+        Some(FilterLayout {
+            quotients,
+            remainders: at(remainders)?,
+            code: at(code)?,
+            end: at(end)?,
+        })
     }
 }
 
@@ -166,7 +171,8 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     let n = fingerprints.len() as u64;
     let low = low_for(n, bits);
     let count = u32::try_from(n).expect("a leaf index node has fewer than 2^32 keys");
-    let l = Layout::new(count, bits, low).expect("bits and low are chosen within their bounds");
+    let l =
+        FilterLayout::new(count, bits, low).expect("bits and low are chosen within their bounds");
     let mut out = vec![0; l.end];
     out[4..8].copy_from_slice(&[VERSION, bits as u8, low as u8, 0]);
     out[8..12].copy_from_slice(&count.to_le_bytes());
@@ -202,7 +208,7 @@ pub struct Filter {
     count: u32,
     bits: u32,
     low: u32,
-    layout: Layout,
+    layout: FilterLayout,
 }
 
 impl Filter {
@@ -223,7 +229,7 @@ impl Filter {
             return Err(bad("unknown version"));
         }
         let (bits, low, count) = (header[5] as u32, header[6] as u32, word(8));
-        let layout = Layout::new(count, bits, low)
+        let layout = FilterLayout::new(count, bits, low)
             .filter(|l| l.end == bytes.len())
             .ok_or_else(|| bad("wrong length"))?;
         let filter = Filter { bytes, count, bits, low, layout };

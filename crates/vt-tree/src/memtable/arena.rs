@@ -36,7 +36,7 @@ impl Place {
 
 /// What is written to the key of a new record.
 #[derive(Clone, Copy)]
-pub(super) enum Written<'a> {
+pub(super) enum NewValue<'a> {
     /// A value below `KEEP_FROM`.
     Small(&'a [u8]),
     /// A value in this slot of the memtable's table of kept ones.
@@ -46,7 +46,7 @@ pub(super) enum Written<'a> {
 
 /// The newest version of a record's key.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum First {
+pub(super) enum NewestVersion {
     /// There is one version only. `seq` is relative to the memtable's base.
     Only { seq: u32, arrival: u32, value: Place },
     /// The tree has a chain of versions under this number.
@@ -122,14 +122,14 @@ impl Arena {
 
     /// Adds a record and returns its address.
     #[inline]
-    pub fn add_record(&mut self, key: &[u8], seq: u32, arrival: u32, written: Written<'_>) -> u32 {
+    pub fn add_record(&mut self, key: &[u8], seq: u32, arrival: u32, written: NewValue<'_>) -> u32 {
         let (tag, value) = match written {
-            Written::Small(v) => (v.len() as u16, v),
-            Written::Kept(_) => (KEPT, &[][..]),
-            Written::Delete => (DELETE, &[][..]),
+            NewValue::Small(v) => (v.len() as u16, v),
+            NewValue::Kept(_) => (KEPT, &[][..]),
+            NewValue::Delete => (DELETE, &[][..]),
         };
         // The index of a kept value replaces the value.
-        let slot = if let Written::Kept(i) = written { i.to_le_bytes() } else { [0; 4] };
+        let slot = if let NewValue::Kept(i) = written { i.to_le_bytes() } else { [0; 4] };
         let value = if tag == KEPT { &slot[..] } else { value };
         self.record(key, seq, arrival, tag, value)
     }
@@ -237,7 +237,7 @@ impl Arena {
 
     /// The newest version in the record at `address`.
     #[inline]
-    pub fn first(&self, address: u32) -> First {
+    pub fn first(&self, address: u32) -> NewestVersion {
         let (record, key, tag) = self.parts(address);
         let word = |at: usize| {
             u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
@@ -245,7 +245,7 @@ impl Arena {
         let (seq, arrival) = (word(0), word(4));
         let behind = key.off + key.len;
         let value = match tag {
-            CHAIN => return First::Chain(seq),
+            CHAIN => return NewestVersion::Chain(seq),
             DELETE => Place::DELETE,
             KEPT => Place::kept(u32::from_le_bytes(
                 self.get(Place { chunk: key.chunk, off: behind, len: 4 })
@@ -254,7 +254,7 @@ impl Arena {
             )),
             len => Place { chunk: key.chunk, off: behind, len: len.into() },
         };
-        First::Only { seq, arrival, value }
+        NewestVersion::Only { seq, arrival, value }
     }
 
     /// Heap bytes in use.
@@ -280,9 +280,9 @@ mod tests {
             .collect();
         let value = [9; 511];
         let written = |i: usize| match i % 3 {
-            0 => Written::Small(&value[..i % 512]),
-            1 => Written::Kept(i as u32),
-            _ => Written::Delete,
+            0 => NewValue::Small(&value[..i % 512]),
+            1 => NewValue::Kept(i as u32),
+            _ => NewValue::Delete,
         };
         let addresses: Vec<u32> =
             (0..keys.len()).map(|i| arena.add_record(&keys[i], i as u32, 7, written(i))).collect();
@@ -291,7 +291,7 @@ mod tests {
         for (i, a) in addresses.into_iter().enumerate() {
             assert!(seen.insert(a), "no two records at one address");
             assert_eq!(arena.key(a), keys[i]);
-            let First::Only { seq, arrival: 7, value } = arena.first(a) else {
+            let NewestVersion::Only { seq, arrival: 7, value } = arena.first(a) else {
                 panic!("record {i}")
             };
             assert_eq!(seq, i as u32);

@@ -1,7 +1,7 @@
 //! Items copied out of a memtable, in key order, into one buffer that the next batch reuses.
 
 use super::arena::{Arena, Place};
-use super::{Kept, MemtableState};
+use super::{KeptValue, MemtableState};
 use crate::item::{BodyRef, ItemRef};
 use crate::value::ValueRef;
 use crate::{ExtentRef, Seq, Value};
@@ -57,10 +57,10 @@ impl Batch {
                 BatchBody::Small(start, end)
             }
             Some(i) => match &state.kept[i as usize] {
-                Some(Kept::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
-                Some(Kept::Own(Value::Extent(e))) => BatchBody::Extent(*e),
+                Some(KeptValue::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
+                Some(KeptValue::Own(Value::Extent(e))) => BatchBody::Extent(*e),
                 // Copied: the caller may keep the value, which must not keep its neighbours.
-                Some(Kept::Deferred(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
+                Some(KeptValue::Deferred(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
                 None => BatchBody::Delete,
             },
         };

@@ -34,7 +34,7 @@ pub use cursor::MemtableCursor;
 pub use pool::Pool;
 
 use crate::{ExtentRef, Lookup, Seq, Value};
-use arena::{Arena, Place, Written};
+use arena::{Arena, NewValue, Place};
 use bytes::Bytes;
 use env::sync::{Mutex, RwLock, RwLockWriteGuard};
 use fragments::Fragments;
@@ -65,7 +65,7 @@ struct MemtableState {
     tree: Tree,
     fragments: Fragments,
     /// Values kept outside the arena, by the index in `Place::kept`.
-    kept: Vec<Option<Kept>>,
+    kept: Vec<Option<KeptValue>>,
     free_kept: Vec<u32>,
     /// Heap bytes of the values in `kept`.
     kept_bytes: usize,
@@ -81,7 +81,7 @@ struct MemtableState {
 }
 
 /// A value kept outside the arena.
-enum Kept {
+enum KeptValue {
     /// As it was given.
     Own(Value),
     /// It shares a buffer with its neighbours until it has a place on the device, see
@@ -195,10 +195,10 @@ impl Memtable {
         let before = writer.state.kept_bytes;
         for (DeferredSlot(i), extent) in placed {
             if let Some(Some(kept)) = writer.state.kept.get_mut(i as usize)
-                && let Kept::Deferred(bytes) = kept
+                && let KeptValue::Deferred(bytes) = kept
             {
                 let heap = DEFERRED_OVERHEAD + bytes.len();
-                *kept = Kept::Own(Value::Extent(extent));
+                *kept = KeptValue::Own(Value::Extent(extent));
                 writer.state.kept_bytes -= heap;
             }
         }
@@ -282,9 +282,9 @@ impl MemtableState {
             None
         } else if let Some(i) = place.as_kept() {
             match self.kept[i as usize].as_ref()? {
-                Kept::Own(value) => Some(value.clone()),
+                KeptValue::Own(value) => Some(value.clone()),
                 // Copied: the caller may keep the value, which must not keep its neighbours.
-                Kept::Deferred(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
+                KeptValue::Deferred(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
             }
         } else {
             // Copied: a value that is kept must not keep a region of the pool.
@@ -299,7 +299,7 @@ impl MemtableState {
         Stamp { seq, arrival: self.arrivals }
     }
 
-    fn keep(&mut self, kept: Kept) -> u32 {
+    fn keep(&mut self, kept: KeptValue) -> u32 {
         self.kept_bytes += kept.heap();
         match self.free_kept.pop() {
             Some(i) => {
@@ -314,7 +314,7 @@ impl MemtableState {
     }
 
     #[inline]
-    fn write(&mut self, key: &[u8], seq: Seq, value: Written<'_>) {
+    fn write(&mut self, key: &[u8], seq: Seq, value: NewValue<'_>) {
         let stamp = self.stamp(seq);
         let mut released = Vec::new();
         self.tree.put(&mut self.arena, key, stamp, value, self.floor, &mut released);
@@ -323,12 +323,14 @@ impl MemtableState {
         }
         for i in released.into_iter().filter_map(Place::as_kept) {
             self.forgotten += match self.kept[i as usize].as_ref() {
-                Some(Kept::Own(Value::Extent(e))) => u64::from(e.stored),
-                Some(Kept::Deferred(bytes)) => bytes.len() as u64,
+                Some(KeptValue::Own(Value::Extent(e))) => u64::from(e.stored),
+                Some(KeptValue::Deferred(bytes)) => bytes.len() as u64,
                 _ => 0,
             };
             // A deferred value keeps its slot until `place` is called with it.
-            if let Some(kept) = self.kept[i as usize].take_if(|kept| matches!(kept, Kept::Own(_))) {
+            if let Some(kept) =
+                self.kept[i as usize].take_if(|kept| matches!(kept, KeptValue::Own(_)))
+            {
                 self.kept_bytes -= kept.heap();
                 self.free_kept.push(i);
             }
@@ -339,7 +341,7 @@ impl MemtableState {
         self.arena.heap()
             + self.tree.heap()
             + self.fragments.heap()
-            + self.kept.capacity() * size_of::<Option<Kept>>()
+            + self.kept.capacity() * size_of::<Option<KeptValue>>()
             + self.free_kept.capacity() * 4
             + self.kept_bytes
     }
@@ -348,13 +350,13 @@ impl MemtableState {
 /// Heap bytes that a deferred value takes in addition to its length.
 pub const DEFERRED_OVERHEAD: usize = 16;
 
-impl Kept {
+impl KeptValue {
     /// Its heap bytes: the buffer, its reference count, the overhead of the allocator.
     fn heap(&self) -> usize {
         match self {
-            Kept::Own(Value::Inline(b)) => b.len() + 48,
-            Kept::Own(Value::Extent(_)) => 0,
-            Kept::Deferred(b) => b.len() + DEFERRED_OVERHEAD,
+            KeptValue::Own(Value::Inline(b)) => b.len() + 48,
+            KeptValue::Own(Value::Extent(_)) => 0,
+            KeptValue::Deferred(b) => b.len() + DEFERRED_OVERHEAD,
         }
     }
 }
@@ -370,10 +372,10 @@ impl Writer<'_> {
     pub fn put(&mut self, key: &[u8], seq: Seq, value: Value) {
         let s = &mut *self.state;
         match &value {
-            Value::Inline(b) if b.len() < KEEP_FROM => s.write(key, seq, Written::Small(b)),
+            Value::Inline(b) if b.len() < KEEP_FROM => s.write(key, seq, NewValue::Small(b)),
             _ => {
-                let slot = s.keep(Kept::Own(value));
-                s.write(key, seq, Written::Kept(slot));
+                let slot = s.keep(KeptValue::Own(value));
+                s.write(key, seq, NewValue::Kept(slot));
             }
         }
     }
@@ -383,8 +385,8 @@ impl Writer<'_> {
     /// others.
     pub fn put_deferred(&mut self, key: &[u8], seq: Seq, value: Bytes) -> DeferredSlot {
         let s = &mut *self.state;
-        let slot = s.keep(Kept::Deferred(value));
-        s.write(key, seq, Written::Kept(slot));
+        let slot = s.keep(KeptValue::Deferred(value));
+        s.write(key, seq, NewValue::Kept(slot));
         DeferredSlot(slot)
     }
 
@@ -392,15 +394,15 @@ impl Writer<'_> {
     pub fn put_slice(&mut self, key: &[u8], seq: Seq, value: &[u8]) {
         let s = &mut *self.state;
         if value.len() < KEEP_FROM {
-            return s.write(key, seq, Written::Small(value));
+            return s.write(key, seq, NewValue::Small(value));
         }
-        let slot = s.keep(Kept::Own(Value::Inline(Bytes::copy_from_slice(value))));
-        s.write(key, seq, Written::Kept(slot));
+        let slot = s.keep(KeptValue::Own(Value::Inline(Bytes::copy_from_slice(value))));
+        s.write(key, seq, NewValue::Kept(slot));
     }
 
     /// See `Memtable::delete`.
     pub fn delete(&mut self, key: &[u8], seq: Seq) {
-        self.state.write(key, seq, Written::Delete);
+        self.state.write(key, seq, NewValue::Delete);
     }
 
     /// See `Memtable::delete_range`.

@@ -9,7 +9,7 @@
 //! A key written once is a record in the arena and twelve bytes in a leaf. One written again gets a
 //! chain of versions.
 
-use super::arena::{Arena, First, Place, Written};
+use super::arena::{Arena, NewValue, NewestVersion, Place};
 use super::keys::{FANOUT, Keys};
 use super::leaves::{Leaf, Leaves};
 use super::pool::Pool;
@@ -22,7 +22,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// Records store sequence numbers relative to one that lies so far below the first.
 const BELOW_FIRST: Seq = 1 << 30;
 
-struct Inner {
+struct InnerNode {
     /// Separator `i` is the first key below child `i + 1`.
     keys: Keys,
     children: [u32; FANOUT + 1],
@@ -39,7 +39,7 @@ pub(super) struct Pos {
 #[allow(clippy::vec_box)]
 pub(super) struct Tree {
     leaves: Leaves,
-    inners: Vec<Box<Inner>>,
+    inners: Vec<Box<InnerNode>>,
     /// The number of levels of inner nodes; with 0, `root` is a leaf.
     height: usize,
     root: u32,
@@ -53,7 +53,7 @@ pub(super) struct Tree {
     keys: usize,
 }
 
-impl Inner {
+impl InnerNode {
     /// The child whose keys may include `key`.
     #[inline]
     fn child(&self, arena: &Arena, key: &[u8]) -> usize {
@@ -97,7 +97,7 @@ impl Tree {
     /// Heap bytes in use, without those of the arena.
     pub fn heap(&self) -> usize {
         self.leaves.heap()
-            + self.inners.len() * (size_of::<Inner>() + 16)
+            + self.inners.len() * (size_of::<InnerNode>() + 16)
             + self.inners.capacity() * 8
             + self.versions.heap()
     }
@@ -111,7 +111,7 @@ impl Tree {
         arena: &mut Arena,
         key: &[u8],
         stamp: Stamp,
-        written: Written<'_>,
+        written: NewValue<'_>,
         floor: Seq,
         released: &mut Released,
     ) {
@@ -241,7 +241,7 @@ impl Tree {
                 left.insert(arena, i, separator, child);
                 return;
             }
-            let mut right = Box::new(Inner { keys: Keys::new(), children: [0; FANOUT + 1] });
+            let mut right = Box::new(InnerNode { keys: Keys::new(), children: [0; FANOUT + 1] });
             if i == FANOUT {
                 right.children[0] = child;
             } else {
@@ -261,7 +261,7 @@ impl Tree {
             self.inners.push(right);
             child = right_id;
         }
-        let mut root = Box::new(Inner { keys: Keys::new(), children: [0; FANOUT + 1] });
+        let mut root = Box::new(InnerNode { keys: Keys::new(), children: [0; FANOUT + 1] });
         root.children[0] = self.root;
         root.insert(arena, 0, separator, child);
         self.root = self.inners.len() as u32;
@@ -277,15 +277,15 @@ impl Tree {
         i: usize,
         key: &[u8],
         stamp: Stamp,
-        written: Written<'_>,
+        written: NewValue<'_>,
         floor: Seq,
         released: &mut Released,
     ) {
         let leaf = self.leaves.get_mut(self.finger);
         leaf.newest = leaf.newest.max(stamp.seq);
         let chain = match arena.first(leaf.keys.record(i)) {
-            First::Chain(chain) => chain,
-            First::Only { seq, arrival, value } => {
+            NewestVersion::Chain(chain) => chain,
+            NewestVersion::Only { seq, arrival, value } => {
                 let only = Stamp { seq: self.base + Seq::from(seq), arrival };
                 let chain = self.versions.begin(Version::new(only, value));
                 let record = arena.add_chain(key, chain);
@@ -311,11 +311,11 @@ impl Tree {
     #[inline]
     fn visible(&self, arena: &Arena, record: u32, at: Seq) -> Option<Version> {
         match arena.first(record) {
-            First::Only { seq, arrival, value } => {
+            NewestVersion::Only { seq, arrival, value } => {
                 let seq = self.base + Seq::from(seq);
                 (seq <= at).then(|| Version::new(Stamp { seq, arrival }, value))
             }
-            First::Chain(chain) => self.versions.visible(chain, at),
+            NewestVersion::Chain(chain) => self.versions.visible(chain, at),
         }
     }
 
@@ -407,11 +407,11 @@ impl Tree {
 }
 
 /// The newest version of a key, from what was written. A small value is copied into the arena.
-fn first_version(arena: &mut Arena, stamp: Stamp, written: Written<'_>) -> Version {
+fn first_version(arena: &mut Arena, stamp: Stamp, written: NewValue<'_>) -> Version {
     let value = match written {
-        Written::Small(v) => arena.add(v),
-        Written::Kept(i) => Place::kept(i),
-        Written::Delete => Place::DELETE,
+        NewValue::Small(v) => arena.add(v),
+        NewValue::Kept(i) => Place::kept(i),
+        NewValue::Delete => Place::DELETE,
     };
     Version::new(stamp, value)
 }

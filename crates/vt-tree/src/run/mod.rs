@@ -344,8 +344,8 @@ impl Probe<'_> {
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
         let found = match self.lead(key, hash)? {
             None => None,
-            Some(Lead::Here) => self.run.cache.find(&self.node, self.at, key)?,
-            Some(Lead::Below(leaf, i)) => self.run.cache.find(&leaf, i, key)?,
+            Some(LeafEntry::Here) => self.run.cache.find(&self.node, self.at, key)?,
+            Some(LeafEntry::Below(leaf, i)) => self.run.cache.find(&leaf, i, key)?,
         };
         self.run.count(found.is_some(), hash);
         Ok(match found {
@@ -358,13 +358,13 @@ impl Probe<'_> {
     /// The one block that may cover `key`; `None` if none does.
     fn locate(&self, key: &[u8], hash: u64) -> Result<Option<ChildPointer>> {
         Ok(self.lead(key, hash)?.map(|lead| match lead {
-            Lead::Here => self.node.child_pointer(self.at),
-            Lead::Below(leaf, i) => leaf.child_pointer(i),
+            LeafEntry::Here => self.node.child_pointer(self.at),
+            LeafEntry::Below(leaf, i) => leaf.child_pointer(i),
         }))
     }
 
     /// The entry of the leaf index node that may cover `key`; `None` if none does.
-    fn lead(&self, key: &[u8], hash: u64) -> Result<Option<Lead<'_>>> {
+    fn lead(&self, key: &[u8], hash: u64) -> Result<Option<LeafEntry<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
         // If the filter denies the key, only blocks whose keys are in no filter and blocks with
         // range tombstones can cover it.
@@ -374,7 +374,7 @@ impl Probe<'_> {
             let root = &self.run.root;
             let any = left(root.unfiltered, root.range_tombstones)
                 && left(child.unfiltered, child.range_tombstones);
-            return Ok(any.then_some(Lead::Here));
+            return Ok(any.then_some(LeafEntry::Here));
         }
         if !left(child.unfiltered, child.range_tombstones) {
             return Ok(None);
@@ -382,12 +382,12 @@ impl Probe<'_> {
         let leaf = self.run.beneath(&self.node, self.at)?;
         let Some(i) = leaf.covering(key) else { return Ok(None) };
         let t = leaf.child_pointer(i);
-        Ok(left(t.unfiltered, t.range_tombstones).then_some(Lead::Below(leaf, i)))
+        Ok(left(t.unfiltered, t.range_tombstones).then_some(LeafEntry::Below(leaf, i)))
     }
 }
 
 /// The result of a probe: an entry of a leaf index node.
-enum Lead<'a> {
+enum LeafEntry<'a> {
     /// The probe's own.
     Here,
     Below(NodeRef<'a>, usize),

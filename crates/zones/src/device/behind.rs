@@ -22,13 +22,13 @@ const MOST: u64 = 4 << 20;
 type Write = Box<dyn Fn(u64, &[u8]) -> io::Result<()> + Send + Sync>;
 
 /// A range of the device that is being written.
-struct UnderWay {
+struct WriteInProgress {
     number: u64,
     start: u64,
     end: u64,
 }
 
-struct Piece {
+struct QueuedWrite {
     number: u64,
     offset: u64,
     bytes: Vec<u8>,
@@ -36,9 +36,9 @@ struct Piece {
 
 #[derive(Default)]
 struct WriteBehindState {
-    queue: VecDeque<Piece>,
+    queue: VecDeque<QueuedWrite>,
     /// The ranges of those in the queue, and of the one that the thread writes.
-    under_way: Vec<UnderWay>,
+    under_way: Vec<WriteInProgress>,
     /// The number of pieces so far.
     numbers: u64,
     /// Memory of pieces that were written, for reuse.
@@ -67,7 +67,7 @@ impl WriteBehindState {
     }
 }
 
-struct Shared {
+struct WriteBehindShared {
     write: Write,
     state: Mutex<WriteBehindState>,
     /// A write is in progress or has failed. It is set under the lock before `write` returns, so a
@@ -78,7 +78,7 @@ struct Shared {
 }
 
 pub(super) struct WriteBehind {
-    shared: Arc<Shared>,
+    shared: Arc<WriteBehindShared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -102,7 +102,7 @@ impl WriteBehind {
         write: impl Fn(u64, &[u8]) -> io::Result<()> + Send + Sync + 'static,
     ) -> Option<WriteBehind> {
         let (state, busy) = (Mutex::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WriteBehindShared {
             write: Box::new(write),
             state,
             busy,
@@ -126,10 +126,10 @@ impl WriteBehind {
         state.failure(offset, end)?;
         let number = state.numbers;
         state.numbers += 1;
-        state.under_way.push(UnderWay { number, start: offset, end });
+        state.under_way.push(WriteInProgress { number, start: offset, end });
         shared.busy.store(true, Ordering::SeqCst);
         let bytes = std::mem::replace(bytes, state.spare.pop().unwrap_or_default());
-        state.queue.push_back(Piece { number, offset, bytes });
+        state.queue.push_back(QueuedWrite { number, offset, bytes });
         drop(state);
         shared.wanted.notify_one();
         Ok(())
@@ -173,7 +173,7 @@ impl WriteBehind {
     }
 }
 
-impl Shared {
+impl WriteBehindShared {
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
@@ -189,7 +189,11 @@ impl Shared {
         }
     }
 
-    fn ended(&self, mut piece: Piece, written: io::Result<()>) -> MutexGuard<'_, WriteBehindState> {
+    fn ended(
+        &self,
+        mut piece: QueuedWrite,
+        written: io::Result<()>,
+    ) -> MutexGuard<'_, WriteBehindState> {
         let mut state = self.state.lock();
         state.under_way.retain(|r| r.number != piece.number);
         if let Err(e) = written {

@@ -22,7 +22,7 @@ struct CrashState {
     /// The content that is guaranteed to survive.
     durable: MemoryDevice,
     /// The operations since, in order.
-    pending: Vec<Pending>,
+    pending: Vec<PendingOperation>,
     /// The number of operations (writes, syncs, discards, growth) so far.
     done: u64,
     /// The number of the operation in which the power fails.
@@ -30,7 +30,7 @@ struct CrashState {
     dead: bool,
 }
 
-enum Pending {
+enum PendingOperation {
     Write { offset: u64, bytes: Vec<u8> },
     Discard { offset: u64, len: u64 },
     Grow { new_len: u64 },
@@ -122,7 +122,7 @@ impl CrashDevice {
     /// fails during it.
     fn run(
         &self,
-        pending: Option<Pending>,
+        pending: Option<PendingOperation>,
         operation: impl FnOnce(&mut CrashState) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut state = self.state.lock();
@@ -148,10 +148,10 @@ fn power_is_out() -> io::Error {
 
 /// Applies those sectors of an operation to an image for which `survives` returns `true`. Nothing
 /// survives beyond the image's end: growth may have been lost while later writes were not.
-fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) -> bool) {
+fn apply(image: &MemoryDevice, pending: &PendingOperation, mut survives: impl FnMut(u64) -> bool) {
     let len = image.len().unwrap_or(0);
     match pending {
-        Pending::Write { offset, bytes } => {
+        PendingOperation::Write { offset, bytes } => {
             let mut at = 0;
             while at < bytes.len() {
                 let addr = offset + at as u64;
@@ -166,7 +166,7 @@ fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) 
         }
         // The contents are undefined afterwards: any mixture of old bytes and zeros, in larger
         // units for speed.
-        Pending::Discard { offset, len: discarded } => {
+        PendingOperation::Discard { offset, len: discarded } => {
             let mut at = 0;
             while at < *discarded {
                 let step = (64 << 10).min(discarded - at);
@@ -177,7 +177,7 @@ fn apply(image: &MemoryDevice, pending: &Pending, mut survives: impl FnMut(u64) 
                 at += step;
             }
         }
-        Pending::Grow { new_len } => {
+        PendingOperation::Grow { new_len } => {
             if survives(*new_len) {
                 // The device may have no room for a growth during which the power failed.
                 _ = image.grow(*new_len);
@@ -195,7 +195,7 @@ impl Device for CrashDevice {
     }
 
     fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
-        let pending = Pending::Write { offset, bytes: buf.to_vec() };
+        let pending = PendingOperation::Write { offset, bytes: buf.to_vec() };
         self.run(Some(pending), |_| self.current.write_at(purpose, offset, buf))
     }
 
@@ -209,7 +209,9 @@ impl Device for CrashDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.run(Some(Pending::Discard { offset, len }), |_| self.current.discard(offset, len))
+        self.run(Some(PendingOperation::Discard { offset, len }), |_| {
+            self.current.discard(offset, len)
+        })
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -217,7 +219,7 @@ impl Device for CrashDevice {
     }
 
     fn grow(&self, new_len: u64) -> io::Result<()> {
-        self.run(Some(Pending::Grow { new_len }), |_| self.current.grow(new_len))
+        self.run(Some(PendingOperation::Grow { new_len }), |_| self.current.grow(new_len))
     }
 
     fn host_free(&self) -> Option<u64> {

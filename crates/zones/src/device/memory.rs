@@ -17,12 +17,12 @@ const DEFAULT_LIMIT: u64 = 1 << 40;
 /// A device in memory. A clone is an independent device with the same content.
 #[derive(Debug)]
 pub struct MemoryDevice {
-    memory: RwLock<Memory>,
+    memory: RwLock<MemoryPages>,
     limit: u64,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Memory {
+struct MemoryPages {
     len: u64,
     /// `None` reads as zeros.
     pages: Vec<Option<Arc<Vec<u8>>>>,
@@ -85,7 +85,7 @@ fn pieces(
     })
 }
 
-impl Memory {
+impl MemoryPages {
     fn contains(&self, offset: u64, len: u64) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.len)
     }

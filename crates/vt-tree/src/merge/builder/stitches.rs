@@ -32,7 +32,7 @@ impl RunBuilder {
     /// that is closed before it is not nearly empty.
     pub fn takes_block(&self, entry: &Entry) -> bool {
         let open = &self.block;
-        // A compressed block holds more than its size tells.
+        // A compressed block has more data than its size suggests.
         let least = if entry.compressed { BLOCK_SIZE / 16 } else { BLOCK_SIZE / 4 };
         let closes = open.builder.is_empty()
             || open.builder.size() >= BLOCK_SIZE / 4
