@@ -8,8 +8,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
 use kvdb::{
-    Batch, DictionaryId, DictionaryOptions, Draft, Durability, Kvdb, Transaction, TransactionId,
-    TransactionOptions, View,
+    Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, NestedBatch, Transaction,
+    TransactionId, TransactionOptions, View,
 };
 
 use crate::commands::multi::{Counted, Queue, TRIES, Watch};
@@ -131,7 +131,7 @@ pub struct Session {
 pub enum Executing {
     /// In the transaction that the connection has joined: what they change is made there when all
     /// of them were run.
-    Joined(Mutex<Draft>),
+    Joined(Mutex<NestedBatch>),
     /// In one of its own.
     Own(Transaction),
 }
@@ -206,7 +206,7 @@ impl Session {
         }
     }
     /// What `EXEC` is going to change in the joined transaction.
-    fn draft(&self) -> Option<MutexGuard<'_, Draft>> {
+    fn draft(&self) -> Option<MutexGuard<'_, NestedBatch>> {
         match &self.executing {
             Some(Executing::Joined(draft)) => Some(draft.lock()),
             _ => None,

@@ -57,9 +57,10 @@ mod scrub;
 mod signals;
 mod snapshots;
 mod transactions;
+mod write_set;
 
 pub use background::defragment::{DefragOptions, DefragProgress};
-pub use background::shape::Shape;
+pub use background::policy::CompactionPolicy;
 pub use commit::batch::{Batch, Durability};
 pub use commit::locking::at_once;
 pub use commit::{MAX_KEY, MAX_VALUE};
@@ -90,7 +91,7 @@ pub use snapshots::{
     SendStats, SnapshotInfo,
 };
 pub use transactions::{
-    Bulk, BulkRun, Changed, Changes, Draft, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged,
+    Bulk, BulkRun, Changed, Changes, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged, NestedBatch,
     Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo, TransactionOptions,
 };
 pub use vt_tree::{Estimate, read_alone};

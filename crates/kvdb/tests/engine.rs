@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use env::{Random, Simulated};
 use kvdb::{
-    ADAPTIVE, Batch, Compression, DictionaryId, DictionaryOptions, Durability, Error, Kvdb,
-    OpenOptions, Shape, View,
+    ADAPTIVE, Batch, CompactionPolicy, Compression, DictionaryId, DictionaryOptions, Durability,
+    Error, Kvdb, OpenOptions, View,
 };
 use model::*;
 use proptest::prelude::*;
@@ -204,8 +204,9 @@ fn a_later_change_of_a_batch_wins() {
 fn the_threshold_is_durable_and_changes_while_merges_run() {
     let run = |stitch_at: Option<u64>| {
         let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
-        let shape = Shape { runs_per_level: 4, ..Shape::default() };
-        let options = OpenOptions { memory: 64 << 20, merge_part: 256 << 10, shape, ..small() };
+        let shape = CompactionPolicy { runs_per_level: 4, ..CompactionPolicy::default() };
+        let options =
+            OpenOptions { memory: 64 << 20, merge_part: 256 << 10, compaction: shape, ..small() };
         let db = create(device.clone(), env.clone(), options).unwrap();
         let d = db
             .create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() })
@@ -248,8 +249,8 @@ fn the_threshold_is_durable_and_changes_while_merges_run() {
 #[test]
 fn young_runs_are_merged_while_a_large_merge_is_under_way() {
     let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
-    let shape = Shape { runs_per_level: 2, size_ratio: 1, single_bottom: true };
-    let options = OpenOptions { merge_part: 256 << 10, shape, ..small() };
+    let shape = CompactionPolicy { runs_per_level: 2, size_ratio: 1, single_bottom: true };
+    let options = OpenOptions { merge_part: 256 << 10, compaction: shape, ..small() };
     let db = create(device.clone(), env.clone(), options).unwrap();
     let d = db
         .create_dictionary("d", DictionaryOptions { stitch_at: u64::MAX, ..Default::default() })

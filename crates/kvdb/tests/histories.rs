@@ -249,7 +249,7 @@ impl Life {
         // Whoever has locked both waits for nobody amid this.
         t.lock_key(dict, &name, true)?;
         t.lock_key(other_dict, &other_name, true)?;
-        let mut draft = t.draft()?;
+        let mut draft = t.nested_batch()?;
         let before = draft.get(other_dict, &other_name)?;
         let mut list = decode(&draft.get(dict, &name)?.unwrap_or_default());
         let read = Did::Read(key, list.clone());

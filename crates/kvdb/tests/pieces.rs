@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
 use env::{Machine, Random, Simulated};
-use kvdb::{CreateOptions, DefragOptions, Error, Kvdb, OpenOptions, Shape};
+use kvdb::{CompactionPolicy, CreateOptions, DefragOptions, Error, Kvdb, OpenOptions};
 use model::*;
 use zones::{Device, MemoryDevice, Purpose, Reading, ZONE_SIZE};
 
@@ -149,7 +149,7 @@ impl Device for Meeting {
 fn several_runs(device: Arc<dyn Device>, runs: u64, tuples: u64) {
     let open = OpenOptions {
         threads: false,
-        shape: Shape { runs_per_level: 64, ..Shape::default() },
+        compaction: CompactionPolicy { runs_per_level: 64, ..CompactionPolicy::default() },
         ..OpenOptions::default()
     };
     let db = Kvdb::create(
@@ -174,7 +174,7 @@ fn threads(n: usize) -> OpenOptions {
     OpenOptions {
         merge_threads: n,
         merge_part: 1 << 20,
-        shape: Shape { runs_per_level: 4, ..Shape::default() },
+        compaction: CompactionPolicy { runs_per_level: 4, ..CompactionPolicy::default() },
         ..OpenOptions::default()
     }
 }
@@ -248,12 +248,12 @@ fn pieces_find_their_way_in_a_store_that_becomes_full() {
     for seed in seeds(3) {
         let mut random = Random::new(seed);
         let device = Arc::new(MemoryDevice::with_limit(60 * ZONE_SIZE));
-        let shape = Shape { runs_per_level: 2, ..Shape::default() };
+        let shape = CompactionPolicy { runs_per_level: 2, ..CompactionPolicy::default() };
         let open = OpenOptions {
             memory: 8 << 20,
             merge_part: 4 << 20,
             merge_threads: 1 + seed as usize % 3,
-            shape,
+            compaction: shape,
             ..small()
         };
         let db = Kvdb::create(

@@ -9,8 +9,8 @@ use std::time::Duration;
 use env::sync::Mutex;
 use env::{Machine, Random};
 use kvdb::{
-    Batch, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions,
-    Shape,
+    Batch, CompactionPolicy, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability,
+    Kvdb, OpenOptions,
 };
 use zones::{Device, MemoryDevice, Purpose, PurposeStats};
 
@@ -110,10 +110,10 @@ impl Loaded {
     fn new(memory: usize, value: usize, count: u64, order: Order) -> Loaded {
         let device = Arc::new(Waiting::default());
         // Few runs, whatever the default.
-        let shape = Shape { runs_per_level: 4, ..Shape::default() };
+        let shape = CompactionPolicy { runs_per_level: 4, ..CompactionPolicy::default() };
         let open = OpenOptions {
             memory,
-            shape,
+            compaction: shape,
             threads: false,
             zero_journal: false,
             flush_on_close: false,

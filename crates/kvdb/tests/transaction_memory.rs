@@ -126,14 +126,14 @@ fn drafts_have_a_limit_all_together() {
         batch
     };
     let t = db.begin(Isolation::Snapshot).expect("begun");
-    let (mut one, mut two) = (t.draft().expect("begun"), t.draft().expect("begun"));
+    let (mut one, mut two) = (t.nested_batch().expect("begun"), t.nested_batch().expect("begun"));
     one.apply(batch(100)).expect("drafted");
     two.apply(batch(90)).expect("drafted");
     assert!(matches!(two.apply(batch(50)), Err(Error::Limit(_))), "together they are too much");
     drop(one);
     two.apply(batch(100)).expect("there is room again");
     two.finish().expect("made");
-    let mut three = t.draft().expect("begun");
+    let mut three = t.nested_batch().expect("begun");
     assert!(matches!(three.apply(batch(1000)), Err(Error::Limit(_))));
     three.apply(batch(150)).expect("drafted");
     three.finish().expect("made");

@@ -231,7 +231,7 @@ impl Life {
     fn draft(&self, doors: &Doors, random: &mut Random, did: &mut Vec<Did>) -> Result<()> {
         let list = random.below(LISTS / 2);
         doors.t.lock_key(self.open.rows, name(list).as_bytes(), true)?;
-        let mut draft = doors.t.draft()?;
+        let mut draft = doors.t.nested_batch()?;
         let mut numbers =
             decode(&draft.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
         let (read, number) = (Did::Read(list, numbers.clone()), self.number());

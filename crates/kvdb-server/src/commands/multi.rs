@@ -252,7 +252,7 @@ fn attempt(
         }
     }
     s.executing = Some(match &group {
-        Some(_) => Executing::Joined(Mutex::new(transaction.draft()?)),
+        Some(_) => Executing::Joined(Mutex::new(transaction.nested_batch()?)),
         None => Executing::Own(transaction.clone()),
     });
     out.array(queue.requests.len());

@@ -23,7 +23,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
 use zones::{Priority, ZONE_SIZE};
 
 use super::part::Part;
-use super::shape::{BOTTOM, Claim, Job, PLENTY};
+use super::policy::{BOTTOM, CompactionLock, CompactionPlan, PLENTY};
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::ids::RunId;
@@ -51,14 +51,14 @@ pub(crate) struct Compaction {
     from: AtomicUsize,
     /// Bytes that a piece writes before the next install.
     part: AtomicU64,
-    hands: Mutex<Hands>,
+    workers: Mutex<Workers>,
     /// Held while a piece is installed; nobody waits for it with another lock.
     state: Mutex<State>,
 }
 
 /// Who is at what.
 #[derive(Default)]
-struct Hands {
+struct Workers {
     /// For each piece what it is in the middle of, but for the time of a step. `None`: not begun,
     /// or just installed.
     merges: Vec<Option<Merge>>,
@@ -70,13 +70,13 @@ struct Hands {
 }
 
 struct State {
-    job: Job,
+    plan: CompactionPlan,
     /// By key; one until it is prepared.
     ranges: Vec<Range>,
     /// What is merged and installed.
     result: Option<RunId>,
     /// Items of the inputs that hide older ones, and all of them, when it began.
-    hiding: (f64, u64),
+    overwriting: (f64, u64),
 }
 
 /// The keys of a piece, and how far it is.
@@ -90,7 +90,7 @@ struct Range {
 }
 
 /// A piece of a compaction in somebody's hands.
-pub(crate) struct Piece {
+pub(crate) struct Subcompaction {
     whole: Arc<Compaction>,
     number: usize,
     /// The first, whose compaction is not ready for others.
@@ -100,29 +100,33 @@ pub(crate) struct Piece {
 impl Compaction {
     /// A compaction of one piece; more are made of it when the first step finds that it is worth
     /// it.
-    pub(crate) fn begin(db: &Database, job: Job, number: u64) -> (Piece, Claim) {
-        let claim = Claim {
+    pub(crate) fn begin(
+        db: &Database,
+        plan: CompactionPlan,
+        number: u64,
+    ) -> (Subcompaction, CompactionLock) {
+        let compaction_lock = CompactionLock {
             number,
-            dict: job.dict,
-            runs: job.inputs.iter().map(|p| p.id).collect(),
-            level: job.level,
+            dict: plan.dict,
+            runs: plan.inputs.iter().map(|p| p.id).collect(),
+            level: plan.level,
         };
-        let hiding = (
-            db.merging.hiding.items(&job.inputs),
-            job.inputs.iter().map(|p| p.run.stats().items).sum(),
+        let overwriting = (
+            db.merging.garbage.items(&plan.inputs),
+            plan.inputs.iter().map(|p| p.run.stats().items).sum(),
         );
-        let from = AtomicUsize::new(job.from());
-        let state = State { job, ranges: vec![Range::default()], result: None, hiding };
-        let hands = Hands { taken: 1, merges: vec![None], ..Hands::default() };
+        let from = AtomicUsize::new(plan.from());
+        let state = State { plan, ranges: vec![Range::default()], result: None, overwriting };
+        let workers = Workers { taken: 1, merges: vec![None], ..Workers::default() };
         let part = AtomicU64::new(db.part_size());
         let whole = Arc::new(Compaction {
             number,
             from,
             part,
-            hands: Mutex::new(hands),
+            workers: Mutex::new(workers),
             state: Mutex::new(state),
         });
-        (Piece { whole, number: 0, first: true }, claim)
+        (Subcompaction { whole, number: 0, first: true }, compaction_lock)
     }
 
     /// The youngest level that it takes runs from.
@@ -131,28 +135,28 @@ impl Compaction {
     }
 
     /// A piece that nobody is at.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Piece> {
-        let mut hands = self.hands.lock();
-        let number = hands.waiting.pop_front()?;
-        hands.taken += 1;
-        Some(Piece { whole: self.clone(), number, first: false })
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Subcompaction> {
+        let mut workers = self.workers.lock();
+        let number = workers.waiting.pop_front()?;
+        workers.taken += 1;
+        Some(Subcompaction { whole: self.clone(), number, first: false })
     }
 
     /// Pieces that nobody is at.
     pub(crate) fn waiting(&self) -> usize {
-        self.hands.lock().waiting.len()
+        self.workers.lock().waiting.len()
     }
 
     /// Nobody goes on with it, and it holds nothing any more. What is installed of it stays.
     pub(crate) fn give_up(&self) {
-        let mut hands = self.hands.lock();
-        hands.given_up = true;
-        hands.waiting.clear();
-        hands.merges.clear();
+        let mut workers = self.workers.lock();
+        workers.given_up = true;
+        workers.waiting.clear();
+        workers.merges.clear();
     }
 
     fn reset_part(&self, db: &Database) {
-        let pieces = self.hands.lock().merges.len() as u64;
+        let pieces = self.workers.lock().merges.len() as u64;
         self.part.store((db.part_size() / pieces.max(1)).max(SMALLEST), Ordering::Relaxed);
     }
 }
@@ -162,19 +166,19 @@ impl State {
     /// younger runs are merged meanwhile.
     fn step_aside(&mut self, db: &Database) -> Result<()> {
         let upper: Vec<usize> = self
-            .job
+            .plan
             .levels
             .iter()
             .map(|(_, level)| *level)
             .filter(|level| *level < BOTTOM)
             .collect();
         let down = upper.iter().max().map_or(0, |deepest| BOTTOM - 1 - deepest);
-        if !self.job.to_bottom || down == 0 {
+        if !self.plan.to_bottom || down == 0 {
             return Ok(());
         }
-        let dict = self.job.dict;
+        let dict = self.plan.dict;
         let moves: Vec<(Placed, usize)> =
-            self.job.inputs.iter().map(|p| (p.clone(), self.job.level_of(p.id))).collect();
+            self.plan.inputs.iter().map(|p| (p.clone(), self.plan.level_of(p.id))).collect();
         let moves: Vec<(Placed, usize)> = moves
             .into_iter()
             .filter(|(_, level)| *level < BOTTOM)
@@ -191,7 +195,7 @@ impl State {
             }
             change
         })?;
-        for (id, level) in &mut self.job.levels {
+        for (id, level) in &mut self.plan.levels {
             *level = levels.iter().find(|(of, _)| of == id).map_or(*level, |(_, now)| *now);
         }
         Ok(())
@@ -203,8 +207,8 @@ impl State {
         if db.zones.space().free_for_user < PLENTY {
             return Ok(());
         }
-        let values = self.job.placement(db).values_at > 0;
-        let stats = || self.job.inputs.iter().map(|p| p.run.stats());
+        let values = self.plan.placement(db).values_at > 0;
+        let stats = || self.plan.inputs.iter().map(|p| p.run.stats());
         let work: u64 =
             stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
         let most = work / (db.options.merge_part / WORTH).max(1);
@@ -212,7 +216,7 @@ impl State {
         if pieces < 2 {
             return Ok(());
         }
-        let runs: Vec<Arc<Run>> = self.job.inputs.iter().map(|p| p.run.clone()).collect();
+        let runs: Vec<Arc<Run>> = self.plan.inputs.iter().map(|p| p.run.clone()).collect();
         let cuts = split_points(&runs, pieces, values)?;
         let starts = std::iter::once(Bytes::new()).chain(cuts.iter().cloned());
         let ends = cuts.iter().cloned().map(Some).chain([None]);
@@ -222,7 +226,7 @@ impl State {
     }
 }
 
-impl Piece {
+impl Subcompaction {
     /// The youngest level that its compaction takes runs from.
     pub(crate) fn from(&self) -> usize {
         self.whole.from()
@@ -234,7 +238,7 @@ impl Piece {
 
     /// Others may be at its compaction as well.
     pub(crate) fn is_shared(&self) -> bool {
-        self.whole.hands.lock().merges.len() > 1
+        self.whole.workers.lock().merges.len() > 1
     }
 
     /// Readies the compaction for others to take pieces of it, the first time. `true`: just now,
@@ -246,12 +250,12 @@ impl Piece {
         let mut state = self.whole.state.lock();
         state.step_aside(db)?;
         state.split(db)?;
-        self.whole.from.store(state.job.from(), Ordering::Relaxed);
+        self.whole.from.store(state.plan.from(), Ordering::Relaxed);
         let pieces = state.ranges.len();
         {
-            let mut hands = self.whole.hands.lock();
-            hands.merges.resize_with(pieces, || None);
-            hands.waiting = (1..pieces).collect();
+            let mut workers = self.whole.workers.lock();
+            workers.merges.resize_with(pieces, || None);
+            workers.waiting = (1..pieces).collect();
         }
         self.whole.reset_part(db);
         db.counters.split_merges.add(u64::from(pieces > 1));
@@ -268,7 +272,7 @@ impl Piece {
                     return Err(Error::NoSpace);
                 }
                 self.whole.part.store((part / 4).max(SMALLEST), Ordering::Relaxed);
-                self.whole.state.lock().job.press();
+                self.whole.state.lock().plan.press();
                 Ok(false)
             }
             done => done,
@@ -278,10 +282,10 @@ impl Piece {
     /// Goes on with another piece of the same compaction, and leaves this one as it is: what a
     /// store without threads does in their place.
     pub(crate) fn turn(&mut self) {
-        let mut hands = self.whole.hands.lock();
-        if let Some(number) = hands.waiting.pop_front() {
+        let mut workers = self.whole.workers.lock();
+        if let Some(number) = workers.waiting.pop_front() {
             let before = std::mem::replace(&mut self.number, number);
-            hands.waiting.push_back(before);
+            workers.waiting.push_back(before);
         }
     }
 
@@ -289,9 +293,9 @@ impl Piece {
     /// piece is to be left next.
     pub(crate) fn hand_back(&mut self, db: &Database) -> Result<()> {
         let done = self.take_merge().map_or(Ok(false), |merge| self.install(db, merge))?;
-        let mut hands = self.whole.hands.lock();
-        if !done && !hands.given_up {
-            hands.waiting.push_back(self.number);
+        let mut workers = self.whole.workers.lock();
+        if !done && !workers.given_up {
+            workers.waiting.push_back(self.number);
         }
         Ok(())
     }
@@ -302,17 +306,17 @@ impl Piece {
         if failed {
             self.whole.give_up();
         }
-        let mut hands = self.whole.hands.lock();
-        hands.taken -= 1;
-        hands.taken == 0 && hands.waiting.is_empty()
+        let mut workers = self.whole.workers.lock();
+        workers.taken -= 1;
+        workers.taken == 0 && workers.waiting.is_empty()
     }
 
     fn take_merge(&self) -> Option<Merge> {
-        self.whole.hands.lock().merges.get_mut(self.number)?.take()
+        self.whole.workers.lock().merges.get_mut(self.number)?.take()
     }
 
     fn work(&mut self, db: &Database) -> Result<bool> {
-        if self.whole.hands.lock().given_up {
+        if self.whole.workers.lock().given_up {
             return Ok(true);
         }
         let part = self.whole.part.load(Ordering::Relaxed);
@@ -322,7 +326,7 @@ impl Piece {
         };
         let done = merge.step(STEP.min(part))?;
         if !done && merge.stats().written() < part {
-            if let Some(slot) = self.whole.hands.lock().merges.get_mut(self.number) {
+            if let Some(slot) = self.whole.workers.lock().merges.get_mut(self.number) {
                 *slot = Some(merge);
             }
             return Ok(false);
@@ -336,13 +340,13 @@ impl Piece {
         let own = &state.ranges[self.number];
         let range = KeyRange { start: own.at.clone(), end: own.end.clone() };
         let inputs: Vec<Input> =
-            state.job.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
+            state.plan.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
-            drop_tombstones: state.job.to_bottom,
+            drop_tombstones: state.plan.to_bottom,
             old_seq: db.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: db.lifetime(&state.job.inputs, state.job.level),
-            ..state.job.options.storage(state.job.placement(db))
+            lifetime: db.lifetime(&state.plan.inputs, state.plan.level),
+            ..state.plan.options.storage(state.plan.placement(db))
         };
         drop(state);
         Ok(Merge::new(&db.store, &inputs, &range, options)?)
@@ -365,11 +369,11 @@ impl Piece {
             .chain(merged.clone())
             .chain(others(self.number + 1..state.ranges.len()));
         let whole = db.joined(all)?;
-        let (dict, target) = (state.job.dict, state.job.level);
+        let (dict, target) = (state.plan.dict, state.plan.level);
         let mut part = Part::of(dict);
         let mut left = Vec::new();
-        for input in &state.job.inputs {
-            let rest = part.cut(db, input, state.job.level_of(input.id), &from, to.as_ref())?;
+        for input in &state.plan.inputs {
+            let rest = part.cut(db, input, state.plan.level_of(input.id), &from, to.as_ref())?;
             left.extend(rest.map(|run| Placed { id: input.id, run }));
         }
         match (state.result, &whole) {
@@ -381,7 +385,7 @@ impl Piece {
         let there = installed.is_some();
         let result =
             installed.and_then(|i| Some(Placed { id: state.result.or(i.new)?, run: whole? }));
-        state.job.inputs = left;
+        state.plan.inputs = left;
         state.result = result.as_ref().map(|placed| placed.id);
         let done = next.is_none() || !there;
         let own = &mut state.ranges[self.number];
@@ -394,8 +398,8 @@ impl Piece {
         if let Some(placed) = result.filter(|_| all_done && target < BOTTOM) {
             // What they hid of each other is gone; what is left of it lies below.
             let items = placed.run.stats().items;
-            let left = state.hiding.0 - state.hiding.1.saturating_sub(items) as f64;
-            db.merging.hiding.set(placed.id, left / items.max(1) as f64);
+            let left = state.overwriting.0 - state.overwriting.1.saturating_sub(items) as f64;
+            db.merging.garbage.set(placed.id, left / items.max(1) as f64);
         }
         self.whole.reset_part(db);
         db.counters.compactions.add(u64::from(all_done));

@@ -11,7 +11,7 @@
 //! bytes is gone the victims are free.
 //!
 //! By hand it begins with merges of what has small key blocks beside its values, which show what is
-//! dead, and lays scattered values in the order of their keys (`lay_in_order`).
+//! dead, and lays scattered values in the order of their keys (`sort_values`).
 //!
 //! It runs when somebody asks for it, and by itself when too much of the store is holes. Between
 //! two parts it pauses, so that it takes no more of the device than its rate allows; by itself it
@@ -29,7 +29,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, Zo
 use zones::{Priority, ZONE_SIZE, ZoneId};
 
 use super::part::Part;
-use super::shape::Claim;
+use super::policy::CompactionLock;
 use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
@@ -340,12 +340,13 @@ impl Database {
             Some((level, placed.run.clone(), tree.info.options.clone()))
         };
         let mut found = None;
-        let claimed = self.merging.claim(|claims| {
+        let claimed = self.merging.compaction_lock(|compaction_locks| {
             found = find(&self.versions.load());
             let level = found.as_ref()?.0;
-            let busy =
-                claims.iter().any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
-            (!busy).then(|| Claim { number: 0, dict, runs: vec![id], level })
+            let busy = compaction_locks
+                .iter()
+                .any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
+            (!busy).then(|| CompactionLock { number: 0, dict, runs: vec![id], level })
         });
         let Some((level, run, options)) = found else {
             // Merged away meanwhile, and with it what it had there.
@@ -403,7 +404,7 @@ impl Database {
         };
         if !self.defragmenter.progress().automatic && !self.inline() {
             let before = self.counters.copied.get();
-            self.lay_in_order(options)?;
+            self.sort_values(options)?;
             update(&|p| p.bytes_moved += self.counters.copied.get().saturating_sub(before));
         }
         loop {
@@ -442,7 +443,7 @@ impl Database {
     /// that lie scattered are laid in the order of their keys on the way, unless that is to be
     /// slow: scans find them together then, while what moves zone by zone stays as scattered as it
     /// lay.
-    fn lay_in_order(&self, options: DefragOptions) -> Result<()> {
+    fn sort_values(&self, options: DefragOptions) -> Result<()> {
         // Without room for it, or a dictionary that was dropped meanwhile: there is something to
         // move all the same.
         let unless_in_vain = |done: Result<()>| match done {

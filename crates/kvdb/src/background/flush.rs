@@ -65,11 +65,11 @@ impl Flush {
             };
             // An estimate: what cannot be read below must not keep commits from being flushed above
             // it.
-            let hiding = db.hiding_share(tree, upto).unwrap_or_default();
+            let garbage_share = db.garbage_share(tree, upto).unwrap_or_default();
             merges.push_back((
                 dict,
                 Merge::new(&db.store, &inputs, &KeyRange::all(), options)?,
-                hiding,
+                garbage_share,
             ));
         }
         generations.sort_by_key(|g| g.number);
@@ -79,11 +79,11 @@ impl Flush {
     }
 
     fn run(&mut self, db: &Database) -> Result<()> {
-        while let Some((dict, mut merge, hiding)) = self.merges.pop_front() {
+        while let Some((dict, mut merge, garbage_share)) = self.merges.pop_front() {
             while !merge.step(STEP)? {}
             let (run, stats) = merge.finish()?;
             db.counters.merged(&stats);
-            self.runs.extend(run.map(|run| (dict, run, hiding)));
+            self.runs.extend(run.map(|run| (dict, run, garbage_share)));
         }
         Ok(())
     }
@@ -117,11 +117,11 @@ impl Flush {
         let plan = |state: &State| {
             let mut change = VersionEdit::of([Edit::Streams(db.zones.positions())]);
             let mut id = state.next_run;
-            for (dict, run, hiding) in &self.runs {
+            for (dict, run, garbage_share) in &self.runs {
                 // Of a dictionary that was dropped in between nothing is kept.
                 if state.dictionaries.contains_key(dict) {
                     change.add_run(*dict, 0, RunId(id), run);
-                    db.merging.hiding.set(RunId(id), *hiding);
+                    db.merging.garbage.set(RunId(id), *garbage_share);
                     id += 1;
                 }
             }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use env::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::compaction::{Compaction, Piece};
-use super::dead::Hiding;
-use super::shape::{BOTTOM, Claim, Job};
+use super::compaction::{Compaction, Subcompaction};
+use super::garbage::GarbageEstimate;
+use super::policy::{BOTTOM, CompactionLock, CompactionPlan};
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::read::version::Tree;
@@ -26,29 +26,29 @@ pub(crate) struct Merging {
     gate: RwLock<()>,
     /// Changes when all merges under way are given up.
     round: AtomicU64,
-    claims: Mutex<Vec<Claim>>,
-    next_claim: AtomicU64,
+    compaction_locks: Mutex<Vec<CompactionLock>>,
+    next_lock: AtomicU64,
     under_way: Mutex<Vec<Arc<Compaction>>>,
     /// Of a store without threads.
-    pub inline: Mutex<Stack>,
+    pub inline: Mutex<MergeStack>,
     /// One more than the zones that were free when a merge last found no space for it; 0: it found
     /// some.
     starved: AtomicU64,
     /// What runs hide of older ones.
-    pub hiding: Hiding,
+    pub garbage: GarbageEstimate,
 }
 
 /// The merges that one thread has under way, or its pieces of them, the youngest last.
 #[derive(Default)]
-pub(crate) struct Stack {
+pub(crate) struct MergeStack {
     round: u64,
-    merges: Vec<Piece>,
+    merges: Vec<Subcompaction>,
 }
 
 impl Merging {
     /// A merge into the bottom is under way: what it leaves behind is not known yet.
     pub(crate) fn below(&self) -> bool {
-        self.claims.lock().iter().any(|c| c.level == BOTTOM && c.runs.len() > 1)
+        self.compaction_locks.lock().iter().any(|c| c.level == BOTTOM && c.runs.len() > 1)
     }
 
     /// `true` when a merge would find no more space than the last one, which found too little.
@@ -58,7 +58,7 @@ impl Merging {
 
     /// A merge, or the defragmentation of a run, is under way.
     pub(crate) fn busy(&self) -> bool {
-        !self.claims.lock().is_empty()
+        !self.compaction_locks.lock().is_empty()
     }
 
     /// Keeps [`Database::merge_alone`] waiting.
@@ -67,22 +67,25 @@ impl Merging {
     }
 
     /// Claims what `choose` says beside what is claimed already; the number to release it by.
-    pub(crate) fn claim(&self, choose: impl FnOnce(&[Claim]) -> Option<Claim>) -> Option<u64> {
-        let mut claims = self.claims.lock();
-        let number = self.next_claim.fetch_add(1, Ordering::Relaxed);
-        let claim = Claim { number, ..choose(&claims)? };
-        claims.push(claim);
+    pub(crate) fn compaction_lock(
+        &self,
+        choose: impl FnOnce(&[CompactionLock]) -> Option<CompactionLock>,
+    ) -> Option<u64> {
+        let mut compaction_locks = self.compaction_locks.lock();
+        let number = self.next_lock.fetch_add(1, Ordering::Relaxed);
+        let compaction_lock = CompactionLock { number, ..choose(&compaction_locks)? };
+        compaction_locks.push(compaction_lock);
         Some(number)
     }
 
     pub(crate) fn release(&self, number: u64) {
-        self.claims.lock().retain(|c| c.number != number);
+        self.compaction_locks.lock().retain(|c| c.number != number);
         self.under_way.lock().retain(|whole| whole.number != number);
     }
 
     /// A piece that nobody is at, of the youngest merge that has any and takes runs from above
     /// level `above`.
-    fn take(&self, above: usize) -> Option<Piece> {
+    fn take(&self, above: usize) -> Option<Subcompaction> {
         let under_way = self.under_way.lock();
         let whole = under_way
             .iter()
@@ -93,54 +96,61 @@ impl Merging {
 }
 
 impl Database {
-    /// The most pressing compaction beside those that `claims` stand for. `tombstones`: also those
+    /// The most pressing compaction beside those that `compaction_locks` stand for. `tombstones`: also those
     /// that only deletions call for; `any`: however few they are. `above`: only those that begin at
     /// a level above this one.
-    pub(crate) fn next_job(
+    pub(crate) fn next_plan(
         &self,
         tombstones: bool,
         any: bool,
-        claims: &[Claim],
+        compaction_locks: &[CompactionLock],
         above: usize,
-    ) -> Option<Job> {
+    ) -> Option<CompactionPlan> {
         let version = self.versions.load();
-        let shape = self.options.shape.sane();
+        let shape = self.options.compaction.sane();
         let shapes = version.trees.values().filter_map(|t| {
             Some((
                 t.levels.first().map_or(0, Vec::len),
-                Job::for_shape(t, &shape, claims, above, self.merging.hiding.dead(t))?,
+                CompactionPlan::for_policy(
+                    t,
+                    &shape,
+                    compaction_locks,
+                    above,
+                    self.merging.garbage.dead(t),
+                )?,
             ))
         });
-        if let Some((_, job)) = shapes.max_by_key(|(runs, _)| *runs) {
-            return Some(job);
+        if let Some((_, plan)) = shapes.max_by_key(|(runs, _)| *runs) {
+            return Some(plan);
         }
         if !tombstones {
             return None;
         }
-        let free = |t: &&std::sync::Arc<Tree>| claims.iter().all(|c| c.dict != t.info.id);
-        let dead = |t: &Tree| self.merging.hiding.dead(t);
+        let free = |t: &&std::sync::Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
+        let dead = |t: &Tree| self.merging.garbage.dead(t);
         let quiet = |t: &std::sync::Arc<Tree>| {
-            Job::for_dead(t, dead(t), &shape).or_else(|| Job::for_readers(t, &shape))
+            CompactionPlan::for_dead(t, dead(t), &shape)
+                .or_else(|| CompactionPlan::for_readers(t, &shape))
         };
         version
             .trees
             .values()
             .filter(free)
-            .find_map(|t| Job::for_tombstones(t, any).or_else(|| quiet(t)))
+            .find_map(|t| CompactionPlan::for_tombstones(t, any).or_else(|| quiet(t)))
     }
 
     /// Keeps all merges from going on; those under way are given up.
     pub(crate) fn merge_alone(&self) -> RwLockWriteGuard<'_, ()> {
         let gate = self.merging.gate.write();
         self.merging.round.fetch_add(1, Ordering::AcqRel);
-        self.merging.claims.lock().clear();
+        self.merging.compaction_locks.lock().clear();
         self.merging.under_way.lock().drain(..).for_each(|whole| whole.give_up());
         gate
     }
 
     /// One bounded step of the youngest merge of `stack`, or of one that is due. `false`: there is
     /// nothing to do.
-    pub(crate) fn merge_step(&self, stack: &mut Stack) -> Result<bool> {
+    pub(crate) fn merge_step(&self, stack: &mut MergeStack) -> Result<bool> {
         let _shared = self.merging.gate.read();
         let round = self.merging.round.load(Ordering::Acquire);
         if std::mem::replace(&mut stack.round, round) != round {
@@ -184,17 +194,17 @@ impl Database {
     }
 
     /// A merge that is due and goes before all of `stack`, or a piece of one.
-    fn next_piece(&self, stack: &Stack) -> Option<Piece> {
+    fn next_piece(&self, stack: &MergeStack) -> Option<Subcompaction> {
         let (tombstones, above) = match stack.merges.last() {
             None => (self.is_quiet(), usize::MAX),
             Some(piece) => (false, piece.from()),
         };
-        let mut claims = self.merging.claims.lock();
-        match self.next_job(tombstones, false, &claims, above) {
-            Some(job) => {
-                let number = self.merging.next_claim.fetch_add(1, Ordering::Relaxed);
-                let (piece, claim) = Compaction::begin(self, job, number);
-                claims.push(claim);
+        let mut compaction_locks = self.merging.compaction_locks.lock();
+        match self.next_plan(tombstones, false, &compaction_locks, above) {
+            Some(plan) => {
+                let number = self.merging.next_lock.fetch_add(1, Ordering::Relaxed);
+                let (piece, compaction_lock) = Compaction::begin(self, plan, number);
+                compaction_locks.push(compaction_lock);
                 self.merging.under_way.lock().push(piece.whole().clone());
                 Some(piece)
             }
@@ -203,7 +213,7 @@ impl Database {
     }
 
     /// Somebody is done with a piece.
-    fn end(&self, piece: Piece, failed: bool) {
+    fn end(&self, piece: Subcompaction, failed: bool) {
         let number = piece.whole().number;
         if piece.leave(failed) {
             self.merging.release(number);

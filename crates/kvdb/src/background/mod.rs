@@ -3,15 +3,15 @@
 //! what a thread does is what a step does.
 
 pub(crate) mod compaction;
-mod dead;
 pub(crate) mod defragment;
 pub(crate) mod flush;
+mod garbage;
 pub(crate) mod merging;
 mod part;
+pub(crate) mod policy;
 mod pressure;
 mod ranged;
 mod reclaim;
-pub(crate) mod shape;
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::thread::JoinHandle;
@@ -20,10 +20,10 @@ use std::time::Duration;
 
 use env::sync::Mutex;
 
-use dead::Dead;
 pub(crate) use defragment::Defragmenter;
+use garbage::Garbage;
+use merging::MergeStack;
 pub(crate) use merging::Merging;
-use merging::Stack;
 
 use crate::db::database::Database;
 use crate::error::{Error, Result};
@@ -70,19 +70,19 @@ impl Database {
             return Ok(());
         }
         let mut threads = self.background.threads.lock();
-        type Job = (&'static str, fn(&Database));
-        let merge: Job = ("kvdb-merge", Database::compaction_loop);
-        let mut jobs: Vec<Job> = vec![
+        type Work = (&'static str, fn(&Database));
+        let merge: Work = ("kvdb-merge", Database::compaction_loop);
+        let mut loops: Vec<Work> = vec![
             ("kvdb-clock", Database::clock_loop),
             ("kvdb-journal", Database::journal_loop),
             ("kvdb-flush", Database::flush_loop),
             ("kvdb-defrag", Database::defragment_loop),
         ];
-        jobs.extend(std::iter::repeat_n(merge, self.options.merge_threads()));
-        for (name, job) in jobs {
+        loops.extend(std::iter::repeat_n(merge, self.options.merge_threads()));
+        for (name, work) in loops {
             let db = self.clone();
             let run = move || {
-                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&db)));
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&db)));
                 if outcome.is_err() {
                     // A mistake in the program: nobody may wait for this thread's work.
                     db.health
@@ -131,7 +131,7 @@ impl Database {
             if self.signals.stopping() || self.health.failed() {
                 return;
             }
-            let values = self.commits.unplaced_bytes.load(Ordering::Relaxed) > 0;
+            let values = self.commits.deferred_bytes.load(Ordering::Relaxed) > 0;
             let done = match seal {
                 Some(generation) => self.commits.seal(generation),
                 None => self.commits.write_out().map(|_| ()),
@@ -142,8 +142,8 @@ impl Database {
                     wanted.seal = None;
                 }
             }
-            let done =
-                done.and_then(|()| if values { self.commits.set_aside_ahead() } else { Ok(()) });
+            let done = done
+                .and_then(|()| if values { self.commits.reserve_zones_ahead() } else { Ok(()) });
             let done =
                 done.and_then(|()| if values { self.seal_what_holds_much(false) } else { Ok(()) });
             let done = done.and_then(|()| self.commits.prepare_segment());
@@ -198,7 +198,7 @@ impl Database {
     fn compaction_loop(&self) {
         let mut failed = false;
         let mut seen = 0;
-        let mut stack = Stack::default();
+        let mut stack = MergeStack::default();
         loop {
             {
                 let mut wanted = self.signals.wanted.lock();
@@ -261,7 +261,7 @@ impl Database {
     /// Nothing is left that the background would do by itself, unless something is committed.
     pub(crate) fn at_rest(&self) -> bool {
         let merges =
-            || !self.merging.busy() && self.next_job(true, false, &[], usize::MAX).is_none();
+            || !self.merging.busy() && self.next_plan(true, false, &[], usize::MAX).is_none();
         let space = || {
             self.zones.spare() == 0 && !self.defragmenter.progress().running && !self.holes_due()
         };
@@ -299,7 +299,7 @@ impl Database {
         if now.saturating_sub(since) >= self.options.idle_flush {
             self.signals.compaction_wanted();
             self.commits.chunks.lock().keep(0);
-            self.commits.give_aside_back();
+            self.commits.return_reserved_zones();
             if self.signals.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flush_all();
                 if flushed.is_err() {
@@ -322,7 +322,8 @@ impl Database {
         const MOST: u64 = 256 << 20;
         // Nobody asks a memtable for less: what newer versions hide there may be forgotten as
         // others come.
-        let floor = self.versions.pins.floor(self.versions.visible.load(Ordering::Acquire));
+        let floor =
+            self.versions.read_snapshots.floor(self.versions.visible.load(Ordering::Acquire));
         let version = self.versions.load_full();
         for layer in version.trees.values().filter_map(|t| t.layers.first()) {
             layer.memtable.set_floor(floor);
@@ -333,7 +334,7 @@ impl Database {
             return Ok(());
         }
         if in_time && held > MOST.max(live / 5)
-            || self.dead_of_active()? > LEAST.max((live + held) / 10)
+            || self.garbage_of_active()? > LEAST.max((live + held) / 10)
         {
             self.commits.seal(version.generation.number)?;
         }
@@ -376,10 +377,12 @@ impl Database {
         let version = self.versions.load();
         let most = version.trees.values().map(|t| t.levels.first().map_or(0, Vec::len)).max();
         self.counters.young_runs.set(most.unwrap_or(0) as u64);
-        self.merging.hiding.keep(&version);
-        let dead = version.trees.values().map(|t| self.merging.hiding.dead(t));
-        let dead = dead
-            .fold(Dead::default(), |sum, d| Dead { dead: sum.dead + d.dead, all: sum.all + d.all });
+        self.merging.garbage.keep(&version);
+        let dead = version.trees.values().map(|t| self.merging.garbage.dead(t));
+        let dead = dead.fold(Garbage::default(), |sum, d| Garbage {
+            dead: sum.dead + d.dead,
+            all: sum.all + d.all,
+        });
         self.counters.dead_percent.set(dead.percent());
     }
 }

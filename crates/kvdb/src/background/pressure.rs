@@ -26,7 +26,7 @@ const DEAD_TO: usize = 300;
 const LOOK_AGAIN: u64 = 4 << 20;
 
 impl CommitEnv for Database {
-    fn admit(&self, bytes: usize, unplaced: usize, claim: SpaceClaim) -> Result<()> {
+    fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()> {
         if !claim.removes {
             self.admit_space(bytes as u64, claim)?;
         }
@@ -34,8 +34,8 @@ impl CommitEnv for Database {
             return Ok(());
         }
         self.admit_memory(bytes, claim.removes)?;
-        if unplaced > 0 {
-            self.admit_unplaced(unplaced)?;
+        if deferred > 0 {
+            self.admit_deferred(deferred)?;
         }
         let owed = (self.debt() * SLOWEST * bytes as f64) as u64;
         if owed > 0 {
@@ -73,21 +73,21 @@ impl Database {
         };
         let memory =
             part(self.commits.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
-        let fan = self.options.shape.sane().runs_per_level;
+        let fan = self.options.compaction.sane().runs_per_level;
         let runs = part(self.counters.young_runs.get() as usize, fan + fan / 2, 4 * fan);
         let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
-        let unplaced = part(
-            self.commits.unplaced_bytes.load(Ordering::Relaxed),
+        let deferred = part(
+            self.commits.deferred_bytes.load(Ordering::Relaxed),
             self.shares.window,
             2 * self.shares.window,
         );
-        memory.max(runs).max(dead).max(unplaced)
+        memory.max(runs).max(dead).max(deferred)
     }
 
     /// Waits until another `bytes` of values may wait for their place.
-    fn admit_unplaced(&self, bytes: usize) -> Result<()> {
+    fn admit_deferred(&self, bytes: usize) -> Result<()> {
         let full = || {
-            let waiting = self.commits.unplaced_bytes.load(Ordering::Acquire);
+            let waiting = self.commits.deferred_bytes.load(Ordering::Acquire);
             waiting > 0 && waiting + bytes > 2 * self.shares.window
         };
         if !full() {
@@ -176,7 +176,7 @@ impl Database {
         if !self.signals.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
-        self.commits.give_aside_back();
+        self.commits.return_reserved_zones();
         match self.reclaim() {
             Ok(true) => self.signals.reclaimable.store(true, Ordering::Release),
             Ok(false) => {}
@@ -195,7 +195,7 @@ impl Database {
             seal = Some(self.versions.load().generation.number);
         }
         let write = applied.pending >= self.shares.journal_write_at
-            || applied.unplaced >= self.shares.window;
+            || applied.deferred >= self.shares.window;
         if !self.inline() {
             if write || seal.is_some() {
                 self.signals.journal_wanted(seal);
@@ -215,8 +215,8 @@ impl Database {
         if tight || long || self.commits.memtable_bytes() > self.shares.memtables {
             Self::warn_of_failed_work(self.flush_sealed());
         }
-        let runs =
-            self.counters.young_runs.get() as usize >= 4 * self.options.shape.sane().runs_per_level;
+        let runs = self.counters.young_runs.get() as usize
+            >= 4 * self.options.compaction.sane().runs_per_level;
         if runs && !self.merging.starved(self.zones.space().zones_free) {
             Self::warn_of_failed_work(self.compaction_steps(usize::MAX));
         }

@@ -9,7 +9,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run};
 use zones::Priority;
 
 use super::part::Part;
-use super::shape::{BOTTOM, Job};
+use super::policy::{BOTTOM, CompactionPlan};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -72,7 +72,7 @@ impl Database {
             old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: self.lifetime(inputs.iter().map(|(_, p)| p), BOTTOM),
-            ..tree.info.options.storage(Job::everything_from(&tree, 0).placement(self))
+            ..tree.info.options.storage(CompactionPlan::everything_from(&tree, 0).placement(self))
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
         let mut merge = Merge::new(&self.store, &sources, &range, options)?;

@@ -4,8 +4,8 @@
 use vt_tree::Placement;
 use zones::ZONE_SIZE;
 
-use super::compaction::{Compaction, Piece};
-use super::shape::Job;
+use super::compaction::{Compaction, Subcompaction};
+use super::policy::CompactionPlan;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -26,13 +26,13 @@ fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
 impl Database {
     /// Does a whole job here and now, a large one in several threads; `false` when the store is
     /// being closed, which gives the rest of it up.
-    fn compact_now(&self, job: Job) -> Result<bool> {
-        let defragments = job.defragments;
-        let (mut first, _) = Compaction::begin(self, job, 0);
+    fn compact_now(&self, plan: CompactionPlan) -> Result<bool> {
+        let defragments = plan.defragments;
+        let (mut first, _) = Compaction::begin(self, plan, 0);
         first.prepare(self)?;
         let whole = first.whole().clone();
         let stop = || self.signals.stopping() || (defragments && self.defragmenter.stopping());
-        let work = |first: Option<Piece>| {
+        let work = |first: Option<Subcompaction>| {
             let mut piece = first;
             while let Some(mut own) = piece.take().or_else(|| whole.take()) {
                 let done = loop {
@@ -78,22 +78,22 @@ impl Database {
     }
 
     /// The same; when there is no space for it, merged with everything older, which may make some.
-    fn compact_somehow(&self, job: Job) -> Result<bool> {
+    fn compact_somehow(&self, plan: CompactionPlan) -> Result<bool> {
         let (dict, level, to_bottom) =
-            (job.dict, job.inputs.first().map_or(0, |p| job.level_of(p.id)), job.to_bottom);
-        match self.compact_now(job) {
+            (plan.dict, plan.inputs.first().map_or(0, |p| plan.level_of(p.id)), plan.to_bottom);
+        match self.compact_now(plan) {
             Err(Error::NoSpace) if !to_bottom => {
-                let job = self
+                let plan = self
                     .versions
                     .load()
                     .trees
                     .get(&dict)
-                    .map(|tree| Job::everything_from(tree, level));
-                let Some(mut job) = job.filter(|job| !job.inputs.is_empty()) else {
+                    .map(|tree| CompactionPlan::everything_from(tree, level));
+                let Some(mut plan) = plan.filter(|plan| !plan.inputs.is_empty()) else {
                     return Ok(true);
                 };
-                job.press();
-                self.compact_now(job)
+                plan.press();
+                self.compact_now(plan)
             }
             done => done,
         }
@@ -102,9 +102,9 @@ impl Database {
     /// Merges all runs of a dictionary into one.
     pub(crate) fn compact(&self, dict: DictionaryId) -> Result<()> {
         let _alone = self.merge_alone();
-        let job = Job::for_all(self.versions.load().tree(dict)?);
-        if let Some(job) = job {
-            self.compact_somehow(job)?;
+        let plan = CompactionPlan::for_all(self.versions.load().tree(dict)?);
+        if let Some(plan) = plan {
+            self.compact_somehow(plan)?;
         }
         Ok(())
     }
@@ -118,18 +118,19 @@ impl Database {
     ) -> Result<()> {
         let _alone = self.merge_alone();
         // The version is let go of before the merge: it would keep what the merge leaves behind.
-        let job = {
+        let plan = {
             let version = self.versions.load();
             let tree = version.tree(dict)?;
             match placement {
-                None => Job::for_all(tree),
-                placement => {
-                    tree.runs().next().map(|_| Job { placement, ..Job::everything_from(tree, 0) })
-                }
+                None => CompactionPlan::for_all(tree),
+                placement => tree.runs().next().map(|_| CompactionPlan {
+                    placement,
+                    ..CompactionPlan::everything_from(tree, 0)
+                }),
             }
         };
-        if let Some(job) = job {
-            self.compact_somehow(Job { defragments: true, ..job })?;
+        if let Some(plan) = plan {
+            self.compact_somehow(CompactionPlan { defragments: true, ..plan })?;
         }
         Ok(())
     }
@@ -165,22 +166,22 @@ impl Database {
     fn settle(&self) -> Result<()> {
         // Deletions first: these merges write least and gain most, and may make the room that
         // others find none without.
-        let jobs: Vec<Job> = self
+        let plans: Vec<CompactionPlan> = self
             .versions
             .load()
             .trees
             .values()
-            .filter_map(|tree| Job::for_tombstones(tree, true))
+            .filter_map(|tree| CompactionPlan::for_tombstones(tree, true))
             .collect();
-        for mut job in jobs {
-            job.press();
-            if unless_full(self.compact_now(job))? == Some(false) {
+        for mut plan in plans {
+            plan.press();
+            if unless_full(self.compact_now(plan))? == Some(false) {
                 return Ok(());
             }
         }
-        while let Some(mut job) = self.next_job(true, true, &[], usize::MAX) {
-            job.press();
-            if !self.compact_somehow(job)? {
+        while let Some(mut plan) = self.next_plan(true, true, &[], usize::MAX) {
+            plan.press();
+            if !self.compact_somehow(plan)? {
                 break;
             }
         }

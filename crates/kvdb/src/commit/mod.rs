@@ -8,10 +8,10 @@
 //! threads does the sync for all of them; the others join the next one.
 
 pub(crate) mod batch;
+pub(crate) mod deferred;
 pub(crate) mod locking;
 pub(crate) mod pipeline;
 pub(crate) mod recent;
-pub(crate) mod unplaced;
 
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -24,9 +24,9 @@ use vt_tree::{Compression, DeferredSlot, ExtentRef, Packer, Seq, Value, place_pa
 use zones::{Priority, Purpose, ZonePin, ZoneUse, Zones};
 
 use self::batch::{Batch, Change, Durability};
+use self::deferred::{Chunks, DeferredValue};
 use self::pipeline::{Pipeline, Sealed, Syncing};
 use self::recent::{RecentCommit, RecentCommits};
-use self::unplaced::{Chunks, Unplaced};
 use crate::commit::locking::{past, ranges};
 use crate::counters::Counters;
 use crate::db::options::{OpenOptions, Shares};
@@ -50,9 +50,9 @@ pub const MAX_VALUE: usize = 7 << 20;
 
 /// What a commit needs of the engine around it.
 pub(crate) trait CommitEnv {
-    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `unplaced`: how many
+    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `deferred`: how many
     /// of them will wait for their place.
-    fn admit(&self, bytes: usize, unplaced: usize, claim: SpaceClaim) -> Result<()>;
+    fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()>;
 
     /// Space ran short: what was deleted gives its space back, now. `false`: nothing was gained.
     fn want_space(&self) -> bool;
@@ -97,7 +97,7 @@ pub(crate) struct CommitPipeline {
     /// Bytes in those that wait for their flush.
     pub sealed_bytes: AtomicUsize,
     /// Bytes of values that wait for their place; no memtable's figure counts them.
-    pub unplaced_bytes: AtomicUsize,
+    pub deferred_bytes: AtomicUsize,
     /// Where such values are copied to.
     pub chunks: Mutex<Chunks>,
     /// A commit was synced: the journal's space should be written ahead of time.
@@ -140,7 +140,7 @@ impl CommitPipeline {
             recent: RecentCommits::default(),
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
-            unplaced_bytes: AtomicUsize::new(0),
+            deferred_bytes: AtomicUsize::new(0),
             chunks: Mutex::default(),
             synced_commits: AtomicBool::new(false),
             journal_tight: AtomicBool::new(false),
@@ -158,7 +158,7 @@ impl CommitPipeline {
     pub(crate) fn memtable_bytes(&self) -> usize {
         self.active_bytes.load(Ordering::Relaxed)
             + self.sealed_bytes.load(Ordering::Relaxed)
-            + self.unplaced_bytes.load(Ordering::Relaxed)
+            + self.deferred_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn commit(
@@ -205,7 +205,7 @@ impl CommitPipeline {
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
-        if total >= self.options.late_bind_at.min(unplaced::LONGEST) {
+        if total >= self.options.late_bind_at.min(deferred::LONGEST) {
             pin.merge(self.bind(engine, large, &mut changes, claim)?);
         } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal)
         {
@@ -220,7 +220,7 @@ impl CommitPipeline {
                 self.shares.largest_record
             )));
         }
-        if !changes.iter().any(|(_, op)| matches!(op, Op::PutUnplaced(..))) {
+        if !changes.iter().any(|(_, op)| matches!(op, Op::PutDeferred(..))) {
             engine.admit(record, 0, claim)?;
         }
         let deletes = claim.removes
@@ -266,7 +266,7 @@ impl CommitPipeline {
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
                 changes[i].1 =
-                    Op::PutUnplaced(key.clone(), chunks.copy(value), codec(&version, *dict));
+                    Op::PutDeferred(key.clone(), chunks.copy(value), codec(&version, *dict));
             }
         }
     }
@@ -336,9 +336,9 @@ impl CommitPipeline {
         let options = &version.tree(dict)?.info.options;
         let large = value.len() >= options.separate_at.max(1) as usize;
         let codec = options.compress_values;
-        let unplaced = large && (durability == Durability::Buffered || !self.options.journal);
+        let deferred = large && (durability == Durability::Buffered || !self.options.journal);
         if large
-            && (self.options.late_bind_at.min(unplaced::LONGEST) <= value.len() as u64
+            && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
                 || self.options.late_bind_at == u64::MAX)
         {
             drop(version);
@@ -348,19 +348,19 @@ impl CommitPipeline {
         }
         // No version may be held while space or memory is waited for, which one could keep.
         drop(version);
-        let said = if unplaced { PutValue::Unplaced(codec) } else { PutValue::Inline(value) };
+        let said = if deferred { PutValue::Deferred(codec) } else { PutValue::Inline(value) };
         let need = record::put_size(dict, key.len(), said);
         engine.admit(
             key.len() + value.len(),
-            if unplaced { value.len() } else { 0 },
+            if deferred { value.len() } else { 0 },
             SpaceClaim::default(),
         )?;
-        let copy = unplaced.then(|| self.chunks.lock().copy(value));
+        let copy = deferred.then(|| self.chunks.lock().copy(value));
         let applied = {
             let mut pipeline = self.enter(
                 engine,
                 need,
-                copy.as_ref().map_or(0, |v| unplaced::cost(v.len())),
+                copy.as_ref().map_or(0, |v| deferred::cost(v.len())),
                 SpaceClaim::default(),
             )?;
             if self.locks.any() {
@@ -387,10 +387,10 @@ impl CommitPipeline {
             match copy {
                 None => layer.memtable.writer().put_slice(key, seq, value),
                 Some(value) => {
-                    waiting = unplaced::heap(value.len());
+                    waiting = deferred::heap(value.len());
                     let slot = layer.memtable.writer().put_deferred(key, seq, value.clone());
                     let key = Bytes::copy_from_slice(key);
-                    pipeline.pending.push(Unplaced {
+                    pipeline.pending.push(DeferredValue {
                         dict,
                         key,
                         value,
@@ -495,10 +495,10 @@ impl CommitPipeline {
         version: &Version,
         count: u64,
         grown: usize,
-        unplaced: usize,
+        deferred: usize,
     ) -> Applied {
         pipeline.unflushed = pipeline.end();
-        self.show(pipeline, version, count, grown, unplaced)
+        self.show(pipeline, version, count, grown, deferred)
     }
 
     /// The same of changes that need no flush.
@@ -508,15 +508,15 @@ impl CommitPipeline {
         version: &Version,
         count: u64,
         grown: usize,
-        unplaced: usize,
+        deferred: usize,
     ) -> Applied {
         pipeline.next_seq += count;
         self.versions.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
-        let unplaced = self.unplaced_bytes.fetch_add(unplaced, Ordering::Relaxed) + unplaced;
-        let full = active + unplaced.min(self.shares.window) >= self.shares.seal_at;
+        let deferred = self.deferred_bytes.fetch_add(deferred, Ordering::Relaxed) + deferred;
+        let full = active + deferred.min(self.shares.window) >= self.shares.seal_at;
         let seal = full.then_some(version.generation.number);
-        Applied { end: pipeline.end(), pending: pipeline.pending.len(), unplaced, seal }
+        Applied { end: pipeline.end(), pending: pipeline.pending.len(), deferred, seal }
     }
 
     /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
@@ -587,8 +587,8 @@ impl CommitPipeline {
         let changes = &*changes;
         let values = changes
             .iter()
-            .filter_map(|(_, op)| if let Op::PutUnplaced(_, v, _) = op { Some(v) } else { None });
-        let cost = values.map(|v| unplaced::cost(v.len())).sum();
+            .filter_map(|(_, op)| if let Op::PutDeferred(_, v, _) = op { Some(v) } else { None });
+        let cost = values.map(|v| deferred::cost(v.len())).sum();
         let deletes_only =
             changes.iter().all(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let mut pipeline = if deletes_only {
@@ -617,13 +617,13 @@ impl CommitPipeline {
             .chunk_by(|a, b| a.0 == b.0)
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
         self.versions.forget_tombstones(&version, changes);
-        let (grown, unplaced) = write_memtables(&version, first, changes, &mut |dict, op, slot| {
-            let (Op::PutUnplaced(key, value, codec), Some((layer, slot))) = (op, slot) else {
+        let (grown, deferred) = write_memtables(&version, first, changes, &mut |dict, op, slot| {
+            let (Op::PutDeferred(key, value, codec), Some((layer, slot))) = (op, slot) else {
                 return;
             };
             let (key, value, codec, layer, at) =
                 (key.clone(), value.clone(), *codec, layer.clone(), None);
-            pipeline.pending.push(Unplaced { dict, key, value, codec, at, layer, slot });
+            pipeline.pending.push(DeferredValue { dict, key, value, codec, at, layer, slot });
         });
         if self.options.journal {
             let mut places = Vec::new();
@@ -640,7 +640,7 @@ impl CommitPipeline {
             &version,
             changes.len() as u64,
             grown,
-            unplaced,
+            deferred,
         )))
     }
 }
@@ -667,7 +667,7 @@ pub(crate) struct Applied {
     /// Bytes of stream that wait to be written.
     pub pending: usize,
     /// Memory of values that wait for their place.
-    pub unplaced: usize,
+    pub deferred: usize,
     /// The generation, when it should be sealed.
     pub seal: Option<u64>,
 }
@@ -774,13 +774,13 @@ impl CommitPipeline {
 type Told<'a> = dyn FnMut(DictionaryId, &Op, Option<(&Layer, DeferredSlot)>) + 'a;
 
 /// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those
-/// of unplaced values apart. `unplaced` is told of each of these: where it is, or `None` when its
+/// of unplaced values apart. `deferred` is told of each of these: where it is, or `None` when its
 /// dictionary is gone; changes of such are left out.
 pub(crate) fn write_memtables(
     version: &Version,
     first: Seq,
     changes: &[(DictionaryId, Op)],
-    unplaced: &mut Told,
+    deferred: &mut Told,
 ) -> (usize, usize) {
     /// Readers wait while a memtable is locked.
     const AT_ONCE: usize = 256;
@@ -789,8 +789,8 @@ pub(crate) fn write_memtables(
     for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
         let Some(layer) = version.trees.get(&stretch[0].0).and_then(|t| t.layers.first()) else {
             for (dict, op) in stretch {
-                if matches!(op, Op::PutUnplaced(..)) {
-                    unplaced(*dict, op, None);
+                if matches!(op, Op::PutDeferred(..)) {
+                    deferred(*dict, op, None);
                 }
             }
             seq += stretch.len() as u64;
@@ -804,10 +804,10 @@ pub(crate) fn write_memtables(
                     // Copied: the bytes may be a slice of something much larger.
                     Op::Put(k, Value::Inline(v)) => writer.put_slice(k, seq, v),
                     Op::Put(k, v) => writer.put(k, seq, v.clone()),
-                    Op::PutUnplaced(k, v, _) => {
+                    Op::PutDeferred(k, v, _) => {
                         let slot = writer.put_deferred(k, seq, v.clone());
-                        waiting += unplaced::heap(v.len());
-                        unplaced(*dict, op, Some((layer, slot)));
+                        waiting += deferred::heap(v.len());
+                        deferred(*dict, op, Some((layer, slot)));
                     }
                     Op::Delete(k) => writer.delete(k, seq),
                     Op::DeleteRange(s, e) => writer.delete_range(s, e, seq),

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use vt_tree::{KeyRange, Run, Seq};
 use zones::{Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin};
 
+use crate::commit::deferred::{self, Pending};
 use crate::commit::locking::borrowed;
 use crate::commit::recent::RecentCommit;
-use crate::commit::unplaced::{self, Pending};
 use crate::commit::{CommitEnv, CommitPipeline, Outcome, SpaceClaim};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub(crate) struct Pipeline {
     pub position: u64,
     /// Bytes of stream that may be pending: the segments at hand have room for them.
     pub room: usize,
-    /// What the values that may wait for their place can take: see [`unplaced::room`].
+    /// What the values that may wait for their place can take: see [`deferred::room`].
     pub place_room: u64,
     /// A buffer that was written out, for reuse.
     spare: Vec<u8>,
@@ -76,7 +76,7 @@ impl Pipeline {
         self.position += taken.len() as u64;
         self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
         self.place_room =
-            unplaced::room(writer.set_aside.len().saturating_sub(unplaced::zones_for(taken.cost)));
+            deferred::room(writer.reserved.len().saturating_sub(deferred::zones_for(taken.cost)));
         taken
     }
 
@@ -91,7 +91,7 @@ impl Pipeline {
     /// Takes note of what the writer has room for.
     fn look(&mut self, writer: &Writer) {
         self.room = writer.room();
-        self.place_room = unplaced::room(writer.set_aside.len());
+        self.place_room = deferred::room(writer.reserved.len());
     }
 }
 
@@ -124,37 +124,37 @@ impl CommitPipeline {
         while writer.room() < len {
             self.add_segment(&mut writer, depth)?;
         }
-        self.set_aside(&mut writer, cost, claim)?;
+        self.reserve_zones(&mut writer, cost, claim)?;
         self.pipeline.lock().look(&writer);
         Ok(())
     }
 
     /// Takes zones until values that cost so much are sure to find a place.
-    fn set_aside(&self, writer: &mut Writer, cost: u64, claim: SpaceClaim) -> Result<()> {
-        while unplaced::room(writer.set_aside.len()) < cost {
-            writer.set_aside.push(self.zones.reserve_zone(claim.reserve())?);
+    fn reserve_zones(&self, writer: &mut Writer, cost: u64, claim: SpaceClaim) -> Result<()> {
+        while deferred::room(writer.reserved.len()) < cost {
+            writer.reserved.push(self.zones.reserve_zone(claim.reserve())?);
         }
         Ok(())
     }
 
     /// Takes zones ahead for the windows of values that may be pending and one more, when there is
     /// plenty of space and such values come.
-    pub(crate) fn set_aside_ahead(&self) -> Result<()> {
+    pub(crate) fn reserve_zones_ahead(&self) -> Result<()> {
         let cost = 3 * self.shares.window as u64;
         if self.zones.space().free_for_user < 16 * cost {
             return Ok(());
         }
         let mut writer = self.writer.lock();
-        self.set_aside(&mut writer, cost, SpaceClaim::default())?;
+        self.reserve_zones(&mut writer, cost, SpaceClaim::default())?;
         self.pipeline.lock().look(&writer);
         Ok(())
     }
 
     /// Gives back what was taken ahead and is not needed.
-    pub(crate) fn give_aside_back(&self) {
+    pub(crate) fn return_reserved_zones(&self) {
         let mut writer = self.writer.lock();
         let mut pipeline = self.pipeline.lock();
-        writer.set_aside.truncate(unplaced::zones_for(pipeline.pending.cost));
+        writer.reserved.truncate(deferred::zones_for(pipeline.pending.cost));
         pipeline.look(&writer);
     }
 

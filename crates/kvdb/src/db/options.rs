@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::background::shape::Shape;
+use crate::background::policy::CompactionPolicy;
 
 /// How a new store is made.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct OpenOptions {
     /// `sync` and synced commits then do; a crash brings back the state of the last flush.
     pub journal: bool,
     /// How runs are kept.
-    pub shape: Shape,
+    pub compaction: CompactionPolicy,
     /// Bytes a second that defragmentation moves when it runs by itself, more when much is lost. 0:
     /// it does not run by itself.
     pub defrag_rate: u64,
@@ -76,7 +76,7 @@ impl Default for OpenOptions {
             merge_part: 64 << 20,
             seek_bytes: vt_tree::SOLID_STATE_SEEK,
             journal: true,
-            shape: Shape::default(),
+            compaction: CompactionPolicy::default(),
             defrag_rate: 32 << 20,
             merge_threads: 0,
             read_only: false,

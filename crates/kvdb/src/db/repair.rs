@@ -22,7 +22,7 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::Op;
-use crate::read::pins::Pinned;
+use crate::read::read_snapshots::PinnedVersion;
 use crate::read::version::{Generation, Placed, Tree, Version};
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::encode_run;
@@ -95,11 +95,11 @@ impl Database {
         let view = View {
             at: self.versions.visible.load(Ordering::Acquire),
             store: self.store.clone(),
-            version: Pinned {
+            version: PinnedVersion {
                 version: Arc::new(version.clone()),
-                _pin: self.versions.pins.pin(&self.versions.visible),
+                _pin: self.versions.read_snapshots.pin(&self.versions.visible),
             },
-            own: None,
+            write_set: None,
         };
         let batch = mend(&view)?;
         report.changes = batch.len() as u64;

@@ -69,7 +69,7 @@ pub(crate) enum Op {
     Put(Bytes, Value),
     /// A large value that gets its place when its record is written, compressed so if it gets
     /// smaller; it shares its buffer with others. Never read from a journal.
-    PutUnplaced(Bytes, Bytes, Compression),
+    PutDeferred(Bytes, Bytes, Compression),
     Delete(Bytes),
     DeleteRange(Bytes, Bytes),
 }
@@ -81,7 +81,7 @@ impl Op {
     fn code(&self) -> u8 {
         match self {
             Op::Put(_, Value::Inline(_)) => PUT,
-            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => {
+            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
                 put_extent(*codec)
             }
             Op::Delete(_) => DELETE,
@@ -92,7 +92,7 @@ impl Op {
     /// What is put or deleted; the start of a range.
     pub(crate) fn key(&self) -> &Bytes {
         match self {
-            Op::Put(k, _) | Op::PutUnplaced(k, ..) | Op::Delete(k) | Op::DeleteRange(k, _) => k,
+            Op::Put(k, _) | Op::PutDeferred(k, ..) | Op::Delete(k) | Op::DeleteRange(k, _) => k,
         }
     }
 
@@ -100,7 +100,7 @@ impl Op {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Op::Put(k, v) => k.len() + v.len(),
-            Op::PutUnplaced(k, v, _) => k.len() + v.len(),
+            Op::PutDeferred(k, v, _) => k.len() + v.len(),
             Op::Delete(k) => k.len(),
             Op::DeleteRange(s, e) => s.len() + e.len(),
         }
@@ -111,14 +111,14 @@ impl Op {
         match self {
             Op::Put(_, Value::Inline(v)) => Some(v),
             Op::DeleteRange(_, end) => Some(end),
-            Op::Put(_, Value::Extent(_)) | Op::PutUnplaced(..) | Op::Delete(_) => None,
+            Op::Put(_, Value::Extent(_)) | Op::PutDeferred(..) | Op::Delete(_) => None,
         }
     }
 
     /// Bytes of the reference that stands in the record.
     fn reference_len(&self) -> usize {
         match self {
-            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutUnplaced(_, _, codec) => {
+            Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
                 reference_len(*codec)
             }
             _ => 0,
@@ -139,7 +139,7 @@ impl Op {
             Op::Put(_, Value::Extent(e)) => {
                 out.extend_from_slice(&reference(e)[..self.reference_len()])
             }
-            Op::PutUnplaced(..) => {
+            Op::PutDeferred(..) => {
                 out.extend_from_slice(&[0; PACKED_REFERENCE][..self.reference_len()])
             }
             _ => {}
@@ -196,16 +196,16 @@ fn inside(changes: &[(DictionaryId, Op)]) -> usize {
 }
 
 /// Appends the record of `changes`, its length in front, to `out`. For each unplaced value,
-/// `unplaced` is told where its reference will stand in `out`.
+/// `deferred` is told where its reference will stand in `out`.
 pub(crate) fn encode(
     changes: &[(DictionaryId, Op)],
     out: &mut Vec<u8>,
-    mut unplaced: impl FnMut(usize),
+    mut deferred: impl FnMut(usize),
 ) {
     let mut encode = |dict: DictionaryId, op: &Op, alone: bool, out: &mut Vec<u8>| {
         op.encode(dict, alone, out);
-        if matches!(op, Op::PutUnplaced(..)) {
-            unplaced(out.len() - op.reference_len());
+        if matches!(op, Op::PutDeferred(..)) {
+            deferred(out.len() - op.reference_len());
         }
     };
     put_varint(out, inside(changes) as u64);
@@ -228,21 +228,21 @@ pub(crate) enum PutValue<'a> {
     Inline(&'a [u8]),
     /// It is unplaced; the last [`reference_len`] bytes of the record are where its reference will
     /// stand.
-    Unplaced(Compression),
+    Deferred(Compression),
 }
 
 impl PutValue<'_> {
     fn code(self) -> u8 {
         match self {
             PutValue::Inline(_) => PUT,
-            PutValue::Unplaced(codec) => put_extent(codec),
+            PutValue::Deferred(codec) => put_extent(codec),
         }
     }
 
     fn bytes(&self) -> &[u8] {
         match self {
             PutValue::Inline(value) => value,
-            PutValue::Unplaced(codec) => &[0; PACKED_REFERENCE][..reference_len(*codec)],
+            PutValue::Deferred(codec) => &[0; PACKED_REFERENCE][..reference_len(*codec)],
         }
     }
 }
@@ -470,12 +470,12 @@ mod tests {
         let (d, key) = (DictionaryId(300), Bytes::from("key"));
         for len in [0, 1, 100, 127, 128, 5000] {
             let value = Bytes::from(vec![3; len]);
-            let unplaced = |codec| {
-                (Op::PutUnplaced(key.clone(), value.clone(), codec), PutValue::Unplaced(codec))
+            let deferred = |codec| {
+                (Op::PutDeferred(key.clone(), value.clone(), codec), PutValue::Deferred(codec))
             };
             let inline =
                 (Op::Put(key.clone(), Value::Inline(value.clone())), PutValue::Inline(&value));
-            for (op, value) in [inline, unplaced(Compression::None), unplaced(Compression::Lz4)] {
+            for (op, value) in [inline, deferred(Compression::None), deferred(Compression::Lz4)] {
                 let (mut one, mut other) = (Vec::new(), Vec::new());
                 encode(&[(d, op)], &mut one, |_| {});
                 encode_put(d, &key, value, &mut other);
@@ -507,7 +507,7 @@ mod tests {
         for (others, (extent, codec)) in
             [vec![], vec![other]].into_iter().flat_map(|o| ways.map(|w| (o.clone(), w)))
         {
-            let mut changes = vec![(d, Op::PutUnplaced(key.clone(), "abc".into(), codec))];
+            let mut changes = vec![(d, Op::PutDeferred(key.clone(), "abc".into(), codec))];
             changes.extend(others.clone());
             let (mut bytes, mut places) = (vec![5; 7], Vec::new());
             encode(&changes, &mut bytes, |at| places.push(at));

@@ -27,7 +27,7 @@ pub(crate) struct Writer {
     /// Position in the stream where the next chunk begins.
     position: u64,
     /// Zones for values that wait for their place: they go to the device together with the stream.
-    pub set_aside: Vec<ZonePin>,
+    pub reserved: Vec<ZonePin>,
 }
 
 /// Where the writer stands.
@@ -47,7 +47,7 @@ impl Writer {
             ready: VecDeque::new(),
             offset: SEGMENT_SIZE,
             position,
-            set_aside: Vec::new(),
+            reserved: Vec::new(),
         }
     }
 

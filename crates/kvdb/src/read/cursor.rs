@@ -132,7 +132,7 @@ impl Cursor {
         start: &[u8],
         end: &[u8],
     ) -> Cursor {
-        let own = view.own.iter().flat_map(|own| own.inputs(dict));
+        let own = view.write_set.iter().flat_map(|set| set.inputs(dict));
         let mut cursor =
             TreeCursor::as_of(own.chain(below.into_iter().map(|input| (input, view.at))));
         cursor.seek(start);

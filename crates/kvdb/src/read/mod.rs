@@ -5,7 +5,7 @@ pub(crate) mod bounds;
 pub(crate) mod cursor;
 pub(crate) mod estimate;
 pub(crate) mod iter;
-pub(crate) mod pins;
+pub(crate) mod read_snapshots;
 pub(crate) mod version;
 pub(crate) mod version_set;
 pub(crate) mod view;

@@ -21,7 +21,7 @@ use crate::health::Health;
 use crate::ids::RunId;
 use crate::journal::record::Op;
 use crate::manifest::{Edit, Manifest, State};
-use crate::read::pins::{Pinned, Pins};
+use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
 use crate::read::version::{Version, read};
 use crate::read::view::View;
 
@@ -70,7 +70,7 @@ pub(crate) struct VersionSet {
     /// [`Version::came_with`] of the current version, stored before `visible` is: who sees such a
     /// commit knows that its version is there.
     came_with: AtomicU64,
-    pub pins: Arc<Pins>,
+    pub read_snapshots: Arc<ReadSnapshots>,
     /// `None`: opened for reading only.
     manifest: Mutex<Option<Manifest>>,
 }
@@ -91,7 +91,7 @@ impl VersionSet {
             swap: Mutex::new(()),
             visible: AtomicU64::new(visible),
             came_with: AtomicU64::new(0),
-            pins: Arc::default(),
+            read_snapshots: Arc::default(),
             manifest: Mutex::new(manifest),
         }
     }
@@ -265,7 +265,7 @@ impl VersionSet {
             // hold is visible already.
             let version = self.current.load_full();
             between();
-            let pin = self.pins.pin(&self.visible);
+            let pin = self.read_snapshots.pin(&self.visible);
             // A commit that came with a version is seen in that version and no other.
             if self.came_with.load(Ordering::Acquire) == version.came_with
                 && version.came_with <= pin.at
@@ -273,8 +273,8 @@ impl VersionSet {
                 return View {
                     at: pin.at,
                     store: self.cache.clone(),
-                    version: Pinned { version, _pin: pin },
-                    own: None,
+                    version: PinnedVersion { version, _pin: pin },
+                    write_set: None,
                 };
             }
             // One of these is becoming visible right now.
@@ -329,8 +329,9 @@ impl VersionSet {
         for (dict, op) in changes {
             if matches!(op, Op::DeleteRange(..)) && last != Some(*dict) {
                 last = Some(*dict);
-                let floor = *floor
-                    .get_or_insert_with(|| self.pins.floor(self.visible.load(Ordering::Acquire)));
+                let floor = *floor.get_or_insert_with(|| {
+                    self.read_snapshots.floor(self.visible.load(Ordering::Acquire))
+                });
                 if let Some(layer) = version.trees.get(dict).and_then(|t| t.layers.first()) {
                     layer.memtable.forget_tombstones(floor);
                 }

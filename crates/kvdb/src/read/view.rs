@@ -9,20 +9,20 @@ use vt_tree::{BlockCache, Input, Lookup, Seq, Value};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::cursor::{Cursor, Tuple};
-use crate::read::pins::Pinned;
+use crate::read::read_snapshots::PinnedVersion;
 use crate::read::version::read;
-use crate::transactions::Own;
+use crate::write_set::WriteSet;
 
 /// A pinned, immutable state of the whole store: reads through it see one commit boundary and never
 /// block.
 #[derive(Clone)]
 pub struct View {
-    pub(crate) version: Pinned,
+    pub(crate) version: PinnedVersion,
     pub(crate) store: Arc<BlockCache>,
     /// Commits up to this one are seen.
     pub(crate) at: Seq,
     /// What a transaction has written lies above all that.
-    pub(crate) own: Option<Arc<Own>>,
+    pub(crate) write_set: Option<Arc<WriteSet>>,
 }
 
 /// A value where it is stored, which stays there for as long as this is held: to be put under
@@ -59,20 +59,20 @@ const SCAN_AHEAD: usize = 4 << 20;
 
 impl View {
     /// The same with what a transaction has written above it.
-    pub(crate) fn with(self, own: Own) -> View {
-        View { own: Some(Arc::new(own)), ..self }
+    pub(crate) fn with(self, write_set: WriteSet) -> View {
+        View { write_set: Some(Arc::new(write_set)), ..self }
     }
 
     /// The state that a transaction's own changes lie above here, without them; any other view is
     /// this itself.
     pub fn beneath(&self) -> View {
-        View { own: None, ..self.clone() }
+        View { write_set: None, ..self.clone() }
     }
 
     /// The value of `key`, or the place where it lies.
     fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
-        if let Some(own) = &self.own {
-            match own.get(dict, key)? {
+        if let Some(write_set) = &self.write_set {
+            match write_set.get(dict, key)? {
                 Lookup::Found(_, value) => return Ok(Some(value)),
                 Lookup::Deleted(_) => return Ok(None),
                 Lookup::Absent => {}
@@ -126,7 +126,7 @@ impl View {
     /// Everything that a cursor reads below what a transaction has written, newest first. A
     /// transaction may have written to a dictionary that was made after the state that it reads.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Result<Vec<Input>> {
-        match &self.own {
+        match &self.write_set {
             Some(_) if !self.version.trees.contains_key(&dict) => Ok(Vec::new()),
             _ => Ok(self.version.tree(dict)?.inputs()),
         }
@@ -216,7 +216,7 @@ impl View {
         dict: DictionaryId,
         keys: &[K],
     ) -> Result<Vec<Option<Bytes>>> {
-        let tree = match &self.own {
+        let tree = match &self.write_set {
             Some(_) => self.version.trees.get(&dict),
             None => Some(self.version.tree(dict)?),
         };

@@ -47,9 +47,9 @@ impl Kvdb {
 impl View {
     /// The tuples of a dictionary, from the first one on; values are not read.
     pub fn stored_tuples(&self, dict: DictionaryId) -> Result<StoredTuples> {
-        let own = self.own.iter().flat_map(|own| own.inputs(dict));
+        let write_set = self.write_set.iter().flat_map(|write_set| write_set.inputs(dict));
         let below = self.inputs(dict)?.into_iter().map(|input: Input| (input, self.at));
-        Ok(StoredTuples { cursor: TreeCursor::as_of(own.chain(below)), view: self.clone() })
+        Ok(StoredTuples { cursor: TreeCursor::as_of(write_set.chain(below)), view: self.clone() })
     }
 }
 
@@ -178,7 +178,7 @@ impl Transaction {
         self.lock_range(dict, &first, &last, true)?;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
-        open.own.adopt(dict, run);
+        open.write_set.adopt(dict, run);
         Ok(())
     }
 }

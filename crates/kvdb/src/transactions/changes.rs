@@ -4,9 +4,9 @@ use bytes::Bytes;
 use vt_tree::{BodyRef, Seq, Source};
 
 use super::handle::Transaction;
-use super::own::Part;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::write_set::Part;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,15 +42,15 @@ impl Transaction {
     }
 
     fn changes_if(&self, wanted: impl Fn(DictionaryId) -> bool) -> Result<Changes> {
-        let own = {
+        let write_set = {
             let state = self.read()?;
             let Some(open) = &state.open else { return Err(Error::NoTransaction(self.id())) };
-            open.own.clone()
+            open.write_set.clone()
         };
         // The last dictionary first: they are taken from the end.
-        let mut parts = own.merged(&self.group.db, wanted)?;
+        let mut parts = write_set.merged(&self.group.db, wanted)?;
         parts.reverse();
-        Ok(Changes { parts, source: None, at: own.at })
+        Ok(Changes { parts, source: None, at: write_set.at })
     }
 }
 

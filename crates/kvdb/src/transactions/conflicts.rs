@@ -10,7 +10,6 @@ use bytes::Bytes;
 use vt_tree::{BodyRef, KeyRange, Lookup, Memtable, Run, RunCursor, Seq, Source};
 
 use super::durable;
-use super::own::{Own, Part};
 use super::reads::ReadSet;
 use crate::db::Kvdb;
 use crate::db::database::Database;
@@ -19,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
 use crate::read::version::read;
 use crate::read::view::View;
+use crate::write_set::{Part, WriteSet};
 
 /// Keys that a conflict names at most.
 const NAMED: usize = 16;
@@ -122,10 +122,10 @@ impl Both {
     }
 }
 
-/// What `own` changes and others have changed after `since`.
-fn both(db: &Database, own: &Own, since: Seq) -> Result<Both> {
+/// What `write_set` changes and others have changed after `since`.
+fn both(db: &Database, write_set: &WriteSet, since: Seq) -> Result<Both> {
     let mut found = Both::default();
-    for (&dict, parts) in &*own.trees {
+    for (&dict, parts) in &*write_set.trees {
         let mine: u64 = parts.iter().map(Part::items).sum();
         if mine == 0 {
             continue;
@@ -139,10 +139,10 @@ fn both(db: &Database, own: &Own, since: Seq) -> Result<Both> {
                 return Ok(found);
             }
             if newer.items() < mine {
-                through_theirs(own, dict, &newer, since, &mut found)?;
+                through_theirs(write_set, dict, &newer, since, &mut found)?;
             } else {
                 for part in parts {
-                    through_mine(own, dict, part, &newer, since, &mut found)?;
+                    through_mine(write_set, dict, part, &newer, since, &mut found)?;
                 }
             }
         }
@@ -152,7 +152,7 @@ fn both(db: &Database, own: &Own, since: Seq) -> Result<Both> {
 
 /// Walks what they have changed, and asks whether we have, too.
 fn through_theirs(
-    own: &Own,
+    write_set: &WriteSet,
     dict: DictionaryId,
     newer: &Newer,
     since: Seq,
@@ -164,12 +164,12 @@ fn through_theirs(
         if newer.counts(item.seq, since) && !found.enough() {
             match item.body {
                 BodyRef::DeleteRange { end } => {
-                    if own.touches(dict, item.key, end)? {
+                    if write_set.touches(dict, item.key, end)? {
                         found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
                     }
                 }
                 BodyRef::Put(_) | BodyRef::Delete => {
-                    if own.get(dict, item.key)? != Lookup::Absent {
+                    if write_set.get(dict, item.key)? != Lookup::Absent {
                         found.points.insert((dict, Bytes::copy_from_slice(item.key)));
                     }
                 }
@@ -182,14 +182,14 @@ fn through_theirs(
 
 /// Walks what we have changed, and asks whether they have, too.
 fn through_mine(
-    own: &Own,
+    write_set: &WriteSet,
     dict: DictionaryId,
     part: &Part,
     newer: &Newer,
     since: Seq,
     found: &mut Both,
 ) -> Result<()> {
-    let mut source = part.source(own.at)?;
+    let mut source = part.source(write_set.at)?;
     let mut theirs = newer.source();
     while let Some(item) = source.item() {
         match item.body {
@@ -217,9 +217,9 @@ fn through_mine(
     Ok(())
 }
 
-/// Keys of `own` that are not in `now` as they were in `base`.
-fn changed_since(own: &Own, base: &View, now: &View, found: &mut Both) -> Result<()> {
-    own.for_each(|dict, item| {
+/// Keys of `write_set` that are not in `now` as they were in `base`.
+fn changed_since(write_set: &WriteSet, base: &View, now: &View, found: &mut Both) -> Result<()> {
+    write_set.for_each(|dict, item| {
         match item.body {
             BodyRef::DeleteRange { end } => {
                 let all = |view: &View| match view.version.trees.contains_key(&dict) {
@@ -240,20 +240,20 @@ fn changed_since(own: &Own, base: &View, now: &View, found: &mut Both) -> Result
     })
 }
 
-/// What others have changed is joined with what `own` changes: the changes that `own` needs
+/// What others have changed is joined with what `write_set` changes: the changes that `write_set` needs
 /// besides, or [`Error::Conflict`]. `base`: the store as it was when the transaction began or was
 /// last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
 pub(super) fn reconcile(
     db: &Database,
-    own: &Own,
+    write_set: &WriteSet,
     since: Seq,
     by_value: bool,
     base: &View,
     now: &View,
 ) -> Result<Changes> {
-    let mut found = both(db, own, since)?;
+    let mut found = both(db, write_set, since)?;
     if by_value {
-        changed_since(own, base, now, &mut found)?;
+        changed_since(write_set, base, now, &mut found)?;
     }
     // A log is nobody else's.
     let log = |dict: &DictionaryId| {
@@ -270,7 +270,7 @@ pub(super) fn reconcile(
         let merged = match routines.get(&dict) {
             None => Merged::Conflict,
             Some(routine) => {
-                let mine = match own.get(dict, &key)? {
+                let mine = match write_set.get(dict, &key)? {
                     Lookup::Found(_, value) => Some(read(&db.store, value)?),
                     Lookup::Deleted(_) | Lookup::Absent => None,
                 };
@@ -293,9 +293,9 @@ pub(super) fn reconcile(
     }
 }
 
-/// Whether others have changed after `since` what `own` changes.
-pub(super) fn any(db: &Database, own: &Own, since: Seq) -> Result<bool> {
-    let found = both(db, own, since)?;
+/// Whether others have changed after `since` what `write_set` changes.
+pub(super) fn any(db: &Database, write_set: &WriteSet, since: Seq) -> Result<bool> {
+    let found = both(db, write_set, since)?;
     Ok(!found.points.is_empty() || !found.ranges.is_empty())
 }
 

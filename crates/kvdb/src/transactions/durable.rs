@@ -16,7 +16,7 @@ use bytes::Bytes;
 use vt_tree::Value;
 use zones::ZonePin;
 
-use super::handle::{Group, Isolation, Open, TransactionOptions};
+use super::handle::{Isolation, Open, TransactionOptions, TransactionState};
 use crate::commit::SpaceClaim;
 use crate::commit::batch::{Batch, Durability};
 use crate::db::database::Database;
@@ -224,13 +224,13 @@ impl Database {
                     "the log of transaction {id} has a record that is no change"
                 )));
             };
-            if open.own.is_full(share) {
-                open.own.spill(self, &Default::default())?;
+            if open.write_set.is_full(share) {
+                open.write_set.spill(self, &Default::default())?;
             }
             // Numbers that were taken back are not given again.
             let at = tuple.key.first_chunk().map_or(0, |at| u64::from_be_bytes(*at));
-            open.own.at = open.own.at.max(at);
-            open.own.write(&changes, ZonePin::default());
+            open.write_set.at = open.write_set.at.max(at);
+            open.write_set.write(&changes, ZonePin::default());
         }
         self.transactions.take_up(self, id, decode(beginning)?, open);
         Ok(())
@@ -269,7 +269,7 @@ impl Database {
     }
 }
 
-impl Group {
+impl TransactionState {
     /// Ends the log of one that is aborted.
     pub(super) fn end_log(&self, log: Option<DictionaryId>) {
         let Some(log) = log else { return };

@@ -12,8 +12,7 @@ use vt_tree::{BodyRef, KeyRange, Run, Seq};
 use zones::ZonePin;
 
 use super::conflicts;
-use super::handle::{Group, Isolation, Open};
-use super::own::{Own, Part};
+use super::handle::{Isolation, Open, TransactionState};
 use super::reads;
 use crate::commit::batch::Durability;
 use crate::commit::{Applied, Outcome, SpaceClaim, Valid};
@@ -23,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
 use crate::locks::KeyRangeRef;
 use crate::read::view::View;
+use crate::write_set::{Part, WriteSet};
 
 /// A commit with more in memory than this binds runs, bytes.
 const BIND_AT: usize = 1 << 20;
@@ -30,7 +30,7 @@ const BIND_AT: usize = 1 << 20;
 /// takes.
 const LOOKS: usize = 4;
 
-impl Group {
+impl TransactionState {
     pub(super) fn commit(&self, durability: Durability) -> Result<()> {
         let mut state = self.state.write();
         self.measure(&state);
@@ -74,22 +74,22 @@ impl Group {
         let db = &*self.db;
         db.writable()?;
         let claims = reads::claims(open, self.since);
-        if open.own.is_empty() && open.log.is_none() {
+        if open.write_set.is_empty() && open.log.is_none() {
             // What it has read itself was all there at once, when it began.
             let others: Vec<_> = claims.into_iter().filter(|claim| claim.of.is_some()).collect();
             return reads::check(db, &others, 0).map(|()| None);
         }
-        let mut bound = !open.own.in_memory() || open.own.memory() > BIND_AT;
+        let mut bound = !open.write_set.in_memory() || open.write_set.memory() > BIND_AT;
         if bound {
             // Before anything is joined: an attempt that fails has not written it for nothing.
             let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-            open.own.spill(db, &keep)?;
+            open.write_set.spill(db, &keep)?;
         }
-        let mut own = open.own.clone();
+        let mut write_set = open.write_set.clone();
         if let Some(log) = open.log {
             // In the same commit as everything else.
-            own = own.fork();
-            own.write(&[Database::end_of_log(log)], ZonePin::default());
+            write_set = write_set.fork();
+            write_set.write(&[Database::end_of_log(log)], ZonePin::default());
         }
         let checks = open.base.is_some() && self.options.check_conflicts;
         // What was committed up to here is joined.
@@ -107,11 +107,12 @@ impl Group {
                 seen = now.at;
                 let by_value = open.by_value && checked.is_none();
                 if checks && (seen > since || by_value) {
-                    let joined = conflicts::reconcile(db, &own, since, by_value, &base, &now)?;
+                    let joined =
+                        conflicts::reconcile(db, &write_set, since, by_value, &base, &now)?;
                     if !joined.is_empty() {
-                        own = own.fork();
-                        own.write(&joined, ZonePin::default());
-                        bound |= own.memory() > BIND_AT;
+                        write_set = write_set.fork();
+                        write_set.write(&joined, ZonePin::default());
+                        bound |= write_set.memory() > BIND_AT;
                     }
                 }
                 if seen > since || by_value {
@@ -119,7 +120,7 @@ impl Group {
                 }
             }
             // Under the pipeline's lock: what was committed since the look above?
-            let mine = own.clone();
+            let mine = write_set.clone();
             let still = |visible: Seq| -> Result<bool> {
                 if visible <= seen || look <= LOOKS {
                     return Ok(visible <= seen);
@@ -130,15 +131,15 @@ impl Group {
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound {
                 true => {
-                    own.spill(db, &BTreeMap::new())?;
-                    let runs = runs(&own);
+                    write_set.spill(db, &BTreeMap::new())?;
+                    let runs = runs(&write_set);
                     db.zones
                         .sync()
                         .map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
                     db.commits.bind_runs(&runs, || touched(&mine), owner, still)?
                 }
                 false => {
-                    let (changes, deletes_only) = changes(&own)?;
+                    let (changes, deletes_only) = changes(&write_set)?;
                     let pin = db.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
                     let valid = Valid { changes, claim, pin };
@@ -198,9 +199,9 @@ impl Group {
 }
 
 /// What a commit changes, to be compared with locks.
-fn touched(own: &Own) -> Result<Vec<(DictionaryId, KeyRange)>> {
+fn touched(write_set: &WriteSet) -> Result<Vec<(DictionaryId, KeyRange)>> {
     let mut out = Vec::new();
-    own.for_each(|dict, item| {
+    write_set.for_each(|dict, item| {
         let range = match item.body {
             BodyRef::DeleteRange { end } => KeyRangeRef::between(item.key, end),
             BodyRef::Put(_) | BodyRef::Delete => KeyRangeRef::key(item.key),
@@ -212,10 +213,10 @@ fn touched(own: &Own) -> Result<Vec<(DictionaryId, KeyRange)>> {
 }
 
 /// A transaction in memory as the changes of a commit; and whether none of them adds data.
-fn changes(own: &Own) -> Result<(Changes, bool)> {
+fn changes(write_set: &WriteSet) -> Result<(Changes, bool)> {
     let mut changes = Changes::new();
     let mut deletes_only = true;
-    own.for_each(|dict, item| {
+    write_set.for_each(|dict, item| {
         let key = bytes::Bytes::copy_from_slice(item.key);
         changes.push((
             dict,
@@ -236,9 +237,10 @@ fn changes(own: &Own) -> Result<(Changes, bool)> {
 }
 
 /// The runs of a transaction that has nothing in memory, newest first.
-fn runs(own: &Own) -> Vec<(DictionaryId, Vec<Arc<Run>>)> {
+fn runs(write_set: &WriteSet) -> Vec<(DictionaryId, Vec<Arc<Run>>)> {
     let run = |part: &Part| if let Part::Run(run) = part { Some(run.clone()) } else { None };
-    own.trees
+    write_set
+        .trees
         .iter()
         .map(|(dict, parts)| (*dict, parts.iter().rev().filter_map(run).collect()))
         .collect()

@@ -10,8 +10,7 @@ use bytes::Bytes;
 use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::Lookup;
 
-use super::draft::Draft;
-use super::own::Own;
+use super::nested_batch::NestedBatch;
 use super::reads::{Claim, ReadSet};
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::{SpaceClaim, Valid, check_put};
@@ -25,6 +24,7 @@ use crate::locks::{KeyRangeRef, Mode};
 use crate::read::cursor::Cursor;
 use crate::read::version::read;
 use crate::read::view::View;
+use crate::write_set::WriteSet;
 
 /// What a transaction sees of others, and they of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,12 +133,12 @@ pub struct Savepoint {
 /// ```
 #[derive(Clone)]
 pub struct Transaction {
-    pub(super) group: Arc<Group>,
+    pub(super) group: Arc<TransactionState>,
     _last: Arc<Last>,
 }
 
 /// Aborts a transaction that is not detached with its last handle.
-pub(super) struct Last(Arc<Group>);
+pub(super) struct Last(Arc<TransactionState>);
 
 impl Drop for Last {
     fn drop(&mut self) {
@@ -149,7 +149,7 @@ impl Drop for Last {
 }
 
 /// What all handles of a transaction share.
-pub(crate) struct Group {
+pub(crate) struct TransactionState {
     pub(super) id: TransactionId,
     pub(super) options: TransactionOptions,
     pub(super) db: Arc<Database>,
@@ -181,7 +181,7 @@ pub(super) struct State {
 pub(super) struct Open {
     /// What it reads below its own changes; `None`: what is committed now.
     pub base: Option<View>,
-    pub own: Own,
+    pub write_set: WriteSet,
     /// What others must not have changed when it commits, besides what it changes itself.
     pub reads: Arc<ReadSet>,
     /// The same of other transactions.
@@ -207,7 +207,7 @@ impl Open {
     pub(super) fn new(base: Option<View>) -> Open {
         Open {
             base,
-            own: Own::default(),
+            write_set: WriteSet::default(),
             reads: Arc::default(),
             depends: Vec::new(),
             log: None,
@@ -220,7 +220,7 @@ impl Open {
     /// Writes out what it has in memory; what savepoints go back to stays apart.
     pub(super) fn spill(&mut self, db: &Database) -> Result<()> {
         let keep = self.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-        self.own.spill(db, &keep)
+        self.write_set.spill(db, &keep)
     }
 }
 
@@ -233,12 +233,17 @@ impl Kvdb {
     pub fn begin_with(&self, options: TransactionOptions) -> Result<Transaction> {
         let db = &self.db.0;
         db.writable()?;
-        Ok(Group::handle(&db.transactions.begin(db, options)?))
+        Ok(TransactionState::handle(&db.transactions.begin(db, options)?))
     }
 
     /// Joins an open transaction.
     pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
-        self.db.0.transactions.find(id).map(|g| Group::handle(&g)).ok_or(Error::NoTransaction(id))
+        self.db
+            .0
+            .transactions
+            .find(id)
+            .map(|g| TransactionState::handle(&g))
+            .ok_or(Error::NoTransaction(id))
     }
 
     /// Why a transaction is over that was aborted for an older one, not too long ago: it may be
@@ -253,7 +258,7 @@ impl Kvdb {
     }
 }
 
-impl Group {
+impl TransactionState {
     pub(super) fn new(
         db: Arc<Database>,
         id: TransactionId,
@@ -261,8 +266,8 @@ impl Group {
         now: Duration,
         since: u64,
         open: Open,
-    ) -> Arc<Group> {
-        Arc::new(Group {
+    ) -> Arc<TransactionState> {
+        Arc::new(TransactionState {
             id,
             options: TransactionOptions {
                 detached: options.detached || options.durable,
@@ -280,7 +285,7 @@ impl Group {
         })
     }
 
-    pub(super) fn handle(group: &Arc<Group>) -> Transaction {
+    pub(super) fn handle(group: &Arc<TransactionState>) -> Transaction {
         let mut handles = group.handles.lock();
         let last = handles.upgrade().unwrap_or_else(|| {
             let last = Arc::new(Last(group.clone()));
@@ -312,16 +317,15 @@ impl Group {
 
     /// Notes how large it is.
     pub(super) fn measure(&self, state: &State) {
-        let size = state
-            .open
-            .as_ref()
-            .map(|open| (open.own.at, open.own.memory() as u64, open.own.run_bytes()));
+        let size = state.open.as_ref().map(|open| {
+            (open.write_set.at, open.write_set.memory() as u64, open.write_set.run_bytes())
+        });
         *self.size.lock() = size.unwrap_or_default();
     }
 
     /// Counts the memory of its changes in that of all transactions.
     pub(super) fn count(&self, open: &mut Open) {
-        let now = open.own.estimate();
+        let now = open.write_set.estimate();
         let before = self.held.swap(now, Ordering::Relaxed);
         // Of both directions: it wraps.
         self.db.transactions.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
@@ -409,7 +413,7 @@ impl Transaction {
         self.lock(dict, KeyRangeRef::key(key), Mode::Shared)?;
         let state = self.read()?;
         let Some(open) = &state.open else { return Ok(None) };
-        match open.own.get(dict, key)? {
+        match open.write_set.get(dict, key)? {
             Lookup::Found(_, value) => return read(&self.group.db.store, value).map(Some),
             Lookup::Deleted(_) => return Ok(None),
             Lookup::Absent => {}
@@ -466,7 +470,7 @@ impl Transaction {
     pub fn view(&self) -> Result<View> {
         let state = self.read()?;
         let Some(open) = &state.open else { return Err(Error::NoTransaction(self.group.id)) };
-        Ok(self.beneath(open).with(open.own.clone()))
+        Ok(self.beneath(open).with(open.write_set.clone()))
     }
 
     /// What it reads below its own changes.
@@ -487,10 +491,10 @@ impl Transaction {
     }
 
     /// Begins changes that are to be made all at once or not at all.
-    pub fn draft(&self) -> Result<Draft> {
+    pub fn nested_batch(&self) -> Result<NestedBatch> {
         let state = self.read()?;
         let Some(open) = &state.open else { return Err(Error::NoTransaction(self.group.id)) };
-        Ok(Draft::new(self.clone(), &open.own))
+        Ok(NestedBatch::new(self.clone(), &open.write_set))
     }
 
     pub fn put(
@@ -507,7 +511,7 @@ impl Transaction {
             return self.apply(batch);
         }
         self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
-        self.change(dict, SpaceClaim::default(), None, |own| own.put(dict, key, value))
+        self.change(dict, SpaceClaim::default(), None, |write_set| write_set.put(dict, key, value))
     }
 
     pub fn delete(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<()> {
@@ -532,9 +536,8 @@ impl Transaction {
     pub fn apply(&self, batch: Batch) -> Result<()> {
         let Valid { changes, claim, pin } = self.validate(batch)?;
         match changes.first() {
-            Some((dict, _)) => {
-                self.change(*dict, claim, Some(&changes), |own| own.write(&changes, pin))
-            }
+            Some((dict, _)) => self
+                .change(*dict, claim, Some(&changes), |write_set| write_set.write(&changes, pin)),
             None => Ok(()),
         }
     }
@@ -554,8 +557,9 @@ impl Transaction {
     /// by now, which the commit refuses.
     pub(super) fn make(&self, changes: &Changes, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
-            Some((dict, _)) => self
-                .change(*dict, claim, Some(changes), |own| own.write(changes, Default::default())),
+            Some((dict, _)) => self.change(*dict, claim, Some(changes), |write_set| {
+                write_set.write(changes, Default::default())
+            }),
             None => self.read().map(|_| ()),
         }
     }
@@ -567,33 +571,33 @@ impl Transaction {
         dict: DictionaryId,
         claim: SpaceClaim,
         logged: Option<&Changes>,
-        change: impl FnOnce(&mut Own),
+        change: impl FnOnce(&mut WriteSet),
     ) -> Result<()> {
         let db = &self.group.db;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
-        if !open.own.trees.contains_key(&dict) {
+        if !open.write_set.trees.contains_key(&dict) {
             // The first change there: is there such a dictionary?
             db.versions.load().tree(dict).map(|_| ())?;
         }
         let share = db.transactions.share(db);
-        if open.own.is_full(share) {
+        if open.write_set.is_full(share) {
             db.writable()?;
             match open.spill(db) {
                 // Deletions are still taken, by a share above what one batch may have left: they
                 // lead to space in the end.
                 Err(Error::NoSpace)
                     if claim.removes
-                        && open.own.memory() < 2 * share + db.shares.largest_record => {}
+                        && open.write_set.memory() < 2 * share + db.shares.largest_record => {}
                 Err(Error::NoSpace) if db.want_space() => open.spill(db)?,
                 spilled => spilled?,
             }
         }
         db.transactions.make_room(db, self.group.id);
         if let (Some(log), Some(changes)) = (open.log, logged) {
-            db.log(log, open.own.at, changes, claim)?;
+            db.log(log, open.write_set.at, changes, claim)?;
         }
-        change(&mut open.own);
+        change(&mut open.write_set);
         self.group.count(open);
         Ok(())
     }
@@ -609,8 +613,8 @@ impl Transaction {
         }
         let id = open.next_savepoint;
         open.next_savepoint += 1;
-        let parts = open.own.mark();
-        open.savepoints.push(Mark { id, parts, at: open.own.at });
+        let parts = open.write_set.mark();
+        open.savepoints.push(Mark { id, parts, at: open.write_set.at });
         Ok(Savepoint { id })
     }
 
@@ -628,9 +632,9 @@ impl Transaction {
         if let Some(log) = open.log {
             self.group.db.cut_log(log, mark.at)?;
         }
-        open.own.cut(&mark.parts);
+        open.write_set.cut(&mark.parts);
         // What comes next goes into parts of its own again.
-        open.own.mark();
+        open.write_set.mark();
         self.group.count(open);
         Ok(())
     }
@@ -646,9 +650,9 @@ impl Transaction {
     /// on, so that it would find a conflict if nothing can join the two. Never so for a
     /// serializable one.
     pub fn is_outdated(&self) -> Result<bool> {
-        let (own, claims) = match &self.read()?.open {
+        let (write_set, claims) = match &self.read()?.open {
             Some(open) if open.base.is_some() => {
-                (open.own.clone(), super::reads::claims(open, self.group.since))
+                (open.write_set.clone(), super::reads::claims(open, self.group.since))
             }
             _ => return Ok(false),
         };
@@ -657,7 +661,7 @@ impl Transaction {
             Err(Error::Conflict { .. }) => return Ok(true),
             checked => checked?,
         }
-        super::conflicts::any(db, &own, self.group.since)
+        super::conflicts::any(db, &write_set, self.group.since)
     }
 
     /// Ends it without a trace.

@@ -1,7 +1,7 @@
 //! Transactions: what belongs together, done by any number of threads and processes, seen by nobody
 //! else until it commits (VT-tree paper, §3.2).
 //!
-//! - `own`: what a transaction has written, in memory and in runs of its own;
+//! - `write_set`: what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
 //! - `handle`: a transaction in hand;
 //! - `draft`: changes of a transaction that are made all at once or not at all;
@@ -18,12 +18,11 @@
 mod bulk;
 mod changes;
 mod conflicts;
-mod draft;
 pub(crate) mod durable;
 mod ending;
 mod handle;
 pub(crate) mod locking;
-mod own;
+mod nested_batch;
 mod reads;
 pub(crate) mod registry;
 mod scope;
@@ -31,10 +30,8 @@ mod scope;
 pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
-pub use draft::Draft;
 pub use handle::{
     Isolation, MAX_SAVEPOINTS, Savepoint, Transaction, TransactionInfo, TransactionOptions,
 };
+pub use nested_batch::NestedBatch;
 pub use scope::Scope;
-
-pub(crate) use own::Own;

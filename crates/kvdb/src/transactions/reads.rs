@@ -82,9 +82,9 @@ impl Claim {
 
 /// What a commit of `open`, which began at `since`, must find unchanged.
 pub(super) fn claims(open: &Open, since: Seq) -> Vec<Claim> {
-    let own =
+    let write_set =
         (!open.reads.is_empty()).then(|| Claim { reads: open.reads.clone(), since, of: None });
-    own.into_iter().chain(open.depends.iter().cloned()).collect()
+    write_set.into_iter().chain(open.depends.iter().cloned()).collect()
 }
 
 /// The first claim that is broken by what was committed after `since`, as a conflict.

@@ -9,7 +9,7 @@ use env::sync::{Mutex, RwLock};
 use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;
-use super::handle::{Group, Isolation, Open, TransactionOptions};
+use super::handle::{Isolation, Open, TransactionOptions, TransactionState};
 use super::locking::WOUNDED;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
@@ -33,7 +33,7 @@ const SHARE_LEAST: usize = 64 << 10;
 
 #[derive(Default)]
 pub(crate) struct Transactions {
-    open: Mutex<BTreeMap<TransactionId, Arc<Group>>>,
+    open: Mutex<BTreeMap<TransactionId, Arc<TransactionState>>>,
     count: AtomicUsize,
     /// Of those, detached ones.
     detached: AtomicUsize,
@@ -61,7 +61,7 @@ impl Transactions {
         &self,
         db: &Arc<Database>,
         options: TransactionOptions,
-    ) -> Result<Arc<Group>> {
+    ) -> Result<Arc<TransactionState>> {
         let stays = options.detached || options.durable;
         let most = (db.options.memory / EACH).clamp(LEAST, MOST);
         let too_many = |most: usize| {
@@ -102,14 +102,14 @@ impl Transactions {
 
     fn insert(
         &self,
-        open: &mut BTreeMap<TransactionId, Arc<Group>>,
+        open: &mut BTreeMap<TransactionId, Arc<TransactionState>>,
         db: &Arc<Database>,
         id: TransactionId,
         options: TransactionOptions,
         with: Open,
         since: Seq,
-    ) -> Arc<Group> {
-        let group = Group::new(db.clone(), id, options, db.now(), since, with);
+    ) -> Arc<TransactionState> {
+        let group = TransactionState::new(db.clone(), id, options, db.now(), since, with);
         if let Some(with) = &mut group.state.write().open {
             group.count(with);
         }
@@ -140,7 +140,7 @@ impl Transactions {
         self.insert(&mut open, db, id, options, with, since);
     }
 
-    pub(super) fn find(&self, id: TransactionId) -> Option<Arc<Group>> {
+    pub(super) fn find(&self, id: TransactionId) -> Option<Arc<TransactionState>> {
         self.open.lock().get(&id).cloned()
     }
 
@@ -162,7 +162,7 @@ impl Transactions {
             .then(|| Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")))
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Group>> {
+    pub(super) fn all(&self) -> Vec<Arc<TransactionState>> {
         self.open.lock().values().cloned().collect()
     }
 
@@ -202,7 +202,7 @@ impl Transactions {
             return;
         }
         let Some(_one) = self.spilling.try_lock() else { return };
-        let held = |group: &Arc<Group>| group.held.load(Ordering::Relaxed);
+        let held = |group: &Arc<TransactionState>| group.held.load(Ordering::Relaxed);
         let mut all: Vec<_> = self.all().into_iter().map(|group| (held(&group), group)).collect();
         all.retain(|(held, group)| *held >= WORTH_SPILLING && group.id != asking);
         all.sort_by_key(|(held, _)| std::cmp::Reverse(*held));

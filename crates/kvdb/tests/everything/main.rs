@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use env::{Random, Simulated};
-use kvdb::{CreateOptions, Kvdb, OpenOptions, Shape};
+use kvdb::{CompactionPolicy, CreateOptions, Kvdb, OpenOptions};
 use zones::{CrashDevice, MemoryDevice};
 
 use operations::OPERATIONS;
@@ -36,7 +36,7 @@ const TYPES: [&str; 13] = [
     "Dictionary",
     "View",
     "Transaction",
-    "Draft",
+    "NestedBatch",
     "Bulk",
     "Ingest",
     "Batch",
@@ -63,7 +63,10 @@ fn options(random: &mut Random) -> OpenOptions {
         merge_part: (16 << 10) << random.below(4),
         merge_threads: 1 + random.below(3) as usize,
         seek_bytes: [8 << 10, 1 << 20][random.below(2) as usize],
-        shape: Shape { runs_per_level: 2 + random.below(7) as usize, ..Shape::default() },
+        compaction: CompactionPolicy {
+            runs_per_level: 2 + random.below(7) as usize,
+            ..CompactionPolicy::default()
+        },
         threads: false,
         zero_journal: false,
         idle_flush: Duration::from_millis(50),

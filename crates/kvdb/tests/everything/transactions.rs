@@ -246,10 +246,15 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         13 => {
             // What is drafted is not seen in the transaction, nor the other way round, until it is
             // made.
-            for name in ["Transaction::draft", "Draft::apply", "Draft::get", "Draft::view"] {
+            for name in [
+                "Transaction::nested_batch",
+                "NestedBatch::apply",
+                "NestedBatch::get",
+                "NestedBatch::view",
+            ] {
                 w.call(name);
             }
-            let mut draft = w.ok(t.draft())?;
+            let mut draft = w.ok(t.nested_batch())?;
             let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)]);
             match draft.apply(batch) {
                 // With little memory that is soon; nothing is changed then.
@@ -273,7 +278,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             if w.random.one_in(3) {
                 drop(draft);
             } else {
-                w.call("Draft::finish");
+                w.call("NestedBatch::finish");
                 if w.unless_full(draft.finish())?.is_none() {
                     return compare(w, open);
                 }

@@ -219,7 +219,7 @@ impl World {
     /// Reads and changes in a draft: all that it reads of others is of one moment, and what it
     /// changed appears at one moment.
     fn draft(&self, t: &Transaction, random: &mut Random) -> kvdb::Result<Vec<Effect>> {
-        let mut draft = t.draft()?;
+        let mut draft = t.nested_batch()?;
         let mut read: BTreeMap<usize, Option<u64>> = BTreeMap::new();
         let mut wrote: BTreeMap<usize, Option<u64>> = BTreeMap::new();
         for _ in 0..1 + random.below(4) {

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use env::{Random, Simulated};
-use kvdb::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions, Shape};
+use kvdb::{CompactionPolicy, CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
 use kvfs::{Atime, Fs, FsOptions, GoingDown, Views, Watcher};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -114,7 +114,10 @@ fn store_options(random: &mut Random) -> OpenOptions {
         merge_part: (16 << 10) << random.below(4),
         merge_threads: 1 + random.below(3) as usize,
         seek_bytes: [8 << 10, 1 << 20][random.below(2) as usize],
-        shape: Shape { runs_per_level: 2 + random.below(7) as usize, ..Shape::default() },
+        compaction: CompactionPolicy {
+            runs_per_level: 2 + random.below(7) as usize,
+            ..CompactionPolicy::default()
+        },
         threads: false,
         zero_journal: false,
         idle_flush: Duration::from_millis(50),

@@ -95,7 +95,10 @@ fn options(end: End) -> OpenOptions {
         zero_journal: false,
         flush_on_close: end != End::ClosedUnflushed,
         // So that seven flushes make several levels.
-        shape: kvdb::Shape { runs_per_level: 4, ..kvdb::Shape::default() },
+        compaction: kvdb::CompactionPolicy {
+            runs_per_level: 4,
+            ..kvdb::CompactionPolicy::default()
+        },
         ..OpenOptions::default()
     }
 }

@@ -22,7 +22,10 @@ pub fn options() -> OpenOptions {
         zero_journal: false,
         flush_on_close: false,
         idle_flush: Duration::from_secs(3600),
-        shape: kvdb::Shape { runs_per_level: 3, ..kvdb::Shape::default() },
+        compaction: kvdb::CompactionPolicy {
+            runs_per_level: 3,
+            ..kvdb::CompactionPolicy::default()
+        },
         ..OpenOptions::default()
     }
 }

@@ -9,13 +9,13 @@ use bytes::Bytes;
 use env::sync::atomic::Ordering;
 
 use super::handle::Transaction;
-use super::own::Own;
 use crate::commit::batch::Batch;
 use crate::commit::{SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Changes;
 use crate::read::view::View;
+use crate::write_set::WriteSet;
 
 /// What a change takes beside its key and value, about: it is kept twice, to be read and to be
 /// made.
@@ -23,19 +23,19 @@ const OVERHEAD: usize = 128;
 
 /// Changes of a transaction that are not made yet; dropped, they never are. What a serializable one
 /// has locked for them stays locked.
-pub struct Draft {
+pub struct NestedBatch {
     transaction: Transaction,
-    own: Own,
+    write_set: WriteSet,
     changes: Changes,
     bytes: usize,
     claim: SpaceClaim,
 }
 
-impl Draft {
-    pub(super) fn new(transaction: Transaction, own: &Own) -> Draft {
-        Draft {
+impl NestedBatch {
+    pub(super) fn new(transaction: Transaction, write_set: &WriteSet) -> NestedBatch {
+        NestedBatch {
             transaction,
-            own: own.above(),
+            write_set: write_set.above(),
             changes: Changes::new(),
             bytes: 0,
             claim: SpaceClaim { removes: true, promised: false },
@@ -50,7 +50,7 @@ impl Draft {
 
     /// What the transaction would see if the draft were made now. Reading it locks nothing.
     pub fn view(&self) -> Result<View> {
-        Ok(self.transaction.base()?.with(self.own.clone()))
+        Ok(self.transaction.base()?.with(self.write_set.clone()))
     }
 
     /// Adds the changes of a batch, all or, on any error, none of them.
@@ -62,7 +62,7 @@ impl Draft {
         self.bytes += bytes;
         self.claim.removes &= claim.removes;
         // Places of values are held for the transaction, not just for the draft: they are shared.
-        self.own.write(&changes, pin);
+        self.write_set.write(&changes, pin);
         self.changes.extend(changes);
         Ok(())
     }
@@ -73,7 +73,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for NestedBatch {
     fn drop(&mut self) {
         self.transaction.group.db.transactions.drafted.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -97,7 +97,7 @@ mod tests {
             let dict = db.open_dictionary("d").expect("made").id();
             let t = db.begin(isolation).expect("begun");
             t.put(dict, "a", "0").expect("put");
-            let mut draft = t.draft().expect("begun");
+            let mut draft = t.nested_batch().expect("begun");
             draft.apply(batch(dict, &["a", "b"], "1")).expect("drafted");
             let mut gone = Batch::new();
             gone.delete(dict, "b");
@@ -112,7 +112,7 @@ mod tests {
             // What comes into the transaction meanwhile stays, whatever becomes of the draft.
             t.put(dict, "c", "1").expect("put");
             drop(draft);
-            let mut draft = t.draft().expect("begun");
+            let mut draft = t.nested_batch().expect("begun");
             draft.apply(batch(dict, &["b"], "2")).expect("drafted");
             draft.finish().expect("made");
             t.commit(Durability::Buffered).expect("committed");
@@ -131,12 +131,12 @@ mod tests {
         let t = db.begin(Isolation::Snapshot).expect("begun");
         t.put(dict, "a", "0").expect("put");
         t.put(dict, "b", "0").expect("put");
-        let mut draft = t.draft().expect("begun");
+        let mut draft = t.nested_batch().expect("begun");
         draft.apply(batch(dict, &["mine", "more", "most"], "1")).expect("drafted");
         t.put(dict, "a", "theirs").expect("put");
         t.put(dict, "new", "theirs").expect("put");
         t.delete(dict, "b").expect("deleted");
-        let seen = |draft: &Draft| -> Vec<(Bytes, Bytes)> {
+        let seen = |draft: &NestedBatch| -> Vec<(Bytes, Bytes)> {
             let view = draft.view().expect("read");
             let found = view.scan(dict, b"", b"", 100).expect("read");
             for (key, value) in &found {
@@ -165,12 +165,12 @@ mod tests {
         let db = Kvdb::in_memory();
         let dict = db.open_dictionary("d").expect("made").id();
         let t = db.begin_with(TransactionOptions::default()).expect("begun");
-        let mut draft = t.draft().expect("begun");
+        let mut draft = t.nested_batch().expect("begun");
         draft.apply(batch(dict, &["a"], "1")).expect("drafted");
         t.abort();
         assert!(matches!(draft.get(dict, b"a"), Err(Error::NoTransaction(_))));
         assert!(matches!(draft.apply(batch(dict, &["b"], "1")), Err(Error::NoTransaction(_))));
         assert!(matches!(draft.finish(), Err(Error::NoTransaction(_))));
-        assert!(matches!(t.draft(), Err(Error::NoTransaction(_))));
+        assert!(matches!(t.nested_batch(), Err(Error::NoTransaction(_))));
     }
 }

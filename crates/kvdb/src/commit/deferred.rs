@@ -27,7 +27,7 @@ const CHUNK: usize = 1 << 20;
 const AT_ONCE: usize = 256;
 
 /// A value that waits for its place.
-pub(crate) struct Unplaced {
+pub(crate) struct DeferredValue {
     pub dict: DictionaryId,
     pub key: Bytes,
     pub value: Bytes,
@@ -102,7 +102,7 @@ impl Chunks {
 pub(crate) struct Pending {
     /// `HEADER` bytes, then the journal's stream.
     pub stream: Vec<u8>,
-    pub values: Vec<Unplaced>,
+    pub values: Vec<DeferredValue>,
     /// What they need of [`room`].
     pub cost: u64,
 }
@@ -124,7 +124,7 @@ impl Pending {
     }
 
     /// One more value.
-    pub(crate) fn push(&mut self, value: Unplaced) {
+    pub(crate) fn push(&mut self, value: DeferredValue) {
         self.cost += cost(value.value.len());
         self.values.push(value);
     }
@@ -150,13 +150,13 @@ impl CommitPipeline {
         // Versions of one key stay in order.
         pending.values.sort_by(|a, b| (a.dict, &a.key).cmp(&(b.dict, &b.key)));
         let mut pages = self.zones.extent_writer(Purpose::Pages, Priority::Flush);
-        pages.supply(std::mem::take(&mut writer.set_aside));
+        pages.supply(std::mem::take(&mut writer.reserved));
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
         let mut packer = Packer::default();
         for v in &pending.values {
             extents.push(place_packed(&mut pages, &mut packer, v.codec, &v.value)?);
         }
-        writer.set_aside = pages.unused();
+        writer.reserved = pages.unused();
         let pin = pages.finish()?;
         let mut generations: Vec<&Arc<Generation>> =
             pending.values.iter().map(|v| &v.layer.generation).collect();
@@ -187,7 +187,7 @@ impl CommitPipeline {
         }
         pending.values.clear();
         pending.cost = 0;
-        self.unplaced_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
+        self.deferred_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
         self.counters.bound_bytes.add(bytes);
         self.signals.memory_is_free();
         Ok(())

@@ -25,9 +25,9 @@ const FALSE_POSITIVES: f64 = 80.0;
 
 /// The share of a run's items that hide older ones, from 0 to 1, by run.
 #[derive(Default)]
-pub(crate) struct Hiding(Mutex<BTreeMap<RunId, f64>>);
+pub(crate) struct GarbageEstimate(Mutex<BTreeMap<RunId, f64>>);
 
-impl Hiding {
+impl GarbageEstimate {
     pub(crate) fn set(&self, run: RunId, share: f64) {
         if share > 0.0 {
             self.0.lock().insert(run, share.min(1.0));
@@ -53,8 +53,8 @@ impl Hiding {
     }
 
     /// Bytes of a dictionary's runs that are dead, and all of them.
-    pub(crate) fn dead(&self, tree: &Tree) -> Dead {
-        let hiding = self.items(tree.runs());
+    pub(crate) fn dead(&self, tree: &Tree) -> Garbage {
+        let overwriting = self.items(tree.runs());
         let (mut bytes, mut items) = (0, 0u64);
         let mut all = 0;
         for stats in tree.runs().map(|p| p.run.stats()) {
@@ -69,19 +69,19 @@ impl Hiding {
         if items == 0 {
             (bytes, items) = (all, tree.runs().map(|p| p.run.stats().items).sum());
         }
-        let dead = hiding * bytes as f64 / items.max(1) as f64;
-        Dead { dead: (dead as u64).min(all), all }
+        let dead = overwriting * bytes as f64 / items.max(1) as f64;
+        Garbage { dead: (dead as u64).min(all), all }
     }
 }
 
 /// Bytes that are dead, of all.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Dead {
+pub(crate) struct Garbage {
     pub dead: u64,
     pub all: u64,
 }
 
-impl Dead {
+impl Garbage {
     /// For a hundred bytes alive.
     pub(crate) fn percent(self) -> u64 {
         self.dead * 100 / (self.all - self.dead).max(1)
@@ -114,7 +114,7 @@ impl Database {
 
     /// The share of the items that hide older ones, over the memtables up to generation `upto` of a
     /// dictionary.
-    pub(crate) fn hiding_share(&self, tree: &Tree, upto: u64) -> Result<f64> {
+    pub(crate) fn garbage_share(&self, tree: &Tree, upto: u64) -> Result<f64> {
         let mut keys = Vec::new();
         for layer in tree.layers.iter().filter(|l| l.generation.number <= upto) {
             keys.extend(layer.memtable.sample(SAMPLE));
@@ -124,7 +124,7 @@ impl Database {
 
     /// Bytes of large values of the generation that takes commits which are dead, or have made
     /// others so.
-    pub(crate) fn dead_of_active(&self) -> Result<u64> {
+    pub(crate) fn garbage_of_active(&self) -> Result<u64> {
         let version = self.versions.load_full();
         let held = version.generation.held();
         let mut dead = 0;

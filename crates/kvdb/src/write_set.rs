@@ -88,13 +88,13 @@ fn trim(parts: &mut Parts) {
 
 /// What a transaction has written, as of one of its own changes. Clones share the parts.
 #[derive(Clone, Default)]
-pub(crate) struct Own {
+pub(crate) struct WriteSet {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
     /// The transaction's changes up to this one are seen.
     pub at: Seq,
     /// What lies under it and stays as it is: of a draft, the transaction as it was when the draft
     /// began.
-    beneath: Option<Arc<Own>>,
+    beneath: Option<Arc<WriteSet>>,
     /// Keeps the places of values that were stored before it put them under other keys.
     places: Arc<Mutex<ZonePin>>,
     /// Memory of what is not in runs when it was last looked at, and bytes changed since.
@@ -104,7 +104,7 @@ pub(crate) struct Own {
     spilled: u64,
 }
 
-impl Own {
+impl WriteSet {
     pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
         for part in self.trees.get(&dict).into_iter().flatten().rev() {
             match part.get(key, self.at)? {
@@ -201,7 +201,7 @@ impl Own {
                 seq += 1;
                 match op {
                     // Copied: the bytes may be a slice of something much larger.
-                    Op::Put(key, Value::Inline(value)) | Op::PutUnplaced(key, value, _) => {
+                    Op::Put(key, Value::Inline(value)) | Op::PutDeferred(key, value, _) => {
                         writer.put_slice(key, seq, value)
                     }
                     Op::Put(key, value) => writer.put(key, seq, value.clone()),
@@ -222,7 +222,7 @@ impl Own {
     }
 
     /// The same, to be changed without changing this one.
-    pub(super) fn fork(&self) -> Own {
+    pub(super) fn fork(&self) -> WriteSet {
         let mut fork = self.clone();
         for parts in Arc::make_mut(&mut fork.trees).values_mut() {
             trim(parts);
@@ -233,8 +233,12 @@ impl Own {
 
     /// Nothing, above what there is now. What is written to this one later is not seen there,
     /// though it goes into the same memtables.
-    pub(super) fn above(&self) -> Own {
-        Own { beneath: Some(Arc::new(self.clone())), places: self.places.clone(), ..Own::default() }
+    pub(super) fn above(&self) -> WriteSet {
+        WriteSet {
+            beneath: Some(Arc::new(self.clone())),
+            places: self.places.clone(),
+            ..WriteSet::default()
+        }
     }
 
     /// How many parts there are of each dictionary. What is written from here on goes into new
@@ -315,7 +319,7 @@ impl Own {
         self.estimate() >= limit
     }
 
-    /// The same as [`Own::memory`], or a little less.
+    /// The same as [`WriteSet::memory`], or a little less.
     pub(super) fn estimate(&mut self) -> usize {
         /// Looked at now and then: it takes a walk over all parts.
         const NOW_AND_THEN: usize = 4 << 10;

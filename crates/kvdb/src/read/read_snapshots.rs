@@ -34,16 +34,16 @@ struct Slot {
     pins: AtomicUsize,
 }
 
-pub(crate) struct Pins {
+pub(crate) struct ReadSnapshots {
     slots: [Slot; SLOTS],
     more: Mutex<BTreeMap<Seq, usize>>,
     /// What nobody reads before this commit may be forgotten.
     said: AtomicU64,
 }
 
-impl Default for Pins {
+impl Default for ReadSnapshots {
     fn default() -> Self {
-        Pins {
+        ReadSnapshots {
             slots: std::array::from_fn(|_| Slot::default()),
             more: Mutex::default(),
             said: AtomicU64::new(0),
@@ -63,7 +63,7 @@ fn first_try() -> usize {
     })
 }
 
-impl Pins {
+impl ReadSnapshots {
     fn note(&self, at: Seq) -> Option<usize> {
         let first = first_try();
         for i in 0..TRIES {
@@ -110,13 +110,13 @@ impl Pins {
     }
 
     /// Pins the newest of `visible`, which never falls.
-    pub(crate) fn pin(self: &Arc<Self>, visible: &AtomicU64) -> Pin {
+    pub(crate) fn pin(self: &Arc<Self>, visible: &AtomicU64) -> ReadSnapshot {
         loop {
             let at = visible.load(Ordering::Acquire);
             let slot = self.note(at);
             fence(Ordering::SeqCst);
             if self.said.load(Ordering::SeqCst) <= at {
-                return Pin { pins: self.clone(), at, slot };
+                return ReadSnapshot { pins: self.clone(), at, slot };
             }
             self.release(at, slot);
         }
@@ -142,20 +142,20 @@ impl Pins {
 }
 
 /// Keeps what a reader at `at` sees.
-pub(crate) struct Pin {
-    pins: Arc<Pins>,
+pub(crate) struct ReadSnapshot {
+    pins: Arc<ReadSnapshots>,
     pub at: Seq,
     slot: Option<usize>,
 }
 
-impl Clone for Pin {
-    fn clone(&self) -> Pin {
+impl Clone for ReadSnapshot {
+    fn clone(&self) -> ReadSnapshot {
         self.pins.share(self.at, self.slot);
-        Pin { pins: self.pins.clone(), at: self.at, slot: self.slot }
+        ReadSnapshot { pins: self.pins.clone(), at: self.at, slot: self.slot }
     }
 }
 
-impl Drop for Pin {
+impl Drop for ReadSnapshot {
     fn drop(&mut self) {
         self.pins.release(self.at, self.slot);
     }
@@ -163,12 +163,12 @@ impl Drop for Pin {
 
 /// A version, and a commit that is read in it.
 #[derive(Clone)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedVersion {
     pub version: Arc<Version>,
-    pub _pin: Pin,
+    pub _pin: ReadSnapshot,
 }
 
-impl Deref for Pinned {
+impl Deref for PinnedVersion {
     type Target = Version;
     fn deref(&self) -> &Version {
         &self.version
@@ -182,11 +182,11 @@ mod tests {
 
     #[test]
     fn the_floor_is_the_oldest_pin_however_many_there_are() {
-        let (pins, visible) = (Arc::new(Pins::default()), AtomicU64::new(5));
+        let (pins, visible) = (Arc::new(ReadSnapshots::default()), AtomicU64::new(5));
         assert_eq!(pins.floor(5), 5);
         let first = pins.pin(&visible);
         visible.store(9, Ordering::SeqCst);
-        let many: Vec<Pin> = (0..3 * SLOTS).map(|_| pins.pin(&visible)).collect();
+        let many: Vec<ReadSnapshot> = (0..3 * SLOTS).map(|_| pins.pin(&visible)).collect();
         let again = first.clone();
         assert_eq!((first.at, again.at, many[7].at), (5, 5, 9));
         assert_eq!(pins.floor(9), 5);
@@ -204,8 +204,8 @@ mod tests {
         // Those that are dropped right away leave the places in front of it free.
         for kept in [0, 1, 2 * TRIES] {
             for moment in 0..SLOTS {
-                let (pins, visible) = (Arc::new(Pins::default()), AtomicU64::new(3));
-                let mut first: Vec<Pin> = (0..kept).map(|_| pins.pin(&visible)).collect();
+                let (pins, visible) = (Arc::new(ReadSnapshots::default()), AtomicU64::new(3));
+                let mut first: Vec<ReadSnapshot> = (0..kept).map(|_| pins.pin(&visible)).collect();
                 let mut pin = pins.pin(&visible);
                 first.clear();
                 let floor = pins.floor_with(9, |slot| {
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn no_view_ever_reads_before_what_was_said() {
         let (pins, visible, stop) =
-            (Arc::new(Pins::default()), AtomicU64::new(1), AtomicBool::new(false));
+            (Arc::new(ReadSnapshots::default()), AtomicU64::new(1), AtomicBool::new(false));
         // The floor in force: raised by the writer, checked by whoever holds a pin.
         let floor = AtomicU64::new(0);
         env::thread::scope(|scope| {

@@ -13,7 +13,7 @@
 use vt_tree::{ADAPTIVE, Placement};
 use zones::{Lifetime, ZONE_SIZE};
 
-use super::dead::Dead;
+use super::garbage::Garbage;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::dictionary::DictionaryOptions;
@@ -23,7 +23,7 @@ use crate::read::version::{Placed, Tree};
 /// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one
 /// opening to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct CompactionPolicy {
     /// Runs that a level gathers before they are merged into one of the next. At least 2.
     pub runs_per_level: usize,
     /// The bottom run is merged when what lies above it weighs this part of it: 4 stands for a
@@ -34,16 +34,16 @@ pub struct Shape {
     pub single_bottom: bool,
 }
 
-impl Default for Shape {
+impl Default for CompactionPolicy {
     fn default() -> Self {
-        Shape { runs_per_level: 8, size_ratio: 4, single_bottom: true }
+        CompactionPolicy { runs_per_level: 8, size_ratio: 4, single_bottom: true }
     }
 }
 
-impl Shape {
+impl CompactionPolicy {
     /// Within bounds that work.
-    pub(crate) fn sane(self) -> Shape {
-        Shape {
+    pub(crate) fn sane(self) -> CompactionPolicy {
+        CompactionPolicy {
             runs_per_level: self.runs_per_level.clamp(2, 64),
             size_ratio: self.size_ratio.clamp(1, 1 << 20),
             ..self
@@ -101,7 +101,7 @@ impl Database {
 }
 
 /// Runs to merge.
-pub(crate) struct Job {
+pub(crate) struct CompactionPlan {
     pub dict: DictionaryId,
     /// Newest first; adjacent in age.
     pub inputs: Vec<Placed>,
@@ -120,7 +120,7 @@ pub(crate) struct Job {
 
 /// What merges under way have taken: nobody else may touch it.
 #[derive(Clone, Debug)]
-pub(crate) struct Claim {
+pub(crate) struct CompactionLock {
     pub number: u64,
     pub dict: DictionaryId,
     pub runs: Vec<RunId>,
@@ -143,8 +143,13 @@ fn has_tombstones(placed: &Placed) -> bool {
     stats.tombstones || stats.range_tombstones
 }
 
-impl Job {
-    pub(crate) fn new(tree: &Tree, inputs: Vec<Placed>, level: usize, to_bottom: bool) -> Job {
+impl CompactionPlan {
+    pub(crate) fn new(
+        tree: &Tree,
+        inputs: Vec<Placed>,
+        level: usize,
+        to_bottom: bool,
+    ) -> CompactionPlan {
         debug_assert!(
             level > 0,
             "a result at the level of flushes would hide what is flushed while the merge goes on"
@@ -155,7 +160,7 @@ impl Job {
             .enumerate()
             .flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
         let levels = all.filter(|(id, _)| inputs.iter().any(|p| p.id == *id)).collect();
-        Job {
+        CompactionPlan {
             dict: tree.info.id,
             inputs,
             levels,
@@ -206,9 +211,9 @@ impl Job {
     }
 
     /// All runs from level `from` downwards.
-    pub(crate) fn everything_from(tree: &Tree, from: usize) -> Job {
+    pub(crate) fn everything_from(tree: &Tree, from: usize) -> CompactionPlan {
         let inputs = tree.levels.iter().skip(from).flatten().cloned().collect();
-        Job::new(tree, inputs, BOTTOM, true)
+        CompactionPlan::new(tree, inputs, BOTTOM, true)
     }
 
     /// The highest level that it takes runs from.
@@ -218,43 +223,49 @@ impl Job {
 
     /// What the shape calls for beside the merges under way, if anything. `above`: only of the
     /// levels above this one.
-    pub(crate) fn for_shape(
+    pub(crate) fn for_policy(
         tree: &Tree,
-        shape: &Shape,
-        claims: &[Claim],
+        policy: &CompactionPolicy,
+        compaction_locks: &[CompactionLock],
         above: usize,
-        dead: Dead,
-    ) -> Option<Job> {
-        let claims: Vec<&Claim> = claims.iter().filter(|c| c.dict == tree.info.id).collect();
+        dead: Garbage,
+    ) -> Option<CompactionPlan> {
+        let compaction_locks: Vec<&CompactionLock> =
+            compaction_locks.iter().filter(|c| c.dict == tree.info.id).collect();
         let taken = |level: usize| {
             let runs = tree.levels.get(level).into_iter().flatten();
-            claims.iter().any(|c| c.level == level || runs.clone().any(|p| c.runs.contains(&p.id)))
+            compaction_locks
+                .iter()
+                .any(|c| c.level == level || runs.clone().any(|p| c.runs.contains(&p.id)))
         };
-        let dead = shape.single_bottom && dead.percent() >= DEAD_PERCENT;
+        let dead = policy.single_bottom && dead.percent() >= DEAD_PERCENT;
         for (level, runs) in tree.levels.iter().enumerate().take(BOTTOM.min(above)) {
             if dead && !runs.is_empty() && !(level..=BOTTOM).any(taken) {
-                return Some(Job::for_space(tree, level));
+                return Some(CompactionPlan::for_space(tree, level));
             }
             if taken(level) {
                 continue;
             }
             // Where values lie outside, merging key blocks costs next to nothing, and shows which
             // values are dead.
-            if shape.single_bottom && !(level..=BOTTOM).any(taken) && Job::is_cheap(tree, level) {
-                return Some(Job::everything_from(tree, level));
+            if policy.single_bottom
+                && !(level..=BOTTOM).any(taken)
+                && CompactionPlan::is_cheap(tree, level)
+            {
+                return Some(CompactionPlan::everything_from(tree, level));
             }
-            if runs.len() < shape.runs_per_level {
+            if runs.len() < policy.runs_per_level {
                 continue;
             }
             let below = |from: usize| tree.levels.iter().take(BOTTOM).skip(from).flatten();
             let bottom = weights(tree.levels.iter().skip(BOTTOM).flatten());
-            let heavy = shape.single_bottom
-                && weights(below(level)).saturating_mul(shape.size_ratio) >= bottom;
+            let heavy = policy.single_bottom
+                && weights(below(level)).saturating_mul(policy.size_ratio) >= bottom;
             if (heavy || level + 1 == BOTTOM) && !(level..=BOTTOM).any(taken) {
-                return Some(Job::everything_from(tree, level));
+                return Some(CompactionPlan::everything_from(tree, level));
             }
             if level + 1 < BOTTOM {
-                return Some(Job::down(tree, level, taken));
+                return Some(CompactionPlan::down(tree, level, taken));
             }
         }
         None
@@ -262,7 +273,7 @@ impl Job {
 
     /// A level's runs as one of the next; with what lies there, and so on, as long as that weighs
     /// little: a reader asks each run, however few keys it has.
-    fn down(tree: &Tree, level: usize, taken: impl Fn(usize) -> bool) -> Job {
+    fn down(tree: &Tree, level: usize, taken: impl Fn(usize) -> bool) -> CompactionPlan {
         let (mut inputs, mut to) = (tree.levels[level].clone(), level + 1);
         for (below, runs) in tree.levels.iter().enumerate().take(BOTTOM).skip(level + 1) {
             let (weight, more) = (weights(&inputs), weights(runs));
@@ -272,17 +283,17 @@ impl Job {
             inputs.extend_from_slice(runs);
             to = below;
         }
-        Job::new(tree, inputs, to, false)
+        CompactionPlan::new(tree, inputs, to, false)
     }
 
     /// When the store is quiet: one run of those above the bottom, where they are several and weigh
     /// little. Never at the youngest level: what is flushed there while the merge goes on is newer
     /// than its result.
-    pub(crate) fn for_readers(tree: &Tree, shape: &Shape) -> Option<Job> {
+    pub(crate) fn for_readers(tree: &Tree, policy: &CompactionPolicy) -> Option<CompactionPlan> {
         let above = || tree.levels.iter().take(BOTTOM).flatten();
         let to = tree.levels.iter().take(BOTTOM).rposition(|runs| !runs.is_empty())?.max(1);
-        let due = shape.single_bottom && above().count() > FEW && weights(above()) <= LIGHT;
-        due.then(|| Job::new(tree, above().cloned().collect(), to, false))
+        let due = policy.single_bottom && above().count() > FEW && weights(above()) <= LIGHT;
+        due.then(|| CompactionPlan::new(tree, above().cloned().collect(), to, false))
     }
 
     /// A merge of all from `level` downwards writes little beside the large values that it may find
@@ -299,36 +310,40 @@ impl Job {
     }
 
     /// What dead bytes call for when the store is quiet.
-    pub(crate) fn for_dead(tree: &Tree, dead: Dead, shape: &Shape) -> Option<Job> {
+    pub(crate) fn for_dead(
+        tree: &Tree,
+        dead: Garbage,
+        policy: &CompactionPolicy,
+    ) -> Option<CompactionPlan> {
         let level = tree.levels.iter().take(BOTTOM).position(|runs| !runs.is_empty())?;
-        let due = shape.single_bottom && dead.percent() >= DEAD_WHEN_QUIET;
-        due.then(|| Job::for_space(tree, level)).filter(|job| job.inputs.len() > 1)
+        let due = policy.single_bottom && dead.percent() >= DEAD_WHEN_QUIET;
+        due.then(|| CompactionPlan::for_space(tree, level)).filter(|plan| plan.inputs.len() > 1)
     }
 
     /// All runs from a level downwards, for the sake of what is dead in them: short spans are not
     /// stitched, since each would keep a zone.
-    fn for_space(tree: &Tree, level: usize) -> Job {
-        let mut job = Job::everything_from(tree, level);
-        job.press();
-        job
+    fn for_space(tree: &Tree, level: usize) -> CompactionPlan {
+        let mut plan = CompactionPlan::everything_from(tree, level);
+        plan.press();
+        plan
     }
 
     /// What the tombstones call for: their runs merged with everything older. `any`: however few
     /// there are.
-    pub(crate) fn for_tombstones(tree: &Tree, any: bool) -> Option<Job> {
+    pub(crate) fn for_tombstones(tree: &Tree, any: bool) -> Option<CompactionPlan> {
         let level = tree.levels.iter().position(|runs| runs.iter().any(has_tombstones))?;
-        let job = Job::everything_from(tree, level);
-        let ranges = job.inputs.iter().any(|p| p.run.stats().range_tombstones);
-        let with = weights(job.inputs.iter().filter(|p| has_tombstones(p)));
-        (any || ranges || with * 16 >= weights(&job.inputs)).then_some(job)
+        let plan = CompactionPlan::everything_from(tree, level);
+        let ranges = plan.inputs.iter().any(|p| p.run.stats().range_tombstones);
+        let with = weights(plan.inputs.iter().filter(|p| has_tombstones(p)));
+        (any || ranges || with * 16 >= weights(&plan.inputs)).then_some(plan)
     }
 
     /// All runs of a dictionary, unless it is one run of the bottom without tombstones.
-    pub(crate) fn for_all(tree: &Tree) -> Option<Job> {
+    pub(crate) fn for_all(tree: &Tree) -> Option<CompactionPlan> {
         let mut runs = tree.runs();
         let first = runs.next()?;
         let settled =
             runs.next().is_none() && !has_tombstones(first) && tree.levels.len() == BOTTOM + 1;
-        (!settled).then(|| Job::everything_from(tree, 0))
+        (!settled).then(|| CompactionPlan::everything_from(tree, 0))
     }
 }
