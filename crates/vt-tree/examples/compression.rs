@@ -1,6 +1,6 @@
-//! What compression of tuple blocks and of large values saves and costs: log lines, JSON and noise,
-//! written by a flush, read by a scan and by gets that find nothing in the cache. Times are those
-//! of the processor; the device is memory.
+//! The savings and the cost of compressing tuple blocks and large values: log lines, JSON and
+//! noise, written by a flush, read by a scan and by gets with nothing cached. Times are processor
+//! times; the device is in memory.
 //!
 //! `cargo run --release -p vt-tree --example compression [items]`
 

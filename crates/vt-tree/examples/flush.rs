@@ -1,5 +1,5 @@
-//! What it costs to write a memtable out, and to merge two runs: keys of 16 bytes, values of 64, a
-//! device in memory. Times are those of the processor, so that others on the machine count little.
+//! The cost of a flush of a memtable, and of a merge of two runs: keys of 16 bytes, values of 64, a
+//! device in memory. Times are processor times, so that other programs on the machine count little.
 //!
 //! `cargo run --release -p vt-tree --example flush [items] [rounds]`
 

@@ -207,8 +207,8 @@ fn a_block_of_an_older_time_or_another_place_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A root pointer has no checksum of its own (its user stores it with one), so a changed one may
-    /// decode: reading what it points to must still not panic.
+    /// A root pointer has no checksum of its own (its user stores it with one), so a changed one
+    /// may decode: reading what it points to must still not panic.
     #[test]
     fn a_root_pointer_of_any_bytes_does_not_panic(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),

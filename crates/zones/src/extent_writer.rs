@@ -90,8 +90,8 @@ impl ExtentWriter {
         self.behind = true;
     }
 
-    /// Adds zones from [`Zones::reserve_zone`], which the writer uses before others. Objects that fit
-    /// them are guaranteed to find space.
+    /// Adds zones from [`Zones::reserve_zone`], which the writer uses before others. Objects that
+    /// fit them are guaranteed to find space.
     pub fn supply(&mut self, zones: Vec<ZonePin>) {
         self.supply.extend(zones);
     }

@@ -93,8 +93,8 @@ impl Versions {
         Some(*v)
     }
 
-    /// Adds `new` to a chain. Readers below `floor` are gone; values kept outside the arena that are
-    /// forgotten are added to `released`.
+    /// Adds `new` to a chain. Readers below `floor` are gone; values kept outside the arena that
+    /// are forgotten are added to `released`.
     pub fn overwrite(&mut self, chain: u32, mut new: Version, floor: Seq, released: &mut Released) {
         let newest = &mut self.slots[chain as usize];
         match new.seq.cmp(&newest.seq) {
