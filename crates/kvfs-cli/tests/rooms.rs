@@ -25,22 +25,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         "`Database` owns all state, and each module adds methods to it",
     ),
     (
-        "kvfs",
-        &["attributes", "before", "directory", "dirty", "fs", "inode", "locks", "lost", "table"],
-        "`FileSystem` owns all state, and data, locks and inodes hand one write to one another",
-    ),
-    ("kvfs", &["retired", "views"], "a view that is retired goes on being one"),
-    (
-        "kvfs-fuse",
-        &["barrier", "control_directory"],
-        "the barrier is asked for through the control directory, and keeps it",
-    ),
-    (
-        "kvfs-fuse",
-        &["queues", "session"],
-        "a session runs queues, which are a way to run a session",
-    ),
-    (
         "kvdb-server",
         &["commands", "metrics", "session", "walk"],
         "commands are methods of the session that runs them",

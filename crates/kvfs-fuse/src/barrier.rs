@@ -20,8 +20,6 @@ use crate::control_directory;
 
 /// Pages that are written; no two lie side by side, so each goes in a request of its own.
 const APART: usize = 128 << 10;
-/// Its size: room for more pages than there can be threads.
-pub(crate) const SIZE: u64 = 160 * APART as u64;
 const PAGE: usize = 4096;
 
 /// A mapping, gone when dropped.
@@ -41,7 +39,7 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     let path = Path::new(std::ffi::OsStr::new(".kvfs")).join(control_directory::BARRIER_NAME);
     let file =
         File::from(rustix::fs::openat(root, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?);
-    let pages = pages.min(SIZE as usize / APART);
+    let pages = pages.min(control_directory::BARRIER_SIZE as usize / APART);
     let length = pages * APART;
     for page in 0..pages {
         file.read_at(&mut [0], (page * APART) as u64)?;

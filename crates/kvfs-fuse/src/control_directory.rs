@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, View};
 
-use crate::{barrier, wire_ino};
+use crate::wire_ino;
 
 /// The name in the root.
 pub(crate) const NAME: &[u8] = b".kvfs";
@@ -50,6 +50,9 @@ pub(crate) const USERS_NAME: &str = "user";
 
 /// The file in the top one that is not listed.
 pub(crate) const BARRIER_NAME: &str = "barrier";
+
+/// Its size: room for more pages, 128 KiB apart, than there can be threads (`barrier`).
+pub(crate) const BARRIER_SIZE: u64 = 160 * (128 << 10);
 
 /// What lies in the top one.
 pub(crate) const KINDS: [(&str, Ino); 3] =
@@ -132,7 +135,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
             nlink: 1,
             uid,
             gid,
-            size: barrier::SIZE,
+            size: BARRIER_SIZE,
             ..directory
         }),
         ino => match user_of(ino) {

@@ -15,7 +15,7 @@ use kvfs::{Fs, View, Views};
 use crate::handler::*;
 use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
-use crate::{barrier, control_directory, wire_ino};
+use crate::{control_directory, wire_ino};
 
 /// Answers the requests of the kernel with a KVFS file system and all its views.
 pub struct FuseAdapter {
@@ -480,7 +480,8 @@ impl Handler for FuseAdapter {
         let (view, ino) = match self.at(ino)? {
             At::View(view, ino) => (view, ino),
             At::Control(control_directory::BARRIER) => {
-                let rest = barrier::SIZE.saturating_sub(offset).min(u64::from(length));
+                let rest =
+                    control_directory::BARRIER_SIZE.saturating_sub(offset).min(u64::from(length));
                 return Ok(vec![0; rest as usize].into());
             }
             At::Control(_) => return Err(Errno(libc::EISDIR)),

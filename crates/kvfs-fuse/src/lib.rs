@@ -3,9 +3,10 @@
 //! `handler` is the boundary: what any FUSE transport asks of any file system, in plain types.
 //!
 //! Below it lie the messages on `/dev/fuse` and in the slots of io_uring: `wire` (their layouts),
-//! `transport` (which call a request becomes), `session`, `worker_pool` and `blocking_pool` (the
-//! threads), `intake` (the order in which they take requests), `ring` and `queues` (io_uring, with
-//! a thread for each of `cpus` that gives way by `courtesy`), `switch` (the kernel's parameter).
+//! `transport` (which call a request becomes), `connection` (reads requests, writes answers and
+//! invalidations), `session`, `worker_pool` and `blocking_pool` (the threads), `intake` (the order
+//! in which they take requests), `ring` and `queues` (io_uring, with a thread for each of `cpus`
+//! that gives way by `courtesy`), `switch` (the kernel's parameter).
 //!
 //! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `wire_ino` (which view
 //! an inode number names), `control_directory` (the directory with all views), `kernel_notifier`
@@ -21,6 +22,7 @@ mod abort_watchdog;
 mod barrier;
 mod blocking_pool;
 mod coalescer;
+mod connection;
 mod control;
 mod control_directory;
 pub mod counters;

@@ -37,12 +37,12 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 
 use crate::blocking_pool::BlockingPool;
+use crate::connection::dispatch;
 use crate::counters::Request;
 use crate::courtesy::Courtesy;
 use crate::cpus::{self, Cpus};
 use crate::handler::{Errno, FSync, Handler, Reply, without_waiting};
 use crate::ring::{Anchor, Event, Memory, Ring, Slot};
-use crate::session;
 use crate::transport::{Outcome, ReplyBuffer, Transport};
 use crate::wire;
 
@@ -512,9 +512,7 @@ fn answer<H: Handler>(
     reply: &mut ReplyBuffer,
 ) -> bool {
     let outcome = match slot.request_and_room() {
-        Ok((head, fields, room)) => {
-            session::dispatch(connection, transport, &head, fields, reply, room)
-        }
+        Ok((head, fields, room)) => dispatch(connection, transport, &head, fields, reply, room),
         Err(e) => Outcome::Error(e),
     };
     match outcome {

@@ -1,4 +1,4 @@
-//! The connection to the kernel and the threads that answer on it.
+//! The threads that answer on the connection to the kernel.
 //!
 //! Each thread reads one request at a time from its own clone of the connection, answers it and
 //! reads the next: no queue and no hand-over between threads, for waking another thread costs more
@@ -8,9 +8,8 @@
 //! Where requests come over io_uring (`queues`), one thread reads here what still comes: FORGETs,
 //! of which it takes many at once.
 
-use std::fs::File;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,8 +18,9 @@ use parking_lot::Mutex;
 use rustix::io::Errno as Os;
 
 use crate::blocking_pool::BlockingPool;
+use crate::connection::{KernelCache, clone_of, dispatch, next, send};
 use crate::counters::Request;
-use crate::handler::{Choice, Errno, FSync, Handler, Ino, Invalidator, Policy, Reply};
+use crate::handler::{Choice, Errno, FSync, Handler, Policy, Reply};
 use crate::intake::Intake;
 use crate::queues::{Prepared, Queues};
 use crate::transport::{Outcome, ReplyBuffer, Transport};
@@ -143,10 +143,8 @@ impl Session {
     }
 
     pub fn invalidator(&self) -> KernelCache {
-        KernelCache {
-            connection: self.connection.clone(),
-            expires: self.offered & wire::init::HAS_EXPIRE_ONLY != 0,
-        }
+        let expires = self.offered & wire::init::HAS_EXPIRE_ONLY != 0;
+        KernelCache::new(self.connection.clone(), expires)
     }
 
     /// Returns when the kernel has ended the connection and every thread has exited. The first
@@ -327,28 +325,6 @@ fn confirm(connection: &OwnedFd, unique: u64, outcome: Reply<()>) {
     }
 }
 
-/// Has one request dispatched, and the kernel told what it must know before the answer.
-pub(crate) fn dispatch<H: Handler>(
-    connection: &OwnedFd,
-    transport: &Transport<H>,
-    head: &wire::Head,
-    fields: wire::Fields<'_>,
-    reply: &mut ReplyBuffer,
-    room: &mut [u8],
-) -> Outcome {
-    let outcome = transport.dispatch(head, fields, reply, room);
-    // Before the answer: whoever has it may rely on this.
-    for &ino in &reply.stale_attributes {
-        if let Err(e) = forget_attributes(connection, ino) {
-            tracing::warn!(
-                ino,
-                "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}"
-            );
-        }
-    }
-    outcome
-}
-
 /// Has one request dispatched and sends its answer.
 fn answer<H: Handler>(
     connection: &OwnedFd,
@@ -377,115 +353,5 @@ fn answer<H: Handler>(
             transport.take_back(reply);
             tracing::error!("the kernel did not take the answer to {head:?}: {e}");
         }
-    }
-}
-
-/// The next request's length in `buffer`; `None`: the file system is unmounted.
-fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    loop {
-        match rustix::io::read(connection, &mut *buffer) {
-            Ok(length) => return Ok(Some(length)),
-            // NOENT: the request was interrupted before we had it.
-            Err(Os::INTR | Os::AGAIN | Os::NOENT) => {}
-            Err(Os::NODEV | Os::CONNABORTED) => return Ok(None),
-            Err(e) => return Err(e.into()),
-        }
-    }
-}
-
-/// An answer, or (with `unique` 0) a message that no request asked for. `error`: 0 or a negative
-/// error number, or a message's code.
-fn send(connection: impl AsFd, unique: u64, error: i32, body: &[u8]) -> rustix::io::Result<()> {
-    let mut head = [0; wire::OUT_HEADER];
-    head[..4].copy_from_slice(&((wire::OUT_HEADER + body.len()) as u32).to_ne_bytes());
-    head[4..8].copy_from_slice(&error.to_ne_bytes());
-    head[8..].copy_from_slice(&unique.to_ne_bytes());
-    // The kernel takes an answer whole or not at all.
-    if body.is_empty() {
-        rustix::io::write(connection, &head).map(drop)
-    } else {
-        rustix::io::writev(connection, &[IoSlice::new(&head), IoSlice::new(body)]).map(drop)
-    }
-}
-
-/// A second connection to the same mount, with a queue of its own for requests under way.
-fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
-    let clone = File::options().read(true).write(true).open("/dev/fuse")?;
-    // FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t), the argument points to the number of the
-    // descriptor to join.
-    const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229, 0);
-    // SAFETY: this ioctl on /dev/fuse only reads the u32 it is given, which lives until the call
-    // returns.
-    unsafe {
-        let join = rustix::ioctl::Setter::<CLONE, u32>::new(connection.as_raw_fd() as u32);
-        rustix::ioctl::ioctl(&clone, join)?;
-    }
-    Ok(clone.into())
-}
-
-/// Messages that make the kernel drop what it caches.
-pub(crate) struct KernelCache {
-    connection: Arc<OwnedFd>,
-    /// The kernel can ask about an entry anew without tearing it out.
-    expires: bool,
-}
-
-impl KernelCache {
-    fn tell(&self, code: i32, body: &[u8]) -> io::Result<()> {
-        tell(&self.connection, code, body)
-    }
-}
-
-fn tell(connection: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
-    match send(connection, 0, code, body) {
-        // It had nothing cached.
-        Ok(()) | Err(Os::NOENT) => Ok(()),
-        Err(e) => Err(e.into()),
-    }
-}
-
-/// Has the kernel ask for attributes anew. It takes no lock of the inode for that, so a thread that
-/// answers may send it.
-fn forget_attributes(connection: &OwnedFd, ino: Ino) -> io::Result<()> {
-    let mut body = wire::Answer::default();
-    // A negative offset: no pages.
-    body.u64(ino).u64(-1_i64 as u64).u64(0);
-    tell(connection, wire::NOTIFY_INVAL_INODE, &body.0)
-}
-
-impl KernelCache {
-    fn invalidate_entry(&self, parent: Ino, name: &[u8], flags: u32) -> io::Result<()> {
-        let mut body = wire::Answer::default();
-        body.u64(parent).u32(name.len() as u32).u32(flags);
-        body.0.extend_from_slice(name);
-        body.0.push(0);
-        self.tell(wire::NOTIFY_INVAL_ENTRY, &body.0)
-    }
-}
-
-impl Invalidator for KernelCache {
-    fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
-        self.invalidate_entry(parent, name, if self.expires { wire::INVAL_ENTRY_EXPIRE } else { 0 })
-    }
-
-    fn gone(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
-        self.invalidate_entry(parent, name, 0)
-    }
-
-    fn inode(&self, ino: Ino) -> io::Result<()> {
-        // Offset 0 and length 0: all of it.
-        let mut body = wire::Answer::default();
-        body.u64(ino).u64(0).u64(0);
-        self.tell(wire::NOTIFY_INVAL_INODE, &body.0)
-    }
-
-    fn grown(&self, ino: Ino, size: u64, last: u8) -> io::Result<()> {
-        // Nothing at the new end would not move it: the kernel takes over an end only with what is
-        // before it.
-        let Some(at) = size.checked_sub(1) else { return Ok(()) };
-        let mut body = wire::Answer::default();
-        body.u64(ino).u64(at).u32(1).u32(0);
-        body.0.push(last);
-        self.tell(wire::NOTIFY_STORE, &body.0)
     }
 }

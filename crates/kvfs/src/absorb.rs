@@ -33,12 +33,11 @@ use bytes::Bytes;
 use kvdb::{Batch, Changed, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
-use crate::before::Turn;
 use crate::error::{Error, Result};
+use crate::fs::previous::Turn;
 use crate::fs::{Fs, largest_ino, stage_removal};
 use crate::inode::{Identity, Inode, State};
 use crate::layout::{self, ImapKey, Layout};
-use crate::locks;
 
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
@@ -200,7 +199,7 @@ impl Fs {
     /// Commits what is dirty, but for what a transaction has locked. (Inside the gate.)
     pub(crate) fn flush_what_is_free(&self) -> Result<()> {
         match kvdb::at_once(|| self.flush_older_than(Duration::MAX)) {
-            Err(e) if locks::is_locked(&e) => Ok(()),
+            Err(e) if e.is_locked() => Ok(()),
             flushed => flushed,
         }
     }

@@ -14,7 +14,6 @@
 //! mount, or that is thousands of removals old, is in none of them; such a listing begins again,
 //! since an entry seen twice does less harm than one never seen.
 
-use std::collections::VecDeque;
 use std::hash::Hasher;
 
 use siphasher::sip::SipHasher13;
@@ -24,58 +23,12 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout;
+use crate::listing::Emitted;
 
 /// Positions after `.` and `..`; those of names come behind.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
 const FIRST_HASH: u64 = 3;
-/// Calls whose entries are remembered until a listing ends, a directory.
-const LISTINGS: usize = 8;
-/// Entries of one call that are remembered, the last ones.
-const REMEMBERED: usize = 2048;
-/// Removed names that are remembered, a directory.
-const REMOVED: usize = 4096;
-
-/// Positions with their names, of one call of `readdir`.
-#[derive(Default)]
-struct Emitted {
-    /// Each with the end of its name in `names`.
-    positions: Vec<(u64, u32)>,
-    names: Vec<u8>,
-}
-
-impl Emitted {
-    fn push(&mut self, position: u64, name: &[u8]) {
-        if self.positions.len() == REMEMBERED {
-            self.positions.clear();
-            self.names.clear();
-        }
-        self.names.extend_from_slice(name);
-        self.positions.push((position, self.names.len() as u32));
-    }
-
-    fn find(&self, cookie: u64) -> Option<&[u8]> {
-        let at = self.positions.iter().rposition(|(position, _)| *position == cookie)?;
-        let start = if at == 0 { 0 } else { self.positions[at - 1].1 as usize };
-        self.names.get(start..self.positions[at].1 as usize)
-    }
-}
-
-/// What keeps positions of one directory valid.
-#[derive(Default)]
-pub(crate) struct Listing {
-    emitted: VecDeque<Emitted>,
-    removed: VecDeque<(u64, Box<[u8]>)>,
-}
-
-impl Listing {
-    fn find(&self, cookie: u64) -> Option<&[u8]> {
-        let emitted = self.emitted.iter().rev().find_map(|emitted| emitted.find(cookie));
-        emitted.or_else(|| {
-            self.removed.iter().rev().find(|(c, _)| *c == cookie).map(|(_, name)| &**name)
-        })
-    }
-}
 
 impl Fs {
     /// Calls `emit` with the entries behind position `cookie` (0: from the start, with `.` and
@@ -159,11 +112,7 @@ impl Fs {
                     self.release(child, 1);
                 }
                 let mut listing = dir.listing.lock();
-                let listing = listing.get_or_insert_default();
-                if listing.emitted.len() == LISTINGS {
-                    listing.emitted.pop_front();
-                }
-                listing.emitted.push_back(emitted);
+                listing.get_or_insert_default().push_emitted(emitted);
                 return Ok(());
             }
             emitted.push(position, name);
@@ -171,7 +120,7 @@ impl Fs {
         // The end: nobody else goes on here but another listing of this directory, and that can
         // look for its position.
         if let Some(listing) = &mut *dir.listing.lock() {
-            listing.emitted = VecDeque::new();
+            listing.clear_emitted();
         }
         Ok(())
     }
@@ -188,10 +137,7 @@ impl Fs {
     /// the position of a name is always the same.
     pub(crate) fn remember_removed(&self, dir: &Inode, name: &[u8]) {
         if let Some(listing) = &mut *dir.listing.lock() {
-            if listing.removed.len() == REMOVED {
-                listing.removed.pop_front();
-            }
-            listing.removed.push_back((self.position(name), name.into()));
+            listing.push_removed(self.position(name), name);
         }
     }
 }

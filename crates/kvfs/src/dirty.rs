@@ -5,16 +5,16 @@
 //! Whoever writes the node of an inode writes everything that is dirty of it in the same batch
 //! (`stage`), so that the store never holds a size or page count without its pages.
 
-use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::collections::VecDeque;
+use env::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::sync::{Mutex, RwLockWriteGuard};
-use kvdb::{Batch, PromisedSpace};
+use env::sync::RwLockWriteGuard;
+use kvdb::Batch;
 
 use crate::attr::{Attr, Ino};
 use crate::attributes::CAPABILITY;
+use crate::dirty_queue::{DirtyQueue, cost_of};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, State};
@@ -25,26 +25,12 @@ const NODE_CHARGE: usize = 512;
 /// Most inodes, and most dirty bytes, that the interval commits in one batch.
 const GROUP: usize = 256;
 const GROUP_BYTES: usize = 4 << 20;
-/// Room that stays free, so that what was accepted can be committed: the store hands it out by
-/// zones, and the ways there (journal, open zones of several streams) take some in between.
-pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
-/// What a new name with its inode takes of the room.
-pub(crate) const NAME_COST: u64 = 1024;
-/// A quarter of it may be written before the store is asked again how much room it has.
-const LOOK_AGAIN: u64 = 16 << 20;
-/// With less left a write may be refused before long.
-const TIGHT: u64 = 1 << 30;
 /// Dirty bytes of a file that are committed by who must not wait for the device: they go into the
 /// journal's buffer.
 const COMMITTED_AT_ONCE: usize = 16 << 10;
 /// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay
 /// of a size.
 const FILE_LIMIT: usize = 8 << 20;
-
-/// What so many dirty bytes take of the room: an eighth more for keys, nodes and the journal.
-fn cost_of(bytes: u64) -> u64 {
-    bytes.saturating_add(bytes / 8)
-}
 
 /// How far [`Fs::begin_fsync`] has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,51 +43,11 @@ pub enum FSync {
     Alone,
 }
 
-/// The inodes with something uncommitted, the longest waiting first.
-pub(crate) struct DirtyQueue {
-    /// With the time since when. An inode is in it at most once, and may have been committed
-    /// meanwhile.
-    queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
-    /// Held from taking inodes out of the queue until they are committed: who finds the queue empty
-    /// under it knows that everything is committed. The first of all locks.
-    flushing: Mutex<()>,
-    bytes: AtomicUsize,
-    /// Room in the store for them, and for `room`, which keys that others commit do not take.
-    promised: PromisedSpace,
-    /// The mainline's: bytes that can be accepted before the store has to be asked for its room
-    /// again.
-    room: AtomicU64,
-    /// The mainline's: the store had less than `TIGHT` bytes left when it was asked last.
-    tight: AtomicBool,
-}
-
 /// An inode of a group, staged and locked until the group is committed.
 struct Held<'a> {
     inode: &'a Arc<Inode>,
     state: RwLockWriteGuard<'a, State>,
     attr: Attributes,
-}
-
-impl DirtyQueue {
-    pub fn new(promised: PromisedSpace) -> DirtyQueue {
-        DirtyQueue {
-            queue: Mutex::default(),
-            flushing: Mutex::default(),
-            bytes: AtomicUsize::new(0),
-            promised,
-            room: AtomicU64::new(0),
-            tight: AtomicBool::new(false),
-        }
-    }
-
-    /// The view is over: nothing of it is committed any more.
-    pub fn is_over(&self) {
-        self.promised.give_back();
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
-    }
 }
 
 impl Fs {
@@ -136,7 +82,7 @@ impl Fs {
             return Ok(FSync::Alone);
         }
         match kvdb::at_once(|| self.commit_before_sync(ino, COMMITTED_AT_ONCE)) {
-            Err(e) if crate::locks::is_locked(&e) => Ok(FSync::Alone),
+            Err(e) if e.is_locked() => Ok(FSync::Alone),
             begun => begun.map_err(Error::of_sync),
         }
     }
@@ -201,8 +147,8 @@ impl Fs {
         let mut result = Ok(());
         while rounds > 0 {
             let _flushing = self.core.dirty.flushing.lock();
-            rounds = rounds.min(self.core.dirty.queue.lock().len());
-            let mut group = self.pop_dirty(limit, rounds.min(GROUP));
+            rounds = rounds.min(self.core.dirty.len());
+            let mut group = self.core.dirty.pop(limit, rounds.min(GROUP));
             if group.is_empty() {
                 break;
             }
@@ -215,13 +161,6 @@ impl Fs {
         }
         self.core.table.trim();
         result
-    }
-
-    /// The longest waiting dirty inodes, out of the queue.
-    fn pop_dirty(&self, limit: Duration, most: usize) -> Vec<Arc<Inode>> {
-        let mut queue = self.core.dirty.queue.lock();
-        let old = queue.iter().take(most).take_while(|(since, _)| *since <= limit).count();
-        queue.drain(..old).map(|(_, inode)| inode).collect()
     }
 
     /// Commits these, taken out of the queue, in batches of some size. `unlinked`: also files
@@ -303,27 +242,15 @@ impl Fs {
     fn enqueue(&self, inode: &Arc<Inode>, state: &mut State) {
         if !state.queued {
             state.queued = true;
-            self.core.dirty.queue.lock().push_back((self.core.env.monotonic(), inode.clone()));
+            self.core.dirty.push(self.core.env.monotonic(), inode.clone());
         }
     }
 
     /// Notes that `state` is newer than the store, and what waits in it.
     pub(crate) fn mark_dirty(&self, inode: &Arc<Inode>, state: &mut State) {
         state.dirty = true;
-        self.charge(state, NODE_CHARGE + state.buffer.pages.len() * PAGE as usize);
+        self.core.dirty.charge(state, NODE_CHARGE + state.buffer.pages.len() * PAGE as usize);
         self.enqueue(inode, state);
-    }
-
-    fn charge(&self, state: &mut State, bytes: usize) {
-        let (before, now) = (cost_of(state.charged as u64), cost_of(bytes as u64));
-        if bytes > state.charged {
-            self.core.dirty.bytes.fetch_add(bytes - state.charged, Ordering::Relaxed);
-            self.core.dirty.promised.grow(now - before);
-        } else {
-            self.core.dirty.bytes.fetch_sub(state.charged - bytes, Ordering::Relaxed);
-            self.core.dirty.promised.shrink(before - now);
-        }
-        state.charged = bytes;
     }
 
     /// The writer's share of the work: commits this file if it holds much, and has the caller call
@@ -343,8 +270,8 @@ impl Fs {
                 // Somebody else did the work while this one waited.
                 return;
             }
-            let rounds = rounds.get_or_insert_with(|| self.core.dirty.queue.lock().len());
-            let mut group = self.pop_dirty(Duration::MAX, GROUP.min(*rounds));
+            let rounds = rounds.get_or_insert_with(|| self.core.dirty.len());
+            let mut group = self.core.dirty.pop(Duration::MAX, GROUP.min(*rounds));
             if group.is_empty() {
                 return;
             }
@@ -371,14 +298,7 @@ impl Fs {
     pub(crate) fn reserve(&self, more: u64) -> Result<()> {
         // Whole pages at both ends.
         let cost = cost_of(more.saturating_add(2 * PAGE));
-        let dirty = self.shared_room();
-        let spend = |left: u64| left.checked_sub(cost);
-        if dirty.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
-            // From here on it is promised as dirty data.
-            dirty.promised.shrink(cost);
-            return Ok(());
-        }
-        if self.look_at_space(cost) {
+        if self.shared_room().spend(cost) || self.look_at_space(cost) {
             return Ok(());
         }
         // Truncated and rewritten files give room back when they are committed; if the store can
@@ -392,16 +312,7 @@ impl Fs {
 
     /// Asks the store how much room it has. A part of it may then be used up without asking again.
     pub(crate) fn look_at_space(&self, cost: u64) -> bool {
-        let dirty = self.shared_room();
-        dirty.promised.shrink(dirty.room.swap(0, Ordering::Relaxed));
-        let left = self.core.db.space().free.checked_sub(cost.saturating_add(SPACE_MARGIN));
-        // A quarter, because others take from the same room: but none of what was found here, or it
-        // would be accepted in vain.
-        let room = left.unwrap_or(0).min(LOOK_AGAIN) / 4;
-        dirty.promised.grow(room);
-        dirty.promised.shrink(dirty.room.swap(room, Ordering::Relaxed));
-        dirty.tight.store(left.unwrap_or(0) < TIGHT, Ordering::Relaxed);
-        left.is_some()
+        self.shared_room().look_at_space(|| self.core.db.space().free, cost)
     }
 
     /// Of the mainline and all its transactions.
@@ -413,7 +324,7 @@ impl Fs {
     /// those out of a cache have to be announced ([`Fs::announce_cached`]). As of the last 4 MiB
     /// that were written. The mainline's.
     pub fn is_tight(&self) -> bool {
-        self.core.dirty.tight.load(Ordering::Relaxed)
+        self.core.dirty.is_tight()
     }
 
     /// Commits the inode if it is dirty. Call with its lock.
@@ -512,7 +423,7 @@ impl Fs {
             state.inline = None;
         }
         state.dirty = false;
-        self.charge(state, 0);
+        self.core.dirty.charge(state, 0);
     }
 
     /// Forgets what is dirty: the inode is gone.
@@ -521,7 +432,7 @@ impl Fs {
         state.dirty = false;
         state.buffer = Buffer::default();
         state.inline = None;
-        self.charge(state, 0);
+        self.core.dirty.charge(state, 0);
     }
 
     /// Makes the page count exact: looks up whether the pages that were written blindly replace

@@ -74,6 +74,11 @@ impl From<kvdb::Error> for Error {
 }
 
 impl Error {
+    /// Whether the call failed because a transaction holds a lock.
+    pub(crate) fn is_locked(&self) -> bool {
+        matches!(self, Error::Store(kvdb::Error::Locked(_)))
+    }
+
     /// As a sync says it: a store that has failed is more than one that cannot be written to, for
     /// what was accepted is lost.
     pub(crate) fn of_sync(self) -> Error {

@@ -1,18 +1,17 @@
 //! The file system itself: opening, closing, and what every call begins with.
 
 use env::sync::atomic::{AtomicU64, Ordering};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use env::Env;
-use env::sync::{Condvar, Mutex, RwLockWriteGuard};
+use env::sync::{Mutex, RwLockWriteGuard};
 use kvdb::{Batch, Durability, Kvdb, Scope, View};
 
 use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
-use crate::before::Past;
-use crate::dirty::DirtyQueue;
+use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Inside};
 use crate::inode::{Inode, State};
@@ -20,6 +19,11 @@ use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::lost::Lost;
 use crate::numbers::{INO_LIMIT, Numbers};
 use crate::table::Table;
+use crate::ticker::Ticker;
+
+pub(crate) mod previous;
+
+use previous::Past;
 
 /// What a read does to the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,18 +115,9 @@ pub(crate) struct Core {
     ticker: Arc<Ticker>,
 }
 
-/// What the background thread waits on; apart from the core, so that waiting does not keep the core
-/// alive.
-#[derive(Default)]
-struct Ticker {
-    stop: Mutex<bool>,
-    wake: Condvar,
-}
-
 impl Drop for Core {
     fn drop(&mut self) {
-        *self.ticker.stop.lock() = true;
-        self.ticker.wake.notify_all();
+        self.ticker.stop();
     }
 }
 
@@ -267,8 +262,7 @@ impl Fs {
     /// Commits and syncs everything, and stops the background thread. Calls after it still work,
     /// but nothing flushes by itself.
     pub fn shutdown(&self) -> Result<()> {
-        *self.core.ticker.stop.lock() = true;
-        self.core.ticker.wake.notify_all();
+        self.core.ticker.stop();
         if self.core.options.read_only {
             return Ok(());
         }
@@ -279,39 +273,26 @@ impl Fs {
         if self.core.env.inline() || self.core.options.read_only {
             return;
         }
-        let (weak, ticker) = (Arc::downgrade(&self.core), self.core.ticker.clone());
         // What is older than half the interval is flushed every half interval: nothing gets older
         // than the interval.
         let pause = self.core.options.flush_interval / 2;
-        let run = move || {
-            loop {
-                let mut stop = ticker.stop.lock();
-                if !*stop {
-                    ticker.wake.wait_for(&mut stop, pause);
-                }
-                if *stop {
-                    return;
-                }
-                drop(stop);
-                let Some(core) = weak.upgrade() else { return };
-                let db = core.db.clone();
-                if let Err(e) = (Fs { core }).tick() {
-                    match crate::locks::is_locked(&e) {
-                        true => tracing::debug!("dirty data waits for a transaction: {e}"),
-                        false if db.takes_writes().is_err() => {
-                            // For good: what waits in memory is read from there until the store is
-                            // opened again.
-                            tracing::error!("what was written last is not on disk: {e}");
-                            return;
-                        }
-                        false => {
-                            tracing::warn!("flushing dirty data failed, will be tried again: {e}")
-                        }
-                    }
-                }
+        let tick = |core: Arc<Core>| {
+            let db = core.db.clone();
+            let Err(e) = (Fs { core }).tick() else { return ControlFlow::Continue(()) };
+            if e.is_locked() {
+                tracing::debug!("dirty data waits for a transaction: {e}");
+            } else if db.takes_writes().is_err() {
+                // For good: what waits in memory is read from there until the store is opened
+                // again.
+                tracing::error!("what was written last is not on disk: {e}");
+                return ControlFlow::Break(());
+            } else {
+                tracing::warn!("flushing dirty data failed, will be tried again: {e}");
             }
+            ControlFlow::Continue(())
         };
-        if let Err(e) = env::thread::Builder::new().name("kvfs-flush".into()).spawn(run) {
+        let ticker = &self.core.ticker;
+        if let Err(e) = ticker.start("kvfs-flush", pause, Arc::downgrade(&self.core), tick) {
             tracing::warn!(
                 "no thread for the flush interval, data is flushed by fsync and when the buffer is full: {e}"
             );

@@ -20,8 +20,8 @@ use bytes::Bytes;
 use env::sync::{Mutex, RwLock};
 
 use crate::attr::{FileKind, Ino, Timestamp};
-use crate::directory::Listing;
 use crate::layout::{Attributes, Body, Xattrs};
+use crate::listing::Listing;
 
 pub(crate) struct Inode {
     pub ino: Ino,

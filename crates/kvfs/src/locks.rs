@@ -34,17 +34,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether this is for want of a lock.
-pub(crate) fn is_locked(error: &Error) -> bool {
-    matches!(error, Error::Store(kvdb::Error::Locked(_)))
-}
-
 /// Makes a call again while it fails for want of a lock, for some time.
 pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
     loop {
         match kvdb::at_once(&mut call) {
-            Err(e) if is_locked(&e) && waited < PATIENCE => {
+            Err(e) if e.is_locked() && waited < PATIENCE => {
                 env::thread::sleep(pause);
                 waited += pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);

@@ -17,9 +17,7 @@ use std::collections::HashSet;
 use env::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex};
 
-use crate::attr::{Ino, WriteHints};
-use crate::error::{Error, Result};
-use crate::fs::Fs;
+use crate::attr::Ino;
 
 #[derive(Default)]
 pub(crate) struct Lost {
@@ -32,18 +30,18 @@ pub(crate) struct Lost {
 }
 
 /// A write that is under way until this is dropped.
-struct UnderWay<'a> {
+pub(crate) struct UnderWay<'a> {
     lost: &'a Lost,
     write: (Ino, u64),
 }
 
 impl Lost {
-    fn add(&self, ino: Ino) {
+    pub fn add(&self, ino: Ino) {
         self.files.lock().insert(ino);
         self.any.store(true, Ordering::Release);
     }
 
-    fn contains(&self, ino: Ino) -> bool {
+    pub fn contains(&self, ino: Ino) -> bool {
         self.any.load(Ordering::Acquire) && self.files.lock().contains(&ino)
     }
 
@@ -61,16 +59,16 @@ impl Lost {
         }
     }
 
-    fn announce(&self, ino: Ino, offset: u64) {
+    pub fn announce(&self, ino: Ino, offset: u64) {
         self.under_way.lock().push((ino, offset));
     }
 
     /// One that was announced has come.
-    fn announced(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
+    pub fn announced(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
         UnderWay { lost: self, write: (ino, offset) }
     }
 
-    fn begin(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
+    pub fn begin(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
         self.announce(ino, offset);
         self.announced(ino, offset)
     }
@@ -79,7 +77,7 @@ impl Lost {
 impl UnderWay<'_> {
     /// Waits for those of the file that lie before this one. Call without a lock, and outside of
     /// the gate.
-    fn wait_for_those_before(&self) {
+    pub fn wait_for_those_before(&self) {
         let (ino, offset) = self.write;
         let mut under_way = self.lost.under_way.lock();
         while under_way.iter().any(|&(of, at)| of == ino && at < offset) {
@@ -96,60 +94,6 @@ impl Drop for UnderWay<'_> {
         }
         drop(under_way);
         self.lost.done.notify_all();
-    }
-}
-
-impl Fs {
-    /// A write out of a cache is on its way: [`Fs::write`] will be called for it, with `announced`,
-    /// whatever comes in between.
-    pub fn announce_cached(&self, ino: Ino, offset: u64) {
-        self.core.lost.announce(ino, offset);
-    }
-
-    /// A write out of a cache.
-    pub(crate) fn write_cached(
-        &self,
-        ino: Ino,
-        offset: u64,
-        data: &[u8],
-        hints: WriteHints,
-    ) -> Result<bool> {
-        let lost = &self.core.lost;
-        let under_way =
-            if hints.announced { lost.announced(ino, offset) } else { lost.begin(ino, offset) };
-        // What hinders it from being known hinders the write.
-        if self.would_leave_a_hole(ino, offset).unwrap_or(false) {
-            under_way.wait_for_those_before();
-        }
-        let taken = self.writable().and_then(|()| {
-            self.patiently(|| {
-                let _inside = self.enter()?;
-                if lost.contains(ino) && offset > self.size_of(ino)? {
-                    return Err(Error::LostBefore(ino));
-                }
-                self.take_cached(ino, offset, data, hints)
-            })
-        });
-        if taken.is_err()
-            && let Ok(_inside) = self.enter()
-        {
-            match self.size_of(ino) {
-                Ok(size) if offset.saturating_add(data.len() as u64) <= size => {}
-                Err(Error::Stale(_)) => {}
-                _ => lost.add(ino),
-            }
-        }
-        taken
-    }
-
-    fn would_leave_a_hole(&self, ino: Ino, offset: u64) -> Result<bool> {
-        let _inside = self.enter()?;
-        Ok(offset > self.size_of(ino)?)
-    }
-
-    /// (Inside the gate.)
-    fn size_of(&self, ino: Ino) -> Result<u64> {
-        Ok(self.inode(ino)?.state.read().attr.size)
     }
 }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use kvdb::Batch;
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
-use crate::dirty::NAME_COST;
+use crate::dirty_queue::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
 use crate::inode::{Inode, State};

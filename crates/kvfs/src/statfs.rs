@@ -1,7 +1,7 @@
 //! The room in the store, as `df` shows it.
 
 use crate::attr::StatFs;
-use crate::dirty::SPACE_MARGIN;
+use crate::dirty_queue::SPACE_MARGIN;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::PAGE;

@@ -50,11 +50,12 @@
 //! as long as the kernel refers to an inode of it (`retired`).
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use env::sync::atomic::AtomicBool;
-use env::sync::{Condvar, Mutex, RwLock};
+use env::sync::{Mutex, RwLock};
 use kvdb::{
     Durability, Isolation, Kvdb, MergeRoutine, Merged, Savepoint, Scope, Transaction,
     TransactionId, TransactionInfo, TransactionOptions,
@@ -66,7 +67,11 @@ use crate::difference::{FileChange, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
 use crate::merge;
-use crate::retired::Retired;
+use crate::ticker::Ticker;
+
+mod retired;
+
+use retired::Retired;
 
 /// Which view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -135,7 +140,7 @@ pub(crate) struct Shared {
     watchers: RwLock<Vec<Weak<dyn Watcher>>>,
     /// Of ended transactions: unlinked, open nowhere, to be removed.
     orphans: Mutex<Vec<Ino>>,
-    keeper: Arc<Keeper>,
+    ticker: Arc<Ticker>,
     pub down: AtomicBool,
 }
 
@@ -155,17 +160,9 @@ pub(crate) struct Entry {
     transaction: Option<Transaction>,
 }
 
-/// What the background thread waits on.
-#[derive(Default)]
-struct Keeper {
-    stop: Mutex<bool>,
-    wake: Condvar,
-}
-
 impl Drop for Shared {
     fn drop(&mut self) {
-        *self.keeper.stop.lock() = true;
-        self.keeper.wake.notify_all();
+        self.ticker.stop();
     }
 }
 
@@ -209,7 +206,7 @@ impl Views {
                 opening: Mutex::default(),
                 watchers: RwLock::default(),
                 orphans: Mutex::default(),
-                keeper: Arc::default(),
+                ticker: Arc::default(),
                 down: AtomicBool::new(false),
             }),
         };
@@ -218,7 +215,7 @@ impl Views {
                 tracing::warn!("transaction {} has no files: {e}", transaction.id);
             }
         }
-        views.start_keeper();
+        views.start_ticker();
         views
     }
 
@@ -617,7 +614,7 @@ impl Views {
     fn remove_orphans(&self, mut orphans: Vec<Ino>) {
         if orphans.len() > ORPHANS_AT_COMMIT && !self.shared.mainline.core.env.inline() {
             self.shared.orphans.lock().append(&mut orphans);
-            self.shared.keeper.wake.notify_all();
+            self.shared.ticker.wake();
         }
         self.remove(&orphans);
     }
@@ -631,28 +628,18 @@ impl Views {
         }
     }
 
-    fn start_keeper(&self) {
+    fn start_ticker(&self) {
         let mainline = &self.shared.mainline.core;
         if mainline.env.inline() || mainline.options.read_only {
             return;
         }
-        let (weak, keeper) = (Arc::downgrade(&self.shared), self.shared.keeper.clone());
         let pause = mainline.options.flush_interval / 2;
-        let run = move || {
-            loop {
-                let mut stop = keeper.stop.lock();
-                if !*stop {
-                    keeper.wake.wait_for(&mut stop, pause);
-                }
-                if *stop {
-                    return;
-                }
-                drop(stop);
-                let Some(shared) = weak.upgrade() else { return };
-                Views { shared }.tick();
-            }
+        let tick = |shared| {
+            Views { shared }.tick();
+            ControlFlow::Continue(())
         };
-        if let Err(e) = env::thread::Builder::new().name("kvfs-views".into()).spawn(run) {
+        let (ticker, owner) = (&self.shared.ticker, Arc::downgrade(&self.shared));
+        if let Err(e) = ticker.start("kvfs-views", pause, owner, tick) {
             tracing::warn!("no thread for the views, idle ones keep their memory: {e}");
         }
     }

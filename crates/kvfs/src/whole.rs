@@ -10,7 +10,7 @@ use env::sync::atomic::Ordering;
 use kvdb::Batch;
 
 use crate::attr::{FileKind, Ino, Timestamp};
-use crate::dirty::NAME_COST;
+use crate::dirty_queue::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;

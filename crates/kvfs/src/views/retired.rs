@@ -10,9 +10,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::{Entry, Views};
 use crate::attr::Ino;
 use crate::fs::Fs;
-use crate::views::{Entry, Views};
 
 /// A view that has ended.
 pub(crate) enum Retired {

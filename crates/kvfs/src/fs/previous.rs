@@ -24,14 +24,14 @@ use std::sync::Arc;
 use env::sync::{Mutex, MutexGuard, RwLock};
 use kvdb::Scope;
 
-use crate::attr::{Ino, WriteHints};
-use crate::error::{Error, Result};
-use crate::fs::{Fs, FsOptions};
+use super::{Fs, FsOptions};
+use crate::attr::Ino;
+use crate::error::Result;
 use crate::numbers::Numbers;
 
 /// The state before a change.
 pub(crate) struct Before {
-    fs: Fs,
+    pub fs: Fs,
     /// The inodes that have changed; `None`: any may have.
     touched: Option<HashSet<Ino>>,
 }
@@ -56,7 +56,7 @@ impl Past {
     }
 
     /// The state before the change that is under way, if it has changed this inode.
-    fn of(&self, ino: Ino) -> Option<Arc<Before>> {
+    pub fn of(&self, ino: Ino) -> Option<Arc<Before>> {
         let before = self.before.read();
         before
             .as_ref()
@@ -96,79 +96,5 @@ impl Fs {
             options,
         );
         Ok(Before { fs, touched })
-    }
-
-    /// Whether the change that is being told has changed the size of a file.
-    pub fn is_resized(&self, ino: Ino) -> bool {
-        let Some(before) = self.core.past.of(ino) else { return false };
-        let size = |fs: &Fs| fs.getattr(ino).ok().map(|attr| attr.size);
-        size(&before.fs) != size(self)
-    }
-
-    /// Writes to the end of a file, wherever whoever writes believes that to be. (Inside the gate.)
-    pub(crate) fn append(&self, ino: Ino, data: &[u8], hints: WriteHints) -> Result<bool> {
-        let end = self.attr_of(ino)?.size;
-        self.write_inside(ino, end, data, hints)
-    }
-
-    /// Takes what a cache had of a file since before. (Inside the gate.)
-    pub(crate) fn take_cached(
-        &self,
-        ino: Ino,
-        offset: u64,
-        data: &[u8],
-        hints: WriteHints,
-    ) -> Result<bool> {
-        let Some(before) = self.core.past.of(ino) else {
-            return self.write_inside(ino, offset, data, hints);
-        };
-        let old = match before.fs.read(
-            ino,
-            offset,
-            u32::try_from(data.len()).map_err(|_| Error::TooLarge)?,
-        ) {
-            // It was not there, so there was nothing to read of it.
-            Err(Error::Stale(_)) => return self.write_inside(ino, offset, data, hints),
-            old => old?,
-        };
-        let mut dropped = false;
-        for (from, to) in differing(&old, data) {
-            dropped |= self.write_inside(ino, offset + from as u64, &data[from..to], hints)?;
-        }
-        if old.len() < data.len() {
-            // A program has written behind the old end. What it wrote there, or skipped, may be
-            // zeros.
-            self.extend_inside(ino, offset + data.len() as u64)?;
-        }
-        Ok(dropped)
-    }
-}
-
-/// The ranges of `new` that differ from `old`, which goes on with zeros.
-fn differing(old: &[u8], new: &[u8]) -> Vec<(usize, usize)> {
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for (at, byte) in new.iter().enumerate() {
-        if *byte == old.get(at).copied().unwrap_or(0) {
-            continue;
-        }
-        match ranges.last_mut() {
-            Some((_, to)) if *to == at => *to += 1,
-            _ => ranges.push((at, at + 1)),
-        }
-    }
-    ranges
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_differs_is_taken() {
-        assert_eq!(differing(b"abcdef", b"abcdef"), []);
-        assert_eq!(differing(b"abcdef", b"Xbcdef"), [(0, 1)]);
-        assert_eq!(differing(b"abcdef", b"abXXeX"), [(2, 4), (5, 6)]);
-        assert_eq!(differing(b"ab", b"ab\0\0c"), [(4, 5)], "behind the old end there were zeros");
-        assert_eq!(differing(b"abc", b"ab"), [], "what is shorter says nothing of the rest");
     }
 }

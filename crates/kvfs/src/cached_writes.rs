@@ -1,0 +1,134 @@
+//! Writes out of a kernel's cache: whole pages, of which the cache may have read a part before the
+//! view became another one (`fs::previous`), and which may come after others were refused (`lost`).
+
+use crate::attr::{Ino, WriteHints};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+
+impl Fs {
+    /// A write out of a cache is on its way: [`Fs::write`] will be called for it, with `announced`,
+    /// whatever comes in between.
+    pub fn announce_cached(&self, ino: Ino, offset: u64) {
+        self.core.lost.announce(ino, offset);
+    }
+
+    /// A write out of a cache.
+    pub(crate) fn write_cached(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<bool> {
+        let lost = &self.core.lost;
+        let under_way =
+            if hints.announced { lost.announced(ino, offset) } else { lost.begin(ino, offset) };
+        // What hinders it from being known hinders the write.
+        if self.would_leave_a_hole(ino, offset).unwrap_or(false) {
+            under_way.wait_for_those_before();
+        }
+        let taken = self.writable().and_then(|()| {
+            self.patiently(|| {
+                let _inside = self.enter()?;
+                if lost.contains(ino) && offset > self.size_of(ino)? {
+                    return Err(Error::LostBefore(ino));
+                }
+                self.take_cached(ino, offset, data, hints)
+            })
+        });
+        if taken.is_err()
+            && let Ok(_inside) = self.enter()
+        {
+            match self.size_of(ino) {
+                Ok(size) if offset.saturating_add(data.len() as u64) <= size => {}
+                Err(Error::Stale(_)) => {}
+                _ => lost.add(ino),
+            }
+        }
+        taken
+    }
+
+    fn would_leave_a_hole(&self, ino: Ino, offset: u64) -> Result<bool> {
+        let _inside = self.enter()?;
+        Ok(offset > self.size_of(ino)?)
+    }
+
+    /// (Inside the gate.)
+    fn size_of(&self, ino: Ino) -> Result<u64> {
+        Ok(self.inode(ino)?.state.read().attr.size)
+    }
+
+    /// Whether the change that is being told has changed the size of a file.
+    pub fn is_resized(&self, ino: Ino) -> bool {
+        let Some(before) = self.core.past.of(ino) else { return false };
+        let size = |fs: &Fs| fs.getattr(ino).ok().map(|attr| attr.size);
+        size(&before.fs) != size(self)
+    }
+
+    /// Writes to the end of a file, wherever whoever writes believes that to be. (Inside the gate.)
+    pub(crate) fn append(&self, ino: Ino, data: &[u8], hints: WriteHints) -> Result<bool> {
+        let end = self.attr_of(ino)?.size;
+        self.write_inside(ino, end, data, hints)
+    }
+
+    /// Takes what a cache had of a file since before. (Inside the gate.)
+    pub(crate) fn take_cached(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<bool> {
+        let Some(before) = self.core.past.of(ino) else {
+            return self.write_inside(ino, offset, data, hints);
+        };
+        let old = match before.fs.read(
+            ino,
+            offset,
+            u32::try_from(data.len()).map_err(|_| Error::TooLarge)?,
+        ) {
+            // It was not there, so there was nothing to read of it.
+            Err(Error::Stale(_)) => return self.write_inside(ino, offset, data, hints),
+            old => old?,
+        };
+        let mut dropped = false;
+        for (from, to) in differing(&old, data) {
+            dropped |= self.write_inside(ino, offset + from as u64, &data[from..to], hints)?;
+        }
+        if old.len() < data.len() {
+            // A program has written behind the old end. What it wrote there, or skipped, may be
+            // zeros.
+            self.extend_inside(ino, offset + data.len() as u64)?;
+        }
+        Ok(dropped)
+    }
+}
+
+/// The ranges of `new` that differ from `old`, which goes on with zeros.
+fn differing(old: &[u8], new: &[u8]) -> Vec<(usize, usize)> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for (at, byte) in new.iter().enumerate() {
+        if *byte == old.get(at).copied().unwrap_or(0) {
+            continue;
+        }
+        match ranges.last_mut() {
+            Some((_, to)) if *to == at => *to += 1,
+            _ => ranges.push((at, at + 1)),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_taken() {
+        assert_eq!(differing(b"abcdef", b"abcdef"), []);
+        assert_eq!(differing(b"abcdef", b"Xbcdef"), [(0, 1)]);
+        assert_eq!(differing(b"abcdef", b"abXXeX"), [(2, 4), (5, 6)]);
+        assert_eq!(differing(b"ab", b"ab\0\0c"), [(4, 5)], "behind the old end there were zeros");
+        assert_eq!(differing(b"abc", b"ab"), [], "what is shorter says nothing of the rest");
+    }
+}
