@@ -45,7 +45,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvfs::{Fs, Touched, View, Views, Wait, Watcher};
+use kvfs::{ChangeSet, Fs, View, Views, Wait, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{Timespec, Timestamps};
 
@@ -214,7 +214,7 @@ impl Watcher for KernelNotifier {
         }
     }
 
-    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>) {
+    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&ChangeSet>) {
         let mut invalidations = Invalidations::default();
         if let Some(touched) = touched {
             invalidations.of(0, &self.mainline, touched);
@@ -296,7 +296,7 @@ impl Watcher for KernelNotifier {
         self.drop_all();
     }
 
-    fn changed(&self, number: u16, fs: &Fs, touched: &Touched) {
+    fn changed(&self, number: u16, fs: &Fs, touched: &ChangeSet) {
         let mut invalidations = Invalidations::default();
         invalidations.of(number, fs, touched);
         self.spread(&invalidations);
@@ -305,7 +305,7 @@ impl Watcher for KernelNotifier {
 
 impl Invalidations {
     /// What of a view has changed that the kernel knows.
-    fn of(&mut self, number: u16, fs: &Fs, touched: &Touched) {
+    fn of(&mut self, number: u16, fs: &Fs, touched: &ChangeSet) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
         let wire = |ino| wire_ino::of(number, ino);
         self.names.extend(

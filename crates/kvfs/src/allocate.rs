@@ -33,8 +33,8 @@ impl Fs {
         hints: WriteHints,
     ) -> Result<Written> {
         self.writable()?;
-        let lost_privileges = self.patiently(|| {
-            let _inside = self.enter()?;
+        let lost_privileges = self.retry_on_lock(|| {
+            let _call = self.enter()?;
             self.allocate_inside(ino, how, offset, len, hints)
         })?;
         Ok(Written { bytes: len, lost_privileges })
@@ -210,7 +210,7 @@ impl Fs {
     /// The first offset at or after `offset` that is data or hole; the end of the file is a hole.
     /// ENXIO when there is none.
     pub fn seek(&self, ino: Ino, offset: u64, whence: Whence) -> Result<u64> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -305,7 +305,7 @@ impl Fs {
         if from == to && from_offset.abs_diff(to_offset) < len {
             return Err(Error::Invalid("overlapping ranges of one file"));
         }
-        self.patiently(|| self.copy_once((from, from_offset), (to, to_offset), len, hints))
+        self.retry_on_lock(|| self.copy_once((from, from_offset), (to, to_offset), len, hints))
     }
 
     fn copy_once(
@@ -315,7 +315,7 @@ impl Fs {
         len: u64,
         hints: WriteHints,
     ) -> Result<Written> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let source = self.inode(from)?;
         // What a copy within one file adds to it is not copied as well.
         let len = match source.state.read() {
@@ -324,7 +324,7 @@ impl Fs {
             }
             _ => len,
         };
-        let shared = self.share_pages((from, from_offset), (to, to_offset), len, hints)?;
+        let shared = self.reflink_pages((from, from_offset), (to, to_offset), len, hints)?;
         let Written { bytes: mut copied, mut lost_privileges } = shared;
         while copied < len && copied < COPY_MAX {
             let (at, want) = (from_offset.saturating_add(copied), (len - copied).min(COPY_STEP));
@@ -364,7 +364,7 @@ impl Fs {
                     copied += n;
                 }
                 Piece::Data(data) => {
-                    match self.write_inside(to, target, &data, hints) {
+                    match self.write_in_call(to, target, &data, hints) {
                         Ok(lost) => lost_privileges |= lost,
                         Err(e) if copied == 0 => return Err(e),
                         Err(_) => break,

@@ -14,11 +14,11 @@ pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 impl Fs {
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         self.attr_of(ino)
     }
 
-    /// `getattr` for a call that is inside the gate.
+    /// `getattr` for a call that has entered the view.
     pub(crate) fn attr_of(&self, ino: Ino) -> Result<Attr> {
         let inode = self.inode(ino)?;
         {
@@ -44,11 +44,11 @@ impl Fs {
     /// does if `kill_suid` says so.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
-        self.patiently(|| self.setattr_once(ino, set))
+        self.retry_on_lock(|| self.setattr_once(ino, set))
     }
 
     fn setattr_once(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
         let now = self.now();

@@ -28,8 +28,8 @@ impl Fs {
             under_way.wait_for_those_before();
         }
         let taken = self.writable().and_then(|()| {
-            self.patiently(|| {
-                let _inside = self.enter()?;
+            self.retry_on_lock(|| {
+                let _call = self.enter()?;
                 if lost.contains(ino) && offset > self.size_of(ino)? {
                     return Err(Error::LostBefore(ino));
                 }
@@ -37,7 +37,7 @@ impl Fs {
             })
         });
         if taken.is_err()
-            && let Ok(_inside) = self.enter()
+            && let Ok(_call) = self.enter()
         {
             match self.size_of(ino) {
                 Ok(size) if offset.saturating_add(data.len() as u64) <= size => {}
@@ -49,11 +49,11 @@ impl Fs {
     }
 
     fn would_leave_a_hole(&self, ino: Ino, offset: u64) -> Result<bool> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         Ok(offset > self.size_of(ino)?)
     }
 
-    /// (Inside the gate.)
+    /// (Under the freeze lock.)
     fn size_of(&self, ino: Ino) -> Result<u64> {
         Ok(self.inode(ino)?.state.read().attr.size)
     }
@@ -65,13 +65,14 @@ impl Fs {
         size(&before.fs) != size(self)
     }
 
-    /// Writes to the end of a file, wherever whoever writes believes that to be. (Inside the gate.)
+    /// Writes to the end of a file, wherever the writer believes that to be. (Under the freeze
+    /// lock.)
     pub(crate) fn append(&self, ino: Ino, data: &[u8], hints: WriteHints) -> Result<bool> {
         let end = self.attr_of(ino)?.size;
-        self.write_inside(ino, end, data, hints)
+        self.write_in_call(ino, end, data, hints)
     }
 
-    /// Takes what a cache had of a file since before. (Inside the gate.)
+    /// Takes what a cache had of a file since before. (Under the freeze lock.)
     pub(crate) fn take_cached(
         &self,
         ino: Ino,
@@ -80,7 +81,7 @@ impl Fs {
         hints: WriteHints,
     ) -> Result<bool> {
         let Some(before) = self.core.past.of(ino) else {
-            return self.write_inside(ino, offset, data, hints);
+            return self.write_in_call(ino, offset, data, hints);
         };
         let old = match before.fs.read(
             ino,
@@ -88,17 +89,17 @@ impl Fs {
             u32::try_from(data.len()).map_err(|_| Error::TooLarge)?,
         ) {
             // It was not there, so there was nothing to read of it.
-            Err(Error::Stale(_)) => return self.write_inside(ino, offset, data, hints),
+            Err(Error::Stale(_)) => return self.write_in_call(ino, offset, data, hints),
             old => old?,
         };
         let mut dropped = false;
         for (from, to) in differing(&old, data) {
-            dropped |= self.write_inside(ino, offset + from as u64, &data[from..to], hints)?;
+            dropped |= self.write_in_call(ino, offset + from as u64, &data[from..to], hints)?;
         }
         if old.len() < data.len() {
             // A program has written behind the old end. What it wrote there, or skipped, may be
             // zeros.
-            self.extend_inside(ino, offset + data.len() as u64)?;
+            self.extend_in_call(ino, offset + data.len() as u64)?;
         }
         Ok(dropped)
     }

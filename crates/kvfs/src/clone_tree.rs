@@ -21,13 +21,13 @@ use kvdb::{
     Batch, Bulk, BulkRun, DictionaryId, Scope, StoredTuple, Transaction, TransactionOptions,
 };
 
-use crate::absorb::Touched;
+use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::below::{Locked, Tree, for_each_of};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
-use crate::names::{add_entry, check_name};
+use crate::namespace::{add_entry, check_name};
 use crate::views::{View, Views, Wait};
 
 /// Changes that are made together.
@@ -55,11 +55,11 @@ impl Fs {
     pub fn clone_tree(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
         self.writable()?;
         check_name(name)?;
-        self.patiently(|| self.clone_tree_once(from, parent, name))
+        self.retry_on_lock(|| self.clone_tree_once(from, parent, name))
     }
 
     fn clone_tree_once(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
         }
@@ -150,10 +150,10 @@ impl Views {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let (from, parent) = (fs.resolve(from)?.ino, fs.resolve(parent)?.ino);
         let stats = fs.clone_tree(from, parent, name)?;
-        let touched = Touched {
+        let touched = ChangeSet {
             names: vec![(parent, name.into(), false)],
             inodes: vec![(parent, false)],
-            ..Touched::default()
+            ..ChangeSet::default()
         };
         self.tell(|watcher| watcher.changed(number, &fs, &touched));
         Ok(stats)

@@ -63,7 +63,7 @@ impl Fs {
 
     /// Reads of a file, with what that does to its access time.
     fn reading<T>(&self, ino: Ino, read: impl FnOnce(&State) -> Result<T>) -> Result<T> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -85,7 +85,7 @@ impl Fs {
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         match state.attr.kind {
@@ -241,21 +241,21 @@ impl Fs {
             self.write_cached(ino, offset, data, hints)?
         } else {
             self.writable()?;
-            self.patiently(|| {
-                let _inside = self.enter()?;
+            self.retry_on_lock(|| {
+                let _call = self.enter()?;
                 if hints.append {
                     self.append(ino, data, hints)
                 } else {
-                    self.write_inside(ino, offset, data, hints)
+                    self.write_in_call(ino, offset, data, hints)
                 }
             })?
         };
         Ok(Written { bytes: data.len() as u64, lost_privileges })
     }
 
-    /// `write` for a call that is inside the gate. Gives whether the file has lost set-uid or
+    /// `write` for a call that has entered the view. Gives whether the file has lost set-uid or
     /// set-gid bits.
-    pub(crate) fn write_inside(
+    pub(crate) fn write_in_call(
         &self,
         ino: Ino,
         offset: u64,
@@ -284,12 +284,12 @@ impl Fs {
         self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         self.commit_if_large(&inode, &mut state);
         drop(state);
-        self.relieve();
+        self.throttle_writer();
         Ok(lost_privileges)
     }
 
-    /// Makes a file at least this long. (Inside the gate.)
-    pub(crate) fn extend_inside(&self, ino: Ino, size: u64) -> Result<()> {
+    /// Makes a file at least this long. (Under the freeze lock.)
+    pub(crate) fn extend_in_call(&self, ino: Ino, size: u64) -> Result<()> {
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
         if state.attr.kind == FileKind::File && state.attr.size < size {

@@ -41,7 +41,7 @@ impl Fs {
         plus: bool,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let dir = self.inode(ino)?;
         let (parent, unlinked) = {
             let state = dir.state.read();

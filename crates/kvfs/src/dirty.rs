@@ -64,8 +64,8 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        // Outside of the gate: whoever wants the view to himself need not wait for the disk.
-        match self.patiently(|| self.commit_before_sync(ino, usize::MAX))? {
+        // Outside of the freeze lock: whoever wants the view to himself need not wait for the disk.
+        match self.retry_on_lock(|| self.commit_before_sync(ino, usize::MAX))? {
             FSync::Done => Ok(()),
             FSync::WithNext | FSync::Alone => Ok(self.core.scope.sync()?),
         }
@@ -94,8 +94,8 @@ impl Fs {
     }
 
     fn commit_before_sync(&self, ino: Ino, most: usize) -> Result<FSync> {
-        let _inside = self.enter()?;
-        let Some(inode) = self.core.table.get(ino) else { return Ok(FSync::WithNext) };
+        let _call = self.enter()?;
+        let Some(inode) = self.core.inode_cache.get(ino) else { return Ok(FSync::WithNext) };
         let mut state = inode.state.write();
         match () {
             // Nobody can find it after a crash.
@@ -116,8 +116,8 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let flushed = self.patiently(|| {
-            let _inside = self.enter()?;
+        let flushed = self.retry_on_lock(|| {
+            let _call = self.enter()?;
             self.flush_older_than(Duration::MAX)
         });
         self.core.scope.sync().map_err(|e| Error::from(e).of_sync())?;
@@ -132,8 +132,7 @@ impl Fs {
         }
         let now = self.core.env.monotonic();
         let limit = now.saturating_sub(self.core.options.flush_interval / 2);
-        let flushed =
-            self.enter().and_then(|_inside| kvdb::at_once(|| self.flush_older_than(limit)));
+        let flushed = self.enter().and_then(|_call| kvdb::at_once(|| self.flush_older_than(limit)));
         self.core.scope.sync()?;
         flushed
     }
@@ -141,7 +140,7 @@ impl Fs {
     /// Goes through the queue once, in groups: files of middling size together fill a batch that
     /// the store writes straight to its place, while one of them alone would go through the journal
     /// and be written twice. An inode that cannot be committed stays dirty and does not stop the
-    /// others. (Inside the gate.)
+    /// others. (Under the freeze lock.)
     pub(crate) fn flush_older_than(&self, limit: Duration) -> Result<()> {
         let mut rounds = usize::MAX;
         let mut result = Ok(());
@@ -159,7 +158,7 @@ impl Fs {
                 result = Err(e);
             }
         }
-        self.core.table.trim();
+        self.core.inode_cache.trim();
         result
     }
 
@@ -254,7 +253,7 @@ impl Fs {
     }
 
     /// The writer's share of the work: commits this file if it holds much, and has the caller call
-    /// `relieve` afterwards.
+    /// `throttle_writer` afterwards.
     pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut State) {
         if state.charged >= FILE_LIMIT.min(self.core.options.write_buffer / 2) {
             self.commit_or_warn(inode, state);
@@ -262,7 +261,7 @@ impl Fs {
     }
 
     /// Commits the longest waiting inodes until the buffer has room. Call without a lock.
-    pub(crate) fn relieve(&self) {
+    pub(crate) fn throttle_writer(&self) {
         let mut rounds = None;
         while self.core.dirty.bytes() > self.core.options.write_buffer {
             let _flushing = self.core.dirty.flushing.lock();

@@ -13,12 +13,12 @@ use kvdb::{Batch, Durability, Kvdb, Scope, View};
 use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
-use crate::gate::{Gate, Inside};
+use crate::freeze_lock::{CallGuard, FreezeLock};
 use crate::inode::{Inode, State};
+use crate::inode_allocator::{INO_LIMIT, InodeAllocator};
+use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::lost::Lost;
-use crate::numbers::{INO_LIMIT, Numbers};
-use crate::table::Table;
 use crate::ticker::Ticker;
 
 pub(crate) mod previous;
@@ -102,10 +102,10 @@ pub(crate) struct Core {
     pub env: Arc<dyn Env>,
     pub layout: Layout,
     pub options: FsOptions,
-    pub table: Table,
-    pub gate: Gate,
+    pub inode_cache: InodeCache,
+    pub freeze_lock: FreezeLock,
     pub past: Past,
-    pub numbers: Numbers,
+    pub inode_allocator: InodeAllocator,
     /// Held by every operation that locks more than one directory; see `inode`.
     pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
@@ -181,7 +181,7 @@ impl Fs {
         // And one that cannot go on now has given some that nothing shows.
         let noted = noted(&db.view(), &layout)?;
         let next = next.max(kept + 1).max(taken + 1).max(noted.unwrap_or(0));
-        let numbers = Numbers::from(next);
+        let numbers = InodeAllocator::from(next);
         numbers.are_noted_below(noted.unwrap_or(0));
         let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, numbers, options);
         // So that it is known from the start whether it is nearly full.
@@ -203,13 +203,13 @@ impl Fs {
     pub(crate) fn view(&self, scope: Scope, options: FsOptions) -> Fs {
         let core = &self.core;
         let (db, env, numbers) =
-            (core.db.clone(), core.env.clone(), core.numbers.for_transaction());
+            (core.db.clone(), core.env.clone(), core.inode_allocator.for_transaction());
         Fs::over(Some(self.clone()), db, scope, env, core.layout, core.hash_key, numbers, options)
     }
 
     /// Removes what unlinked files have left that nobody has open. (None is.)
     pub(crate) fn empty_orphans(&self) -> Result<usize> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         empty_orphans(&self.core.db, &self.core.layout)
     }
 
@@ -219,7 +219,7 @@ impl Fs {
         env: Arc<dyn Env>,
         layout: Layout,
         hash_key: [u8; 16],
-        numbers: Numbers,
+        numbers: InodeAllocator,
         options: FsOptions,
     ) -> Fs {
         Fs::over(None, db, scope, env, layout, hash_key, numbers, options)
@@ -233,10 +233,10 @@ impl Fs {
         env: Arc<dyn Env>,
         layout: Layout,
         hash_key: [u8; 16],
-        numbers: Numbers,
+        numbers: InodeAllocator,
         options: FsOptions,
     ) -> Fs {
-        let table = Table::new(options.inode_memory);
+        let inode_cache = InodeCache::new(options.inode_memory);
         let dirty = DirtyQueue::new(db.promised_space());
         let core = Core {
             db,
@@ -244,11 +244,11 @@ impl Fs {
             mainline,
             env,
             layout,
-            table,
+            inode_cache,
             options,
-            gate: Gate::default(),
+            freeze_lock: FreezeLock::default(),
             past: Past::default(),
-            numbers,
+            inode_allocator: numbers,
             tree: Mutex::new(()),
             dirty,
             lost: Lost::default(),
@@ -303,13 +303,13 @@ impl Fs {
         let c = &self.core.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Statistics {
-            inodes: self.core.table.len() as u64,
+            inodes: self.core.inode_cache.len() as u64,
             dirty_bytes: self.core.dirty.bytes() as u64,
             commits: get(&c.commits),
             pages_written: get(&c.pages_written),
             bytes_written: get(&c.bytes_written),
             bytes_read: get(&c.bytes_read),
-            next_ino: self.core.numbers.next(),
+            next_ino: self.core.inode_allocator.next(),
         }
     }
 
@@ -359,9 +359,9 @@ impl Fs {
     // --- what every call begins with
     // --------------------------------------------------------------------------------
 
-    /// Through the gate. ESTALE when the view is over.
-    pub(crate) fn enter(&self) -> Result<Inside<'_>> {
-        self.core.gate.enter()
+    /// Takes the freeze lock for a call. ESTALE when the view is over.
+    pub(crate) fn enter(&self) -> Result<CallGuard<'_>> {
+        self.core.freeze_lock.enter()
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -379,14 +379,14 @@ impl Fs {
     }
 
     pub(crate) fn new_ino(&self) -> Result<Ino> {
-        let ino = self.core.numbers.take();
+        let ino = self.core.inode_allocator.take();
         self.note_numbers_below(ino.saturating_add(1))?;
         Ok(ino)
     }
 
     /// So many numbers, one behind the other.
     pub(crate) fn new_inos(&self, count: u64) -> Result<Range<Ino>> {
-        let inos = self.core.numbers.take_together(count);
+        let inos = self.core.inode_allocator.take_together(count);
         self.note_numbers_below(inos.end)?;
         Ok(inos)
     }
@@ -394,13 +394,13 @@ impl Fs {
     /// In the journal the note comes before whatever is made with such a number, in a durable
     /// transaction, too.
     fn note_numbers_below(&self, end: Ino) -> Result<()> {
-        if self.core.numbers.is_noted(end) {
+        if self.core.inode_allocator.is_noted(end) {
             return Ok(());
         }
         // A rollback, which takes the note back, comes before this or behind it. (A call of the
         // mainline is inside.)
-        let _inside = self.core.mainline.as_ref().map(Fs::enter).transpose()?;
-        self.core.numbers.note(end, |bound| {
+        let _call = self.core.mainline.as_ref().map(Fs::enter).transpose()?;
+        self.core.inode_allocator.note(end, |bound| {
             let mut batch = Batch::new();
             batch.put(
                 self.core.layout.imap,
@@ -413,7 +413,7 @@ impl Fs {
 
     /// The inode in memory, loaded if need be.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
-        self.core.table.get_or_load(ino, Error::Stale(ino), || {
+        self.core.inode_cache.get_or_load(ino, Error::Stale(ino), || {
             if ino == 0 {
                 return Err(Error::Stale(ino));
             }
@@ -457,7 +457,7 @@ impl Fs {
         }
     }
 
-    /// (Inside the gate. On the mainline it does not wait for a lock there: see `locks`.)
+    /// (Under the freeze lock. On the mainline it does not wait for a lock there: see `locks`.)
     pub(crate) fn commit(&self, batch: Batch) -> Result<()> {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
         let commit = || self.core.scope.commit(batch, Durability::Buffered);

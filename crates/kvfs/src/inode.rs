@@ -2,7 +2,7 @@
 //!
 //! Order of locks (each may be taken while holding those before it, never the other way):
 //!
-//! -  the gate (`gate`);
+//! -  the freeze lock (`freeze_lock`);
 //! 0. the flushing lock (`DirtyQueue`), of those who commit what others left dirty;
 //! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so
 //!    that directories need no order among themselves;

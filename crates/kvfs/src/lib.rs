@@ -4,8 +4,8 @@
 //! nothing else. Permission checks are left to the kernel. How things are stored is the business of
 //! the `layout` module alone, and described in `docs/format.md`.
 
-mod absorb;
 mod allocate;
+mod apply_commit;
 mod attr;
 mod attributes;
 mod below;
@@ -18,27 +18,27 @@ mod directory;
 mod dirty;
 mod dirty_queue;
 mod error;
+mod freeze_lock;
 mod fs;
-mod gate;
 mod going_down;
 mod inode;
+mod inode_allocator;
+mod inode_cache;
 mod layout;
 mod listing;
 mod locks;
 mod lost;
 mod merge;
-mod names;
-mod numbers;
+mod namespace;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
+mod reflink;
 mod remove_tree;
 mod rename;
 mod repair;
 mod salvage;
-mod share;
 mod snapshots;
 mod statfs;
-mod table;
 mod ticker;
 mod verify;
 mod views;
@@ -46,7 +46,7 @@ mod walk;
 mod whole;
 mod xattr;
 
-pub use absorb::Touched;
+pub use apply_commit::ChangeSet;
 pub use attr::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr,
     StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,

@@ -1,7 +1,7 @@
 //! Where serializable transactions meet the file system.
 //!
 //! **The mainline keeps clear of them.** A call that would commit what a transaction has locked
-//! must wait for its end; but not with inodes locked and inside the gate, which that very end has
+//! must wait for its end; but not with inodes locked and under the freeze lock, which that end has
 //! to close. So on the mainline a commit fails at once where it would have to wait, the call lets
 //! go of everything, waits a little and is made again.
 //!
@@ -52,7 +52,7 @@ pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
 impl Fs {
     /// Makes a call that may change something. In a transaction the database waits for locks, which
     /// are taken one by one and kept.
-    pub(crate) fn patiently<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn retry_on_lock<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         match &self.core.scope {
             Scope::Mainline(_) if !self.core.env.inline() => again(call),
             // Nobody could end the transaction meanwhile.
@@ -128,8 +128,8 @@ impl Fs {
     /// this.
     pub(crate) fn settle_in_mainline(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
         let Some(mainline) = &self.core.mainline else { return Ok(()) };
-        let _inside = mainline.enter()?;
-        let Some(inode) = mainline.core.table.get(ino) else { return Ok(()) };
+        let _call = mainline.enter()?;
+        let Some(inode) = mainline.core.inode_cache.get(ino) else { return Ok(()) };
         let mut state = inode.state.write();
         if !state.dirty || state.attr.nlink == 0 {
             return Ok(());

@@ -75,8 +75,8 @@ impl Lost {
 }
 
 impl UnderWay<'_> {
-    /// Waits for those of the file that lie before this one. Call without a lock, and outside of
-    /// the gate.
+    /// Waits for those of the file that lie before this one. Call without a lock, also without the
+    /// freeze lock.
     pub fn wait_for_those_before(&self) {
         let (ino, offset) = self.write;
         let mut under_way = self.lost.under_way.lock();

@@ -9,10 +9,10 @@
 //! - What somebody has open lives on in memory without a name, as after an unlink. What the store
 //!   has of its content stays under an orphan record until it is closed.
 //! - A transaction must say name by name what it removes of that which it has not made itself: its
-//!   commit tells others by that (`absorb`). Whether content can go is the mainline's to decide
-//!   then, so it leaves orphan records.
+//!   commit tells others by that (`apply_commit`). Whether content can go is then the mainline's
+//!   decision, so it leaves orphan records.
 //!
-//! The gate is closed meanwhile, so that nobody makes anything in a directory that is being
+//! The view is frozen meanwhile, so that nobody makes anything in a directory that is being
 //! removed: a microsecond or so for each name. Sixty bytes of memory for each name are taken, and
 //! more than [`crate::below::MOST_NAMES`] are refused.
 
@@ -21,14 +21,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, Durability, Scope, Transaction, TransactionOptions};
 
-use crate::absorb::Touched;
+use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::below::{Locked, Node, Tree, for_each_of};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout::{self, Attributes, Body, Layout, XattrValue, Xattrs};
-use crate::names::check_name;
+use crate::namespace::check_name;
 use crate::views::{View, Views};
 
 /// Bytes of changes that are committed as they are; more of them go through a transaction, which
@@ -54,20 +54,20 @@ impl Fs {
     }
 
     /// The same; gives what a kernel may have to be told as well.
-    fn remove_and_list(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, Touched)> {
+    fn remove_and_list(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, ChangeSet)> {
         self.writable()?;
         match name {
             b"." => return Err(Error::Invalid("removing `.`")),
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        self.patiently(|| self.remove_once(parent, name))
+        self.retry_on_lock(|| self.remove_once(parent, name))
     }
 
-    fn remove_once(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, Touched)> {
+    fn remove_once(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, ChangeSet)> {
         if let Some(transaction) = self.locking() {
             // What it must wait for it waits for while others work in the view.
-            let _inside = self.enter()?;
+            let _call = self.enter()?;
             let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
             match kind {
                 FileKind::Dir => drop(self.tree_below(ino, Some(transaction), Locked::ToRemove)?),
@@ -75,8 +75,8 @@ impl Fs {
             }
             drop(self.lock_dir(&*self.inode(parent)?)?);
         }
-        let closed = self.core.gate.close();
-        if closed.ended() {
+        let frozen = self.core.freeze_lock.freeze();
+        if frozen.ended() {
             return Err(Error::Stale(ROOT));
         }
         let dir = self.inode(parent)?;
@@ -189,7 +189,7 @@ struct Removal<'a> {
     /// In memory, and with names elsewhere.
     linked: Vec<(Arc<Inode>, Attributes)>,
     stats: RemoveStats,
-    touched: Touched,
+    touched: ChangeSet,
 }
 
 /// A node as it is stored.
@@ -217,7 +217,7 @@ impl<'a> Removal<'a> {
             idle: Vec::new(),
             linked: Vec::new(),
             stats: RemoveStats::default(),
-            touched: Touched::default(),
+            touched: ChangeSet::default(),
         }
     }
 
@@ -270,10 +270,11 @@ impl<'a> Removal<'a> {
     fn node(&mut self, tree: &Tree, node: Node, stored: Stored<'_>) -> Result<()> {
         let (fs, ino) = (self.fs, node.ino);
         // What is left behind by a rollback is another inode under this number.
-        let referenced = fs.core.table.references(ino) > 0 && fs.core.table.stranded(ino).is_none();
+        let referenced =
+            fs.core.inode_cache.references(ino) > 0 && fs.core.inode_cache.stranded(ino).is_none();
         let known = match referenced {
             true => Some(fs.inode(ino)?),
-            false => fs.core.table.get(ino),
+            false => fs.core.inode_cache.get(ino),
         };
         if node.dir {
             self.stats.directories += 1;
@@ -422,7 +423,7 @@ impl<'a> Removal<'a> {
         let private =
             match &mut self.private {
                 Some(private) => private,
-                // The gate is closed: nobody changes what is changed here.
+                // The view is frozen: nobody changes what is changed here.
                 none => none.insert(db.begin_with(TransactionOptions {
                     check_conflicts: false,
                     ..Default::default()
@@ -452,7 +453,7 @@ impl<'a> Removal<'a> {
         }
         for inode in self.idle.drain(..) {
             self.fs.discard(&mut inode.state.write());
-            self.fs.core.table.remove(&inode);
+            self.fs.core.inode_cache.remove(&inode);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Inode, State};
 use crate::layout::{self, Attributes, Body};
-use crate::names::check_name;
+use crate::namespace::check_name;
 
 /// An entry and its inode.
 struct Entry {
@@ -46,7 +46,7 @@ impl Fs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Error::Invalid("an exchange cannot be combined with other flags"));
         }
-        self.patiently(|| self.rename_once((parent, name), (new_parent, new_name), flags))
+        self.retry_on_lock(|| self.rename_once((parent, name), (new_parent, new_name), flags))
     }
 
     fn rename_once(
@@ -55,7 +55,7 @@ impl Fs {
         (new_parent, new_name): (Ino, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let _tree = self.core.tree.lock();
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
         let mut dir_state = self.lock_dir(&dir)?;

@@ -15,8 +15,8 @@ use kvdb::{Batch, Kvdb, RepairReport, View};
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::{largest_ino, largest_kept, largest_taken, noted};
+use crate::inode_allocator::INO_LIMIT;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, PAGE, Super, XattrValue, Xattrs};
-use crate::numbers::INO_LIMIT;
 use crate::verify::Finding;
 
 /// What a repair did.

@@ -148,7 +148,7 @@ impl Views {
         self.write_back(Wait::ButForLocks)?;
         let mainline = &self.shared.mainline;
         {
-            let _inside = mainline.enter()?;
+            let _call = mainline.enter()?;
             mainline.flush_what_is_free()?;
         }
         self.shutdown()?;
@@ -207,7 +207,7 @@ impl Views {
     fn close(&self, view: &View) {
         match self.entry(view) {
             Some(entry) => {
-                entry.fs.core.gate.close().end();
+                entry.fs.core.freeze_lock.freeze().end();
                 self.over(&entry, None);
             }
             // Nobody has it open, but it may have been listed.
@@ -233,7 +233,7 @@ impl Fs {
             env,
             layout,
             hash_key,
-            crate::numbers::Numbers::from(u64::MAX >> 16),
+            crate::inode_allocator::InodeAllocator::from(u64::MAX >> 16),
             options,
         ))
     }

@@ -25,19 +25,19 @@
 //!
 //! **Beginning.** What was written to the mainline before is in what the transaction sees: the
 //! kernel is asked to hand over what it holds ([`Watcher::write_back`]) and what waits in memory is
-//! committed. The mainline's gate is closed for the moment of the beginning, so that what the
+//! committed. The mainline is frozen for the moment of the beginning, so that what the
 //! transaction sees of files and keys is one state that was; the same goes for a snapshot.
 //!
 //! **Ending.** In this order, and each only when the one before has succeeded:
 //!
 //! 1. the kernel hands over what it holds of files that are still open (a close has handed over
 //!    already);
-//! 2. the view's gate is closed: no call is under way in it, and none begins;
+//! 2. the view is frozen: no call is under way in it, and none begins;
 //! 3. what waits in the view's memory goes into the transaction; what its users have unlinked and
 //!    still hold open goes;
-//! 4. the mainline's gate is closed; what waits there is committed; the transaction commits, or
-//!    finds a conflict; the inodes in memory are brought up to it (`absorb`, where the cases are
-//!    listed); the gate opens;
+//! 4. the mainline is frozen; what waits there is committed; the transaction commits, or
+//!    finds a conflict; the inodes in memory are brought up to it (`apply_commit` lists the cases);
+//!    the mainline is thawed;
 //! 5. the watchers are told what changed, so that programs which have these directories and files
 //!    open see it, and that the view is over: whoever still uses it gets ESTALE. Then `commit`
 //!    returns.
@@ -61,7 +61,7 @@ use kvdb::{
     TransactionId, TransactionInfo, TransactionOptions,
 };
 
-use crate::absorb::Touched;
+use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::difference::{FileChange, difference_in};
 use crate::error::{Error, Result};
@@ -104,9 +104,9 @@ pub trait Watcher: Send + Sync {
     fn appeared(&self, view: &View);
     /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what
     /// of the mainline has changed with its commit; `None`: nothing.
-    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&Touched>);
+    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&ChangeSet>);
     /// A view, or the mainline, has become another one all at once.
-    fn changed(&self, number: u16, fs: &Fs, touched: &Touched);
+    fn changed(&self, number: u16, fs: &Fs, touched: &ChangeSet);
     /// A name is about to be removed with all below it: what of that no program uses is let go of,
     /// so that nothing has to be kept for it. `path`: from the view's root. Or it says why the name
     /// must stay.
@@ -269,27 +269,27 @@ impl Views {
         };
         // What waits for a lock may wait for this very transaction.
         self.write_back(Wait::ButForLocks)?;
-        // Another commit that is being told may need the threads that would wait at this gate.
+        // Another commit that is being told may need the threads that would wait for this lock.
         drop(self.shared.mainline.core.past.turn());
         let core = &entry.fs.core;
-        let mut closed = core.gate.close();
-        if closed.ended() {
+        let mut frozen = core.freeze_lock.freeze();
+        if frozen.ended() {
             return Err(kvdb::Error::NoTransaction(id).into());
         }
         entry.fs.prepare()?;
-        let touched = Touched::by(&transaction, &core.layout)?;
+        let touched = ChangeSet::by(&transaction, &core.layout)?;
         let commit = || Ok(transaction.commit(Durability::Buffered)?);
         let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
             true => Ok(commit().map(|()| (Vec::new(), None))),
             // Serializable transactions may hold what it changes, and end only when the mainline's
-            // gate is open, and it is their turn.
-            false => self.shared.mainline.patiently(|| {
+            // freeze lock is free, and it is their turn.
+            false => self.shared.mainline.retry_on_lock(|| {
                 let turn = self.shared.mainline.core.past.turn();
-                match self.shared.mainline.absorb(&transaction, &touched, &turn, commit) {
+                match self.shared.mainline.apply_commit(&transaction, &touched, &turn, commit) {
                     // An older one has ended it meanwhile, which is an error for want of a lock,
                     // too, but one that stays.
                     Err(e) if self.shared.db.transaction(id).is_err() => Ok(Err(e)),
-                    absorbed => Ok(Ok((absorbed?, Some(turn)))),
+                    applied => Ok(Ok((applied?, Some(turn)))),
                 }
             }),
         };
@@ -301,8 +301,8 @@ impl Views {
                 return committed.map(drop);
             }
         }
-        closed.end();
-        drop(closed);
+        frozen.end();
+        drop(frozen);
         self.over(&entry, committed.is_ok().then_some(&touched));
         let (orphans, turn) = committed?;
         drop(turn);
@@ -322,7 +322,7 @@ impl Views {
         }
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
-            let _inside = entry.fs.enter()?;
+            let _call = entry.fs.enter()?;
             entry.fs.flush_older_than(Duration::MAX)?;
         }
         Ok(transaction.sync()?)
@@ -340,7 +340,7 @@ impl Views {
     /// Ends the view of a transaction that has ended.
     pub(crate) fn let_go(&self, id: TransactionId) {
         if let Some(entry) = self.entry(&View::Transaction(id)) {
-            entry.fs.core.gate.close().end();
+            entry.fs.core.freeze_lock.freeze().end();
             self.over(&entry, None);
         }
     }
@@ -350,7 +350,7 @@ impl Views {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
-            let _inside = entry.fs.enter()?;
+            let _call = entry.fs.enter()?;
             entry.fs.flush_older_than(Duration::MAX)?;
             return Ok(transaction.savepoint()?);
         }
@@ -388,8 +388,8 @@ impl Views {
     }
 
     /// What a transaction has changed of the files so far.
-    pub fn touched(&self, id: TransactionId) -> Result<Touched> {
-        Touched::by(&self.flushed(id)?, &self.shared.mainline.core.layout)
+    pub fn change_set(&self, id: TransactionId) -> Result<ChangeSet> {
+        ChangeSet::by(&self.flushed(id)?, &self.shared.mainline.core.layout)
     }
 
     /// A transaction that has everything in it that was written in its view.
@@ -397,7 +397,7 @@ impl Views {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
-            let _inside = entry.fs.enter()?;
+            let _call = entry.fs.enter()?;
             entry.fs.flush_older_than(Duration::MAX)?;
         }
         Ok(transaction)
@@ -422,10 +422,10 @@ impl Views {
     ) -> Result<()> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let names = names.into_iter().map(|(dir, name)| (dir, name, false)).collect();
-        let touched = Touched {
+        let touched = ChangeSet {
             names,
             inodes: inodes.into_iter().map(|ino| (ino, false)).collect(),
-            ..Touched::default()
+            ..ChangeSet::default()
         };
         self.tell(|watcher| watcher.changed(number, &fs, &touched));
         Ok(())
@@ -529,7 +529,7 @@ impl Views {
     }
 
     /// A view has ended.
-    pub(crate) fn over(&self, entry: &Entry, touched: Option<&Touched>) {
+    pub(crate) fn over(&self, entry: &Entry, touched: Option<&ChangeSet>) {
         {
             let mut open = self.shared.open.write();
             let Some(ending) = open.by_number.remove(&entry.number) else { return };
@@ -596,7 +596,7 @@ impl Views {
                 continue;
             };
             if self.shared.db.transaction(transaction.id()).is_err() {
-                entry.fs.core.gate.close().end();
+                entry.fs.core.freeze_lock.freeze().end();
                 self.over(&entry, None);
             } else if transaction.isolation() == Isolation::Serializable {
                 // It may have to wait for locks, which its users do themselves.

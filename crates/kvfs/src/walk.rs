@@ -48,7 +48,7 @@ struct Folder {
 impl Fs {
     /// Walks through everything below `from`, itself first, as it is now.
     pub fn walk(&self, from: Ino) -> Result<Walk> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         // Sizes and times that wait in memory; what is locked stays where it is.
         self.flush_what_is_free()?;
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);

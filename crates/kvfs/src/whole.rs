@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout::{self, Attributes, Body, INLINE_MAX, PAGE, PageKeys, TARGET_MAX};
-use crate::names::{add_entry, check_name};
+use crate::namespace::{add_entry, check_name};
 
 /// Something that is no directory, with all that it is to have but extended attributes.
 #[derive(Clone, Debug)]
@@ -87,11 +87,11 @@ impl Fs {
     pub fn make_whole(&self, all: &[Whole]) -> Result<()> {
         self.writable()?;
         all.iter().try_for_each(Whole::check)?;
-        self.patiently(|| self.make_whole_once(all))
+        self.retry_on_lock(|| self.make_whole_once(all))
     }
 
     fn make_whole_once(&self, all: &[Whole]) -> Result<()> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let bytes: u64 = all.iter().map(|whole| whole.content.len() as u64).sum();
         self.reserve(bytes.saturating_add(NAME_COST * all.len() as u64))?;
         let _tree = self.core.tree.lock();

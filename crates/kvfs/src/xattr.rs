@@ -24,7 +24,7 @@ impl Fs {
     /// The value of an extended attribute; ENODATA when there is none.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_name(name)?;
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = inode.state.read();
         if state.unlocked && matches!(find(ino, &state, name)?, XattrValue::External(_)) {
@@ -50,7 +50,7 @@ impl Fs {
 
     /// The names, each followed by a zero byte.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -72,11 +72,11 @@ impl Fs {
         if value.len() > VALUE_MAX {
             return Err(Error::ArgumentTooLong);
         }
-        self.patiently(|| self.setxattr_once(ino, name, value, flags))
+        self.retry_on_lock(|| self.setxattr_once(ino, name, value, flags))
     }
 
     fn setxattr_once(&self, ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         self.reserve(value.len() as u64)?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
@@ -123,11 +123,11 @@ impl Fs {
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
-        self.patiently(|| self.removexattr_once(ino, name))
+        self.retry_on_lock(|| self.removexattr_once(ino, name))
     }
 
     fn removexattr_once(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
         let mut all = state.xattrs.as_deref().cloned().unwrap_or_default();

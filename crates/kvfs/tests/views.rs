@@ -8,7 +8,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
 use kvfs::{
-    Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Touched, View, Views, Wait,
+    ChangeSet, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, View, Views, Wait,
     Watcher,
 };
 use world::{USER, World, fails};
@@ -466,7 +466,7 @@ impl Watcher for Notes {
     fn appeared(&self, view: &View) {
         self.0.lock().push(format!("appeared {view:?}"));
     }
-    fn ended(&self, view: &View, number: u16, _fs: &Fs, touched: Option<&Touched>) {
+    fn ended(&self, view: &View, number: u16, _fs: &Fs, touched: Option<&ChangeSet>) {
         let touched = touched.map(|t| {
             let names: BTreeSet<_> = t
                 .names
@@ -480,7 +480,7 @@ impl Watcher for Notes {
         });
         self.0.lock().push(format!("ended {view:?} {number} {touched:?}"));
     }
-    fn changed(&self, number: u16, _fs: &Fs, touched: &Touched) {
+    fn changed(&self, number: u16, _fs: &Fs, touched: &ChangeSet) {
         self.0.lock().push(format!("changed {number} {:?}", touched.names));
     }
 }

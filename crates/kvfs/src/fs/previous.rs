@@ -27,7 +27,7 @@ use kvdb::Scope;
 use super::{Fs, FsOptions};
 use crate::attr::Ino;
 use crate::error::Result;
-use crate::numbers::Numbers;
+use crate::inode_allocator::InodeAllocator;
 
 /// The state before a change.
 pub(crate) struct Before {
@@ -66,7 +66,7 @@ impl Past {
 }
 
 impl Turn<'_> {
-    /// The change has been made. Call before anybody can see it: with the gate closed.
+    /// The change has been made. Call before anybody can see it: while the view is frozen.
     pub fn is_made(&self, before: Before) {
         *self.past.before.write() = Some(Arc::new(before));
     }
@@ -80,12 +80,12 @@ impl Drop for Turn<'_> {
 
 impl Fs {
     /// The state as it is now, for a change that is about to be made of these inodes (`None`: of
-    /// any). The gate is closed, and what was dirty is committed.
+    /// any). The view is frozen, and what was dirty is committed.
     pub(crate) fn before(&self, touched: Option<HashSet<Ino>>) -> Result<Before> {
         let core = &self.core;
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
         let scope = Scope::Frozen(core.scope.view()?);
-        let numbers = Numbers::from(u64::MAX >> 16);
+        let numbers = InodeAllocator::from(u64::MAX >> 16);
         let fs = Fs::of(
             core.db.clone(),
             scope,

@@ -27,8 +27,8 @@ impl Fs {
     /// counted elsewhere by now.
     fn give_back(&self, ino: Ino, count: u64) -> bool {
         match self.enter() {
-            Ok(_inside) => self.release(ino, count),
-            Err(_) => self.core.table.forget(ino, count).is_known(),
+            Ok(_call) => self.release(ino, count),
+            Err(_) => self.core.inode_cache.forget(ino, count).is_known(),
         }
     }
 }
@@ -71,7 +71,7 @@ impl Views {
     pub(crate) fn retire(&self, entry: &Entry) {
         entry.fs.core.dirty.is_over();
         let mut open = self.shared.open.write();
-        let left = entry.fs.core.table.take_references();
+        let left = entry.fs.core.inode_cache.take_references();
         match left.is_empty() {
             true => drop(open.retired.remove(&entry.number)),
             false => drop(open.retired.insert(entry.number, Retired::Left(left))),

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use kvfs::{Fs, Ino, ROOT, Touched, View, Wait, Watcher, WriteHints};
+use kvfs::{ChangeSet, Fs, Ino, ROOT, View, Wait, Watcher, WriteHints};
 
 use crate::content::Target;
 use crate::found::Exactly;
@@ -42,7 +42,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    fn hear(&self, number: u16, touched: &Touched) {
+    fn hear(&self, number: u16, touched: &ChangeSet) {
         let mut told = self.told.lock().expect("no one has panicked");
         let of = told.0.entry(number).or_default();
         of.names.extend(touched.names.iter().map(|(dir, name, _)| (*dir, name.to_vec())));
@@ -67,14 +67,14 @@ impl Watcher for Kernel {
 
     fn appeared(&self, _: &View) {}
 
-    fn ended(&self, _: &View, number: u16, _: &Fs, touched: Option<&Touched>) {
+    fn ended(&self, _: &View, number: u16, _: &Fs, touched: Option<&ChangeSet>) {
         self.told.lock().expect("no one has panicked").1.insert(number);
         if let Some(touched) = touched {
             self.hear(0, touched);
         }
     }
 
-    fn changed(&self, number: u16, _: &Fs, touched: &Touched) {
+    fn changed(&self, number: u16, _: &Fs, touched: &ChangeSet) {
         self.hear(number, touched);
     }
 }

@@ -283,11 +283,11 @@ impl World {
 fn review(w: &mut World, label: &str) -> Result<(), Dead> {
     let (id, site) = (w.running(label).id, Site::Transaction(label.into()));
     w.call(&["Views::touched", "Views::difference", "FileChange::times_alone"]);
-    let told = match w.views.touched(id).and_then(|touched| Ok((touched, w.views.difference(id)?)))
-    {
-        Ok(told) => told,
-        Err(e) => return w.judge(&site, e, "what it has changed", &[]),
-    };
+    let told =
+        match w.views.change_set(id).and_then(|touched| Ok((touched, w.views.difference(id)?))) {
+            Ok(told) => told,
+            Err(e) => return w.judge(&site, e, "what it has changed", &[]),
+        };
     let open = w.running(label);
     let tree = open.tree(w.history.newest());
     for (at, now) in &open.over.entries {

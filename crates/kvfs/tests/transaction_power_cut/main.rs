@@ -279,7 +279,7 @@ impl World<'_> {
             .filter(|_| isolation == Isolation::Snapshot);
         let alone = *since == self.commits;
         // Sometimes somebody asks first what it has changed, and it is in the transaction then.
-        let asked = if random.one_in(3) { self.views.touched(id).map(drop) } else { Ok(()) };
+        let asked = if random.one_in(3) { self.views.change_set(id).map(drop) } else { Ok(()) };
         let before = match asked.and_then(|()| self.views.transaction(id)) {
             Ok(transaction) => transaction.info(),
             Err(e) => return self.after_error(one, e),

@@ -30,7 +30,7 @@ const FIRST_BLOCK: u64 = 64;
 const LARGEST_BLOCK: u64 = 1 << 16;
 
 /// Where one view of a branch takes its numbers from.
-pub(crate) struct Numbers {
+pub(crate) struct InodeAllocator {
     given: Arc<Given>,
     blocks: Option<Mutex<Blocks>>,
 }
@@ -52,12 +52,12 @@ struct Blocks {
     left: Range<Ino>,
 }
 
-impl Numbers {
+impl InodeAllocator {
     /// Of a mainline whose largest number in use is below `next`.
-    pub fn from(next: Ino) -> Numbers {
+    pub fn from(next: Ino) -> InodeAllocator {
         let given =
             Given { next: AtomicU64::new(next), noted: AtomicU64::new(0), noting: Mutex::new(()) };
-        Numbers { given: Arc::new(given), blocks: None }
+        InodeAllocator { given: Arc::new(given), blocks: None }
     }
 
     /// The store says that numbers below `bound` may have been given.
@@ -92,8 +92,8 @@ impl Numbers {
     }
 
     /// Of a transaction of the same branch.
-    pub fn for_transaction(&self) -> Numbers {
-        Numbers { given: self.given.clone(), blocks: Some(Mutex::default()) }
+    pub fn for_transaction(&self) -> InodeAllocator {
+        InodeAllocator { given: self.given.clone(), blocks: Some(Mutex::default()) }
     }
 
     /// Numbers from `ino` on may be taken.
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn no_number_is_given_out_twice_and_each_knows_its_own() {
-        let mainline = Numbers::from(2);
+        let mainline = InodeAllocator::from(2);
         let (a, b) = (mainline.for_transaction(), mainline.for_transaction());
         let mut all = std::collections::BTreeMap::new();
         for i in 0..1000 {
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_bound_is_noted_before_a_number_above_it_is_used() {
-        let numbers = Numbers::from(2);
+        let numbers = InodeAllocator::from(2);
         // Gives the bound, if one has to be noted.
         let note = |end| {
             let mut noted = None;

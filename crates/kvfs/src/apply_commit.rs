@@ -1,7 +1,7 @@
 //! How a transaction's changes come to the mainline's file system: what of it is in memory there
 //! must be what is in the store, from the commit on, for every call.
 //!
-//! The mainline's gate is closed meanwhile, so no call is under way. What is dirty is committed
+//! The mainline is frozen meanwhile, so no call is under way. What is dirty is committed
 //! first, so that the database sees it when it looks for conflicts: who writes to the file that a
 //! transaction has written has changed it before the transaction commits. Then the transaction
 //! commits, and of the inodes in memory
@@ -49,7 +49,7 @@ type Named = (Ino, Box<[u8]>, bool);
 
 /// What a transaction has changed of a file system.
 #[derive(Clone, Debug, Default)]
-pub struct Touched {
+pub struct ChangeSet {
     /// Names in their directories: made, replaced or (`true`) removed.
     pub names: Vec<Named>,
     /// Inodes that were made or changed, or (`true`) removed.
@@ -58,9 +58,9 @@ pub struct Touched {
     pub(crate) orphans: HashSet<Ino>,
 }
 
-impl Touched {
-    pub(crate) fn by(transaction: &Transaction, layout: &Layout) -> Result<Touched> {
-        let mut touched = Touched::default();
+impl ChangeSet {
+    pub(crate) fn by(transaction: &Transaction, layout: &Layout) -> Result<ChangeSet> {
+        let mut touched = ChangeSet::default();
         for change in transaction.changes_of(&[layout.nmap, layout.imap])? {
             let (dict, change) = change?;
             let (key, removed) = match change {
@@ -93,12 +93,12 @@ struct Unlinking {
 
 impl Fs {
     /// Makes the transaction of this view ready to commit: everything the view has is in it
-    /// afterwards. The view's gate is closed.
+    /// afterwards. The view is frozen.
     pub(crate) fn prepare(&self) -> Result<()> {
         self.flush_older_than(Duration::MAX)?;
         // Unlinked, but still open here: with the view their last users go. What they stored before
         // the transaction is the mainline's.
-        for inode in self.core.table.all() {
+        for inode in self.core.inode_cache.all() {
             let state = inode.state.read();
             if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino)
             {
@@ -114,25 +114,25 @@ impl Fs {
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to
     /// that. The mainline's. Gives the orphans that nobody has open. On an error nothing has
     /// changed; [`kvdb::Error::Locked`]: try again.
-    pub(crate) fn absorb(
+    pub(crate) fn apply_commit(
         &self,
         transaction: &Transaction,
-        touched: &Touched,
+        touched: &ChangeSet,
         turn: &Turn<'_>,
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
-        self.at_rest(|| self.absorb_at_rest(transaction, touched, turn, commit))
+        self.at_rest(|| self.apply_commit_at_rest(transaction, touched, turn, commit))
     }
 
-    fn absorb_at_rest(
+    fn apply_commit_at_rest(
         &self,
         transaction: &Transaction,
-        touched: &Touched,
+        touched: &ChangeSet,
         turn: &Turn<'_>,
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
         let dirty = touched.inodes.iter().find(|(ino, _)| {
-            let inode = self.core.table.get(*ino);
+            let inode = self.core.inode_cache.get(*ino);
             inode.is_some_and(
                 |inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0),
             )
@@ -143,7 +143,7 @@ impl Fs {
         }
         let mut unlinking = Vec::new();
         for &(ino, removed) in &touched.inodes {
-            if removed && self.core.table.references(ino) > 0 {
+            if removed && self.core.inode_cache.references(ino) > 0 {
                 unlinking.extend(self.before_unlinking(ino)?);
             }
         }
@@ -163,16 +163,16 @@ impl Fs {
             if kept.contains(&ino) {
                 continue;
             }
-            let Some(inode) = self.core.table.get(ino) else { continue };
+            let Some(inode) = self.core.inode_cache.get(ino) else { continue };
             if removed {
                 self.discard(&mut inode.state.write());
-                self.core.table.remove(&inode);
+                self.core.inode_cache.remove(&inode);
             } else {
                 self.reload(&inode);
             }
         }
         for (parent, name, removed) in &touched.names {
-            if *removed && let Some(dir) = self.core.table.get(*parent) {
+            if *removed && let Some(dir) = self.core.inode_cache.get(*parent) {
                 self.remember_removed(&dir, name);
             }
         }
@@ -185,18 +185,18 @@ impl Fs {
     pub(crate) fn at_rest<T>(&self, moment: impl FnOnce() -> Result<T>) -> Result<T> {
         // Most of it while others go on.
         {
-            let _inside = self.enter()?;
+            let _call = self.enter()?;
             self.flush_what_is_free()?;
         }
-        let closed = self.core.gate.close();
-        if closed.ended() {
+        let frozen = self.core.freeze_lock.freeze();
+        if frozen.ended() {
             return Err(Error::Stale(ROOT));
         }
         self.flush_what_is_free()?;
         moment()
     }
 
-    /// Commits what is dirty, but for what a transaction has locked. (Inside the gate.)
+    /// Commits what is dirty, but for what a transaction has locked. (Under the freeze lock.)
     pub(crate) fn flush_what_is_free(&self) -> Result<()> {
         match kvdb::at_once(|| self.flush_older_than(Duration::MAX)) {
             Err(e) if e.is_locked() => Ok(()),
@@ -287,7 +287,7 @@ impl Fs {
             None => {
                 // It cannot be read now: whoever asks for it is told why.
                 drop(state);
-                self.core.table.leave(inode);
+                self.core.inode_cache.leave(inode);
             }
         }
     }
@@ -300,9 +300,9 @@ impl Fs {
         &self,
         turn: &Turn<'_>,
         change: impl FnOnce() -> Result<()>,
-    ) -> Result<Touched> {
-        let closed = self.core.gate.close();
-        if closed.ended() {
+    ) -> Result<ChangeSet> {
+        let frozen = self.core.freeze_lock.freeze();
+        if frozen.ended() {
             return Err(crate::Error::Stale(crate::ROOT));
         }
         let mut names = self.known_names()?;
@@ -319,16 +319,16 @@ impl Fs {
         if matches!(self.core.scope, Scope::Mainline(_)) {
             // What is back may have larger numbers than all that there was when the store was
             // opened.
-            self.core.numbers.are_not_noted();
+            self.core.inode_allocator.are_not_noted();
             self.core
-                .numbers
+                .inode_allocator
                 .is_taken_below(largest_ino(&view, &self.core.layout)?.saturating_add(1));
         }
         let node = |ino| {
             let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
             node.and_then(|value| layout::decode_node(ino, &value).ok())
         };
-        for inode in self.core.table.all() {
+        for inode in self.core.inode_cache.all() {
             let mut state = inode.state.write();
             let (unlocked, before) = (state.unlocked, Identity::of(&state.attr));
             self.discard(&mut state);
@@ -340,22 +340,24 @@ impl Fs {
                 // whoever asks for it is told why.
                 _ => {
                     drop(state);
-                    self.core.table.leave(&inode);
+                    self.core.inode_cache.leave(&inode);
                 }
             }
         }
         for (ino, before) in known {
             match node(ino) {
-                Some((attr, ..)) if Identity::of(&attr) == before => self.core.table.recover(ino),
+                Some((attr, ..)) if Identity::of(&attr) == before => {
+                    self.core.inode_cache.recover(ino)
+                }
                 // The root is the root, whoever made it.
                 _ if ino == crate::ROOT => {}
-                _ => self.core.table.strand(ino, before),
+                _ => self.core.inode_cache.strand(ino, before),
             }
         }
         let after: HashSet<Named> = self.known_names()?.into_iter().collect();
         // Listings that stopped at a name that is gone must find where they were.
         for gone in names.iter().filter(|named| !after.contains(named)) {
-            if let Some(dir) = self.core.table.get(gone.0) {
+            if let Some(dir) = self.core.inode_cache.get(gone.0) {
                 self.remember_removed(&dir, &gone.1);
             }
         }
@@ -364,7 +366,7 @@ impl Fs {
         names.dedup();
         let inodes =
             self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
-        Ok(Touched { names, inodes, orphans: HashSet::new() })
+        Ok(ChangeSet { names, inodes, orphans: HashSet::new() })
     }
 
     /// What the kernel refers to, and what it is.
@@ -372,17 +374,18 @@ impl Fs {
         let view = self.core.scope.view()?;
         let mut known = Vec::new();
         for ino in self.referenced() {
-            let identity = match (self.core.table.stranded(ino), self.core.table.get(ino)) {
-                (Some(identity), _) => identity,
-                (None, Some(inode)) => Identity::of(&inode.state.read().attr),
-                (None, None) => {
-                    let Some(node) = view.get(self.core.layout.imap, &layout::node_key(ino))?
-                    else {
-                        continue;
-                    };
-                    Identity::of(&layout::decode_node(ino, &node)?.0)
-                }
-            };
+            let identity =
+                match (self.core.inode_cache.stranded(ino), self.core.inode_cache.get(ino)) {
+                    (Some(identity), _) => identity,
+                    (None, Some(inode)) => Identity::of(&inode.state.read().attr),
+                    (None, None) => {
+                        let Some(node) = view.get(self.core.layout.imap, &layout::node_key(ino))?
+                        else {
+                            continue;
+                        };
+                        Identity::of(&layout::decode_node(ino, &node)?.0)
+                    }
+                };
             known.push((ino, identity));
         }
         Ok(known)
@@ -420,13 +423,13 @@ impl Fs {
 
     /// The inodes that the kernel refers to, also when the view is over.
     pub fn referenced(&self) -> Vec<Ino> {
-        self.core.table.referenced()
+        self.core.inode_cache.referenced()
     }
 
     /// Whether the kernel refers to an inode, also when the view is over.
     pub fn is_referenced(&self, ino: Ino) -> bool {
         // The root is never forgotten, and never counted.
-        ino == crate::ROOT || self.core.table.references(ino) > 0
+        ino == crate::ROOT || self.core.inode_cache.references(ino) > 0
     }
 }
 
@@ -438,7 +441,7 @@ mod tests {
     use env::Simulated;
     use kvdb::{Durability, Kvdb, Scope};
 
-    use crate::numbers::Numbers;
+    use crate::inode_allocator::InodeAllocator;
     use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, View, Views};
 
     /// As in a store that has received its snapshots from another one.
@@ -462,7 +465,7 @@ mod tests {
 
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
-        let (scope, numbers) = (Scope::Mainline(db.clone()), Numbers::from(a));
+        let (scope, numbers) = (Scope::Mainline(db.clone()), InodeAllocator::from(a));
         let fs = Fs::of(
             db.clone(),
             scope,

@@ -73,17 +73,17 @@ impl Forgotten {
     }
 }
 
-pub(crate) struct Table {
+pub(crate) struct InodeCache {
     shards: Vec<Mutex<Shard>>,
     /// Inodes a shard keeps.
     capacity: usize,
 }
 
-impl Table {
+impl InodeCache {
     /// `memory`: bytes for clean inodes; dirty ones come on top, and are bounded by the write
     /// buffer.
     pub fn new(memory: usize) -> Self {
-        Table {
+        InodeCache {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             capacity: (memory / CHARGE / SHARDS).max(LEAST),
         }

@@ -16,8 +16,8 @@ const COST: u64 = 64;
 impl Fs {
     /// As much of a copy as can be done by sharing, from its start on, in one commit; 0: none of
     /// it, nothing is changed. Both offsets must be those of pages, and what ends within a page
-    /// must be the end of both files. (Inside the gate.)
-    pub(crate) fn share_pages(
+    /// must be the end of both files. (Under the freeze lock.)
+    pub(crate) fn reflink_pages(
         &self,
         (from, from_offset): (Ino, u64),
         (to, to_offset): (Ino, u64),

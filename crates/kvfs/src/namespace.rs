@@ -12,8 +12,8 @@ use crate::dirty_queue::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
 use crate::inode::{Inode, State};
+use crate::inode_cache::Forgotten;
 use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
-use crate::table::Forgotten;
 
 const SGID: u16 = 0o2000;
 
@@ -24,7 +24,7 @@ impl Fs {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let ino = match name {
             b"." => parent,
             b".." => {
@@ -49,7 +49,7 @@ impl Fs {
 
     /// What an entry names, without a reference to it.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         self.entry(parent, name)
     }
 
@@ -74,15 +74,15 @@ impl Fs {
 
     /// Gives `count` references back. With the last one an unlinked inode goes, and what it stored.
     pub fn forget(&self, ino: Ino, count: u64) {
-        if let Ok(_inside) = self.enter() {
+        if let Ok(_call) = self.enter() {
             self.release(ino, count);
         }
     }
 
-    /// `forget` for a call that is inside the gate. `false`: there were no references.
+    /// `forget` for a call that has entered the view. `false`: there were no references.
     pub(crate) fn release(&self, ino: Ino, count: u64) -> bool {
-        let forgotten = self.core.table.forget(ino, count);
-        self.core.lost.forgotten(ino, || self.core.table.references(ino));
+        let forgotten = self.core.inode_cache.forget(ino, count);
+        self.core.lost.forgotten(ino, || self.core.inode_cache.references(ino));
         let Forgotten::Last(inode) = forgotten else { return forgotten.is_known() };
         let unlinked = {
             let state = inode.state.read();
@@ -98,7 +98,7 @@ impl Fs {
     /// inode that others may have open keeps an orphan record instead, and the mainline decides
     /// when that commits.
     pub(crate) fn may_remove(&self, ino: Ino) -> bool {
-        !self.core.options.read_only && self.core.numbers.is_own(ino)
+        !self.core.options.read_only && self.core.inode_allocator.is_own(ino)
     }
 
     fn remove_unlinked(&self, inode: &Arc<Inode>) {
@@ -119,7 +119,7 @@ impl Fs {
         }
         self.discard(&mut state);
         drop(state);
-        self.core.table.remove(inode);
+        self.core.inode_cache.remove(inode);
     }
 
     /// Makes a file or special file (not a directory or symbolic link) and adds one reference to
@@ -140,11 +140,11 @@ impl Fs {
             FileKind::CharDevice | FileKind::BlockDevice => rdev,
             _ => 0,
         };
-        self.patiently(|| self.make(parent, name, kind, perm, rdev, Bytes::new(), caller))
+        self.retry_on_lock(|| self.make(parent, name, kind, perm, rdev, Bytes::new(), caller))
     }
 
     pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Result<Attr> {
-        self.patiently(|| self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller))
+        self.retry_on_lock(|| self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller))
     }
 
     pub fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Attr> {
@@ -158,7 +158,7 @@ impl Fs {
             return Err(Error::Invalid("the target of a symbolic link holds no NUL"));
         }
         let target = Bytes::copy_from_slice(target);
-        self.patiently(|| {
+        self.retry_on_lock(|| {
             self.make(parent, name, FileKind::Symlink, 0o777, 0, target.clone(), caller)
         })
     }
@@ -176,7 +176,7 @@ impl Fs {
     ) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         self.reserve(NAME_COST)?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
@@ -198,10 +198,10 @@ impl Fs {
         self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
         // In the table before anybody can find the name.
         let inode = Arc::new(Inode::new(ino, State::new(attr, None), 1));
-        self.core.table.insert(inode.clone());
+        self.core.inode_cache.insert(inode.clone());
         if let Err(e) = self.commit(batch) {
             self.discard(&mut inode.state.write());
-            self.core.table.remove(&inode);
+            self.core.inode_cache.remove(&inode);
             return Err(e);
         }
         self.staged(&mut dir_state, dir_attr);
@@ -212,7 +212,7 @@ impl Fs {
     /// otherwise it goes with its last reference.
     pub fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Result<Attr> {
         self.writable()?;
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let dir = self.inode(parent)?;
         let dir_state = dir.state.read();
         match () {
@@ -225,7 +225,7 @@ impl Fs {
         drop(dir_state);
         (attr.nlink, attr.parent) = (0, 0);
         let ino = self.new_ino()?;
-        self.core.table.insert(Arc::new(Inode::new(ino, State::new(attr, None), 1)));
+        self.core.inode_cache.insert(Arc::new(Inode::new(ino, State::new(attr, None), 1)));
         Ok(attr.public(ino))
     }
 
@@ -265,11 +265,11 @@ impl Fs {
     pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         self.writable()?;
         check_name(new_name)?;
-        self.patiently(|| self.link_once(ino, new_parent, new_name))
+        self.retry_on_lock(|| self.link_once(ino, new_parent, new_name))
     }
 
     fn link_once(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         self.reserve(NAME_COST)?;
         let inode = self.inode(ino)?;
         if inode.state.read().is_dir() {
@@ -308,11 +308,11 @@ impl Fs {
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
-        self.patiently(|| self.unlink_once(parent, name))
+        self.retry_on_lock(|| self.unlink_once(parent, name))
     }
 
     fn unlink_once(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
         let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
@@ -331,11 +331,11 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        self.patiently(|| self.rmdir_once(parent, name))
+        self.retry_on_lock(|| self.rmdir_once(parent, name))
     }
 
     fn rmdir_once(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        let _inside = self.enter()?;
+        let _call = self.enter()?;
         let _tree = self.core.tree.lock();
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
@@ -478,7 +478,7 @@ impl Fs {
             Unlinked::Nameless { attr, referenced: false, .. } => {
                 state.attr = attr;
                 self.discard(state);
-                self.core.table.remove(inode);
+                self.core.inode_cache.remove(inode);
             }
         }
     }

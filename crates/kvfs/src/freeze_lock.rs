@@ -1,0 +1,70 @@
+//! The freeze lock of a view: every call holds it shared, and a commit, rollback or snapshot takes it
+//! alone, which freezes the view.
+//!
+//! A commit changes inodes of the mainline that may be in memory there, and a call that works on
+//! one of these would go on with the old state and write it. So a commit freezes the mainline: it
+//! waits until no call is under way, and lets calls in again when memory agrees with the store. The
+//! view of a transaction is frozen for good when the transaction ends.
+//!
+//! It comes before all other locks (see `inode`). A call takes it once: a call that another call
+//! makes runs under the lock of that one.
+
+use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::attr::ROOT;
+use crate::error::{Error, Result};
+
+#[derive(Default)]
+pub(crate) struct FreezeLock {
+    lock: RwLock<Ended>,
+}
+
+/// Whether the view is over.
+#[derive(Default)]
+pub(crate) struct Ended(bool);
+
+/// Held shared by a call for as long as it works on the view.
+pub(crate) type CallGuard<'a> = RwLockReadGuard<'a, Ended>;
+
+/// Held while the view is frozen.
+pub(crate) struct FreezeGuard<'a>(RwLockWriteGuard<'a, Ended>);
+
+impl FreezeLock {
+    /// ESTALE when the view is over.
+    pub fn enter(&self) -> Result<CallGuard<'_>> {
+        let call = self.lock.read();
+        if call.0 { Err(Error::Stale(ROOT)) } else { Ok(call) }
+    }
+
+    /// Waits until no call is under way. New calls wait until the guard is dropped.
+    pub fn freeze(&self) -> FreezeGuard<'_> {
+        FreezeGuard(self.lock.write())
+    }
+}
+
+impl FreezeGuard<'_> {
+    /// Ends the view: every later call fails with ESTALE.
+    pub fn end(&mut self) {
+        self.0.0 = true;
+    }
+
+    pub fn ended(&self) -> bool {
+        self.0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_call_enters_a_view_that_is_over() {
+        let lock = FreezeLock::default();
+        drop(lock.enter().unwrap());
+        let mut frozen = lock.freeze();
+        assert!(!frozen.ended());
+        frozen.end();
+        drop(frozen);
+        assert!(matches!(lock.enter(), Err(Error::Stale(_))));
+    }
+}
