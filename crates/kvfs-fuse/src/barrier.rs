@@ -27,7 +27,7 @@ struct Mapping(*mut libc::c_void, usize);
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into it.
+        // SAFETY: there is no reference into it.
         unsafe { libc::munmap(self.0, self.1) };
     }
 }

@@ -1,5 +1,5 @@
-//! The connection to the kernel: requests are read from it, and answers and invalidations are written
-//! to it. Both ways for requests (`session`, `queues`) use it.
+//! The connection to the kernel: requests are read from it, and answers and invalidations are
+//! written to it. Both ways for requests (`session`, `queues`) use it.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -22,7 +22,7 @@ pub(crate) fn dispatch<H: Handler>(
     room: &mut [u8],
 ) -> Outcome {
     let outcome = transport.dispatch(head, fields, reply, room);
-    // Before the answer: whoever has it may rely on this.
+    // Before the answer: its receiver may rely on this.
     for &ino in &reply.stale_attributes {
         if let Err(e) = forget_attributes(connection, ino) {
             tracing::warn!(

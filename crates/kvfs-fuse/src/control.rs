@@ -1,7 +1,7 @@
 //! The kernel's own files about a FUSE connection, among them one that ends it from outside.
 //!
 //! They are in a file system of their own, `fusectl`, usually on `/sys/fs/fuse/connections`. Where
-//! it is not, whoever may mount opens it without putting it anywhere.
+//! it is not, a process that may mount opens it without a mount point.
 
 use std::fs::File;
 use std::io;

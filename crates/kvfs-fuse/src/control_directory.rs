@@ -68,7 +68,7 @@ pub(crate) fn user_of(ino: Ino) -> Option<u32> {
     if ino & !(HOME - 1) == HOME { u32::try_from(ino & (HOME - 1)).ok() } else { None }
 }
 
-/// The name of a transaction; `None`: nobody will ever begin so many.
+/// The name of a transaction; `None`: the number is too large.
 pub(crate) fn link(id: TransactionId) -> Option<Ino> {
     (id.0 < HOME).then_some(LINK | id.0)
 }

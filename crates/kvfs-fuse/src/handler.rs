@@ -31,7 +31,7 @@ thread_local! {
 }
 
 /// Whether the calling thread may wait in a call of a handler for something that other calls bring.
-/// Where it may not, nobody else could answer these.
+/// Where it may not, no other thread could answer these.
 pub fn may_wait() -> bool {
     MAY_WAIT.get()
 }
@@ -85,7 +85,7 @@ pub trait Handler: Send + Sync + 'static {
     ) -> Reply<()>;
     /// Up to `length` bytes; fewer only at the end of the file.
     fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes>;
-    /// The same, for as many bytes as there is room; how many there were.
+    /// Reads into `room`, as many bytes as fit; gives how many there were.
     fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Reply<usize> {
         let data = self.read(ino, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
         room.get_mut(..data.len()).ok_or(Errno(libc::EIO))?.copy_from_slice(&data);
@@ -115,7 +115,7 @@ pub trait Handler: Send + Sync + 'static {
     }
     /// Entries behind `cookie` (0: from the start), in a stable order, until `take` returns false:
     /// that entry was not taken. With `attributes` every entry but "." and ".." carries its
-    /// attributes, and a reference if taken; one that vanished meanwhile carries neither.
+    /// attributes, and a reference if taken; one that was removed since carries neither.
     fn readdir(
         &self,
         ino: Ino,
@@ -174,8 +174,7 @@ pub trait Handler: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// How long names, and the absence of names, are believed without asking again. Nothing but
-    /// this mount changes the file system, or whoever does calls the [`Invalidator`], so this is
-    /// long.
+    /// this mount changes the file system, or the [`Invalidator`] is called, so this is long.
     pub entry_ttl: Duration,
     pub attr_ttl: Duration,
     /// The largest write in one request, bytes.
@@ -183,7 +182,7 @@ pub struct Policy {
     /// How far the kernel reads ahead, bytes (above 128 KiB this takes the right to write to
     /// `/sys/class/bdi`).
     pub max_readahead: u32,
-    /// Requests that nobody waits for (readahead, write-back) under way at once.
+    /// Background requests (readahead, write-back) under way at once.
     pub max_background: u16,
     /// Writes gather in the kernel and come when it pleases, or when the file is closed or synced.
     /// Without it a write has been answered when it returns, so that everything that depends on it

@@ -123,7 +123,7 @@ impl MountOptions {
         flags
     }
 
-    /// The same for `fusermount3`, which takes them by name.
+    /// The mount options for `fusermount3`, which takes them by name.
     fn for_fusermount(&self) -> String {
         let source = self.source.to_string_lossy().replace('\\', r"\\").replace(',', r"\,");
         let mut words = vec![format!("fsname={source}")];
@@ -379,7 +379,7 @@ impl Mounted {
         }
     }
 
-    /// Unmounts cleanly and waits. On failure (somebody uses it, say) the mount lives on.
+    /// Unmounts cleanly and waits. On failure (it is in use, say) the mount stays.
     pub fn unmount(&mut self) -> Result<(), Error> {
         self.unmounter().unmount(Unmount::Clean)?;
         self.wait()

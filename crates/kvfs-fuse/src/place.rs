@@ -71,7 +71,7 @@ pub(crate) fn open_by_handle(root: &File, ino: Ino, flags: i32) -> io::Result<Fi
     let mut handle =
         Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
     // SAFETY: the handle is laid out as the call wants it, with as many bytes behind its head as it
-    // says, and lives until it returns; the descriptor it gives is nobody else's.
+    // says, and lives until it returns; the descriptor it gives is owned here alone.
     unsafe {
         let flags = flags | libc::O_CLOEXEC | libc::O_NOATIME | libc::O_NONBLOCK;
         match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) {

@@ -37,10 +37,10 @@ pub(crate) struct Session {
     connection: Arc<OwnedFd>,
     /// What the kernel has offered.
     offered: u64,
-    /// Shared with whoever starts more of them.
+    /// Shared with the supervisor, which starts more of them.
     threads: Arc<Mutex<Vec<Thread>>>,
     pool: Arc<WorkerPool>,
-    /// Looks after the threads.
+    /// Starts more threads when all are held up.
     supervisor: Option<JoinHandle<()>>,
     /// Where requests come over io_uring.
     queues: Option<Arc<Queues>>,
@@ -163,7 +163,7 @@ impl Session {
                             .unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))),
                     )
                 }
-                // It may have started another one meanwhile.
+                // The supervisor may have started another one.
                 None => match supervisor.take() {
                     Some(supervisor) => {
                         self.pool.end();

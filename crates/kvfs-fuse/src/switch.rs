@@ -1,8 +1,8 @@
 //! The kernel's switch for FUSE over io_uring: the parameter `enable_uring` of the module, one for
 //! the whole machine.
 //!
-//! The kernel looks at it when a file system is mounted and when INIT is answered. So whoever is
-//! asked for io_uring turns it on for just that long, and puts it back. All who do so take a lock
+//! The kernel looks at it when a file system is mounted and when INIT is answered. So a mount
+//! that uses io_uring turns it on for just that long, and puts it back. All who do so take a lock
 //! of the file, for one that puts it back must not do so while another mounts.
 
 use std::fs::File;

@@ -91,7 +91,7 @@ impl<H: Handler> Transport<H> {
     }
 
     /// Answers one request. A panic in the handler is a defect, but not one that may take
-    /// everybody's files away: it is answered with EIO, as the panic hook reports it.
+    /// all files away: it is answered with EIO, as the panic hook reports it.
     ///
     /// `room`: where what is read may be put, so that nothing is allocated for it.
     pub fn dispatch(

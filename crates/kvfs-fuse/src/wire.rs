@@ -15,7 +15,7 @@ pub const MINOR: u32 = 40;
 pub const IN_HEADER: usize = 40;
 pub const OUT_HEADER: usize = 16;
 
-/// The smallest buffer the kernel accepts beside the data of the largest write.
+/// The smallest buffer the kernel accepts in addition to the data of the largest write.
 pub const REQUEST_ROOM: usize = 8192;
 
 /// What INIT negotiates: bits of `flags` (low half) and `flags2` (high half).
@@ -95,8 +95,8 @@ pub fn head(request: &[u8]) -> Reply<(Head, Fields<'_>)> {
     Ok((head, Fields::of(&request[IN_HEADER..])))
 }
 
-/// The same for a request in three places: its head, its first argument (`first` has room for any),
-/// and the others.
+/// Decodes a request that lies in three places: its head, its first argument (`first` has room for
+/// any), and the others.
 pub fn head_in_slot<'a>(
     head: &[u8],
     first: &'a [u8],

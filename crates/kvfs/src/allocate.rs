@@ -23,7 +23,7 @@ impl Fs {
         self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
 
-    /// `fallocate` for those who have to tell a cache what it did beside.
+    /// `fallocate` that also returns what a cache of attributes must be told.
     pub fn fallocate_for(
         &self,
         ino: Ino,
@@ -293,7 +293,7 @@ impl Fs {
             .map(|copied| copied.bytes)
     }
 
-    /// `copy_file_range` for those who have to tell a cache what it did beside.
+    /// `copy_file_range` that also returns what a cache of attributes must be told.
     pub fn copy_file_range_for(
         &self,
         (from, from_offset): (Ino, u64),

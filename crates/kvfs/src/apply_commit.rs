@@ -1,21 +1,21 @@
 //! How a transaction's changes come to the mainline's file system: what of it is in memory there
 //! must be what is in the store, from the commit on, for every call.
 //!
-//! The mainline is frozen meanwhile, so no call is under way. What is dirty is committed
+//! The mainline is frozen, so no call is under way. What is dirty is committed
 //! first, so that the database sees it when it looks for conflicts: who writes to the file that a
 //! transaction has written has changed it before the transaction commits. Then the transaction
 //! commits, and of the inodes in memory
 //!
 //! - one that it changed is loaded again; what keeps positions of a listing valid stays, and learns
 //!   of names that went;
-//! - one that it removed and that nobody has open goes;
-//! - one that it removed and that somebody has open here lives on without a name, as if it had been
+//! - one that it removed and that is not open goes;
+//! - one that it removed and that is open here lives on without a name, as if it had been
 //!   unlinked here: its content (if it lay in the node) is taken into memory before, its pages stay
 //!   because the transaction has left an orphan record instead of removing them; what the
 //!   transaction had changed of them before it removed the file is put back first;
 //! - one that is unlinked here already is none of the transaction's business: if it changed the
 //!   file, that is a conflict;
-//! - one that the transaction made is not in memory, for nobody could ask for it.
+//! - one that the transaction made is not in memory, since no call could ask for it.
 //!
 //! A serializable transaction keeps others from committing what it has locked. What they wrote to
 //! such a file before it was locked, and was not committed in time, is a conflict if the
@@ -85,7 +85,7 @@ impl ChangeSet {
     }
 }
 
-/// An inode that loses its last name while somebody has it open.
+/// An inode that loses its last name while it is open.
 struct Unlinking {
     inode: Arc<Inode>,
     content: Bytes,
@@ -112,7 +112,7 @@ impl Fs {
     }
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to
-    /// that. The mainline's. Gives the orphans that nobody has open. On an error nothing has
+    /// that. The mainline's. Gives the orphans that are not open. On an error nothing has
     /// changed; [`kvdb::Error::Locked`]: try again.
     pub(crate) fn apply_commit(
         &self,
@@ -285,7 +285,7 @@ impl Fs {
                 *state = State { queued: state.queued, ..State::new(attr, xattrs) };
             }
             None => {
-                // It cannot be read now: whoever asks for it is told why.
+                // It cannot be read now: the next access returns the error.
                 drop(state);
                 self.core.inode_cache.leave(inode);
             }
@@ -336,8 +336,8 @@ impl Fs {
                 Some((attr, xattrs, _)) if Identity::of(&attr) == before => {
                     *state = State { queued: state.queued, unlocked, ..State::new(attr, xattrs) };
                 }
-                // Made since then, or another one under its number; or it cannot be read now, and
-                // whoever asks for it is told why.
+                // Made since then, or another one under its number; or it cannot be read now,
+                // and the next access returns the error.
                 _ => {
                     drop(state);
                     self.core.inode_cache.leave(&inode);
@@ -349,7 +349,7 @@ impl Fs {
                 Some((attr, ..)) if Identity::of(&attr) == before => {
                     self.core.inode_cache.recover(ino)
                 }
-                // The root is the root, whoever made it.
+                // The root stays the root, whatever its identity.
                 _ if ino == crate::ROOT => {}
                 _ => self.core.inode_cache.strand(ino, before),
             }
@@ -408,7 +408,7 @@ impl Fs {
         Ok(names)
     }
 
-    /// Removes what nobody can find any more, and its records.
+    /// Removes orphans and their records.
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
         for some in orphans.chunks(REMOVED_AT_ONCE) {
             let mut batch = Batch::new();

@@ -103,8 +103,8 @@ pub struct WriteHints {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     pub bytes: u64,
-    /// The file has lost its set-uid or set-gid bit by it. Whoever has cached the mode must learn
-    /// of that before the caller goes on.
+    /// The write has cleared the file's set-uid or set-gid bit. A cache of the mode must be told
+    /// before the caller continues.
     pub lost_privileges: bool,
 }
 
@@ -127,8 +127,8 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// The position after this entry, for the next call.
     pub cookie: u64,
-    /// With `plus` only; absent for an entry that vanished meanwhile, and then no reference was
-    /// added.
+    /// With `plus` only; absent for an entry that was removed since it was read, and then no
+    /// reference was added.
     pub attr: Option<Attr>,
 }
 

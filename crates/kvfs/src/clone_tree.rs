@@ -4,8 +4,8 @@
 //!
 //! First the names are walked, level by level. Then the copies get their numbers, in the order of
 //! the originals' numbers. So whatever is read in its order is written in order, too: of a large
-//! tree each of the three dictionaries is built straight into a run, beside the others, by one pass
-//! over the original; nothing goes through memtables or the journal.
+//! tree each of the three dictionaries is built straight into a run, concurrently with the others,
+//! by one pass over the original; nothing goes through memtables or the journal.
 //!
 //! While it is made it takes some sixty bytes of memory for each name, since the names of a file
 //! may be anywhere in the tree.
@@ -74,7 +74,8 @@ impl Fs {
         // What has a place is referred to; what has none would be copied.
         self.core.db.write_out()?;
         let (transaction, alone) = match &self.core.scope {
-            // Nobody else knows the new inodes, and the directory stays locked while it commits.
+            // The new inodes are not reachable yet, and the directory stays locked while it
+            // commits.
             Scope::Mainline(db) => (
                 db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() })?,
                 true,
@@ -137,8 +138,8 @@ impl Fs {
 }
 
 impl Views {
-    /// The same in a view, by paths from its root; kernels that know the place are told. The last
-    /// part of `to` must not be there.
+    /// Copies a tree within a view, by paths from its root; kernels that know the place are told.
+    /// The last part of `to` must not be there.
     pub fn clone_tree(&self, view: &View, from: &[u8], to: &[u8]) -> Result<CloneStats> {
         let to = to.strip_suffix(b"/").unwrap_or(to);
         let (parent, name) = to

@@ -26,9 +26,9 @@ use crate::layout::{self, Body, INLINE_MAX, PAGE, blocks_of};
 
 /// The largest file: what a signed 64-bit offset can express, in whole pages.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64 & !(PAGE - 1);
-/// Bytes of a file whose pages are worth reading with all that lies beside them in any order: that
-/// is the file, and other small ones. A single page of a larger one is read alone, unless the file
-/// is read in order.
+/// The size up to which the pages of a file are read together with their neighbours on the device:
+/// these are the rest of the file, and other small files. A single page of a larger one is read
+/// alone, unless the file is read in order.
 const AROUND: u64 = 256 << 10;
 /// A large write is copied in pieces of this, aligned in the file, and its pages share the piece.
 /// One page that outlives the others keeps no more than this alive.
@@ -215,7 +215,7 @@ impl Fs {
         }
         let get = || self.core.scope.get(self.core.layout.dmap, &layout::page_key(ino, block));
         let in_order = state.next_page.swap(block + 1, Ordering::Relaxed) == block;
-        // What lies beside a page of a large file are mostly other pages of it.
+        // The neighbours of a page of a large file are mostly other pages of it.
         let page =
             if in_order || state.attr.size <= AROUND { get()? } else { kvdb::read_alone(get)? };
         if let Some(page) = &page {
@@ -229,7 +229,7 @@ impl Fs {
         self.write_for(ino, offset, data, hints).map(|_| data.len() as u32)
     }
 
-    /// `write` for those who have to tell a cache what it did beside.
+    /// `write` that also returns what a cache of attributes must be told.
     pub fn write_for(
         &self,
         ino: Ino,

@@ -9,7 +9,7 @@ use crate::difference::{Side, joined};
 use crate::layout::{self, Layout, PAGE};
 
 /// What the keys from `start` up to `end` of a dictionary are, in words: which bytes of which file.
-/// `None`: keys of nobody but a client.
+/// `None`: the dictionary is not the file system's.
 pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> Option<String> {
     let layout = Layout::find(db)?;
     let side = Side::new(db.view(), layout);

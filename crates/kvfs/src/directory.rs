@@ -55,7 +55,7 @@ impl Fs {
             // POSIX: a removed directory has no entries, not even these two.
             return Ok(());
         }
-        // Before the cursor is opened, so that whoever removes a name from now on remembers it.
+        // Before the cursor is opened, so that every name removed from now on is remembered.
         dir.listing.lock().get_or_insert_default();
         for (position, name, ino) in [(AFTER_DOT, &b"."[..], ino), (AFTER_DOTS, b"..", parent)] {
             if cookie < position {
@@ -117,8 +117,8 @@ impl Fs {
             }
             emitted.push(position, name);
         }
-        // The end: nobody else goes on here but another listing of this directory, and that can
-        // look for its position.
+        // The end: only another listing of this directory could continue here, and it can search
+        // for its position.
         if let Some(listing) = &mut *dir.listing.lock() {
             listing.clear_emitted();
         }

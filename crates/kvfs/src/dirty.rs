@@ -2,7 +2,7 @@
 //! committed as one unit — on fsync, at the interval, when too much waits, and before a name
 //! operation that must not overtake them.
 //!
-//! Whoever writes the node of an inode writes everything that is dirty of it in the same batch
+//! A batch with the node of an inode contains everything that is dirty of the inode
 //! (`stage`), so that the store never holds a size or page count without its pages.
 
 use env::sync::atomic::Ordering;
@@ -64,7 +64,7 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        // Outside of the freeze lock: whoever wants the view to himself need not wait for the disk.
+        // Outside of the freeze lock: freezing the view need not wait for the disk.
         match self.retry_on_lock(|| self.commit_before_sync(ino, usize::MAX))? {
             FSync::Done => Ok(()),
             FSync::WithNext | FSync::Alone => Ok(self.core.scope.sync()?),
@@ -98,7 +98,7 @@ impl Fs {
         let Some(inode) = self.core.inode_cache.get(ino) else { return Ok(FSync::WithNext) };
         let mut state = inode.state.write();
         match () {
-            // Nobody can find it after a crash.
+            // It has no name after a crash.
             () if state.attr.nlink == 0 => Ok(FSync::Done),
             () if state.charged > most => Ok(FSync::Alone),
             () => self
@@ -266,7 +266,7 @@ impl Fs {
         while self.core.dirty.bytes() > self.core.options.write_buffer {
             let _flushing = self.core.dirty.flushing.lock();
             if self.core.dirty.bytes() <= self.core.options.write_buffer {
-                // Somebody else did the work while this one waited.
+                // Another writer has made room while this one waited.
                 return;
             }
             let rounds = rounds.get_or_insert_with(|| self.core.dirty.len());
@@ -331,7 +331,7 @@ impl Fs {
         self.commit_dirty_with(inode, state, |_| {})
     }
 
-    /// The same, with what `hint` says of the batch.
+    /// Commits the inode if it is dirty; `hint` sets properties of the batch.
     fn commit_dirty_with(
         &self,
         inode: &Inode,

@@ -27,8 +27,8 @@ pub(crate) fn cost_of(bytes: u64) -> u64 {
 
 /// The inodes with something uncommitted, the longest waiting first.
 pub(crate) struct DirtyQueue {
-    /// With the time since when. An inode is in it at most once, and may have been committed
-    /// meanwhile.
+    /// With the time since when. An inode is in it at most once, and may have been
+    /// committed since.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
     /// Held from taking inodes out of the queue until they are committed: who finds the queue empty
     /// under it knows that everything is committed. The first of all locks.

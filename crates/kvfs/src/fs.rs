@@ -207,7 +207,7 @@ impl Fs {
         Fs::over(Some(self.clone()), db, scope, env, core.layout, core.hash_key, numbers, options)
     }
 
-    /// Removes what unlinked files have left that nobody has open. (None is.)
+    /// Removes orphans. None of them may be open.
     pub(crate) fn empty_orphans(&self) -> Result<usize> {
         let _call = self.enter()?;
         empty_orphans(&self.core.db, &self.core.layout)
@@ -521,7 +521,7 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
     Ok(hash_key)
 }
 
-/// Removes what unlinked files left behind when nobody could remove it any more.
+/// Removes the orphans that an unclean end has left behind.
 fn empty_orphans(db: &Kvdb, layout: &Layout) -> Result<usize> {
     let (start, end) = layout::orphan_range();
     let mut cursor = db.view().cursor(layout.imap, &start, &end)?;

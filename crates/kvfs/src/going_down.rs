@@ -28,7 +28,7 @@ impl Views {
             _ if self.shared.mainline.core.options.read_only => {}
             GoingDown::Synced => {
                 for info in self.list() {
-                    // Of one that ends meanwhile there is nothing to keep.
+                    // A transaction that has ended in the meantime needs no sync.
                     if let Err(e) = self.keep(info.id)
                         && self.transaction(info.id).is_ok()
                     {

@@ -83,8 +83,8 @@ pub(crate) struct Buffer {
     /// Pages in the store at and above this block are dead: cut off, but the range delete is not
     /// committed yet.
     pub cut: u64,
-    /// Slots of which nobody knows yet whether their page is in the store already and so in the
-    /// page count.
+    /// The number of slots of which it is unknown whether the store, and so the page count, has
+    /// their page already.
     pub uncounted: usize,
     /// The file has lost its capability, whose value the store still has under a key of its own.
     pub lost_capability: bool,

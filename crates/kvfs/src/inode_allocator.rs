@@ -130,8 +130,8 @@ impl InodeAllocator {
         start..start + count
     }
 
-    /// Nobody but whoever takes numbers here can have seen this inode before it commits. Of a
-    /// mainline: every number.
+    /// Whether the number was given here, so that no other view sees the inode before a commit. Of
+    /// a mainline: every number.
     pub fn is_own(&self, ino: Ino) -> bool {
         let Some(blocks) = &self.blocks else { return true };
         let blocks = blocks.lock();

@@ -1,15 +1,15 @@
 //! The inodes in memory, by number, within a budget.
 //!
 //! The kernel may hold references to millions of inodes, far more than it works with. So an inode
-//! that is clean and that nobody works with may leave, oldest first, whether the kernel refers to
-//! it or not; of one it refers to, only the number of references stays, and whoever asks for it
+//! that is clean and not in use may leave, oldest first, whether the kernel refers to
+//! it or not; of one it refers to, only the number of references stays, and the next access
 //! loads it again. There is at most one `Inode` of a number at any time, which is why eviction and
 //! insertion happen under the lock of the shard.
 //!
 //! **Stranded inodes.** A rollback may leave the kernel with an inode that is no more. Its number
 //! may be that of another file then: in a snapshot that came from elsewhere, say. As long as the
-//! kernel refers to the old one, whatever asks for the number is answered that it is stale, for
-//! nobody can tell who asks.
+//! kernel refers to the old one, whatever asks for the number is answered that it is stale, since
+//! the two cannot be told apart.
 
 use env::sync::atomic::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -97,8 +97,8 @@ impl InodeCache {
         self.shard(ino).lock().map.get(&ino).cloned()
     }
 
-    /// The inode, loaded by `load` if it is not here; `stale`: it is stranded. Others who ask
-    /// meanwhile wait on the state's lock, not on the shard.
+    /// The inode, loaded by `load` if it is not here; `stale`: it is stranded. Other callers
+    /// wait on the state's lock, not on the shard.
     pub fn get_or_load<E>(
         &self,
         ino: Ino,
@@ -115,7 +115,8 @@ impl InodeCache {
             }
             let inode =
                 Arc::new(Inode::new(ino, State::absent(), shard.away.remove(&ino).unwrap_or(0)));
-            // Nobody else knows it: this does not wait, though it is the wrong order of locks.
+            // No other thread has it yet: this does not wait, though it is the wrong order of
+            // locks.
             let guard = inode.state.write();
             shard.arrive(inode.clone(), self.capacity);
             drop(shard);
@@ -139,7 +140,7 @@ impl InodeCache {
         Ok(inode)
     }
 
-    /// A new inode, whose number nobody else has.
+    /// Inserts a new inode with a new number.
     pub fn insert(&self, inode: Arc<Inode>) {
         self.shard(inode.ino).lock().arrive(inode, self.capacity);
     }
@@ -226,7 +227,7 @@ impl InodeCache {
             .collect()
     }
 
-    /// Has an inode leave; whoever asks for it loads it again. Nobody may work with it.
+    /// Evicts an inode; the next access loads it again. It must not be in use.
     pub fn leave(&self, inode: &Arc<Inode>) {
         let mut shard = self.shard(inode.ino).lock();
         if shard.map.get(&inode.ino).is_some_and(|i| Arc::ptr_eq(i, inode)) {
@@ -275,7 +276,7 @@ impl Shard {
             }
             let Some(oldest) = self.order.pop_front() else { break };
             let Some(entry) = self.map.get_mut(&oldest) else { continue };
-            // Nobody works with it, and what the store holds of it is the newest. An unlinked one
+            // It is not in use, and what the store holds of it is the newest. An unlinked one
             // lives in memory alone.
             let leaves = Arc::get_mut(entry).and_then(|unused| {
                 let state = unused.state.get_mut();

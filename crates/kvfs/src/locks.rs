@@ -13,8 +13,8 @@
 //! as long.
 //!
 //! **Directories.** A transaction locks the names it looks for, and the inodes of files, when it
-//! reads them. The inode of a directory it locks only when it changes it: whoever walks through a
-//! directory would otherwise keep everybody from adding names to it. Times, links and number of
+//! reads them. The inode of a directory it locks only when it changes it: a walk through a
+//! directory would otherwise keep all others from adding names to it. Times, links and number of
 //! entries of a directory that a transaction did not change may thus be newer or older than
 //! everything else it sees, and so may its extended attributes; but for large values, which are
 //! stored apart: it locks the directory before it reads one.
@@ -55,7 +55,7 @@ impl Fs {
     pub(crate) fn retry_on_lock<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         match &self.core.scope {
             Scope::Mainline(_) if !self.core.env.inline() => again(call),
-            // Nobody could end the transaction meanwhile.
+            // The environment runs inline: no other thread could end the transaction.
             Scope::Mainline(_) => kvdb::at_once(call),
             Scope::Transaction(_) | Scope::Frozen(_) => call(),
         }
@@ -73,7 +73,7 @@ impl Fs {
         }
     }
 
-    /// Before an inode is changed in memory: on the mainline nobody may have it locked; a
+    /// Before an inode is changed in memory: on the mainline no transaction may have it locked; a
     /// serializable transaction locks a directory now, and takes it as it is then.
     pub(crate) fn claim(&self, ino: Ino, state: &mut State) -> Result<()> {
         let imap = self.core.layout.imap;
@@ -124,8 +124,8 @@ impl Fs {
     }
 
     /// Has what waits of an inode on the mainline committed there. The transaction has locked it,
-    /// so nothing is accepted any more, and no other one has: whoever locked it first has done
-    /// this.
+    /// so no more changes are accepted, and no other transaction had it locked before: the first
+    /// one to lock it has done this.
     pub(crate) fn settle_in_mainline(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
         let Some(mainline) = &self.core.mainline else { return Ok(()) };
         let _call = mainline.enter()?;

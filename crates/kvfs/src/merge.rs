@@ -1,5 +1,5 @@
-//! What becomes of an inode that a transaction has changed, and others meanwhile, too: the merge
-//! routine of `imap`.
+//! The merge routine of `imap`: joins a transaction's change of an inode with concurrent changes of
+//! others.
 //!
 //! Adding and removing names changes the directory they are in: its number of entries, its links,
 //! its times. These join, so that transactions which work on different names of one directory do

@@ -196,7 +196,7 @@ impl Fs {
         let mut dir_attr = dir_state.attr;
         add_entry(&mut dir_attr, &attr);
         self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
-        // In the table before anybody can find the name.
+        // In the cache before a lookup can find the name.
         let inode = Arc::new(Inode::new(ino, State::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
         if let Err(e) = self.commit(batch) {
@@ -447,7 +447,7 @@ impl Fs {
         let removes = self.may_remove(inode.ino);
         let referenced = inode.lookups.load(Ordering::Relaxed) > 0;
         if referenced {
-            // The content goes with the node: whoever has the file open reads it from memory.
+            // The content goes with the node: open handles read it from memory.
             state.inline =
                 Some(self.content(inode.ino, state)?).filter(|content| !content.is_empty());
             if let Some(content) = &mut state.inline {

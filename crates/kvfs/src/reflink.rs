@@ -31,7 +31,7 @@ impl Fs {
             return Ok(Written::default());
         }
         let source = self.inode(from)?;
-        // What is copied is as it is now: the view is taken while nobody can change it.
+        // What is copied is as it is now: the view is taken while it is locked.
         let (view, source_end) = {
             let mut state = self.lock(&source)?;
             if state.attr.kind != FileKind::File

@@ -6,13 +6,13 @@
 //! it. What does not fit in:
 //!
 //! - A file with a name outside of the tree keeps its node, with fewer links.
-//! - What somebody has open lives on in memory without a name, as after an unlink. What the store
+//! - An open file lives on in memory without a name, as after an unlink. What the store
 //!   has of its content stays under an orphan record until it is closed.
 //! - A transaction must say name by name what it removes of that which it has not made itself: its
 //!   commit tells others by that (`apply_commit`). Whether content can go is then the mainline's
 //!   decision, so it leaves orphan records.
 //!
-//! The view is frozen meanwhile, so that nobody makes anything in a directory that is being
+//! The view is frozen, so that no call makes anything in a directory that is being
 //! removed: a microsecond or so for each name. Sixty bytes of memory for each name are taken, and
 //! more than [`crate::below::MOST_NAMES`] are refused.
 
@@ -34,7 +34,7 @@ use crate::views::{View, Views};
 /// Bytes of changes that are committed as they are; more of them go through a transaction, which
 /// may write them out.
 const AT_ONCE: usize = 1 << 20;
-/// What a change takes beside its key and value, about.
+/// Bytes that a change takes in addition to its key and value, about.
 const OVERHEAD: usize = 32;
 
 /// What was removed.
@@ -53,7 +53,7 @@ impl Fs {
         self.remove_and_list(parent, name).map(|(stats, _)| stats)
     }
 
-    /// The same; gives what a kernel may have to be told as well.
+    /// Removes a tree, and also returns what a kernel may have to be told.
     fn remove_and_list(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, ChangeSet)> {
         self.writable()?;
         match name {
@@ -119,8 +119,8 @@ impl Fs {
 }
 
 impl Views {
-    /// The same in a view, by a path from its root, in which no symbolic link is followed; kernels
-    /// that know the place are told.
+    /// Removes a tree of a view, by a path from its root, in which no symbolic link is followed;
+    /// kernels that know the place are told.
     pub fn remove_tree(&self, view: &View, path: &[u8]) -> Result<RemoveStats> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         fs.writable()?;
@@ -184,7 +184,7 @@ struct Removal<'a> {
     nodes: Stretch,
     pages: Stretch,
     open: Vec<Open>,
-    /// In memory, and used by nobody.
+    /// In memory, and not in use.
     idle: Vec<Arc<Inode>>,
     /// In memory, and with names elsewhere.
     linked: Vec<(Arc<Inode>, Attributes)>,
@@ -423,7 +423,7 @@ impl<'a> Removal<'a> {
         let private =
             match &mut self.private {
                 Some(private) => private,
-                // The view is frozen: nobody changes what is changed here.
+                // The view is frozen: no other call changes these inodes.
                 none => none.insert(db.begin_with(TransactionOptions {
                     check_conflicts: false,
                     ..Default::default()

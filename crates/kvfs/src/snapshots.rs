@@ -85,7 +85,7 @@ impl Views {
 
     /// Drops a clone and everything in it. Its snapshots stay.
     pub fn drop_clone(&self, name: &str) -> Result<()> {
-        // Nobody writes to it any more when it goes.
+        // Its view is closed first, so that no call writes to a dropped branch.
         self.close(&View::Clone(name.into()));
         Ok(self.shared.db.drop_branch(name)?)
     }
@@ -210,14 +210,14 @@ impl Views {
                 entry.fs.core.freeze_lock.freeze().end();
                 self.over(&entry, None);
             }
-            // Nobody has it open, but it may have been listed.
+            // It is not open, but it may have been listed.
             None => self.tell(|watcher| watcher.appeared(view)),
         }
     }
 }
 
 impl Fs {
-    /// The file system in a state that nobody changes.
+    /// The file system of an immutable state.
     fn frozen(
         db: &Kvdb,
         env: Arc<dyn env::Env>,

@@ -39,7 +39,7 @@
 //!    finds a conflict; the inodes in memory are brought up to it (`apply_commit` lists the cases);
 //!    the mainline is thawed;
 //! 5. the watchers are told what changed, so that programs which have these directories and files
-//!    open see it, and that the view is over: whoever still uses it gets ESTALE. Then `commit`
+//!    open see it, and that the view is over: later calls in it get ESTALE. Then `commit`
 //!    returns.
 //!
 //! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no
@@ -76,7 +76,7 @@ use retired::Retired;
 /// Which view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum View {
-    /// The file system as it is for everybody.
+    /// The file system outside of all transactions.
     Mainline,
     Transaction(TransactionId),
     /// A snapshot, by name: read-only (see `snapshots`).
@@ -94,7 +94,7 @@ pub enum Wait {
     ButForLocks,
 }
 
-/// Somebody who keeps something of the file system in his own memory: a kernel, behind a door.
+/// A cache of the file system that is told of changes: a kernel, behind an adapter.
 pub trait Watcher: Send + Sync {
     /// Hands over what was written and is held back so far, of all views. Returns when it is handed
     /// over; or says what is in the way.
@@ -187,8 +187,8 @@ const ORPHANS_AT_COMMIT: usize = 64;
 /// transaction at any time.
 pub(crate) const VIEW_SHARE: usize = 8;
 /// What waits in a transaction's view at most before its writers move it into the transaction,
-/// bytes. All that still waits when the transaction commits is written then, while somebody waits
-/// for that: it makes the time that a commit takes.
+/// bytes. All that still waits when the transaction commits is written then, while the caller
+/// waits: it makes the time that a commit takes.
 const AWAITS_COMMIT: usize = 1 << 20;
 
 impl Views {
@@ -229,7 +229,7 @@ impl Views {
         &self.shared.mainline
     }
 
-    /// Has `watcher` told of views that come and go, for as long as somebody else keeps it.
+    /// Has `watcher` told of views that come and go, for as long as the caller keeps it.
     pub fn watch(&self, watcher: &Arc<dyn Watcher>) {
         self.shared.watchers.write().push(Arc::downgrade(watcher));
     }
@@ -264,7 +264,7 @@ impl Views {
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
         let transaction = self.transaction(id)?;
         let Some(entry) = self.entry(&View::Transaction(id)) else {
-            // Nobody has looked at its files.
+            // No view of it is open.
             return Ok(transaction.commit(durability)?);
         };
         // What waits for a lock may wait for this very transaction.
@@ -286,7 +286,7 @@ impl Views {
             false => self.shared.mainline.retry_on_lock(|| {
                 let turn = self.shared.mainline.core.past.turn();
                 match self.shared.mainline.apply_commit(&transaction, &touched, &turn, commit) {
-                    // An older one has ended it meanwhile, which is an error for want of a lock,
+                    // An older one has ended it, which is an error for want of a lock,
                     // too, but one that stays.
                     Err(e) if self.shared.db.transaction(id).is_err() => Ok(Err(e)),
                     applied => Ok(Ok((applied?, Some(turn)))),
@@ -476,7 +476,7 @@ impl Views {
         transactions.chain(snapshots).chain(clones).collect()
     }
 
-    /// The views that somebody has opened, by their numbers, and the mainline.
+    /// The open views, by their numbers, and the mainline.
     pub fn opened(&self) -> Vec<(u16, Fs)> {
         let open = self.shared.open.read();
         let others = open.by_number.iter().map(|(number, entry)| (*number, entry.fs.clone()));
@@ -540,15 +540,16 @@ impl Views {
         self.retire(entry);
     }
 
-    /// No lock is held meanwhile: a watcher may have to wait for calls that take them.
+    /// Calls `what` with every watcher. No lock is held: a watcher may wait for calls that take
+    /// locks.
     pub(crate) fn tell(&self, what: impl Fn(&dyn Watcher)) {
         let watchers: Vec<_> =
             self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
         watchers.iter().for_each(|watcher| what(&**watcher));
     }
 
-    /// What programs have written has come. On an error whoever asks must not go on: it would work
-    /// on less than they have written.
+    /// What programs have written has come. On an error the caller must not continue: it would
+    /// miss a part of what they have written.
     pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
         let watchers: Vec<_> =
             self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
@@ -558,7 +559,7 @@ impl Views {
             .map_err(Error::NotHandedOver)
     }
 
-    /// Whoever watches is told that a name is about to go with all below it.
+    /// Tells the watchers that a name is about to be removed with all below it.
     pub(crate) fn goes(
         &self,
         view: &View,

@@ -66,8 +66,8 @@ impl Fs {
 }
 
 impl Views {
-    /// The same in a view, by a path from its root. What a kernel holds back is asked for, but not
-    /// waited for if it does not come.
+    /// Walks a tree of a view, by a path from its root. What a kernel holds back is asked for, but
+    /// not waited for if it does not come.
     pub fn walk(&self, view: &views::View, path: &[u8]) -> Result<Walk> {
         if let Err(e) = self.write_back(Wait::ButForLocks) {
             tracing::debug!("a walk does without what was written last: {e}");

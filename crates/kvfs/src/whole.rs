@@ -82,8 +82,8 @@ impl Whole {
 
 impl Fs {
     /// Makes all of these, or, on any error, none. Their names must not be there yet. As with a
-    /// rename nobody sees a part of a file; no reference is added. They are in memory meanwhile, so
-    /// many megabytes of them are for several calls.
+    /// rename no call sees a part of a file; no reference is added. All of them are in memory
+    /// during the call, so many megabytes should be split into several calls.
     pub fn make_whole(&self, all: &[Whole]) -> Result<()> {
         self.writable()?;
         all.iter().try_for_each(Whole::check)?;

@@ -1,4 +1,4 @@
-//! Extended attributes: small values in the node, large ones under keys of their own beside it.
+//! Extended attributes: small values in the node, large ones under keys of their own.
 
 use kvdb::Batch;
 

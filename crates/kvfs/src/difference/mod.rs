@@ -1,4 +1,4 @@
-//! What a transaction has changed, or what two snapshots differ in, by path: for whoever reviews it
+//! What a transaction has changed, or what two snapshots differ in, by path: for a review
 //! nothing may be missing, and no path may be named that is in neither state.
 //!
 //! Two trees are compared path by path: a name that means another inode than before is no change
@@ -14,7 +14,7 @@
 //!
 //! To find the names of an inode, its node hints at a directory; a file with several names, or
 //! whose hint is out of date, costs a look at all names, some 80 ns each. Everything is read from
-//! frozen states, so that nothing is locked and nobody waits.
+//! frozen states, so that nothing is locked and no call waits.
 
 mod content;
 mod links;
@@ -107,7 +107,7 @@ pub fn difference_of_states(before: &State, after: &State) -> Result<Vec<FileCha
     between(Side::new(before.clone(), layout(before)?), Side::new(after.clone(), layout(after)?))
 }
 
-/// The same where both are one branch's, with the dictionaries of `layout`.
+/// The difference of two states of one branch, with the dictionaries of `layout`.
 pub(crate) fn difference_in(
     layout: Layout,
     before: State,

@@ -5,9 +5,9 @@
 //! back first: whole pages, of which a program may have changed four bytes. Written as they come,
 //! such a page would undo the commit in all its other bytes.
 //!
-//! So from the moment at which the view changes until everybody has been told, the state before it
-//! is kept. A page that comes out of a cache in this time is compared with the page as it was, and
-//! only bytes that differ are written. Whether the cache has read the page before the change or
+//! So from the moment at which the view changes until all caches have been told, the state before
+//! it is kept. A page that comes out of a cache in this time is compared with the page as it was,
+//! and only bytes that differ are written. Whether the cache has read the page before the change or
 //! after it does not matter then: bytes that no program has touched are those of before, which are
 //! left out, or those of now, which change nothing.
 //!
@@ -38,12 +38,12 @@ pub(crate) struct Before {
 
 #[derive(Default)]
 pub(crate) struct Past {
-    /// Held from before a change until everybody has been told of it.
+    /// Held from before a change until all watchers have been told of it.
     turn: Mutex<()>,
     before: RwLock<Option<Arc<Before>>>,
 }
 
-/// A change of the view that not everybody knows of; when this is dropped, all do.
+/// A change of the view that watchers are being told of, until this is dropped.
 pub(crate) struct Turn<'a> {
     past: &'a Past,
     _turn: MutexGuard<'a, ()>,

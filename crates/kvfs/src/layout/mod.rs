@@ -148,7 +148,7 @@ pub(crate) fn encode_name(ino: Ino, kind: FileKind) -> Vec<u8> {
     value
 }
 
-/// The same appended to `out`.
+/// Appends the value of a name to `out`.
 pub(crate) fn put_name(out: &mut Vec<u8>, ino: Ino, kind: FileKind) {
     out.push(NAME_VERSION << 4 | node::kind_code(kind));
     node::put_varint(out, ino);
@@ -258,8 +258,8 @@ pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
 /// The tuple that says that there is a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Super {
-    /// Key of the hash that turns names into directory positions; random, so that nobody can make
-    /// two names collide.
+    /// Key of the hash that turns names into directory positions; random, so that
+    /// names cannot be chosen to collide.
     pub hash_key: [u8; 16],
 }
 

@@ -163,7 +163,7 @@ pub(crate) fn encode_node(attr: &Attributes, xattrs: Option<&Xattrs>, content: &
     out.into()
 }
 
-/// The same appended to `out`.
+/// Appends the value of a node to `out`.
 pub(crate) fn put_node(
     out: &mut Vec<u8>,
     attr: &Attributes,
@@ -233,7 +233,7 @@ pub(crate) fn decode_node(ino: Ino, value: &Bytes) -> Result<(Attributes, Option
     Ok((attr, xattrs, value.slice(value.len() - content.len()..)))
 }
 
-/// The same where it lies.
+/// Decodes a node; its content is borrowed from `value`.
 pub(crate) fn parse_node(ino: Ino, value: &[u8]) -> Result<(Attributes, Option<Xattrs>, &[u8])> {
     parse(value).ok_or_else(|| Error::Corrupt { ino, what: "its node is malformed".into() })
 }

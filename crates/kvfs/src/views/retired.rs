@@ -1,7 +1,8 @@
 //! Numbers of views that have ended. A door puts the view's number into the number of an inode, and
 //! the kernel has such an inode for as long as a program holds it open, long after the view. Were
-//! the number given to another view meanwhile, that program would read and write there. So a number
-//! is given again only when the kernel has forgotten every inode that it has seen of the view.
+//! the number given to another view in that time, that program would read and write there. So a
+//! number is given again only when the kernel has forgotten every inode that it has seen of the
+//! view.
 //!
 //! The kernel's references are counted in the view's table. When the view ends, no call adds one
 //! any more; the table then gives its counts to [`Retired`], so that an ended view costs no more
