@@ -33,7 +33,7 @@ pub struct DictionaryOptions {
     pub compress_values: Compression,
     /// Of ten thousand keys that are not there, so many at most seem to be, and cost a read of the
     /// device: the default is 80, 0.8%, for about eleven bits of filter a key. Half the rate costs
-    /// a bit more. 0: no filters, for dictionaries whose missing keys nobody asks for.
+    /// a bit more. 0: no filters, for dictionaries whose missing keys are never asked for.
     pub false_positives: u16,
 }
 

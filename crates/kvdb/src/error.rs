@@ -35,7 +35,7 @@ pub enum Error {
     /// what, and what to do.
     #[error("too much: {0}")]
     Limit(String),
-    /// A transaction cannot commit: somebody else has changed the same keys since it began. It is
+    /// A transaction cannot commit: another commit has changed the same keys since it began. It is
     /// over; begin it again.
     #[error("conflict: {}: begin the transaction again", shown(keys))]
     Conflict {

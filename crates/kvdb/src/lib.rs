@@ -49,6 +49,7 @@ mod journal;
 mod locks;
 mod log;
 mod manifest;
+mod options;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod read;
@@ -57,10 +58,8 @@ mod scrub;
 mod signals;
 mod snapshots;
 mod transactions;
-mod write_set;
 
 pub use background::defragment::{DefragOptions, DefragProgress};
-pub use background::policy::CompactionPolicy;
 pub use commit::batch::{Batch, Durability};
 pub use commit::locking::at_once;
 pub use commit::{MAX_KEY, MAX_VALUE};
@@ -68,7 +67,6 @@ pub use db::check::{CheckReport, Fault, check};
 pub use db::checkpoint::CheckpointStats;
 pub use db::handle::Dictionary;
 pub use db::ingest::{Ingest, IngestStats};
-pub use db::options::{CreateOptions, OpenOptions};
 pub use db::promise::PromisedSpace;
 pub use db::recovery::Recovery;
 pub use db::repair::RepairReport;
@@ -80,6 +78,7 @@ pub use dictionary::{
 };
 pub use error::{Error, Result};
 pub use ids::TransactionId;
+pub use options::{CompactionPolicy, CreateOptions, OpenOptions};
 pub use read::bounds::prefix_end;
 pub use read::cursor::{Cursor, Tuple};
 pub use read::iter::{Iter, Keys};

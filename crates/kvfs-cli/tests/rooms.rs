@@ -21,8 +21,8 @@ const CRATES: &[&str] =
 const CIRCLES: &[(&str, &[&str], &str)] = &[
     (
         "kvdb",
-        &["background", "commit", "db", "read", "scrub", "snapshots", "transactions"],
-        "`Database` owns all state, and each module adds methods to it",
+        &["background", "db", "scrub", "snapshots", "transactions"],
+        "background work, snapshots and transactions are methods of the `Database` that wires all parts",
     ),
     (
         "kvdb-server",

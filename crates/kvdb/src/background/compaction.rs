@@ -52,7 +52,7 @@ pub(crate) struct Compaction {
     /// Bytes that a piece writes before the next install.
     part: AtomicU64,
     workers: Mutex<Workers>,
-    /// Held while a piece is installed; nobody waits for it with another lock.
+    /// Held while a part is installed; no thread waits for it with another lock held.
     state: Mutex<State>,
 }
 
@@ -62,9 +62,9 @@ struct Workers {
     /// For each piece what it is in the middle of, but for the time of a step. `None`: not begun,
     /// or just installed.
     merges: Vec<Option<Merge>>,
-    /// Pieces that nobody is at.
+    /// Unclaimed subcompactions.
     waiting: VecDeque<usize>,
-    /// Pieces that somebody is at.
+    /// Subcompactions that a thread works on.
     taken: usize,
     given_up: bool,
 }
@@ -89,7 +89,7 @@ struct Range {
     done: bool,
 }
 
-/// A piece of a compaction in somebody's hands.
+/// A range of keys of a compaction, claimed by a thread.
 pub(crate) struct Subcompaction {
     whole: Arc<Compaction>,
     number: usize,
@@ -134,7 +134,7 @@ impl Compaction {
         self.from.load(Ordering::Relaxed)
     }
 
-    /// A piece that nobody is at.
+    /// Claims a subcompaction.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Subcompaction> {
         let mut workers = self.workers.lock();
         let number = workers.waiting.pop_front()?;
@@ -142,12 +142,12 @@ impl Compaction {
         Some(Subcompaction { whole: self.clone(), number, first: false })
     }
 
-    /// Pieces that nobody is at.
+    /// The number of unclaimed subcompactions.
     pub(crate) fn waiting(&self) -> usize {
         self.workers.lock().waiting.len()
     }
 
-    /// Nobody goes on with it, and it holds nothing any more. What is installed of it stays.
+    /// Abandons it: it releases all that it holds. What is installed of it stays.
     pub(crate) fn give_up(&self) {
         let mut workers = self.workers.lock();
         workers.given_up = true;
@@ -163,7 +163,7 @@ impl Compaction {
 
 impl State {
     /// Moves the inputs of a merge into the bottom down to the last levels above it, so that
-    /// younger runs are merged meanwhile.
+    /// younger runs are merged during it.
     fn step_aside(&mut self, db: &Database) -> Result<()> {
         let upper: Vec<usize> = self
             .plan
@@ -201,8 +201,8 @@ impl State {
         Ok(())
     }
 
-    /// Cuts it into pieces, if it is large enough and there may be somebody for them. Not where
-    /// little is free: the parts of several would be so small that they leave holes.
+    /// Splits it into subcompactions, if it is large enough and there may be threads for them. Not
+    /// where little is free: the parts of several would be so small that they leave holes.
     fn split(&mut self, db: &Database) -> Result<()> {
         if db.zones.space().free_for_user < PLENTY {
             return Ok(());
@@ -289,7 +289,7 @@ impl Subcompaction {
         }
     }
 
-    /// Installs what it has so that it holds nothing, and lets go of it for somebody to go on. The
+    /// Installs what it has so that it holds nothing, and leaves it to the next idle thread. The
     /// piece is to be left next.
     pub(crate) fn hand_back(&mut self, db: &Database) -> Result<()> {
         let done = self.take_merge().map_or(Ok(false), |merge| self.install(db, merge))?;
@@ -300,8 +300,8 @@ impl Subcompaction {
         Ok(())
     }
 
-    /// It is done with, handed back, or has failed. `true`: nobody is at the compaction any more,
-    /// nor will be.
+    /// It is done with, handed back, or has failed. `true`: no thread works on the compaction any
+    /// more, nor will be.
     pub(crate) fn leave(self, failed: bool) -> bool {
         if failed {
             self.whole.give_up();

@@ -10,10 +10,10 @@
 //! where its bytes lie, and the store is whole after any part. When the last reader of the old
 //! bytes is gone the victims are free.
 //!
-//! By hand it begins with merges of what has small key blocks beside its values, which show what is
-//! dead, and lays scattered values in the order of their keys (`sort_values`).
+//! By hand it begins with merges of what has small key blocks compared with its values, which show
+//! what is dead, and lays scattered values in the order of their keys (`sort_values`).
 //!
-//! It runs when somebody asks for it, and by itself when too much of the store is holes. Between
+//! It runs when it is asked for, and by itself when too much of the store is holes. Between
 //! two parts it pauses, so that it takes no more of the device than its rate allows; by itself it
 //! goes faster the more is lost, so that writers are not held up before space really runs short. A
 //! store that has run short does rounds of it on the spot, see `reclaim`.
@@ -96,7 +96,7 @@ struct State {
     seen: (u64, u64),
     request: Option<DefragOptions>,
     progress: DefragProgress,
-    /// Whoever asked wants it to end.
+    /// The caller has asked it to end.
     stop: bool,
 }
 
@@ -243,7 +243,7 @@ impl Database {
         let kept = self.snapshots.zones();
         let open: BTreeSet<ZoneId> =
             self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
-        // What somebody else holds as well, a reader of an older version or a flush under way,
+        // What is held elsewhere as well, by a reader of an older version or a flush under way,
         // would not become free.
         let held: BTreeMap<ZoneId, u64> =
             self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
@@ -331,7 +331,7 @@ impl Database {
         part: u64,
         gated: bool,
     ) -> Result<Evacuated> {
-        // Whoever has the gate alone already needs no other.
+        // A caller that has the gate alone already needs no other.
         let _shared = gated.then(|| self.merging.pausing());
         let find = |version: &Version| {
             let tree = version.trees.get(&dict)?;
@@ -349,7 +349,7 @@ impl Database {
             (!busy).then(|| CompactionLock { number: 0, dict, runs: vec![id], level })
         });
         let Some((level, run, options)) = found else {
-            // Merged away meanwhile, and with it what it had there.
+            // It was merged away since, and with it what it had there.
             return Ok(Evacuated::Moved(0, None));
         };
         let Some(number) = claimed else { return Ok(Evacuated::Busy) };
@@ -438,13 +438,13 @@ impl Database {
         }
     }
 
-    /// Merges key blocks where that costs little beside the values that they refer to: which of
-    /// these are dead nobody knows before, and they would be moved together with the others. Values
-    /// that lie scattered are laid in the order of their keys on the way, unless that is to be
-    /// slow: scans find them together then, while what moves zone by zone stays as scattered as it
-    /// lay.
+    /// Merges key blocks where that costs little compared with the values that they refer to: which
+    /// of these are dead is not known before, and they would be moved together with the others.
+    /// Values that lie scattered are laid in the order of their keys on the way, unless that is to
+    /// be slow: scans find them together then, while what moves zone by zone stays as scattered as
+    /// it lay.
     fn sort_values(&self, options: DefragOptions) -> Result<()> {
-        // Without room for it, or a dictionary that was dropped meanwhile: there is something to
+        // Without room for it, or a dictionary that was dropped since: there is something to
         // move all the same.
         let unless_in_vain = |done: Result<()>| match done {
             Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
@@ -499,7 +499,7 @@ impl Database {
         self.writable()?;
         let started = self.defragmenter.request(options, false);
         if started && self.inline() {
-            // Nobody else would bring the merges under way to an end.
+            // No other thread would finish the merges under way.
             drop(self.merge_alone());
             let done = self.defragment(options);
             self.defragmenter.end();

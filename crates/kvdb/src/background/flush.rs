@@ -37,7 +37,7 @@ struct Flush {
     merges: VecDeque<(DictionaryId, Merge, f64)>,
     runs: Vec<(DictionaryId, Arc<Run>, f64)>,
     /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped
-    /// meanwhile.
+    /// during the flush.
     _generations: Vec<Arc<Generation>>,
 }
 
@@ -91,8 +91,8 @@ impl Flush {
     /// Makes the runs part of the store.
     fn install(self, db: &Database) -> Result<()> {
         db.zones.sync().map_err(|e| db.health.fail("syncing a flush", &e.into()))?;
-        // Written with the numbers that somebody asks for. Before the memtables go, so that nobody
-        // finds neither.
+        // Written with the numbers that transactions ask for. Before the memtables go, so that a
+        // reader always finds one of the two.
         let past = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
             let newest = run.stats().max_seq;
             (newest > 0).then(|| RecentCommit {
@@ -169,7 +169,7 @@ impl Database {
         self.flush_sealed_locked()
     }
 
-    /// The same for a caller that has `flushing`.
+    /// Flushes what is sealed for a caller that has `flushing`.
     pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
         let Some(last) = self.commits.sealed.lock().back().map(|s| s.generation) else {
             return Ok(false);

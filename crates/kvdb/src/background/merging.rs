@@ -1,9 +1,9 @@
 //! Who merges. Each thread has a stack of merges under way: one that becomes due at a younger level
-//! goes first, so that a large merge does not let the young runs pile up; threads beside each other
-//! take what nobody has claimed, or a piece of a large merge that another one has begun. A thread
-//! that turns to a younger merge leaves its piece to whoever comes first. Whoever must not find a
-//! merge under way goes through [`Database::merge_alone`]: the threads pause between two steps, and
-//! give up what they had begun; what of it is installed stays.
+//! goes first, so that a large merge does not let the young runs pile up; parallel threads take
+//! plans without a lock, or a subcompaction of a large merge that another one has begun. A thread
+//! that turns to a younger merge leaves its subcompaction to the next idle thread. Work that must
+//! not find a merge under way goes through [`Database::merge_alone`]: the threads pause between two
+//! steps, and give up what they had begun; what of it is installed stays.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const DEEPEST: usize = 4;
 
 #[derive(Default)]
 pub(crate) struct Merging {
-    /// Shared for a step of a merge; alone by whoever must not find one.
+    /// Shared for a step of a merge; alone by work that must not find one.
     gate: RwLock<()>,
     /// Changes when all merges under way are given up.
     round: AtomicU64,
@@ -66,7 +66,8 @@ impl Merging {
         self.gate.read()
     }
 
-    /// Claims what `choose` says beside what is claimed already; the number to release it by.
+    /// Locks the runs that `choose` names, given those that are locked already; the number to
+    /// release them by.
     pub(crate) fn compaction_lock(
         &self,
         choose: impl FnOnce(&[CompactionLock]) -> Option<CompactionLock>,
@@ -83,7 +84,7 @@ impl Merging {
         self.under_way.lock().retain(|whole| whole.number != number);
     }
 
-    /// A piece that nobody is at, of the youngest merge that has any and takes runs from above
+    /// An unclaimed subcompaction of the youngest merge that has any and takes runs from above
     /// level `above`.
     fn take(&self, above: usize) -> Option<Subcompaction> {
         let under_way = self.under_way.lock();
@@ -96,9 +97,9 @@ impl Merging {
 }
 
 impl Database {
-    /// The most pressing compaction beside those that `compaction_locks` stand for. `tombstones`: also those
-    /// that only deletions call for; `any`: however few they are. `above`: only those that begin at
-    /// a level above this one.
+    /// The most pressing compaction of runs without one of `compaction_locks`. `tombstones`: also
+    /// those that only deletions call for; `any`: however few they are. `above`: only those that
+    /// begin at a level above this one.
     pub(crate) fn next_plan(
         &self,
         tombstones: bool,
@@ -162,7 +163,7 @@ impl Database {
             let older = stack.merges.pop_if(|older| older.is_shared());
             stack.merges.push(younger);
             if let Some(mut older) = older {
-                // It would hold what the others have merged meanwhile.
+                // It would keep what the others have merged since.
                 let left = older.hand_back(self);
                 self.end(older, left.is_err());
                 left?;
@@ -212,7 +213,7 @@ impl Database {
         }
     }
 
-    /// Somebody is done with a piece.
+    /// A thread has finished a subcompaction.
     fn end(&self, piece: Subcompaction, failed: bool) {
         let number = piece.whole().number;
         if piece.leave(failed) {

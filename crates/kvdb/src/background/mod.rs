@@ -84,7 +84,7 @@ impl Database {
             let run = move || {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&db)));
                 if outcome.is_err() {
-                    // A mistake in the program: nobody may wait for this thread's work.
+                    // A bug in the program: no caller may wait for this thread's work any more.
                     db.health
                         .fail("background work", &Error::Invalid(format!("{name} has panicked")));
                     db.signals.memory_is_free();
@@ -247,8 +247,8 @@ impl Database {
         self.now().saturating_sub(since) >= self.options.idle_flush.min(Duration::from_secs(2))
     }
 
-    /// Somebody has flushed by hand, and so expects no more for a while: what is put off until the
-    /// store is quiet is done soon.
+    /// The caller has flushed by hand, and so expects no more commits for a while: what is put off
+    /// until the store is quiet is done soon.
     pub(crate) fn tidy_soon(&self) {
         if !self.inline() {
             let idle = self.options.idle_flush.max(Duration::from_secs(2));
@@ -292,8 +292,8 @@ impl Database {
         }
         self.look_for_holes();
         self.seal_what_holds_much(true)?;
-        // What a moment's work took and nobody needed since; little at once, since it is the device
-        // that writers wait for.
+        // What a burst of work took and was not needed since; little at once, since it is the
+        // device that writers wait for.
         self.zones.give_back_idle(GIVE_BACK)?;
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
@@ -320,7 +320,7 @@ impl Database {
     fn seal_what_holds_much(&self, in_time: bool) -> Result<()> {
         const LEAST: u64 = 64 << 20;
         const MOST: u64 = 256 << 20;
-        // Nobody asks a memtable for less: what newer versions hide there may be forgotten as
+        // No reader asks a memtable for less: what newer versions hide there may be forgotten as
         // others come.
         let floor =
             self.versions.read_snapshots.floor(self.versions.visible.load(Ordering::Acquire));

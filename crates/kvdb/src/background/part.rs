@@ -110,7 +110,7 @@ impl Database {
     }
 
     /// Syncs what a part of a merge has written and makes it part of the store. `None`: its
-    /// dictionary was dropped meanwhile, and so is the part.
+    /// dictionary was dropped during the merge, and so is the part.
     pub(crate) fn install_part(&self, part: Part, stats: &MergeStats) -> Result<Option<Installed>> {
         let Part { dict, changed, new } = part;
         self.zones.sync().map_err(|e| self.health.fail("syncing a merge", &e.into()))?;

@@ -8,7 +8,7 @@
 //! move below runs that are older. So a merge takes all runs of its level, and none of them is in
 //! another merge; and a merge into the bottom takes all levels from its own downwards. Before it
 //! begins it moves them out of the way, down to the last levels above the bottom: what is flushed
-//! meanwhile is merged among itself, however long the large merge takes.
+//! during it is merged among itself, however long the large merge takes.
 
 use vt_tree::{ADAPTIVE, Placement};
 use zones::{Lifetime, ZONE_SIZE};
@@ -18,38 +18,8 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::dictionary::DictionaryOptions;
 use crate::ids::RunId;
+use crate::options::CompactionPolicy;
 use crate::read::version::{Placed, Tree};
-
-/// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one
-/// opening to the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompactionPolicy {
-    /// Runs that a level gathers before they are merged into one of the next. At least 2.
-    pub runs_per_level: usize,
-    /// The bottom run is merged when what lies above it weighs this part of it: 4 stands for a
-    /// quarter. At least 1.
-    pub size_ratio: u64,
-    /// All data ends in one run. Otherwise levels are merged into the next for ever, and reads meet
-    /// more runs.
-    pub single_bottom: bool,
-}
-
-impl Default for CompactionPolicy {
-    fn default() -> Self {
-        CompactionPolicy { runs_per_level: 8, size_ratio: 4, single_bottom: true }
-    }
-}
-
-impl CompactionPolicy {
-    /// Within bounds that work.
-    pub(crate) fn sane(self) -> CompactionPolicy {
-        CompactionPolicy {
-            runs_per_level: self.runs_per_level.clamp(2, 64),
-            size_ratio: self.size_ratio.clamp(1, 1 << 20),
-            ..self
-        }
-    }
-}
 
 /// The level of the bottom run.
 pub(crate) const BOTTOM: usize = 15;
@@ -83,7 +53,7 @@ const APART: u64 = 5 * ZONE_SIZE;
 pub(crate) const PLENTY: u64 = 32 * ZONE_SIZE;
 
 impl Database {
-    /// Where on the device the result of merging `runs` belongs, at `level`: beside what lives as
+    /// Where on the device the result of merging `runs` belongs, at `level`: with what lives as
     /// long.
     pub(crate) fn lifetime<'a>(
         &self,
@@ -118,7 +88,7 @@ pub(crate) struct CompactionPlan {
     pub options: DictionaryOptions,
 }
 
-/// What merges under way have taken: nobody else may touch it.
+/// Runs of a merge under way, which no other merge may take.
 #[derive(Clone, Debug)]
 pub(crate) struct CompactionLock {
     pub number: u64,
@@ -221,8 +191,8 @@ impl CompactionPlan {
         self.levels.iter().map(|(_, level)| *level).min().unwrap_or(BOTTOM)
     }
 
-    /// What the shape calls for beside the merges under way, if anything. `above`: only of the
-    /// levels above this one.
+    /// What the policy calls for in addition to the merges under way, if anything. `above`: only of
+    /// the levels above this one.
     pub(crate) fn for_policy(
         tree: &Tree,
         policy: &CompactionPolicy,
@@ -296,9 +266,9 @@ impl CompactionPlan {
         due.then(|| CompactionPlan::new(tree, above().cloned().collect(), to, false))
     }
 
-    /// A merge of all from `level` downwards writes little beside the large values that it may find
-    /// dead: those above the bottom weigh a part of those in it that counts, and many times the key
-    /// blocks of all.
+    /// A merge of all from `level` downwards writes little compared with the large values that it
+    /// may find dead: those above the bottom weigh a part of those in it that counts, and many
+    /// times the key blocks of all.
     fn is_cheap(tree: &Tree, level: usize) -> bool {
         let values = |from: usize| {
             tree.levels.iter().skip(from).flatten().map(|p| p.run.stats().value_bytes).sum::<u64>()

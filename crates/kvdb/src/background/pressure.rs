@@ -126,7 +126,7 @@ impl Database {
                 return Err(Error::NoSpace);
             }
             if self.commits.sealed.lock().is_empty() {
-                // It is the journal that is too long, and nobody sealed what it holds yet.
+                // It is the journal that is too long, and what it holds is not sealed yet.
                 self.commits.seal(self.versions.load().generation.number)?;
             }
             self.signals.wait_for_memory(Duration::from_millis(100), full);
@@ -185,8 +185,8 @@ impl Database {
         true
     }
 
-    /// What a commit does afterwards: it asks for what is due, or does it itself when the store has no
-    /// threads.
+    /// What a commit does afterwards: it asks for what is due, or does it itself when the store has
+    /// no threads.
     pub(crate) fn after_commit(&self, applied: Applied) -> Result<()> {
         let long = self.counters.journal_device.get() > self.shares.journal_device;
         let tight = self.commits.journal_tight.swap(false, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-//! Making room: what a full store does before it says so, and compactions that somebody waits for.
+//! Making room: what a full store does before it says so, and compactions that a caller waits for.
 //! All of it has the runs alone.
 
 use vt_tree::Placement;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// Zones that must have become free before a reclaim is content.
 const ENOUGH: u64 = 4;
-/// Most rounds of a reclaim: whoever waits for it must go on at last.
+/// Most rounds of a reclaim: a caller that waits for it must go on at last.
 const ROUNDS: usize = 16;
 
 /// `None`: there was no space for it.
@@ -44,7 +44,7 @@ impl Database {
                         done => break done,
                     }
                 };
-                // Closed, or failed: nobody need go on.
+                // Closed, or failed: there is no need to go on.
                 own.leave(!matches!(done, Ok(true)));
                 if !done? {
                     return Ok(false);
@@ -77,7 +77,8 @@ impl Database {
         })
     }
 
-    /// The same; when there is no space for it, merged with everything older, which may make some.
+    /// Merges a plan; when there is no space for it, together with everything older, which may make
+    /// some.
     fn compact_somehow(&self, plan: CompactionPlan) -> Result<bool> {
         let (dict, level, to_bottom) =
             (plan.dict, plan.inputs.first().map_or(0, |p| plan.level_of(p.id)), plan.to_bottom);
@@ -109,8 +110,8 @@ impl Database {
         Ok(())
     }
 
-    /// The same as a part of a defragmentation, which may have a placement of its own: by that even
-    /// a single run is merged.
+    /// Compacts a dictionary as a part of a defragmentation, which may have a placement of its own:
+    /// by that even a single run is merged.
     pub(crate) fn compact_to_defragment(
         &self,
         dict: DictionaryId,
@@ -137,8 +138,8 @@ impl Database {
 
     /// Makes the space of what was deleted free: flushes, merges what has tombstones, and, when
     /// zones are mostly holes, moves the rest of them together, until there is some room or nothing
-    /// is left to gain. Done by whoever finds the store full, before saying so. `true`: there may
-    /// be more to gain.
+    /// is left to gain. Done when a commit finds the store full, before it is told so. `true`:
+    /// there may be more to gain.
     pub(crate) fn reclaim(&self) -> Result<bool> {
         let mut free = 0;
         for _ in 0..ROUNDS {

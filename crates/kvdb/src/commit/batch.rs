@@ -1,8 +1,11 @@
 //! A batch: changes that a commit applies whole or not at all.
 
 use bytes::Bytes;
+use vt_tree::KeyRange;
 
+use crate::commit::MAX_KEY;
 use crate::dictionary::DictionaryId;
+use crate::read::bounds;
 use crate::read::view::StoredValue;
 
 /// When a commit returns.
@@ -123,6 +126,19 @@ impl Batch {
     }
     /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
     pub fn delete_prefix(&mut self, dict: DictionaryId, prefix: impl AsRef<[u8]>) {
-        crate::read::bounds::delete(self, dict, crate::read::bounds::of_prefix(prefix.as_ref()));
+        self.delete_keys(dict, bounds::of_prefix(prefix.as_ref()));
+    }
+
+    /// Deletes all keys of `range`. A range tombstone needs an end: without one it ends at the last
+    /// possible key, which is deleted by itself.
+    pub(crate) fn delete_keys(&mut self, dict: DictionaryId, range: KeyRange) {
+        match range.end {
+            Some(end) => self.delete_range(dict, range.start, end),
+            None => {
+                let last = Bytes::from(vec![0xff; MAX_KEY]);
+                self.delete_range(dict, range.start, last.clone());
+                self.delete(dict, last);
+            }
+        }
     }
 }

@@ -23,7 +23,7 @@ use crate::read::version::{Generation, Layer};
 
 /// Bytes of a chunk.
 const CHUNK: usize = 1 << 20;
-/// Values whose places are told to a memtable at once: readers wait meanwhile.
+/// Values whose places are told to a memtable at once: readers wait for that long.
 const AT_ONCE: usize = 256;
 
 /// A value that waits for its place.

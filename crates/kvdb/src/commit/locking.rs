@@ -65,7 +65,7 @@ pub(crate) fn ranges(
     changes.iter().map(|(dict, op)| (*dict, range_of(op)))
 }
 
-/// The same of ranges that stand for themselves.
+/// Ranges, as [`ranges`] gives those of changes.
 pub(crate) fn borrowed(
     ranges: &[(DictionaryId, KeyRange)],
 ) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {

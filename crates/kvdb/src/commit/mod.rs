@@ -1,11 +1,11 @@
 //! The commit pipeline. A commit binds its large values, or copies them to wait for their place,
 //! and then, under one short lock, appends its record to the journal's buffer, writes the memtables
-//! and becomes visible. Nobody waits for another thread on this way; what has gathered is written
-//! by the journal's thread.
+//! and becomes visible. No commit waits for another thread on this way; what has gathered is
+//! written by the journal's thread.
 //!
-//! Durability is a second stage (see `pipeline`): whoever wants it for a position of the journal's
-//! stream waits for a sync that began after its record was in the buffer. One of the waiting
-//! threads does the sync for all of them; the others join the next one.
+//! Durability is a second stage (see `pipeline`): a caller that wants it for a position of the
+//! journal's stream waits for a sync that began after its record was in the buffer. One of the
+//! waiting threads does the sync for all of them; the others join the next one.
 
 pub(crate) mod batch;
 pub(crate) mod deferred;
@@ -29,7 +29,6 @@ use self::pipeline::{Pipeline, Sealed, Syncing};
 use self::recent::{RecentCommit, RecentCommits};
 use crate::commit::locking::{past, ranges};
 use crate::counters::Counters;
-use crate::db::options::{OpenOptions, Shares};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -37,6 +36,7 @@ use crate::journal::Writer;
 use crate::journal::record::{self, Changes, Op, PutValue};
 use crate::locks::Locks;
 use crate::manifest::State;
+use crate::options::{OpenOptions, Shares};
 use crate::read::version::{Layer, Version};
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::VersionSet;
@@ -422,7 +422,7 @@ impl CommitPipeline {
         self.enter_with(need, cost, |need| self.make_room_somehow(engine, need, (cost, claim)))
     }
 
-    /// The same for changes that only delete, of which the journal may be written wherever flushes
+    /// Enters for changes that only delete, of which the journal may be written wherever flushes
     /// may write: what they flush, the journal's old segment among it, gives a zone back.
     fn enter_to_delete(
         &self,
@@ -459,7 +459,7 @@ impl CommitPipeline {
         }
     }
 
-    /// The same for a caller that keeps flushes and merges away, which could make room in a full
+    /// Enters for a caller that keeps flushes and merges away, which could make room in a full
     /// store.
     pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
         self.enter_with(need, 0, |need| {
@@ -488,7 +488,7 @@ impl CommitPipeline {
         Ok(pipeline)
     }
 
-    /// Lets everybody see `count` changes that are in the memtables.
+    /// Publishes `count` changes that are in the memtables.
     fn publish(
         &self,
         pipeline: &mut Pipeline,
@@ -501,7 +501,7 @@ impl CommitPipeline {
         self.show(pipeline, version, count, grown, deferred)
     }
 
-    /// The same of changes that need no flush.
+    /// Publishes `count` changes that need no flush.
     pub(crate) fn show(
         &self,
         pipeline: &mut Pipeline,
@@ -567,7 +567,7 @@ impl CommitPipeline {
         self.synced_commits.store(true, Ordering::Relaxed);
         let synced = self.sync_to(engine, applied.end);
         if self.options.journal {
-            // It has happened: without its sync nobody could say whether it will last. All space
+            // It has happened: without its sync it is unknown whether it will last. All space
             // that this takes was taken before, so a host that has none breaks its word.
             return synced.map_err(|e| self.health.fail("syncing a commit", &e));
         }
@@ -600,7 +600,7 @@ impl CommitPipeline {
         if !still(first - 1)? {
             return Ok(Attempt::Stale);
         }
-        // Until everybody sees the changes nobody gets a lock that would have kept them away.
+        // Until the changes are visible no lock is granted that would have kept them away.
         let _guard = match self.locks.any() {
             false => None,
             true => match self.locks.try_guard(ranges(changes), owner) {
@@ -649,7 +649,7 @@ impl CommitPipeline {
 enum Attempt {
     Applied(Applied),
     Stale,
-    /// Somebody's lock lies on what is to be changed.
+    /// A lock of a transaction lies on what is to be changed.
     Locked,
 }
 

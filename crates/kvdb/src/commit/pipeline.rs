@@ -2,7 +2,7 @@
 //! on, and how it is written out, synced, and closed as a generation.
 //!
 //! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so
-//! nothing that was acknowledged finds the store full later; whoever writes says what room is left
+//! nothing that was acknowledged finds the store full later; a write says what room is left
 //! while it writes, and afterwards.
 
 use env::sync::atomic::Ordering;
@@ -236,7 +236,7 @@ impl CommitPipeline {
             self.counters.journal_device.set(writer.bytes());
         }
         let mut pipeline = self.pipeline.lock();
-        // What has gathered meanwhile was let in by the more careful figures.
+        // What was committed during the write was admitted by the more careful figures.
         pipeline.look(writer);
         if stream.capacity() <= 2 * self.shares.journal_buffer {
             pipeline.spare = stream;
@@ -301,7 +301,7 @@ impl CommitPipeline {
         result.map(|_| ())
     }
 
-    /// Closes generation `number` for commits, if nobody did so before.
+    /// Closes generation `number` for commits, unless it is closed already.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
         let mut writer = self.writer.lock();
         self.seal_if(&mut writer, |version, _, _| Ok(version.generation.number == number), |_| {})
@@ -353,7 +353,7 @@ impl CommitPipeline {
             ));
             drop((remembered, guard.take()));
         };
-        // Others may have filled the room meanwhile: then all begins anew.
+        // Other commits may have filled the room: then all begins anew.
         let go = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
             runs.iter().try_for_each(|(dict, _)| version.tree(*dict).map(drop))?;
             let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;

@@ -57,8 +57,8 @@ impl CheckReport {
 /// Bytes of cache for nodes and filters while checking.
 const CACHE: usize = 32 << 20;
 
-/// Reads the whole store on `device`, which nobody must be writing to. `progress` hears of (bytes
-/// read, bytes in all). Damage is reported, never an error.
+/// Reads the whole store on `device`, which no process may be writing to. `progress` hears of
+/// (bytes read, bytes in all). Damage is reported, never an error.
 pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
     let mut report = CheckReport::default();
     if let Err(e) = examine(device, &mut report, progress) {
@@ -192,7 +192,7 @@ fn place(tree: &Tree, placed: &Placed) -> String {
     format!("{branch}dictionary {}, run {}", tree.info.name, placed.id.0)
 }
 
-/// `what` lies in `zone`: possible only when the zone is nobody's whole. It may have more bytes
+/// `what` lies in `zone`: possible only when the zone has no single owner. It may have more bytes
 /// there than there are, since several of its keys may share one place.
 fn claim(
     used: &BTreeMap<ZoneId, &'static str>,

@@ -1,6 +1,6 @@
 //! A checkpoint: a copy of the store as of one commit, a store of its own. The zones that its runs
 //! lie in are copied to the same addresses of a sparse file, so no pointer changes; a manifest is
-//! written that names these runs, and no journal. Writes go on meanwhile: the version that is
+//! written that names these runs, and no journal. Writes go on: the version that is
 //! copied holds its zones.
 
 use env::sync::atomic::Ordering;
@@ -58,15 +58,15 @@ impl Kvdb {
         Ok(stats)
     }
 
-    /// The same to any device, whose contents are lost. It is a store, and durable, when this
-    /// returns without an error, and not before.
+    /// Writes a checkpoint to a device, whose contents are lost. It is a store, and durable, when
+    /// this returns without an error, and not before.
     pub fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         self.db.0.checkpoint_to(device)
     }
 }
 
 impl Database {
-    /// Above the numbers of all dictionaries that there were, as far as anybody still knows of
+    /// Above the numbers of all dictionaries that there were, as far as is still known of
     /// them.
     fn next_dictionary(&self) -> u32 {
         self.versions.manifest().map_or(0, |m| m.state().next_dictionary)
@@ -141,7 +141,7 @@ impl Database {
         state.apply(Edit::JournalStart(JournalStart { seq, ..state.start }))?;
         state.apply(Edit::Closed)?;
 
-        // Under a name of its own, so that nobody takes one for the other.
+        // Under a name of its own, so that one is not taken for the other.
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.env.random().to_le_bytes());
         uuid[8..].copy_from_slice(&self.env.random().to_le_bytes());

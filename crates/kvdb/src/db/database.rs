@@ -20,16 +20,17 @@ use crate::background::{Background, Defragmenter, Merging};
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::{CommitParts, CommitPipeline};
 use crate::counters::Counters;
-use crate::db::options::{OpenOptions, Shares};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::Writer;
 use crate::locks::Locks;
 use crate::manifest::{Edit, Manifest};
+use crate::options::{OpenOptions, Shares};
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::VersionSet;
+use crate::read::write_set::RunWriter;
 use crate::scrub::Scrubber;
 use crate::signals::Signals;
 use crate::snapshots::Snapshots;
@@ -149,6 +150,11 @@ impl Database {
         durability: Durability,
     ) -> Result<()> {
         self.commits.put(self, dict, key, value, durability)
+    }
+
+    /// What writing parts of a write set as runs needs.
+    pub(crate) fn run_writer(&self) -> RunWriter<'_> {
+        RunWriter { versions: &self.versions, cache: &self.store, counters: &self.counters }
     }
 
     /// Everything committed before this call is durable when it returns.

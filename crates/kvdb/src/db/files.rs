@@ -12,10 +12,10 @@ use env::Machine;
 use zones::FileDevice;
 
 use crate::db::Kvdb;
-use crate::db::options::{CreateOptions, OpenOptions};
 use crate::db::recovery;
 use crate::db::recovery::Recovery;
 use crate::error::{Error, Result};
+use crate::options::{CreateOptions, OpenOptions};
 
 impl Kvdb {
     /// Opens the store in the file at `path`, or makes one: 256 MiB of memory, background threads,
@@ -35,7 +35,7 @@ impl Kvdb {
         Self::open_path_with(path, OpenOptions::default())
     }
 
-    /// The same with other options. With `read_only` the store must be there.
+    /// Opens the store in a file, with options. With `read_only` the store must be there.
     ///
     /// ```
     /// # let folder = tempfile::tempdir()?;
@@ -98,7 +98,7 @@ impl Partial {
         partial.push(".partial");
         let name = path.with_file_name(partial);
         if name.try_exists()? {
-            // Locked by whoever is writing it.
+            // Locked by the process that writes it.
             let left = FileDevice::open(&name, false)?;
             fs::remove_file(&name)?;
             drop(left);
@@ -108,7 +108,7 @@ impl Partial {
 
     /// Gives the file its name, durably. Its bytes are durable already.
     pub(crate) fn finish(mut self) -> Result<()> {
-        // A link, unlike a rename, never replaces what somebody else has put there meanwhile.
+        // A link, unlike a rename, never replaces what another process has put there.
         match fs::hard_link(&self.name, &self.path) {
             Ok(()) => fs::remove_file(&self.name)?,
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(e.into()),

@@ -124,7 +124,7 @@ impl Dictionary {
     /// ```
     #[doc(alias = "delete_range")]
     pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<()> {
-        self.one(|b| bounds::delete(b, self.id, bounds::of(&range)))
+        self.one(|b| b.delete_keys(self.id, bounds::of(&range)))
     }
 
     /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
@@ -225,7 +225,7 @@ impl Dictionary {
         self.db.ingest(self.id, tuples)
     }
 
-    /// The same, tuple by tuple; see [`Kvdb::begin_ingest`].
+    /// Begins an ingest tuple by tuple; see [`Kvdb::begin_ingest`].
     pub fn begin_ingest(&self) -> Result<Ingest> {
         self.db.begin_ingest(self.id)
     }

@@ -82,7 +82,8 @@ impl Kvdb {
         ingest.finish()
     }
 
-    /// The same, tuple by tuple, for a source that may fail: dropping the [`Ingest`] gives up.
+    /// Begins an ingest tuple by tuple, for a source that may fail: dropping the [`Ingest`] gives
+    /// up.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

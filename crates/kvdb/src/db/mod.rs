@@ -7,7 +7,6 @@ pub(crate) mod database;
 pub(crate) mod files;
 pub(crate) mod handle;
 pub(crate) mod ingest;
-pub(crate) mod options;
 pub(crate) mod promise;
 pub(crate) mod recovery;
 pub(crate) mod repair;
@@ -20,13 +19,13 @@ use env::{Env, Machine};
 use zones::{Device, MemoryDevice};
 
 use self::database::Database;
-use self::options::{CreateOptions, OpenOptions};
 use self::recovery::Recovery;
 use self::stats::Stats;
 use crate::background::defragment::{DefragOptions, DefragProgress};
 use crate::commit::batch::{Batch, Durability};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::Result;
+use crate::options::{CreateOptions, OpenOptions};
 use crate::read::bounds;
 use crate::read::view::View;
 
@@ -192,7 +191,7 @@ impl Kvdb {
     }
 
     /// Gives back the space of what was deleted, now; in its time the background does the same. For
-    /// whoever finds `space().free` short. Quick when nothing was deleted since the last time.
+    /// callers that find `space().free` short. Quick when nothing was deleted since the last time.
     pub fn reclaim(&self) {
         if self.db.0.writable().is_ok() {
             self.db.0.want_space();
@@ -237,7 +236,7 @@ impl Kvdb {
     }
 
     /// Starts moving what lies in zones that are mostly holes together, in the background; clients
-    /// go on meanwhile. `false`: that was under way already. In a store without threads it is done
+    /// go on. `false`: that was under way already. In a store without threads it is done
     /// when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
         self.db.0.writable()?;

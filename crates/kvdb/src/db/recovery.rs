@@ -20,7 +20,6 @@ use zones::{Device, FormatOptions, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, 
 use crate::commit::pipeline::Sealed;
 use crate::commit::write_memtables;
 use crate::db::database::{Database, Parts};
-use crate::db::options::{CreateOptions, OpenOptions, Shares};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -31,6 +30,7 @@ use crate::journal::{Owned, Segment, Writer};
 use crate::log::chunk::Kind;
 use crate::log::stream::{Part, Records, StreamReader};
 use crate::manifest::{self, DictionaryState, Edit, JournalStart, Manifest, State};
+use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::read::version::{Generation, Tree, Version};
 use crate::snapshots::Snapshots;
 
@@ -366,7 +366,7 @@ enum Content {
 fn void(first: Seq, changes: &mut Changes, since: &BTreeMap<DictionaryId, Seq>) {
     for (seq, (dict, _)) in (first..).zip(changes.iter_mut()).filter(|_| !since.is_empty()) {
         if since.get(dict).is_some_and(|since| seq <= *since) {
-            // Nobody's: as a change of a dictionary that was dropped.
+            // Void: as a change of a dictionary that was dropped.
             *dict = DictionaryId(0);
         }
     }
@@ -515,8 +515,8 @@ impl Found {
 #[derive(Default)]
 struct Runs {
     known: HashMap<Bytes, Arc<Run>>,
-    /// The same by where in the state the bytes lie, which is alive meanwhile: what snapshots share
-    /// lies there once.
+    /// The runs by where in the state their roots lie, which lives as long as this: what snapshots
+    /// share lies there once.
     by_place: HashMap<*const u8, Arc<Run>>,
 }
 
@@ -536,8 +536,8 @@ impl Runs {
 }
 
 /// What runs hold, added to `before`. What they say of themselves is added up in many places. Each
-/// sum is far below what a number can be, but their number is anybody's in a store that somebody
-/// else has made.
+/// sum is far below what a number can be, but their number may be any in a store that another
+/// program has made.
 fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u64> {
     let sum = runs.try_fold(before, |sum, run| {
         let s = run.stats();

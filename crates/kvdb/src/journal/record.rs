@@ -55,7 +55,7 @@ const PUT_PACKED: u8 = 5;
 
 /// Bytes of a reference to an extent.
 const REFERENCE: usize = 16;
-/// The same where values may be compressed.
+/// Bytes of a reference where values may be compressed.
 const PACKED_REFERENCE: usize = 21;
 
 /// Bytes of a reference to a value that is stored so, if it gets smaller.
@@ -184,7 +184,7 @@ pub(crate) fn size(changes: &[(DictionaryId, Op)]) -> usize {
     varint_len(inside as u64) + inside
 }
 
-/// The same without the length.
+/// Bytes of the record of `changes`, without its length.
 fn inside(changes: &[(DictionaryId, Op)]) -> usize {
     match changes {
         [(dict, op)] => 1 + op.size(*dict, true),
@@ -252,7 +252,7 @@ fn put_inside(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     1 + varint_len(u64::from(dict.0)) + varint_len(key as u64) + key + value.bytes().len()
 }
 
-/// The same with it.
+/// Bytes of the record of one put, its length included.
 pub(crate) fn put_size(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     let inside = put_inside(dict, key, value);
     varint_len(inside as u64) + inside

@@ -96,7 +96,8 @@ impl Fragments {
         false
     }
 
-    /// Gives `owner` a lock on `range`, which is not empty. Nobody else may stand in the way of it.
+    /// Gives `owner` a lock on `range`, which is not empty. No other owner may stand in the way of
+    /// it.
     pub(super) fn grant(&mut self, owner: u64, range: &KeyRange, exclusive: bool) {
         self.split(&range.start);
         if let Some(end) = &range.end {

@@ -1,15 +1,15 @@
 //! The lock tree of serializable transactions: shared and exclusive locks on keys and key ranges,
 //! held until their owner ends.
 //!
-//! Nobody deadlocks, because the older one wins (wound-wait). Whoever meets a lock of an older
-//! owner waits for it, and so does whoever meets an older one that waits for what it wants itself.
-//! Whoever meets a lock of a younger owner *wounds* that: it can do nothing more than end, and the
-//! older one waits for just that. So all waiting is for older owners, or for wounded ones, which
-//! wait for nobody; there is no circle of that. An owner that is tried again with its old age
-//! becomes the oldest at last, so nobody starves.
+//! There are no deadlocks, because the older one wins (wound-wait). An owner that meets a lock of
+//! an older owner waits for it, and so does one that meets an older one which waits for what it
+//! wants itself. An owner that meets a lock of a younger one *wounds* that: it can do nothing more
+//! than end, and the older one waits for just that. So all waiting is for older owners, or for
+//! wounded ones, which wait for no one; there is no circle of that. An owner that is tried again
+//! with its old age becomes the oldest at last, so none starves.
 //!
 //! Commits that belong to no such owner take no locks. They are the youngest of all: they look
-//! whether anybody's lock lies on what they change, and wait, and hold off new locks for the moment
+//! whether a lock lies on what they change, and wait, and hold off new locks for the moment
 //! in which they happen ([`Locks::try_guard`]).
 //!
 //! - `range`: a range of keys, borrowed;
@@ -98,7 +98,7 @@ impl Locks {
         }
     }
 
-    /// `true` when there are owners. Whoever sees `false` needs to look at no lock.
+    /// `true` when there are owners. A caller that sees `false` need not look at any lock.
     pub(crate) fn any(&self) -> bool {
         self.owners.load(Ordering::SeqCst) > 0
     }
@@ -384,7 +384,7 @@ mod tests {
             let waits =
                 scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"a"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
-            // Nobody else ends it: it does so itself, when its call has come back.
+            // It ends by itself, when its call has come back.
             let older = scope
                 .spawn(|| locks.lock(2, DICT, KeyRangeRef::key(b"b"), Mode::Shared, EVER, &|_| ()));
             assert_eq!(waits.join().unwrap(), Err(LockError::Wounded { by: 2 }));

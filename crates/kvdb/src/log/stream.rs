@@ -123,7 +123,7 @@ impl<'a> StreamReader<'a> {
         }
     }
 
-    /// The same for a scrub, which passes caches by.
+    /// Reads the stream for a scrub, which bypasses caches.
     pub(crate) fn on_medium(
         zones: &'a Zones,
         kind: Kind,

@@ -194,7 +194,7 @@ impl Manifest {
     }
 
     /// Makes `edits` durable, all or none. `NoSpace` leaves everything as it was; any other failure
-    /// stops the store, because nobody can tell whether the edits are on the device.
+    /// stops the store, because it is unknown whether the edits are on the device.
     pub(crate) fn commit(&mut self, edits: Vec<Edit>) -> Result<()> {
         self.health.check()?;
         let mut next = self.state.clone();
@@ -295,7 +295,7 @@ impl Manifest {
             done += piece;
         }
         self.zones.sync()?;
-        // Nobody can tell which root is there when this fails, even for want of space.
+        // It is unknown which root is there when this fails, even for want of space.
         self.zones
             .set_root(&root.encode())
             .map_err(|e| self.health.fail("writing the superblock", &e.into()))?;

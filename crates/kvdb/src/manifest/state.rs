@@ -73,7 +73,7 @@ pub(crate) struct State {
 /// The deepest level that an edit may name; a bound for what damaged bytes can make us allocate.
 pub(crate) const MAX_LEVEL: u32 = 63;
 
-/// Numbers that are counted upwards stay below, in stores that anybody has written.
+/// Numbers that are counted upwards stay below in every store that was ever written.
 const LARGEST: u64 = 1 << 60;
 
 impl State {

@@ -6,10 +6,6 @@ use std::ops::{Bound, RangeBounds};
 use bytes::Bytes;
 use vt_tree::KeyRange;
 
-use crate::MAX_KEY;
-use crate::commit::batch::Batch;
-use crate::dictionary::DictionaryId;
-
 /// The first key behind all keys that begin with `prefix`; `None`: there is none, every key from
 /// `prefix` on begins with it.
 ///
@@ -60,19 +56,6 @@ pub(crate) fn for_cursor(range: &KeyRange) -> (&[u8], &[u8]) {
         // A range that ends before the first key: any other empty range will do.
         Some(end) if end.is_empty() => (&[0], &[0]),
         Some(end) => (&range.start, end),
-    }
-}
-
-/// Adds the deletion of all keys of `range`. A range tombstone needs an end: without one it ends at
-/// the last possible key, which goes by itself.
-pub(crate) fn delete(batch: &mut Batch, dict: DictionaryId, range: KeyRange) {
-    match range.end {
-        Some(end) => batch.delete_range(dict, range.start, end),
-        None => {
-            let last = Bytes::from(vec![0xff; MAX_KEY]);
-            batch.delete_range(dict, range.start, last.clone());
-            batch.delete(dict, last);
-        }
     }
 }
 

@@ -80,7 +80,7 @@ impl Iter {
         outcome
     }
 
-    /// The same range, keys only: values are not read.
+    /// The keys of the range: values are not read.
     pub fn keys(self) -> Keys {
         Keys(self)
     }

@@ -1,4 +1,5 @@
-//! Reading: versions, views of them, and cursors, iterators and estimates on views.
+//! Reading: versions and the set of them, write sets of transactions, views, and cursors, iterators
+//! and estimates on views.
 
 pub(crate) mod ahead;
 pub(crate) mod bounds;
@@ -9,3 +10,4 @@ pub(crate) mod read_snapshots;
 pub(crate) mod version;
 pub(crate) mod version_set;
 pub(crate) mod view;
+pub(crate) mod write_set;

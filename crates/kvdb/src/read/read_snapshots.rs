@@ -1,7 +1,7 @@
 //! Which commits views still read: what a memtable must keep of range tombstones that newer ones
 //! cover.
 //!
-//! A view notes its commit in a slot that is nobody's, with one compare-and-swap; beyond so many
+//! A view notes its commit in a free slot, with one compare-and-swap; beyond so many
 //! views they are noted in a map. A writer says up to where it means to forget before it looks at
 //! the notes; a view looks there after it has made its note. So either the writer sees the note, or
 //! the view sees what the writer said and begins at a newer commit.
@@ -26,7 +26,8 @@ const SLOTS: usize = 64;
 /// Slots that are tried.
 const TRIES: usize = 4;
 
-/// A commit and one, or 0: nobody's; and the pins that it stands for. On a cache line of its own.
+/// A commit's number plus one, or 0: free; and the pins that it stands for. On a cache line of its
+/// own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
@@ -37,7 +38,7 @@ struct Slot {
 pub(crate) struct ReadSnapshots {
     slots: [Slot; SLOTS],
     more: Mutex<BTreeMap<Seq, usize>>,
-    /// What nobody reads before this commit may be forgotten.
+    /// What is only read before this commit may be forgotten.
     said: AtomicU64,
 }
 
@@ -127,7 +128,8 @@ impl ReadSnapshots {
         self.floor_with(visible, |_| ())
     }
 
-    /// The same; `before` is what others do before the slot of this number is looked at.
+    /// See [`ReadSnapshots::floor`]; `before` is what others do before the slot of this number is
+    /// looked at.
     fn floor_with(&self, visible: Seq, mut before: impl FnMut(usize)) -> Seq {
         self.said.fetch_max(visible, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -225,7 +227,7 @@ mod tests {
     fn no_view_ever_reads_before_what_was_said() {
         let (pins, visible, stop) =
             (Arc::new(ReadSnapshots::default()), AtomicU64::new(1), AtomicBool::new(false));
-        // The floor in force: raised by the writer, checked by whoever holds a pin.
+        // The floor in force: raised by the writer, checked by the holder of a pin.
         let floor = AtomicU64::new(0);
         env::thread::scope(|scope| {
             for _ in 0..2 {

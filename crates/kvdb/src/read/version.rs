@@ -241,7 +241,7 @@ impl Tree {
         self.levels.iter().flatten()
     }
 
-    /// The same with their levels.
+    /// All runs with their levels, newest first.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &Placed)> {
         self.levels
             .iter()
@@ -325,14 +325,14 @@ impl Version {
         self.trees.get(&dict).ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))
     }
 
-    /// Changes one tree; nothing when it was dropped meanwhile.
+    /// Changes one tree; nothing when it was dropped.
     pub(crate) fn change(&mut self, dict: DictionaryId, change: impl FnOnce(&mut Tree)) {
         if let Some(tree) = self.trees.get_mut(&dict) {
             change(Arc::make_mut(tree));
         }
     }
 
-    /// The same with a new generation of empty memtables in front.
+    /// This version with a new generation of empty memtables in front.
     pub(crate) fn sealed(&self) -> Version {
         let generation = self.generation.next();
         let mut next = Version {

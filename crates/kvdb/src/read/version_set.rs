@@ -223,7 +223,7 @@ impl VersionSet {
 
     /// Makes the edits that `plan` draws up for commit `seq` durable, and then the commit visible
     /// together with the version that follows from them. `logged` is done in between, when it has
-    /// happened and nobody sees it yet.
+    /// happened and is not visible yet.
     pub(crate) fn install_commit<P, L, T>(
         &self,
         seq: Seq,

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::read::cursor::{Cursor, Tuple};
 use crate::read::read_snapshots::PinnedVersion;
 use crate::read::version::read;
-use crate::write_set::WriteSet;
+use crate::read::write_set::WriteSet;
 
 /// A pinned, immutable state of the whole store: reads through it see one commit boundary and never
 /// block.
@@ -58,7 +58,7 @@ impl StoredValue {
 const SCAN_AHEAD: usize = 4 << 20;
 
 impl View {
-    /// The same with what a transaction has written above it.
+    /// This view with what a transaction has written above it.
     pub(crate) fn with(self, write_set: WriteSet) -> View {
         View { write_set: Some(Arc::new(write_set)), ..self }
     }

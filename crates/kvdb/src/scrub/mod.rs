@@ -231,7 +231,7 @@ impl Database {
     }
 }
 
-/// Whoever waits for a scrub that panicked hears of its end all the same.
+/// Callers that wait for a scrub which panicked are told of its end all the same.
 struct End<'a>(&'a Database);
 
 impl Drop for End<'_> {
@@ -242,7 +242,7 @@ impl Drop for End<'_> {
 
 impl crate::Kvdb {
     /// Starts to read everything that the store consists of and to compare it with its checksums,
-    /// on a thread of low priority; clients go on meanwhile. `false`: that was under way already.
+    /// on a thread of low priority; clients go on. `false`: that was under way already.
     /// In a store without threads it is done when this returns, at no rate. See
     /// [`crate::Kvdb::scrub_progress`].
     ///

@@ -224,7 +224,7 @@ impl Database {
             let mut values = Vec::new();
             let read_to = self.read_journal_again(&state, end, &mut values, read)?;
             if let Err(e) = read_to {
-                // Flushed meanwhile, its segments serve again.
+                // It was flushed since, and its segments are in use again.
                 if self.state_now().is_ok_and(|now| now.start != state.start) {
                     continue;
                 }

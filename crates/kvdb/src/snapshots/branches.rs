@@ -112,7 +112,7 @@ impl Database {
         }
         {
             // Every commit is before or after: those before are void, in memory and in the journal.
-            // It has a number of its own, so that whoever began before can tell.
+            // It has a number of its own, so that transactions which began before it can tell.
             let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
             let seq = pipeline.next_seq;
             let plan = |state: &State| {

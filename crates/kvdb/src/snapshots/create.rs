@@ -59,7 +59,7 @@ impl Database {
 
     /// When everything is in runs: notes them. `false`: not everything is. The caller has `naming`.
     fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
-        // Nobody flushes meanwhile; what is committed meanwhile stays in memory.
+        // No flush runs under this lock; what is committed in the meantime stays in memory.
         let Some(_flushing) = self.flushing.try_lock() else { return Ok(false) };
         let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
@@ -101,7 +101,7 @@ impl Database {
                     if self.options.journal
                         && writer.room() < journal::cost(pipeline.pending.len()) + need
                     {
-                        // Others have filled the room meanwhile.
+                        // Other commits have filled the room since.
                         return Ok(false);
                     }
                     let label = Label { seq: pipeline.next_seq - 1, ..label.clone() };
@@ -126,8 +126,8 @@ impl Database {
         }
     }
 
-    /// `naming`, once no snapshot waits for its flush any more: for whoever changes dictionaries as
-    /// such.
+    /// `naming`, once no snapshot waits for its flush any more: for callers that change
+    /// dictionaries as such.
     pub(crate) fn settled(&self) -> Result<MutexGuard<'_, ()>> {
         loop {
             let naming = self.snapshots.naming.lock();

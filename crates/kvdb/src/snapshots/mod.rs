@@ -113,7 +113,8 @@ impl Kvdb {
         self.snapshot_of("", name, Durability::Synced)
     }
 
-    /// The same of any branch. A buffered one is on disk together with the commits before it.
+    /// Makes a snapshot of any branch. A buffered one is on disk together with the commits before
+    /// it.
     pub fn snapshot_of(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
         check_name("snapshot", name)?;
         if !branch.is_empty() {
@@ -219,7 +220,7 @@ impl Kvdb {
         self.db.0.create_dictionary(branch, name, options)
     }
 
-    /// The same with default options, in hand.
+    /// The dictionary of a branch, made with default options if it does not exist, as a handle.
     pub fn open_dictionary_in(&self, branch: &str, name: &str) -> Result<Dictionary> {
         let id = self.create_dictionary_in(branch, name, DictionaryOptions::default())?;
         Ok(Dictionary::of(self, id))

@@ -339,7 +339,7 @@ impl Taking<'_> {
             self.db.db.0.want_space();
         }
         if self.open.is_none() {
-            // Nobody else knows the branch.
+            // No one else knows of the branch.
             let options =
                 TransactionOptions { check_conflicts: false, ..TransactionOptions::default() };
             self.open =
@@ -419,7 +419,7 @@ impl Open {
 }
 
 impl Database {
-    /// Lets the branch `from`, which nobody writes to any more, take the place of `to`, and makes a
+    /// Lets the branch `from`, which takes no more writes, take the place of `to`, and makes a
     /// snapshot of it.
     fn adopt(
         &self,

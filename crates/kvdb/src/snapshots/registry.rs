@@ -38,7 +38,7 @@ impl Snapshot {
 }
 
 pub(crate) struct Snapshots {
-    /// Held while names come and go, and by whoever changes dictionaries in a way that a snapshot
+    /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
     /// which waits for its flush must not see.
     pub naming: Mutex<()>,
     /// By name.

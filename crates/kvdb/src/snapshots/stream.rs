@@ -46,7 +46,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// The same as bytes, to be kept or sent.
+    /// Encodes it as bytes, to be kept or sent.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = self.id.to_vec();
         [self.chunks, self.tuples, u64::from(self.dictionary)]

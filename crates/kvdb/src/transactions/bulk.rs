@@ -207,7 +207,7 @@ impl Bulk {
         self.writer.written()
     }
 
-    /// The same with the value of a tuple of the source.
+    /// Adds a key with the value of a tuple of the source.
     pub fn push_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
         debug_assert!(
             Arc::ptr_eq(&tuple.view.version.version, &self.source.version.version),

@@ -6,7 +6,7 @@ use vt_tree::{BodyRef, Seq, Source};
 use super::handle::Transaction;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::write_set::Part;
+use crate::read::write_set::Part;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Transaction {
             open.write_set.clone()
         };
         // The last dictionary first: they are taken from the end.
-        let mut parts = write_set.merged(&self.group.db, wanted)?;
+        let mut parts = write_set.merged(&self.group.db.run_writer(), wanted)?;
         parts.reverse();
         Ok(Changes { parts, source: None, at: write_set.at })
     }

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
 use crate::read::version::read;
 use crate::read::view::View;
-use crate::write_set::{Part, WriteSet};
+use crate::read::write_set::{Part, WriteSet};
 
 /// Keys that a conflict names at most.
 const NAMED: usize = 16;
@@ -36,7 +36,7 @@ pub enum Merged {
 /// perhaps more than once for one of them, and by several threads.
 pub trait MergeRoutine: Send + Sync {
     /// `base`: the value that both began with; `mine`: the transaction's, `theirs`: the one
-    /// committed meanwhile. `None`: no such key.
+    /// committed since. `None`: no such key.
     fn merge(
         &self,
         key: &[u8],
@@ -131,7 +131,7 @@ fn both(db: &Database, write_set: &WriteSet, since: Seq) -> Result<Both> {
             continue;
         }
         if db.versions.load().trees.get(&dict).is_some_and(|t| t.since > since) {
-            // Rolled back meanwhile: all of it was changed.
+            // Rolled back since: all of it was changed.
             found.ranges.insert((dict, Bytes::new()));
         }
         for newer in newer(db, dict, since) {
@@ -240,9 +240,9 @@ fn changed_since(write_set: &WriteSet, base: &View, now: &View, found: &mut Both
     })
 }
 
-/// What others have changed is joined with what `write_set` changes: the changes that `write_set` needs
-/// besides, or [`Error::Conflict`]. `base`: the store as it was when the transaction began or was
-/// last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
+/// What others have changed is joined with what `write_set` changes: the changes that `write_set`
+/// needs besides, or [`Error::Conflict`]. `base`: the store as it was when the transaction began or
+/// was last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
 pub(super) fn reconcile(
     db: &Database,
     write_set: &WriteSet,
@@ -255,7 +255,7 @@ pub(super) fn reconcile(
     if by_value {
         changed_since(write_set, base, now, &mut found)?;
     }
-    // A log is nobody else's.
+    // A log belongs to one transaction alone.
     let log = |dict: &DictionaryId| {
         now.version.trees.get(dict).is_some_and(|t| t.info.branch == durable::BRANCH)
     };
@@ -306,7 +306,7 @@ pub(super) fn changed_read(
     since: Seq,
 ) -> Result<Option<(DictionaryId, Bytes)>> {
     for (dict, ranges) in reads.iter() {
-        // Dropped or rolled back meanwhile: all of it was changed.
+        // Dropped or rolled back since: all of it was changed.
         let gone = db.versions.load().trees.get(&dict).is_none_or(|t| t.since > since);
         if let Some(range) = ranges.iter().next().filter(|_| gone) {
             return Ok(Some((dict, range.start)));

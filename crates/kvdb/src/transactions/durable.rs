@@ -1,5 +1,5 @@
 //! Transactions that survive a crash and a restart. What such a one writes is logged: in a
-//! dictionary of its own, in a branch that nobody sees, one tuple for each call, committed like
+//! dictionary of its own, in a hidden branch, one tuple for each call, committed like
 //! everything else and hence on disk within the flush interval. What it reads is kept by a snapshot
 //! of its own. When the store is opened again, it goes on as of the last of its calls that is on
 //! disk.
@@ -225,7 +225,7 @@ impl Database {
                 )));
             };
             if open.write_set.is_full(share) {
-                open.write_set.spill(self, &Default::default())?;
+                open.write_set.spill(&self.run_writer(), &Default::default())?;
             }
             // Numbers that were taken back are not given again.
             let at = tuple.key.first_chunk().map_or(0, |at| u64::from_be_bytes(*at));
@@ -236,7 +236,7 @@ impl Database {
         Ok(())
     }
 
-    /// Drops the logs of transactions that have ended: nobody has them open, and they have no
+    /// Drops the logs of transactions that have ended: they are not open, and have no
     /// beginning. (When the store is closed they are open no more, and go on all the same.)
     pub(crate) fn sweep_logs(&self) -> Result<()> {
         // Not that of one that is just beginning.

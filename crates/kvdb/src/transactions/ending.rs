@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::journal::record::{Changes, Op};
 use crate::locks::KeyRangeRef;
 use crate::read::view::View;
-use crate::write_set::{Part, WriteSet};
+use crate::read::write_set::{Part, WriteSet};
 
 /// A commit with more in memory than this binds runs, bytes.
 const BIND_AT: usize = 1 << 20;
@@ -67,9 +67,9 @@ impl TransactionState {
         }
     }
 
-    /// Makes the changes everybody's; `None`: there were none. What they are joined with is not the
-    /// transaction's until it has committed: it may go on after an error, and what it changes then
-    /// has to be compared with all that has happened since it began.
+    /// Commits the changes to the store; `None`: there were none. What they are joined with is not
+    /// the transaction's until it has committed: it may go on after an error, and what it changes
+    /// then has to be compared with all that has happened since it began.
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let db = &*self.db;
         db.writable()?;
@@ -83,7 +83,7 @@ impl TransactionState {
         if bound {
             // Before anything is joined: an attempt that fails has not written it for nothing.
             let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-            open.write_set.spill(db, &keep)?;
+            open.write_set.spill(&db.run_writer(), &keep)?;
         }
         let mut write_set = open.write_set.clone();
         if let Some(log) = open.log {
@@ -131,7 +131,7 @@ impl TransactionState {
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound {
                 true => {
-                    write_set.spill(db, &BTreeMap::new())?;
+                    write_set.spill(&db.run_writer(), &BTreeMap::new())?;
                     let runs = runs(&write_set);
                     db.zones
                         .sync()
@@ -177,7 +177,7 @@ impl TransactionState {
         }
     }
 
-    /// The same against its user's wish. Does not wait for a call that is under way: that one ends
+    /// Aborts it against its user's wish. Does not wait for a call that is under way: that one ends
     /// it then.
     pub(super) fn end(&self, why: &str) {
         *self.doomed.lock() = Some(why.to_owned());

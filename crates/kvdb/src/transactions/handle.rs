@@ -24,7 +24,7 @@ use crate::locks::{KeyRangeRef, Mode};
 use crate::read::cursor::Cursor;
 use crate::read::version::read;
 use crate::read::view::View;
-use crate::write_set::WriteSet;
+use crate::read::write_set::WriteSet;
 
 /// What a transaction sees of others, and they of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Isolation {
     Snapshot,
     /// As if it ran alone: what it reads or writes is locked until it ends (strict two-phase
     /// locking). It reads what is committed now. Of two that want the same key the older one goes
-    /// first, so nobody waits in a circle.
+    /// first, so there is no deadlock.
     Serializable,
 }
 
@@ -44,7 +44,7 @@ pub enum Isolation {
 #[derive(Clone, Debug)]
 pub struct TransactionOptions {
     pub isolation: Isolation,
-    /// Snapshot isolation only. `false`: whoever commits last wins. For those who know that nobody
+    /// Snapshot isolation only. `false`: the last commit wins. For callers who know that no other
     /// else touches their keys.
     pub check_conflicts: bool,
     /// It stays when its last handle is dropped, to be joined by its number, until it is ended or
@@ -184,7 +184,7 @@ pub(super) struct Open {
     pub write_set: WriteSet,
     /// What others must not have changed when it commits, besides what it changes itself.
     pub reads: Arc<ReadSet>,
-    /// The same of other transactions.
+    /// What others must not have changed of what other transactions that joined this one have read.
     pub depends: Vec<Claim>,
     /// Where its changes are logged.
     pub log: Option<DictionaryId>,
@@ -220,7 +220,7 @@ impl Open {
     /// Writes out what it has in memory; what savepoints go back to stays apart.
     pub(super) fn spill(&mut self, db: &Database) -> Result<()> {
         let keep = self.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-        self.write_set.spill(db, &keep)
+        self.write_set.spill(&db.run_writer(), &keep)
     }
 }
 

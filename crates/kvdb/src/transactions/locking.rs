@@ -34,7 +34,8 @@ impl Transaction {
         )
     }
 
-    /// The same for `[start, end)`; an empty `end` is the end of the dictionary.
+    /// Locks `[start, end)` as [`Transaction::lock_key`] does a key; an empty `end` is the end of
+    /// the dictionary.
     pub fn lock_range(
         &self,
         dict: DictionaryId,
@@ -96,14 +97,14 @@ impl Transaction {
 
 impl Database {
     /// Locks keys for something that is no transaction and takes more than a moment. It is the
-    /// youngest of all: it waits for everybody.
+    /// youngest of all: it waits for all others.
     pub(crate) fn lock_alone(
         &self,
         dict: DictionaryId,
         range: KeyRangeRef<'_>,
     ) -> Result<Alone<'_>> {
         let alone = self.begin_alone(u64::MAX);
-        // Nobody is younger but another one like this, which lets go soon.
+        // Only another one like this is younger, and it releases its locks soon.
         alone.lock(dict, range, &|_| ())?;
         Ok(alone)
     }

@@ -1,5 +1,5 @@
-//! Transactions: what belongs together, done by any number of threads and processes, seen by nobody
-//! else until it commits (VT-tree paper, §3.2).
+//! Transactions: what belongs together, done by any number of threads and processes, seen by no
+//! other until it commits (VT-tree paper, §3.2).
 //!
 //! - `write_set`: what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
@@ -13,7 +13,7 @@
 //! - `ending`: commit and abort;
 //! - `durable`: those that survive a crash and a restart;
 //! - `changes`: what a transaction would change, listed;
-//! - `scope`: the store, a transaction or a frozen state, for whoever need not know which.
+//! - `scope`: the store, a transaction or a frozen state, for code that need not know which.
 
 mod bulk;
 mod changes;

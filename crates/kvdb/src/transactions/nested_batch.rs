@@ -2,8 +2,8 @@
 //! whoever makes them before that.
 //!
 //! They stand in memtables of their own, numbered by themselves, above what the transaction had
-//! written when the draft began. What others change in the transaction meanwhile is not seen in the
-//! draft, and is not undone when it is dropped, as it would be by going back to a savepoint.
+//! written when the draft began. What others change in the transaction in the meantime is not seen
+//! in the draft, and is not undone when it is dropped, as it would be by going back to a savepoint.
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
@@ -15,10 +15,10 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Changes;
 use crate::read::view::View;
-use crate::write_set::WriteSet;
+use crate::read::write_set::WriteSet;
 
-/// What a change takes beside its key and value, about: it is kept twice, to be read and to be
-/// made.
+/// What a change takes in addition to its key and value, about: it is kept twice, to be read and to
+/// be made.
 const OVERHEAD: usize = 128;
 
 /// Changes of a transaction that are not made yet; dropped, they never are. What a serializable one
@@ -109,7 +109,7 @@ mod tests {
                 Some(&b"0"[..]),
                 "not made yet"
             );
-            // What comes into the transaction meanwhile stays, whatever becomes of the draft.
+            // What others have added to the transaction stays, whatever becomes of the draft.
             t.put(dict, "c", "1").expect("put");
             drop(draft);
             let mut draft = t.nested_batch().expect("begun");

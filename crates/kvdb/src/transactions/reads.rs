@@ -21,7 +21,7 @@ use crate::locks::{KeyRangeRef, RangeSet};
 
 /// Bytes that the read set of a transaction may take.
 const MOST: usize = 32 << 20;
-/// What a range takes beside its keys, about.
+/// What a range takes in addition to its keys, about.
 const OVERHEAD: usize = 128;
 
 /// Keys and ranges, by dictionary.
@@ -119,7 +119,7 @@ impl Transaction {
         self.read_conflict(dict, KeyRangeRef::key(key))
     }
 
-    /// The same for `[start, end)`; an empty `end` is the end of the dictionary.
+    /// Notes a read of `[start, end)`; an empty `end` is the end of the dictionary.
     pub fn read_conflict_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<()> {
         self.read_conflict(
             dict,

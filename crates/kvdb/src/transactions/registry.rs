@@ -40,11 +40,11 @@ pub(crate) struct Transactions {
     next: AtomicU64,
     /// Memory of the changes of all of them, bytes.
     pub(super) held: AtomicUsize,
-    /// Held by whoever writes out idle ones.
+    /// Held while idle ones are written out.
     spilling: Mutex<()>,
     /// Bytes of all drafts.
     pub(super) drafted: AtomicUsize,
-    /// Held while a log begins that no open transaction has yet, and by whoever drops logs that
+    /// Held while a log begins that no open transaction has yet, and while logs are dropped that
     /// none has.
     pub(super) logging: Mutex<()>,
     lost: Mutex<VecDeque<TransactionId>>,
@@ -76,7 +76,7 @@ impl Transactions {
         let logging = options.durable.then(|| self.logging.lock());
         let logged = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
         let mut open = self.open.lock();
-        // Once more, since others may have begun meanwhile; a log that is there already is let be,
+        // Once more, since others may have begun in between; a log that is there already is let be,
         // and swept up if this one has none.
         if open.len() >= MOST
             || stays && logged.is_none() && self.detached.load(Ordering::Relaxed) >= most
@@ -144,7 +144,7 @@ impl Transactions {
         self.open.lock().get(&id).cloned()
     }
 
-    /// It was aborted for an older one. Whoever asks for it later is to know that it is worth
+    /// It was aborted for an older one. A later call for it is told that it is worth
     /// another try.
     pub(super) fn lose(&self, id: TransactionId) {
         let mut lost = self.lost.lock();
@@ -212,7 +212,7 @@ impl Transactions {
                 return;
             }
             if let Err(e) = group.make_small() {
-                // It stays as it was; whoever commits or goes on hears of it.
+                // It stays as it was; the next call of the transaction is told.
                 tracing::warn!("transaction {} could not be written out: {e}", group.id);
                 return;
             }
@@ -231,7 +231,7 @@ impl Transactions {
         Ok(())
     }
 
-    /// Aborts those that nobody has used for longer than they allow.
+    /// Aborts those that were unused for longer than they allow.
     pub(crate) fn end_idle(&self, now: Duration) {
         for group in self.all() {
             let idle =

@@ -1,5 +1,5 @@
-//! A scope: where reads and writes go. Whoever works on one need not know whether it is the store
-//! itself, a transaction, or a state that nobody changes.
+//! A scope: where reads and writes go. Code that works on one need not know whether it is the store
+//! itself, a transaction, or a state that does not change.
 
 use bytes::Bytes;
 
@@ -14,10 +14,10 @@ use crate::read::view::View;
 /// Where reads and writes go.
 #[derive(Clone)]
 pub enum Scope {
-    /// The store as it is for everybody.
+    /// The store itself: the mainline.
     Mainline(Kvdb),
     Transaction(Transaction),
-    /// A state that nobody changes.
+    /// A state that does not change.
     Frozen(View),
 }
 

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::background::policy::CompactionPolicy;
-
 /// How a new store is made.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
@@ -48,7 +46,7 @@ pub struct OpenOptions {
     /// Bytes a second that defragmentation moves when it runs by itself, more when much is lost. 0:
     /// it does not run by itself.
     pub defrag_rate: u64,
-    /// Threads that merge, beside each other where they can: each a merge of its own, or a range of
+    /// Threads that merge, in parallel where they can: each a merge of its own, or a range of
     /// keys of a large one. 0: as many as half the machine's processors, at most 4. Without
     /// threads, large merges go on at so many places in turn (0: at one).
     pub merge_threads: usize,
@@ -84,6 +82,37 @@ impl Default for OpenOptions {
             zero_journal: true,
             idle_flush: Duration::from_secs(3),
             flush_on_close: true,
+        }
+    }
+}
+
+/// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one
+/// opening to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompactionPolicy {
+    /// Runs that a level gathers before they are merged into one of the next. At least 2.
+    pub runs_per_level: usize,
+    /// The bottom run is merged when what lies above it weighs this part of it: 4 stands for a
+    /// quarter. At least 1.
+    pub size_ratio: u64,
+    /// All data ends in one run. Otherwise levels are merged into the next for ever, and reads meet
+    /// more runs.
+    pub single_bottom: bool,
+}
+
+impl Default for CompactionPolicy {
+    fn default() -> Self {
+        CompactionPolicy { runs_per_level: 8, size_ratio: 4, single_bottom: true }
+    }
+}
+
+impl CompactionPolicy {
+    /// Within bounds that work.
+    pub(crate) fn sane(self) -> CompactionPolicy {
+        CompactionPolicy {
+            runs_per_level: self.runs_per_level.clamp(2, 64),
+            size_ratio: self.size_ratio.clamp(1, 1 << 20),
+            ..self
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a transaction has written, and nobody else sees: for each dictionary a stack of parts,
+//! What a transaction has written and no other sees: for each dictionary a stack of parts,
 //! memtables and runs, like a tree of its own above the one that it reads. A memtable that grows is
 //! written out as a run in its place, so that a transaction may be larger than memory. The commit
 //! takes the runs as they are; so large values are written once, and small ones about twice, since
@@ -9,24 +9,25 @@ use std::sync::Arc;
 
 use env::sync::Mutex;
 use vt_tree::{
-    Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement, RunCursor, Seq,
-    Source, Value,
+    BlockCache, Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement,
+    RunCursor, Seq, Source, Value,
 };
 use zones::{Priority, ZonePin};
 
-use crate::db::database::Database;
+use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Op;
+use crate::read::version_set::VersionSet;
 
 /// Bytes in memory after which a small transaction writes a run. What is in memory is all that a
 /// commit has to write: it makes the time that this takes.
 const SPILL_AT: usize = 1 << 20;
 /// A large one waits for this part of what it has written.
 const GROWTH: u64 = 32;
-/// What a change takes beside its key and value, about.
+/// What a change takes in addition to its key and value, about.
 const OVERHEAD: usize = 32;
-/// Runs beside each other after which the young ones are made one.
+/// Runs of one dictionary after which the young ones are made one.
 const RUNS: usize = 32;
 /// An older run joins them when it is at most so many times as large as they are together: so each
 /// tuple is merged once for each time that its transaction grows by this much or more, and a
@@ -221,8 +222,8 @@ impl WriteSet {
         parts.push(Part::Run(run));
     }
 
-    /// The same, to be changed without changing this one.
-    pub(super) fn fork(&self) -> WriteSet {
+    /// A copy, to be changed without changing this one.
+    pub(crate) fn fork(&self) -> WriteSet {
         let mut fork = self.clone();
         for parts in Arc::make_mut(&mut fork.trees).values_mut() {
             trim(parts);
@@ -233,7 +234,7 @@ impl WriteSet {
 
     /// Nothing, above what there is now. What is written to this one later is not seen there,
     /// though it goes into the same memtables.
-    pub(super) fn above(&self) -> WriteSet {
+    pub(crate) fn above(&self) -> WriteSet {
         WriteSet {
             beneath: Some(Arc::new(self.clone())),
             places: self.places.clone(),
@@ -265,11 +266,11 @@ impl WriteSet {
     /// the oldest on, stay apart.
     pub(crate) fn spill(
         &mut self,
-        db: &Database,
+        to: &RunWriter<'_>,
         keep: &BTreeMap<DictionaryId, usize>,
     ) -> Result<()> {
-        let version = db.versions.load_full();
-        // Made beside what is there, so that an error changes nothing.
+        let version = to.versions.load_full();
+        // Made next to the old parts, so that an error changes nothing.
         let mut trees = BTreeMap::new();
         for (dict, parts) in &*self.trees {
             let options =
@@ -279,7 +280,7 @@ impl WriteSet {
                 drop_tombstones: false,
                 old_seq: Seq::MAX,
                 priority: Priority::User,
-                // Whoever writes to the transaction waits for this.
+                // The writer of the transaction waits for this.
                 write_behind: true,
                 ..options.storage(Placement::stitch())
             };
@@ -287,7 +288,7 @@ impl WriteSet {
             let mut next = Vec::with_capacity(parts.len());
             for part in parts.iter().filter(|p| p.items() > 0) {
                 next.extend(match part {
-                    Part::Memtable(_) => merged(db, std::slice::from_ref(part), &options)?,
+                    Part::Memtable(_) => merged(to, std::slice::from_ref(part), &options)?,
                     Part::Run(_) => Some(part.clone()),
                 });
             }
@@ -300,7 +301,7 @@ impl WriteSet {
                     from -= 1;
                     together += bytes(&next[from]);
                 }
-                let one = merged(db, &next[from..], &options)?;
+                let one = merged(to, &next[from..], &options)?;
                 next.truncate(from);
                 next.extend(one);
             }
@@ -314,13 +315,13 @@ impl WriteSet {
 
     /// Whether there is enough in memory to be written out: more when much was written already, so
     /// that there are few runs, but never more than `share`.
-    pub(super) fn is_full(&mut self, share: usize) -> bool {
+    pub(crate) fn is_full(&mut self, share: usize) -> bool {
         let limit = ((self.spilled / GROWTH) as usize).max(SPILL_AT).min(share);
         self.estimate() >= limit
     }
 
-    /// The same as [`WriteSet::memory`], or a little less.
-    pub(super) fn estimate(&mut self) -> usize {
+    /// [`WriteSet::memory`], or a little less.
+    pub(crate) fn estimate(&mut self) -> usize {
         /// Looked at now and then: it takes a walk over all parts.
         const NOW_AND_THEN: usize = 4 << 10;
         if self.looked == 0 || self.unseen >= NOW_AND_THEN {
@@ -330,9 +331,9 @@ impl WriteSet {
     }
 
     /// Each dictionary that is wanted as one part.
-    pub(super) fn merged(
+    pub(crate) fn merged(
         &self,
-        db: &Database,
+        to: &RunWriter<'_>,
         wanted: impl Fn(DictionaryId) -> bool,
     ) -> Result<Vec<(DictionaryId, Part)>> {
         let options = MergeOptions {
@@ -346,7 +347,7 @@ impl WriteSet {
             let parts: Vec<Part> = parts.iter().filter(|p| p.items() > 0).cloned().collect();
             let one = match parts.len() {
                 0 | 1 => parts.into_iter().next(),
-                _ => merged(db, &parts, &options)?,
+                _ => merged(to, &parts, &options)?,
             };
             out.extend(one.map(|part| (dict, part)));
         }
@@ -355,7 +356,7 @@ impl WriteSet {
 
     /// Shows all items to `visit`, of each dictionary those of the oldest part first: one behind
     /// the other they make the same changes.
-    pub(super) fn for_each(
+    pub(crate) fn for_each(
         &self,
         mut visit: impl FnMut(DictionaryId, ItemRef) -> Result<()>,
     ) -> Result<()> {
@@ -379,12 +380,19 @@ fn bytes(part: &Part) -> u64 {
     }
 }
 
+/// What writing parts of a write set as runs needs.
+pub(crate) struct RunWriter<'a> {
+    pub versions: &'a VersionSet,
+    pub cache: &'a Arc<BlockCache>,
+    pub counters: &'a Counters,
+}
+
 /// One run of parts, which stand the oldest first.
-fn merged(db: &Database, parts: &[Part], options: &MergeOptions) -> Result<Option<Part>> {
+fn merged(to: &RunWriter<'_>, parts: &[Part], options: &MergeOptions) -> Result<Option<Part>> {
     let inputs: Vec<Input> = parts.iter().rev().map(Part::input).collect();
-    let mut merge = Merge::new(&db.store, &inputs, &KeyRange::all(), options.clone())?;
+    let mut merge = Merge::new(to.cache, &inputs, &KeyRange::all(), options.clone())?;
     while !merge.step(u64::MAX)? {}
     let (run, stats) = merge.finish()?;
-    db.counters.merged(&stats);
+    to.counters.merged(&stats);
     Ok(run.map(Part::Run))
 }
