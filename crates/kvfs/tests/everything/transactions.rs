@@ -282,7 +282,7 @@ impl World {
 /// What it has changed, as people and kernels are told.
 fn review(w: &mut World, label: &str) -> Result<(), Dead> {
     let (id, site) = (w.running(label).id, Site::Transaction(label.into()));
-    w.call(&["Views::touched", "Views::difference", "FileChange::times_alone"]);
+    w.call(&["Views::change_set", "Views::difference", "FileChange::times_alone"]);
     let told =
         match w.views.change_set(id).and_then(|touched| Ok((touched, w.views.difference(id)?))) {
             Ok(told) => told,
