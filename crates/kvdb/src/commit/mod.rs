@@ -824,9 +824,14 @@ pub(crate) fn write_memtables(
 mod tests {
     use std::cell::Cell;
 
+    use std::sync::Arc;
+
+    use env::Simulated;
+    use zones::{MemoryDevice, ZONE_SIZE};
+
     use super::*;
-    use crate::Kvdb;
     use crate::manifest::Edit;
+    use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
 
     /// A transaction that began between the two would read the state before the commit and find no
     /// conflict with it.
@@ -844,5 +849,38 @@ mod tests {
         inner.install_commit_with(&mut pipeline, |_| None, plan, between).expect("installed");
         assert!(asked.get());
         assert!(inner.recent.may_begin(), "it is visible");
+    }
+
+    /// The journal's only segment is full, and other writers have taken all zones that the journal
+    /// may take: a deletion takes its segment from the zones that are left for flushes.
+    #[test]
+    fn a_deletion_has_a_journal_segment_when_puts_have_none() {
+        let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+        let (capacity, reserve_zones) = (Some(20 * ZONE_SIZE), 8);
+        let device = Arc::new(MemoryDevice::new());
+        let options = CreateOptions { capacity, reserve_zones, open };
+        let db = Kvdb::create(device, Arc::new(Simulated::new(1)), options).unwrap();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let commits = &db.db.0.commits;
+        let put = || db.put(dict, b"a key", &[7; 4000], Durability::Synced);
+        let room = || commits.writer.lock().room();
+        // The flush of many versions of one key takes no zone when the streams have zones.
+        put().unwrap();
+        db.flush().unwrap();
+        put().unwrap();
+        while room() > 24_000 {
+            put().unwrap();
+        }
+        let mut taken = Vec::new();
+        while let Ok(zone) = commits.zones.take_zone(Purpose::Journal, Priority::Log) {
+            taken.push(zone);
+        }
+        let refused = (0..8).any(|_| matches!(put(), Err(Error::NoSpace)));
+        assert!(refused, "a put has taken a zone that is left for flushes");
+        for i in 0..100u8 {
+            let mut batch = Batch::new();
+            batch.delete(dict, [&[b'k'; 200][..], &[i]].concat());
+            db.commit(batch, Durability::Synced).unwrap();
+        }
     }
 }

@@ -178,13 +178,6 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     (w.called, w.full)
 }
 
-/// A full store refused a deletion: the journal's only segment was full, and what was left of the
-/// reserve was not for another.
-#[test]
-fn a_full_store_takes_a_deletion_when_its_journal_is_full() {
-    run(4264, &Steps::all());
-}
-
 /// What differs between a snapshot and now lacked a key that had been deleted with its range, and
 /// put again with the same value.
 #[test]
