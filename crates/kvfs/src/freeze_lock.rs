@@ -1,5 +1,5 @@
-//! The freeze lock of a view: every call holds it shared, and a commit, rollback or snapshot takes it
-//! alone, which freezes the view.
+//! The freeze lock of a view: every call holds it shared, and a commit, rollback or snapshot takes
+//! it alone, which freezes the view.
 //!
 //! A commit changes inodes of the mainline that may be in memory there, and a call that works on
 //! one of these would go on with the old state and write it. So a commit freezes the mainline: it
