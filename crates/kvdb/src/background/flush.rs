@@ -104,14 +104,14 @@ impl Flush {
         };
         drop(db.commits.recent.remember(self.runs.iter().filter_map(past)));
         let before = self.sealed.map_or(0, |s| s.start.segment);
-        // The writer is not locked during the sync below: commits go on.
-        let (mut released, ready) = {
-            let mut writer = db.commits.writer.lock();
-            (writer.release(before), writer.ready())
-        };
         // A few of the zones that become free are listed for the journal's next segments in the
-        // same edit.
-        let again = db.commits.stock().saturating_sub(ready).min(released.len());
+        // same edit. The writer is not locked during the sync of that: commits go on.
+        let (mut released, again) = {
+            let mut writer = db.commits.writer.lock();
+            let released = writer.release(before);
+            let again = writer.announce(db.commits.stock(), released.len());
+            (released, again)
+        };
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
         let plan = |state: &State| {
@@ -147,16 +147,19 @@ impl Flush {
         if outcome.is_err() {
             // The manifest still lists them: they stay.
             released.append(&mut rest);
-            db.commits.writer.lock().take_back(released);
+            let mut writer = db.commits.writer.lock();
+            writer.take_back(released);
+            writer.arrived(again);
             return outcome;
         }
-        let again = released
+        let recycled = released
             .into_iter()
             .zip(recycled)
             .map(|(old, segment)| Owned { segment, pin: old.pin })
             .collect();
         let mut writer = db.commits.writer.lock();
-        db.commits.give_to(&mut writer, again)?;
+        writer.arrived(again);
+        db.commits.give_to(&mut writer, recycled)?;
         db.counters.journal_device.set(writer.bytes());
         Ok(())
     }

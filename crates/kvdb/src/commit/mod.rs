@@ -883,4 +883,32 @@ mod tests {
             db.commit(batch, Durability::Synced).unwrap();
         }
     }
+
+    /// Two threads that each prepare a segment because one is missing would keep a zone of a nearly
+    /// full store.
+    #[test]
+    fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
+        let db = Kvdb::in_memory();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let commits = &db.db.0.commits;
+        let free = || commits.zones.space().zones_pinned;
+        // As a thread that has announced a segment and has not added it yet.
+        let coming = commits.writer.lock().announce(commits.stock(), usize::MAX);
+        let before = free();
+        commits.prepare_segment().unwrap();
+        assert_eq!(free(), before, "a segment was taken though one is being prepared");
+        // A flush whose zone of the journal becomes free gives it back and keeps it for no segment.
+        let room = || commits.writer.lock().room();
+        db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();
+        while room() > 24_000 {
+            db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();
+        }
+        let bytes = |_| db.put(dict, b"another", &[7; 20_000], Durability::Synced).unwrap();
+        (0..2).for_each(bytes);
+        db.flush().unwrap();
+        assert!(room() < ZONE_SIZE as usize, "a freed zone became a segment too many");
+        commits.writer.lock().arrived(coming);
+        commits.prepare_segment().unwrap();
+        assert!(room() > ZONE_SIZE as usize);
+    }
 }

@@ -452,12 +452,21 @@ impl CommitPipeline {
     /// Lays a segment ready for the journal, its space on the host allocated and written, so that
     /// no synced commit waits for it.
     pub(crate) fn prepare_segment(&self) -> Result<()> {
-        if !self.options.journal || self.writer.lock().ready() >= self.stock() {
+        if !self.options.journal || self.writer.lock().announce(self.stock(), 1) == 0 {
             return Ok(());
         }
+        let prepared = self.empty_segment();
+        let mut writer = self.writer.lock();
+        writer.arrived(1);
+        self.give_to(&mut writer, prepared?.into_iter().collect())
+    }
+
+    /// A segment that the manifest lists. `None`: a nearly full store has no zone for it. The
+    /// caller does not hold the lock of the writer, since this syncs.
+    fn empty_segment(&self) -> Result<Option<Owned>> {
         let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
             Ok(taken) => taken,
-            Err(zones::Error::NoSpace) => return Ok(()),
+            Err(zones::Error::NoSpace) => return Ok(None),
             Err(e) => return Err(e.into()),
         };
         if self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed) {
@@ -466,9 +475,7 @@ impl CommitPipeline {
                 self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
             }
         }
-        // The writer is not locked during the sync that this needs.
-        let owned = self.list_segment(zone, pin)?;
-        self.give_to(&mut self.writer.lock(), vec![owned])
+        self.list_segment(zone, pin).map(Some)
     }
 
     /// Segments that should lie ready.

@@ -22,6 +22,8 @@ pub(crate) struct Writer {
     used: VecDeque<Owned>,
     /// Segments that the manifest lists and that are still empty.
     ready: VecDeque<Owned>,
+    /// Empty segments that a thread prepares or lists while the writer is not locked.
+    coming: usize,
     /// Offset in the last used segment where the next chunk goes.
     offset: u64,
     /// Position in the stream where the next chunk begins.
@@ -45,6 +47,7 @@ impl Writer {
             zones,
             used: VecDeque::new(),
             ready: VecDeque::new(),
+            coming: 0,
             offset: SEGMENT_SIZE,
             position,
             reserved: Vec::new(),
@@ -69,8 +72,18 @@ impl Writer {
         None
     }
 
-    pub(crate) fn ready(&self) -> usize {
-        self.ready.len()
+    /// Announces at most `most` segments that will be added, so many that no more than `stock` are
+    /// empty then; returns how many. The caller calls [`Writer::arrived`] with that number after it
+    /// has added them, or given up. Without it, two threads would each see a segment missing, and a
+    /// nearly full store would keep one zone more for the journal than it should.
+    pub(crate) fn announce(&mut self, stock: usize, most: usize) -> usize {
+        let count = stock.saturating_sub(self.ready.len() + self.coming).min(most);
+        self.coming += count;
+        count
+    }
+
+    pub(crate) fn arrived(&mut self, count: usize) {
+        self.coming -= count;
     }
 
     /// Bytes that the segments in use take on the device.
