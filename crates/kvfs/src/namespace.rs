@@ -69,7 +69,12 @@ impl Fs {
             return Ok(state.attr.public(ino));
         }
         drop(state);
-        self.attr_of(ino)
+        let attr = self.attr_of(ino);
+        if attr.is_err() {
+            // A caller that gets an error has no reference.
+            self.release(ino, 1);
+        }
+        attr
     }
 
     /// Gives `count` references back. With the last one an unlinked inode goes, and what it stored.

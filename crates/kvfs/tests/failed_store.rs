@@ -241,3 +241,34 @@ fn a_truncation_that_cannot_read_changes_nothing() {
         );
     }
 }
+
+/// The blocks of a file are counted when it is looked up, which reads the store. The caller gets no
+/// reference with an error; kept, it would keep the file for ever after its last name is gone.
+#[test]
+fn a_lookup_that_fails_adds_no_reference() {
+    let memory = Arc::new(MemoryDevice::new());
+    let (db, fs) = open(memory.clone());
+    let ino = file(&fs, "f", &vec![1; 32 << 20]);
+    fs.write(ino, 33 << 20, &[1; 4096], Default::default()).unwrap();
+    fs.sync_all().unwrap();
+    fs.forget(ino, 1);
+    fs.shutdown().unwrap();
+    db.flush().unwrap();
+    db.close().unwrap();
+    drop((fs, db));
+    let device = Arc::new(FaultDevice::new(memory, 1));
+    let env = Arc::new(Simulated::new(8));
+    let options = OpenOptions { memory: 1 << 20, threads: false, ..Default::default() };
+    let db = Kvdb::open(device.clone(), env.clone(), options).unwrap().0;
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+    assert_eq!(fs.lookup(ROOT, b"f").unwrap().ino, ino);
+    // In a file with holes it is not known yet whether the block was one.
+    fs.write(ino, 16 << 20, &[2; 4096], Default::default()).unwrap();
+    device.inject(Fault::always(Operation::Read, FaultKind::Error));
+    fails(fs.lookup(ROOT, b"f"), libc::EIO);
+    assert!(device.struck() > 0);
+    device.clear();
+    fs.forget(ino, 1);
+    fs.unlink(ROOT, b"f").unwrap();
+    fails(fs.getattr(ino), libc::ESTALE);
+}
