@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use kvfs_fuse::{AccessTimes, Choice, MountOptions, Policy};
+use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice};
 
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Interval;
@@ -63,7 +63,7 @@ Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defau
 /// Reads the words of all `-o` in order; a later one wins.
 pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     let mut options = Options {
-        policy: Policy { transport: Choice::Auto, ..Policy::default() },
+        policy: Policy { transport: TransportChoice::Auto, ..Policy::default() },
         ..Options::default()
     };
     let mut allowed_permissions_off = false;
@@ -152,9 +152,9 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("noscrub", None) => options.scrub = None,
             ("transport", Some(value)) => {
                 options.policy.transport = match value.to_str() {
-                    Some("auto") => Choice::Auto,
-                    Some("uring") => Choice::Uring,
-                    Some("device") => Choice::Device,
+                    Some("auto") => TransportChoice::Auto,
+                    Some("uring") => TransportChoice::Uring,
+                    Some("device") => TransportChoice::Device,
                     _ => return Err(bad("write auto, uring or device".into())),
                 };
             }
@@ -171,7 +171,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             _ => return Err(bad("unknown".into()).hint("`kvfs mount --help` lists the options")),
         }
     }
-    if options.policy.transport == Choice::Uring && options.policy.write_back {
+    if options.policy.transport == TransportChoice::Uring && options.policy.write_back {
         return Err(store::mount_failure(kvfs_fuse::Error::RingsGather));
     }
     options.mount.default_permissions = !allowed_permissions_off;
@@ -333,12 +333,15 @@ mod tests {
 
     #[test]
     fn requests_come_over_io_uring_when_asked_for_and_writes_are_not_gathered() {
-        assert_eq!(read("rw").expect("valid").policy.transport, Choice::Auto);
+        assert_eq!(read("rw").expect("valid").policy.transport, TransportChoice::Auto);
         assert_eq!(
             read("transport=device,writeback").expect("valid").policy.transport,
-            Choice::Device
+            TransportChoice::Device
         );
-        assert_eq!(read("transport=uring").expect("valid").policy.transport, Choice::Uring);
+        assert_eq!(
+            read("transport=uring").expect("valid").policy.transport,
+            TransportChoice::Uring
+        );
         assert!(read("transport=auto,writeback").is_ok());
         let refused = read("transport=uring,writeback").expect_err("refused");
         assert_eq!(refused.exit, Exit::Usage);

@@ -227,7 +227,7 @@ impl Drop for Import {
         } else if let Some(intake) = &mut self.intake {
             let (names, inodes) =
                 (std::mem::take(&mut intake.names), std::mem::take(&mut intake.inodes));
-            if let Err(e) = self.views.has_changed(&View::Transaction(self.id), names, inodes) {
+            if let Err(e) = self.views.tell_changed(&View::Transaction(self.id), names, inodes) {
                 tracing::debug!(
                     "nobody is told what was imported into transaction {}: {e}",
                     self.id

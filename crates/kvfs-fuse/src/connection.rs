@@ -8,20 +8,20 @@ use std::sync::Arc;
 
 use rustix::io::Errno as Os;
 
+use crate::dispatcher::{Dispatcher, Outcome, ReplyBuffer};
 use crate::handler::{Handler, Ino, Invalidator};
-use crate::transport::{Outcome, ReplyBuffer, Transport};
 use crate::wire;
 
 /// Has one request dispatched, and the kernel told what it must know before the answer.
 pub(crate) fn dispatch<H: Handler>(
     connection: &OwnedFd,
-    transport: &Transport<H>,
+    dispatcher: &Dispatcher<H>,
     head: &wire::Head,
     fields: wire::Fields<'_>,
     reply: &mut ReplyBuffer,
-    room: &mut [u8],
+    read_buffer: &mut [u8],
 ) -> Outcome {
-    let outcome = transport.dispatch(head, fields, reply, room);
+    let outcome = dispatcher.dispatch(head, fields, reply, read_buffer);
     // Before the answer: its receiver may rely on this.
     for &ino in &reply.stale_attributes {
         if let Err(e) = forget_attributes(connection, ino) {
@@ -83,15 +83,15 @@ pub(crate) fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Messages that make the kernel drop what it caches.
-pub(crate) struct KernelCache {
+pub(crate) struct DeviceInvalidator {
     connection: Arc<OwnedFd>,
     /// The kernel can ask about an entry anew without tearing it out.
     expires: bool,
 }
 
-impl KernelCache {
-    pub fn new(connection: Arc<OwnedFd>, expires: bool) -> KernelCache {
-        KernelCache { connection, expires }
+impl DeviceInvalidator {
+    pub fn new(connection: Arc<OwnedFd>, expires: bool) -> DeviceInvalidator {
+        DeviceInvalidator { connection, expires }
     }
 
     fn tell(&self, code: i32, body: &[u8]) -> io::Result<()> {
@@ -116,7 +116,7 @@ fn forget_attributes(connection: &OwnedFd, ino: Ino) -> io::Result<()> {
     tell(connection, wire::NOTIFY_INVAL_INODE, &body.0)
 }
 
-impl KernelCache {
+impl DeviceInvalidator {
     fn invalidate_entry(&self, parent: Ino, name: &[u8], flags: u32) -> io::Result<()> {
         let mut body = wire::Answer::default();
         body.u64(parent).u32(name.len() as u32).u32(flags);
@@ -126,23 +126,23 @@ impl KernelCache {
     }
 }
 
-impl Invalidator for KernelCache {
-    fn entry(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+impl Invalidator for DeviceInvalidator {
+    fn expire_name(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
         self.invalidate_entry(parent, name, if self.expires { wire::INVAL_ENTRY_EXPIRE } else { 0 })
     }
 
-    fn gone(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+    fn remove_name(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
         self.invalidate_entry(parent, name, 0)
     }
 
-    fn inode(&self, ino: Ino) -> io::Result<()> {
+    fn invalidate_inode(&self, ino: Ino) -> io::Result<()> {
         // Offset 0 and length 0: all of it.
         let mut body = wire::Answer::default();
         body.u64(ino).u64(0).u64(0);
         self.tell(wire::NOTIFY_INVAL_INODE, &body.0)
     }
 
-    fn grown(&self, ino: Ino, size: u64, last: u8) -> io::Result<()> {
+    fn extend_to(&self, ino: Ino, size: u64, last: u8) -> io::Result<()> {
         // Nothing at the new end would not move it: the kernel takes over an end only with what is
         // before it.
         let Some(at) = size.checked_sub(1) else { return Ok(()) };

@@ -21,7 +21,7 @@ use crate::{control_directory, wire_ino};
 pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// The thread that brings the kernel's files up to the store; see [`FuseAdapter::heed`].
+    /// The thread that brings the kernel's files up to the store; see [`FuseAdapter::ignore_setattr_of`].
     notifier: AtomicU32,
     quiesce_barrier: QuiesceBarrier,
     /// Set once the mount is there.
@@ -89,7 +89,10 @@ fn with_space(attr: Attr, gathers: bool) -> Attr {
 /// What a call does to privileges of a file whose content it changes, where the kernel does not say
 /// so: as if the caller had no right to keep them, unless it is root.
 fn hints_of(caller: Caller) -> WriteHints {
-    WriteHints { kill_suid: (caller.uid != 0).then_some(caller.gid), ..WriteHints::default() }
+    WriteHints {
+        unprivileged_group: (caller.uid != 0).then_some(caller.gid),
+        ..WriteHints::default()
+    }
 }
 
 const STALE: Errno = Errno(libc::ESTALE);
@@ -110,12 +113,12 @@ impl FuseAdapter {
 
     /// From now on a change of attributes that the thread with this number asks for changes
     /// nothing: it asks only to have the kernel take what it is answered (see `kernel_notifier`).
-    pub(crate) fn heed(&self, thread: u32) {
+    pub(crate) fn ignore_setattr_of(&self, thread: u32) {
         self.notifier.store(thread, Ordering::Relaxed);
     }
 
     /// From now on the kernel is asked for what it holds back where an answer depends on it.
-    pub(crate) fn ask_by(&self, recall: Arc<Recall>) {
+    pub(crate) fn set_recall(&self, recall: Arc<Recall>) {
         let _ = self.recall.set(recall);
     }
 
@@ -266,7 +269,7 @@ impl FuseAdapter {
         }
     }
 
-    fn list_hidden(
+    fn list_control(
         &self,
         dir: Ino,
         cookie: u64,
@@ -329,14 +332,14 @@ impl FuseAdapter {
 /// an error for one of the pages, which is an error of the next syncfs(2): of all who begin a
 /// transaction. It does not look at the attributes that it gets. It does when a program has set the
 /// times, which looks alike; so these are no attributes of a file, and the program is told EIO.
-fn times_of_the_dead(ino: Ino, changes: &SetAttr) -> Option<Attr> {
+fn answer_to_late_times(ino: Ino, changes: &SetAttr) -> Option<Attr> {
     let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else {
         return None;
     };
     let of_the_cache = SetAttr {
         mtime: changes.mtime,
         ctime: changes.ctime,
-        kill_suid: changes.kill_suid,
+        unprivileged_group: changes.unprivileged_group,
         ..SetAttr::default()
     };
     let nothing = |kind| Attr {
@@ -403,7 +406,7 @@ impl Handler for FuseAdapter {
             Err(e) => Err(e),
         };
         match changed {
-            Err(STALE) => times_of_the_dead(ino, changes).ok_or(STALE),
+            Err(STALE) => answer_to_late_times(ino, changes).ok_or(STALE),
             changed => changed,
         }
     }
@@ -563,7 +566,7 @@ impl Handler for FuseAdapter {
                 };
                 view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
             }
-            At::Control(dir) => self.list_hidden(dir, cookie, take),
+            At::Control(dir) => self.list_control(dir, cookie, take),
         }
     }
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {

@@ -1,10 +1,11 @@
-//! What a FUSE transport asks of a file system, in plain types: the seam between the two.
+//! What FUSE asks of a file system, in plain types: the seam between the two.
 //!
-//! A transport (`session` on `/dev/fuse`, `queues` over io_uring) decodes requests, calls a
-//! [`Handler`] and encodes what it returns; it knows nothing of KVFS. A handler knows nothing of
+//! The threads that read requests (`session` from `/dev/fuse`, `queues` over io_uring) give them to
+//! the `dispatcher`, which decodes them, calls a [`Handler`] and encodes what it returns. All three
+//! know nothing of KVFS. A handler knows nothing of
 //! message layouts, file descriptors or threads: every call may come from any thread, many at once.
 //! Policy that concerns the protocol itself (how long the kernel may cache, which requests are
-//! answered "do it without me") is in the transport's [`Policy`], for all handlers alike.
+//! answered "do it without me") is in the [`Policy`], for all handlers alike.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -195,12 +196,12 @@ pub struct Policy {
     /// one for each CPU.
     pub threads: usize,
     /// The way that requests take.
-    pub transport: Choice,
+    pub transport: TransportChoice,
 }
 
 /// Which way requests shall take from the kernel to us and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum TransportChoice {
     /// `/dev/fuse`.
     #[default]
     Device,
@@ -223,7 +224,7 @@ impl Default for Policy {
             // One per core serves as many clients as can run; on two cores two were as fast as one
             // for a single client and twice as fast for two, and four were slower.
             threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
-            transport: Choice::default(),
+            transport: TransportChoice::default(),
         }
     }
 }
@@ -232,13 +233,13 @@ impl Default for Policy {
 pub trait Invalidator: Send + Sync {
     /// The name (also: the remembered absence of the name) is looked up anew. Who works in the
     /// directory it names goes on doing so.
-    fn entry(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
+    fn expire_name(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
     /// The name is no more, nor anything below it: the kernel lets go of all that no program uses.
-    fn gone(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
+    fn remove_name(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
     /// Attributes and cached pages of the inode are read anew. If it gathers writes the kernel
     /// keeps size and times of files: it believes itself.
-    fn inode(&self, ino: Ino) -> std::io::Result<()>;
+    fn invalidate_inode(&self, ino: Ino) -> std::io::Result<()>;
     /// The file is at least this long, whatever the kernel believed, and `last` is the byte before
     /// that end.
-    fn grown(&self, ino: Ino, size: u64, last: u8) -> std::io::Result<()>;
+    fn extend_to(&self, ino: Ino, size: u64, last: u8) -> std::io::Result<()>;
 }

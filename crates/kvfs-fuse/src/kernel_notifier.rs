@@ -1,7 +1,8 @@
 //! Tells the kernel what it must not believe any more when a view changes or ends.
 //!
 //! Such a message makes the kernel take the lock of an inode. A program that waits for an answer of
-//! this daemon may hold that lock, so no thread that answers requests sends one, and no thread that
+//! this daemon may hold that lock, so no thread that answers requests sends one (except for
+//! a message about attributes alone, which takes no lock: `connection`), and no thread that
 //! sends one holds a lock that an answer needs. The thread that ends a view sends the messages
 //! itself, as waking another thread would take longer than they do: programs that have these
 //! directories and files open see the change from then on. (`abort_watchdog` is for a daemon that
@@ -70,7 +71,7 @@ struct Invalidations {
 }
 
 /// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
-const DROPPED_AT_ONCE: usize = 64;
+const DROPPED_BY_CALLER: usize = 64;
 
 /// Rounds of the quiesce barrier after which the kernel has given back what it let go of. Whatever
 /// it has not costs memory, nothing else.
@@ -78,7 +79,7 @@ const FORGETTING: usize = 4;
 
 /// The watcher of a mounted file system's views. Stops with the mount.
 pub struct KernelNotifier {
-    cache: Arc<dyn Invalidator>,
+    invalidator: Arc<dyn Invalidator>,
     adapter: Arc<FuseAdapter>,
     mainline: Fs,
     place: Place,
@@ -90,13 +91,13 @@ pub struct KernelNotifier {
     coalescer: Coalescer<HandedOver>,
     patience: Duration,
     recall: Arc<Recall>,
-    /// Shows files through the mount.
+    /// Sets size and time of files through the mount to what they are (`round_trip` uses it, too).
     size_setter: UnsharedThread,
     /// Files can be opened by their handles here.
     by_handle: AtomicBool,
-    /// To the thread that drops inodes; `None`: the notifier has stopped.
-    inode_dropper: Mutex<Option<Sender<Vec<Ino>>>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// To the thread that has the kernel drop inodes; `None`: the notifier has stopped.
+    drop_queue: Mutex<Option<Sender<Vec<Ino>>>>,
+    dropper_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl KernelNotifier {
@@ -117,24 +118,24 @@ impl KernelNotifier {
         mounted: &Mounted,
         patience: Duration,
     ) -> io::Result<Arc<KernelNotifier>> {
-        let cache = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
+        let invalidator = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
         let pool = mounted.pool().ok_or(io::ErrorKind::NotConnected)?;
         let place = Place::of(mounted.mount_point())?;
         let recall =
-            Arc::new(Recall::start(place.clone(), cache.clone(), mounted.gathers_writes())?);
-        adapter.ask_by(recall.clone());
-        let (inode_dropper, dropped) = channel::<Vec<Ino>>();
+            Arc::new(Recall::start(place.clone(), invalidator.clone(), mounted.gathers_writes())?);
+        adapter.set_recall(recall.clone());
+        let (drop_queue, dropped) = channel::<Vec<Ino>>();
         let size_setter = UnsharedThread::start("fuse-set-size")?;
-        adapter.heed(
+        adapter.ignore_setattr_of(
             size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?,
         );
         let drop_all = {
-            let cache = cache.clone();
-            move || dropped.iter().flatten().for_each(|ino| drop(cache.inode(ino)))
+            let invalidator = invalidator.clone();
+            move || dropped.iter().flatten().for_each(|ino| drop(invalidator.invalidate_inode(ino)))
         };
         let thread = std::thread::Builder::new().name("fuse-notifier".into()).spawn(drop_all)?;
         let notifier = Arc::new(KernelNotifier {
-            cache,
+            invalidator,
             adapter: adapter.clone(),
             mainline: views.mainline().clone(),
             place,
@@ -146,8 +147,8 @@ impl KernelNotifier {
             recall,
             size_setter,
             by_handle: AtomicBool::new(true),
-            inode_dropper: Mutex::new(Some(inode_dropper)),
-            thread: Mutex::new(Some(thread)),
+            drop_queue: Mutex::new(Some(drop_queue)),
+            dropper_thread: Mutex::new(Some(thread)),
         });
         let watcher: Arc<dyn Watcher> = notifier.clone();
         views.watch(&watcher);
@@ -172,8 +173,8 @@ impl KernelNotifier {
 
     /// Tells nothing any more. To be called when the mount has ended.
     pub fn stop(&self) {
-        drop(self.inode_dropper.lock().take());
-        if let Some(thread) = self.thread.lock().take() {
+        drop(self.drop_queue.lock().take());
+        if let Some(thread) = self.dropper_thread.lock().take() {
             let _ = thread.join();
         }
         self.recall.stop();
@@ -208,7 +209,8 @@ impl Watcher for KernelNotifier {
         // It takes no inode's lock to drop a listing.
         let user = if let View::Transaction(id) = view { self.adapter.user_of(*id) } else { None };
         for (dir, _) in control_directory::places(view, user) {
-            if let Err(e) = self.cache.inode(wire_ino::of(wire_ino::CONTROL, dir)) {
+            if let Err(e) = self.invalidator.invalidate_inode(wire_ino::of(wire_ino::CONTROL, dir))
+            {
                 tracing::debug!("cannot tell the kernel of {view:?}: {e}");
             }
         }
@@ -228,22 +230,22 @@ impl Watcher for KernelNotifier {
             .map(|(dir, name)| (wire_ino::of(wire_ino::CONTROL, dir), name))
             .collect();
         invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir));
-        self.spread(&invalidations);
+        self.tell_kernel(&invalidations);
         let left: Vec<Ino> =
             fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
-        if left.len() > DROPPED_AT_ONCE {
-            if let Some(inode_dropper) = &*self.inode_dropper.lock() {
+        if left.len() > DROPPED_BY_CALLER {
+            if let Some(drop_queue) = &*self.drop_queue.lock() {
                 // An error means that the thread is gone, and the mount with it.
-                let _ = inode_dropper.send(left);
+                let _ = drop_queue.send(left);
             }
         } else {
             // What it has forgotten is no error, and the rest does not matter.
-            left.into_iter().for_each(|ino| drop(self.cache.inode(ino)));
+            left.into_iter().for_each(|ino| drop(self.invalidator.invalidate_inode(ino)));
         }
         // What no program has open there is forgotten now, or the view's number would be taken for
         // as long as memory is plenty.
         for (dir, name) in places {
-            if let Err(e) = self.cache.gone(dir, name.as_bytes()) {
+            if let Err(e) = self.invalidator.remove_name(dir, name.as_bytes()) {
                 tracing::debug!("the kernel goes on remembering {view:?}: {e}");
             }
         }
@@ -270,10 +272,10 @@ impl Watcher for KernelNotifier {
             Err(e) => return Err(format!("the table of mounts cannot be read: {e}")),
         }
         let dir = matches!(fs.peek(parent, name), Ok(Some((_, FileKind::Dir))));
-        if !dir || !fs.is_referenced(parent) || self.inode_dropper.lock().is_none() {
+        if !dir || !fs.is_referenced(parent) || self.has_stopped() {
             return Ok(());
         }
-        if let Err(e) = self.cache.gone(wire_ino::of(number, parent), name) {
+        if let Err(e) = self.invalidator.remove_name(wire_ino::of(number, parent), name) {
             tracing::debug!("the kernel does not let go of {}: {e}", path.display());
             return Ok(());
         }
@@ -299,7 +301,7 @@ impl Watcher for KernelNotifier {
     fn changed(&self, number: u16, fs: &Fs, touched: &ChangeSet) {
         let mut invalidations = Invalidations::default();
         invalidations.of(number, fs, touched);
-        self.spread(&invalidations);
+        self.tell_kernel(&invalidations);
     }
 }
 
@@ -369,7 +371,7 @@ impl KernelNotifier {
         }
         let asked = Instant::now();
         loop {
-            match self.meet() {
+            match self.pass_barrier() {
                 Ok(true) => return HandedOver::All,
                 Ok(false)
                     if asked.elapsed() > PATIENCE_WITH_LOCKS
@@ -397,9 +399,9 @@ impl KernelNotifier {
             // What the kernel has forgotten, or a mount that has ended, has nothing to drop.
             fs.referenced()
                 .into_iter()
-                .for_each(|ino| drop(self.cache.inode(wire_ino::of(number, ino))));
+                .for_each(|ino| drop(self.invalidator.invalidate_inode(wire_ino::of(number, ino))));
         }
-        drop(self.cache.inode(ROOT));
+        drop(self.invalidator.invalidate_inode(ROOT));
     }
 
     /// Whether pages are in hand that the kernel writes back.
@@ -409,7 +411,7 @@ impl KernelNotifier {
 
     /// Waits until every thread has done what it took before this call; `false`: one of them did
     /// not come in time.
-    fn meet(&self) -> io::Result<bool> {
+    fn pass_barrier(&self) -> io::Result<bool> {
         if let Some(queues) = &self.queues {
             return Ok(queues.settle(SETTLING));
         }
@@ -423,28 +425,32 @@ impl KernelNotifier {
         Ok(met)
     }
 
-    /// Returns when the kernel has been told.
-    fn spread(&self, invalidations: &Invalidations) {
-        if self.inode_dropper.lock().is_none() {
+    fn has_stopped(&self) -> bool {
+        self.drop_queue.lock().is_none()
+    }
+
+    /// Sends the messages, and returns when the kernel has taken them.
+    fn tell_kernel(&self, invalidations: &Invalidations) {
+        if self.has_stopped() {
             return;
         }
-        match self.tell(invalidations) {
+        match self.send_all(invalidations) {
             Ok(()) => {}
             // The mount has ended.
-            Err(_) if self.inode_dropper.lock().is_none() => {}
+            Err(_) if self.has_stopped() => {}
             Err(e) => {
                 tracing::warn!("the kernel may show old content: it did not take what changed: {e}")
             }
         }
     }
 
-    fn tell(&self, invalidations: &Invalidations) -> io::Result<()> {
+    fn send_all(&self, invalidations: &Invalidations) -> io::Result<()> {
         let mut result = Ok(());
         for &ino in &invalidations.inodes {
-            result = result.and(self.cache.inode(ino));
+            result = result.and(self.invalidator.invalidate_inode(ino));
         }
         for (dir, name) in &invalidations.names {
-            result = result.and(self.cache.entry(*dir, name));
+            result = result.and(self.invalidator.expire_name(*dir, name));
         }
         if invalidations.files.is_empty() {
             return result;
@@ -465,10 +471,10 @@ impl KernelNotifier {
             files.iter().map(show).collect::<Vec<_>>()
         })?;
         for ((attr, resized), shown) in invalidations.files.iter().zip(shown) {
-            result = result.and(self.shown(attr, shown));
+            result = result.and(self.settle_size(attr, shown));
             if *resized {
                 // What was appended since lies in the kernel's pages behind the old end.
-                result = result.and(self.cache.inode(attr.ino));
+                result = result.and(self.invalidator.invalidate_inode(attr.ino));
             }
         }
         result
@@ -476,7 +482,7 @@ impl KernelNotifier {
 
     /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes
     /// without a handle.
-    fn shown(&self, attr: &Attr, shown: io::Result<()>) -> io::Result<()> {
+    fn settle_size(&self, attr: &Attr, shown: io::Result<()>) -> io::Result<()> {
         match shown {
             Ok(()) => return Ok(()),
             // It is not in the kernel's memory.
@@ -498,7 +504,9 @@ impl KernelNotifier {
             }
         }
         match self.adapter.read(attr.ino, attr.size.saturating_sub(1), 1) {
-            Ok(last) if !last.is_empty() => self.cache.grown(attr.ino, attr.size, last[0]),
+            Ok(last) if !last.is_empty() => {
+                self.invalidator.extend_to(attr.ino, attr.size, last[0])
+            }
             // It is empty, or it is gone; or shorter by now, of which the thread that shortened it
             // tells the kernel.
             _ => Ok(()),

@@ -3,7 +3,7 @@
 //! `handler` is the boundary: what any FUSE transport asks of any file system, in plain types.
 //!
 //! Below it lie the messages on `/dev/fuse` and in the slots of io_uring: `wire` (their layouts),
-//! `transport` (which call a request becomes), `connection` (reads requests, writes answers and
+//! `dispatcher` (which call a request becomes), `connection` (reads requests, writes answers and
 //! invalidations), `session`, `worker_pool` and `blocking_pool` (the threads), `intake` (the order
 //! in which they take requests), `ring` and `queues` (io_uring, with a thread for each of `cpus`
 //! that gives way by `courtesy`), `switch` (the kernel's parameter).
@@ -28,6 +28,7 @@ mod control_directory;
 pub mod counters;
 mod courtesy;
 mod cpus;
+mod dispatcher;
 mod fuse_adapter;
 mod fusermount;
 pub mod handler;
@@ -43,7 +44,6 @@ mod recall;
 mod ring;
 mod session;
 pub mod switch;
-mod transport;
 mod unshared_thread;
 mod wire;
 mod wire_ino;
@@ -51,6 +51,6 @@ mod worker_pool;
 
 pub use counters::Counters;
 pub use fuse_adapter::FuseAdapter;
-pub use handler::{Choice, Handler, Invalidator, Policy};
+pub use handler::{Handler, Invalidator, Policy, TransportChoice};
 pub use kernel_notifier::KernelNotifier;
 pub use mount::{AccessTimes, Error, MountOptions, Mounted, Unmount, Unmounter, mount, unmount};

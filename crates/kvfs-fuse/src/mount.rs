@@ -17,13 +17,13 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::abort_watchdog::AbortWatchdog;
 use crate::counters::Counters;
+use crate::dispatcher::Dispatcher;
 use crate::fusermount;
-use crate::handler::{Choice, Handler, Invalidator, Policy};
+use crate::handler::{Handler, Invalidator, Policy, TransportChoice};
 use crate::mounts::{self, MountEntry};
 use crate::queues::Queues;
 use crate::session::Session;
 use crate::switch;
-use crate::transport::Transport;
 use crate::worker_pool::WorkerPool;
 
 #[derive(Debug, thiserror::Error)]
@@ -181,7 +181,7 @@ pub fn mount<H: Handler>(
     if !options.default_permissions && !overrides_modes() {
         return Err(Error::BoundByModes);
     }
-    if policy.transport == Choice::Uring && policy.write_back {
+    if policy.transport == TransportChoice::Uring && policy.write_back {
         return Err(Error::RingsGather);
     }
     let failed = |e| Error::Mount(mount_point.to_path_buf(), e);
@@ -192,15 +192,17 @@ pub fn mount<H: Handler>(
     }
     let no_rings = |e| Error::NoRings(mount_point.clone(), e);
     let (choice, switch) = match policy.transport {
-        Choice::Auto if policy.write_back || switch::is_on() != Some(true) => {
-            (Choice::Device, None)
+        TransportChoice::Auto if policy.write_back || switch::is_on() != Some(true) => {
+            (TransportChoice::Device, None)
         }
-        Choice::Uring => (Choice::Uring, Some(switch::On::turn().map_err(no_rings)?)),
+        TransportChoice::Uring => {
+            (TransportChoice::Uring, Some(switch::On::turn().map_err(no_rings)?))
+        }
         choice => (choice, None),
     };
     let policy = &Policy { transport: choice, ..policy.clone() };
     let counters = Arc::new(Counters::default());
-    let transport = Transport::new(handler, policy.clone(), counters.clone());
+    let dispatcher = Dispatcher::new(handler, policy.clone(), counters.clone());
     let connection = match mount_directly(&mount_point, metadata.mode(), options)? {
         Some(connection) => connection,
         None => fusermount::mount(&mount_point, &options.for_fusermount()).map_err(failed)?,
@@ -208,9 +210,9 @@ pub fn mount<H: Handler>(
     let undo = |e| {
         // A mount without a session would hang every process that touches it.
         let _ = unmount(&mount_point, Unmount::Lazy);
-        if choice == Choice::Uring { no_rings(e) } else { failed(e) }
+        if choice == TransportChoice::Uring { no_rings(e) } else { failed(e) }
     };
-    let session = Session::start(connection, transport, policy).map_err(undo)?;
+    let session = Session::start(connection, dispatcher, policy).map_err(undo)?;
     // The kernel has agreed by now, if it does.
     drop(switch);
     let entry = mounts::mount_at(&mount_point)

@@ -41,9 +41,9 @@ use crate::connection::dispatch;
 use crate::counters::Request;
 use crate::courtesy::Courtesy;
 use crate::cpus::{self, Cpus};
+use crate::dispatcher::{Dispatcher, Outcome, ReplyBuffer};
 use crate::handler::{Errno, FSync, Handler, Reply, without_waiting};
 use crate::ring::{Anchor, Event, Memory, Ring, Slot};
-use crate::transport::{Outcome, ReplyBuffer, Transport};
 use crate::wire;
 
 /// Slots of a queue, so many requests of one CPU can be under way. One takes as much memory as the
@@ -139,8 +139,8 @@ impl Queues {
     /// requests wait for the queues.
     pub fn prepare<H: Handler>(
         connection: &Arc<OwnedFd>,
-        transport: &Arc<Transport<H>>,
-        room: &Arc<BlockingPool>,
+        dispatcher: &Arc<Dispatcher<H>>,
+        blocking_pool: &Arc<BlockingPool>,
         max_write: u32,
     ) -> io::Result<Prepared> {
         let cpus = Cpus::of_machine()?;
@@ -166,8 +166,8 @@ impl Queues {
                 queue: queue.clone(),
                 settled: prepared.queues.settled.clone(),
                 connection: connection.clone(),
-                transport: transport.clone(),
-                room: room.clone(),
+                dispatcher: dispatcher.clone(),
+                blocking_pool: blocking_pool.clone(),
                 anchor: anchor.clone(),
                 abort: prepared.queues.abort.clone(),
                 serves: false,
@@ -267,8 +267,8 @@ struct Worker<H> {
     queue: Arc<Queue>,
     settled: Arc<Settled>,
     connection: Arc<OwnedFd>,
-    transport: Arc<Transport<H>>,
-    room: Arc<BlockingPool>,
+    dispatcher: Arc<Dispatcher<H>>,
+    blocking_pool: Arc<BlockingPool>,
     anchor: Arc<Anchor>,
     abort: Abort,
     /// Requests wait for this thread.
@@ -456,24 +456,24 @@ impl<H: Handler> Worker<H> {
         let overlaps = request == Request::Read && wire::read_size(fields) >= LARGE_READ;
         if !overlaps
             && !request.always_waits()
-            && !self.transport.stalls()
+            && !self.dispatcher.stalls()
             && without_waiting(|| {
-                answer(&self.connection, &self.transport, &mut slot, &mut self.reply)
+                answer(&self.connection, &self.dispatcher, &mut slot, &mut self.reply)
             })
         {
             return Some(slot);
         }
-        if matches!(request, Request::FSync | Request::FSyncDir) && !self.transport.stalls() {
-            match self.transport.begin_fsync(&head) {
+        if matches!(request, Request::FSync | Request::FSyncDir) && !self.dispatcher.stalls() {
+            match self.dispatcher.begin_fsync(&head) {
                 Ok(FSync::Alone) => {}
                 Ok(FSync::WithNext) => {
                     self.away += 1;
-                    let (transport, queue) = (self.transport.clone(), self.queue.clone());
+                    let (dispatcher, queue) = (self.dispatcher.clone(), self.queue.clone());
                     let answer = move |outcome| {
                         confirm(&mut slot, outcome);
                         queue.give_back(slot);
                     };
-                    self.room.with_next_sync(true, move || transport.sync(), answer);
+                    self.blocking_pool.with_next_sync(true, move || dispatcher.sync(), answer);
                     return None;
                 }
                 begun => {
@@ -488,10 +488,10 @@ impl<H: Handler> Worker<H> {
             self.pages.insert(slot.number(), self.pages_so_far);
             self.queue.writes_back.store(true, Ordering::Release);
         }
-        let (connection, transport, queue) =
-            (self.connection.clone(), self.transport.clone(), self.queue.clone());
-        self.room.take(move || {
-            answer(&connection, &transport, &mut slot, &mut ReplyBuffer::default());
+        let (connection, dispatcher, queue) =
+            (self.connection.clone(), self.dispatcher.clone(), self.queue.clone());
+        self.blocking_pool.take(move || {
+            answer(&connection, &dispatcher, &mut slot, &mut ReplyBuffer::default());
             queue.give_back(slot);
         });
         None
@@ -507,12 +507,14 @@ fn confirm(slot: &mut Slot, outcome: Reply<()>) {
 /// may wait.
 fn answer<H: Handler>(
     connection: &OwnedFd,
-    transport: &Transport<H>,
+    dispatcher: &Dispatcher<H>,
     slot: &mut Slot,
     reply: &mut ReplyBuffer,
 ) -> bool {
     let outcome = match slot.request_and_room() {
-        Ok((head, fields, room)) => dispatch(connection, transport, &head, fields, reply, room),
+        Ok((head, fields, read_buffer)) => {
+            dispatch(connection, dispatcher, &head, fields, reply, read_buffer)
+        }
         Err(e) => Outcome::Error(e),
     };
     match outcome {

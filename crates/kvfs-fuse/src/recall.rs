@@ -27,7 +27,7 @@ use crate::unshared_thread::UnsharedThread;
 
 pub(crate) struct Recall {
     place: Place,
-    cache: Arc<dyn Invalidator>,
+    invalidator: Arc<dyn Invalidator>,
     thread: UnsharedThread,
     by_handle: AtomicBool,
     /// The kernel gathers writes, too, not just those to mappings.
@@ -37,12 +37,12 @@ pub(crate) struct Recall {
 impl Recall {
     pub fn start(
         place: Place,
-        cache: Arc<dyn Invalidator>,
+        invalidator: Arc<dyn Invalidator>,
         gathers_writes: bool,
     ) -> io::Result<Recall> {
         Ok(Recall {
             place,
-            cache,
+            invalidator,
             thread: UnsharedThread::start("fuse-recall")?,
             by_handle: AtomicBool::new(true),
             gathers_writes,
@@ -70,7 +70,7 @@ impl Recall {
                 Err(e) => return Err(e),
             }
         }
-        self.cache.inode(ino)
+        self.invalidator.invalidate_inode(ino)
     }
 
     pub fn stop(&self) {

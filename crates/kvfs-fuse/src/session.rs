@@ -18,19 +18,19 @@ use parking_lot::Mutex;
 use rustix::io::Errno as Os;
 
 use crate::blocking_pool::BlockingPool;
-use crate::connection::{KernelCache, clone_of, dispatch, next, send};
+use crate::connection::{DeviceInvalidator, clone_of, dispatch, next, send};
 use crate::counters::Request;
-use crate::handler::{Choice, Errno, FSync, Handler, Policy, Reply};
+use crate::dispatcher::{Dispatcher, Outcome, ReplyBuffer};
+use crate::handler::{Errno, FSync, Handler, Policy, Reply, TransportChoice};
 use crate::intake::Intake;
 use crate::queues::{Prepared, Queues};
-use crate::transport::{Outcome, ReplyBuffer, Transport};
 use crate::wire;
 use crate::worker_pool::{WorkerPool, WorkerSlot};
 
 /// Opcode of the first request on a connection.
 const INIT: u32 = 26;
 /// How long single FORGETs gather where requests come over io_uring: each would wake a thread.
-const GATHER: Duration = Duration::from_millis(5);
+const FORGET_PAUSE: Duration = Duration::from_millis(5);
 
 /// The threads of one mount.
 pub(crate) struct Session {
@@ -52,22 +52,25 @@ impl Session {
     /// Answers INIT on a connection that was just mounted, then starts the threads.
     pub fn start<H: Handler>(
         connection: OwnedFd,
-        transport: Transport<H>,
+        dispatcher: Dispatcher<H>,
         policy: &Policy,
     ) -> io::Result<Session> {
         let mut buffer = vec![0; policy.max_write as usize + wire::REQUEST_ROOM];
-        let (connection, transport) = (Arc::new(connection), Arc::new(transport));
-        let room = Arc::new(BlockingPool::new()?);
+        let (connection, dispatcher) = (Arc::new(connection), Arc::new(dispatcher));
+        let blocking_pool = Arc::new(BlockingPool::new()?);
         let rings = match policy.transport {
-            Choice::Device => None,
-            Choice::Uring => {
-                Some(Queues::prepare(&connection, &transport, &room, policy.max_write)?)
+            TransportChoice::Device => None,
+            TransportChoice::Uring => {
+                Some(Queues::prepare(&connection, &dispatcher, &blocking_pool, policy.max_write)?)
             }
-            Choice::Auto => {
-                or_device(Queues::prepare(&connection, &transport, &room, policy.max_write))
-            }
+            TransportChoice::Auto => or_device(Queues::prepare(
+                &connection,
+                &dispatcher,
+                &blocking_pool,
+                policy.max_write,
+            )),
         };
-        let offered = greet(&connection, &transport, &mut buffer, rings.is_some())?;
+        let offered = greet(&connection, &dispatcher, &mut buffer, rings.is_some())?;
         let not_offered = || {
             io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -83,15 +86,21 @@ impl Session {
         };
         let queues = match (rings, policy.transport) {
             (None, _) => None,
-            (Some(rings), Choice::Uring) => Some(begin(rings)?),
+            (Some(rings), TransportChoice::Uring) => Some(begin(rings)?),
             (Some(rings), _) => or_device(begin(rings)),
         };
         let base = if queues.is_some() { 1 } else { policy.threads.max(1) };
         let pool = Arc::new(WorkerPool::new(base));
-        let gathers = queues.is_some();
+        let batches_forgets = queues.is_some();
         let intake = Arc::new(Intake::default());
-        let workers =
-            Workers { transport, room, pool: pool.clone(), intake, buffer: buffer.len(), gathers };
+        let workers = Workers {
+            dispatcher,
+            blocking_pool,
+            pool: pool.clone(),
+            intake,
+            buffer: buffer.len(),
+            batches_forgets,
+        };
         let (threads, queues) = (Arc::default(), queues.map(Arc::new));
         let mut session = Session {
             connection: connection.clone(),
@@ -112,7 +121,7 @@ impl Session {
             session.threads.lock().push(thread);
         }
         let all = session.threads.clone();
-        let transport = workers.transport.clone();
+        let dispatcher = workers.dispatcher.clone();
         let help = move || {
             let own = clone_of(&connection).map_or_else(|_| connection.clone(), Arc::new);
             match workers.open("fuse-help".into(), own, true) {
@@ -126,7 +135,7 @@ impl Session {
                 }
             }
         };
-        let look = move || pool.look_after(|| transport.stalls(), help);
+        let look = move || pool.look_after(|| dispatcher.stalls(), help);
         session.supervisor =
             Some(std::thread::Builder::new().name("fuse-supervisor".into()).spawn(look)?);
         Ok(session)
@@ -142,9 +151,9 @@ impl Session {
         self.queues.clone()
     }
 
-    pub fn invalidator(&self) -> KernelCache {
+    pub fn invalidator(&self) -> DeviceInvalidator {
         let expires = self.offered & wire::init::HAS_EXPIRE_ONLY != 0;
-        KernelCache::new(self.connection.clone(), expires)
+        DeviceInvalidator::new(self.connection.clone(), expires)
     }
 
     /// Returns when the kernel has ended the connection and every thread has exited. The first
@@ -187,7 +196,7 @@ fn or_device<T>(rings: io::Result<T>) -> Option<T> {
 /// asked for.
 fn greet<H: Handler>(
     connection: &OwnedFd,
-    transport: &Transport<H>,
+    dispatcher: &Dispatcher<H>,
     buffer: &mut [u8],
     rings: bool,
 ) -> io::Result<u64> {
@@ -199,7 +208,7 @@ fn greet<H: Handler>(
         return Err(broken());
     }
     let mut reply = ReplyBuffer::default();
-    let answered = transport.init(fields, &mut reply, rings);
+    let answered = dispatcher.init(fields, &mut reply, rings);
     let error = answered.err().map_or(0, |e| e.0);
     send(connection, head.unique, -error, &reply.answer.0)?;
     answered.map_err(|e| io::Error::from_raw_os_error(e.0))
@@ -207,33 +216,33 @@ fn greet<H: Handler>(
 
 /// Starts the threads, and has what each of them works with.
 struct Workers<H> {
-    transport: Arc<Transport<H>>,
-    room: Arc<BlockingPool>,
+    dispatcher: Arc<Dispatcher<H>>,
+    blocking_pool: Arc<BlockingPool>,
     pool: Arc<WorkerPool>,
     intake: Arc<Intake>,
     /// Bytes for a request.
     buffer: usize,
-    /// FORGETs may gather.
-    gathers: bool,
+    /// The thread waits a moment before it reads more FORGETs, so that it reads many at once.
+    batches_forgets: bool,
 }
 
 impl<H: Handler> Workers<H> {
     /// Starts a thread. `helps`: it exits when it is not needed.
     fn open(&self, name: String, connection: Arc<OwnedFd>, helps: bool) -> io::Result<Thread> {
-        let (transport, room, pool) =
-            (self.transport.clone(), self.room.clone(), self.pool.clone());
-        let (mut buffer, gathers, intake) =
-            (vec![0; self.buffer], self.gathers, self.intake.clone());
+        let (dispatcher, blocking_pool, pool) =
+            (self.dispatcher.clone(), self.blocking_pool.clone(), self.pool.clone());
+        let (mut buffer, batches_forgets, intake) =
+            (vec![0; self.buffer], self.batches_forgets, self.intake.clone());
         let slot = pool.join();
         let ours = slot.clone();
         let work = move || {
             ours.take();
             let served = serve(
                 &connection,
-                &transport,
-                &room,
+                &dispatcher,
+                &blocking_pool,
                 (&pool, &intake),
-                (&ours, helps, gathers),
+                (&ours, helps, batches_forgets),
                 &mut buffer,
             );
             pool.leave(&ours);
@@ -245,10 +254,10 @@ impl<H: Handler> Workers<H> {
 
 fn serve<H: Handler>(
     connection: &Arc<OwnedFd>,
-    transport: &Arc<Transport<H>>,
-    room: &Arc<BlockingPool>,
+    dispatcher: &Arc<Dispatcher<H>>,
+    blocking_pool: &Arc<BlockingPool>,
     (pool, intake): (&WorkerPool, &Intake),
-    (slot, helps, gathers): (&Arc<WorkerSlot>, bool, bool),
+    (slot, helps, batches_forgets): (&Arc<WorkerSlot>, bool, bool),
     buffer: &mut [u8],
 ) -> io::Result<()> {
     // What is read; in memory as far as it was used.
@@ -257,12 +266,12 @@ fn serve<H: Handler>(
     while !(helps && pool.leave_if_not_needed(slot)) {
         reply.announced = false;
         let taken = intake.take(
-            || transport.wants_announcements(),
+            || dispatcher.wants_announcements(),
             || next(connection, buffer).map(|length| length.map(|length| &buffer[..length])),
             |message| {
                 // What cannot be decoded is an error below.
                 if let Ok((head, fields)) = wire::head(message) {
-                    transport.announce(&head, fields);
+                    dispatcher.announce(&head, fields);
                     reply.announced = true;
                 }
             },
@@ -273,38 +282,42 @@ fn serve<H: Handler>(
         let _working =
             slot.work(request == Request::Write && wire::written_back_at(fields).is_some());
         if !request.waits() {
-            answer(connection, transport, &head, fields, &mut reply, &mut data);
-            if gathers && matches!(request, Request::Forget | Request::BatchForget) {
-                std::thread::sleep(GATHER);
+            dispatch_and_send(connection, dispatcher, &head, fields, &mut reply, &mut data);
+            if batches_forgets && matches!(request, Request::Forget | Request::BatchForget) {
+                std::thread::sleep(FORGET_PAUSE);
             }
             continue;
         }
         if matches!(request, Request::FSync | Request::FSyncDir) {
             let (to, unique) = (connection.clone(), head.unique);
-            let answer = move |outcome: Reply<()>| confirm(&to, unique, outcome);
-            match transport.begin_fsync(&head) {
+            let confirm_to = move |outcome: Reply<()>| confirm(&to, unique, outcome);
+            match dispatcher.begin_fsync(&head) {
                 Ok(FSync::Alone) => {}
                 Ok(FSync::WithNext) => {
-                    let transport = transport.clone();
-                    room.with_next_sync(pool.threads() == 1, move || transport.sync(), answer);
+                    let dispatcher = dispatcher.clone();
+                    blocking_pool.with_next_sync(
+                        pool.threads() == 1,
+                        move || dispatcher.sync(),
+                        confirm_to,
+                    );
                     continue;
                 }
                 begun => {
-                    answer(begun.map(drop));
+                    confirm_to(begun.map(drop));
                     continue;
                 }
             }
         }
         // An answer must go to the connection that its request came from.
-        let (connection, transport, message) =
-            (connection.clone(), transport.clone(), message.to_vec());
+        let (connection, dispatcher, message) =
+            (connection.clone(), dispatcher.clone(), message.to_vec());
         // What goes down tells the kernel to drop what it has, which no thread that answers may do.
-        room.admit(pool.threads() == 1 || request == Request::IoCtl, move || {
+        blocking_pool.admit(pool.threads() == 1 || request == Request::IoCtl, move || {
             // It was decoded above.
             if let Ok((head, fields)) = wire::head(&message) {
-                answer(
+                dispatch_and_send(
                     &connection,
-                    &transport,
+                    &dispatcher,
                     &head,
                     fields,
                     &mut ReplyBuffer::default(),
@@ -326,15 +339,15 @@ fn confirm(connection: &OwnedFd, unique: u64, outcome: Reply<()>) {
 }
 
 /// Has one request dispatched and sends its answer.
-fn answer<H: Handler>(
+fn dispatch_and_send<H: Handler>(
     connection: &OwnedFd,
-    transport: &Transport<H>,
+    dispatcher: &Dispatcher<H>,
     head: &wire::Head,
     fields: wire::Fields<'_>,
     reply: &mut ReplyBuffer,
-    room: &mut [u8],
+    read_buffer: &mut [u8],
 ) {
-    let outcome = dispatch(connection, transport, head, fields, reply, room);
+    let outcome = dispatch(connection, dispatcher, head, fields, reply, read_buffer);
     let sent = match outcome {
         Outcome::Nothing => Ok(()),
         // No thread is here that may not wait.
@@ -342,15 +355,15 @@ fn answer<H: Handler>(
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
         Outcome::Answer => send(connection, head.unique, 0, &reply.answer.0),
         Outcome::Data(data) => send(connection, head.unique, 0, &data),
-        Outcome::Filled(length) => send(connection, head.unique, 0, &room[..length]),
+        Outcome::Filled(length) => send(connection, head.unique, 0, &read_buffer[..length]),
     };
     match sent {
         Ok(()) => {}
         // The request was interrupted and is forgotten, or the connection is gone; the next read
         // knows.
-        Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => transport.take_back(reply),
+        Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => dispatcher.take_back(reply),
         Err(e) => {
-            transport.take_back(reply);
+            dispatcher.take_back(reply);
             tracing::error!("the kernel did not take the answer to {head:?}: {e}");
         }
     }

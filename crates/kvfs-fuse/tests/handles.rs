@@ -109,7 +109,7 @@ fn reading_moves_the_access_time_unless_asked_otherwise() {
             m.mounted
                 .invalidator()
                 .expect("mounted")
-                .inode(fs::metadata(&path).expect("stat").ino())
+                .invalidate_inode(fs::metadata(&path).expect("stat").ino())
                 .expect("dropped");
             fs::read(&path).expect("read");
             let moved = fs::metadata(&path).expect("stat").accessed().expect("a time") != old;

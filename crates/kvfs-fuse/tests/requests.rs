@@ -187,10 +187,10 @@ fn the_kernel_forgets_what_it_is_told_to_forget() {
     let ino = std::os::unix::fs::MetadataExt::ino(&fs::metadata(m.path("a")).expect("stat"));
     let invalidator = m.mounted.invalidator().expect("mounted");
     let counters = m.counters();
-    invalidator.entry(1, b"a").expect("invalidate the name");
+    invalidator.expire_name(1, b"a").expect("invalidate the name");
     let seen = requests(&counters, || assert!(fs::metadata(m.path("a")).is_ok()));
     assert!(seen.contains(&("LOOKUP", 1)), "{seen:?}");
-    invalidator.inode(ino).expect("invalidate the inode");
+    invalidator.invalidate_inode(ino).expect("invalidate the inode");
     let seen = requests(&counters, || assert_eq!(fs::read(m.path("a")).expect("read"), b"hello"));
     assert!(seen.iter().any(|(name, _)| *name == "READ"), "{seen:?}");
 }

@@ -77,7 +77,7 @@ impl Fs {
         if !how.keep_size && end > state.attr.size {
             state.attr.size = end;
         }
-        let lost_privileges = self.touch(&mut state, self.now(), hints.kill_suid);
+        let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         let cleared = match how.mode {
             AllocateMode::Allocate => Ok(false),
             _ => self.clear(&inode, &mut state, offset, end.min(before.size), before.size),
@@ -174,8 +174,7 @@ impl Fs {
             let (start, stop) = (layout::page_key(ino, first), layout::page_key(ino, behind));
             batch.delete_range(self.core.layout.dmap, start.to_vec(), stop.to_vec());
         }
-        if let Err(e) = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch))
-        {
+        if let Err(e) = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.apply(batch)) {
             fresh.iter().for_each(|block| drop(state.buffer.pages.remove(block)));
             state.buffer.pages.append(&mut kept);
             return Err(e);

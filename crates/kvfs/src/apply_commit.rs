@@ -1,10 +1,9 @@
 //! How a transaction's changes come to the mainline's file system: what of it is in memory there
 //! must be what is in the store, from the commit on, for every call.
 //!
-//! The mainline is frozen, so no call is under way. What is dirty is committed
-//! first, so that the database sees it when it looks for conflicts: who writes to the file that a
-//! transaction has written has changed it before the transaction commits. Then the transaction
-//! commits, and of the inodes in memory
+//! The mainline is frozen, so no call is under way. What is dirty is committed first, so that the
+//! database finds conflicts with it: a write to the mainline counts as made before the transaction's
+//! commit. Then the transaction commits, and of the inodes in memory
 //!
 //! - one that it changed is loaded again; what keeps positions of a listing valid stays, and learns
 //!   of names that went;
@@ -34,10 +33,10 @@ use kvdb::{Batch, Changed, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
-use crate::fs::previous::Turn;
 use crate::fs::{Fs, largest_ino, stage_removal};
 use crate::inode::{Identity, Inode, State};
 use crate::layout::{self, ImapKey, Layout};
+use crate::superseded::ChangeTurn;
 
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
@@ -105,7 +104,7 @@ impl Fs {
                 let mut batch = Batch::new();
                 stage_removal(&self.core.layout, inode.ino, &mut batch);
                 batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
-                self.commit(batch)?;
+                self.apply(batch)?;
             }
         }
         Ok(())
@@ -118,7 +117,7 @@ impl Fs {
         &self,
         transaction: &Transaction,
         touched: &ChangeSet,
-        turn: &Turn<'_>,
+        turn: &ChangeTurn<'_>,
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
         self.at_rest(|| self.apply_commit_at_rest(transaction, touched, turn, commit))
@@ -128,14 +127,15 @@ impl Fs {
         &self,
         transaction: &Transaction,
         touched: &ChangeSet,
-        turn: &Turn<'_>,
+        turn: &ChangeTurn<'_>,
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
         let dirty = touched.inodes.iter().find(|(ino, _)| {
-            let inode = self.core.inode_cache.get(*ino);
-            inode.is_some_and(
-                |inode| matches!(inode.state.read(), state if state.dirty && state.attr.nlink > 0),
-            )
+            // It could not be committed above: a transaction has it locked.
+            self.core.inode_cache.get(*ino).is_some_and(|inode| {
+                let state = inode.state.read();
+                state.dirty && state.attr.nlink > 0
+            })
         });
         if let Some((ino, _)) = dirty {
             let key = (self.core.layout.imap, layout::node_key(*ino).into());
@@ -148,9 +148,10 @@ impl Fs {
             }
         }
         let put_back = self.put_back(transaction, &unlinking)?;
-        let before = self.before(Some(touched.inodes.iter().map(|(ino, _)| *ino).collect()))?;
+        let before =
+            self.state_before_change(Some(touched.inodes.iter().map(|(ino, _)| *ino).collect()))?;
         kvdb::at_once(commit)?;
-        turn.is_made(before);
+        turn.publish(before);
         let now = self.now();
         let kept: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
         for Unlinking { inode, content } in unlinking {
@@ -298,7 +299,7 @@ impl Fs {
     /// may know that is not so any more.
     pub(crate) fn revert(
         &self,
-        turn: &Turn<'_>,
+        turn: &ChangeTurn<'_>,
         change: impl FnOnce() -> Result<()>,
     ) -> Result<ChangeSet> {
         let frozen = self.core.freeze_lock.freeze();
@@ -310,19 +311,19 @@ impl Fs {
         // What is dirty here goes; but caches have read it. What cannot be committed now may come
         // back from there, and is no worse for it.
         let _ = kvdb::at_once(|| self.flush_older_than(Duration::MAX));
-        let before = self.before(None)?;
+        let before = self.state_before_change(None)?;
         change()?;
-        turn.is_made(before);
+        turn.publish(before);
         // Nothing is locked by reading this. What a serializable transaction has in memory is
         // locked, or noted as not locked.
         let view = self.core.scope.view()?;
         if matches!(self.core.scope, Scope::Mainline(_)) {
             // What is back may have larger numbers than all that there was when the store was
             // opened.
-            self.core.inode_allocator.are_not_noted();
+            self.core.inode_allocator.clear_noted();
             self.core
                 .inode_allocator
-                .is_taken_below(largest_ino(&view, &self.core.layout)?.saturating_add(1));
+                .raise_next_to(largest_ino(&view, &self.core.layout)?.saturating_add(1));
         }
         let node = |ino| {
             let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
@@ -330,11 +331,12 @@ impl Fs {
         };
         for inode in self.core.inode_cache.all() {
             let mut state = inode.state.write();
-            let (unlocked, before) = (state.unlocked, Identity::of(&state.attr));
+            let (read_unlocked, before) = (state.read_unlocked, Identity::of(&state.attr));
             self.discard(&mut state);
             match node(inode.ino) {
                 Some((attr, xattrs, _)) if Identity::of(&attr) == before => {
-                    *state = State { queued: state.queued, unlocked, ..State::new(attr, xattrs) };
+                    *state =
+                        State { queued: state.queued, read_unlocked, ..State::new(attr, xattrs) };
                 }
                 // Made since then, or another one under its number; or it cannot be read now,
                 // and the next access returns the error.
@@ -416,7 +418,7 @@ impl Fs {
                 stage_removal(&self.core.layout, ino, &mut batch);
                 batch.delete(self.core.layout.imap, layout::orphan_key(ino));
             }
-            self.commit(batch)?;
+            self.apply(batch)?;
         }
         Ok(())
     }
@@ -466,7 +468,7 @@ mod tests {
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
         let (scope, numbers) = (Scope::Mainline(db.clone()), InodeAllocator::from(a));
-        let fs = Fs::of(
+        let fs = Fs::without_mainline(
             db.clone(),
             scope,
             env.clone(),

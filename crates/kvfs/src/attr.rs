@@ -82,14 +82,14 @@ pub struct SetAttr {
     pub ctime: Option<Timestamp>,
     /// The caller lacks CAP_FSETID, and this is its group: a change of size clears the set-uid and
     /// set-gid bits. (Set-gid without group execute stays for a member of the file's group.)
-    pub kill_suid: Option<u32>,
+    pub unprivileged_group: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteHints {
     /// The caller lacks CAP_FSETID, and this is its group: clear the set-uid and set-gid bits, as
-    /// [`SetAttr::kill_suid`] does.
-    pub kill_suid: Option<u32>,
+    /// [`SetAttr::unprivileged_group`] does.
+    pub unprivileged_group: Option<u32>,
     /// Whole pages out of a cache, of which programs have changed a part.
     pub from_cache: bool,
     /// `Fs::announce_cached` was called for it.

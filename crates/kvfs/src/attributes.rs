@@ -41,7 +41,7 @@ impl Fs {
     /// the kernel's.
     ///
     /// A change of owner clears set-uid and set-gid of anything but a directory; a change of size
-    /// does if `kill_suid` says so.
+    /// does if `unprivileged_group` says so.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
         self.retry_on_lock(|| self.setattr_once(ino, set))
@@ -62,8 +62,8 @@ impl Fs {
                 _ => return Err(Error::Invalid("the size of something that is not a file")),
             }
             state.attr.mtime = now;
-            if let Some(group) = set.kill_suid {
-                kill_suid(&mut state, Some(group));
+            if let Some(group) = set.unprivileged_group {
+                drop_privileges(&mut state, Some(group));
             }
             kill_capability(&mut state);
         }
@@ -71,7 +71,7 @@ impl Fs {
             state.attr.uid = set.uid.unwrap_or(state.attr.uid);
             state.attr.gid = set.gid.unwrap_or(state.attr.gid);
             if !state.is_dir() {
-                kill_suid(&mut state, None);
+                drop_privileges(&mut state, None);
                 kill_capability(&mut state);
             }
         }
@@ -93,14 +93,19 @@ impl Fs {
         self.exact_attr(&inode, &mut state)
     }
 
-    /// What a change of content does to the attributes. `kill`: the group of a caller
-    /// for whom the set-uid and set-gid bits go; gives whether there were any.
-    pub(crate) fn touch(&self, state: &mut State, now: Timestamp, kill: Option<u32>) -> bool {
+    /// What a change of content does to the attributes. `unprivileged_group`: that of a caller for
+    /// whom set-uid and set-gid bits go. Gives whether the file had any.
+    pub(crate) fn touch_content(
+        &self,
+        state: &mut State,
+        now: Timestamp,
+        unprivileged_group: Option<u32>,
+    ) -> bool {
         state.attr.mtime = now;
         state.attr.ctime = now;
         let before = state.attr.perm;
-        if kill.is_some() {
-            kill_suid(state, kill);
+        if unprivileged_group.is_some() {
+            drop_privileges(state, unprivileged_group);
         }
         kill_capability(state);
         state.attr.perm != before
@@ -110,7 +115,7 @@ impl Fs {
 /// Set-gid without group execute once meant mandatory locks. As on Linux since 6.2 it stays for
 /// root and for members of the file's group, and goes for others. `group`: that of a caller who is
 /// not root.
-fn kill_suid(state: &mut State, group: Option<u32>) {
+fn drop_privileges(state: &mut State, group: Option<u32>) {
     state.attr.perm &= !SUID;
     let member = group.is_none_or(|group| group == state.attr.gid);
     if state.attr.perm & GROUP_EXECUTE != 0 || !member {

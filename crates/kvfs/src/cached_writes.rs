@@ -1,5 +1,5 @@
 //! Writes out of a kernel's cache: whole pages, of which the cache may have read a part before the
-//! view became another one (`fs::previous`), and which may come after others were refused (`lost`).
+//! view became another one (`superseded`), and which may come after others were refused (`lost`).
 
 use crate::attr::{Ino, WriteHints};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ impl Fs {
                 if lost.contains(ino) && offset > self.size_of(ino)? {
                     return Err(Error::LostBefore(ino));
                 }
-                self.take_cached(ino, offset, data, hints)
+                self.write_changed_bytes(ino, offset, data, hints)
             })
         });
         if taken.is_err()
@@ -60,7 +60,7 @@ impl Fs {
 
     /// Whether the change that is being told has changed the size of a file.
     pub fn is_resized(&self, ino: Ino) -> bool {
-        let Some(before) = self.core.past.of(ino) else { return false };
+        let Some(before) = self.core.superseded.state_before(ino) else { return false };
         let size = |fs: &Fs| fs.getattr(ino).ok().map(|attr| attr.size);
         size(&before.fs) != size(self)
     }
@@ -72,15 +72,16 @@ impl Fs {
         self.write_in_call(ino, end, data, hints)
     }
 
-    /// Takes what a cache had of a file since before. (Under the freeze lock.)
-    pub(crate) fn take_cached(
+    /// Writes a page out of a cache. While caches are still being told of a change of the view, only
+    /// bytes that differ from the page before that change are written. (Under the freeze lock.)
+    pub(crate) fn write_changed_bytes(
         &self,
         ino: Ino,
         offset: u64,
         data: &[u8],
         hints: WriteHints,
     ) -> Result<bool> {
-        let Some(before) = self.core.past.of(ino) else {
+        let Some(before) = self.core.superseded.state_before(ino) else {
             return self.write_in_call(ino, offset, data, hints);
         };
         let old = match before.fs.read(
@@ -88,20 +89,21 @@ impl Fs {
             offset,
             u32::try_from(data.len()).map_err(|_| Error::TooLarge)?,
         ) {
-            // It was not there, so there was nothing to read of it.
+            // The file did not exist before the change.
             Err(Error::Stale(_)) => return self.write_in_call(ino, offset, data, hints),
             old => old?,
         };
-        let mut dropped = false;
+        let mut lost_privileges = false;
         for (from, to) in differing(&old, data) {
-            dropped |= self.write_in_call(ino, offset + from as u64, &data[from..to], hints)?;
+            lost_privileges |=
+                self.write_in_call(ino, offset + from as u64, &data[from..to], hints)?;
         }
         if old.len() < data.len() {
             // A program has written behind the old end. What it wrote there, or skipped, may be
             // zeros.
             self.extend_in_call(ino, offset + data.len() as u64)?;
         }
-        Ok(dropped)
+        Ok(lost_privileges)
     }
 }
 

@@ -178,17 +178,11 @@ impl Fs {
                 Some((key, _)) => Some(layout::decode_page_key(key)?.1),
                 None => None,
             };
-            let (block, slot, page) = match (waiting.peek().map(|(b, _)| **b), stored_block) {
-                (None, None) => break,
-                (Some(w), s) if s.is_none_or(|s| w <= s) => {
-                    if s == Some(w) {
-                        stored.next();
-                    }
-                    (w, waiting.next(), None)
-                }
-                (_, Some(s)) => (s, None, stored.next()),
-                (Some(_), None) => continue,
-            };
+            let waiting_block = waiting.peek().map(|(block, _)| **block);
+            let Some(block) = waiting_block.into_iter().chain(stored_block).min() else { break };
+            // A page that waits hides the stored one.
+            let slot = waiting.next_if(|(b, _)| **b == block);
+            let page = if stored_block == Some(block) { stored.next() } else { None };
             let bytes = match (&slot, &page) {
                 (Some((_, slot)), _) => slot.page.bytes(),
                 (_, Some((_, value))) => checked_page(ino, value)?,
@@ -279,7 +273,7 @@ impl Fs {
         }
         self.write_locked(&inode, &mut state, offset, data)?;
         debug_assert!(state.attr.size >= end);
-        let lost_privileges = self.touch(&mut state, self.now(), hints.kill_suid);
+        let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         self.mark_dirty(&inode, &mut state);
         self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         self.commit_if_large(&inode, &mut state);
@@ -294,7 +288,7 @@ impl Fs {
         let mut state = self.lock(&inode)?;
         if state.attr.kind == FileKind::File && state.attr.size < size {
             self.truncate(&inode, &mut state, size)?;
-            self.touch(&mut state, self.now(), None);
+            self.touch_content(&mut state, self.now(), None);
             self.mark_dirty(&inode, &mut state);
         }
         Ok(())

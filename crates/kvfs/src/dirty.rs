@@ -27,7 +27,7 @@ const GROUP: usize = 256;
 const GROUP_BYTES: usize = 4 << 20;
 /// Dirty bytes of a file that are committed by who must not wait for the device: they go into the
 /// journal's buffer.
-const COMMITTED_AT_ONCE: usize = 16 << 10;
+const MOST_COMMITTED_IN_PLACE: usize = 16 << 10;
 /// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay
 /// of a size.
 const FILE_LIMIT: usize = 8 << 20;
@@ -56,17 +56,19 @@ impl Fs {
     ///
     /// [`Error::NotSynced`] (EIO) once the store has failed. For want of space (ENOSPC) what was
     /// written stays in memory, in its place, and a later sync or the interval writes it.
-    pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        self.fsync_once(ino, data_only).map_err(Error::of_sync)
+    ///
+    /// `_data_only` makes no difference: size and times go with the data in one batch.
+    pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+        self.fsync_once(ino).map_err(Error::of_sync)
     }
 
-    fn fsync_once(&self, ino: Ino, _data_only: bool) -> Result<()> {
+    fn fsync_once(&self, ino: Ino) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());
         }
-        // Outside of the freeze lock: freezing the view need not wait for the disk.
         match self.retry_on_lock(|| self.commit_before_sync(ino, usize::MAX))? {
             FSync::Done => Ok(()),
+            // Without the freeze lock, so that freezing the view does not wait for the disk.
             FSync::WithNext | FSync::Alone => Ok(self.core.scope.sync()?),
         }
     }
@@ -81,7 +83,7 @@ impl Fs {
         if !matches!(self.core.scope, kvdb::Scope::Mainline(_)) {
             return Ok(FSync::Alone);
         }
-        match kvdb::at_once(|| self.commit_before_sync(ino, COMMITTED_AT_ONCE)) {
+        match kvdb::at_once(|| self.commit_before_sync(ino, MOST_COMMITTED_IN_PLACE)) {
             Err(e) if e.is_locked() => Ok(FSync::Alone),
             begun => begun.map_err(Error::of_sync),
         }
@@ -213,7 +215,7 @@ impl Fs {
         if held.is_empty() {
             return Ok(());
         }
-        if self.commit(batch).is_err() {
+        if self.apply(batch).is_err() {
             return self.commit_one_by_one(held);
         }
         for mut one in held.drain(..) {
@@ -252,15 +254,16 @@ impl Fs {
         self.enqueue(inode, state);
     }
 
-    /// The writer's share of the work: commits this file if it holds much, and has the caller call
-    /// `throttle_writer` afterwards.
+    /// The writer's share of the work: commits this file if it holds much. The caller then lets go
+    /// of the inode and calls `throttle_writer`.
     pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut State) {
         if state.charged >= FILE_LIMIT.min(self.core.options.write_buffer / 2) {
             self.commit_or_warn(inode, state);
         }
     }
 
-    /// Commits the longest waiting inodes until the buffer has room. Call without a lock.
+    /// Commits the longest waiting inodes until the buffer has room. Call with no lock but the
+    /// freeze lock.
     pub(crate) fn throttle_writer(&self) {
         let mut rounds = None;
         while self.core.dirty.bytes() > self.core.options.write_buffer {
@@ -352,7 +355,7 @@ impl Fs {
             batch.releases_space();
         }
         self.stage(inode.ino, state, &attr, &mut batch)?;
-        self.commit(batch)?;
+        self.apply(batch)?;
         self.staged(state, attr);
         Ok(())
     }

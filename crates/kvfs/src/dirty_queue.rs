@@ -31,10 +31,12 @@ pub(crate) struct DirtyQueue {
     /// committed since.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
     /// Held from taking inodes out of the queue until they are committed: who finds the queue empty
-    /// under it knows that everything is committed. The first of all locks.
+    /// under it knows that everything is committed. The first lock
+    /// behind the freeze lock: see `inode`.
     pub flushing: Mutex<()>,
     bytes: AtomicUsize,
-    /// Room in the store for them, and for `room`, which keys that others commit do not take.
+    /// Space of the store that is set aside for `bytes` and `room`, so that commits of keys cannot
+    /// take it.
     promised: PromisedSpace,
     /// The mainline's: bytes that can be accepted before the store has to be asked for its room
     /// again.
@@ -55,8 +57,8 @@ impl DirtyQueue {
         }
     }
 
-    /// The view is over: nothing of it is committed any more.
-    pub fn is_over(&self) {
+    /// The view has ended: nothing of it is committed any more.
+    pub fn release_promised_space(&self) {
         self.promised.give_back();
     }
 

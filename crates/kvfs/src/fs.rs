@@ -19,11 +19,8 @@ use crate::inode_allocator::{INO_LIMIT, InodeAllocator};
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::lost::Lost;
+use crate::superseded::Superseded;
 use crate::ticker::Ticker;
-
-pub(crate) mod previous;
-
-use previous::Past;
 
 /// What a read does to the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +101,7 @@ pub(crate) struct Core {
     pub options: FsOptions,
     pub inode_cache: InodeCache,
     pub freeze_lock: FreezeLock,
-    pub past: Past,
+    pub superseded: Superseded,
     pub inode_allocator: InodeAllocator,
     /// Held by every operation that locks more than one directory; see `inode`.
     pub tree: Mutex<()>,
@@ -182,8 +179,16 @@ impl Fs {
         let noted = noted(&db.view(), &layout)?;
         let next = next.max(kept + 1).max(taken + 1).max(noted.unwrap_or(0));
         let numbers = InodeAllocator::from(next);
-        numbers.are_noted_below(noted.unwrap_or(0));
-        let fs = Fs::of(db.clone(), Scope::Mainline(db), env, layout, hash_key, numbers, options);
+        numbers.set_noted_below(noted.unwrap_or(0));
+        let fs = Fs::without_mainline(
+            db.clone(),
+            Scope::Mainline(db),
+            env,
+            layout,
+            hash_key,
+            numbers,
+            options,
+        );
         // So that it is known from the start whether it is nearly full.
         fs.look_at_space(0);
         let root = fs.inode(ROOT)?;
@@ -200,11 +205,11 @@ impl Fs {
     }
 
     /// Another view of the same branch. Costs microseconds, whatever there is to see.
-    pub(crate) fn view(&self, scope: Scope, options: FsOptions) -> Fs {
+    pub(crate) fn of_transaction(&self, scope: Scope, options: FsOptions) -> Fs {
         let core = &self.core;
         let (db, env, numbers) =
             (core.db.clone(), core.env.clone(), core.inode_allocator.for_transaction());
-        Fs::over(Some(self.clone()), db, scope, env, core.layout, core.hash_key, numbers, options)
+        Fs::build(Some(self.clone()), db, scope, env, core.layout, core.hash_key, numbers, options)
     }
 
     /// Removes orphans. None of them may be open.
@@ -213,7 +218,7 @@ impl Fs {
         empty_orphans(&self.core.db, &self.core.layout)
     }
 
-    pub(crate) fn of(
+    pub(crate) fn without_mainline(
         db: Kvdb,
         scope: Scope,
         env: Arc<dyn Env>,
@@ -222,11 +227,11 @@ impl Fs {
         numbers: InodeAllocator,
         options: FsOptions,
     ) -> Fs {
-        Fs::over(None, db, scope, env, layout, hash_key, numbers, options)
+        Fs::build(None, db, scope, env, layout, hash_key, numbers, options)
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn over(
+    fn build(
         mainline: Option<Fs>,
         db: Kvdb,
         scope: Scope,
@@ -247,7 +252,7 @@ impl Fs {
             inode_cache,
             options,
             freeze_lock: FreezeLock::default(),
-            past: Past::default(),
+            superseded: Superseded::default(),
             inode_allocator: numbers,
             tree: Mutex::new(()),
             dirty,
@@ -407,7 +412,7 @@ impl Fs {
                 layout::NUMBERS_KEY.to_vec(),
                 layout::encode_numbers(bound).to_vec(),
             );
-            self.core.mainline.as_ref().unwrap_or(self).commit(batch)
+            self.core.mainline.as_ref().unwrap_or(self).apply(batch)
         })
     }
 
@@ -418,12 +423,14 @@ impl Fs {
                 return Err(Error::Stale(ino));
             }
             let (imap, key) = (self.core.layout.imap, layout::node_key(ino));
+            // A directory is not locked by being read (see `locks`), so whether it is one is found
+            // out without a lock.
             if self.locking().is_some()
                 && let Some(value) = self.core.scope.view()?.get(imap, &key)?
             {
                 let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
                 if attr.kind == FileKind::Dir {
-                    return Ok(State { unlocked: true, ..State::new(attr, xattrs) });
+                    return Ok(State { read_unlocked: true, ..State::new(attr, xattrs) });
                 }
             }
             self.lock_in_store(ino, false)?;
@@ -457,10 +464,12 @@ impl Fs {
         }
     }
 
-    /// (Under the freeze lock. On the mainline it does not wait for a lock there: see `locks`.)
-    pub(crate) fn commit(&self, batch: Batch) -> Result<()> {
+    /// Makes these changes as one unit: on the mainline a commit of the store, in a transaction a
+    /// change of its write set. Call under the freeze lock. On the mainline it fails with `Locked`
+    /// instead of waiting for a lock (see `locks`).
+    pub(crate) fn apply(&self, batch: Batch) -> Result<()> {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
-        let commit = || self.core.scope.commit(batch, Durability::Buffered);
+        let commit = || self.core.scope.apply(batch, Durability::Buffered);
         match &self.core.scope {
             Scope::Mainline(_) => Ok(kvdb::at_once(commit)?),
             Scope::Transaction(_) | Scope::Frozen(_) => Ok(commit()?),

@@ -2,13 +2,16 @@
 //!
 //! Order of locks (each may be taken while holding those before it, never the other way):
 //!
-//! -  the freeze lock (`freeze_lock`);
+//! -  the freeze lock of a transaction's view (`freeze_lock`), the turn of the mainline's changes
+//!    (`superseded`), the freeze lock of the mainline, in this order; a call takes only that of its
+//!    own view, except for `commit_on_mainline` and the note of inode numbers, which enter the
+//!    mainline from a transaction's view;
 //! 0. the flushing lock (`DirtyQueue`), of those who commit what others left dirty;
 //! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so
 //!    that directories need no order among themselves;
 //! 2. `state` of directories;
 //! 3. `state` of other inodes, by ascending number;
-//! 4. leaves, never held while taking another: a shard of the table, the dirty queue, `listing`.
+//! 4. leaves, never held while taking another: a shard of the inode cache, the dirty queue, `listing`.
 //!
 //! Commits happen under the locks of the inodes they write, so that the store sees the states of an
 //! inode in their order. Waiting for the disk (`Kvdb::sync`) happens under no lock.
@@ -25,9 +28,9 @@ use crate::listing::Listing;
 
 pub(crate) struct Inode {
     pub ino: Ino,
-    /// References the kernel holds. Added to under `state` (shared is enough), so that an unlink
+    /// References that the kernel holds. Added to under `state` (shared is enough), so that an unlink
     /// sees all of them.
-    pub lookups: AtomicU64,
+    pub references: AtomicU64,
     pub state: RwLock<State>,
     /// Of a directory that was listed: what keeps positions valid.
     pub listing: Mutex<Option<Box<Listing>>>,
@@ -60,7 +63,7 @@ pub(crate) struct State {
     /// In the dirty queue.
     pub queued: bool,
     /// Of a directory in a serializable transaction: read without a lock (see `locks`).
-    pub unlocked: bool,
+    pub read_unlocked: bool,
     /// The store may hold pages of this inode.
     pub stored: bool,
     /// The page behind the one that was read last by itself: who asks for it reads the file in
@@ -145,10 +148,10 @@ impl Default for Buffer {
 }
 
 impl Inode {
-    pub fn new(ino: Ino, state: State, lookups: u64) -> Self {
+    pub fn new(ino: Ino, state: State, references: u64) -> Self {
         Inode {
             ino,
-            lookups: AtomicU64::new(lookups),
+            references: AtomicU64::new(references),
             state: RwLock::new(state),
             listing: Mutex::new(None),
         }
@@ -164,7 +167,7 @@ impl State {
             gone: false,
             dirty: false,
             queued: false,
-            unlocked: false,
+            read_unlocked: false,
             stored,
             next_page: AtomicU64::new(0),
             orphaned: false,

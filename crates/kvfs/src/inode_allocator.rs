@@ -40,7 +40,7 @@ struct Given {
     next: AtomicU64,
     /// The bound that the store's note says.
     noted: AtomicU64,
-    /// Held by who writes the note.
+    /// Held while the note is written, which is a commit.
     noting: Mutex<()>,
 }
 
@@ -61,13 +61,13 @@ impl InodeAllocator {
     }
 
     /// The store says that numbers below `bound` may have been given.
-    pub fn are_noted_below(&self, bound: Ino) {
+    pub fn set_noted_below(&self, bound: Ino) {
         self.given.noted.store(bound, Ordering::Relaxed);
     }
 
-    /// The store says nothing any more: it has become another one.
-    pub fn are_not_noted(&self) {
-        self.are_noted_below(0);
+    /// The store has become another one, and its note is not known.
+    pub fn clear_noted(&self) {
+        self.set_noted_below(0);
     }
 
     /// Whether the store says that all numbers below `end` may have been given.
@@ -87,7 +87,7 @@ impl InodeAllocator {
         }
         let bound = self.next().max(end).saturating_add(NOTED_TOGETHER).min(INO_LIMIT);
         write(bound)?;
-        self.are_noted_below(bound);
+        self.set_noted_below(bound);
         Ok(())
     }
 
@@ -96,8 +96,8 @@ impl InodeAllocator {
         InodeAllocator { given: self.given.clone(), blocks: Some(Mutex::default()) }
     }
 
-    /// Numbers from `ino` on may be taken.
-    pub fn is_taken_below(&self, ino: Ino) {
+    /// Numbers below `ino` are not given any more.
+    pub fn raise_next_to(&self, ino: Ino) {
         self.given.next.fetch_max(ino, Ordering::Relaxed);
     }
 
@@ -193,9 +193,9 @@ mod tests {
         assert!(bound > ino);
         assert_eq!(note(bound), None);
         assert!(note(bound + 1).is_some_and(|next| next > bound));
-        numbers.are_not_noted();
+        numbers.clear_noted();
         assert!(note(ino + 1).is_some());
-        numbers.is_taken_below(INO_LIMIT - 1);
+        numbers.raise_next_to(INO_LIMIT - 1);
         assert_eq!(note(numbers.take() + 1), Some(INO_LIMIT));
         assert!(numbers.note(numbers.take() + 1, |_| Ok(())).is_err(), "there are no more");
     }

@@ -127,7 +127,7 @@ impl InodeCache {
                     drop(guard);
                     self.remove(&inode);
                     // It may be there, but unreadable now: the kernel's references stay.
-                    match inode.lookups.load(Ordering::Relaxed) {
+                    match inode.references.load(Ordering::Relaxed) {
                         0 => {}
                         references => drop(self.shard(ino).lock().away.insert(ino, references)),
                     }
@@ -150,7 +150,7 @@ impl InodeCache {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.map.get(&ino) {
             // Never below zero, whatever the kernel says.
-            let left = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
+            let left = inode.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
                 Some(n.saturating_sub(count))
             });
             return match left {
@@ -172,8 +172,10 @@ impl InodeCache {
         let mut all = HashMap::new();
         for shard in &self.shards {
             let shard = std::mem::take(&mut *shard.lock());
-            let here =
-                shard.map.values().map(|inode| (inode.ino, inode.lookups.load(Ordering::Relaxed)));
+            let here = shard
+                .map
+                .values()
+                .map(|inode| (inode.ino, inode.references.load(Ordering::Relaxed)));
             all.extend(here.chain(shard.away).filter(|(_, references)| *references > 0));
         }
         all
@@ -201,7 +203,7 @@ impl InodeCache {
     pub fn references(&self, ino: Ino) -> u64 {
         let shard = self.shard(ino).lock();
         match shard.map.get(&ino) {
-            Some(inode) => inode.lookups.load(Ordering::Relaxed),
+            Some(inode) => inode.references.load(Ordering::Relaxed),
             None => shard.away.get(&ino).copied().unwrap_or(0),
         }
     }
@@ -212,7 +214,11 @@ impl InodeCache {
         for shard in &self.shards {
             let shard = shard.lock();
             all.extend(
-                shard.map.values().filter(|i| i.lookups.load(Ordering::Relaxed) > 0).map(|i| i.ino),
+                shard
+                    .map
+                    .values()
+                    .filter(|i| i.references.load(Ordering::Relaxed) > 0)
+                    .map(|i| i.ino),
             );
             all.extend(shard.away.keys());
         }
@@ -232,7 +238,7 @@ impl InodeCache {
         let mut shard = self.shard(inode.ino).lock();
         if shard.map.get(&inode.ino).is_some_and(|i| Arc::ptr_eq(i, inode)) {
             shard.map.remove(&inode.ino);
-            match inode.lookups.load(Ordering::Relaxed) {
+            match inode.references.load(Ordering::Relaxed) {
                 0 => {}
                 references => drop(shard.away.insert(inode.ino, references)),
             }
@@ -281,7 +287,7 @@ impl Shard {
             let leaves = Arc::get_mut(entry).and_then(|unused| {
                 let state = unused.state.get_mut();
                 (!state.dirty && (state.attr.nlink > 0 || state.gone))
-                    .then(|| *unused.lookups.get_mut())
+                    .then(|| *unused.references.get_mut())
             });
             match leaves {
                 Some(references) => {

@@ -1,8 +1,21 @@
 //! KVFS: a POSIX file system on kvdb.
 //!
-//! [`Fs`] has one method for each call of a file system; a door above (FUSE, say) translates and
+//! [`Fs`] has one method for each call of a file system; an adapter above (FUSE, say) translates and
 //! nothing else. Permission checks are left to the kernel. How things are stored is the business of
 //! the `layout` module alone, and described in `docs/format.md`.
+//!
+//! - Calls: `namespace`, `rename`, `directory`, `data`, `attributes`, `xattr`, `allocate`,
+//!   `reflink`. Every call begins in `fs`, `freeze_lock` and `locks`.
+//! - In memory: `inode` (with the order of locks), `inode_cache`, `inode_allocator`; what is not
+//!   committed yet: `dirty`, `dirty_queue`; writes out of a cache: `cached_writes`, `lost`.
+//! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `superseded`,
+//!   `snapshots`, `difference`.
+//! - Whole trees: `walk`, `below`, `clone_tree`, `remove_tree`, `whole`.
+//! - Checking: `verify`, `repair`, `salvage`.
+//!
+//! `data`, `cached_writes`, `dirty`, `locks`, `attributes` and `fs` are methods of one [`Fs`] and
+//! call one another to and fro: a write reserves space, may commit what is dirty, and takes locks
+//! on the way.
 
 mod allocate;
 mod apply_commit;
@@ -39,6 +52,7 @@ mod repair;
 mod salvage;
 mod snapshots;
 mod statfs;
+mod superseded;
 mod ticker;
 mod verify;
 mod views;

@@ -81,7 +81,7 @@ impl Fs {
             if state.attr.nlink > 0 && db.is_locked(imap, &layout::node_key(ino)) {
                 return Err(kvdb::Error::Locked("a transaction works with the file".into()).into());
             }
-        } else if state.unlocked
+        } else if state.read_unlocked
             && let Some(transaction) = self.locking()
         {
             self.take_locked(transaction, ino, state, true)?;
@@ -94,7 +94,9 @@ impl Fs {
     /// is then.
     pub(crate) fn hold_still(&self, ino: Ino, state: &mut State) -> Result<()> {
         match self.locking() {
-            Some(transaction) if state.unlocked => self.take_locked(transaction, ino, state, false),
+            Some(transaction) if state.read_unlocked => {
+                self.take_locked(transaction, ino, state, false)
+            }
             _ => Ok(()),
         }
     }
@@ -120,13 +122,13 @@ impl Fs {
     pub(crate) fn lock_in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
         let Some(transaction) = self.locking() else { return Ok(()) };
         transaction.lock_key(self.core.layout.imap, &layout::node_key(ino), exclusive)?;
-        self.settle_in_mainline(transaction, ino)
+        self.commit_on_mainline(transaction, ino)
     }
 
     /// Has what waits of an inode on the mainline committed there. The transaction has locked it,
     /// so no more changes are accepted, and no other transaction had it locked before: the first
     /// one to lock it has done this.
-    pub(crate) fn settle_in_mainline(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
+    pub(crate) fn commit_on_mainline(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
         let Some(mainline) = &self.core.mainline else { return Ok(()) };
         let _call = mainline.enter()?;
         let Some(inode) = mainline.core.inode_cache.get(ino) else { return Ok(()) };
@@ -141,7 +143,7 @@ impl Fs {
     pub(crate) fn parent_of(&self, ino: Ino) -> Result<Ino> {
         let inode = self.inode(ino)?;
         let state = inode.state.read();
-        if state.unlocked
+        if state.read_unlocked
             && let Some(node) =
                 self.core.scope.view()?.get(self.core.layout.imap, &layout::node_key(ino))?
         {

@@ -64,7 +64,7 @@ impl Fs {
         if state.gone || state.attr.nlink == 0 {
             return Err(Error::NotFound);
         }
-        inode.lookups.fetch_add(1, Ordering::Relaxed);
+        inode.references.fetch_add(1, Ordering::Relaxed);
         if state.buffer.uncounted == 0 {
             return Ok(state.attr.public(ino));
         }
@@ -108,14 +108,14 @@ impl Fs {
 
     fn remove_unlinked(&self, inode: &Arc<Inode>) {
         let mut state = inode.state.write();
-        if state.gone || state.attr.nlink > 0 || inode.lookups.load(Ordering::Relaxed) > 0 {
+        if state.gone || state.attr.nlink > 0 || inode.references.load(Ordering::Relaxed) > 0 {
             return;
         }
         if state.orphaned && self.may_remove(inode.ino) {
             let mut batch = Batch::new();
             stage_removal(&self.core.layout, inode.ino, &mut batch);
             batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
-            if let Err(e) = self.commit(batch) {
+            if let Err(e) = self.apply(batch) {
                 tracing::warn!(
                     ino = inode.ino,
                     "an unlinked file keeps its space until the next mount: {e}"
@@ -204,7 +204,7 @@ impl Fs {
         // In the cache before a lookup can find the name.
         let inode = Arc::new(Inode::new(ino, State::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
-        if let Err(e) = self.commit(batch) {
+        if let Err(e) = self.apply(batch) {
             self.discard(&mut inode.state.write());
             self.core.inode_cache.remove(&inode);
             return Err(e);
@@ -303,10 +303,10 @@ impl Fs {
         batch.put(self.core.layout.nmap, key, layout::encode_name(ino, attr.kind));
         self.stage(ino, &mut state, &attr, &mut batch)?;
         self.stage(new_parent, &mut dir_state, &dir_attr, &mut batch)?;
-        self.commit(batch)?;
+        self.apply(batch)?;
         self.staged(&mut state, attr);
         self.staged(&mut dir_state, dir_attr);
-        inode.lookups.fetch_add(1, Ordering::Relaxed);
+        inode.references.fetch_add(1, Ordering::Relaxed);
         Ok(attr.public(ino))
     }
 
@@ -378,7 +378,7 @@ impl Fs {
         self.stage(dir.ino, dir_state, &dir_attr, &mut batch)?;
         let dropped = self.stage_unlink(inode, state, now, &mut batch)?;
         self.remember_removed(dir, name);
-        self.commit(batch)?;
+        self.apply(batch)?;
         self.staged(dir_state, dir_attr);
         self.unlinked(inode, state, dropped);
         Ok(())
@@ -450,7 +450,7 @@ impl Fs {
         }
         let stored = state.stored || state.has_external_xattrs();
         let removes = self.may_remove(inode.ino);
-        let referenced = inode.lookups.load(Ordering::Relaxed) > 0;
+        let referenced = inode.references.load(Ordering::Relaxed) > 0;
         if referenced {
             // The content goes with the node: open handles read it from memory.
             state.inline =

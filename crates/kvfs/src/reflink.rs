@@ -86,14 +86,14 @@ impl Fs {
             let (_, block) = layout::decode_page_key(&key)?;
             batch.put_stored(dmap, keys.key(to, block - first + to_first), value);
         }
-        let lost_privileges = self.touch(&mut state, self.now(), hints.kill_suid);
+        let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         // Until it is committed.
         self.mark_dirty(&target, &mut state);
         let mut attr = state.attr;
         attr.body = Body::Paged(count + shared);
         attr.size = attr.size.max(to_offset + len);
         self.stage(to, &mut state, &attr, &mut batch)?;
-        self.commit(batch)?;
+        self.apply(batch)?;
         self.staged(&mut state, attr);
         state.stored |= shared > 0;
         Ok(Written { bytes: len, lost_privileges })

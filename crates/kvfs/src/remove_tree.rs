@@ -441,7 +441,7 @@ impl<'a> Removal<'a> {
                 private.apply(batch)?;
                 kvdb::at_once(|| private.commit(Durability::Buffered))?;
             }
-            None => self.fs.commit(batch)?,
+            None => self.fs.apply(batch)?,
         }
         for (inode, attr) in self.linked.drain(..) {
             self.fs.staged(&mut inode.state.write(), attr);

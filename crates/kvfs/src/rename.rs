@@ -205,7 +205,7 @@ impl Fs {
         if !flags.exchange && !flags.whiteout {
             self.remember_removed(&dir, name);
         }
-        self.commit(batch)?;
+        self.apply(batch)?;
 
         self.staged(&mut source_state, source_attr);
         self.staged(&mut dir_state, dir_attr);

@@ -117,7 +117,7 @@ impl Views {
         self.write_back(Wait::ForAll)?;
         let view = if info.branch.is_empty() { View::Mainline } else { View::Clone(info.branch) };
         let fs = self.fs(&view)?;
-        let turn = fs.core.past.turn();
+        let turn = fs.core.superseded.turn();
         let mut begun = Vec::new();
         let touched = fs.revert(&turn, || {
             self.shared.db.rollback(snapshot)?;
@@ -208,7 +208,7 @@ impl Views {
         match self.entry(view) {
             Some(entry) => {
                 entry.fs.core.freeze_lock.freeze().end();
-                self.over(&entry, None);
+                self.end_view(&entry, None);
             }
             // It is not open, but it may have been listed.
             None => self.tell(|watcher| watcher.appeared(view)),
@@ -227,7 +227,7 @@ impl Fs {
         let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
         let value = state.get(layout.imap, &layout::SUPER_KEY)?.ok_or(Error::NotFound)?;
         let hash_key = Super::decode(&value)?.hash_key;
-        Ok(Fs::of(
+        Ok(Fs::without_mainline(
             db.clone(),
             Scope::Frozen(state),
             env,

@@ -30,17 +30,17 @@
 //!
 //! **Ending.** In this order, and each only when the one before has succeeded:
 //!
-//! 1. the kernel hands over what it holds of files that are still open (a close has handed over
-//!    already);
+//! 1. the kernel hands over the dirty pages that it holds: of mappings, and of open files if it
+//!    gathers writes;
 //! 2. the view is frozen: no call is under way in it, and none begins;
 //! 3. what waits in the view's memory goes into the transaction; what its users have unlinked and
 //!    still hold open goes;
-//! 4. the mainline is frozen; what waits there is committed; the transaction commits, or
-//!    finds a conflict; the inodes in memory are brought up to it (`apply_commit` lists the cases);
+//! 4. it is this change's turn (`superseded`); the mainline is frozen; what waits there is
+//!    committed, and the state before is kept; the transaction commits, or finds a conflict; the inodes in memory are brought up to it (`apply_commit` lists the cases);
 //!    the mainline is thawed;
 //! 5. the watchers are told what changed, so that programs which have these directories and files
-//!    open see it, and that the view is over: later calls in it get ESTALE. Then `commit`
-//!    returns.
+//!    open see it, and that the view is over: later calls in it get ESTALE. The turn ends, and
+//!    `commit` returns.
 //!
 //! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no
 //! space, say) the view is open again.
@@ -67,6 +67,7 @@ use crate::difference::{FileChange, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions};
 use crate::merge;
+use crate::superseded::ChangeTurn;
 use crate::ticker::Ticker;
 
 mod retired;
@@ -263,14 +264,17 @@ impl Views {
     /// [`kvdb::Error::Conflict`] ends it; after other errors it is still open.
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
         let transaction = self.transaction(id)?;
-        let Some(entry) = self.entry(&View::Transaction(id)) else {
-            // No view of it is open.
-            return Ok(transaction.commit(durability)?);
+        // Opened where it is not: caches are told by it.
+        let entry = match self.find(&View::Transaction(id)) {
+            Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
+            entry => entry?,
         };
         // What waits for a lock may wait for this very transaction.
         self.write_back(Wait::ButForLocks)?;
-        // Another commit that is being told may need the threads that would wait for this lock.
-        drop(self.shared.mainline.core.past.turn());
+        // While watchers are told of another commit, threads of calls of this view may be needed,
+        // which would wait for its freeze lock. So that commit is waited for before this view is
+        // frozen, and the turn of this one is taken afterwards.
+        drop(self.shared.mainline.core.superseded.turn());
         let core = &entry.fs.core;
         let mut frozen = core.freeze_lock.freeze();
         if frozen.ended() {
@@ -278,32 +282,15 @@ impl Views {
         }
         entry.fs.prepare()?;
         let touched = ChangeSet::by(&transaction, &core.layout)?;
-        let commit = || Ok(transaction.commit(Durability::Buffered)?);
-        let committed = match touched.names.is_empty() && touched.inodes.is_empty() {
-            true => Ok(commit().map(|()| (Vec::new(), None))),
-            // Serializable transactions may hold what it changes, and end only when the mainline's
-            // freeze lock is free, and it is their turn.
-            false => self.shared.mainline.retry_on_lock(|| {
-                let turn = self.shared.mainline.core.past.turn();
-                match self.shared.mainline.apply_commit(&transaction, &touched, &turn, commit) {
-                    // An older one has ended it, which is an error for want of a lock,
-                    // too, but one that stays.
-                    Err(e) if self.shared.db.transaction(id).is_err() => Ok(Err(e)),
-                    applied => Ok(Ok((applied?, Some(turn)))),
-                }
-            }),
-        };
-        let committed = committed.flatten();
-        if let Err(e) = &committed {
-            if matches!(e, Error::Store(kvdb::Error::Conflict { .. })) {
-                transaction.abort();
-            } else if self.shared.db.transaction(id).is_ok() {
-                return committed.map(drop);
-            }
+        let committed = self.commit_to_mainline(&transaction, &touched);
+        match &committed {
+            Err(Error::Store(kvdb::Error::Conflict { .. })) => transaction.abort(),
+            Err(_) if self.shared.db.transaction(id).is_ok() => return committed.map(drop),
+            _ => {}
         }
         frozen.end();
         drop(frozen);
-        self.over(&entry, committed.is_ok().then_some(&touched));
+        self.end_view(&entry, committed.is_ok().then_some(&touched));
         let (orphans, turn) = committed?;
         drop(turn);
         if durability == Durability::Synced {
@@ -311,6 +298,34 @@ impl Views {
         }
         self.remove_orphans(orphans);
         Ok(())
+    }
+
+    /// Commits a transaction whose view is frozen, and brings the mainline's memory up to it. Gives
+    /// inodes that have become orphans by it, and the turn, which ends after the watchers have been
+    /// told.
+    fn commit_to_mainline<'a>(
+        &'a self,
+        transaction: &Transaction,
+        touched: &ChangeSet,
+    ) -> Result<(Vec<Ino>, Option<ChangeTurn<'a>>)> {
+        let mainline = &self.shared.mainline;
+        let commit = || Ok(transaction.commit(Durability::Buffered)?);
+        if touched.names.is_empty() && touched.inodes.is_empty() {
+            commit()?;
+            return Ok((Vec::new(), None));
+        }
+        // A serializable transaction may have locked what this one changes. To end it needs the
+        // mainline's freeze lock and a turn, so both are let go of before each attempt.
+        let attempt = || {
+            let turn = mainline.core.superseded.turn();
+            match mainline.apply_commit(transaction, touched, &turn, commit) {
+                // An older transaction has ended this one. The error says that a lock was refused,
+                // too, but another attempt would not help.
+                Err(e) if self.shared.db.transaction(transaction.id()).is_err() => Ok(Err(e)),
+                applied => Ok(Ok((applied?, Some(turn)))),
+            }
+        };
+        mainline.retry_on_lock(attempt).flatten()
     }
 
     /// What a durable transaction has so far, files included, is on disk when this returns. Of
@@ -341,7 +356,7 @@ impl Views {
     pub(crate) fn let_go(&self, id: TransactionId) {
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             entry.fs.core.freeze_lock.freeze().end();
-            self.over(&entry, None);
+            self.end_view(&entry, None);
         }
     }
 
@@ -365,7 +380,7 @@ impl Views {
         };
         // What the kernel holds back must not come afterwards.
         self.write_back(Wait::ButForLocks)?;
-        let turn = entry.fs.core.past.turn();
+        let turn = entry.fs.core.superseded.turn();
         let touched = entry.fs.revert(&turn, || Ok(transaction.rollback_to(savepoint)?))?;
         self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &touched));
         drop(turn);
@@ -414,7 +429,7 @@ impl Views {
 
     /// Kernels that know the place are told that a door has changed these names and inodes of a
     /// view by calls of its own.
-    pub fn has_changed(
+    pub fn tell_changed(
         &self,
         view: &View,
         names: Vec<(Ino, Box<[u8]>)>,
@@ -440,7 +455,8 @@ impl Views {
             inode_memory: mainline.inode_memory / VIEW_SHARE,
             ..mainline.clone()
         };
-        let fs = self.shared.mainline.view(Scope::Transaction(transaction.clone()), options);
+        let fs =
+            self.shared.mainline.of_transaction(Scope::Transaction(transaction.clone()), options);
         self.add(View::Transaction(transaction.id()), fs, Some(transaction))
     }
 
@@ -529,7 +545,7 @@ impl Views {
     }
 
     /// A view has ended.
-    pub(crate) fn over(&self, entry: &Entry, touched: Option<&ChangeSet>) {
+    pub(crate) fn end_view(&self, entry: &Entry, touched: Option<&ChangeSet>) {
         {
             let mut open = self.shared.open.write();
             let Some(ending) = open.by_number.remove(&entry.number) else { return };
@@ -598,7 +614,7 @@ impl Views {
             };
             if self.shared.db.transaction(transaction.id()).is_err() {
                 entry.fs.core.freeze_lock.freeze().end();
-                self.over(&entry, None);
+                self.end_view(&entry, None);
             } else if transaction.isolation() == Isolation::Serializable {
                 // It may have to wait for locks, which its users do themselves.
             } else if let Err(e) = entry.fs.tick() {

@@ -142,7 +142,7 @@ impl Fs {
         for (ino, (state, attr)) in &mut locked {
             self.stage(*ino, state, attr, &mut batch)?;
         }
-        self.commit(batch)?;
+        self.apply(batch)?;
         for (state, attr) in locked.values_mut() {
             self.staged(state, *attr);
         }

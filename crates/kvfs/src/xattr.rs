@@ -27,7 +27,7 @@ impl Fs {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let mut state = inode.state.read();
-        if state.unlocked && matches!(find(ino, &state, name)?, XattrValue::External(_)) {
+        if state.read_unlocked && matches!(find(ino, &state, name)?, XattrValue::External(_)) {
             drop(state);
             self.hold_still(ino, &mut inode.state.write())?;
             state = inode.state.read();
@@ -158,7 +158,7 @@ impl Fs {
         let mut attr = state.attr;
         attr.ctime = self.now();
         let before = state.xattrs.replace(Box::new(all));
-        let committed = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.commit(batch));
+        let committed = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.apply(batch));
         match committed {
             Ok(()) => self.staged(state, attr),
             Err(_) => state.xattrs = before,

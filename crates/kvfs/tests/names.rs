@@ -201,17 +201,22 @@ fn writing_without_the_right_to_keep_it_clears_set_uid() {
     w.fs.setattr(f, &mode(0o6755), USER).unwrap();
     w.write(f, 0, b"x");
     assert_eq!(w.fs.getattr(f).unwrap().perm, 0o6755);
-    w.fs.write(f, 0, b"x", kvfs::WriteHints { kill_suid: Some(100), ..Default::default() })
-        .unwrap();
+    w.fs.write(
+        f,
+        0,
+        b"x",
+        kvfs::WriteHints { unprivileged_group: Some(100), ..Default::default() },
+    )
+    .unwrap();
     assert_eq!(w.fs.getattr(f).unwrap().perm, 0o755);
     w.fs.setattr(f, &mode(0o6745), USER).unwrap();
-    let cut = SetAttr { size: Some(0), kill_suid: Some(100), ..Default::default() };
+    let cut = SetAttr { size: Some(0), unprivileged_group: Some(100), ..Default::default() };
     assert_eq!(
         w.fs.setattr(f, &cut, USER).unwrap().perm,
         0o2745,
         "set-gid without group execute is no set-gid"
     );
-    let hints = kvfs::WriteHints { kill_suid: Some(101), ..Default::default() };
+    let hints = kvfs::WriteHints { unprivileged_group: Some(101), ..Default::default() };
     w.fs.write(f, 0, b"x", hints).unwrap();
     assert_eq!(w.fs.getattr(f).unwrap().perm, 0o745, "but goes when others write");
 }

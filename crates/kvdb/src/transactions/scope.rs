@@ -67,7 +67,7 @@ impl Scope {
 
     /// Applies a batch as one unit. In a transaction it is seen there alone until that commits, and
     /// `durability` waits for that.
-    pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
+    pub fn apply(&self, batch: Batch, durability: Durability) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.commit(batch, durability),
             Scope::Transaction(t) => t.apply(batch),

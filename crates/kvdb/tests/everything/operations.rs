@@ -334,7 +334,7 @@ fn views(w: &mut World) -> Result<(), Dead> {
     assert!(found == state, "{}: a view that was held: {}", w.what(), found.differs(&state));
     let scope = Scope::Frozen(view);
     assert!(!scope.writable());
-    assert!(matches!(scope.commit(Batch::new(), Durability::Buffered), Err(Error::ReadOnly(_))));
+    assert!(matches!(scope.apply(Batch::new(), Durability::Buffered), Err(Error::ReadOnly(_))));
     Ok(())
 }
 

@@ -162,7 +162,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                 w.call("Scope::writable");
                 let scope = Scope::Transaction(t);
                 assert!(scope.writable());
-                if w.unless_full(scope.commit(batch, Durability::Buffered))?.is_none() {
+                if w.unless_full(scope.apply(batch, Durability::Buffered))?.is_none() {
                     return compare(w, open);
                 }
                 w.call("Scope::sync");

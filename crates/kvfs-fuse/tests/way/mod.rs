@@ -2,13 +2,13 @@
 //! Without it `/dev/fuse`, whatever this machine's kernel has switched on, so that the tests do the
 //! same everywhere.
 
-use kvfs_fuse::{Choice, Policy};
+use kvfs_fuse::{Policy, TransportChoice};
 
 /// Where writes are gathered it is always `/dev/fuse`: there is no other way then.
 pub fn policy(write_back: bool) -> Policy {
     let transport = match std::env::var("KVFS_TRANSPORT").as_deref() {
-        Ok("uring") if !write_back => Choice::Uring,
-        Ok("uring" | "device") | Err(_) => Choice::Device,
+        Ok("uring") if !write_back => TransportChoice::Uring,
+        Ok("uring" | "device") | Err(_) => TransportChoice::Device,
         Ok(other) => panic!("KVFS_TRANSPORT is '{other}': it may be uring or device"),
     };
     Policy { write_back, transport, ..Policy::default() }

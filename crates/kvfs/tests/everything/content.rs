@@ -142,7 +142,7 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tight = w.fs(site)?.is_tight();
     let announced = from_cache && (w.random.one_in(2) || tight);
     let hints = WriteHints {
-        kill_suid: w.random.one_in(3).then(|| w.random.below(3) as u32),
+        unprivileged_group: w.random.one_in(3).then(|| w.random.below(3) as u32),
         from_cache,
         announced,
         append: w.random.one_in(6),
@@ -153,7 +153,7 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mut own = on.node.now().clone();
     put(Arc::make_mut(&mut own.data), at, &bytes);
     let perm = own.perm;
-    own.touch(w.now(), hints.kill_suid);
+    own.touch(w.now(), hints.unprivileged_group);
     let lost = own.perm != perm;
     let own = match on.node.kind {
         FileKind::File => Ok(own),
@@ -238,7 +238,7 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
     let from_cache = on.node.kind == FileKind::File && w.random.one_in(6);
     let announced = from_cache && w.random.one_in(2);
     let hints = WriteHints {
-        kill_suid: w.random.one_in(3).then(|| w.random.below(3) as u32),
+        unprivileged_group: w.random.one_in(3).then(|| w.random.below(3) as u32),
         from_cache,
         announced,
         append: w.random.one_in(6),
@@ -251,7 +251,7 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
         Arc::make_mut(&mut own.data).resize(at + len, 0);
     }
     let perm = own.perm;
-    own.touch(w.now(), hints.kill_suid);
+    own.touch(w.now(), hints.unprivileged_group);
     let lost = own.perm != perm;
     let own = match mode {
         _ if len == 0 => Err(libc::EINVAL),
@@ -261,7 +261,7 @@ pub fn allocate(w: &mut World, site: &Site) -> Result<(), Dead> {
     };
     let (ino, what) = (on.ino, format!("fallocate {how:?} {len} at {at}"));
     w.call(&["Fs::fallocate", "Fs::fallocate_for"]);
-    if hints.kill_suid.is_some() || w.random.one_in(2) {
+    if hints.unprivileged_group.is_some() || w.random.one_in(2) {
         let done = w.change(site, &on, what, own, Vec::new(), |fs| {
             fs.fallocate_for(ino, how, at as u64, len as u64, hints)
         })?;
@@ -294,7 +294,7 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     let from_cache = w.random.one_in(6);
     let announced = from_cache && w.random.one_in(2);
     let hints = WriteHints {
-        kill_suid: w.random.one_in(3).then(|| w.random.below(3) as u32),
+        unprivileged_group: w.random.one_in(3).then(|| w.random.below(3) as u32),
         from_cache,
         announced,
         append: w.random.one_in(6),
@@ -304,7 +304,7 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     let mut own = old.clone();
     let mut between = Vec::new();
     if !piece.is_empty() {
-        own.touch(w.now(), hints.kill_suid);
+        own.touch(w.now(), hints.unprivileged_group);
         // It is made piece by piece: up to the end of each page of one or the other.
         let ends = (0..piece.len())
             .filter(|k| (to_at + k).is_multiple_of(PAGE) || (at + k).is_multiple_of(PAGE));
@@ -320,7 +320,7 @@ pub fn copy(w: &mut World, site: &Site) -> Result<(), Dead> {
     let (source, ino) = ((from.ino, at as u64), to.ino);
     let what = format!("copy {len} of {} at {at} to {to_at}", from.id);
     w.call(&["Fs::copy_file_range", "Fs::copy_file_range_for"]);
-    let plain = hints.kill_suid.is_none() && w.random.one_in(2);
+    let plain = hints.unprivileged_group.is_none() && w.random.one_in(2);
     let nothing = own.is_ok() && piece.is_empty();
     let copy = |fs: &Fs| match plain {
         true => fs.copy_file_range(source.0, source.1, ino, to_at as u64, len as u64),
@@ -484,16 +484,16 @@ pub fn attributes(w: &mut World, site: &Site) -> Result<(), Dead> {
     if sized {
         let (size, _) = w.place_in(own.data.len());
         set.size = Some(size as u64);
-        set.kill_suid = w.random.one_in(3).then(|| w.random.below(3) as u32);
+        set.unprivileged_group = w.random.one_in(3).then(|| w.random.below(3) as u32);
         Arc::make_mut(&mut own.data).resize(size, 0);
-        own.touch(now, set.kill_suid);
+        own.touch(now, set.unprivileged_group);
     }
     if w.random.one_in(4) {
         set.uid = w.random.one_in(2).then(|| w.random.below(3) as u32);
         set.gid = w.random.one_in(2).then(|| w.random.below(3) as u32);
         own.owner = (set.uid.unwrap_or(own.owner.0), set.gid.unwrap_or(own.owner.1));
         if !is_dir && (set.uid.is_some() || set.gid.is_some()) {
-            own.kill_suid(None);
+            own.unprivileged_group(None);
             own.xattrs.remove(crate::tree::CAPABILITY);
         }
     }

@@ -291,12 +291,12 @@ pub fn remove_at_once(w: &mut World, site: &Site) -> Result<(), Dead> {
     let Some(dir) = w.ino(site, at.0)? else { return Ok(()) };
     let what = format!("remove_tree {}/{}", at.0, at.1.escape_ascii());
     if w.random.one_in(2) || check_name(&at.1).is_err() {
-        w.call(&["Fs::remove_tree", "Views::has_changed"]);
+        w.call(&["Fs::remove_tree", "Views::tell_changed"]);
         w.act(site, what, effect, |fs| fs.remove_tree(dir, &at.1))?;
         // Nothing else changes by it.
         if !matches!(site, Site::Transaction(label) if !w.open.iter().any(|open| open.label == *label))
         {
-            w.ok(w.views.has_changed(
+            w.ok(w.views.tell_changed(
                 &w.view_of(site),
                 vec![(dir, at.1.clone().into())],
                 vec![dir],

@@ -88,7 +88,7 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
     let blind = matches!(site, Site::Transaction(label) if !w.running(label).checks);
     if blind {
         // Its files are read-only, its keys are not.
-        if let Err(e) = scope.commit(batch, durability) {
+        if let Err(e) = scope.apply(batch, durability) {
             return w.judge(site, e.into(), "keys", &[]);
         }
         let Site::Transaction(label) = site else { return Ok(()) };
@@ -96,7 +96,7 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
         return Ok(());
     }
     let done = w.act(site, format!("keys {:?}", over.keys.keys()), Ok(over), |_| {
-        Ok(kvdb::at_once(|| scope.commit(batch, durability))?)
+        Ok(kvdb::at_once(|| scope.apply(batch, durability))?)
     })?;
     if done.is_some() && synced && matches!(site, Site::Branch(_)) {
         w.history.certain();

@@ -32,7 +32,7 @@ pub struct Own {
 
 impl Own {
     /// `group`: that of a caller without privileges; `None`: root does it.
-    pub fn kill_suid(&mut self, group: Option<u32>) {
+    pub fn unprivileged_group(&mut self, group: Option<u32>) {
         self.perm &= !SUID;
         if self.perm & GROUP_EXECUTE != 0 || group.is_some_and(|group| group != self.owner.1) {
             self.perm &= !SGID;
@@ -44,7 +44,7 @@ impl Own {
     pub fn touch(&mut self, now: Timestamp, kill: Option<u32>) {
         self.mtime = now;
         if kill.is_some() {
-            self.kill_suid(kill);
+            self.unprivileged_group(kill);
         }
         self.xattrs.remove(CAPABILITY);
     }

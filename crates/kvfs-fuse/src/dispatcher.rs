@@ -33,12 +33,12 @@ pub(crate) enum Outcome {
     /// What is in the `Answer`.
     Answer,
     Data(Bytes),
-    /// So many bytes of the room that was given.
+    /// So many bytes of the read buffer.
     Filled(usize),
 }
 
 /// A handler, and how requests reach it. Shared by all threads.
-pub(crate) struct Transport<H> {
+pub(crate) struct Dispatcher<H> {
     handler: Arc<H>,
     policy: Policy,
     counters: Arc<Counters>,
@@ -66,9 +66,9 @@ impl ReplyBuffer {
     }
 }
 
-impl<H: Handler> Transport<H> {
+impl<H: Handler> Dispatcher<H> {
     pub fn new(handler: Arc<H>, policy: Policy, counters: Arc<Counters>) -> Self {
-        Transport { handler, policy, counters }
+        Dispatcher { handler, policy, counters }
     }
 
     /// Whether a request may take long now.
@@ -93,20 +93,22 @@ impl<H: Handler> Transport<H> {
     /// Answers one request. A panic in the handler is a defect, but not one that may take
     /// all files away: it is answered with EIO, as the panic hook reports it.
     ///
-    /// `room`: where what is read may be put, so that nothing is allocated for it.
+    /// `read_buffer`: where data that is read may be put, so that nothing is allocated for it.
     pub fn dispatch(
         &self,
         head: &Head,
         fields: Fields<'_>,
         reply: &mut ReplyBuffer,
-        room: &mut [u8],
+        read_buffer: &mut [u8],
     ) -> Outcome {
         reply.answer.0.clear();
         reply.handed_out.clear();
         reply.stale_attributes.clear();
         let request = Request::of(head.opcode);
         self.counters.count(request);
-        match catch_unwind(AssertUnwindSafe(|| self.answer(request, head, fields, reply, room))) {
+        match catch_unwind(AssertUnwindSafe(|| {
+            self.answer(request, head, fields, reply, read_buffer)
+        })) {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(Errno::WAITS)) => {
                 self.counters.uncount(request);
@@ -152,7 +154,7 @@ impl<H: Handler> Transport<H> {
         head: &Head,
         mut f: Fields<'_>,
         reply: &mut ReplyBuffer,
-        room: &mut [u8],
+        read_buffer: &mut [u8],
     ) -> Reply<Outcome> {
         let h = &*self.handler;
         if h.is_down()
@@ -226,8 +228,10 @@ impl<H: Handler> Transport<H> {
             }
             Request::Read => {
                 let (_fh, offset, size) = (f.u64()?, f.u64()?, f.u32()?);
-                match room.get_mut(..size as usize) {
-                    Some(room) => Ok(Outcome::Filled(h.read_into(ino, offset, room)?)),
+                match read_buffer.get_mut(..size as usize) {
+                    Some(read_buffer) => {
+                        Ok(Outcome::Filled(h.read_into(ino, offset, read_buffer)?))
+                    }
                     None => Ok(Outcome::Data(h.read(ino, offset, size)?)),
                 }
             }
@@ -236,7 +240,8 @@ impl<H: Handler> Transport<H> {
                 let (_lock_owner, open_flags, _) = (f.u64()?, f.u32()?, f.u32()?);
                 let data = f.bytes(size as usize)?;
                 let hints = WriteHints {
-                    kill_suid: (flags & wire::WRITE_KILL_SUIDGID != 0).then_some(caller.gid),
+                    unprivileged_group: (flags & wire::WRITE_KILL_SUIDGID != 0)
+                        .then_some(caller.gid),
                     from_cache: flags & wire::WRITE_CACHE != 0,
                     announced: reply.announced && flags & wire::WRITE_CACHE != 0,
                     append: open_flags & libc::O_APPEND as u32 != 0,
@@ -502,7 +507,7 @@ fn setattr_in(f: &mut Fields<'_>, caller: Caller) -> Reply<SetAttr> {
         atime: set(0, valid::ATIME, valid::ATIME_NOW),
         mtime: set(1, valid::MTIME, valid::MTIME_NOW),
         ctime: has(valid::CTIME).then(|| time(2)),
-        kill_suid: has(valid::KILL_SUIDGID).then_some(caller.gid),
+        unprivileged_group: has(valid::KILL_SUIDGID).then_some(caller.gid),
     })
 }
 

@@ -1,4 +1,4 @@
-//! What a view was before it became another one all at once.
+//! The state of a view before a commit or a rollback, kept until every cache has been told.
 //!
 //! A commit changes files that programs have open, and the kernel may hold pages of them that it
 //! read before. It is told to drop these, but that takes a while, and what it holds dirty it writes
@@ -14,9 +14,9 @@
 //! A program that appends in the same time does so behind the end that it knows, where the bytes of
 //! the commit may be now. It is taken to the end that is.
 //!
-//! That holds for one change at a time. With two a page could be older than the state it is
-//! compared with. So they take turns: the next change of a view begins when those that watch have
-//! been told of the one before.
+//! That holds for one change at a time. With two, a page could be older than the state it is
+//! compared with. So they take turns: the next change of a view begins when the watchers have been
+//! told of the previous one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,39 +24,39 @@ use std::sync::Arc;
 use env::sync::{Mutex, MutexGuard, RwLock};
 use kvdb::Scope;
 
-use super::{Fs, FsOptions};
 use crate::attr::Ino;
 use crate::error::Result;
+use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 
 /// The state before a change.
-pub(crate) struct Before {
+pub(crate) struct SupersededState {
     pub fs: Fs,
     /// The inodes that have changed; `None`: any may have.
     touched: Option<HashSet<Ino>>,
 }
 
 #[derive(Default)]
-pub(crate) struct Past {
+pub(crate) struct Superseded {
     /// Held from before a change until all watchers have been told of it.
     turn: Mutex<()>,
-    before: RwLock<Option<Arc<Before>>>,
+    before: RwLock<Option<Arc<SupersededState>>>,
 }
 
 /// A change of the view that watchers are being told of, until this is dropped.
-pub(crate) struct Turn<'a> {
-    past: &'a Past,
+pub(crate) struct ChangeTurn<'a> {
+    superseded: &'a Superseded,
     _turn: MutexGuard<'a, ()>,
 }
 
-impl Past {
-    /// Waits for the end of the change before. Call without a lock that a call of the view takes.
-    pub fn turn(&self) -> Turn<'_> {
-        Turn { past: self, _turn: self.turn.lock() }
+impl Superseded {
+    /// Waits until the previous change has ended. Call without a lock that a call of the view takes.
+    pub fn turn(&self) -> ChangeTurn<'_> {
+        ChangeTurn { superseded: self, _turn: self.turn.lock() }
     }
 
     /// The state before the change that is under way, if it has changed this inode.
-    pub fn of(&self, ino: Ino) -> Option<Arc<Before>> {
+    pub fn state_before(&self, ino: Ino) -> Option<Arc<SupersededState>> {
         let before = self.before.read();
         before
             .as_ref()
@@ -65,28 +65,32 @@ impl Past {
     }
 }
 
-impl Turn<'_> {
-    /// The change has been made. Call before anybody can see it: while the view is frozen.
-    pub fn is_made(&self, before: Before) {
-        *self.past.before.write() = Some(Arc::new(before));
+impl ChangeTurn<'_> {
+    /// Publishes the state before the change, which has been made. Call while the view is frozen,
+    /// before any call can see the change.
+    pub fn publish(&self, before: SupersededState) {
+        *self.superseded.before.write() = Some(Arc::new(before));
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ChangeTurn<'_> {
     fn drop(&mut self) {
-        *self.past.before.write() = None;
+        *self.superseded.before.write() = None;
     }
 }
 
 impl Fs {
     /// The state as it is now, for a change that is about to be made of these inodes (`None`: of
     /// any). The view is frozen, and what was dirty is committed.
-    pub(crate) fn before(&self, touched: Option<HashSet<Ino>>) -> Result<Before> {
+    pub(crate) fn state_before_change(
+        &self,
+        touched: Option<HashSet<Ino>>,
+    ) -> Result<SupersededState> {
         let core = &self.core;
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
         let scope = Scope::Frozen(core.scope.view()?);
         let numbers = InodeAllocator::from(u64::MAX >> 16);
-        let fs = Fs::of(
+        let fs = Fs::without_mainline(
             core.db.clone(),
             scope,
             core.env.clone(),
@@ -95,6 +99,6 @@ impl Fs {
             numbers,
             options,
         );
-        Ok(Before { fs, touched })
+        Ok(SupersededState { fs, touched })
     }
 }
