@@ -244,3 +244,38 @@ fn what_it_reads_is_kept_by_nothing_that_others_see_or_drop() {
     again.abort();
     world.is_swept();
 }
+
+/// A full store has no space, when it is opened, for a run of the changes of a transaction. As
+/// many as it takes into memory at work go on being there.
+#[test]
+fn a_full_store_takes_up_what_a_transaction_may_have_in_memory() {
+    let device = Arc::new(MemoryDevice::new());
+    let open = OpenOptions { memory: 64 << 20, ..options() };
+    let capacity = Some(24 * zones::ZONE_SIZE);
+    let create = CreateOptions { capacity, reserve_zones: 4, open: open.clone() };
+    let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), create).unwrap();
+    let d = db.open_dictionary("d").unwrap().id();
+    let w = World { db, d, device };
+    let t = w.begin();
+    // Together they are more than is written out as a run, but nothing comes after them.
+    let mut changes = Batch::new();
+    (0..3000u32).for_each(|i| changes.put(d, i.to_be_bytes().to_vec(), vec![7; 1000]));
+    t.apply(changes).unwrap();
+    let mut i = 0u32;
+    for len in [100_000, 1000] {
+        let full = loop {
+            let mut batch = Batch::new();
+            batch.put(d, [&b"fill"[..], &i.to_be_bytes()].concat(), vec![i as u8; len]);
+            match w.db.commit(batch, Durability::Buffered) {
+                Ok(()) => i += 1,
+                Err(e) => break e,
+            }
+        };
+        assert!(matches!(full, Error::NoSpace), "{full}");
+    }
+    let device = Arc::new(MemoryDevice::new());
+    w.db.checkpoint_to(device.clone()).unwrap();
+    let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), open).unwrap();
+    let info = db.transactions().into_iter().find(|info| info.id == t.id()).expect("it goes on");
+    assert_eq!((info.changes, info.run_bytes), (3000, 0));
+}

@@ -225,7 +225,12 @@ impl Database {
                 )));
             };
             if open.write_set.is_full(share) {
-                open.write_set.spill(&self.run_writer(), &Default::default())?;
+                match open.write_set.spill(&self.run_writer(), &Default::default()) {
+                    // As much stays in memory as a transaction in a full store has there.
+                    Err(Error::NoSpace)
+                        if open.write_set.memory() < 2 * share + self.shares.largest_record => {}
+                    spilled => spilled?,
+                }
             }
             // Numbers that were taken back are not given again.
             let at = tuple.key.first_chunk().map_or(0, |at| u64::from_be_bytes(*at));
