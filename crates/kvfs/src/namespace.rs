@@ -219,7 +219,11 @@ impl Fs {
         self.writable()?;
         let _call = self.enter()?;
         let dir = self.inode(parent)?;
-        let dir_state = dir.state.read();
+        let mut dir_state = dir.state.write();
+        // The file may inherit the group. (One that is gone is not in the store, either.)
+        if !dir_state.gone {
+            self.hold_still(parent, &mut dir_state)?;
+        }
         match () {
             () if dir_state.gone || dir_state.attr.nlink == 0 => return Err(Error::NotFound),
             () if !dir_state.is_dir() => return Err(Error::NotDirectory),

@@ -1147,3 +1147,25 @@ fn plain_writes_respect_transactions() {
         );
     }
 }
+
+/// A file without a name has the group that its directory has then, though the transaction had seen
+/// the directory before: until the transaction ends no other changes it.
+#[test]
+fn a_temporary_file_inherits_the_group_that_its_directory_has() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    let set = |fs: &Fs, gid| {
+        let set = SetAttr { mode: Some(0o2775), gid: Some(gid), ..SetAttr::default() };
+        fs.setattr(ROOT, &set, USER).map(drop)
+    };
+    set(&w.fs, 10).unwrap();
+    let options = kvdb::TransactionOptions { isolation: Serializable, ..Default::default() };
+    let id = views.begin(options).unwrap();
+    let view = views.fs(&View::Transaction(id)).unwrap();
+    assert_eq!(view.getattr(ROOT).unwrap().gid, 10);
+    set(&w.fs, 20).unwrap();
+    assert_eq!(view.tmpfile(ROOT, 0o600, USER).unwrap().gid, 20);
+    assert!(at_once(|| set(&w.fs, 30)).is_err(), "the directory is locked");
+    views.commit(id, Durability::Buffered).unwrap();
+    set(&w.fs, 30).unwrap();
+}
