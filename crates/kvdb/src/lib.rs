@@ -34,8 +34,9 @@
 //!
 //! How it works, in the order of a commit's life: `commit` (the pipeline, late binding, group
 //! sync), `journal` (the stream of records), `read` (what readers pin, and how they read it),
-//! `background` (flush, compaction, pressure), `manifest` (what the store consists of), `db` (the
-//! state of all, opening it again, reading everything).
+//! `background` (flush, compaction, pressure), `manifest` (what the store consists of), `db` (wires
+//! the parts; recovery, checks, checkpoints). Beside that way: `transactions` and `locks`,
+//! `snapshots`, `log` (how journal and manifest lie on the device), `scrub`, `salvage`.
 
 mod background;
 mod commit;

@@ -26,10 +26,10 @@ pub struct OpenOptions {
     pub memory: usize,
     /// Buffered commits are on disk after this time at the latest.
     pub flush_interval: Duration,
-    /// Values that lie outside their block anyway are written straight to their final place by a
-    /// batch that has at least this many bytes of them. Fewer, in a buffered commit, wait a little
-    /// to be placed together with others. Either way the journal carries their places. `u64::MAX`:
-    /// never.
+    /// Values that lie outside their block anyway are written straight to their final place, before
+    /// the commit, by a batch that has at least this many bytes of them, or 256 KiB if that is less
+    /// (a longer wait would take more memory). Fewer, in a buffered commit, wait a little to be
+    /// placed together with others. Either way the journal carries their places. `u64::MAX`: never.
     pub late_bind_at: u64,
     /// A merge is installed in parts of this many written bytes, or less when space is short: what
     /// it may hold twice for a while.

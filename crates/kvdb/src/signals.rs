@@ -30,7 +30,7 @@ pub(crate) struct Signals {
     /// again.
     memory_free: Condvar,
     stop: AtomicBool,
-    /// The last flush found no space.
+    /// The last flush, or the last write of the journal, found no space.
     pub blocked: AtomicBool,
     /// Something was deleted since the last flush that idleness made.
     pub deletions: AtomicBool,

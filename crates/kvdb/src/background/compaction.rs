@@ -349,7 +349,7 @@ impl Subcompaction {
             ..state.plan.options.storage(state.plan.placement(db))
         };
         drop(state);
-        Ok(Merge::new(&db.store, &inputs, &range, options)?)
+        Ok(Merge::new(&db.cache, &inputs, &range, options)?)
     }
 
     /// Makes what is merged part of the store, in place of that much of the inputs. `true`: the

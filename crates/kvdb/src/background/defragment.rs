@@ -382,7 +382,7 @@ impl Database {
             ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
         };
         let range = KeyRange { start: from.clone(), end: None };
-        let mut merge = Merge::new(&self.store, &[Input::Run(run.clone())], &range, options)?;
+        let mut merge = Merge::new(&self.cache, &[Input::Run(run.clone())], &range, options)?;
         while !merge.step(STEP.min(part))? {
             if merge.stats().written() >= part || self.signals.stopping() {
                 break;
@@ -463,8 +463,8 @@ impl Database {
                 (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
             drop(version);
             if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.defragmenter.stopping() {
-                let room =
-                    self.zones.space().free_for_user > values.saturating_add(self.unflushed());
+                let room = self.zones.space().free_for_user
+                    > values.saturating_add(self.unflushed_bytes());
                 let scattered =
                     room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;
                 unless_in_vain(self.compact_to_defragment(

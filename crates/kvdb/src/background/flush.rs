@@ -22,18 +22,18 @@ use crate::read::version::{Generation, Layer};
 use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshot;
 
-/// Bytes of work after which a flush looks up.
+/// Bytes that one step of a merge works through.
 const STEP: u64 = 8 << 20;
 
 /// A flush under way.
 struct Flush {
-    /// The newest generation in it, and where the journal begins afterwards; `None` leaves the
-    /// journal alone.
+    /// The newest generation in it.
     upto: u64,
+    /// Where the journal begins afterwards; `None`, after a replay: where it does now.
     sealed: Option<Sealed>,
-    /// What its newest generation is the last of.
+    /// The snapshot that ends with `upto`, if one waits for this flush.
     snapshot: Option<Arc<Snapshot>>,
-    /// With the share of the items that hide older ones.
+    /// For each dictionary its merge, and the share of the items that hide older ones.
     merges: VecDeque<(DictionaryId, Merge, f64)>,
     runs: Vec<(DictionaryId, Arc<Run>, f64)>,
     /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped
@@ -43,7 +43,8 @@ struct Flush {
 
 impl Flush {
     fn begin(db: &Database, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
-        // In this order: one that begins after it finds nothing here that is newer.
+        // First: a transaction that begins after this line begins at a commit no older than any
+        // that is flushed here, and never asks for the numbers that the merge forgets.
         let (oldest, asked) = db.commits.recent.oldest(&db.versions.visible);
         let version = db.versions.load_full();
         let mut merges = VecDeque::new();
@@ -68,7 +69,7 @@ impl Flush {
             let garbage_share = db.garbage_share(tree, upto).unwrap_or_default();
             merges.push_back((
                 dict,
-                Merge::new(&db.store, &inputs, &KeyRange::all(), options)?,
+                Merge::new(&db.cache, &inputs, &KeyRange::all(), options)?,
                 garbage_share,
             ));
         }
@@ -211,10 +212,10 @@ impl Database {
 
     /// Everything committed before is in runs afterwards, and the journal begins behind it.
     pub(crate) fn flush_all(&self) -> Result<()> {
-        // Empty memtables alone do not say that nothing of the journal counts any more: a replay
-        // flushes what it has read and leaves the journal as it is. What is put above the runs from
-        // here on would be beneath it when the store is opened again.
-        let unflushed = self.commits.pipeline.lock().unflushed;
+        // Empty memtables are not enough: a replay flushes what it has read and leaves the journal
+        // as it is. What comes above those runs (an ingest) would lie beneath what is replayed when
+        // the store is opened again. So the journal's start must have passed this position, too.
+        let unflushed = self.commits.pipeline.lock().unflushed_end;
         let version = self.versions.load_full();
         let number = version.generation.number;
         let empty =

@@ -132,7 +132,7 @@ impl Database {
                 return;
             }
             let values = self.commits.deferred_bytes.load(Ordering::Relaxed) > 0;
-            let done = match seal {
+            let written = match seal {
                 Some(generation) => self.commits.seal(generation),
                 None => self.commits.write_out().map(|_| ()),
             };
@@ -142,16 +142,19 @@ impl Database {
                     wanted.seal = None;
                 }
             }
-            let done = done
-                .and_then(|()| if values { self.commits.reserve_zones_ahead() } else { Ok(()) });
-            let done =
-                done.and_then(|()| if values { self.seal_what_holds_much(false) } else { Ok(()) });
-            let done = done.and_then(|()| self.commits.prepare_segment());
+            let prepare = || {
+                if values {
+                    self.commits.reserve_zones_ahead()?;
+                    self.seal_what_holds_much(false)?;
+                }
+                self.commits.prepare_segment()
+            };
+            let done = written.and_then(|()| prepare());
             self.signals.memory_is_free();
             match done {
                 Ok(()) => {}
                 Err(Error::NoSpace) => {
-                    // Those who commit hear of it; what was deleted may make room.
+                    // Commits are told. What was deleted may make room.
                     self.signals.blocked.store(true, Ordering::Release);
                     self.want_space();
                 }
@@ -298,7 +301,7 @@ impl Database {
         let (_, since) = *self.background.quiet.lock();
         if now.saturating_sub(since) >= self.options.idle_flush {
             self.signals.compaction_wanted();
-            self.commits.chunks.lock().keep(0);
+            self.commits.value_buffers.lock().keep(0);
             self.commits.return_reserved_zones();
             if self.signals.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flush_all();

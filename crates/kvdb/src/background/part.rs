@@ -105,7 +105,7 @@ impl Database {
         let runs: Vec<Arc<Run>> = runs.into_iter().collect();
         match runs.len() {
             0 | 1 => Ok(runs.into_iter().next()),
-            _ => Ok(concat(&self.store, &runs)?),
+            _ => Ok(concat(&self.cache, &runs)?),
         }
     }
 

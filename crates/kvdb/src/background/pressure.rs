@@ -135,7 +135,7 @@ impl Database {
     }
 
     /// What the flush of all memtables may take on the device.
-    pub(crate) fn unflushed(&self) -> u64 {
+    pub(crate) fn unflushed_bytes(&self) -> u64 {
         self.commits.memtable_bytes() as u64
     }
 
@@ -156,18 +156,18 @@ impl Database {
 
     fn look_at_space(&self, bytes: u64, claim: SpaceClaim) -> bool {
         let space = self.zones.space();
-        let free = space.free_for_user.saturating_sub(self.unflushed());
-        // Of what was promised nothing.
+        let free = space.free_for_user.saturating_sub(self.unflushed_bytes());
+        // `space_left` gets nothing of promised space, which `free_for_user` is without. When that
+        // is spent, a batch with a promise may still go up to what was promised.
         let left = free.checked_sub(bytes);
         self.space_left.store(left.map_or(0, |left| (left / 4).min(LOOK_AGAIN)), Ordering::Relaxed);
         left.is_some() || claim.promised && bytes <= space.promised
     }
 
-    /// Space ran short: what was deleted gives its space back, now. `false`: there was nothing to
-    /// gain.
+    /// See [`CommitEnv::want_space`].
     pub(crate) fn want_space(&self) -> bool {
         let Some(_one) = self.reclaiming.try_lock() else {
-            // Another one is at it: its outcome is what counts.
+            // Another thread is at it: wait for it, then look again.
             drop(self.reclaiming.lock());
             return true;
         };

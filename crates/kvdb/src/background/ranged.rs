@@ -75,7 +75,7 @@ impl Database {
             ..tree.info.options.storage(CompactionPlan::everything_from(&tree, 0).placement(self))
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
-        let mut merge = Merge::new(&self.store, &sources, &range, options)?;
+        let mut merge = Merge::new(&self.cache, &sources, &range, options)?;
         let most = self.part_size();
         while !merge.step(STEP.min(most))?
             && merge.stats().written() < most

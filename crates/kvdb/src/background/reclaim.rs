@@ -151,7 +151,7 @@ impl Database {
             drop(alone);
             let space = self.zones.space();
             let enough = (space.zones_total / 16).max(ENOUGH) * ZONE_SIZE;
-            if space.free_for_user > enough.saturating_add(self.unflushed()) {
+            if space.free_for_user > enough.saturating_add(self.unflushed_bytes()) {
                 return Ok(moved || !settled);
             }
             let gained = space.zones_free > std::mem::replace(&mut free, space.zones_free);

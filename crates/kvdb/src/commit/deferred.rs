@@ -63,10 +63,10 @@ pub(crate) fn zones_for(cost: u64) -> usize {
     cost.div_ceil(ZONE_SIZE - LONGEST) as usize
 }
 
-/// Memory that values are copied into. Chunks are used again once nothing refers to them: memory
+/// Memory that values are copied into. ValueBuffers are used again once nothing refers to them: memory
 /// from the system costs more than the copy.
 #[derive(Default)]
-pub(crate) struct Chunks {
+pub(crate) struct ValueBuffers {
     filling: BytesMut,
     /// `filling` is a chunk.
     started: bool,
@@ -74,7 +74,7 @@ pub(crate) struct Chunks {
     full: VecDeque<BytesMut>,
 }
 
-impl Chunks {
+impl ValueBuffers {
     /// A copy of `value`, which is at most a chunk long.
     pub(crate) fn copy(&mut self, value: &[u8]) -> Bytes {
         if self.filling.capacity() < value.len() {
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn chunks_are_used_again_when_nothing_refers_to_them() {
-        let mut chunks = Chunks::default();
+        let mut chunks = ValueBuffers::default();
         let mut last = Bytes::new();
         for i in 0..40_000u32 {
             let value = vec![i as u8; 1 + (i as usize * 37) % 5000];

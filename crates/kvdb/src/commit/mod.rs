@@ -1,7 +1,7 @@
-//! The commit pipeline. A commit binds its large values, or copies them to wait for their place,
-//! and then, under one short lock, appends its record to the journal's buffer, writes the memtables
-//! and becomes visible. No commit waits for another thread on this way; what has gathered is
-//! written by the journal's thread.
+//! The commit pipeline. A commit places its large values, or copies them to wait for their place,
+//! and then, under one short lock, writes the memtables, appends its record to the journal's buffer
+//! (a single put in the other order) and becomes visible. It waits only where room, memory or a
+//! lock of a transaction is missing; usually the journal's thread writes what has gathered.
 //!
 //! Durability is a second stage (see `pipeline`): a caller that wants it for a position of the
 //! journal's stream waits for a sync that began after its record was in the buffer. One of the
@@ -24,7 +24,7 @@ use vt_tree::{Compression, DeferredSlot, ExtentRef, Packer, Seq, Value, place_pa
 use zones::{Priority, Purpose, ZonePin, ZoneUse, Zones};
 
 use self::batch::{Batch, Change, Durability};
-use self::deferred::{Chunks, DeferredValue};
+use self::deferred::{DeferredValue, ValueBuffers};
 use self::pipeline::{Pipeline, Sealed, Syncing};
 use self::recent::{RecentCommit, RecentCommits};
 use crate::commit::locking::{past, ranges};
@@ -54,7 +54,9 @@ pub(crate) trait CommitEnv {
     /// of them will wait for their place.
     fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()>;
 
-    /// Space ran short: what was deleted gives its space back, now. `false`: nothing was gained.
+    /// Space ran short: reclaims what was deleted, now, or waits for the thread that does. `false`:
+    /// nothing was deleted or flushed since the last time, so it was not tried. `true` does not say
+    /// that anything was gained: look again.
     fn want_space(&self) -> bool;
 
     /// Writes everything committed before into runs.
@@ -78,9 +80,9 @@ pub(crate) struct CommitParts {
 
 /// The pipeline, from a batch to a durable record and to memtables that readers see.
 ///
-/// Locks, outermost first: `writer` → `pipeline` → the manifest → the version; `sealed` is taken
-/// under `writer`. A commit alone takes `pipeline` and, while there are serializable transactions,
-/// `locks` in it.
+/// For the order of its locks see `db::database`. A commit by itself takes `value_buffers` alone,
+/// then `pipeline` and in it, while there are serializable transactions, `locks`; `writer` before
+/// these where room is missing.
 pub(crate) struct CommitPipeline {
     env: Arc<dyn Env>,
     zones: Arc<Zones>,
@@ -96,10 +98,11 @@ pub(crate) struct CommitPipeline {
     pub active_bytes: AtomicUsize,
     /// Bytes in those that wait for their flush.
     pub sealed_bytes: AtomicUsize,
-    /// Bytes of values that wait for their place; no memtable's figure counts them.
+    /// Memory of deferred values, overhead included. `Memtable::bytes` counts it, too;
+    /// `active_bytes` and `sealed_bytes` do not.
     pub deferred_bytes: AtomicUsize,
-    /// Where such values are copied to.
-    pub chunks: Mutex<Chunks>,
+    /// Where deferred values are copied to.
+    pub value_buffers: Mutex<ValueBuffers>,
     /// A commit was synced: the journal's space should be written ahead of time.
     synced_commits: AtomicBool,
     /// The journal has taken a zone of those set aside.
@@ -110,14 +113,15 @@ pub(crate) struct CommitPipeline {
     sync_done: Condvar,
     /// The journal's stream is durable up to this position.
     pub durable: AtomicU64,
-    /// Nothing but a mark stands before this end of the stream since the last sync.
+    /// Position behind the last mark: while the stream ends here, nothing was committed since the
+    /// last sync.
     marked: AtomicU64,
     /// Generations that wait for their flush, oldest first.
     pub sealed: Mutex<VecDeque<Sealed>>,
 }
 
-/// What the journal has of a commit that is none of its own: a change of no dictionary, for the
-/// sake of its number.
+/// The journal's record of a commit whose changes are in the manifest: a deletion in dictionary 0,
+/// which does not exist. It takes the commit's number and changes nothing.
 pub(crate) fn number_alone() -> Changes {
     vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
 }
@@ -141,7 +145,7 @@ impl CommitPipeline {
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
             deferred_bytes: AtomicUsize::new(0),
-            chunks: Mutex::default(),
+            value_buffers: Mutex::default(),
             synced_commits: AtomicBool::new(false),
             journal_tight: AtomicBool::new(false),
             pipeline: Mutex::new(Pipeline::new(next_seq, position)),
@@ -189,9 +193,9 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Applies changes once `still` agrees, which is asked, with the newest commit's number, under
-    /// the pipeline's lock; and once no locks lie on them but those of `owner`. `durability` says
-    /// how large values get their places; the caller sees to the rest of it, and to `after_commit`.
+    /// Commits changes if `still` agrees, which is asked under the pipeline's lock with the newest
+    /// commit's number, after other owners' locks on them are gone. `durability` decides how large
+    /// values get their places; the caller syncs, and calls `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         engine: &impl CommitEnv,
@@ -262,7 +266,7 @@ impl CommitPipeline {
     /// Copies large values to where they wait for their place.
     fn copy_values(&self, large: &[usize], changes: &mut Changes) {
         let version = self.versions.load();
-        let mut chunks = self.chunks.lock();
+        let mut chunks = self.value_buffers.lock();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
                 changes[i].1 =
@@ -346,16 +350,16 @@ impl CommitPipeline {
             batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
             return self.commit(engine, batch, durability);
         }
-        // No version may be held while space or memory is waited for, which one could keep.
+        // Drop the version first: the wait below may be for space that it pins.
         drop(version);
-        let said = if deferred { PutValue::Deferred(codec) } else { PutValue::Inline(value) };
-        let need = record::put_size(dict, key.len(), said);
+        let logged = if deferred { PutValue::Deferred(codec) } else { PutValue::Inline(value) };
+        let need = record::put_size(dict, key.len(), logged);
         engine.admit(
             key.len() + value.len(),
             if deferred { value.len() } else { 0 },
             SpaceClaim::default(),
         )?;
-        let copy = deferred.then(|| self.chunks.lock().copy(value));
+        let copy = deferred.then(|| self.value_buffers.lock().copy(value));
         let applied = {
             let mut pipeline = self.enter(
                 engine,
@@ -380,7 +384,7 @@ impl CommitPipeline {
             let mut waiting = 0;
             let at = self.options.journal.then(|| {
                 let stream = pipeline.stream();
-                record::encode_put(dict, key, said, stream);
+                record::encode_put(dict, key, logged, stream);
                 // Read only where there is a reference.
                 stream.len().saturating_sub(record::reference_len(codec))
             });
@@ -402,7 +406,7 @@ impl CommitPipeline {
                 }
             }
             let grown = layer.memtable.bytes().saturating_sub(before + waiting);
-            self.publish(&mut pipeline, &version, 1, grown, waiting)
+            self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting)
         };
         self.counters.commits.add(1);
         self.counters.user_bytes.add((key.len() + value.len()) as u64);
@@ -488,8 +492,10 @@ impl CommitPipeline {
         Ok(pipeline)
     }
 
-    /// Publishes `count` changes that are in the memtables.
-    fn publish(
+    /// Makes the next `count` changes visible; they are in memtables that must be flushed. Every
+    /// commit becomes visible here or in [`CommitPipeline::publish`]: from `put`, `apply`,
+    /// `add_runs` and `install_commit_with`.
+    fn publish_unflushed(
         &self,
         pipeline: &mut Pipeline,
         version: &Version,
@@ -497,12 +503,12 @@ impl CommitPipeline {
         grown: usize,
         deferred: usize,
     ) -> Applied {
-        pipeline.unflushed = pipeline.end();
-        self.show(pipeline, version, count, grown, deferred)
+        pipeline.unflushed_end = pipeline.end();
+        self.publish(pipeline, version, count, grown, deferred)
     }
 
-    /// Publishes `count` changes that need no flush.
-    pub(crate) fn show(
+    /// Makes the next `count` changes visible: stores the newest number where readers look.
+    pub(crate) fn publish(
         &self,
         pipeline: &mut Pipeline,
         version: &Version,
@@ -540,7 +546,7 @@ impl CommitPipeline {
         between: impl FnOnce(),
     ) -> Result<()> {
         let seq = pipeline.next_seq;
-        // It has happened. Until it is visible, readers have all of what was before.
+        // The commit is durable. Until it is visible, readers see all of the state before it.
         let logged = |pipeline: &mut Pipeline| {
             if self.options.journal {
                 record::encode(&number_alone(), pipeline.stream(), |_| {});
@@ -549,7 +555,7 @@ impl CommitPipeline {
         };
         let show = |pipeline: &mut Pipeline, version: &Version| {
             between();
-            self.show(pipeline, version, 1, 0, 0)
+            self.publish(pipeline, version, 1, 0, 0)
         };
         self.versions.install_commit(seq, pipeline, plan, logged, show).map(drop)
     }
@@ -567,14 +573,15 @@ impl CommitPipeline {
         self.synced_commits.store(true, Ordering::Relaxed);
         let synced = self.sync_to(engine, applied.end);
         if self.options.journal {
-            // It has happened: without its sync it is unknown whether it will last. All space
-            // that this takes was taken before, so a host that has none breaks its word.
+            // The commit is visible. If its sync fails nothing says whether it is durable, so the
+            // store stops. `NoSpace` is no exception: all space was reserved before.
             return synced.map_err(|e| self.health.fail("syncing a commit", &e));
         }
         synced
     }
 
-    /// The locked part: journal buffer, memtables, visibility.
+    /// The locked part: memtables, journal buffer, visibility. A record that is not visible yet is
+    /// not written out, since that takes the same lock.
     fn apply(
         &self,
         engine: &impl CommitEnv,
@@ -600,7 +607,7 @@ impl CommitPipeline {
         if !still(first - 1)? {
             return Ok(Attempt::Stale);
         }
-        // Until the changes are visible no lock is granted that would have kept them away.
+        // Held until the changes are visible: no transaction gets a lock on them in between.
         let _guard = match self.locks.any() {
             false => None,
             true => match self.locks.try_guard(ranges(changes), owner) {
@@ -610,9 +617,9 @@ impl CommitPipeline {
         };
         let waiting = pipeline.pending.values.len();
         let version = self.versions.load();
-        // One may have been dropped since the changes were looked at. What goes nowhere is not said
-        // to have happened; and each value that waits for its place must have its record's, in
-        // their order.
+        // A dictionary may have been dropped since the batch was checked. Then the commit fails as
+        // a whole, since its record would tell of changes that are nowhere. Also, `places` below
+        // are matched one to one with the deferred values.
         changes
             .chunk_by(|a, b| a.0 == b.0)
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
@@ -635,7 +642,7 @@ impl CommitPipeline {
         if !pin.uses().is_empty() {
             version.generation.pin(std::mem::take(pin));
         }
-        Ok(Attempt::Applied(self.publish(
+        Ok(Attempt::Applied(self.publish_unflushed(
             &mut pipeline,
             &version,
             changes.len() as u64,
@@ -770,12 +777,12 @@ impl CommitPipeline {
     }
 }
 
-/// Is told of an unplaced value: dictionary, put, and where it is.
+/// Is told of a deferred value: dictionary, put, and where it is.
 type Told<'a> = dyn FnMut(DictionaryId, &Op, Option<(&Layer, DeferredSlot)>) + 'a;
 
 /// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those
-/// of unplaced values apart. `deferred` is told of each of these: where it is, or `None` when its
-/// dictionary is gone; changes of such are left out.
+/// of deferred values apart. `deferred` is told of each of these: where it is, or `None` when its
+/// dictionary is gone (in a replay: `apply` has checked); changes of such are left out.
 pub(crate) fn write_memtables(
     version: &Version,
     first: Seq,
@@ -891,12 +898,12 @@ mod tests {
         let db = Kvdb::in_memory();
         let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
         let commits = &db.db.0.commits;
-        let free = || commits.zones.space().zones_pinned;
+        let pinned = || commits.zones.space().zones_pinned;
         // As a thread that has announced a segment and has not added it yet.
         let coming = commits.writer.lock().announce(commits.stock(), usize::MAX);
-        let before = free();
+        let before = pinned();
         commits.prepare_segment().unwrap();
-        assert_eq!(free(), before, "a segment was taken though one is being prepared");
+        assert_eq!(pinned(), before, "a segment was taken though one is being prepared");
         // A flush whose zone of the journal becomes free gives it back and keeps it for no segment.
         let room = || commits.writer.lock().room();
         db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();

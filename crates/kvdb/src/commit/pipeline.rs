@@ -27,7 +27,7 @@ pub(crate) struct Pipeline {
     pub next_seq: Seq,
     /// Position behind the newest record whose changes are in memtables, or in runs that the
     /// manifest does not know of.
-    pub unflushed: u64,
+    pub unflushed_end: u64,
     /// What the journal's writer has not taken yet.
     pub pending: Pending,
     /// Position in the stream of the first pending byte.
@@ -45,7 +45,7 @@ impl Pipeline {
         let pending = Pending::new(Vec::new());
         Pipeline {
             next_seq,
-            unflushed: position,
+            unflushed_end: position,
             pending,
             position,
             room: 0,
@@ -68,8 +68,8 @@ impl Pipeline {
         stream
     }
 
-    /// Takes what is pending, to be written by `writer`. Until that is done, the room is known to
-    /// be what it leaves at least.
+    /// Takes what is pending, to be written by `writer`. Until it is written, `room` is what the
+    /// write is sure to leave.
     fn take(&mut self, writer: &Writer) -> Pending {
         let empty = Pending::new(std::mem::take(&mut self.spare));
         let taken = std::mem::replace(&mut self.pending, empty);
@@ -80,7 +80,7 @@ impl Pipeline {
         taken
     }
 
-    /// Undoes that.
+    /// Undoes [`Pipeline::take`].
     fn put_back(&mut self, mut taken: Pending, writer: &Writer) {
         self.position -= taken.len() as u64;
         taken.append(std::mem::replace(&mut self.pending, Pending::new(Vec::new())));
@@ -104,7 +104,7 @@ pub(crate) struct Sealed {
     pub start: JournalStart,
 }
 
-/// Who syncs the journal, and how far it is durable.
+/// Whether a thread syncs the journal. How far it is durable: `CommitPipeline::durable`.
 #[derive(Default)]
 pub(crate) struct Syncing {
     pub running: bool,
@@ -310,7 +310,7 @@ impl CommitPipeline {
     /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
     /// on what they have `touched`, see [`CommitPipeline::commit_changes`]. What is in the runs is
     /// durable already.
-    pub(crate) fn bind_runs(
+    pub(crate) fn add_runs(
         &self,
         runs: &[(DictionaryId, Vec<Arc<Run>>)],
         touched: impl FnOnce() -> Result<Vec<(DictionaryId, KeyRange)>>,
@@ -323,7 +323,7 @@ impl CommitPipeline {
         self.wait_for_locks(borrowed(&touched), owner)?;
         let record = record::bind(&self.zones.positions(), runs);
         let mut writer = self.writer.lock();
-        // Beside what is pending there must be room for the record.
+        // There must be room for the record, and for what is pending.
         self.write_out_with(&mut writer)?;
         let need = crate::journal::cost(record.len() + record::NUMBER_SIZE);
         while writer.room() < 2 * need {
@@ -332,7 +332,7 @@ impl CommitPipeline {
         let mut applied = None;
         // Held no longer than the pipeline's lock, which comes before it.
         let guard = Cell::new(None);
-        let bound = |pipeline: &mut Pipeline| {
+        let add = |pipeline: &mut Pipeline| {
             let seq = pipeline.next_seq;
             let each =
                 runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
@@ -345,16 +345,16 @@ impl CommitPipeline {
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);
             }
-            pipeline.unflushed = pipeline.end();
-            applied = Some(self.versions.publish(
+            pipeline.unflushed_end = pipeline.end();
+            applied = Some(self.versions.change_by_commit(
                 seq,
-                |version| version.bind(runs),
-                |version| self.show(pipeline, version, 1, 0, 0),
+                |version| version.add_runs(runs),
+                |version| self.publish(pipeline, version, 1, 0, 0),
             ));
             drop((remembered, guard.take()));
         };
         // Other commits may have filled the room: then all begins anew.
-        let go = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
+        let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
             runs.iter().try_for_each(|(dict, _)| version.tree(*dict).map(drop))?;
             let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
             if !room
@@ -371,7 +371,7 @@ impl CommitPipeline {
             }
             Ok(true)
         };
-        self.seal_if(&mut writer, go, bound)?;
+        self.seal_if(&mut writer, agree, add)?;
         drop(writer);
         let Some(applied) = applied else { return Ok(Outcome::Stale) };
         self.counters.commits.add(1);
@@ -379,13 +379,13 @@ impl CommitPipeline {
         Ok(Outcome::Applied(applied))
     }
 
-    /// Closes the generation that takes commits if `go` says so, which may append a last record to
-    /// it where there is room. `then` is done before anything is committed to the next one.
+    /// Seals the current generation if `agree`, asked under the lock, says so. `before_next` runs
+    /// in the same lock, before any commit of the next generation.
     pub(crate) fn seal_if(
         &self,
         writer: &mut Writer,
-        go: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
-        then: impl FnOnce(&mut Pipeline),
+        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
+        before_next: impl FnOnce(&mut Pipeline),
     ) -> Result<()> {
         // Twice, so that little is left for the time when commits must wait.
         self.write_out_with(writer)?;
@@ -393,7 +393,7 @@ impl CommitPipeline {
         let mut pipeline = self.pipeline.lock();
         let number = {
             let version = self.versions.load();
-            if !go(&version, &mut pipeline, writer)? {
+            if !agree(&version, &mut pipeline, writer)? {
                 return Ok(());
             }
             version.generation.number
@@ -408,7 +408,7 @@ impl CommitPipeline {
         let seq = pipeline.next_seq - 1;
         self.versions.change(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
-        then(&mut pipeline);
+        before_next(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, rest.stream)?;
         let at = writer.position();

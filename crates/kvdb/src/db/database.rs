@@ -2,10 +2,11 @@
 //! are taken.
 //!
 //! Locks, outermost first: `reclaiming` → the gate of `merging` → `flushing` → `naming` of
-//! `snapshots` → `writer` (the journal's place on the device) → `manifest` → `swap` (the version) ;
-//! and `writer` → `pipeline` → `manifest` → `swap`. A commit alone takes `pipeline` and, while
-//! there are serializable transactions, `locks` in it; a reader takes none. A transaction's own
-//! state comes before all of them.
+//! `snapshots` → `writer` (the journal's position on the device) → `pipeline` → `manifest` → the
+//! lists of `recent` commits → `changing` (the version). `sealed` is taken last, under `writer` or
+//! alone; `value_buffers`, `syncing` and the lock of the signals alone. A commit by itself takes
+//! `pipeline` and, while there are serializable transactions, `locks` in it; a reader takes none of
+//! them. A transaction's own state comes before all of them.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -39,7 +40,7 @@ use crate::transactions::registry::Transactions;
 pub(crate) struct Database {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
-    pub store: Arc<BlockCache>,
+    pub cache: Arc<BlockCache>,
     pub options: OpenOptions,
     pub shares: Shares,
     pub health: Arc<Health>,
@@ -68,7 +69,7 @@ pub(crate) struct Database {
 pub(crate) struct Parts {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
-    pub store: Arc<BlockCache>,
+    pub cache: Arc<BlockCache>,
     pub options: OpenOptions,
     pub health: Arc<Health>,
     pub version: Version,
@@ -82,7 +83,7 @@ impl Database {
     pub(crate) fn new(parts: Parts) -> Database {
         let shares = Shares::of(&parts.options);
         let versions = Arc::new(VersionSet::new(
-            parts.store.clone(),
+            parts.cache.clone(),
             parts.health.clone(),
             parts.version,
             parts.next_seq - 1,
@@ -107,7 +108,7 @@ impl Database {
             background: Background::new(parts.env.monotonic()),
             env: parts.env,
             zones: parts.zones,
-            store: parts.store,
+            cache: parts.cache,
             shares,
             options: parts.options,
             health: parts.health,
@@ -154,7 +155,7 @@ impl Database {
 
     /// What writing parts of a write set as runs needs.
     pub(crate) fn run_writer(&self) -> RunWriter<'_> {
-        RunWriter { versions: &self.versions, cache: &self.store, counters: &self.counters }
+        RunWriter { versions: &self.versions, cache: &self.cache, counters: &self.counters }
     }
 
     /// Everything committed before this call is durable when it returns.

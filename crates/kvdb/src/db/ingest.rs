@@ -104,7 +104,7 @@ impl Kvdb {
         let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
         let options = MergeOptions { priority: Priority::User, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
-        let writer = RunWriter::new(&db.store, 0, &options);
+        let writer = RunWriter::new(&db.cache, 0, &options);
         Ok(Ingest {
             db: self.db.clone(),
             dict,

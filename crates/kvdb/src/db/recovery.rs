@@ -1,4 +1,4 @@
-//! Making a store, and opening one: superblock, manifest, runs, journal.
+//! Making a cache, and opening one: superblock, manifest, runs, journal.
 //!
 //! The journal is read twice. The first pass finds its end and marks what it binds: records give
 //! the places of large values that no run knows of yet, and their zones must not be taken. A record
@@ -83,7 +83,7 @@ pub(crate) fn create(
     let zones = Zones::format_as(device, format, uuid)?;
     let health = Arc::new(Health::default());
     let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
-    let store = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
+    let cache = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
     let version = Version::empty(Generation::first());
     let snapshots = Snapshots::new(BTreeMap::new());
     let options = OpenOptions { read_only: false, ..options.open };
@@ -91,7 +91,7 @@ pub(crate) fn create(
     let parts = Parts {
         env,
         zones,
-        store,
+        cache,
         options,
         health,
         version,
@@ -113,13 +113,13 @@ pub(crate) fn open(
 ) -> Result<(Arc<Database>, Recovery)> {
     let begun = env.monotonic();
     let zones = Zones::open(device)?;
-    let store = BlockCache::new(zones.clone(), Shares::of(&options).cache);
-    let found = Found::read(&zones, &store)?;
+    let cache = BlockCache::new(zones.clone(), Shares::of(&options).cache);
+    let found = Found::read(&zones, &cache)?;
     let mut recovery = found.recovery;
     let state = &found.loaded.state;
     // Open zones go on behind what commits have bound since the manifest noted their places.
     let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.stored));
-    let mut journal = read_journal(&zones, &store, state, &mut recovery, &mut bound)?;
+    let mut journal = read_journal(&zones, &cache, state, &mut recovery, &mut bound)?;
     journal.runs.iter().for_each(|runs| runs.saw(&zones));
     // Marked before allocation begins.
     let bound = zones.pin(&journal.bound)?;
@@ -205,7 +205,7 @@ pub(crate) fn open(
     let parts_of = Parts {
         env: env.clone(),
         zones: zones.clone(),
-        store,
+        cache,
         options,
         health,
         version,
@@ -313,7 +313,7 @@ fn replay(
 fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
     db.versions.change(|v| {
         *v = v.sealed();
-        v.bind(&bound.runs);
+        v.add_runs(&bound.runs);
     });
     db.versions.load().generation.pin(db.zones.pin(uses)?);
     Ok(())
@@ -327,7 +327,7 @@ pub(crate) struct BoundRuns {
 }
 
 impl BoundRuns {
-    fn open(store: &Arc<BlockCache>, state: &State, seq: Seq, bound: &Bound) -> Result<BoundRuns> {
+    fn open(cache: &Arc<BlockCache>, state: &State, seq: Seq, bound: &Bound) -> Result<BoundRuns> {
         let mut runs = Vec::new();
         for (dict, roots) in &bound.runs {
             // What was bound for a dictionary that is gone may be gone too.
@@ -335,7 +335,7 @@ impl BoundRuns {
                 let decoded: Result<Vec<_>> = roots
                     .iter()
                     .map(|root| {
-                        decode_run(store, root, || "the root of a run in the journal".into())
+                        decode_run(cache, root, || "the root of a run in the journal".into())
                     })
                     .collect();
                 runs.push((*dict, decoded?));
@@ -465,7 +465,7 @@ fn offset_in(segments: &[Segment], start: &manifest::JournalStart) -> u64 {
 }
 
 impl Found {
-    pub(crate) fn read(zones: &Arc<Zones>, store: &Arc<BlockCache>) -> Result<Found> {
+    pub(crate) fn read(zones: &Arc<Zones>, cache: &Arc<BlockCache>) -> Result<Found> {
         let root = zones.superblock().root;
         if root.is_empty() {
             return Err(Error::Corrupt(
@@ -484,7 +484,7 @@ impl Found {
             Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
         let mut runs = Runs::default();
         let mut version = Version::empty(generation.clone());
-        let mut open = |id: RunId, root: &Bytes| runs.open(store, id, root);
+        let mut open = |id: RunId, root: &Bytes| runs.open(cache, id, root);
         version.follow(state, &mut open)?;
         let all = version.trees.values().flat_map(|tree| tree.runs());
         bounded(0, all.map(|placed| &*placed.run))?;
@@ -521,13 +521,13 @@ struct Runs {
 }
 
 impl Runs {
-    fn open(&mut self, store: &Arc<BlockCache>, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
+    fn open(&mut self, cache: &Arc<BlockCache>, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
         if let Some(run) = self.by_place.get(&root.as_ptr()) {
             return Ok(run.clone());
         }
         let run = match self.known.get(root) {
             Some(run) => run.clone(),
-            None => decode_run(store, root, || format!("the manifest's entry of run {}", id.0))?,
+            None => decode_run(cache, root, || format!("the manifest's entry of run {}", id.0))?,
         };
         self.known.insert(root.clone(), run.clone());
         self.by_place.insert(root.as_ptr(), run.clone());
@@ -553,12 +553,12 @@ fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u
 
 /// The run that `what` names by these bytes.
 fn decode_run(
-    store: &Arc<BlockCache>,
+    cache: &Arc<BlockCache>,
     bytes: &Bytes,
     what: impl FnOnce() -> String,
 ) -> Result<Arc<Run>> {
     let mut rest = &bytes[..];
-    let run = Run::decode(store, &mut rest)?;
+    let run = Run::decode(cache, &mut rest)?;
     if !rest.is_empty() {
         return Err(Error::Corrupt(format!("{} is too long", what())));
     }
@@ -579,7 +579,7 @@ struct Unsynced {
 /// `bound`.
 pub(crate) fn read_journal(
     zones: &Zones,
-    store: &Arc<BlockCache>,
+    cache: &Arc<BlockCache>,
     state: &State,
     recovery: &mut Recovery,
     bound: &mut dyn FnMut(&ExtentRef),
@@ -642,7 +642,7 @@ pub(crate) fn read_journal(
         })?;
         while unsynced.front().is_some_and(|r| r.end <= reader.synced()) {
             if let Some(record) = unsynced.pop_front() {
-                journal.take(store, state, &record, bound)?;
+                journal.take(cache, state, &record, bound)?;
             }
         }
     }
@@ -650,13 +650,13 @@ pub(crate) fn read_journal(
     recovery.torn_bytes += tail.torn + records.unfinished();
     for record in &unsynced {
         if record.end > tail.synced
-            && record.extents.iter().any(|e| store.read_value(&Value::Extent(*e)).is_err())
+            && record.extents.iter().any(|e| cache.read_value(&Value::Extent(*e)).is_err())
         {
             // The record is there, what it binds is not: both were under way.
             recovery.torn_bytes += records.position() - record.begin;
             break;
         }
-        journal.take(store, state, record, bound)?;
+        journal.take(cache, state, record, bound)?;
     }
     (recovery.records, recovery.bytes) = (journal.records, journal.end - start.position);
     recovery.bound_bytes = journal.bound.total_bytes();
@@ -674,13 +674,13 @@ impl Journal {
     /// The next record counts.
     fn take(
         &mut self,
-        store: &Arc<BlockCache>,
+        cache: &Arc<BlockCache>,
         state: &State,
         record: &Unsynced,
         bound: &mut dyn FnMut(&ExtentRef),
     ) -> Result<()> {
         if let Some(runs) = &record.bound {
-            let bound = BoundRuns::open(store, state, record.last_seq.unwrap_or(0), runs)?;
+            let bound = BoundRuns::open(cache, state, record.last_seq.unwrap_or(0), runs)?;
             self.weight = bounded(
                 self.weight,
                 bound.runs.iter().flat_map(|(_, runs)| runs).map(|run| &**run),

@@ -94,7 +94,7 @@ impl Database {
         replace_in(&mut version, &instead);
         let view = View {
             at: self.versions.visible.load(Ordering::Acquire),
-            store: self.store.clone(),
+            cache: self.cache.clone(),
             version: PinnedVersion {
                 version: Arc::new(version.clone()),
                 _pin: self.versions.read_snapshots.pin(&self.versions.visible),
@@ -186,7 +186,7 @@ impl Database {
             }
             let storage = tree.info.options.storage(Placement::stitch());
             let options = MergeOptions { old_seq: u64::MAX, priority: Priority::Flush, ..storage };
-            let mut merge = Merge::new(&self.store, &inputs, &KeyRange::all(), options)?;
+            let mut merge = Merge::new(&self.cache, &inputs, &KeyRange::all(), options)?;
             while !merge.step(1 << 20)? {}
             runs.extend(merge.finish()?.0.map(|run| (dict, run)));
         }

@@ -78,7 +78,7 @@ impl Database {
     pub(crate) fn space(&self) -> Space {
         let s = self.zones.space();
         let used = s.zones_pinned * zones::ZONE_SIZE;
-        let free = s.free_for_user.saturating_sub(self.unflushed());
+        let free = s.free_for_user.saturating_sub(self.unflushed_bytes());
         Space { total: s.capacity.unwrap_or(used.saturating_add(s.free_for_user)), free }
     }
 
@@ -99,7 +99,7 @@ impl Database {
             space: self.space(),
             dictionaries: dictionaries.collect(),
             memtable_bytes: version.memtable_bytes() as u64,
-            cache_bytes: self.store.cache_bytes(),
+            cache_bytes: self.cache.cache_bytes(),
             memory: self.options.memory as u64,
             journal_bytes: self.counters.journal_device.get(),
             io: self.zones.io(),

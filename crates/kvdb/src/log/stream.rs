@@ -49,7 +49,7 @@ pub(crate) struct StreamReader<'a> {
     first: bool,
     synced: u64,
     window: Window,
-    /// Chunks of which one of two copies is unreadable: device address of the copy, position of the
+    /// ValueBuffers of which one of two copies is unreadable: device address of the copy, position of the
     /// chunk.
     damaged: Vec<(u64, u64)>,
     /// Position of the chunk read last.
@@ -246,7 +246,7 @@ impl<'a> StreamReader<'a> {
         Ok(None)
     }
 
-    /// Chunks of which one copy is unreadable, for a check: device addresses. `closed`: also the
+    /// ValueBuffers of which one copy is unreadable, for a check: device addresses. `closed`: also the
     /// last one, which a crash can leave so.
     pub(crate) fn damaged(&self, closed: bool) -> Vec<u64> {
         self.damaged

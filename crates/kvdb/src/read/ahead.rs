@@ -47,7 +47,7 @@ impl Reader {
     }
 
     fn store(&self) -> &Arc<BlockCache> {
-        &self.view.store
+        &self.view.cache
     }
 
     pub fn read(&self, e: &ExtentRef) -> Result<Bytes> {

@@ -4,7 +4,7 @@
 //! A view notes its commit in a free slot, with one compare-and-swap; beyond so many
 //! views they are noted in a map. A writer says up to where it means to forget before it looks at
 //! the notes; a view looks there after it has made its note. So either the writer sees the note, or
-//! the view sees what the writer said and begins at a newer commit.
+//! the view sees the floor that the writer announced and begins at a newer commit.
 //!
 //! A note stays where it is for as long as a view needs it: a copy of a view counts on the same
 //! note. Had it one of its own, a writer that looks at one after the other could look at the new
@@ -26,12 +26,13 @@ const SLOTS: usize = 64;
 /// Slots that are tried.
 const TRIES: usize = 4;
 
-/// A commit's number plus one, or 0: free; and the pins that it stands for. On a cache line of its
-/// own.
+/// On a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
+    /// The commit's number plus one; 0: the slot is free.
     note: AtomicU64,
+    /// Views that share it.
     pins: AtomicUsize,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct ReadSnapshots {
     slots: [Slot; SLOTS],
     more: Mutex<BTreeMap<Seq, usize>>,
     /// What is only read before this commit may be forgotten.
-    said: AtomicU64,
+    announced_floor: AtomicU64,
 }
 
 impl Default for ReadSnapshots {
@@ -47,7 +48,7 @@ impl Default for ReadSnapshots {
         ReadSnapshots {
             slots: std::array::from_fn(|_| Slot::default()),
             more: Mutex::default(),
-            said: AtomicU64::new(0),
+            announced_floor: AtomicU64::new(0),
         }
     }
 }
@@ -116,7 +117,7 @@ impl ReadSnapshots {
             let at = visible.load(Ordering::Acquire);
             let slot = self.note(at);
             fence(Ordering::SeqCst);
-            if self.said.load(Ordering::SeqCst) <= at {
+            if self.announced_floor.load(Ordering::SeqCst) <= at {
                 return ReadSnapshot { pins: self.clone(), at, slot };
             }
             self.release(at, slot);
@@ -131,7 +132,7 @@ impl ReadSnapshots {
     /// See [`ReadSnapshots::floor`]; `before` is what others do before the slot of this number is
     /// looked at.
     fn floor_with(&self, visible: Seq, mut before: impl FnMut(usize)) -> Seq {
-        self.said.fetch_max(visible, Ordering::SeqCst);
+        self.announced_floor.fetch_max(visible, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let look = |(i, slot): (usize, &Slot)| {
             before(i);

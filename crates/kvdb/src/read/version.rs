@@ -105,7 +105,7 @@ pub(crate) struct Tree {
     pub layers: Vec<Layer>,
     /// `levels[0]` is the youngest; within a level newest first.
     pub levels: Vec<Vec<Placed>>,
-    /// Commits up to this one were undone by a rollback: what was read before it is no more.
+    /// The last rollback undid commits up to this one: their memtables are void. 0: none.
     pub since: Seq,
 }
 
@@ -157,7 +157,8 @@ impl Tree {
     /// The newest value of `key` among commits up to `at`.
     pub(crate) fn get(&self, key: &[u8], at: Seq) -> Result<Option<Value>> {
         for layer in &self.layers {
-            // A reader sees of a commit that something was written before it sees the commit.
+            // It is stored before a commit becomes visible that the memtable is not empty: whoever
+            // may see the commit looks into it.
             if !layer.memtable.is_empty() {
                 match layer.memtable.get(key, at) {
                     Lookup::Absent => {}
@@ -342,7 +343,8 @@ impl Version {
         };
         for tree in next.trees.values_mut() {
             let tree = Arc::make_mut(tree);
-            // A dictionary that took no commit needs no memtable but one.
+            // An empty memtable in front is replaced, so that an idle dictionary has one and not
+            // one for each generation.
             if tree.layers.first().is_some_and(Layer::is_empty) {
                 tree.layers.remove(0);
             }
@@ -353,7 +355,7 @@ impl Version {
 
     /// Puts runs of a transaction above everything, in a version whose generation is new; those of
     /// dropped dictionaries are left out.
-    pub(crate) fn bind(&mut self, runs: &[(DictionaryId, Vec<Arc<Run>>)]) {
+    pub(crate) fn add_runs(&mut self, runs: &[(DictionaryId, Vec<Arc<Run>>)]) {
         for (dict, runs) in runs {
             self.change(*dict, |tree| {
                 if let Some(layer) = tree.layers.first_mut() {

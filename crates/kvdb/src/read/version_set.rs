@@ -58,13 +58,13 @@ pub(crate) fn encode_run(run: &Run) -> Bytes {
     Bytes::from(out)
 }
 
-/// The version that there is, the newest commit that readers see, and the manifest.
+/// The current version, the newest commit that readers see, and the manifest.
 pub(crate) struct VersionSet {
     cache: Arc<BlockCache>,
     health: Arc<Health>,
     current: ArcSwap<Version>,
     /// Held for the time of one read-change-store of `current`.
-    swap: Mutex<()>,
+    changing: Mutex<()>,
     /// The newest commit that readers see.
     pub visible: AtomicU64,
     /// [`Version::came_with`] of the current version, stored before `visible` is: who sees such a
@@ -88,7 +88,7 @@ impl VersionSet {
             cache,
             health,
             current: ArcSwap::from_pointee(version),
-            swap: Mutex::new(()),
+            changing: Mutex::new(()),
             visible: AtomicU64::new(visible),
             came_with: AtomicU64::new(0),
             read_snapshots: Arc::default(),
@@ -121,7 +121,8 @@ impl VersionSet {
         let Ok(()) = self.swap(change, |_| ());
     }
 
-    /// Replaces the version by a changed one, and does `then` before anything else becomes of it.
+    /// Replaces the version by a changed one, and does `then` before another thread can change it
+    /// again.
     fn swap<T, E>(
         &self,
         change: impl FnOnce(&mut Version) -> std::result::Result<(), E>,
@@ -129,7 +130,7 @@ impl VersionSet {
     ) -> std::result::Result<T, E> {
         let (old, done);
         {
-            let _one = self.swap.lock();
+            let _one = self.changing.lock();
             old = self.current.load_full();
             let mut next = (*old).clone();
             change(&mut next)?;
@@ -142,19 +143,19 @@ impl VersionSet {
         Ok(done)
     }
 
-    /// Changes what only memory knows of the version, by commit `seq`; `show` makes this commit
-    /// visible.
-    pub(crate) fn publish<T>(
+    /// Changes what only memory knows of the version, by commit `seq`; `make_visible` makes this
+    /// commit visible.
+    pub(crate) fn change_by_commit<T>(
         &self,
         seq: Seq,
         change: impl FnOnce(&mut Version),
-        show: impl FnOnce(&Version) -> T,
+        make_visible: impl FnOnce(&Version) -> T,
     ) -> T {
         let change = |version: &mut Version| {
             change(version);
             Ok::<_, Infallible>(())
         };
-        let Ok(shown) = self.swap_with_commit(seq, change, show);
+        let Ok(shown) = self.swap_by_commit(seq, change, make_visible);
         shown
     }
 
@@ -162,11 +163,11 @@ impl VersionSet {
     /// visible. Number and version become visible as one step: no view has one without the other
     /// (see [`VersionSet::view`]). Nothing may come between the two that waits for another thread,
     /// since views that are made at that time wait for it.
-    fn swap_with_commit<T, E>(
+    fn swap_by_commit<T, E>(
         &self,
         seq: Seq,
         change: impl FnOnce(&mut Version) -> std::result::Result<(), E>,
-        show: impl FnOnce(&Version) -> T,
+        make_visible: impl FnOnce(&Version) -> T,
     ) -> std::result::Result<T, E> {
         let numbered = |version: &mut Version| {
             change(version)?;
@@ -175,7 +176,7 @@ impl VersionSet {
         };
         self.swap(numbered, |version| {
             self.came_with.store(seq, Ordering::Release);
-            show(version)
+            make_visible(version)
         })
     }
 
@@ -202,8 +203,8 @@ impl VersionSet {
     }
 
     /// Makes the edits that `plan` draws up durable, then changes the version accordingly, and by
-    /// `also` what only memory knows of it. `then` is done before anything else becomes of the
-    /// version.
+    /// `also` what only memory knows of it. `then` is done before another thread can change the
+    /// version again.
     pub(crate) fn install_and(
         &self,
         plan: impl FnOnce(&State) -> VersionEdit,
@@ -230,14 +231,14 @@ impl VersionSet {
         pipeline: &mut P,
         plan: impl FnOnce(&State) -> Result<VersionEdit>,
         logged: impl FnOnce(&mut P) -> L,
-        show: impl FnOnce(&mut P, &Version) -> T,
+        make_visible: impl FnOnce(&mut P, &Version) -> T,
     ) -> Result<T> {
         let mut manifest = self.manifest()?;
         let VersionEdit { edits, runs } = plan(manifest.state())?;
         manifest.commit(edits)?;
         let logged = logged(pipeline);
         let change = |version: &mut Version| self.follow(version, manifest.state(), &runs);
-        let shown = self.swap_with_commit(seq, change, |version| show(pipeline, version));
+        let shown = self.swap_by_commit(seq, change, |version| make_visible(pipeline, version));
         drop(logged);
         shown
     }
@@ -272,7 +273,7 @@ impl VersionSet {
             {
                 return View {
                     at: pin.at,
-                    store: self.cache.clone(),
+                    cache: self.cache.clone(),
                     version: PinnedVersion { version, _pin: pin },
                     write_set: None,
                 };
@@ -317,8 +318,8 @@ impl VersionSet {
         infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
     }
 
-    /// Before `changes` enter the memtables of `version`: the range tombstones there need not tell
-    /// apart what no view does.
+    /// Call before `changes` enter the memtables of `version`. Where they delete a range, the
+    /// memtable forgets older range tombstones that no view can tell from newer ones.
     pub(crate) fn forget_tombstones<'a>(
         &self,
         version: &Version,

@@ -18,7 +18,7 @@ use crate::read::write_set::WriteSet;
 #[derive(Clone)]
 pub struct View {
     pub(crate) version: PinnedVersion,
-    pub(crate) store: Arc<BlockCache>,
+    pub(crate) cache: Arc<BlockCache>,
     /// Commits up to this one are seen.
     pub(crate) at: Seq,
     /// What a transaction has written lies above all that.
@@ -85,7 +85,7 @@ impl View {
     }
 
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        self.find(dict, key)?.map(|v| read(&self.store, v)).transpose()
+        self.find(dict, key)?.map(|v| read(&self.cache, v)).transpose()
     }
 
     /// The value of `key` where it is stored; a large one is not read.
@@ -159,11 +159,11 @@ impl View {
             };
             out.push((key, value));
             if bytes >= SCAN_AHEAD {
-                fill_in(&self.store, &mut places, &mut extents, |at, value| out[at].1 = value)?;
+                fill_in(&self.cache, &mut places, &mut extents, |at, value| out[at].1 = value)?;
                 bytes = 0;
             }
         }
-        fill_in(&self.store, &mut places, &mut extents, |at, value| out[at].1 = value)?;
+        fill_in(&self.cache, &mut places, &mut extents, |at, value| out[at].1 = value)?;
         Ok(out)
     }
 
@@ -223,7 +223,7 @@ impl View {
         let mut order: Vec<usize> = (0..keys.len()).collect();
         order.sort_unstable_by_key(|&i| keys[i].as_ref());
         if let Some(tree) = tree.filter(|_| keys.len() > 1) {
-            tree.announce(&self.store, order.iter().map(|&i| keys[i].as_ref()))?;
+            tree.announce(&self.cache, order.iter().map(|&i| keys[i].as_ref()))?;
         }
         let mut out = vec![None; keys.len()];
         let mut large: Vec<(vt_tree::ExtentRef, usize)> = Vec::new();
@@ -236,7 +236,7 @@ impl View {
         }
         large.sort_unstable_by_key(|(e, _)| e.addr);
         let (mut extents, mut places): (Vec<_>, Vec<_>) = large.into_iter().unzip();
-        fill_in(&self.store, &mut places, &mut extents, |at, value| out[at] = Some(value))?;
+        fill_in(&self.cache, &mut places, &mut extents, |at, value| out[at] = Some(value))?;
         Ok(out)
     }
 }

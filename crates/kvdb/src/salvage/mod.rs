@@ -25,7 +25,7 @@ pub use scan::Scan;
 
 /// What is left of a store.
 pub struct Salvage {
-    store: Arc<BlockCache>,
+    cache: Arc<BlockCache>,
     dictionaries: Vec<Remains>,
     notes: Vec<String>,
     left_out: Vec<String>,
@@ -105,6 +105,6 @@ impl Salvage {
 
     /// The value of a tuple.
     pub fn value(&self, value: &SalvagedValue) -> Result<Bytes> {
-        Ok(self.store.read_value(&value.0)?)
+        Ok(self.cache.read_value(&value.0)?)
     }
 }

@@ -30,9 +30,9 @@ const PIECE: usize = 1 << 20;
 pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Result<Salvage> {
     let (zones, errors) = Zones::open_remains(device)?;
     let mut notes: Vec<String> = errors.into_iter().map(|e| Error::from(e).to_string()).collect();
-    let store = BlockCache::new(zones.clone(), CACHE);
+    let cache = BlockCache::new(zones.clone(), CACHE);
     let state = find_state(&zones, &mut notes, progress)?;
-    let (version, bound) = journal(&zones, &store, &state, &mut notes);
+    let (version, bound) = journal(&zones, &cache, &state, &mut notes);
     let mut dictionaries = Vec::new();
     for d in state.dictionaries.values().filter(|d| d.info.branch.is_empty()) {
         let mut sources = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
             .collect();
         runs.sort();
         for (_, id, bytes) in runs {
-            sources.push(match decode(&store, bytes) {
+            sources.push(match decode(&cache, bytes) {
                 Ok(run) => Source::Run(run),
                 Err(e) => {
                     notes.push(format!("run {} of dictionary {}: {e}", id.0, d.info.name));
@@ -71,7 +71,7 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
         left_out.push(format!("clone {name} is not brought out"));
     }
     Ok(Salvage {
-        store,
+        cache,
         dictionaries,
         notes,
         left_out,
@@ -79,9 +79,9 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
     })
 }
 
-fn decode(store: &Arc<BlockCache>, bytes: &Bytes) -> Result<Arc<Run>> {
+fn decode(cache: &Arc<BlockCache>, bytes: &Bytes) -> Result<Arc<Run>> {
     let mut rest = &bytes[..];
-    Ok(Run::decode_unpinned(store, &mut rest)?)
+    Ok(Run::decode_unpinned(cache, &mut rest)?)
 }
 
 /// The newest state that can be found.
@@ -188,7 +188,7 @@ struct Unbound {
 /// another what comes before its damage, and what comes behind that where its place is certain.
 fn journal(
     zones: &Arc<Zones>,
-    store: &Arc<BlockCache>,
+    cache: &Arc<BlockCache>,
     state: &State,
     notes: &mut Vec<String>,
 ) -> (Version, Unbound) {
@@ -200,12 +200,12 @@ fn journal(
         .collect();
     let mut replay = Replay {
         state,
-        store: store.clone(),
+        cache: cache.clone(),
         version: Version { trees, generation, came_with: 0 },
         next: state.start.seq + 1,
         unbound: Unbound::default(),
     };
-    let whole = read_journal(zones, store, state, &mut Recovery::default(), &mut |_| {});
+    let whole = read_journal(zones, cache, state, &mut Recovery::default(), &mut |_| {});
     let end = match &whole {
         Ok(journal) => journal.end,
         Err(e) => {
@@ -299,7 +299,7 @@ fn resume(
 
 struct Replay<'a> {
     state: &'a State,
-    store: Arc<BlockCache>,
+    cache: Arc<BlockCache>,
     version: Version,
     next: Seq,
     unbound: Unbound,
@@ -351,14 +351,14 @@ impl Replay<'_> {
         let mut runs = Vec::new();
         for (dict, roots) in bound.runs.iter().filter(|(dict, _)| self.state.takes(*dict, seq)) {
             let opened: Result<Vec<_>> =
-                roots.iter().map(|root| decode(&self.store, root)).collect();
+                roots.iter().map(|root| decode(&self.cache, root)).collect();
             match opened {
                 Ok(opened) => runs.push((*dict, opened)),
                 Err(_) => self.unbound.lost.push(*dict),
             }
         }
         self.version = self.version.sealed();
-        self.version.bind(&runs);
+        self.version.add_runs(&runs);
         Ok(())
     }
 }

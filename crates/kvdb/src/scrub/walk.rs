@@ -231,7 +231,7 @@ impl Database {
                 find(fault("journal", e));
             }
             for (dict, key, extent) in values {
-                if let Err(e) = self.store.check_value(&extent) {
+                if let Err(e) = self.cache.check_value(&extent) {
                     let mut fault = fault(
                         "journal",
                         format!("a value that it binds: {}", plain(&e.to_string())),

@@ -57,7 +57,7 @@ impl View {
         after: &View,
         dict_after: DictionaryId,
     ) -> Result<Difference> {
-        let inner = vt_tree::Difference::new(&self.store, self.side(dict), after.side(dict_after))?;
+        let inner = vt_tree::Difference::new(&self.cache, self.side(dict), after.side(dict_after))?;
         Ok(Difference {
             inner,
             before: Reader::new(self),

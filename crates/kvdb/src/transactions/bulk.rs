@@ -92,7 +92,7 @@ impl<'a> StoredTuple<'a> {
     pub fn value(&self) -> Result<Bytes> {
         match self.value {
             ValueRef::Inline(bytes, _) => Ok(Bytes::copy_from_slice(bytes)),
-            ValueRef::Extent(e) => read(&self.view.store, Value::Extent(e)),
+            ValueRef::Extent(e) => read(&self.view.cache, Value::Extent(e)),
         }
     }
 }
@@ -156,7 +156,7 @@ impl Transaction {
         Ok(Bulk {
             db: db.clone(),
             dict,
-            writer: RunWriter::new(&db.store, 0, &options),
+            writer: RunWriter::new(&db.cache, 0, &options),
             source: source.clone(),
             first: Vec::new(),
             last: Vec::new(),

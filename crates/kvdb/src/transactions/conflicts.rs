@@ -271,7 +271,7 @@ pub(super) fn reconcile(
             None => Merged::Conflict,
             Some(routine) => {
                 let mine = match write_set.get(dict, &key)? {
-                    Lookup::Found(_, value) => Some(read(&db.store, value)?),
+                    Lookup::Found(_, value) => Some(read(&db.cache, value)?),
                     Lookup::Deleted(_) | Lookup::Absent => None,
                 };
                 let (base, theirs) = (base.get(dict, &key)?, now.get(dict, &key)?);

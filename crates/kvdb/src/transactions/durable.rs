@@ -87,7 +87,7 @@ fn whole(db: &Database, changes: &Changes) -> Result<Changes> {
     let op = |op: &Op| -> Result<Op> {
         Ok(match op {
             Op::Put(key, value @ Value::Extent(_)) => {
-                Op::Put(key.clone(), Value::Inline(read(&db.store, value.clone())?))
+                Op::Put(key.clone(), Value::Inline(read(&db.cache, value.clone())?))
             }
             op => op.clone(),
         })

@@ -136,7 +136,7 @@ impl TransactionState {
                     db.zones
                         .sync()
                         .map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
-                    db.commits.bind_runs(&runs, || touched(&mine), owner, still)?
+                    db.commits.add_runs(&runs, || touched(&mine), owner, still)?
                 }
                 false => {
                     let (changes, deletes_only) = changes(&write_set)?;

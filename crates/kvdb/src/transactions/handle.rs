@@ -414,7 +414,7 @@ impl Transaction {
         let state = self.read()?;
         let Some(open) = &state.open else { return Ok(None) };
         match open.write_set.get(dict, key)? {
-            Lookup::Found(_, value) => return read(&self.group.db.store, value).map(Some),
+            Lookup::Found(_, value) => return read(&self.group.db.cache, value).map(Some),
             Lookup::Deleted(_) => return Ok(None),
             Lookup::Absent => {}
         }

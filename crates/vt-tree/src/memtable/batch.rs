@@ -20,7 +20,7 @@ enum BatchBody {
 struct BatchItem {
     key: (u32, u32),
     seq: Seq,
-    said: BatchBody,
+    body: BatchBody,
 }
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl Batch {
     #[inline]
     pub fn point(&mut self, state: &MemtableState, key: Place, seq: Seq, value: Place) {
         let key = self.add(state.arena.get(key));
-        let said = match value.as_kept() {
+        let body = match value.as_kept() {
             None if value == Place::DELETE => BatchBody::Delete,
             None => {
                 let (start, end) = self.add(state.arena.get(value));
@@ -64,13 +64,13 @@ impl Batch {
                 None => BatchBody::Delete,
             },
         };
-        self.slots.push(BatchItem { key, seq, said });
+        self.slots.push(BatchItem { key, seq, body });
     }
 
     pub fn range(&mut self, start: &[u8], end: &[u8], seq: Seq) {
         let key = self.add(start);
         let (from, to) = self.add(end);
-        self.slots.push(BatchItem { key, seq, said: BatchBody::DeleteRange(from, to) });
+        self.slots.push(BatchItem { key, seq, body: BatchBody::DeleteRange(from, to) });
     }
 
     /// Ends the batch. Items can be read from then on, and added only after `clear`.
@@ -90,7 +90,7 @@ impl Batch {
     pub fn item(&self, i: usize) -> Option<ItemRef<'_>> {
         let slot = self.slots.get(i)?;
         let at = |(start, end): (u32, u32)| &self.bytes[start as usize..end as usize];
-        let body = match &slot.said {
+        let body = match &slot.body {
             BatchBody::Small(start, end) => {
                 BodyRef::Put(ValueRef::Inline(at((*start, *end)), &self.bytes))
             }
