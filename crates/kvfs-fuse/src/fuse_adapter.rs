@@ -21,7 +21,8 @@ use crate::{control_directory, wire_ino};
 pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// The thread that brings the kernel's files up to the store; see [`FuseAdapter::ignore_setattr_of`].
+    /// The thread that brings the kernel's files up to the store; see
+    /// [`FuseAdapter::ignore_setattr_of`].
     notifier: AtomicU32,
     quiesce_barrier: QuiesceBarrier,
     /// Set once the mount is there.

@@ -2,8 +2,8 @@
 //! must be what is in the store, from the commit on, for every call.
 //!
 //! The mainline is frozen, so no call is under way. What is dirty is committed first, so that the
-//! database finds conflicts with it: a write to the mainline counts as made before the transaction's
-//! commit. Then the transaction commits, and of the inodes in memory
+//! database finds conflicts with it: a write to the mainline counts as made before the
+//! transaction's commit. Then the transaction commits, and of the inodes in memory
 //!
 //! - one that it changed is loaded again; what keeps positions of a listing valid stays, and learns
 //!   of names that went;
@@ -33,10 +33,10 @@ use kvdb::{Batch, Changed, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
+use crate::fs::superseded::ChangeTurn;
 use crate::fs::{Fs, largest_ino, stage_removal};
 use crate::inode::{Identity, Inode, State};
 use crate::layout::{self, ImapKey, Layout};
-use crate::superseded::ChangeTurn;
 
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;

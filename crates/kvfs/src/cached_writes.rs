@@ -72,8 +72,9 @@ impl Fs {
         self.write_in_call(ino, end, data, hints)
     }
 
-    /// Writes a page out of a cache. While caches are still being told of a change of the view, only
-    /// bytes that differ from the page before that change are written. (Under the freeze lock.)
+    /// Writes a page out of a cache. While caches are still being told of a change of the view,
+    /// only bytes that differ from the page before that change are written. (Under the freeze
+    /// lock.)
     pub(crate) fn write_changed_bytes(
         &self,
         ino: Ino,

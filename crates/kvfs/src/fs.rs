@@ -1,5 +1,7 @@
 //! The file system itself: opening, closing, and what every call begins with.
 
+pub(crate) mod superseded;
+
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -14,12 +16,12 @@ use crate::attr::{Attr, FileKind, Ino, ROOT, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::freeze_lock::{CallGuard, FreezeLock};
+use crate::fs::superseded::Superseded;
 use crate::inode::{Inode, State};
 use crate::inode_allocator::{INO_LIMIT, InodeAllocator};
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::lost::Lost;
-use crate::superseded::Superseded;
 use crate::ticker::Ticker;
 
 /// What a read does to the access time.

@@ -11,7 +11,8 @@
 //!    that directories need no order among themselves;
 //! 2. `state` of directories;
 //! 3. `state` of other inodes, by ascending number;
-//! 4. leaves, never held while taking another: a shard of the inode cache, the dirty queue, `listing`.
+//! 4. leaves, never held while taking another: a shard of the inode cache, the dirty queue,
+//!    `listing`.
 //!
 //! Commits happen under the locks of the inodes they write, so that the store sees the states of an
 //! inode in their order. Waiting for the disk (`Kvdb::sync`) happens under no lock.
@@ -28,8 +29,8 @@ use crate::listing::Listing;
 
 pub(crate) struct Inode {
     pub ino: Ino,
-    /// References that the kernel holds. Added to under `state` (shared is enough), so that an unlink
-    /// sees all of them.
+    /// References that the kernel holds. Added to under `state` (shared is enough), so that an
+    /// unlink sees all of them.
     pub references: AtomicU64,
     pub state: RwLock<State>,
     /// Of a directory that was listed: what keeps positions valid.

@@ -1,8 +1,8 @@
 //! KVFS: a POSIX file system on kvdb.
 //!
-//! [`Fs`] has one method for each call of a file system; an adapter above (FUSE, say) translates and
-//! nothing else. Permission checks are left to the kernel. How things are stored is the business of
-//! the `layout` module alone, and described in `docs/format.md`.
+//! [`Fs`] has one method for each call of a file system; an adapter above (FUSE, say) translates
+//! and nothing else. Permission checks are left to the kernel. How things are stored is the
+//! business of the `layout` module alone, and described in `docs/format.md`.
 //!
 //! - Calls: `namespace`, `rename`, `directory`, `data`, `attributes`, `xattr`, `allocate`,
 //!   `reflink`. Every call begins in `fs`, `freeze_lock` and `locks`.
@@ -52,7 +52,6 @@ mod repair;
 mod salvage;
 mod snapshots;
 mod statfs;
-mod superseded;
 mod ticker;
 mod verify;
 mod views;

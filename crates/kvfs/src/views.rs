@@ -36,8 +36,9 @@
 //! 3. what waits in the view's memory goes into the transaction; what its users have unlinked and
 //!    still hold open goes;
 //! 4. it is this change's turn (`superseded`); the mainline is frozen; what waits there is
-//!    committed, and the state before is kept; the transaction commits, or finds a conflict; the inodes in memory are brought up to it (`apply_commit` lists the cases);
-//!    the mainline is thawed;
+//!    committed, and the state before is kept; the transaction commits, or finds a conflict; the
+//!    inodes in memory are brought up to it (`apply_commit` lists the cases); the mainline is
+//!    thawed;
 //! 5. the watchers are told what changed, so that programs which have these directories and files
 //!    open see it, and that the view is over: later calls in it get ESTALE. The turn ends, and
 //!    `commit` returns.
@@ -65,9 +66,9 @@ use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::difference::{FileChange, difference_in};
 use crate::error::{Error, Result};
+use crate::fs::superseded::ChangeTurn;
 use crate::fs::{Fs, FsOptions};
 use crate::merge;
-use crate::superseded::ChangeTurn;
 use crate::ticker::Ticker;
 
 mod retired;

@@ -63,8 +63,8 @@ pub(crate) fn zones_for(cost: u64) -> usize {
     cost.div_ceil(ZONE_SIZE - LONGEST) as usize
 }
 
-/// Memory that values are copied into. ValueBuffers are used again once nothing refers to them: memory
-/// from the system costs more than the copy.
+/// Memory that values are copied into. ValueBuffers are used again once nothing refers to them:
+/// memory from the system costs more than the copy.
 #[derive(Default)]
 pub(crate) struct ValueBuffers {
     filling: BytesMut,

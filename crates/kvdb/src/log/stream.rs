@@ -49,8 +49,8 @@ pub(crate) struct StreamReader<'a> {
     first: bool,
     synced: u64,
     window: Window,
-    /// ValueBuffers of which one of two copies is unreadable: device address of the copy, position of the
-    /// chunk.
+    /// ValueBuffers of which one of two copies is unreadable: device address of the copy, position
+    /// of the chunk.
     damaged: Vec<(u64, u64)>,
     /// Position of the chunk read last.
     last: u64,
@@ -246,8 +246,8 @@ impl<'a> StreamReader<'a> {
         Ok(None)
     }
 
-    /// ValueBuffers of which one copy is unreadable, for a check: device addresses. `closed`: also the
-    /// last one, which a crash can leave so.
+    /// ValueBuffers of which one copy is unreadable, for a check: device addresses. `closed`: also
+    /// the last one, which a crash can leave so.
     pub(crate) fn damaged(&self, closed: bool) -> Vec<u64> {
         self.damaged
             .iter()

@@ -158,7 +158,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         4 | 5 => {
             let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)]);
             if w.random.one_in(3) {
-                w.call("Scope::commit");
+                w.call("Scope::apply");
                 w.call("Scope::writable");
                 let scope = Scope::Transaction(t);
                 assert!(scope.writable());

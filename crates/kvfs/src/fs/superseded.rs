@@ -50,7 +50,8 @@ pub(crate) struct ChangeTurn<'a> {
 }
 
 impl Superseded {
-    /// Waits until the previous change has ended. Call without a lock that a call of the view takes.
+    /// Waits until the previous change has ended. Call without a lock that a call of the view
+    /// takes.
     pub fn turn(&self) -> ChangeTurn<'_> {
         ChangeTurn { superseded: self, _turn: self.turn.lock() }
     }
