@@ -115,9 +115,9 @@ syscalls: build
 ## make bench-files  KVFS beside ext4, btrfs, xfs, bindfs, JuiceFS, AgentFS and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression, FILES_OPTIONS)
 ROUNDS ?= 7
 bench-files: build
-	$(CARGO) build --release --quiet --package kvfs-fuse --example memory_mount
+	$(CARGO) build --release --quiet --package measure --bin memory_mount
 	rm -f docs/bench/files.jsonl
-	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/examples/memory_mount --rounds $(ROUNDS) --cases "$(CASES)" $(FILES_OPTIONS) \
+	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/memory_mount --rounds $(ROUNDS) --cases "$(CASES)" $(FILES_OPTIONS) \
 		--record docs/bench/files.jsonl --out docs/bench/files.md
 
 ## make bench-kv     kvdb beside RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
@@ -127,7 +127,7 @@ bench-kv: setup
 ## make bench-transactions  builds, files with keys, snapshots, clones and differences beside the same without (docs/bench/transactions.md)
 STAGES_OF_TRANSACTIONS ?= build build ends four four four serial serial serial together latency library many
 bench-transactions: build
-	$(CARGO) build --release --package kvfs --example views
+	$(CARGO) build --release --package measure --bin kvfs_views
 	rm -f docs/bench/transactions.jsonl
 	for stage in $(STAGES_OF_TRANSACTIONS); do python3 scripts/bench_transactions.py $$stage || exit 1; done
 	python3 scripts/bench_transactions.py report

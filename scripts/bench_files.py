@@ -41,7 +41,7 @@ SIZES = ("files", "mib", "tree", "large_tree", "filebench_seconds")
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--kvfs", default="target/release/kvfs", help="the kvfs program, a release build")
-    p.add_argument("--memory", help="the example memory_mount of kvfs-fuse, a release build: the ceiling of the transport")
+    p.add_argument("--memory", help="the program memory_mount of bench/measure, a release build: the ceiling of the transport")
     p.add_argument("--filebench", help="filebench (default: one that is installed)")
     p.add_argument("--restated", action="store_true", help="its personalities as scripts/bench_personalities.py states them, even so")
     p.add_argument("--record", help="measure, and append to this file")

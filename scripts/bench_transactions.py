@@ -444,7 +444,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("stages", nargs="+", choices=[*STAGES, "report"], metavar="STAGE")
     p.add_argument("--kvfs", default="target/release/kvfs")
-    p.add_argument("--example", default="target/release/examples/views", help="the library's example")
+    p.add_argument("--example", default="target/release/kvfs_views", help="the library's example")
     p.add_argument("--results", default="docs/bench/transactions.jsonl")
     p.add_argument("--out", default="docs/bench/transactions.md")
     p.add_argument("--rounds", type=int, default=3)

@@ -18,8 +18,8 @@ if [ "$free" -lt $((3 * MIB + 1024)) ]; then
     echo "$((3 * MIB + 1024)) MiB of disk are needed, $free are free: set MIB, or FILE to somewhere else" >&2
     exit 1
 fi
-cargo build --release --quiet --package kvdb --example defragment
-program=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/release/examples/defragment
+cargo build --release --quiet --package measure --bin kvdb_defragment
+program=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/release/kvdb_defragment
 trap 'rm -f "$FILE"' EXIT
 
 mkdir -p "$OUT"
@@ -37,7 +37,7 @@ rows = [json.loads(line) for line in open(sys.argv[1])]
 model = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "?")
 print(f"""# Defragmentation at size
 
-`make bench-defrag` (`scripts/defrag.sh`, `crates/kvdb/examples/defragment.rs`) · {os.cpu_count()} cores ({model}), Linux {os.uname().release}
+`make bench-defrag` (`scripts/defrag.sh`, `bench/measure/src/bin/kvdb_defragment.rs`) · {os.cpu_count()} cores ({model}), Linux {os.uname().release}
 
 The run of VT-tree §4.4: a file server that only writes, as tuples of 4 KiB. Files are created (32 pages), appended to (1 to 8 pages), overwritten at random
 places and deleted, with nothing defragmented meanwhile. Then the store is compacted, for what is dead is known once what hides it has been merged with

@@ -270,6 +270,6 @@ def make(name, work, size, kvfs, memory):
         return PEERS[name](name, work, size, program)
     if name in MEMORY:
         if not memory:
-            raise OSError("give --memory, the example memory_mount of kvfs-fuse")
+            raise OSError("give --memory, the program memory_mount of bench/measure")
         return Memory(name, work, size, memory, MEMORY[name])
     return Kvfs(name, work, size, kvfs, OPTIONS[name])

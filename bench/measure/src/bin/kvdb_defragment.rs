@@ -1,5 +1,5 @@
-//! Defragmentation at size, the run of VT-tree §4.4: `cargo run --release -p kvdb --example
-//! defragment -- FILE [MiB [threshold]]`. `scripts/defrag.sh` runs it for several thresholds.
+//! Defragmentation at size, the run of VT-tree §4.4: `cargo run --release -p measure --bin
+//! kvdb_defragment -- FILE [MiB [threshold]]`. `scripts/defrag.sh` runs it for several thresholds.
 //!
 //! Files of 4 KiB pages are created, appended to, overwritten in places and deleted, until twice
 //! MiB were written and about MiB are left; nothing is defragmented meanwhile. Then it is

@@ -2,9 +2,7 @@
 //! noise, written by a flush, read by a scan and by gets with nothing cached. Times are processor
 //! times; the device is in memory.
 //!
-//! `cargo run --release -p vt-tree --example compression [items]`
-
-mod measure;
+//! `cargo run --release -p measure --bin vt_tree_compression [items]`
 
 use std::sync::Arc;
 

@@ -1,9 +1,7 @@
 //! The cost of a flush of a memtable, and of a merge of two runs: keys of 16 bytes, values of 64, a
 //! device in memory. Times are processor times, so that other programs on the machine count little.
 //!
-//! `cargo run --release -p vt-tree --example flush [items] [rounds]`
-
-mod measure;
+//! `cargo run --release -p measure --bin vt_tree_flush [items] [rounds]`
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! What the shape of the tree and the stitching threshold cost, counted: loads a store on a file,
 //! lets it settle, scans it.
 //!
-//! `cargo run --release -p kvdb --example shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD one
-//! of `sequential`, `random`, `append`, `overwrite` (random, four times), `wdw` (write, delete
+//! `cargo run --release -p measure --bin kvdb_shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD
+//! one of `sequential`, `random`, `append`, `overwrite` (random, four times), `wdw` (write, delete
 //! half, write again). Names: `threads`, `stitch_at` (bytes, `max`, `adaptive`), `ranges`, `memory`
 //! (MiB), and any shape option. One line of JSON.
 

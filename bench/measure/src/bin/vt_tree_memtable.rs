@@ -2,9 +2,8 @@
 //! process: keys of 16 bytes, values of 64. Times are processor times, so that other programs on
 //! the machine count little.
 //!
-//! `cargo run --release -p vt-tree --example memtable [random|sequential|append] [items] [rounds]`
-
-mod measure;
+//! `cargo run --release -p measure --bin vt_tree_memtable [random|sequential|append] [items]
+//! [rounds]`
 
 use std::collections::BTreeMap;
 

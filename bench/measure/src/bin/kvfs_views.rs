@@ -1,5 +1,5 @@
 //! What transactions over files and keys cost in the library, without a mount:
-//! `cargo run --release -p kvfs --example views -- STORE WHAT`, where what is one of
+//! `cargo run --release -p measure --bin kvfs_views -- STORE WHAT`, where what is one of
 //!
 //! - `fill N`: makes N files of 100 bytes, 100 in a directory;
 //! - `together CLIENTS SECONDS`: a file of 4 KiB and its key in one synced transaction, over and

@@ -1,5 +1,5 @@
 //! What snapshots, clones and differences cost:
-//! `cargo run --release -p kvdb --example snapshots -- FILE`, which is overwritten.
+//! `cargo run --release -p measure --bin kvdb_snapshots -- FILE`, which is overwritten.
 //!
 //! The same at 1,000 and at 500,000 keys (16 B, values of 100 B): a snapshot of what is in memory
 //! and one of what is in runs, a clone, a drop, a rollback, and the difference after ten changes.

@@ -1,5 +1,5 @@
-//! What the examples that measure share: numbers to make keys of, and the time that a thread has
-//! been running.
+//! Programs that measure what the library costs, one for each question (`src/bin`). They share
+//! numbers to make keys of, and the time that a thread has been running.
 
 /// A number that looks random, another one for each `i`.
 pub fn mix(i: u64) -> u64 {

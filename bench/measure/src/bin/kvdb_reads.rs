@@ -1,6 +1,6 @@
-//! Reading, measured: `cargo run --release -p kvdb --example reads -- FILE [MiB [memory MiB [value
-//! bytes [threshold]]]]`. Loads tuples in random key order, opens the store again, and reads it
-//! cold (the host's cache dropped) and warm, with what that cost on the device.
+//! Reading, measured: `cargo run --release -p measure --bin kvdb_reads -- FILE [MiB [memory MiB
+//! [value bytes [threshold]]]]`. Loads tuples in random key order, opens the store again, and reads
+//! it cold (the host's cache dropped) and warm, with what that cost on the device.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! What transactions cost: `cargo run --release -p kvdb --example transactions -- FILE [what…]`,
-//! where what is any of `latency` (begin, commit and abort beside the size of the store), `large`
-//! (a transaction of 2 GiB under 256 MiB of memory), `partitioned` (writers on keys of their own,
-//! in transactions and on the mainline) and `many` (reads beside open transactions).
+//! What transactions cost: `cargo run --release -p measure --bin kvdb_transactions -- FILE
+//! [what…]`, where what is any of `latency` (begin, commit and abort beside the size of the store),
+//! `large` (a transaction of 2 GiB under 256 MiB of memory), `partitioned` (writers on keys of
+//! their own, in transactions and on the mainline) and `many` (reads beside open transactions).
 
 use std::path::Path;
 use std::sync::Arc;

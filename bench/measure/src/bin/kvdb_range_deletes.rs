@@ -1,5 +1,5 @@
-//! What a million range deletes do to reads: `cargo run --release -p kvdb --example range_deletes
-//! -- [tombstones [FILE]]`.
+//! What a million range deletes do to reads: `cargo run --release -p measure --bin
+//! kvdb_range_deletes -- [tombstones [FILE]]`.
 //!
 //! A store of twice as many tuples as tombstones (16 B keys, 64 B values) is read, then the
 //! tombstones are committed one by one, then it is read again: with them in memory, in runs above

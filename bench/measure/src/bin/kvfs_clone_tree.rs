@@ -1,5 +1,5 @@
 //! How long a copy of a tree by reference takes, beside `cp -a` of the same tree on the file system
-//! that the store lies on: `cargo run --release -p kvfs --example clone_tree -- FILE [files
+//! that the store lies on: `cargo run --release -p measure --bin kvfs_clone_tree -- FILE [files
 //! [rounds]]`. Both in turn, round by round.
 
 use std::path::Path;
