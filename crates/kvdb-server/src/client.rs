@@ -12,6 +12,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use kvdb::Kvdb;
 
+use crate::commands;
 use crate::conversation::Conversation;
 use crate::limits::Limits;
 use crate::output::Sink;
@@ -64,7 +65,14 @@ impl Client {
 
     /// Talks to `db` in this process.
     pub fn local(db: Kvdb) -> Client {
-        Client::of(Arc::new(Shared::new(db, Limits::default(), None, false, None)))
+        Client::of(Arc::new(Shared::new(
+            db,
+            Limits::default(),
+            None,
+            false,
+            None,
+            commands::metrics(),
+        )))
     }
 
     /// One of several clients in this process.

@@ -1,15 +1,17 @@
 //! The table of commands: name, number of arguments, what it does to whom. One file for each family
 //! of handlers.
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
+use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
 mod connection;
 mod defrag;
+mod dispatch;
 mod keys;
-pub mod multi;
+mod multi;
 mod numbers;
 mod ranges;
 mod scan;
@@ -19,6 +21,9 @@ mod snapshot;
 mod strings;
 mod tree;
 mod txn;
+
+pub use dispatch::run;
+use dispatch::run_one;
 
 pub struct Command {
     /// In lower case.
@@ -203,6 +208,15 @@ pub fn find(name: &[u8]) -> Option<usize> {
     lower.copy_from_slice(name);
     lower.make_ascii_lowercase();
     COMMANDS.binary_search_by(|c| c.name.as_bytes().cmp(lower)).ok()
+}
+
+/// Counters for all commands of the table.
+pub fn metrics() -> Metrics {
+    Metrics::new(COMMANDS.iter().map(|command| command.name))
+}
+
+fn wrong_arity(name: &str) -> Failure {
+    Failure::request(format!("wrong number of arguments for '{name}' command"))
 }
 
 /// `true` when `arg` is the option `name`, in any case.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::commands;
 use crate::output::{Output, Sink};
 use crate::request::{Parser, Progress};
 use crate::session::{Session, Shared};
@@ -78,7 +79,7 @@ impl Conversation {
                 Ok(Progress::More) => break,
                 Ok(Progress::Empty(len)) => at += len,
                 Ok(Progress::Request(len)) => {
-                    self.session.run(self.parser.arguments(bytes), &mut self.out);
+                    commands::run(&mut self.session, self.parser.arguments(bytes), &mut self.out);
                     at += len;
                     self.out.relieve();
                     open = !self.session.closing && !self.out.is_broken();
@@ -143,7 +144,14 @@ mod tests {
             ..Limits::default()
         };
         let password = needs_password.then(|| "secret".to_string());
-        let shared = Arc::new(Shared::new(Kvdb::in_memory(), limits, password, false, None));
+        let shared = Arc::new(Shared::new(
+            Kvdb::in_memory(),
+            limits,
+            password,
+            false,
+            None,
+            commands::metrics(),
+        ));
         let sent = Arc::new(Mutex::new(Vec::new()));
         let mut conversation = Conversation::new(
             shared.clone(),

@@ -9,7 +9,7 @@
 //! `TXN` begins, joins and ends transactions of the store; `MULTI` and `WATCH` are Redis' own.
 //!
 //! From bytes to bytes: `socket` and `server` accept, `conversation` holds a client's buffer,
-//! `request` finds the commands in it, `session` admits them, `commands` runs them, `output`
+//! `request` finds the commands in it, `commands` admits and runs them in a `session`, `output`
 //! gathers the replies.
 
 mod client;

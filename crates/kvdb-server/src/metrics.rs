@@ -4,8 +4,6 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::commands::COMMANDS;
-
 #[derive(Default)]
 pub struct CommandCounters {
     pub calls: AtomicU64,
@@ -23,12 +21,13 @@ pub struct Metrics {
     pub protocol_errors: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
-    /// One for each entry of `COMMANDS`, in its order.
-    by_command: Box<[CommandCounters]>,
+    /// Each command's name and its counters, in the order of the table of commands.
+    by_command: Box<[(&'static str, CommandCounters)]>,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
+impl Metrics {
+    /// Zeros, with counters for the commands of these names.
+    pub fn new(commands: impl Iterator<Item = &'static str>) -> Self {
         Metrics {
             started: Instant::now(),
             connected: AtomicU64::new(0),
@@ -39,15 +38,13 @@ impl Default for Metrics {
             protocol_errors: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
-            by_command: COMMANDS.iter().map(|_| CommandCounters::default()).collect(),
+            by_command: commands.map(|name| (name, CommandCounters::default())).collect(),
         }
     }
-}
 
-impl Metrics {
     pub fn count(&self, command: usize, took: Duration, ok: bool) {
         self.commands.fetch_add(1, Relaxed);
-        if let Some(c) = self.by_command.get(command) {
+        if let Some((_, c)) = self.by_command.get(command) {
             c.calls.fetch_add(1, Relaxed);
             c.micros.fetch_add(took.as_micros() as u64, Relaxed);
             if !ok {
@@ -68,7 +65,7 @@ impl Metrics {
         ] {
             counter.store(0, Relaxed);
         }
-        for c in &self.by_command {
+        for (_, c) in &self.by_command {
             for counter in [&c.calls, &c.failed, &c.micros] {
                 counter.store(0, Relaxed);
             }
@@ -77,10 +74,9 @@ impl Metrics {
 
     /// (name, calls, failed, microseconds) of each command that was called.
     pub fn called(&self) -> impl Iterator<Item = (&'static str, u64, u64, u64)> {
-        COMMANDS.iter().zip(&self.by_command).filter_map(|(command, c)| {
+        self.by_command.iter().filter_map(|(name, c)| {
             let calls = c.calls.load(Relaxed);
-            (calls > 0)
-                .then(|| (command.name, calls, c.failed.load(Relaxed), c.micros.load(Relaxed)))
+            (calls > 0).then(|| (*name, calls, c.failed.load(Relaxed), c.micros.load(Relaxed)))
         })
     }
 

@@ -13,6 +13,7 @@ use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use zones::MemoryDevice;
 
 use crate::client::{Client, Reply};
+use crate::commands;
 use crate::limits::Limits;
 use crate::session::Shared;
 
@@ -206,7 +207,8 @@ fn clients(seed: u64) -> Raised {
     let options = CreateOptions { open, ..CreateOptions::default() };
     let db =
         Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
-    let shared = Arc::new(Shared::new(db, Limits::default(), None, false, None));
+    let shared =
+        Arc::new(Shared::new(db, Limits::default(), None, false, None, commands::metrics()));
     let threads: Vec<_> = (0..CLIENTS)
         .map(|id| {
             let random = Random::new(seed.wrapping_mul(CLIENTS).wrapping_add(id));

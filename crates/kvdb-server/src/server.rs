@@ -18,6 +18,7 @@ use kvdb::Kvdb;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
+use crate::commands;
 use crate::conversation::Conversation;
 use crate::error::Error;
 use crate::limits::Limits;
@@ -142,8 +143,14 @@ impl Server {
         if options.tcp.is_some() && options.password.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoPassword);
         }
-        let mut shared =
-            Shared::new(db, options.limits, options.password, options.durable, options.info);
+        let mut shared = Shared::new(
+            db,
+            options.limits,
+            options.password,
+            options.durable,
+            options.info,
+            commands::metrics(),
+        );
         shared.describe = options.describe;
         if let Some(transactions) = options.transactions {
             shared.transactions = transactions;

@@ -1,9 +1,8 @@
-//! One client's state, and the way of a command from its name to its handler.
+//! The state of one client, and what its commands use of it: the store, a transaction, locks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::time::Instant;
 
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
@@ -12,17 +11,21 @@ use kvdb::{
     TransactionId, TransactionOptions, View,
 };
 
-use crate::commands::multi::{Counted, Queue, TRIES, Watch};
-use crate::commands::{self, COMMANDS, Command, InMulti};
 use crate::cursors::Cursors;
 use crate::dictionaries::{self, Place, Selected};
 use crate::failure::{Failure, Outcome};
 use crate::limits::Limits;
 use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
-use crate::output::{Budget, Output};
-use crate::request::Arguments;
+use crate::output::Budget;
 use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Walking};
+
+pub mod multi;
+
+use multi::{Counted, Queue, Watch};
+
+/// How often a change is tried again after a conflict.
+pub const TRIES: usize = 64;
 
 /// Gives what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
@@ -66,6 +69,7 @@ impl Shared {
         password: Option<String>,
         durable: bool,
         info: Option<InfoSource>,
+        metrics: Metrics,
     ) -> Self {
         Shared {
             transactions: Arc::new(db.clone()),
@@ -83,7 +87,7 @@ impl Shared {
             socket: String::new(),
             tcp: None,
             locks: KeyLocks::default(),
-            metrics: Metrics::default(),
+            metrics,
             next_client: AtomicU64::new(1),
             request_bytes: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
@@ -381,74 +385,6 @@ impl Session {
     pub fn check_stopping(&self) -> Outcome {
         if self.shared.stopping.load(Relaxed) { Err(Failure::STOPPING) } else { Ok(()) }
     }
-
-    /// Runs one request and writes its one reply.
-    pub fn run(&mut self, args: Arguments<'_>, out: &mut Output) {
-        let Some(index) = commands::find(args.at(0)) else {
-            self.shared.metrics.unknown.fetch_add(1, Relaxed);
-            self.shared.metrics.commands.fetch_add(1, Relaxed);
-            let failure = if self.authenticated { unknown(args) } else { NOAUTH };
-            self.spoil();
-            return out.error(&failure.to_string());
-        };
-        let command = &COMMANDS[index];
-        let position = out.position();
-        if self.queue.is_some() && command.in_multi != InMulti::AtOnce {
-            match self
-                .admit(command, args)
-                .and_then(|()| commands::multi::queue(self, command, args))
-            {
-                Ok(()) => out.status("QUEUED"),
-                Err(failure) => {
-                    self.spoil();
-                    out.error(&failure.to_string());
-                }
-            }
-            return;
-        }
-        let done = self.run_one(index, args, out);
-        if done && command.writes && self.durable && self.inside().is_none() {
-            out.hold(position);
-        }
-    }
-
-    /// Runs the command at `index` of the table and writes its one reply; `false`: that is an
-    /// error.
-    pub fn run_one(&mut self, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
-        let started = Instant::now();
-        let command = &COMMANDS[index];
-        let outcome = self.admit(command, args).and_then(|()| (command.run)(self, args, out));
-        if let Err(failure) = &outcome {
-            out.error(&failure.to_string());
-        }
-        self.shared.metrics.count(index, started.elapsed(), outcome.is_ok());
-        let done = outcome.is_ok();
-        if self.executing.is_some() {
-            self.stopped = outcome.err().filter(Failure::is_of_the_store);
-        }
-        done
-    }
-
-    /// What is queued must not be run: one of its commands was refused.
-    fn spoil(&mut self) {
-        if let Some(queue) = &mut self.queue {
-            queue.spoil();
-        }
-    }
-
-    fn admit(&self, command: &Command, args: Arguments<'_>) -> Outcome {
-        if !self.authenticated && !command.open {
-            return Err(NOAUTH);
-        }
-        let wanted = command.arity.unsigned_abs() as usize;
-        if matches!(self.place, Place::Snapshot(_))
-            && (command.writes || matches!(command.name, "multi" | "watch"))
-        {
-            return Err(SNAPSHOT);
-        }
-        let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
-        if fits { Ok(()) } else { Err(wrong_arity(command.name)) }
-    }
 }
 
 impl Drop for Session {
@@ -457,28 +393,7 @@ impl Drop for Session {
     }
 }
 
-pub const NOAUTH: Failure =
-    Failure::Coded(std::borrow::Cow::Borrowed("NOAUTH Authentication required."));
-
 /// What cannot be where nothing changes.
-const SNAPSHOT: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
+pub const SNAPSHOT: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
     "READONLY a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it",
 ));
-
-pub fn wrong_arity(name: &str) -> Failure {
-    Failure::request(format!("wrong number of arguments for '{name}' command"))
-}
-
-fn unknown(args: Arguments<'_>) -> Failure {
-    let mut shown = String::new();
-    for arg in args.from(1) {
-        if shown.len() >= 128 {
-            break;
-        }
-        let arg = &arg[..arg.len().min(128 - shown.len())];
-        shown.push_str(&format!("'{}' ", String::from_utf8_lossy(arg)));
-    }
-    let name = args.at(0);
-    let name = String::from_utf8_lossy(&name[..name.len().min(128)]).into_owned();
-    Failure::request(format!("unknown command '{name}', with args beginning with: {shown}"))
-}

@@ -24,11 +24,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         &["background", "db", "scrub", "snapshots", "transactions"],
         "background work, snapshots and transactions are methods of the `Database` that wires all parts",
     ),
-    (
-        "kvdb-server",
-        &["commands", "metrics", "session", "walk"],
-        "commands are methods of the session that runs them",
-    ),
 ];
 
 type Name = String;

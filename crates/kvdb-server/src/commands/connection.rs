@@ -1,11 +1,11 @@
 //! Commands on the connection itself: who is it, which protocol, which dictionary.
 
-use super::is;
+use super::{is, wrong_arity};
 use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::session::{Session, wrong_arity};
+use crate::session::Session;
 
 const WRONGPASS: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
     "WRONGPASS invalid username-password pair or user is disabled.",

@@ -13,95 +13,25 @@
 //! the very moment at which it commits, and nothing can come between. What the commands read is a
 //! part of what that commit depends on as well; `EXEC` is as if it ran alone.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use kvdb::{DictionaryId, Durability, Isolation, Transaction, TransactionOptions, View};
+use kvdb::{Durability, TransactionOptions};
 
-use super::{COMMANDS, Command, InMulti, find, is};
+use super::{COMMANDS, Command, InMulti, find, is, run_one};
 use crate::failure::{Failure, Outcome};
 use crate::locks::Held;
 use crate::output::Output;
-use crate::request::{Arguments, Request};
-use crate::session::{Executing, Session, Shared};
-
-/// How often commands are run again when others have come between.
-pub const TRIES: usize = 64;
-
-/// What is gathered between `MULTI` and `EXEC`.
-pub struct Queue {
-    shared: Arc<Shared>,
-    requests: Vec<Request>,
-    bytes: usize,
-    /// A command was refused, so none is run.
-    spoilt: bool,
-}
-
-impl Queue {
-    pub fn spoil(&mut self) {
-        self.spoilt = true;
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        self.shared.request_bytes.fetch_sub(self.bytes, Relaxed);
-    }
-}
-
-/// Keys that must not have changed for `EXEC` to run.
-pub enum Watch {
-    /// Of the store: a transaction that depends on them.
-    Store(Transaction),
-    /// Of a joined transaction: as they were in it.
-    Joined { before: View, keys: Vec<(DictionaryId, Bytes)> },
-}
-
-/// What a watched key takes beside its bytes, about.
-const WATCHED: usize = 256;
-
-/// A `WATCH` in force, as the server counts it.
-pub struct Counted {
-    shared: Arc<Shared>,
-    bytes: usize,
-}
-
-impl Counted {
-    fn new(shared: &Arc<Shared>) -> Result<Self, Failure> {
-        let (most, all) = (shared.limits.watches, shared.watches.fetch_add(1, Relaxed) + 1);
-        let counted = Counted { shared: shared.clone(), bytes: 0 };
-        if all > most {
-            return Err(Failure::Limit(format!(
-                "{most} WATCH are in force, of all connections: EXEC, UNWATCH or close some"
-            )));
-        }
-        Ok(counted)
-    }
-    fn add(&mut self, bytes: usize) -> Outcome {
-        self.bytes += bytes;
-        if self.shared.request_bytes.fetch_add(bytes, Relaxed) + bytes > self.shared.limits.requests
-        {
-            return Err(Failure::Limit("too many large requests at once; try again later".into()));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.shared.request_bytes.fetch_sub(self.bytes, Relaxed);
-        self.shared.watches.fetch_sub(1, Relaxed);
-    }
-}
+use crate::request::Arguments;
+use crate::session::multi::{Counted, Queue, WATCHED, Watch, is_over};
+use crate::session::{Executing, Session, Shared, TRIES};
 
 pub fn multi(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     if s.queue.is_some() {
         return Err(Failure::request("MULTI calls can not be nested"));
     }
-    s.queue =
-        Some(Queue { shared: s.shared.clone(), requests: Vec::new(), bytes: 0, spoilt: false });
+    s.queue = Some(Queue::new(&s.shared));
     out.ok();
     Ok(())
 }
@@ -259,7 +189,7 @@ fn attempt(
     for request in &queue.requests {
         let args = request.arguments();
         match find(args.at(0)) {
-            Some(index) => drop(s.run_one(index, args, out)),
+            Some(index) => drop(run_one(s, index, args, out)),
             None => out.error("ERR unknown command"),
         }
         if let Some(failure) = s.stopped.take() {
@@ -308,33 +238,4 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
         Some(dict) => shared.locks.keys(dict, keys.into_iter()),
         None => Held::Already,
     })
-}
-
-/// A `WATCH` that was kept for too long is over; nobody knows then whether something has changed.
-fn is_over(error: &kvdb::Error) -> bool {
-    matches!(error, kvdb::Error::Locked(_) | kvdb::Error::NoTransaction(_))
-}
-
-impl Watch {
-    /// Whether a key has changed, as `now` sees it.
-    fn is_broken(&self, now: &Transaction) -> Result<bool, Failure> {
-        match self {
-            Watch::Store(watch) => match watch.is_outdated() {
-                Err(error) if is_over(&error) => Ok(true),
-                outdated => Ok(outdated?),
-            },
-            Watch::Joined { before, keys } => {
-                let after = now.view()?;
-                for (dict, key) in keys {
-                    if now.isolation() == Isolation::Serializable {
-                        now.lock_key(*dict, key, false)?;
-                    }
-                    if before.get(*dict, key)? != after.get(*dict, key)? {
-                        return Ok(true);
-                    }
-                }
-                Ok(false)
-            }
-        }
-    }
 }

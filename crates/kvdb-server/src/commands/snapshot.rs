@@ -77,7 +77,7 @@ fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -
         return Err(Failure::request("a command on keys is wanted behind the name"));
     }
     let before = (std::mem::replace(&mut s.place, place), s.joined.take());
-    s.run(args.behind(3), out);
+    super::run(s, args.behind(3), out);
     (s.place, s.joined) = before;
     Ok(())
 }

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use kvdb::Batch;
 
-use super::is;
+use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::session::{Session, wrong_arity};
+use crate::session::Session;
 
 pub fn get(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let value = read(s, args.at(1))?;

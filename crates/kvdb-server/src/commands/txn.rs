@@ -8,12 +8,12 @@ use kvdb::{
     TransactionOptions,
 };
 
-use super::is;
+use super::{is, wrong_arity};
 use crate::dictionaries;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::session::{Session, wrong_arity};
+use crate::session::Session;
 use crate::transactions::FileChange;
 
 pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED] | JOIN id | LEAVE | \

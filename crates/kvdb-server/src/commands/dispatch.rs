@@ -1,0 +1,92 @@
+//! The way of a command from its name to its handler.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use super::{COMMANDS, Command, InMulti, find, multi, wrong_arity};
+use crate::dictionaries::Place;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::{SNAPSHOT, Session};
+
+/// Runs one request and writes its one reply.
+pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
+    let Some(index) = find(args.at(0)) else {
+        s.shared.metrics.unknown.fetch_add(1, Relaxed);
+        s.shared.metrics.commands.fetch_add(1, Relaxed);
+        let failure = if s.authenticated { unknown(args) } else { NOAUTH };
+        spoil(s);
+        return out.error(&failure.to_string());
+    };
+    let command = &COMMANDS[index];
+    let position = out.position();
+    if s.queue.is_some() && command.in_multi != InMulti::AtOnce {
+        match admit(s, command, args).and_then(|()| multi::queue(s, command, args)) {
+            Ok(()) => out.status("QUEUED"),
+            Err(failure) => {
+                spoil(s);
+                out.error(&failure.to_string());
+            }
+        }
+        return;
+    }
+    let done = run_one(s, index, args, out);
+    if done && command.writes && s.durable && s.inside().is_none() {
+        out.hold(position);
+    }
+}
+
+/// Runs the command at `index` of the table and writes its one reply; `false`: that is an error.
+pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
+    let started = Instant::now();
+    let command = &COMMANDS[index];
+    let outcome = admit(s, command, args).and_then(|()| (command.run)(s, args, out));
+    if let Err(failure) = &outcome {
+        out.error(&failure.to_string());
+    }
+    s.shared.metrics.count(index, started.elapsed(), outcome.is_ok());
+    let done = outcome.is_ok();
+    if s.executing.is_some() {
+        s.stopped = outcome.err().filter(Failure::is_of_the_store);
+    }
+    done
+}
+
+/// Makes `EXEC` refuse the queue, because one of its commands was refused.
+fn spoil(s: &mut Session) {
+    if let Some(queue) = &mut s.queue {
+        queue.spoil();
+    }
+}
+
+fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
+    if !s.authenticated && !command.open {
+        return Err(NOAUTH);
+    }
+    let wanted = command.arity.unsigned_abs() as usize;
+    if matches!(s.place, Place::Snapshot(_))
+        && (command.writes || matches!(command.name, "multi" | "watch"))
+    {
+        return Err(SNAPSHOT);
+    }
+    let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
+    if fits { Ok(()) } else { Err(wrong_arity(command.name)) }
+}
+
+const NOAUTH: Failure =
+    Failure::Coded(std::borrow::Cow::Borrowed("NOAUTH Authentication required."));
+
+fn unknown(args: Arguments<'_>) -> Failure {
+    let mut shown = String::new();
+    for arg in args.from(1) {
+        if shown.len() >= 128 {
+            break;
+        }
+        let arg = &arg[..arg.len().min(128 - shown.len())];
+        shown.push_str(&format!("'{}' ", String::from_utf8_lossy(arg)));
+    }
+    let name = args.at(0);
+    let name = String::from_utf8_lossy(&name[..name.len().min(128)]).into_owned();
+    Failure::request(format!("unknown command '{name}', with args beginning with: {shown}"))
+}
