@@ -71,7 +71,7 @@ enum Case {
     Append,
     /// Create, write 4 KiB, fsync; one thread.
     Fsync1,
-    /// The same with 16 threads.
+    /// Create, write 4 KiB, fsync; 16 threads.
     Fsync16,
     /// Append 4 KiB, fsync; 16 threads, a file each.
     AppendFsync16,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
-use crate::kv::Door;
+use crate::kv::Connection;
 use crate::output::{Outcome, Output};
 use crate::store::human_size;
 
@@ -33,13 +33,13 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let mut door = Door::open(&args.target, !args.status)?;
+    let mut connection = Connection::open(&args.target, !args.status)?;
     if args.stop {
-        door.call(&[b"DEFRAG", b"STOP"])?;
+        connection.call(&[b"DEFRAG", b"STOP"])?;
     } else if !args.status {
         let (rate, fullest) =
             (args.rate.unwrap_or(0).saturating_mul(1 << 20).to_string(), args.fullest.to_string());
-        door.call(&[
+        connection.call(&[
             b"DEFRAG",
             b"START",
             b"RATE",
@@ -49,7 +49,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         ])?;
         let bar = output.progress("defragmenting", Some(0), false);
         loop {
-            let status = status(&mut door)?;
+            let status = status(&mut connection)?;
             let of = |name: &str| status[name].as_u64().unwrap_or(0);
             bar.set_length(of("zones_reclaimable"));
             bar.set_position(of("zones_reclaimed"));
@@ -60,8 +60,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         bar.finish_and_clear();
     }
-    let status = status(&mut door)?;
-    door.close()?;
+    let status = status(&mut connection)?;
+    connection.close()?;
     let of = |name: &str| status[name].as_u64().unwrap_or(0);
     let text = format!(
         "{}{} of {} reclaimable zones of 8 MiB are free, {} moved",
@@ -74,9 +74,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 }
 
 /// Names and numbers.
-fn status(door: &mut Door) -> Outcome<Map<String, Value>> {
+fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
     let mut map = Map::new();
-    if let Reply::Array(fields) = door.call(&[b"DEFRAG", b"STATUS"])? {
+    if let Reply::Array(fields) = connection.call(&[b"DEFRAG", b"STATUS"])? {
         for pair in fields.chunks(2) {
             if let [Reply::Bulk(name), Reply::Integer(value)] = pair {
                 map.insert(String::from_utf8_lossy(name).into_owned(), json!(value));

@@ -1,6 +1,6 @@
 //! `kvfs import`: a tar stream or a folder into a store, mounted or not.
 //!
-//! One thread reads the source, item by item (`sources`), another makes them (`intake`): here, or
+//! One thread reads the source, item by item (`sources`), another makes them (`importer`): here, or
 //! in the daemon that serves the store, which gets them over its socket and makes them in a
 //! transaction.
 
@@ -18,10 +18,10 @@ use std::time::Instant;
 use kvfs::Caller;
 
 use crate::identity::{self, Identity};
+use crate::import_items::{BATCH, Item};
 use crate::import_mounted::{self, Target};
-use crate::intake::{self, Counts, Intake};
+use crate::importer::{self, Counts, Importer};
 use crate::output::{Failure, Outcome, Output};
-use crate::parcels::{Item, PARCEL};
 use crate::sources::Source;
 use crate::store::{self, Access, human_size};
 use crate::tree;
@@ -71,7 +71,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         && tree::names(args.to.as_bytes()).next().is_none();
     if folder && in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {
         // Before anything is made.
-        return Err(intake::hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
+        return Err(importer::hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
     }
     if let (true, Some(target)) = (folder, &target) {
         target.is_apart_from(&args.from)?;
@@ -140,14 +140,14 @@ fn into_store(
 ) -> Outcome<(Counts, Vec<String>)> {
     let store = store::open_waiting(store, Access::ReadWrite, None)?;
     let fs = store.file_system()?;
-    let done = Intake::new(fs.clone(), to, caller()).and_then(|mut intake| {
-        if let Err(failure) = beside(read, |item| intake.take(item)) {
+    let done = Importer::new(fs.clone(), to, caller()).and_then(|mut importer| {
+        if let Err(failure) = beside(read, |item| importer.take(item)) {
             // What it is about comes first.
-            let _ = intake.make_waiting();
+            let _ = importer.make_waiting();
             return Err(failure);
         }
-        intake.finish()?;
-        Ok((intake.counts, intake.left_out))
+        importer.finish()?;
+        Ok((importer.counts, importer.left_out))
     });
     let saved =
         fs.shutdown().map_err(|e| tree::failure("the last changes could not be written", e));
@@ -166,19 +166,19 @@ pub fn beside(
     let (send, receive) = sync_channel::<Vec<Item>>(4);
     std::thread::scope(|scope| {
         let taker = scope.spawn(move || receive.into_iter().flatten().try_for_each(&mut take));
-        let (mut parcel, mut size) = (Vec::new(), 0);
+        let (mut batch, mut size) = (Vec::new(), 0);
         let nobody = || Failure::new(crate::output::Exit::Failed, "the import has ended");
         let done = read(&mut |item| {
             size += item.size();
-            parcel.push(item);
-            if size < PARCEL {
+            batch.push(item);
+            if size < BATCH {
                 return Ok(());
             }
             size = 0;
-            send.send(std::mem::take(&mut parcel)).map_err(|_| nobody())
+            send.send(std::mem::take(&mut batch)).map_err(|_| nobody())
         });
         // What came before a failure is looked at all the same: it may be what is wrong.
-        let sent = send.send(parcel).map_err(|_| nobody());
+        let sent = send.send(batch).map_err(|_| nobody());
         drop(send);
         let taken = taker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         taken.and(done).and(sent)
@@ -189,9 +189,9 @@ pub fn beside(
 #[cfg(fuzzing)]
 pub fn any_tar(fs: &kvfs::Fs, bytes: &[u8]) {
     let output = Output::new(true);
-    if let Ok(mut intake) = Intake::new(fs.clone(), b"/", Caller::default()) {
-        let _ = Source::new(&output, &mut |item| intake.take(item))
+    if let Ok(mut importer) = Importer::new(fs.clone(), b"/", Caller::default()) {
+        let _ = Source::new(&output, &mut |item| importer.take(item))
             .tar(bytes)
-            .and_then(|()| intake.finish());
+            .and_then(|()| importer.finish());
     }
 }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use kvdb_server::Reply;
 
 use crate::daemons::Record;
-use crate::intake::Counts;
+use crate::import_items::{BATCH, Item};
+use crate::importer::Counts;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
-use crate::parcels::{Item, PARCEL};
 use crate::place::{self, View};
 use crate::store;
 
@@ -111,11 +111,11 @@ impl Target {
         let (mut bytes, mut under_way) = (Vec::new(), 0);
         let mounted = &mut self.mounted;
         let done = read(&mut |item| {
-            if bytes.len() + item.size() > 2 * PARCEL {
+            if bytes.len() + item.size() > 2 * BATCH {
                 send(mounted, &mut bytes, &mut under_way)?;
             }
             item.encode(&mut bytes);
-            if bytes.len() >= PARCEL { send(mounted, &mut bytes, &mut under_way) } else { Ok(()) }
+            if bytes.len() >= BATCH { send(mounted, &mut bytes, &mut under_way) } else { Ok(()) }
         });
         let done = done.and_then(|()| send(mounted, &mut bytes, &mut under_way));
         if let Err(failure) = done {

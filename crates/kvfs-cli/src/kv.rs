@@ -132,26 +132,26 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Action::Put { value, .. } => value_of(value.as_deref())?,
         _ => Vec::new(),
     };
-    let mut door = Door::of_keys(target, writes)?;
-    door.call(&[b"USE", args.dict.as_bytes()])?;
+    let mut connection = Connection::of_keys(target, writes)?;
+    connection.call(&[b"USE", args.dict.as_bytes()])?;
     if writes && !args.no_sync {
-        door.call(&[b"DURABLE", b"yes"])?;
+        connection.call(&[b"DURABLE", b"yes"])?;
     }
-    let done = act(&args, &value, &mut door, output);
-    let closed = door.close();
+    let done = act(&args, &value, &mut connection, output);
+    let closed = connection.close();
     done.and(closed)
 }
 
-fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
+fn act(args: &Args, value: &[u8], connection: &mut Connection, output: &Output) -> Outcome {
     match &args.action {
-        Action::Get { key, .. } => match door.call(&[b"GET", key.as_bytes()])? {
+        Action::Get { key, .. } => match connection.call(&[b"GET", key.as_bytes()])? {
             Reply::Bulk(value) => print_value(key, &value, output),
             _ => Err(no_such_key(&args.dict, &[key])),
         },
         Action::Put { key, new, .. } => {
             let mut words: Vec<&[u8]> = vec![b"SET", key.as_bytes(), value];
             words.extend(new.then_some(b"NX".as_slice()));
-            match door.call(&words)? {
+            match connection.call(&words)? {
                 Reply::Null => {
                     Err(Failure::new(Exit::Failed, format!("the key {} exists", quoted(key))))
                 }
@@ -161,7 +161,7 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
         Action::Del { keys, .. } => {
             let mut words: Vec<&[u8]> = vec![b"DEL"];
             words.extend(keys.iter().map(|k| k.as_bytes()));
-            match integer(door.call(&words)?)? {
+            match integer(connection.call(&words)?)? {
                 0 => Err(no_such_key(
                     &args.dict,
                     &keys.iter().map(OsString::as_os_str).collect::<Vec<_>>(),
@@ -169,13 +169,13 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
                 n => output.print("", json!({"deleted": n})),
             }
         }
-        Action::Scan { pattern, .. } => scan(door, pattern.as_bytes(), output),
+        Action::Scan { pattern, .. } => scan(connection, pattern.as_bytes(), output),
         Action::Range { start, end, reverse, limit, keys, .. } => {
             let bound = |b: &Option<OsString>| {
                 b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
             };
             range(
-                door,
+                connection,
                 bound(start),
                 bound(end),
                 *reverse,
@@ -185,30 +185,33 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
             )
         }
         Action::Delrange { start, end, .. } => {
-            door.call(&[b"DELRANGE", start.as_bytes(), end.as_bytes(), b"EXACT"])?;
+            connection.call(&[b"DELRANGE", start.as_bytes(), end.as_bytes(), b"EXACT"])?;
             output.print("", json!({"deleted": true}))
         }
         Action::DeletePrefix { prefix, .. } => {
-            door.call(&[b"DELPREFIX", prefix.as_bytes()])?;
+            connection.call(&[b"DELPREFIX", prefix.as_bytes()])?;
             output.print("", json!({"deleted": true}))
         }
         Action::Estimate { start, end, .. } => {
             let bound = |b: &Option<OsString>| {
                 b.as_ref().map(|b| b.as_bytes().to_vec()).unwrap_or_default()
             };
-            estimate(door, &bound(start), &bound(end), output)
+            estimate(connection, &bound(start), &bound(end), output)
         }
         Action::Incr { key, by, .. } => {
-            let sum =
-                integer(door.call(&[b"INCRBY", key.as_bytes(), by.to_string().as_bytes()])?)?;
+            let sum = integer(connection.call(&[
+                b"INCRBY",
+                key.as_bytes(),
+                by.to_string().as_bytes(),
+            ])?)?;
             output.print(sum, json!({"value": sum}))
         }
         Action::Count { .. } => {
-            let count = integer(door.call(&[b"DBSIZE"])?)?;
+            let count = integer(connection.call(&[b"DBSIZE"])?)?;
             output.print(count, json!({"keys": count}))
         }
         Action::Dicts { .. } => {
-            let names: Vec<String> = bulks(door.call(&[b"DICTS"])?)?
+            let names: Vec<String> = bulks(connection.call(&[b"DICTS"])?)?
                 .iter()
                 .map(|n| String::from_utf8_lossy(n).into_owned())
                 .collect();
@@ -216,30 +219,32 @@ fn act(args: &Args, value: &[u8], door: &mut Door, output: &Output) -> Outcome {
         }
         Action::Call { words, .. } => {
             let words: Vec<&[u8]> = words.iter().map(|w| w.as_bytes()).collect();
-            let reply = door.call(&words)?;
+            let reply = connection.call(&words)?;
             output.print(reply_text(&reply, 0), reply_json(&reply))
         }
     }
 }
 
 /// A store's commands, wherever the store is.
-pub(crate) struct Door {
+pub(crate) struct Connection {
     client: Client,
     opened: Option<Store>,
 }
 
-impl Door {
+impl Connection {
     /// To the keys of what `target` names: the store, or one of its views.
-    fn of_keys(target: &Path, writes: bool) -> Outcome<Door> {
-        let Some(place) = place::of_target(target)? else { return Door::to(target, writes) };
-        let mut door = Door::to(target, writes)?;
+    fn of_keys(target: &Path, writes: bool) -> Outcome<Connection> {
+        let Some(place) = place::of_target(target)? else { return Connection::to(target, writes) };
+        let mut connection = Connection::to(target, writes)?;
         match &place.view {
             View::Mainline => {}
             View::Transaction(id) => {
-                drop(door.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?)
+                drop(connection.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?)
             }
-            View::Snapshot(name) => drop(door.call(&[b"SNAPSHOT", b"USE", name.as_bytes()])?),
-            View::Clone(name) => drop(door.call(&[b"CLONE", b"USE", name.as_bytes()])?),
+            View::Snapshot(name) => {
+                drop(connection.call(&[b"SNAPSHOT", b"USE", name.as_bytes()])?)
+            }
+            View::Clone(name) => drop(connection.call(&[b"CLONE", b"USE", name.as_bytes()])?),
             View::Listing => {
                 let what =
                     format!("{} leads into a list of views, which has no keys", target.display());
@@ -247,25 +252,25 @@ impl Door {
                     .hint("give one of the views in it, or the folder of the mount"));
             }
         }
-        Ok(door)
+        Ok(connection)
     }
 
     /// To the whole store.
-    pub(crate) fn open(target: &Path, writes: bool) -> Outcome<Door> {
+    pub(crate) fn open(target: &Path, writes: bool) -> Outcome<Connection> {
         place::must_be_the_store(target)?;
-        Door::to(target, writes)
+        Connection::to(target, writes)
     }
 
-    fn to(target: &Path, writes: bool) -> Outcome<Door> {
+    fn to(target: &Path, writes: bool) -> Outcome<Connection> {
         if let Some(socket) = store::socket_of(target)? {
             let client = Client::connect(&socket).map_err(|e| {
                 Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
             })?;
-            let mut door = Door { client, opened: None };
+            let mut connection = Connection { client, opened: None };
             if let Some(id) = mounted::entered(&socket) {
-                door.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
+                connection.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
             }
-            return Ok(door);
+            return Ok(connection);
         }
         if target.is_dir() {
             let what = format!(
@@ -277,7 +282,7 @@ impl Door {
         }
         let access = if writes { Access::ReadWrite } else { Access::ReadOnly };
         let store = store::open_waiting(target, access, None)?;
-        Ok(Door { client: Client::local(store.db.clone()), opened: Some(store) })
+        Ok(Connection { client: Client::local(store.db.clone()), opened: Some(store) })
     }
 
     /// Runs a command; an error reply is a failure.
@@ -386,11 +391,11 @@ fn tuple_json(key: &[u8], value: Option<&[u8]>) -> Value {
     Value::Object(object)
 }
 
-fn scan(door: &mut Door, pattern: &[u8], output: &Output) -> Outcome {
+fn scan(connection: &mut Connection, pattern: &[u8], output: &Output) -> Outcome {
     let mut list = List::begin(output)?;
     let mut cursor = b"0".to_vec();
     loop {
-        let reply = door.call(&[b"SCAN", &cursor, b"MATCH", pattern, b"COUNT", b"1000"])?;
+        let reply = connection.call(&[b"SCAN", &cursor, b"MATCH", pattern, b"COUNT", b"1000"])?;
         let Reply::Array(mut parts) = reply else { return Err(unexpected(&reply)) };
         let (Some(keys), Some(Reply::Bulk(next))) = (parts.pop(), parts.pop()) else {
             return Err(Failure::new(
@@ -413,7 +418,7 @@ fn scan(door: &mut Door, pattern: &[u8], output: &Output) -> Outcome {
 /// Pages through the range, so that memory stays bounded however long it is. Each page is one
 /// moment's state of the store.
 fn range(
-    door: &mut Door,
+    connection: &mut Connection,
     mut start: Vec<u8>,
     mut end: Vec<u8>,
     reverse: bool,
@@ -430,7 +435,7 @@ fn range(
             vec![b"RANGE", &start, &end, b"EXACT", b"LIMIT", count.as_bytes()];
         words.extend(reverse.then_some(b"REV".as_slice()));
         words.extend(keys.then_some(b"NOVALUES".as_slice()));
-        let items = bulks(door.call(&words)?)?;
+        let items = bulks(connection.call(&words)?)?;
         let each = if keys { 1 } else { 2 };
         let found = (items.len() / each) as u64;
         let bytes: usize = items.iter().map(Vec::len).sum();
@@ -467,8 +472,8 @@ fn range(
     list.end()
 }
 
-fn estimate(door: &mut Door, start: &[u8], end: &[u8], output: &Output) -> Outcome {
-    let reply = door.call(&[b"ESTIMATE", start, end, b"EXACT"])?;
+fn estimate(connection: &mut Connection, start: &[u8], end: &[u8], output: &Output) -> Outcome {
+    let reply = connection.call(&[b"ESTIMATE", start, end, b"EXACT"])?;
     let figures = match &reply {
         Reply::Array(figures) => figures
             .iter()

@@ -4,8 +4,8 @@
 //! `output`, opening a store or finding a mounted one in `store`.
 
 mod bench;
+mod beneath;
 mod cat;
-mod chamber;
 mod changes;
 mod check;
 mod clone_tree;
@@ -19,8 +19,9 @@ mod figures;
 mod find;
 mod identity;
 mod import;
+mod import_items;
 mod import_mounted;
-mod intake;
+mod importer;
 mod kv;
 mod ls;
 mod manual;
@@ -28,12 +29,12 @@ mod mount;
 mod mount_options;
 mod mounted;
 mod output;
-mod parcels;
 mod pax;
 mod place;
 mod rm;
 mod run;
 mod salvage;
+mod sandbox;
 mod scrub;
 mod scrubbing;
 mod send;
@@ -48,7 +49,6 @@ mod tree;
 mod txn;
 mod umount;
 mod walks;
-mod within;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -35,7 +35,7 @@ impl Mounted {
         Mounted::find_view(target)
     }
 
-    /// The same for what has a meaning for views, too.
+    /// The store that `target` lies in, for commands that work in views, too.
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
         let full = store::full_path(target)
             .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;

@@ -91,7 +91,8 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
     Ok(Some(Place { mount, view, rest, bound }))
 }
 
-/// The same of what a user gives, if it is a folder; a store's file has no views.
+/// Where a path that a user gave is, if it is a folder; `None` for a store's file, which has no
+/// views.
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
     let path = store::full_path(target).map_err(cannot)?;

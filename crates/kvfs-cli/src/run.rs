@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::chamber::{self, Room};
 use crate::changes::{Changes, Detail};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::sandbox::{self, Namespace};
 
 /// Run a program in a transaction: its files and keys become everybody's when it succeeds, and
 /// never were when it fails.
@@ -118,22 +118,22 @@ pub fn enter(
     id: u64,
     chroot: bool,
     command: &[OsString],
-) -> Outcome<chamber::Code> {
+) -> Outcome<sandbox::Code> {
     let view = mounted.view(id);
     if !view.is_dir() {
         return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.display())));
     }
     let mut environment = vec![(mounted::TRANSACTION, OsString::from(id.to_string()))];
-    let room = if chroot {
+    let namespace = if chroot {
         // The socket is out of reach there.
         environment.push((mounted::MOUNT, "/".into()));
-        Room::Root { view }
+        Namespace::Root { view }
     } else {
         environment.push((mounted::SOCKET, mounted.socket.clone().into()));
         environment.push((mounted::MOUNT, mounted.mount_point.clone().into()));
-        Room::Bound { view, mount_point: mounted.mount_point.clone() }
+        Namespace::Bound { view, mount_point: mounted.mount_point.clone() }
     };
-    chamber::run(&room, command, &environment)
+    sandbox::run(&namespace, command, &environment)
 }
 
 /// Ends with the program's exit code.
@@ -145,13 +145,13 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
             ExitCode::from(if failure.exit == Exit::Conflict {
                 Exit::TRY_AGAIN
             } else {
-                chamber::NOT_STARTED
+                sandbox::NOT_STARTED
             })
         }
     }
 }
 
-fn run_and_end(args: &Args, output: &Output) -> Outcome<chamber::Code> {
+fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     let mut mounted = Mounted::find(&args.mount)?;
     if let Some(id) = mounted.entered() {
         let what =
@@ -229,7 +229,7 @@ impl Terminal {
         Ok(Terminal { input, output })
     }
 
-    fn ask(&mut self, mounted: &mut Mounted, id: u64, code: chamber::Code) -> Outcome<Answer> {
+    fn ask(&mut self, mounted: &mut Mounted, id: u64, code: sandbox::Code) -> Outcome<Answer> {
         let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
         let changes = Changes::of(mounted, id)?;
         let mut shown = changes.text(Detail::default(), true);

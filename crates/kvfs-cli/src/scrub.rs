@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
-use crate::kv::Door;
+use crate::kv::Connection;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::human_size;
 use crate::text;
@@ -33,15 +33,15 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let mut door = Door::open(&args.target, false)?;
+    let mut connection = Connection::open(&args.target, false)?;
     if args.stop {
-        door.call(&[b"SCRUB", b"STOP"])?;
+        connection.call(&[b"SCRUB", b"STOP"])?;
     } else if !args.status {
         let rate = args.rate.unwrap_or(0).saturating_mul(1 << 20).to_string();
-        door.call(&[b"SCRUB", b"START", b"RATE", rate.as_bytes()])?;
+        connection.call(&[b"SCRUB", b"START", b"RATE", rate.as_bytes()])?;
         let bar = output.progress("scrubbing", Some(0), true);
         loop {
-            let status = status(&mut door)?;
+            let status = status(&mut connection)?;
             let of = |name: &str| status[name].as_u64().unwrap_or(0);
             bar.set_length(of("bytes_total"));
             bar.set_position(of("bytes"));
@@ -52,9 +52,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         bar.finish_and_clear();
     }
-    let status = status(&mut door)?;
-    let faults = faults(&mut door)?;
-    door.close()?;
+    let status = status(&mut connection)?;
+    let faults = faults(&mut connection)?;
+    connection.close()?;
     let of = |name: &str| status[name].as_u64().unwrap_or(0);
     let mut lines = String::new();
     for fault in &faults {
@@ -84,9 +84,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 }
 
 /// Names and numbers.
-fn status(door: &mut Door) -> Outcome<Map<String, Value>> {
+fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
     let mut map = Map::new();
-    if let Reply::Array(fields) = door.call(&[b"SCRUB", b"STATUS"])? {
+    if let Reply::Array(fields) = connection.call(&[b"SCRUB", b"STATUS"])? {
         for pair in fields.chunks(2) {
             if let [Reply::Bulk(name), Reply::Integer(value)] = pair {
                 map.insert(String::from_utf8_lossy(name).into_owned(), json!(value));
@@ -96,9 +96,9 @@ fn status(door: &mut Door) -> Outcome<Map<String, Value>> {
     Ok(map)
 }
 
-fn faults(door: &mut Door) -> Outcome<Vec<Value>> {
+fn faults(connection: &mut Connection) -> Outcome<Vec<Value>> {
     let mut faults = Vec::new();
-    let Reply::Array(found) = door.call(&[b"SCRUB", b"FAULTS"])? else { return Ok(faults) };
+    let Reply::Array(found) = connection.call(&[b"SCRUB", b"FAULTS"])? else { return Ok(faults) };
     for fault in found {
         let Reply::Array(fields) = fault else { continue };
         let bytes: Vec<&[u8]> = fields
@@ -115,7 +115,8 @@ fn faults(door: &mut Door) -> Outcome<Vec<Value>> {
             text::put(&mut object, "start", start);
             text::put(&mut object, "end", end);
             let local = || {
-                door.store()
+                connection
+                    .store()
                     .and_then(|s| kvfs::describe_keys(&s.db, &string(dictionary), start, end))
             };
             let concerns = Some(string(concerns)).filter(|c| !c.is_empty()).or_else(local);

@@ -10,7 +10,7 @@ use kvdb::{ReceiveOptions, Received};
 use serde_json::json;
 
 use crate::identity::{self, FileMode, Identity};
-use crate::kv::Door;
+use crate::kv::Connection;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store;
 
@@ -106,13 +106,13 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
     };
     let bar = output.progress(&args.snapshot, None, true);
     let mut out = Counted(BufWriter::with_capacity(1 << 20, out), bar);
-    let door = Door::open(&args.target, false)?;
-    let sent = match door.store() {
+    let connection = Connection::open(&args.target, false)?;
+    let sent = match connection.store() {
         Some(opened) => {
             let sent =
                 opened.db.send(&args.snapshot, args.base.as_deref(), &mut out, from.as_ref());
             let sent = sent.map(drop).map_err(|e| store::failure("cannot send", e));
-            let closed = door.close();
+            let closed = connection.close();
             sent.and(closed)
         }
         None => {
@@ -124,7 +124,7 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
             ] {
                 words.extend(value.into_iter().flat_map(|value| [option, value]));
             }
-            let mut stream = door.stream(&words)?;
+            let mut stream = connection.stream(&words)?;
             io::copy(&mut stream, &mut out)
                 .map(drop)
                 .map_err(|e| Failure::io("cannot pass the stream on", &e))

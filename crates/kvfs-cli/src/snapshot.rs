@@ -8,7 +8,7 @@ use kvdb_server::Reply;
 use serde_json::{Value, json};
 
 use crate::changes::{Changes, Detail};
-use crate::kv::Door;
+use crate::kv::Connection;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
@@ -112,10 +112,10 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
 
 /// Runs one command on the store.
 fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
-    let mut door = Door::open(target, writes)?;
+    let mut connection = Connection::open(target, writes)?;
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-    let reply = door.call(&words);
-    let closed = door.close();
+    let reply = connection.call(&words);
+    let closed = connection.close();
     reply.and_then(|reply| closed.map(|()| reply))
 }
 
@@ -212,7 +212,7 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
 }
 
 pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
-    let mut door = Door::open(&args.target, false)?;
+    let mut connection = Connection::open(&args.target, false)?;
     if args.after.is_none()
         && let Some(place) =
             place::of_target(&args.target)?.filter(|place| place.view != View::Mainline)
@@ -222,8 +222,8 @@ pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, what)
             .hint("`kvfs txn diff` shows what a transaction would change"));
     }
-    let changes = difference(&mut door, &args);
-    let closed = door.close();
+    let changes = difference(&mut connection, &args);
+    let closed = connection.close();
     let changes = changes?;
     closed?;
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
@@ -231,19 +231,19 @@ pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
     output.print(text, changes.json(args.detail))
 }
 
-fn difference(door: &mut Door, args: &DiffArgs) -> Outcome<Changes> {
+fn difference(connection: &mut Connection, args: &DiffArgs) -> Outcome<Changes> {
     let words = |what: &'static str| {
         let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", what.as_bytes(), args.before.as_bytes()];
         words.extend(args.after.as_ref().map(String::as_bytes));
         words
     };
-    let keys = door.call(&words("CHANGES"))?;
-    let Some(store) = door.store() else {
+    let keys = connection.call(&words("CHANGES"))?;
+    let Some(store) = connection.store() else {
         let roots = Mounted::find(&args.target).ok().map(|mounted| {
             let root = |name: &str| mounted.mount_point.join(".kvfs/snapshot").join(name);
             (root(&args.before), args.after.as_deref().map_or(mounted.mount_point.clone(), root))
         });
-        return Changes::between(door.call(&words("FILES"))?, keys, roots);
+        return Changes::between(connection.call(&words("FILES"))?, keys, roots);
     };
     let cannot = |e: kvdb::Error| store::failure("cannot compare", e);
     let before = store.db.open_snapshot(&args.before).map_err(cannot)?;

@@ -11,8 +11,8 @@ use indicatif::ProgressBar;
 use kvfs::{FileKind, Timestamp};
 use rustix::fs::SeekFrom;
 
+use crate::import_items::{Item, Meta, PIECE};
 use crate::output::{Failure, Outcome, Output};
-use crate::parcels::{Item, Meta, PIECE};
 use crate::tar_stream::TarStream;
 use crate::{pax, text, tree};
 

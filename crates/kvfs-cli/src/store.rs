@@ -316,7 +316,7 @@ pub fn full_path(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The same, of a path whose last name is no symbolic link: nothing is asked of what lies there.
+/// The absolute path, with only the parent resolved: the file itself is not accessed.
 pub fn path_beside(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     match (path.parent(), path.file_name()) {

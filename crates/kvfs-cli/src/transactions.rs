@@ -12,9 +12,9 @@ use kvfs::{Attr, Caller, FileKind, View, Views};
 
 use crate::export::Stream;
 use crate::import::caller;
-use crate::intake::Intake;
+use crate::import_items::Item;
+use crate::importer::Importer;
 use crate::output::{Exit, Failure};
-use crate::parcels::Item;
 use crate::{tree, walks};
 
 pub struct OverFiles(pub Views);
@@ -88,10 +88,10 @@ impl Transactions for OverFiles {
             }
         };
         // Whatever fails from here on, one of its own ends with it.
-        let mut import = Import { views: self.0.clone(), id, own, intake: None };
+        let mut import = Import { views: self.0.clone(), id, own, importer: None };
         let inside = self.0.fs(&View::Transaction(id)).map_err(of_store)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
-        import.intake = Some(Intake::new(inside, to, owner).map_err(said)?);
+        import.importer = Some(Importer::new(inside, to, owner).map_err(said)?);
         Ok(Box::new(import))
     }
 
@@ -176,7 +176,7 @@ struct Import {
     id: TransactionId,
     /// The transaction was begun for it.
     own: bool,
-    intake: Option<Intake>,
+    importer: Option<Importer>,
 }
 
 /// As the other end is told.
@@ -192,18 +192,18 @@ fn said(failure: Failure) -> kvdb::Error {
 impl Importing for Import {
     fn add(&mut self, mut entries: &[u8]) -> Result<()> {
         let over = || kvdb::Error::Invalid("the import has ended".into());
-        let intake = self.intake.as_mut().ok_or_else(over)?;
+        let importer = self.importer.as_mut().ok_or_else(over)?;
         while let Some(item) = Item::decode(&mut entries).map_err(said)? {
-            intake.take(item).map_err(said)?;
+            importer.take(item).map_err(said)?;
         }
         Ok(())
     }
 
     fn finish(mut self: Box<Self>) -> Result<Vec<(&'static str, u64)>> {
         let over = || kvdb::Error::Invalid("the import has ended".into());
-        let intake = self.intake.as_mut().ok_or_else(over)?;
-        intake.finish().map_err(said)?;
-        let c = intake.counts;
+        let importer = self.importer.as_mut().ok_or_else(over)?;
+        importer.finish().map_err(said)?;
+        let c = importer.counts;
         if self.own {
             self.views.commit(self.id, Durability::Synced).map_err(of_store)?;
         }
@@ -224,9 +224,9 @@ impl Drop for Import {
         if self.own {
             // One that has committed is over, and this finds none.
             let _ = self.views.abort(self.id);
-        } else if let Some(intake) = &mut self.intake {
+        } else if let Some(importer) = &mut self.importer {
             let (names, inodes) =
-                (std::mem::take(&mut intake.names), std::mem::take(&mut intake.inodes));
+                (std::mem::take(&mut importer.names), std::mem::take(&mut importer.inodes));
             if let Err(e) = self.views.tell_changed(&View::Transaction(self.id), names, inodes) {
                 tracing::debug!(
                     "nobody is told what was imported into transaction {}: {e}",

@@ -9,12 +9,12 @@ use clap::Subcommand;
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
-use crate::chamber;
 use crate::changes::{Changes, Detail};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
 use crate::run::{How, enter};
+use crate::sandbox;
 use crate::store::human_size;
 
 /// Begin, use and end transactions over the files and keys of a mounted store.
@@ -86,7 +86,7 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
             Ok(code) => ExitCode::from(code),
             Err(failure) => {
                 output.print_error(&failure);
-                ExitCode::from(chamber::NOT_STARTED)
+                ExitCode::from(sandbox::NOT_STARTED)
             }
         };
     }

@@ -18,13 +18,11 @@ const CRATES: &[&str] =
     &["env", "zones", "vt-tree", "kvdb", "kvfs", "kvfs-fuse", "kvdb-server", "kvfs-cli"];
 
 /// A crate, modules of it each of which leads to all others of them, and why they may.
-const CIRCLES: &[(&str, &[&str], &str)] = &[
-    (
-        "kvdb",
-        &["background", "db", "scrub", "snapshots", "transactions"],
-        "background work, snapshots and transactions are methods of the `Database` that wires all parts",
-    ),
-];
+const CIRCLES: &[(&str, &[&str], &str)] = &[(
+    "kvdb",
+    &["background", "db", "scrub", "snapshots", "transactions"],
+    "background work, snapshots and transactions are methods of the `Database` that wires all parts",
+)];
 
 type Name = String;
 

@@ -11,7 +11,7 @@ use similar::TextDiff;
 use super::{bulk, lists, number, odd, sizes, word};
 use crate::output::Outcome;
 use crate::store::human_size;
-use crate::{text, within};
+use crate::{beneath, text};
 
 /// The largest file of which lines are compared, bytes.
 const LARGEST: u64 = 4 << 20;
@@ -202,7 +202,7 @@ impl File {
             if size.is_none() {
                 return Some(String::new());
             }
-            let bytes = within::read_file(root, &self.path, LARGEST).ok()?;
+            let bytes = beneath::read_file(root, &self.path, LARGEST).ok()?;
             String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
         };
         let (Some(before), Some(after)) = (read(old, self.before), read(new, self.after)) else {

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
-use crate::within;
+use crate::beneath;
 
 pub(crate) struct Folder<'a> {
     /// The target folder and those below it that are being filled, each held open: a name is made
@@ -84,7 +84,7 @@ impl Folder<'_> {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(e) => return Err(cannot(e)),
             }
-            let fd = within::open(&parent, item.name, OFlags::DIRECTORY, Mode::empty())
+            let fd = beneath::open(&parent, item.name, OFlags::DIRECTORY, Mode::empty())
                 .map_err(cannot)?;
             self.at.push(fd);
             return Ok(0);
@@ -102,7 +102,7 @@ impl Folder<'_> {
                     None => {
                         rustix::fs::linkat(&self.at[0], name, &parent, item.name, AtFlags::empty())
                     }
-                    Some(folder) => within::open(
+                    Some(folder) => beneath::open(
                         &self.at[0],
                         folder,
                         OFlags::PATH | OFlags::DIRECTORY,
@@ -120,7 +120,7 @@ impl Folder<'_> {
         let special = match attr.kind {
             FileKind::File => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-                let fd = within::open(&parent, item.name, flags, Mode::RUSR | Mode::WUSR)
+                let fd = beneath::open(&parent, item.name, flags, Mode::RUSR | Mode::WUSR)
                     .map_err(cannot)?;
                 let file = File::from(fd);
                 let written = fill(&file, &cannot).inspect_err(|_| {
@@ -157,7 +157,7 @@ impl Folder<'_> {
             }
             made => made.map_err(cannot)?,
         }
-        let it = within::open(&parent, item.name, OFlags::PATH, Mode::empty()).map_err(cannot)?;
+        let it = beneath::open(&parent, item.name, OFlags::PATH, Mode::empty()).map_err(cannot)?;
         let dressed = self.dress_name(&it, item);
         dressed.map_err(|e| {
             Failure::io(

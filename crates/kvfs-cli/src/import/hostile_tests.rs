@@ -13,18 +13,18 @@ use crate::output::Exit;
 
 /// Reads a stream and makes what it consists of, straight in a file system, so that nothing is
 /// taken back after a failure; items go as they go over the socket.
-fn intake(fs: &Fs, stream: impl BufRead) -> Outcome {
+fn importer(fs: &Fs, stream: impl BufRead) -> Outcome {
     let output = Output::new(true);
-    let mut intake = Intake::new(fs.clone(), b"/", Caller::default())?;
+    let mut importer = Importer::new(fs.clone(), b"/", Caller::default())?;
     let mut give = |item: Item| {
         let mut bytes = Vec::new();
         item.encode(&mut bytes);
         let again = Item::decode(&mut &bytes[..])?.expect("it is there");
         assert_eq!(again, item);
-        intake.take(again)
+        importer.take(again)
     };
     Source::new(&output, &mut give).tar(stream)?;
-    intake.finish()
+    importer.finish()
 }
 
 struct Random(u64);
@@ -211,7 +211,7 @@ fn hostile_archives_leave_a_sound_file_system() {
         let fs =
             Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(seed)), FsOptions::default())
                 .expect("a file system");
-        match intake(&fs, &bytes[..]) {
+        match importer(&fs, &bytes[..]) {
             Ok(()) => taken += 1,
             Err(failure) => {
                 assert!(failure.exit != Exit::Damaged, "seed {seed}: {}", failure.message);
@@ -233,7 +233,7 @@ fn hostile_archives_leave_a_sound_file_system() {
 fn imported(stream: impl BufRead) -> (Outcome, Fs) {
     let fs = Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(1)), FsOptions::default())
         .expect("a file system");
-    (intake(&fs, stream), fs)
+    (importer(&fs, stream), fs)
 }
 
 /// Goes on for ever, but gives up when much more was read than may be.
@@ -367,7 +367,7 @@ fn the_last_entry_of_a_path_counts() {
             header.set_mode(0o640);
             header.set_mtime(u64::from(n));
             let content = match random.below(8) {
-                0 => vec![n; PARCEL + 5000],
+                0 => vec![n; BATCH + 5000],
                 1 => Vec::new(),
                 _ => vec![n; random.below(9000)],
             };

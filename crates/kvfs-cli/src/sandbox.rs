@@ -28,7 +28,7 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::place;
 
 /// What the child sees.
-pub enum Room {
+pub enum Namespace {
     /// `view` takes the place of what is mounted on `mount_point`.
     Bound { view: PathBuf, mount_point: PathBuf },
     /// `view` is the root.
@@ -56,15 +56,19 @@ const PASSED: [libc::c_int; 8] = [
     libc::SIGCONT,
 ];
 
-/// Runs `words` in `room` with `environment` set besides what there is. Ends when the program has
-/// ended.
-pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) -> Outcome<Code> {
+/// Runs `words` in `namespace` with `environment` added to the inherited environment. Returns when
+/// the program has ended.
+pub fn run(
+    namespace: &Namespace,
+    words: &[OsString],
+    environment: &[(&str, OsString)],
+) -> Outcome<Code> {
     let Some((program, arguments)) = words.split_first() else {
         return Err(Failure::new(Exit::Usage, "no command is given").hint("put it behind `--`"));
     };
     let mut command = Command::new(program);
     command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
-    let mut inside = Inside::prepare(room)?;
+    let mut inside = Inside::prepare(namespace)?;
     let waiting = Blocked::signals().map_err(|e| Failure::io("cannot wait for signals", &e))?;
     let before = waiting.before;
     let report = Report::pipe().map_err(|e| Failure::io("cannot make a pipe", &e))?;
@@ -91,7 +95,7 @@ pub fn run(room: &Room, words: &[OsString], environment: &[(&str, OsString)]) ->
     match spawned {
         Ok(child) => Ok(waiting.wait(child.id() as libc::pid_t)),
         Err(error) => Err(match step {
-            Some(step) => refused(room, step, &error),
+            Some(step) => refused(namespace, step, &error),
             None => {
                 let failure = Failure::io(format!("cannot run {}", program.display()), &error);
                 eprintln!("kvfs: {}", failure.message);
@@ -114,10 +118,10 @@ const CHROOT: u8 = 5;
 const CHDIR: u8 = 6;
 const AWAY: u8 = 7;
 
-fn refused(room: &Room, step: u8, error: &io::Error) -> Failure {
-    let (view, place) = match room {
-        Room::Bound { view, mount_point } => (view, mount_point),
-        Room::Root { view } => (view, view),
+fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
+    let (view, place) = match namespace {
+        Namespace::Bound { view, mount_point } => (view, mount_point),
+        Namespace::Root { view } => (view, view),
     };
     let what = match step {
         UNSHARE => "cannot make a private mount name space".to_string(),
@@ -169,14 +173,14 @@ fn c_string(path: &Path) -> Outcome<CString> {
 }
 
 impl Inside {
-    fn prepare(room: &Room) -> Outcome<Inside> {
+    fn prepare(namespace: &Namespace) -> Outcome<Inside> {
         let (user, group) =
             (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let line = |id: u32| CString::new(format!("{id} {id} 1\n")).unwrap_or_default();
         let maps = (line(user), line(group));
         let here = std::env::current_dir().ok();
-        Ok(match room {
-            Room::Bound { view, mount_point } => {
+        Ok(match namespace {
+            Namespace::Bound { view, mount_point } => {
                 let places = places(view, mount_point)?;
                 // The same path leads to the view once that lies there.
                 let inside = |dir: &PathBuf| places.iter().any(|(_, place)| dir.starts_with(place));
@@ -200,7 +204,7 @@ impl Inside {
                 }
                 Inside { replaced, root: None, directory, maps }
             }
-            Room::Root { view } => Inside {
+            Namespace::Root { view } => Inside {
                 replaced: Vec::new(),
                 root: Some(c_string(view)?),
                 directory: Some(c_string(Path::new("/"))?),

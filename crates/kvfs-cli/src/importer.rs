@@ -11,8 +11,8 @@ use std::collections::HashSet;
 use kvfs::{Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Whole, WriteHints, XattrFlags};
 use serde::Serialize;
 
+use crate::import_items::{Item, Meta, PIECE};
 use crate::output::{Exit, Failure, Outcome};
-use crate::parcels::{Item, Meta, PIECE};
 use crate::{text, tree};
 
 /// What was made.
@@ -54,7 +54,7 @@ const BYTES_TOGETHER: usize = 4 << 20;
 /// A larger file is not gathered.
 const GATHERED: u64 = PIECE as u64;
 
-pub struct Intake {
+pub struct Importer {
     fs: Fs,
     root: Ino,
     caller: Caller,
@@ -97,9 +97,9 @@ pub fn is_hidden(path: &[u8]) -> bool {
     tree::names(path).next() == Some(HIDDEN)
 }
 
-impl Intake {
+impl Importer {
     /// Into the folder at `to`, made if it does not exist.
-    pub fn new(fs: Fs, to: &[u8], caller: Caller) -> Outcome<Intake> {
+    pub fn new(fs: Fs, to: &[u8], caller: Caller) -> Outcome<Importer> {
         if is_hidden(to) {
             return Err(hidden(to));
         }
@@ -114,7 +114,7 @@ impl Intake {
         let (last, folders, file, left_out) = (None, Vec::new(), None, Vec::new());
         let (names, inodes) = (Vec::new(), vec![root]);
         let (waiting, names_waiting, bytes_waiting) = (Vec::new(), HashSet::new(), 0);
-        let mut intake = Intake {
+        let mut importer = Importer {
             fs,
             root,
             caller,
@@ -132,13 +132,13 @@ impl Intake {
         // The way there may have been made now.
         let mut at = ROOT;
         for name in tree::names(to) {
-            intake.tell(at, name);
-            match intake.fs.peek(at, name) {
+            importer.tell(at, name);
+            match importer.fs.peek(at, name) {
                 Ok(Some((ino, FileKind::Dir))) => at = ino,
                 _ => break,
             }
         }
-        Ok(intake)
+        Ok(importer)
     }
 
     pub fn take(&mut self, item: Item) -> Outcome {

@@ -9,7 +9,7 @@ use crate::output::{Exit, Failure, Outcome};
 /// Bytes of data in one item at most.
 pub const PIECE: usize = 1 << 20;
 /// Bytes of items that go together, about: a whole piece may come on top.
-pub const PARCEL: usize = 1 << 20;
+pub const BATCH: usize = 1 << 20;
 
 /// What an entry is beside its kind and content.
 #[derive(Clone, Debug, Default, PartialEq)]
