@@ -50,7 +50,7 @@ impl Sink for Memory {
 
 impl Client {
     /// Talks to the server whose socket is at `path`. It must run as the same user or as root (root
-    /// talks to anyone's), so that nobody can put a socket of his own in its place and be told
+    /// may connect to any user's), so that no other user can put a socket in its place and be sent
     /// keys.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = UnixStream::connect(path)?;

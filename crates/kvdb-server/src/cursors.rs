@@ -36,7 +36,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// What it takes beside its key and name, about.
+    /// The approximate size of an entry without its key and name.
     const OVERHEAD: usize = 160;
 
     fn bytes(&self) -> usize {

@@ -12,7 +12,7 @@ const NAME_MAX: usize = 128;
 /// The state that a connection works on.
 #[derive(Clone, Default)]
 pub enum Place {
-    /// What there is now, for everybody.
+    /// The current state of the store.
     #[default]
     Store,
     /// A snapshot: nothing there changes.
@@ -77,7 +77,7 @@ impl Selected {
         &self.name
     }
 
-    /// The dictionary of that name in a place beside the store, if it exists.
+    /// The dictionary of that name in a snapshot or clone, if it exists.
     pub fn existing_at(&self, place: &Place, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
         match place.all(db).into_iter().find(|d| d.name == self.name) {
             Some(info) if info.options.reserved => Err(self.reserved()),
@@ -110,7 +110,7 @@ impl Selected {
             return Ok(id);
         }
         db.create_dictionary(&self.name, DictionaryOptions::default())?;
-        // Looked up again, because whoever made it first chose its options, and it may be reserved.
+        // Looked up again, because a concurrent creator may have made it first, and reserved.
         self.existing(db)?.ok_or_else(|| {
             Failure::request(format!("dictionary '{}' could not be made", self.name))
         })

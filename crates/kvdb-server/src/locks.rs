@@ -1,8 +1,8 @@
 //! Locks that make read-modify-write commands atomic against every other writer of the server.
 //!
-//! A key's lock is one of a fixed number of stripes. Whoever needs several takes them in ascending
-//! order, so there is no deadlock; whoever deletes a range takes them all. No lock is held while a
-//! client is written to or a sync is waited for.
+//! A key's lock is one of a fixed number of stripes. A command that needs several takes them in
+//! ascending order, so there is no deadlock; one that deletes a range takes them all. No lock is
+//! held while a client is written to or a sync is waited for.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -20,7 +20,7 @@ pub struct KeyLocks {
 /// Stripes held until this is dropped.
 #[must_use]
 pub enum Held<'a> {
-    /// What is needed is held by whoever called.
+    /// The caller holds the locks.
     Already,
     One(#[allow(dead_code, reason = "held, not read")] MutexGuard<'a, ()>),
     Many(#[allow(dead_code, reason = "held, not read")] Vec<MutexGuard<'a, ()>>),

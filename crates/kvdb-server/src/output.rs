@@ -246,8 +246,8 @@ impl Output {
             self.flush();
         }
     }
-    /// `true` once the client is gone, or what is written will be taken back: whoever makes a long
-    /// reply may stop.
+    /// `true` once the client is gone, or what is written will be taken back: the writer of a
+    /// long reply may stop.
     pub fn is_broken(&self) -> bool {
         self.broken.is_some() || self.overfull
     }

@@ -14,8 +14,8 @@ const LINE_MAX: usize = 64 << 10;
 const STRANGER_ARGUMENTS: usize = 10;
 const STRANGER_ARGUMENT: usize = 16 << 10;
 
-/// A fault in the protocol itself: the connection cannot go on, because nobody knows where the next
-/// request starts.
+/// A fault in the protocol itself: the connection cannot go on, because the start of the next
+/// request is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     #[error("too big inline request")]

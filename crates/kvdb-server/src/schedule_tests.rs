@@ -38,7 +38,7 @@ impl Worker {
         self.client.call(&words).expect("a reply")
     }
 
-    /// The same of what is not refused.
+    /// Runs a command that must not be refused.
     fn told(&mut self, words: &[&str]) -> Reply {
         match self.ask(words) {
             Reply::Error(error) => panic!("{words:?}: {error}"),

@@ -199,8 +199,7 @@ impl Session {
         dictionaries::listed_at(&self.place, &self.shared.db)
     }
 
-    /// The transaction that commands work in; `None`: they work on the store as it is for
-    /// everybody.
+    /// The transaction that commands work in; `None`: they work on the store itself.
     pub fn inside(&self) -> Option<&Transaction> {
         match &self.executing {
             Some(Executing::Own(transaction)) => Some(transaction),
@@ -313,9 +312,8 @@ impl Session {
             (first, second) => self.locks().keys(dict, first.into_iter().chain(second).chain(keys)),
         })
     }
-    /// Commits what `change` makes of what it reads of these keys, as if nobody did anything
-    /// meanwhile: other commands are kept from it, and after a transaction that was committed in
-    /// between it is done anew. It may be asked more than once, then.
+    /// Commits the batch that `change` computes from these keys, atomically: other commands are
+    /// locked out, and after a conflict with a transaction `change` is called again.
     pub fn amend<'k>(
         &self,
         dict: DictionaryId,

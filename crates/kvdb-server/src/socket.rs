@@ -1,5 +1,5 @@
-//! The server's socket in the file system: nobody but its owner can ever connect, no living server
-//! is pushed aside, and a dead one's socket does not stand in the way.
+//! The server's socket in the file system. Only its owner can connect; the socket of a running
+//! server is never replaced, and that of a dead one always is.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -69,7 +69,7 @@ pub trait Importing: Send {
 /// Whose files a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The store's, as it is for everybody.
+    /// The store's own files.
     Store,
     Transaction(TransactionId),
     Snapshot(String),
@@ -206,9 +206,9 @@ impl Transactions for Kvdb {
 /// What all connections in one transaction share.
 #[derive(Default)]
 pub struct Group {
-    /// For commands that read and write, against each other. Apart from those of the store: whoever
-    /// waits here for a lock of another transaction must not hold up those that this one's commands
-    /// need.
+    /// Make read-modify-write commands of this transaction atomic. They are apart from the store's
+    /// locks, because a command that holds one may wait for another transaction, whose commands
+    /// must go on.
     pub locks: KeyLocks,
     /// By name; of several with one name the last counts.
     pub savepoints: Mutex<Vec<(Vec<u8>, Savepoint)>>,

@@ -203,7 +203,7 @@ fn attempt(
             )));
         }
         if out.is_broken() {
-            // Nobody hears of it, so it is not done.
+            // The client is gone, so nothing is committed.
             return Ok(());
         }
     }
