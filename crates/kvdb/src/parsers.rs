@@ -10,7 +10,7 @@ use zones::crc32c;
 use crate::journal::record::{self, Record};
 use crate::log::chunk::{self, HEADER, Header, Kind, MAX_PIECE};
 use crate::log::stream::Records;
-use crate::manifest::{Edit, Root, State};
+use crate::manifest::{Edit, ManifestState, Root};
 use crate::snapshots::Received;
 use crate::snapshots::stream::Frame;
 use crate::transactions::durable;
@@ -32,14 +32,14 @@ pub fn manifest(data: &[u8]) {
         edit.encode(&mut out);
         assert_eq!(Edit::decode_all(&out.into()).ok().as_deref(), Some(std::slice::from_ref(edit)));
     }
-    let mut state = State::new();
+    let mut state = ManifestState::new();
     if state.apply_all(edits).is_err() {
         return;
     }
     // What is void for a dictionary ends where the journal begins.
     let start = state.start;
     state.since.retain(|_, since| *since > start.seq);
-    let mut again = State::new();
+    let mut again = ManifestState::new();
     if again.apply_all(state.checkpoint()).is_ok() {
         assert_eq!(again.dictionaries, state.dictionaries);
         assert_eq!(again.snapshots, state.snapshots);
@@ -210,7 +210,9 @@ mod tests {
                 && Frame::read(&mut &whole[6][..]).is_ok()
         );
         assert!(
-            State::new().apply_all(Edit::decode_all(&whole[1].clone().into()).unwrap()).is_ok()
+            ManifestState::new()
+                .apply_all(Edit::decode_all(&whole[1].clone().into()).unwrap())
+                .is_ok()
         );
         let mut random = Random::new(5);
         for n in 0..60_000 {

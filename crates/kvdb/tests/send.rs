@@ -12,9 +12,9 @@ use kvdb::{Durability, Error, Isolation, Kvdb, ReceiveOptions, View};
 use model::*;
 use zones::{CrashDevice, MemoryDevice};
 
-type State = BTreeMap<String, BTreeMap<Vec<u8>, Vec<u8>>>;
+type ManifestState = BTreeMap<String, BTreeMap<Vec<u8>, Vec<u8>>>;
 
-fn of_view(view: &View) -> State {
+fn of_view(view: &View) -> ManifestState {
     let tuples = |id| {
         view.scan(id, b"", b"", usize::MAX)
             .unwrap()
@@ -25,7 +25,7 @@ fn of_view(view: &View) -> State {
     view.dictionaries().into_iter().map(|d| (d.name, tuples(d.id))).collect()
 }
 
-fn of(db: &Kvdb, snapshot: &str) -> State {
+fn of(db: &Kvdb, snapshot: &str) -> ManifestState {
     of_view(&db.open_snapshot(snapshot).unwrap())
 }
 
@@ -79,7 +79,7 @@ fn whole_and_incremental_streams_make_the_same_snapshots() {
             }
             let here = of(&other, &format!("{name} "));
             assert_eq!(here, of(&db, &name), "seed {seed}, {n}");
-            let main: State = other
+            let main: ManifestState = other
                 .dictionaries()
                 .into_iter()
                 .map(|d| d.name)

@@ -14,9 +14,9 @@ use zones::{CrashDevice, MemoryDevice, Purpose};
 type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What a state of a store has, by the names of its dictionaries.
-type State = BTreeMap<String, Tuples>;
+type ManifestState = BTreeMap<String, Tuples>;
 
-fn of_view(view: &View) -> State {
+fn of_view(view: &View) -> ManifestState {
     let tuples = |id| {
         view.scan(id, b"", b"", usize::MAX)
             .unwrap()
@@ -27,7 +27,7 @@ fn of_view(view: &View) -> State {
     view.dictionaries().into_iter().map(|d| (d.name, tuples(d.id))).collect()
 }
 
-fn of_branch(db: &Kvdb, branch: &str) -> State {
+fn of_branch(db: &Kvdb, branch: &str) -> ManifestState {
     let view = db.view();
     let tuples = |id| {
         view.scan(id, b"", b"", usize::MAX)
@@ -39,7 +39,7 @@ fn of_branch(db: &Kvdb, branch: &str) -> State {
     db.dictionaries_in(branch).into_iter().map(|d| (d.name, tuples(d.id))).collect()
 }
 
-fn of_snapshot(db: &Kvdb, name: &str) -> State {
+fn of_snapshot(db: &Kvdb, name: &str) -> ManifestState {
     of_view(&db.open_snapshot(name).unwrap())
 }
 
@@ -252,7 +252,7 @@ fn a_checkpoint_has_snapshots_and_branches_too() {
     assert!(report.is_clean(), "{:?}", report.faults);
     let (copy, _) = Kvdb::open(device, Arc::new(Simulated::new(2)), small()).unwrap();
     assert_eq!(names(&copy), ["s", "t"]);
-    let value = |state: State| state["d"][&b"k"[..]].clone();
+    let value = |state: ManifestState| state["d"][&b"k"[..]].clone();
     assert_eq!(["s", "t"].map(|s| value(of_snapshot(&copy, s))), [b"1", b"2"]);
     assert_eq!(["", "b"].map(|b| value(of_branch(&copy, b))), [b"3", b"2"]);
 }
@@ -287,8 +287,8 @@ fn the_list_tells_what_dropping_gives_back() {
 /// A model of a store with branches and snapshots.
 #[derive(Clone, Default)]
 struct World {
-    branches: BTreeMap<String, State>,
-    snapshots: BTreeMap<String, (String, State)>,
+    branches: BTreeMap<String, ManifestState>,
+    snapshots: BTreeMap<String, (String, ManifestState)>,
 }
 
 fn found(db: &Kvdb) -> World {
@@ -432,7 +432,7 @@ fn random_histories_match_the_model() {
         let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)));
         let mut db = create(device.clone(), env.clone(), options(&mut random)).unwrap();
         let mut world = World::default();
-        world.branches.insert(String::new(), State::new());
+        world.branches.insert(String::new(), ManifestState::new());
         let mut count = 0;
         for _ in 0..6 {
             for _ in 0..120 {
@@ -465,7 +465,7 @@ fn power_cuts_leave_some_state_between_two_steps() {
             device.crash(seed)
         };
         let mut world = World::default();
-        world.branches.insert(String::new(), State::new());
+        world.branches.insert(String::new(), ManifestState::new());
         // States that may be found; the first one is certain.
         let mut possible = vec![world];
         let mut count = 0;

@@ -4,20 +4,20 @@
 use parking_lot::{Condvar, Mutex};
 
 pub(crate) struct Coalescer<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<CoalescerState<T>>,
     wake: Condvar,
 }
 
 impl<T> Default for Coalescer<T> {
     fn default() -> Self {
         Coalescer {
-            state: Mutex::new(State { begun: 0, done: 0, outcome: None }),
+            state: Mutex::new(CoalescerState { begun: 0, done: 0, outcome: None }),
             wake: Condvar::new(),
         }
     }
 }
 
-struct State<T> {
+struct CoalescerState<T> {
     /// Rounds of work so far.
     begun: u64,
     done: u64,

@@ -36,7 +36,7 @@ pub(crate) struct Courtesy {
     cpus: u64,
     waited: Waited,
     next: Instant,
-    state: State,
+    state: CourtesyState,
     pause: Duration,
 }
 
@@ -47,7 +47,7 @@ struct Waited {
 }
 
 #[derive(Clone, Copy)]
-enum State {
+enum CourtesyState {
     Usual { until: Instant, quiet: u32 },
     Polite { since: Instant },
 }
@@ -65,7 +65,7 @@ impl Courtesy {
                 tracing::debug!("threads that answer requests keep the usual policy: {e}")
             })
             .ok();
-        let state = State::Usual { until: now, quiet: 0 };
+        let state = CourtesyState::Usual { until: now, quiet: 0 };
         Courtesy {
             sources,
             cpus: cpus as u64,
@@ -100,20 +100,24 @@ impl Courtesy {
         let mean = Duration::from_nanos((waited.nanos - self.waited.nanos) / times);
         self.waited = waited;
         self.state = match self.state {
-            State::Polite { since } if mean > TOO_LONG => {
+            CourtesyState::Polite { since } if mean > TOO_LONG => {
                 set_policy(libc::SCHED_OTHER)?;
                 self.pause =
                     if now - since > RIGHT { PAUSE.0 } else { (self.pause * 2).min(PAUSE.1) };
-                State::Usual { until: now + self.pause, quiet: 0 }
+                CourtesyState::Usual { until: now + self.pause, quiet: 0 }
             }
-            State::Usual { until, .. } if now < until || runnable(&read(loadavg)?)? > self.cpus => {
-                State::Usual { until, quiet: 0 }
+            CourtesyState::Usual { until, .. }
+                if now < until || runnable(&read(loadavg)?)? > self.cpus =>
+            {
+                CourtesyState::Usual { until, quiet: 0 }
             }
-            State::Usual { quiet, .. } if quiet >= QUIET_LOOKS => {
+            CourtesyState::Usual { quiet, .. } if quiet >= QUIET_LOOKS => {
                 set_policy(libc::SCHED_IDLE)?;
-                State::Polite { since: now }
+                CourtesyState::Polite { since: now }
             }
-            State::Usual { until, quiet } => State::Usual { until, quiet: quiet + 1 },
+            CourtesyState::Usual { until, quiet } => {
+                CourtesyState::Usual { until, quiet: quiet + 1 }
+            }
             polite => polite,
         };
         Ok(())
@@ -200,7 +204,7 @@ mod tests {
         };
         let sources = Some((file("schedstat", "0 0 0"), file("loadavg", "0 0 0 1/9 9")));
         let now = Instant::now();
-        let state = State::Usual { until: now, quiet: 0 };
+        let state = CourtesyState::Usual { until: now, quiet: 0 };
         Courtesy { sources, cpus: 2, waited: Waited::default(), next: now, state, pause: PAUSE.0 }
     }
 

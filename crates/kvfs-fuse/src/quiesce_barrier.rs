@@ -23,12 +23,12 @@ const LOOK: Duration = Duration::from_micros(200);
 
 #[derive(Default)]
 pub(crate) struct QuiesceBarrier {
-    state: Mutex<State>,
+    state: Mutex<BarrierState>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct BarrierState {
     /// Meetings so far.
     round: u64,
     /// One is under way.

@@ -8,7 +8,7 @@ use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence, WriteHints, Wri
 use crate::data::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{Inode, Page, Slot, State};
+use crate::inode::{Inode, InodeState, Page, Slot};
 use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
 
 /// Bytes that one call of `copy_file_range` copies at most; the caller goes on.
@@ -99,7 +99,7 @@ impl Fs {
     fn clear(
         &self,
         inode: &Arc<Inode>,
-        state: &mut State,
+        state: &mut InodeState,
         offset: u64,
         end: u64,
         size: u64,
@@ -187,7 +187,7 @@ impl Fs {
     fn zeroed_page(
         &self,
         ino: Ino,
-        state: &State,
+        state: &InodeState,
         block: u64,
         from: usize,
         to: usize,
@@ -222,7 +222,7 @@ impl Fs {
     fn seek_before(
         &self,
         ino: Ino,
-        state: &State,
+        state: &InodeState,
         offset: u64,
         whence: Whence,
         size: u64,

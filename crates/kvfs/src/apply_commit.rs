@@ -35,7 +35,7 @@ use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::superseded::ChangeTurn;
 use crate::fs::{Fs, largest_ino, stage_removal};
-use crate::inode::{Identity, Inode, State};
+use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, ImapKey, Layout};
 
 /// Orphans removed in one batch.
@@ -283,7 +283,7 @@ impl Fs {
             self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
         match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
             Some((attr, xattrs, _)) => {
-                *state = State { queued: state.queued, ..State::new(attr, xattrs) };
+                *state = InodeState { queued: state.queued, ..InodeState::new(attr, xattrs) };
             }
             None => {
                 // It cannot be read now: the next access returns the error.
@@ -335,8 +335,11 @@ impl Fs {
             self.discard(&mut state);
             match node(inode.ino) {
                 Some((attr, xattrs, _)) if Identity::of(&attr) == before => {
-                    *state =
-                        State { queued: state.queued, read_unlocked, ..State::new(attr, xattrs) };
+                    *state = InodeState {
+                        queued: state.queued,
+                        read_unlocked,
+                        ..InodeState::new(attr, xattrs)
+                    };
                 }
                 // Made since then, or another one under its number; or it cannot be read now,
                 // and the next access returns the error.

@@ -3,7 +3,7 @@
 use crate::attr::{Attr, Caller, FileKind, Ino, SetAttr, TimeSet, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::State;
+use crate::inode::InodeState;
 use crate::layout::XattrValue;
 
 const SUID: u16 = 0o4000;
@@ -97,7 +97,7 @@ impl Fs {
     /// whom set-uid and set-gid bits go. Gives whether the file had any.
     pub(crate) fn touch_content(
         &self,
-        state: &mut State,
+        state: &mut InodeState,
         now: Timestamp,
         unprivileged_group: Option<u32>,
     ) -> bool {
@@ -115,7 +115,7 @@ impl Fs {
 /// Set-gid without group execute once meant mandatory locks. As on Linux since 6.2 it stays for
 /// root and for members of the file's group, and goes for others. `group`: that of a caller who is
 /// not root.
-fn drop_privileges(state: &mut State, group: Option<u32>) {
+fn drop_privileges(state: &mut InodeState, group: Option<u32>) {
     state.attr.perm &= !SUID;
     let member = group.is_none_or(|group| group == state.attr.gid);
     if state.attr.perm & GROUP_EXECUTE != 0 || !member {
@@ -123,7 +123,7 @@ fn drop_privileges(state: &mut State, group: Option<u32>) {
     }
 }
 
-fn kill_capability(state: &mut State) {
+fn kill_capability(state: &mut InodeState) {
     if let Some(xattrs) = &mut state.xattrs
         && let Some(XattrValue::External(_)) = xattrs.remove(CAPABILITY)
     {

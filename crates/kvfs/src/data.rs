@@ -21,7 +21,7 @@ use kvdb::Cursor;
 use crate::attr::{FileKind, Ino, WriteHints, Written};
 use crate::error::{Error, Result};
 use crate::fs::{Atime, Fs};
-use crate::inode::{Inode, Page, Slot, State};
+use crate::inode::{Inode, InodeState, Page, Slot};
 use crate::layout::{self, Body, INLINE_MAX, PAGE, blocks_of};
 
 /// The largest file: what a signed 64-bit offset can express, in whole pages.
@@ -62,7 +62,7 @@ impl Fs {
     }
 
     /// Reads of a file, with what that does to its access time.
-    fn reading<T>(&self, ino: Ino, read: impl FnOnce(&State) -> Result<T>) -> Result<T> {
+    fn reading<T>(&self, ino: Ino, read: impl FnOnce(&InodeState) -> Result<T>) -> Result<T> {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
@@ -95,7 +95,7 @@ impl Fs {
         }
     }
 
-    fn atime_is_stale(&self, state: &State) -> bool {
+    fn atime_is_stale(&self, state: &InodeState) -> bool {
         let (a, m, c) = (state.attr.atime, state.attr.mtime, state.attr.ctime);
         match self.core.options.atime {
             Atime::Never => false,
@@ -112,7 +112,7 @@ impl Fs {
     pub(crate) fn read_locked(
         &self,
         ino: Ino,
-        state: &State,
+        state: &InodeState,
         offset: u64,
         len: u64,
     ) -> Result<Bytes> {
@@ -158,7 +158,7 @@ impl Fs {
 
     /// Fills `room` from `offset` on with stored and waiting pages, both in order; of a block that
     /// is both, the waiting one counts.
-    fn read_pages(&self, ino: Ino, state: &State, offset: u64, room: &mut [u8]) -> Result<()> {
+    fn read_pages(&self, ino: Ino, state: &InodeState, offset: u64, room: &mut [u8]) -> Result<()> {
         let end = offset + room.len() as u64;
         let (first, behind) = (offset / PAGE, blocks_of(end));
         let mut waiting = state.buffer.pages.range(first..behind).peekable();
@@ -203,7 +203,12 @@ impl Fs {
     }
 
     /// A page as the store has it, unless it is cut off.
-    pub(crate) fn stored_page(&self, ino: Ino, state: &State, block: u64) -> Result<Option<Bytes>> {
+    pub(crate) fn stored_page(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        block: u64,
+    ) -> Result<Option<Bytes>> {
         if !state.stored || block >= state.buffer.cut {
             return Ok(None);
         }
@@ -298,7 +303,7 @@ impl Fs {
     pub(crate) fn write_locked(
         &self,
         inode: &Arc<Inode>,
-        state: &mut State,
+        state: &mut InodeState,
         offset: u64,
         data: &[u8],
     ) -> Result<()> {
@@ -342,7 +347,7 @@ impl Fs {
     fn edges(
         &self,
         ino: Ino,
-        state: &State,
+        state: &InodeState,
         offset: u64,
         end: u64,
     ) -> Result<BTreeMap<u64, Vec<u8>>> {
@@ -364,7 +369,7 @@ impl Fs {
     }
 
     /// The content of a small file becomes its page 0.
-    pub(crate) fn move_to_pages(&self, ino: Ino, state: &mut State) -> Result<()> {
+    pub(crate) fn move_to_pages(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         let content = self.content(ino, state)?;
         state.inline = None;
         state.attr.body = Body::Paged(u64::from(!content.is_empty()));
@@ -378,7 +383,7 @@ impl Fs {
     /// one copy; others are put together.
     fn write_piece(
         &self,
-        state: &mut State,
+        state: &mut InodeState,
         offset: u64,
         data: &[u8],
         edges: &mut BTreeMap<u64, Vec<u8>>,
@@ -414,7 +419,7 @@ impl Fs {
 
     /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size
     /// is known not to exist.
-    pub(crate) fn put_page(&self, state: &mut State, block: u64, page: Page) {
+    pub(crate) fn put_page(&self, state: &mut InodeState, block: u64, page: Page) {
         let Body::Paged(count) = &mut state.attr.body else {
             debug_assert!(false, "pages belong to paged files");
             return;
@@ -438,7 +443,12 @@ impl Fs {
 
     /// Sets the size. Nothing is committed: the range delete of what is cut off goes with the
     /// inode's next commit.
-    pub(crate) fn truncate(&self, inode: &Arc<Inode>, state: &mut State, size: u64) -> Result<()> {
+    pub(crate) fn truncate(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        size: u64,
+    ) -> Result<()> {
         if size > MAX_SIZE {
             return Err(Error::TooLarge);
         }
@@ -456,7 +466,7 @@ impl Fs {
         Ok(())
     }
 
-    fn cut(&self, ino: Ino, state: &mut State, size: u64) -> Result<()> {
+    fn cut(&self, ino: Ino, state: &mut InodeState, size: u64) -> Result<()> {
         if size == 0 {
             state.buffer.pages.clear();
             state.buffer.uncounted = 0;
@@ -501,7 +511,13 @@ impl Fs {
     }
 
     /// How many blocks of `[from, to)` are stored or waiting.
-    pub(crate) fn pages_between(&self, ino: Ino, state: &State, from: u64, to: u64) -> Result<u64> {
+    pub(crate) fn pages_between(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        from: u64,
+        to: u64,
+    ) -> Result<u64> {
         let mut count = state.buffer.pages.range(from..to).count() as u64;
         if state.stored && from < to.min(state.buffer.cut) {
             let mut stored = self.stored_blocks(ino, from, to.min(state.buffer.cut))?;

@@ -17,7 +17,7 @@ use crate::attributes::CAPABILITY;
 use crate::dirty_queue::{DirtyQueue, cost_of};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{Buffer, Inode, State};
+use crate::inode::{Buffer, Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 
 /// What a dirty inode is charged for its node.
@@ -46,7 +46,7 @@ pub enum FSync {
 /// An inode of a group, staged and locked until the group is committed.
 struct Held<'a> {
     inode: &'a Arc<Inode>,
-    state: RwLockWriteGuard<'a, State>,
+    state: RwLockWriteGuard<'a, InodeState>,
     attr: Attributes,
 }
 
@@ -234,13 +234,13 @@ impl Fs {
         result
     }
 
-    fn enqueue_if_dirty(&self, inode: &Arc<Inode>, state: &mut State) {
+    fn enqueue_if_dirty(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         if state.dirty && !state.gone {
             self.enqueue(inode, state);
         }
     }
 
-    fn enqueue(&self, inode: &Arc<Inode>, state: &mut State) {
+    fn enqueue(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         if !state.queued {
             state.queued = true;
             self.core.dirty.push(self.core.env.monotonic(), inode.clone());
@@ -248,7 +248,7 @@ impl Fs {
     }
 
     /// Notes that `state` is newer than the store, and what waits in it.
-    pub(crate) fn mark_dirty(&self, inode: &Arc<Inode>, state: &mut State) {
+    pub(crate) fn mark_dirty(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         state.dirty = true;
         self.core.dirty.charge(state, NODE_CHARGE + state.buffer.pages.len() * PAGE as usize);
         self.enqueue(inode, state);
@@ -256,7 +256,7 @@ impl Fs {
 
     /// The writer's share of the work: commits this file if it holds much. The caller then lets go
     /// of the inode and calls `throttle_writer`.
-    pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut State) {
+    pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         if state.charged >= FILE_LIMIT.min(self.core.options.write_buffer / 2) {
             self.commit_or_warn(inode, state);
         }
@@ -286,7 +286,7 @@ impl Fs {
 
     /// A write that was accepted does not fail because making room for the next one does: the data
     /// stays dirty, and fsync says so.
-    fn commit_or_warn(&self, inode: &Arc<Inode>, state: &mut State) {
+    fn commit_or_warn(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         if let Err(e) = self.commit_dirty(inode, state) {
             tracing::warn!(
                 ino = inode.ino,
@@ -330,7 +330,7 @@ impl Fs {
     }
 
     /// Commits the inode if it is dirty. Call with its lock.
-    pub(crate) fn commit_dirty(&self, inode: &Inode, state: &mut State) -> Result<()> {
+    pub(crate) fn commit_dirty(&self, inode: &Inode, state: &mut InodeState) -> Result<()> {
         self.commit_dirty_with(inode, state, |_| {})
     }
 
@@ -338,7 +338,7 @@ impl Fs {
     fn commit_dirty_with(
         &self,
         inode: &Inode,
-        state: &mut State,
+        state: &mut InodeState,
         hint: impl FnOnce(&mut Batch),
     ) -> Result<()> {
         if !state.dirty || state.gone {
@@ -365,7 +365,7 @@ impl Fs {
     pub(crate) fn stage(
         &self,
         ino: Ino,
-        state: &mut State,
+        state: &mut InodeState,
         attr: &Attributes,
         batch: &mut Batch,
     ) -> Result<()> {
@@ -411,7 +411,7 @@ impl Fs {
     }
 
     /// What `stage` put into a batch is committed now.
-    pub(crate) fn staged(&self, state: &mut State, attr: Attributes) {
+    pub(crate) fn staged(&self, state: &mut InodeState, attr: Attributes) {
         let buffer = std::mem::take(&mut state.buffer);
         if !buffer.pages.is_empty() {
             state.stored = true;
@@ -429,7 +429,7 @@ impl Fs {
     }
 
     /// Forgets what is dirty: the inode is gone.
-    pub(crate) fn discard(&self, state: &mut State) {
+    pub(crate) fn discard(&self, state: &mut InodeState) {
         state.gone = true;
         state.dirty = false;
         state.buffer = Buffer::default();
@@ -439,7 +439,7 @@ impl Fs {
 
     /// Makes the page count exact: looks up whether the pages that were written blindly replace
     /// stored ones.
-    pub(crate) fn count_pages(&self, ino: Ino, state: &mut State) -> Result<()> {
+    pub(crate) fn count_pages(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         if state.buffer.uncounted == 0 {
             return Ok(());
         }
@@ -476,7 +476,7 @@ impl Fs {
     }
 
     /// The attributes to show; call with the lock.
-    pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut State) -> Result<Attr> {
+    pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
         self.count_pages(inode.ino, state)?;
         Ok(state.attr.public(inode.ino))
     }

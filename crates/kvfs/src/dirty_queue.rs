@@ -9,7 +9,7 @@ use std::time::Duration;
 use env::sync::Mutex;
 use kvdb::PromisedSpace;
 
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 
 /// Room that stays free, so that what was accepted can be committed: the store hands it out by
 /// zones, and the ways there (journal, open zones of several streams) take some in between.
@@ -85,7 +85,7 @@ impl DirtyQueue {
     }
 
     /// Changes what an inode is charged, and what of the store's room is promised to it.
-    pub fn charge(&self, state: &mut State, bytes: usize) {
+    pub fn charge(&self, state: &mut InodeState, bytes: usize) {
         let (before, now) = (cost_of(state.charged as u64), cost_of(bytes as u64));
         if bytes > state.charged {
             self.bytes.fetch_add(bytes - state.charged, Ordering::Relaxed);

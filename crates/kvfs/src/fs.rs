@@ -17,7 +17,7 @@ use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::freeze_lock::{CallGuard, FreezeLock};
 use crate::fs::superseded::Superseded;
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 use crate::inode_allocator::{INO_LIMIT, InodeAllocator};
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
@@ -432,18 +432,18 @@ impl Fs {
             {
                 let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
                 if attr.kind == FileKind::Dir {
-                    return Ok(State { read_unlocked: true, ..State::new(attr, xattrs) });
+                    return Ok(InodeState { read_unlocked: true, ..InodeState::new(attr, xattrs) });
                 }
             }
             self.lock_in_store(ino, false)?;
             let value = self.core.scope.get(imap, &key)?.ok_or(Error::Stale(ino))?;
             let (attr, xattrs, _) = layout::decode_node(ino, &value)?;
-            Ok(State::new(attr, xattrs))
+            Ok(InodeState::new(attr, xattrs))
         })
     }
 
     /// Locks an inode that must still exist, to change it.
-    pub(crate) fn lock<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, State>> {
+    pub(crate) fn lock<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, InodeState>> {
         let mut state = inode.state.write();
         if state.gone {
             return Err(Error::Stale(inode.ino));
@@ -453,7 +453,10 @@ impl Fs {
     }
 
     /// Locks a directory that entries are to be added to or removed from.
-    pub(crate) fn lock_dir<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, State>> {
+    pub(crate) fn lock_dir<'a>(
+        &self,
+        inode: &'a Inode,
+    ) -> Result<RwLockWriteGuard<'a, InodeState>> {
         let mut state = inode.state.write();
         if !state.gone {
             self.claim(inode.ino, &mut state)?;
@@ -479,7 +482,7 @@ impl Fs {
     }
 
     /// The inline content of an inode, from memory or the store.
-    pub(crate) fn content(&self, ino: Ino, state: &State) -> Result<Bytes> {
+    pub(crate) fn content(&self, ino: Ino, state: &InodeState) -> Result<Bytes> {
         match (state.attr.body, &state.inline) {
             (Body::Paged(_) | Body::Inline(0), _) => Ok(Bytes::new()),
             (_, Some(content)) => Ok(content.clone()),

@@ -32,7 +32,7 @@ pub(crate) struct Inode {
     /// References that the kernel holds. Added to under `state` (shared is enough), so that an
     /// unlink sees all of them.
     pub references: AtomicU64,
-    pub state: RwLock<State>,
+    pub state: RwLock<InodeState>,
     /// Of a directory that was listed: what keeps positions valid.
     pub listing: Mutex<Option<Box<Listing>>>,
 }
@@ -53,7 +53,7 @@ impl Identity {
 }
 
 /// What the locks of an inode protect.
-pub(crate) struct State {
+pub(crate) struct InodeState {
     pub attr: Attributes,
     pub xattrs: Option<Box<Xattrs>>,
     /// The node does not exist (any more): it was never found, or its last link and reference are
@@ -149,7 +149,7 @@ impl Default for Buffer {
 }
 
 impl Inode {
-    pub fn new(ino: Ino, state: State, references: u64) -> Self {
+    pub fn new(ino: Ino, state: InodeState, references: u64) -> Self {
         Inode {
             ino,
             references: AtomicU64::new(references),
@@ -159,10 +159,10 @@ impl Inode {
     }
 }
 
-impl State {
+impl InodeState {
     pub fn new(attr: Attributes, xattrs: Option<Xattrs>) -> Self {
         let stored = matches!(attr.body, Body::Paged(1..));
-        State {
+        InodeState {
             attr,
             xattrs: xattrs.map(Box::new),
             gone: false,
@@ -196,7 +196,7 @@ impl State {
             ctime: t,
             btime: t,
         };
-        State { gone: true, ..State::new(attr, None) }
+        InodeState { gone: true, ..InodeState::new(attr, None) }
     }
 
     pub fn is_dir(&self) -> bool {

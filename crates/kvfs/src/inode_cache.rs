@@ -19,7 +19,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 
 use crate::attr::Ino;
-use crate::inode::{Identity, Inode, State};
+use crate::inode::{Identity, Inode, InodeState};
 
 const SHARDS: usize = 64;
 /// What an inode in memory is reckoned to take, bytes.
@@ -103,7 +103,7 @@ impl InodeCache {
         &self,
         ino: Ino,
         stale: E,
-        load: impl FnOnce() -> Result<State, E>,
+        load: impl FnOnce() -> Result<InodeState, E>,
     ) -> Result<Arc<Inode>, E> {
         let inode = {
             let mut shard = self.shard(ino).lock();
@@ -113,8 +113,11 @@ impl InodeCache {
             if shard.stranded.contains_key(&ino) {
                 return Err(stale);
             }
-            let inode =
-                Arc::new(Inode::new(ino, State::absent(), shard.away.remove(&ino).unwrap_or(0)));
+            let inode = Arc::new(Inode::new(
+                ino,
+                InodeState::absent(),
+                shard.away.remove(&ino).unwrap_or(0),
+            ));
             // No other thread has it yet: this does not wait, though it is the wrong order of
             // locks.
             let guard = inode.state.write();

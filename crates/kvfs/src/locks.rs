@@ -26,7 +26,7 @@ use kvdb::{Isolation, Scope, Transaction};
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::State;
+use crate::inode::InodeState;
 use crate::layout;
 
 /// How long a call waits for transactions.
@@ -75,7 +75,7 @@ impl Fs {
 
     /// Before an inode is changed in memory: on the mainline no transaction may have it locked; a
     /// serializable transaction locks a directory now, and takes it as it is then.
-    pub(crate) fn claim(&self, ino: Ino, state: &mut State) -> Result<()> {
+    pub(crate) fn claim(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         let imap = self.core.layout.imap;
         if let Scope::Mainline(db) = &self.core.scope {
             if state.attr.nlink > 0 && db.is_locked(imap, &layout::node_key(ino)) {
@@ -92,7 +92,7 @@ impl Fs {
     /// Before something is read that is stored apart from an inode and must agree with it: a
     /// serializable transaction locks a directory that it has not locked so far, and takes it as it
     /// is then.
-    pub(crate) fn hold_still(&self, ino: Ino, state: &mut State) -> Result<()> {
+    pub(crate) fn hold_still(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         match self.locking() {
             Some(transaction) if state.read_unlocked => {
                 self.take_locked(transaction, ino, state, false)
@@ -105,7 +105,7 @@ impl Fs {
         &self,
         transaction: &Transaction,
         ino: Ino,
-        state: &mut State,
+        state: &mut InodeState,
         exclusive: bool,
     ) -> Result<()> {
         self.lock_in_store(ino, exclusive)?;
@@ -113,7 +113,7 @@ impl Fs {
             .get(self.core.layout.imap, &layout::node_key(ino))?
             .ok_or(Error::Stale(ino))?;
         let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
-        *state = State { queued: state.queued, ..State::new(attr, xattrs) };
+        *state = InodeState { queued: state.queued, ..InodeState::new(attr, xattrs) };
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::attr::{Attr, Caller, FileKind, Ino};
 use crate::dirty_queue::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 use crate::inode_cache::Forgotten;
 use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
 
@@ -202,7 +202,7 @@ impl Fs {
         add_entry(&mut dir_attr, &attr);
         self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
         // In the cache before a lookup can find the name.
-        let inode = Arc::new(Inode::new(ino, State::new(attr, None), 1));
+        let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
         if let Err(e) = self.apply(batch) {
             self.discard(&mut inode.state.write());
@@ -234,7 +234,7 @@ impl Fs {
         drop(dir_state);
         (attr.nlink, attr.parent) = (0, 0);
         let ino = self.new_ino()?;
-        self.core.inode_cache.insert(Arc::new(Inode::new(ino, State::new(attr, None), 1)));
+        self.core.inode_cache.insert(Arc::new(Inode::new(ino, InodeState::new(attr, None), 1)));
         Ok(attr.public(ino))
     }
 
@@ -364,9 +364,9 @@ impl Fs {
     /// locked by the caller.
     fn remove_name(
         &self,
-        (dir, dir_state): (&Arc<Inode>, &mut State),
+        (dir, dir_state): (&Arc<Inode>, &mut InodeState),
         name: &[u8],
-        (inode, state): (&Arc<Inode>, &mut State),
+        (inode, state): (&Arc<Inode>, &mut InodeState),
     ) -> Result<()> {
         let mut batch = Batch::new();
         batch.releases_space();
@@ -438,7 +438,7 @@ impl Fs {
     pub(crate) fn stage_unlink(
         &self,
         inode: &Inode,
-        state: &mut State,
+        state: &mut InodeState,
         now: crate::attr::Timestamp,
         batch: &mut Batch,
     ) -> Result<Unlinked> {
@@ -477,7 +477,7 @@ impl Fs {
         Ok(Unlinked::Nameless { attr, referenced, stored })
     }
 
-    pub(crate) fn unlinked(&self, inode: &Arc<Inode>, state: &mut State, unlinked: Unlinked) {
+    pub(crate) fn unlinked(&self, inode: &Arc<Inode>, state: &mut InodeState, unlinked: Unlinked) {
         match unlinked {
             Unlinked::Linked(attr) => self.staged(state, attr),
             Unlinked::Nameless { attr, referenced: true, stored } => {

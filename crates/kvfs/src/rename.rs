@@ -10,7 +10,7 @@ use kvdb::Batch;
 use crate::attr::{FileKind, Ino, ROOT, RenameFlags, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, Body};
 use crate::namespace::check_name;
 
@@ -271,7 +271,7 @@ impl Fs {
         &self,
         source: &'a Entry,
         target: Option<&'a Entry>,
-    ) -> Result<(RwLockWriteGuard<'a, State>, Option<RwLockWriteGuard<'a, State>>)> {
+    ) -> Result<(RwLockWriteGuard<'a, InodeState>, Option<RwLockWriteGuard<'a, InodeState>>)> {
         let Some(target) = target else { return Ok((self.lock(&source.inode)?, None)) };
         let rank = |e: &Entry| (!e.is_dir(), e.ino);
         if rank(source) < rank(target) {

@@ -6,7 +6,7 @@ use crate::attr::{Ino, XattrFlags};
 use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::State;
+use crate::inode::InodeState;
 use crate::layout::{self, XattrValue, Xattrs};
 
 /// Those of which something is known: anyone's, the superuser's, and that of security modules and
@@ -150,7 +150,7 @@ impl Fs {
     fn commit_xattrs(
         &self,
         ino: Ino,
-        state: &mut crate::inode::State,
+        state: &mut crate::inode::InodeState,
         all: Xattrs,
         mut batch: Batch,
     ) -> Result<()> {
@@ -176,7 +176,7 @@ fn inline_bytes(all: &Xattrs) -> usize {
         .sum()
 }
 
-fn find<'a>(ino: Ino, state: &'a State, name: &[u8]) -> Result<&'a XattrValue> {
+fn find<'a>(ino: Ino, state: &'a InodeState, name: &[u8]) -> Result<&'a XattrValue> {
     match &state.xattrs {
         _ if state.gone => Err(Error::Stale(ino)),
         Some(all) => all.get(name).ok_or(Error::NoAttribute),

@@ -53,7 +53,7 @@ pub(crate) struct Compaction {
     part: AtomicU64,
     workers: Mutex<Workers>,
     /// Held while a part is installed; no thread waits for it with another lock held.
-    state: Mutex<State>,
+    state: Mutex<CompactionState>,
 }
 
 /// Who is at what.
@@ -69,7 +69,7 @@ struct Workers {
     given_up: bool,
 }
 
-struct State {
+struct CompactionState {
     plan: CompactionPlan,
     /// By key; one until it is prepared.
     ranges: Vec<Range>,
@@ -116,7 +116,8 @@ impl Compaction {
             plan.inputs.iter().map(|p| p.run.stats().items).sum(),
         );
         let from = AtomicUsize::new(plan.from());
-        let state = State { plan, ranges: vec![Range::default()], result: None, overwriting };
+        let state =
+            CompactionState { plan, ranges: vec![Range::default()], result: None, overwriting };
         let workers = Workers { taken: 1, merges: vec![None], ..Workers::default() };
         let part = AtomicU64::new(db.part_size());
         let whole = Arc::new(Compaction {
@@ -161,7 +162,7 @@ impl Compaction {
     }
 }
 
-impl State {
+impl CompactionState {
     /// Moves the inputs of a merge into the bottom down to the last levels above it, so that
     /// younger runs are merged during it.
     fn step_aside(&mut self, db: &Database) -> Result<()> {

@@ -91,7 +91,7 @@ pub struct DefragProgress {
 }
 
 #[derive(Default)]
-struct State {
+struct DefragState {
     /// The holes when it began by itself the last time: zones, and bytes alive in them.
     seen: (u64, u64),
     request: Option<DefragOptions>,
@@ -102,7 +102,7 @@ struct State {
 
 #[derive(Default)]
 pub(crate) struct Defragmenter {
-    state: Mutex<State>,
+    state: Mutex<DefragState>,
     /// It begins, ends, or is to stop.
     changed: Condvar,
 }

@@ -17,7 +17,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::journal::{Owned, Segment};
-use crate::manifest::{Edit, State};
+use crate::manifest::{Edit, ManifestState};
 use crate::read::version::{Generation, Layer};
 use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshot;
@@ -115,7 +115,7 @@ impl Flush {
         };
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
-        let plan = |state: &State| {
+        let plan = |state: &ManifestState| {
             let mut change = VersionEdit::of([Edit::Streams(db.zones.positions())]);
             let mut id = state.next_run;
             for (dict, run, garbage_share) in &self.runs {

@@ -33,27 +33,27 @@ pub enum Durability {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    pub(crate) changes: Vec<Change>,
+    pub(crate) changes: Vec<BatchChange>,
     pub(crate) releases: bool,
     pub(crate) sync_follows: bool,
     pub(crate) promised: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Change {
+pub(crate) enum BatchChange {
     Put(DictionaryId, Bytes, Bytes),
     PutStored(DictionaryId, Bytes, StoredValue),
     Delete(DictionaryId, Bytes),
     DeleteRange(DictionaryId, Bytes, Bytes),
 }
 
-impl Change {
+impl BatchChange {
     pub(crate) fn dictionary(&self) -> DictionaryId {
         match self {
-            Change::Put(d, ..)
-            | Change::PutStored(d, ..)
-            | Change::Delete(d, ..)
-            | Change::DeleteRange(d, ..) => *d,
+            BatchChange::Put(d, ..)
+            | BatchChange::PutStored(d, ..)
+            | BatchChange::Delete(d, ..)
+            | BatchChange::DeleteRange(d, ..) => *d,
         }
     }
 }
@@ -89,7 +89,7 @@ impl Batch {
     /// Gives `key` a value, whether or not it had one.
     #[doc(alias = "insert")]
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
-        self.changes.push(Change::Put(dict, key.into(), value.into()));
+        self.changes.push(BatchChange::Put(dict, key.into(), value.into()));
     }
     /// Gives `key` a value that is stored already, under another key perhaps, or in another
     /// dictionary of the same store. A large one is not copied: both keys refer to the same place,
@@ -108,12 +108,12 @@ impl Batch {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn put_stored(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: StoredValue) {
-        self.changes.push(Change::PutStored(dict, key.into(), value));
+        self.changes.push(BatchChange::PutStored(dict, key.into(), value));
     }
     /// Deletes `key`, whether or not it is there.
     #[doc(alias = "remove")]
     pub fn delete(&mut self, dict: DictionaryId, key: impl Into<Bytes>) {
-        self.changes.push(Change::Delete(dict, key.into()));
+        self.changes.push(BatchChange::Delete(dict, key.into()));
     }
     /// Deletes every key in `[start, end)`; costs one range tombstone whatever it covers.
     pub fn delete_range(
@@ -122,7 +122,7 @@ impl Batch {
         start: impl Into<Bytes>,
         end: impl Into<Bytes>,
     ) {
-        self.changes.push(Change::DeleteRange(dict, start.into(), end.into()));
+        self.changes.push(BatchChange::DeleteRange(dict, start.into(), end.into()));
     }
     /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
     pub fn delete_prefix(&mut self, dict: DictionaryId, prefix: impl AsRef<[u8]>) {

@@ -9,7 +9,7 @@ use vt_tree::KeyRange;
 use crate::commit::CommitPipeline;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::record::{Changes, Op};
+use crate::journal::record::{Op, Ops};
 use crate::locks::{Blocked, KeyRangeRef};
 
 /// How long a commit without locks waits for those of others.
@@ -60,7 +60,7 @@ pub(crate) fn range_of(op: &Op) -> KeyRangeRef<'_> {
 
 /// What changes touch.
 pub(crate) fn ranges(
-    changes: &Changes,
+    changes: &Ops,
 ) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
     changes.iter().map(|(dict, op)| (*dict, range_of(op)))
 }

@@ -23,7 +23,7 @@ use env::sync::{Condvar, Mutex, MutexGuard};
 use vt_tree::{Compression, DeferredSlot, ExtentRef, Packer, Seq, Value, place_packed};
 use zones::{Priority, Purpose, ZonePin, ZoneUse, Zones};
 
-use self::batch::{Batch, Change, Durability};
+use self::batch::{Batch, BatchChange, Durability};
 use self::deferred::{DeferredValue, ValueBuffers};
 use self::pipeline::{Pipeline, Sealed, Syncing};
 use self::recent::{RecentCommit, RecentCommits};
@@ -33,9 +33,9 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::Writer;
-use crate::journal::record::{self, Changes, Op, PutValue};
+use crate::journal::record::{self, Op, Ops, PutValue};
 use crate::locks::Locks;
-use crate::manifest::State;
+use crate::manifest::ManifestState;
 use crate::options::{OpenOptions, Shares};
 use crate::read::version::{Layer, Version};
 use crate::read::version_set::VersionEdit;
@@ -122,7 +122,7 @@ pub(crate) struct CommitPipeline {
 
 /// The journal's record of a commit whose changes are in the manifest: a deletion in dictionary 0,
 /// which does not exist. It takes the commit's number and changes nothing.
-pub(crate) fn number_alone() -> Changes {
+pub(crate) fn number_alone() -> Ops {
     vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
 }
 
@@ -246,7 +246,7 @@ impl CommitPipeline {
     }
 
     /// Which changes have large values, and their bytes together.
-    fn large(&self, version: &Version, changes: &Changes) -> (Vec<usize>, u64) {
+    fn large(&self, version: &Version, changes: &Ops) -> (Vec<usize>, u64) {
         let separate = |dict| {
             version.trees.get(&dict).map_or(u32::MAX, |t| t.info.options.separate_at) as usize
         };
@@ -264,7 +264,7 @@ impl CommitPipeline {
     }
 
     /// Copies large values to where they wait for their place.
-    fn copy_values(&self, large: &[usize], changes: &mut Changes) {
+    fn copy_values(&self, large: &[usize], changes: &mut Ops) {
         let version = self.versions.load();
         let mut chunks = self.value_buffers.lock();
         for &i in large {
@@ -281,7 +281,7 @@ impl CommitPipeline {
         &self,
         engine: &impl CommitEnv,
         mut large: Vec<usize>,
-        changes: &mut Changes,
+        changes: &mut Ops,
         claim: SpaceClaim,
     ) -> Result<ZonePin> {
         // So that a scan reads them in one go.
@@ -308,7 +308,7 @@ impl CommitPipeline {
 
     fn place(
         &self,
-        changes: &Changes,
+        changes: &Ops,
         large: &[usize],
         claim: SpaceClaim,
     ) -> Result<(Vec<ExtentRef>, ZonePin)> {
@@ -532,7 +532,7 @@ impl CommitPipeline {
         &self,
         pipeline: &mut Pipeline,
         past: impl FnOnce(Seq) -> Option<RecentCommit>,
-        plan: impl FnOnce(&State) -> Result<VersionEdit>,
+        plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
     ) -> Result<()> {
         self.install_commit_with(pipeline, past, plan, || ())
     }
@@ -542,7 +542,7 @@ impl CommitPipeline {
         &self,
         pipeline: &mut Pipeline,
         past: impl FnOnce(Seq) -> Option<RecentCommit>,
-        plan: impl FnOnce(&State) -> Result<VersionEdit>,
+        plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
         between: impl FnOnce(),
     ) -> Result<()> {
         let seq = pipeline.next_seq;
@@ -718,7 +718,7 @@ impl SpaceClaim {
 
 /// A batch whose changes are all possible.
 pub(crate) struct Valid {
-    pub changes: Changes,
+    pub changes: Ops,
     pub claim: SpaceClaim,
     /// Keeps the places of values that were stored before.
     pub pin: ZonePin,
@@ -734,21 +734,21 @@ impl CommitPipeline {
             let dict = change.dictionary();
             version.tree(dict)?;
             let op = match change {
-                Change::Put(_, k, v) => {
+                BatchChange::Put(_, k, v) => {
                     deletes_only = false;
                     check_put(k.len(), v.len())?;
                     Op::Put(k, Value::Inline(v))
                 }
-                Change::PutStored(_, k, v) => {
+                BatchChange::PutStored(_, k, v) => {
                     deletes_only = false;
                     check_put(k.len(), v.len())?;
                     let value = v.value.clone();
                     stored.push(v);
                     Op::Put(k, value)
                 }
-                Change::Delete(_, k) => Op::Delete(k),
-                Change::DeleteRange(_, s, e) if s < e => Op::DeleteRange(s, e),
-                Change::DeleteRange(..) => continue,
+                BatchChange::Delete(_, k) => Op::Delete(k),
+                BatchChange::DeleteRange(_, s, e) if s < e => Op::DeleteRange(s, e),
+                BatchChange::DeleteRange(..) => continue,
             };
             match &op {
                 Op::DeleteRange(s, e) => check_key(s.len().max(e.len()))?,
@@ -766,7 +766,7 @@ impl CommitPipeline {
     }
 
     /// Keeps the places of all values that have one.
-    pub(crate) fn keep_places(&self, changes: &Changes) -> Result<ZonePin> {
+    pub(crate) fn keep_places(&self, changes: &Ops) -> Result<ZonePin> {
         let mut uses = ZoneUse::new();
         for (_, op) in changes {
             if let Op::Put(_, Value::Extent(e)) = op {
@@ -852,7 +852,8 @@ mod tests {
             asked.set(true);
             assert!(!inner.recent.may_begin(), "the commit is noted and not visible yet");
         };
-        let plan = |_: &State| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
+        let plan =
+            |_: &ManifestState| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
         inner.install_commit_with(&mut pipeline, |_| None, plan, between).expect("installed");
         assert!(asked.get());
         assert!(inner.recent.may_begin(), "it is visible");

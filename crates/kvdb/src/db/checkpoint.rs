@@ -16,7 +16,7 @@ use crate::db::files::Partial;
 use crate::dictionary::DictionaryInfo;
 use crate::error::Result;
 use crate::health::Health;
-use crate::manifest::{Edit, JournalStart, Manifest, State};
+use crate::manifest::{Edit, JournalStart, Manifest, ManifestState};
 use crate::read::version_set::encode_run;
 
 /// What a checkpoint consists of.
@@ -123,7 +123,7 @@ impl Database {
         let seq = self.versions.visible.load(Ordering::Acquire);
         let mut stats = CheckpointStats::default();
         let mut uses = ZoneUse::new();
-        let mut state = State::new();
+        let mut state = ManifestState::new();
         state.apply_all(self.kept(&mut uses))?;
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;

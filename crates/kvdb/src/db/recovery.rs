@@ -25,11 +25,11 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::ids::Label;
 use crate::ids::RunId;
-use crate::journal::record::{self, Bound, Changes, Op, Record};
+use crate::journal::record::{self, Bound, Op, Ops, Record};
 use crate::journal::{Owned, Segment, Writer};
 use crate::log::chunk::Kind;
-use crate::log::stream::{Part, Records, StreamReader};
-use crate::manifest::{self, DictionaryState, Edit, JournalStart, Manifest, State};
+use crate::log::stream::{Records, StreamPart, StreamReader};
+use crate::manifest::{self, DictionaryState, Edit, JournalStart, Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::read::version::{Generation, Tree, Version};
 use crate::snapshots::Snapshots;
@@ -82,7 +82,8 @@ pub(crate) fn create(
     let format = FormatOptions { capacity: options.capacity, reserve_zones: options.reserve_zones };
     let zones = Zones::format_as(device, format, uuid)?;
     let health = Arc::new(Health::default());
-    let manifest = Manifest::begin(zones.clone(), env.clone(), health.clone(), State::new(), 0)?;
+    let manifest =
+        Manifest::begin(zones.clone(), env.clone(), health.clone(), ManifestState::new(), 0)?;
     let cache = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
     let version = Version::empty(Generation::first());
     let snapshots = Snapshots::new(BTreeMap::new());
@@ -242,7 +243,7 @@ pub(crate) fn open(
             }
             match numbers.take(record)? {
                 None => {}
-                Some((first, Content::Changes(mut changes))) => {
+                Some((first, Content::Ops(mut changes))) => {
                     void(first, &mut changes, &since);
                     replay(&db, first, &changes, bound.uses(), &mut flush_at)?;
                 }
@@ -283,7 +284,7 @@ pub(crate) fn open(
 fn replay(
     db: &Database,
     first: Seq,
-    changes: &Changes,
+    changes: &Ops,
     bound: &ZoneUse,
     flush_at: &mut usize,
 ) -> Result<()> {
@@ -327,7 +328,12 @@ pub(crate) struct BoundRuns {
 }
 
 impl BoundRuns {
-    fn open(cache: &Arc<BlockCache>, state: &State, seq: Seq, bound: &Bound) -> Result<BoundRuns> {
+    fn open(
+        cache: &Arc<BlockCache>,
+        state: &ManifestState,
+        seq: Seq,
+        bound: &Bound,
+    ) -> Result<BoundRuns> {
         let mut runs = Vec::new();
         for (dict, roots) in &bound.runs {
             // What was bound for a dictionary that is gone may be gone too.
@@ -357,13 +363,13 @@ impl BoundRuns {
 
 /// What a commit of the journal consists of.
 enum Content {
-    Changes(Changes),
+    Ops(Ops),
     /// Runs that were written before.
     Bound(Bound),
 }
 
 /// Takes the changes out that a rollback made void.
-fn void(first: Seq, changes: &mut Changes, since: &BTreeMap<DictionaryId, Seq>) {
+fn void(first: Seq, changes: &mut Ops, since: &BTreeMap<DictionaryId, Seq>) {
     for (seq, (dict, _)) in (first..).zip(changes.iter_mut()).filter(|_| !since.is_empty()) {
         if since.get(dict).is_some_and(|since| seq <= *since) {
             // Void: as a change of a dictionary that was dropped.
@@ -414,7 +420,7 @@ impl Numbers {
             }
             Record::Commit(changes) => {
                 let count = changes.len() as u64;
-                (Content::Changes(changes), count)
+                (Content::Ops(changes), count)
             }
             Record::Bind(bound) => (Content::Bound(bound), 1),
         };
@@ -454,7 +460,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    fn parts(&self) -> Vec<Part> {
+    fn parts(&self) -> Vec<StreamPart> {
         self.used.iter().map(Segment::part).collect()
     }
 }
@@ -580,7 +586,7 @@ struct Unsynced {
 pub(crate) fn read_journal(
     zones: &Zones,
     cache: &Arc<BlockCache>,
-    state: &State,
+    state: &ManifestState,
     recovery: &mut Recovery,
     bound: &mut dyn FnMut(&ExtentRef),
 ) -> Result<Journal> {
@@ -593,7 +599,7 @@ pub(crate) fn read_journal(
     }
     let segments: Vec<Segment> =
         state.segments.iter().filter(|s| s.number >= start.segment).copied().collect();
-    let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
+    let parts: Vec<StreamPart> = segments.iter().map(Segment::part).collect();
     let mut reader = StreamReader::new(
         zones,
         Kind::Journal,
@@ -624,7 +630,7 @@ pub(crate) fn read_journal(
             let (mut extents, mut bound) = (Vec::new(), None);
             match &commit {
                 None => {}
-                Some((first, Content::Changes(changes))) => {
+                Some((first, Content::Ops(changes))) => {
                     extents.extend((*first..).zip(changes).filter_map(
                         |(seq, (dict, op))| match op {
                             // What was bound for a dictionary that is gone may be gone too.
@@ -675,7 +681,7 @@ impl Journal {
     fn take(
         &mut self,
         cache: &Arc<BlockCache>,
-        state: &State,
+        state: &ManifestState,
         record: &Unsynced,
         bound: &mut dyn FnMut(&ExtentRef),
     ) -> Result<()> {

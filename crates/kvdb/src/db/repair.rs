@@ -16,7 +16,7 @@ use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, Value};
 use zones::Priority;
 
-use crate::commit::batch::{Batch, Change};
+use crate::commit::batch::{Batch, BatchChange};
 use crate::commit::write_memtables;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
@@ -171,10 +171,10 @@ impl Database {
             .changes
             .into_iter()
             .map(|change| match change {
-                Change::Put(d, k, v) => (d, Op::Put(k, Value::Inline(v))),
-                Change::PutStored(d, k, v) => (d, Op::Put(k, v.value)),
-                Change::Delete(d, k) => (d, Op::Delete(k)),
-                Change::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
+                BatchChange::Put(d, k, v) => (d, Op::Put(k, Value::Inline(v))),
+                BatchChange::PutStored(d, k, v) => (d, Op::Put(k, v.value)),
+                BatchChange::Delete(d, k) => (d, Op::Delete(k)),
+                BatchChange::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
             })
             .collect();
         write_memtables(&memory, 1, &changes, &mut |_, _, _| {});

@@ -11,7 +11,7 @@ pub(crate) use writer::{Owned, Writer, cost};
 
 use zones::{ZONE_SIZE, ZoneId};
 
-use crate::log::stream::Part;
+use crate::log::stream::StreamPart;
 
 /// One use of a zone by the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    pub(crate) fn part(&self) -> Part {
-        Part { zone: self.zone, epoch: self.epoch, end: self.end }
+    pub(crate) fn part(&self) -> StreamPart {
+        StreamPart { zone: self.zone, epoch: self.epoch, end: self.end }
     }
 }
 

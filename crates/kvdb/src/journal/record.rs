@@ -75,7 +75,7 @@ pub(crate) enum Op {
 }
 
 /// A commit's changes, in order.
-pub(crate) type Changes = Vec<(DictionaryId, Op)>;
+pub(crate) type Ops = Vec<(DictionaryId, Op)>;
 
 impl Op {
     fn code(&self) -> u8 {
@@ -329,7 +329,7 @@ pub(crate) fn snapshot(label: &Label, below: u32) -> Vec<u8> {
 pub(crate) enum Record {
     Number(Seq),
     Mark,
-    Commit(Changes),
+    Commit(Ops),
     Bind(Bound),
     /// All before it is a snapshot; `below`: of dictionaries with smaller numbers.
     Snapshot {
@@ -417,7 +417,7 @@ fn change(record: &Bytes, r: &mut Reader, code: u8, alone: bool) -> Result<(Dict
 mod tests {
     use super::*;
 
-    fn sample() -> Changes {
+    fn sample() -> Ops {
         let d = DictionaryId(300);
         vec![
             (d, Op::Put("key".into(), Value::Inline("value".into()))),

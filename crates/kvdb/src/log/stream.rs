@@ -16,7 +16,7 @@ use crate::log::chunk::{Header, Kind};
 
 /// One zone's part of a stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct StreamPart {
     pub zone: ZoneId,
     pub epoch: u64,
     /// The stream stops at this position in this zone, whatever the zone holds beyond; what comes
@@ -39,7 +39,7 @@ pub(crate) struct Tail {
 pub(crate) struct StreamReader<'a> {
     zones: &'a Zones,
     kind: Kind,
-    parts: &'a [Part],
+    parts: &'a [StreamPart],
     part: usize,
     /// Offset of the next chunk in the present part's zone.
     offset: u64,
@@ -101,7 +101,7 @@ impl<'a> StreamReader<'a> {
     pub(crate) fn new(
         zones: &'a Zones,
         kind: Kind,
-        parts: &'a [Part],
+        parts: &'a [StreamPart],
         offset: u64,
         position: u64,
     ) -> Self {
@@ -127,7 +127,7 @@ impl<'a> StreamReader<'a> {
     pub(crate) fn on_medium(
         zones: &'a Zones,
         kind: Kind,
-        parts: &'a [Part],
+        parts: &'a [StreamPart],
         offset: u64,
         position: u64,
     ) -> Self {
@@ -197,7 +197,7 @@ impl<'a> StreamReader<'a> {
         Ok(None)
     }
 
-    fn continues_in(&mut self, part: Option<&Part>) -> Result<bool> {
+    fn continues_in(&mut self, part: Option<&StreamPart>) -> Result<bool> {
         let Some(part) = part else { return Ok(false) };
         let bytes = self.window.get(
             self.zones,
@@ -219,7 +219,7 @@ impl<'a> StreamReader<'a> {
     }
 
     /// The chunk wanted, if it comes next in this part; moves behind it.
-    fn chunk(&mut self, part: Part) -> Result<Option<(Header, Bytes)>> {
+    fn chunk(&mut self, part: StreamPart) -> Result<Option<(Header, Bytes)>> {
         if self.kind == Kind::Journal {
             let found = self.chunk_here(part)?;
             self.offset += found.as_ref().map_or(0, |(h, _)| h.size());
@@ -256,7 +256,7 @@ impl<'a> StreamReader<'a> {
             .collect()
     }
 
-    fn chunk_here(&mut self, part: Part) -> Result<Option<(Header, Bytes)>> {
+    fn chunk_here(&mut self, part: StreamPart) -> Result<Option<(Header, Bytes)>> {
         if self.offset + SECTOR > ZONE_SIZE {
             return Ok(None);
         }
@@ -279,7 +279,7 @@ impl<'a> StreamReader<'a> {
         Ok(header.piece(bytes).map(|piece| (header, Bytes::copy_from_slice(piece))))
     }
 
-    fn missing(&self, part: Part, why: String) -> Error {
+    fn missing(&self, part: StreamPart, why: String) -> Error {
         let name = self.purpose().name();
         let addr = part.zone.start() + self.offset;
         Error::Corrupt(format!(
@@ -440,7 +440,7 @@ mod tests {
         }
 
         fn read(&self, segments: &[Segment]) -> Result<(Vec<u8>, Tail)> {
-            let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
+            let parts: Vec<StreamPart> = segments.iter().map(Segment::part).collect();
             let mut reader = StreamReader::new(&self.zones, Kind::Journal, &parts, 0, 1000);
             let mut bytes = Vec::new();
             while let Some((at, piece)) = reader.next()? {

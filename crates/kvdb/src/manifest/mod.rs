@@ -13,13 +13,13 @@ use env::Env;
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones};
 
 pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
-pub(crate) use state::{DictionaryState, State};
+pub(crate) use state::{DictionaryState, ManifestState};
 
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 use crate::log::codec::{Reader, put_varint};
-use crate::log::stream::{Part, Records, StreamReader};
+use crate::log::stream::{Records, StreamPart, StreamReader};
 
 /// Version of everything that the root leads to.
 const FORMAT: u8 = 1;
@@ -66,8 +66,8 @@ impl Root {
         Ok(Root { number, epoch, durable, zones })
     }
 
-    pub(crate) fn parts(&self) -> Vec<Part> {
-        self.zones.iter().map(|&zone| Part { zone, epoch: self.epoch, end: None }).collect()
+    pub(crate) fn parts(&self) -> Vec<StreamPart> {
+        self.zones.iter().map(|&zone| StreamPart { zone, epoch: self.epoch, end: None }).collect()
     }
 
     /// The zones that hold the manifest.
@@ -81,7 +81,7 @@ impl Root {
 /// A manifest as it was found on the device.
 pub(crate) struct Loaded {
     pub root: Root,
-    pub state: State,
+    pub state: ManifestState,
     pub records: u64,
     /// Device addresses of unreadable copies of chunks; the other copy was read.
     pub damaged: Vec<u64>,
@@ -96,7 +96,7 @@ pub(crate) struct Loaded {
 pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
     let root = Root::decode(root)?;
     let parts = root.parts();
-    let mut state = State::new();
+    let mut state = ManifestState::new();
     let mut reader = StreamReader::new(zones, Kind::Manifest, &parts, 0, 0);
     let mut records = Records::new(0);
     let mut count = 0;
@@ -126,7 +126,7 @@ pub(crate) struct Manifest {
     zones: Arc<Zones>,
     env: Arc<dyn Env>,
     health: Arc<Health>,
-    state: State,
+    state: ManifestState,
     root: Root,
     /// Keeps the zones of `root` from being taken.
     pins: Vec<ZonePin>,
@@ -145,7 +145,7 @@ impl Manifest {
         zones: Arc<Zones>,
         env: Arc<dyn Env>,
         health: Arc<Health>,
-        state: State,
+        state: ManifestState,
         number: u64,
     ) -> Result<Manifest> {
         let root = Root { number, epoch: 0, durable: 0, zones: Vec::new() };
@@ -189,7 +189,7 @@ impl Manifest {
         (self.root.clone(), self.position)
     }
 
-    pub(crate) fn state(&self) -> &State {
+    pub(crate) fn state(&self) -> &ManifestState {
         &self.state
     }
 
@@ -225,7 +225,7 @@ impl Manifest {
 
     /// Puts another state in the place of this one, whole or not at all: in a new manifest, to
     /// which the root moves.
-    pub(crate) fn replace(&mut self, state: State) -> Result<()> {
+    pub(crate) fn replace(&mut self, state: ManifestState) -> Result<()> {
         self.health.check()?;
         let before = std::mem::replace(&mut self.state, state);
         match self.rewrite() {

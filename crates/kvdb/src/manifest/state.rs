@@ -48,7 +48,7 @@ struct KeptSoFar {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct ManifestState {
     pub dictionaries: Dictionaries,
     /// By name.
     pub snapshots: Arc<BTreeMap<String, Arc<SnapshotState>>>,
@@ -76,9 +76,9 @@ pub(crate) const MAX_LEVEL: u32 = 63;
 /// Numbers that are counted upwards stay below in every store that was ever written.
 const LARGEST: u64 = 1 << 60;
 
-impl State {
+impl ManifestState {
     pub(crate) fn new() -> Self {
-        State { next_dictionary: 1, next_run: 1, next_segment: 1, ..Default::default() }
+        ManifestState { next_dictionary: 1, next_run: 1, next_segment: 1, ..Default::default() }
     }
 
     fn dictionary(&mut self, id: DictionaryId) -> Result<&mut DictionaryState> {
@@ -450,8 +450,8 @@ mod tests {
     use std::time::Duration;
     use zones::ZoneId;
 
-    fn sample() -> State {
-        let mut state = State::new();
+    fn sample() -> ManifestState {
+        let mut state = ManifestState::new();
         let info = |id, name: &str| DictionaryInfo {
             id: DictionaryId(id),
             name: name.into(),
@@ -501,7 +501,7 @@ mod tests {
     fn a_checkpoint_builds_the_same_state() {
         let state = sample();
         assert_eq!((state.next_dictionary, state.next_run, state.next_segment), (3, 4, 4));
-        let mut again = State::new();
+        let mut again = ManifestState::new();
         again.apply_all(state.checkpoint()).unwrap();
         assert_eq!(again, state);
     }
@@ -517,7 +517,7 @@ mod tests {
     }
 
     /// `sample` with a branch, and snapshots of both.
-    fn branched() -> State {
+    fn branched() -> ManifestState {
         let mut state = sample();
         let (d, run) = (DictionaryId(1), Bytes::from(vec![7; 500]));
         let edits = [
@@ -579,7 +579,7 @@ mod tests {
                 .unwrap();
         }
         let edits = state.checkpoint();
-        let mut again = State::new();
+        let mut again = ManifestState::new();
         again.apply_all(edits.clone()).unwrap();
         assert_eq!(again, state);
         let bytes = Edit::encode_all(&edits).len();

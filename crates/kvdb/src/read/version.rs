@@ -13,7 +13,7 @@ use zones::ZonePin;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
-use crate::manifest::{DictionaryState, State};
+use crate::manifest::{DictionaryState, ManifestState};
 
 /// Runs that a lookup asks side by side.
 const TOGETHER: usize = 16;
@@ -289,7 +289,7 @@ impl Version {
     /// for readers, at run time and at recovery. Memtables stay, but those of a dictionary that was
     /// rolled back: what they have is void. `open` is asked for runs that the version does not have
     /// yet; after an error the version is of no use.
-    pub(crate) fn follow(&mut self, state: &State, open: &mut OpenRun<'_>) -> Result<()> {
+    pub(crate) fn follow(&mut self, state: &ManifestState, open: &mut OpenRun<'_>) -> Result<()> {
         self.trees.retain(|id, _| state.dictionaries.contains_key(id));
         for (&id, entry) in &state.dictionaries {
             let since = state.since.get(&id).copied().unwrap_or(0);

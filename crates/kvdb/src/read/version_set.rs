@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::ids::RunId;
 use crate::journal::record::Op;
-use crate::manifest::{Edit, Manifest, State};
+use crate::manifest::{Edit, Manifest, ManifestState};
 use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
 use crate::read::version::{Version, read};
 use crate::read::view::View;
@@ -185,7 +185,7 @@ impl VersionSet {
     pub(crate) fn follow(
         &self,
         version: &mut Version,
-        state: &State,
+        state: &ManifestState,
         runs: &HashMap<Bytes, Arc<Run>>,
     ) -> Result<()> {
         let mut open = |id: RunId, root: &Bytes| {
@@ -198,7 +198,7 @@ impl VersionSet {
 
     /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever
     /// the version lets go of is free only after the edits are durable.
-    pub(crate) fn install(&self, plan: impl FnOnce(&State) -> VersionEdit) -> Result<()> {
+    pub(crate) fn install(&self, plan: impl FnOnce(&ManifestState) -> VersionEdit) -> Result<()> {
         self.install_and(plan, |_| (), |_| ())
     }
 
@@ -207,7 +207,7 @@ impl VersionSet {
     /// version again.
     pub(crate) fn install_and(
         &self,
-        plan: impl FnOnce(&State) -> VersionEdit,
+        plan: impl FnOnce(&ManifestState) -> VersionEdit,
         also: impl FnOnce(&mut Version),
         then: impl FnOnce(&Version),
     ) -> Result<()> {
@@ -229,7 +229,7 @@ impl VersionSet {
         &self,
         seq: Seq,
         pipeline: &mut P,
-        plan: impl FnOnce(&State) -> Result<VersionEdit>,
+        plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
         logged: impl FnOnce(&mut P) -> L,
         make_visible: impl FnOnce(&mut P, &Version) -> T,
     ) -> Result<T> {
@@ -246,7 +246,7 @@ impl VersionSet {
     /// Writes a whole new state of the manifest, and brings the version in line with it.
     pub(crate) fn replace(
         &self,
-        plan: impl FnOnce(State) -> Result<(State, VersionEdit)>,
+        plan: impl FnOnce(ManifestState) -> Result<(ManifestState, VersionEdit)>,
     ) -> Result<()> {
         let mut manifest = self.manifest()?;
         let (state, change) = plan(manifest.state().clone())?;

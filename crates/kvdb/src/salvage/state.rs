@@ -16,10 +16,10 @@ use crate::commit::write_memtables;
 use crate::db::recovery::{Recovery, read_journal};
 use crate::error::{Error, Result};
 use crate::journal::Segment;
-use crate::journal::record::{self, Bound, Changes, Op, Record};
+use crate::journal::record::{self, Bound, Op, Ops, Record};
 use crate::log::chunk::{Header, Kind};
-use crate::log::stream::{Part, Records, StreamReader};
-use crate::manifest::{self, Edit, Root, State};
+use crate::log::stream::{Records, StreamPart, StreamReader};
+use crate::manifest::{self, Edit, ManifestState, Root};
 use crate::read::version::{Generation, Tree, Version};
 
 /// Bytes of cache.
@@ -89,7 +89,7 @@ fn find_state(
     zones: &Arc<Zones>,
     notes: &mut Vec<String>,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<State> {
+) -> Result<ManifestState> {
     let root = zones.superblock().root;
     let mut known = None;
     match manifest::load(zones, &root) {
@@ -101,13 +101,13 @@ fn find_state(
         }
     }
     let found = search(zones, false, progress);
-    let mut all: Vec<State> = found.into_iter().chain(known).collect();
+    let mut all: Vec<ManifestState> = found.into_iter().chain(known).collect();
     if all.is_empty() {
         // The first sector of its zone may be what is lost.
         all = search(zones, true, progress);
     }
     // Numbers only grow.
-    let age = |s: &State| (s.next_segment, s.next_run, s.start.seq, s.start.position);
+    let age = |s: &ManifestState| (s.next_segment, s.next_run, s.start.seq, s.start.position);
     match all.into_iter().max_by_key(age) {
         Some(state) => {
             notes.push("what was found instead may be older than what was there last".into());
@@ -121,8 +121,8 @@ fn find_state(
 }
 
 /// What a manifest says up to where it can be read.
-fn partly(zones: &Zones, parts: &[Part]) -> Option<State> {
-    let mut state = State::new();
+fn partly(zones: &Zones, parts: &[StreamPart]) -> Option<ManifestState> {
+    let mut state = ManifestState::new();
     let mut reader = StreamReader::new(zones, Kind::Manifest, parts, 0, 0);
     let mut records = Records::new(0);
     let mut count = 0;
@@ -143,7 +143,7 @@ fn partly(zones: &Zones, parts: &[Part]) -> Option<State> {
 
 /// All manifests that lie in some zone, each as far as it can be read. `deep`: their zones are
 /// known by any of their chunks, not only by the first.
-fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<State> {
+fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<ManifestState> {
     let count = zones.zones_on_device();
     // By epoch: the zones of one manifest, by the positions that they begin with.
     let mut manifests: HashMap<u64, BTreeMap<u64, ZoneId>> = HashMap::new();
@@ -153,8 +153,8 @@ fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<
             manifests.entry(header.epoch).or_default().entry(header.position).or_insert(zone);
         }
     }
-    let parts = |(epoch, zones): (&u64, &BTreeMap<u64, ZoneId>)| -> Vec<Part> {
-        zones.values().map(|&zone| Part { zone, epoch: *epoch, end: None }).collect()
+    let parts = |(epoch, zones): (&u64, &BTreeMap<u64, ZoneId>)| -> Vec<StreamPart> {
+        zones.values().map(|&zone| StreamPart { zone, epoch: *epoch, end: None }).collect()
     };
     manifests.iter().filter_map(|manifest| partly(zones, &parts(manifest))).collect()
 }
@@ -189,7 +189,7 @@ struct Unbound {
 fn journal(
     zones: &Arc<Zones>,
     cache: &Arc<BlockCache>,
-    state: &State,
+    state: &ManifestState,
     notes: &mut Vec<String>,
 ) -> (Version, Unbound) {
     let generation = Generation::first();
@@ -215,7 +215,8 @@ fn journal(
     };
     let segments: Vec<Segment> =
         state.segments.iter().filter(|s| s.number >= state.start.segment).copied().collect();
-    let parts: Vec<Part> = segments.iter().map(|s| Part { end: None, ..s.part() }).collect();
+    let parts: Vec<StreamPart> =
+        segments.iter().map(|s| StreamPart { end: None, ..s.part() }).collect();
     let offset = segments
         .first()
         .filter(|s| s.number == state.start.segment)
@@ -265,7 +266,7 @@ fn journal(
 /// The next chunk behind a place in the journal that begins a write: part, offset and position.
 fn resume(
     zones: &Zones,
-    parts: &[Part],
+    parts: &[StreamPart],
     stopped: (usize, u64),
     position: u64,
 ) -> Option<(usize, u64, u64)> {
@@ -298,7 +299,7 @@ fn resume(
 }
 
 struct Replay<'a> {
-    state: &'a State,
+    state: &'a ManifestState,
     cache: Arc<BlockCache>,
     version: Version,
     next: Seq,
@@ -328,7 +329,7 @@ impl Replay<'_> {
         Ok(first)
     }
 
-    fn commit(&mut self, mut changes: Changes) -> Result<()> {
+    fn commit(&mut self, mut changes: Ops) -> Result<()> {
         let first = self.advance(changes.len() as u64)?;
         for (seq, (dict, op)) in (first..).zip(changes.iter_mut()) {
             if !self.state.takes(*dict, seq) {

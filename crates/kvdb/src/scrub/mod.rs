@@ -77,7 +77,7 @@ impl std::fmt::Display for ScrubFault {
 }
 
 #[derive(Default)]
-struct State {
+struct ScrubState {
     progress: ScrubProgress,
     faults: Vec<ScrubFault>,
     /// What was found in this scrub: a place that two steps come to is one find.
@@ -88,7 +88,7 @@ struct State {
 
 #[derive(Default)]
 pub(crate) struct Scrubber {
-    state: Mutex<State>,
+    state: Mutex<ScrubState>,
     /// It ends, or is to stop.
     changed: Condvar,
 }

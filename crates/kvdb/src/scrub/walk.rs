@@ -21,8 +21,8 @@ use crate::error::{Error, Result};
 use crate::journal::Segment;
 use crate::journal::record::{self, Op, Record};
 use crate::log::chunk::Kind;
-use crate::log::stream::{Part, Records, StreamReader};
-use crate::manifest::{self, JournalStart, Root, State};
+use crate::log::stream::{Records, StreamPart, StreamReader};
+use crate::manifest::{self, JournalStart, ManifestState, Root};
 use crate::read::version::{Tree, Version};
 use crate::snapshots::Snapshot;
 
@@ -253,7 +253,7 @@ impl Database {
         }
     }
 
-    fn state_now(&self) -> Result<State> {
+    fn state_now(&self) -> Result<ManifestState> {
         match self.versions.manifest() {
             Ok(manifest) => Ok(manifest.state().clone()),
             Err(_) => Ok(manifest::load(&self.zones, &self.zones.superblock().root)?.state),
@@ -264,7 +264,7 @@ impl Database {
     /// `values`.
     fn read_journal_again(
         &self,
-        state: &State,
+        state: &ManifestState,
         end: u64,
         values: &mut Vec<(crate::DictionaryId, Bytes, ExtentRef)>,
         read: Read<'_>,
@@ -275,7 +275,7 @@ impl Database {
         }
         let segments: Vec<Segment> =
             state.segments.iter().filter(|s| s.number >= segment).copied().collect();
-        let parts: Vec<Part> = segments.iter().map(Segment::part).collect();
+        let parts: Vec<StreamPart> = segments.iter().map(Segment::part).collect();
         let offset = segments.first().filter(|first| first.number == segment).map_or(0, |_| offset);
         let mut reader =
             StreamReader::on_medium(&self.zones, Kind::Journal, &parts, offset, position);

@@ -11,12 +11,12 @@ use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::journal::record;
-use crate::manifest::{Edit, State};
+use crate::manifest::{Edit, ManifestState};
 use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshot;
 
 /// Lets a change name the runs of a snapshot.
-fn know(change: &mut VersionEdit, state: &State, snapshot: &Snapshot) {
+fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
     let version = snapshot.version();
     let entries = state.snapshots.get(&snapshot.label.name).map(|s| &s.dictionaries);
     for (id, entry) in entries.into_iter().flatten() {
@@ -115,7 +115,7 @@ impl Database {
             // It has a number of its own, so that transactions which began before it can tell.
             let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
             let seq = pipeline.next_seq;
-            let plan = |state: &State| {
+            let plan = |state: &ManifestState| {
                 let mut infos = state.dictionaries.values().map(|d| &d.info);
                 let made =
                     |info: &&DictionaryInfo| info.branch == branch && !dicts.contains(&info.id);

@@ -22,7 +22,7 @@ use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::manifest::Edit;
-use crate::manifest::State;
+use crate::manifest::ManifestState;
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
@@ -436,7 +436,7 @@ impl Database {
         let label = Label { seq: self.versions.visible.load(Ordering::Acquire), ..label };
         let mut fresh = None;
         let made = std::cell::RefCell::new(None);
-        let plan = |state: &State| {
+        let plan = |state: &ManifestState| {
             // Made since the others were locked.
             let mut of_branch =
                 state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);

@@ -15,7 +15,7 @@ use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::record::{Changes, Op};
+use crate::journal::record::{Op, Ops};
 use crate::read::version::read;
 use crate::read::view::View;
 use crate::read::write_set::{Part, WriteSet};
@@ -250,7 +250,7 @@ pub(super) fn reconcile(
     by_value: bool,
     base: &View,
     now: &View,
-) -> Result<Changes> {
+) -> Result<Ops> {
     let mut found = both(db, write_set, since)?;
     if by_value {
         changed_since(write_set, base, now, &mut found)?;
@@ -264,7 +264,7 @@ pub(super) fn reconcile(
         ranges: found.ranges.into_iter().filter(|(dict, _)| !log(dict)).collect(),
     };
     let mut conflicts: Vec<(DictionaryId, Bytes)> = found.ranges.into_iter().collect();
-    let mut changes = Changes::new();
+    let mut changes = Ops::new();
     let routines = db.transactions.routines.read().clone();
     for (dict, key) in found.points {
         let merged = match routines.get(&dict) {

@@ -23,7 +23,7 @@ use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
-use crate::journal::record::{self, Changes, Op, Record};
+use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::codec::{Reader, put_bytes, put_varint};
 use crate::read::version::read;
 
@@ -83,7 +83,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
 }
 
 /// Changes by themselves: what is stored elsewhere is read.
-fn whole(db: &Database, changes: &Changes) -> Result<Changes> {
+fn whole(db: &Database, changes: &Ops) -> Result<Ops> {
     let op = |op: &Op| -> Result<Op> {
         Ok(match op {
             Op::Put(key, value @ Value::Extent(_)) => {
@@ -132,7 +132,7 @@ impl Database {
         &self,
         log: DictionaryId,
         at: u64,
-        changes: &Changes,
+        changes: &Ops,
         claim: SpaceClaim,
     ) -> Result<()> {
         let changes = whole(self, changes)?;

@@ -19,7 +19,7 @@ use crate::commit::{Applied, Outcome, SpaceClaim, Valid};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::record::{Changes, Op};
+use crate::journal::record::{Op, Ops};
 use crate::locks::KeyRangeRef;
 use crate::read::view::View;
 use crate::read::write_set::{Part, WriteSet};
@@ -213,8 +213,8 @@ fn touched(write_set: &WriteSet) -> Result<Vec<(DictionaryId, KeyRange)>> {
 }
 
 /// A transaction in memory as the changes of a commit; and whether none of them adds data.
-fn changes(write_set: &WriteSet) -> Result<(Changes, bool)> {
-    let mut changes = Changes::new();
+fn changes(write_set: &WriteSet) -> Result<(Ops, bool)> {
+    let mut changes = Ops::new();
     let mut deletes_only = true;
     write_set.for_each(|dict, item| {
         let key = bytes::Bytes::copy_from_slice(item.key);

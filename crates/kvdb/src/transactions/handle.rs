@@ -19,7 +19,7 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
-use crate::journal::record::Changes;
+use crate::journal::record::Ops;
 use crate::locks::{KeyRangeRef, Mode};
 use crate::read::cursor::Cursor;
 use crate::read::version::read;
@@ -160,7 +160,7 @@ pub(crate) struct TransactionState {
     pub(super) handles: env::sync::Mutex<std::sync::Weak<Last>>,
     /// The number of the newest commit when it began.
     pub(super) since: u64,
-    pub(super) state: RwLock<State>,
+    pub(super) state: RwLock<OpenState>,
     /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for
     /// no call and no commit.
     size: env::sync::Mutex<(u64, u64, u64)>,
@@ -171,7 +171,7 @@ pub(crate) struct TransactionState {
     pub(super) doomed: env::sync::Mutex<Option<String>>,
 }
 
-pub(super) struct State {
+pub(super) struct OpenState {
     /// `None`: it has ended.
     pub open: Option<Open>,
     /// Why it has ended, when that was not its user's wish.
@@ -278,7 +278,7 @@ impl TransactionState {
             used_nanos: AtomicU64::new(now.as_nanos() as u64),
             handles: env::sync::Mutex::default(),
             since,
-            state: RwLock::new(State { open: Some(open), why: None }),
+            state: RwLock::new(OpenState { open: Some(open), why: None }),
             size: env::sync::Mutex::default(),
             held: AtomicUsize::new(0),
             doomed: env::sync::Mutex::default(),
@@ -295,7 +295,7 @@ impl TransactionState {
         Transaction { group: group.clone(), _last: last }
     }
 
-    pub(super) fn ended(&self, state: &State) -> Error {
+    pub(super) fn ended(&self, state: &OpenState) -> Error {
         match &state.why {
             Some(why) => self.aborted(why),
             None => Error::NoTransaction(self.id),
@@ -316,7 +316,7 @@ impl TransactionState {
     }
 
     /// Notes how large it is.
-    pub(super) fn measure(&self, state: &State) {
+    pub(super) fn measure(&self, state: &OpenState) {
         let size = state.open.as_ref().map(|open| {
             (open.write_set.at, open.write_set.memory() as u64, open.write_set.run_bytes())
         });
@@ -396,13 +396,13 @@ impl Transaction {
         if self.is_durable() { self.group.db.sync() } else { Ok(()) }
     }
 
-    pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, State>> {
+    pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, OpenState>> {
         self.group.used()?;
         let state = self.group.state.read();
         if state.open.is_none() { Err(self.group.ended(&state)) } else { Ok(state) }
     }
 
-    pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, State>> {
+    pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, OpenState>> {
         self.group.used()?;
         let state = self.group.state.write();
         if state.open.is_none() { Err(self.group.ended(&state)) } else { Ok(state) }
@@ -555,7 +555,7 @@ impl Transaction {
 
     /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone
     /// by now, which the commit refuses.
-    pub(super) fn make(&self, changes: &Changes, claim: SpaceClaim) -> Result<()> {
+    pub(super) fn make(&self, changes: &Ops, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
             Some((dict, _)) => self.change(*dict, claim, Some(changes), |write_set| {
                 write_set.write(changes, Default::default())
@@ -570,7 +570,7 @@ impl Transaction {
         &self,
         dict: DictionaryId,
         claim: SpaceClaim,
-        logged: Option<&Changes>,
+        logged: Option<&Ops>,
         change: impl FnOnce(&mut WriteSet),
     ) -> Result<()> {
         let db = &self.group.db;

@@ -8,7 +8,7 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::TransactionId;
-use crate::journal::record::Changes;
+use crate::journal::record::Ops;
 use crate::locks::{KeyRangeRef, LockError, Locks, Mode, Owner};
 
 /// Why one ended that an older one has wounded.
@@ -85,7 +85,7 @@ impl Transaction {
         })
     }
 
-    pub(super) fn lock_changes(&self, changes: &Changes) -> Result<()> {
+    pub(super) fn lock_changes(&self, changes: &Ops) -> Result<()> {
         match self.isolation() {
             Isolation::Snapshot => Ok(()),
             Isolation::Serializable => changes

@@ -13,7 +13,7 @@ use crate::commit::batch::Batch;
 use crate::commit::{SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::journal::record::Changes;
+use crate::journal::record::Ops;
 use crate::read::view::View;
 use crate::read::write_set::WriteSet;
 
@@ -26,7 +26,7 @@ const OVERHEAD: usize = 128;
 pub struct NestedBatch {
     transaction: Transaction,
     write_set: WriteSet,
-    changes: Changes,
+    changes: Ops,
     bytes: usize,
     claim: SpaceClaim,
 }
@@ -36,7 +36,7 @@ impl NestedBatch {
         NestedBatch {
             transaction,
             write_set: write_set.above(),
-            changes: Changes::new(),
+            changes: Ops::new(),
             bytes: 0,
             claim: SpaceClaim { removes: true, promised: false },
         }

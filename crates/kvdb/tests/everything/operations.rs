@@ -12,7 +12,7 @@ use kvdb::{
 use zones::MemoryDevice;
 
 use crate::full;
-use crate::oracle::{Branch, Change, Kind, State, branch_of, observe, seen, tuples};
+use crate::oracle::{Branch, Change, Kind, ManifestState, branch_of, observe, seen, tuples};
 use crate::transactions;
 use crate::world::{Dead, World};
 
@@ -324,7 +324,10 @@ fn read(w: &mut World) -> Result<(), Dead> {
 /// Views, and scopes on them, are held, and show the same for ever.
 fn views(w: &mut World) -> Result<(), Dead> {
     if w.views.len() < 4 {
-        let state = State { branches: w.history.newest().branches.clone(), ..State::default() };
+        let state = ManifestState {
+            branches: w.history.newest().branches.clone(),
+            ..ManifestState::default()
+        };
         w.views.push((w.db.view(), state));
         return Ok(());
     }
@@ -496,7 +499,7 @@ fn drop_snapshot(w: &mut World) -> Result<(), Dead> {
 fn rollback(w: &mut World) -> Result<(), Dead> {
     let Some((name, (branch, content))) = pick_snapshot(w) else { return Ok(()) };
     w.call("Kvdb::rollback");
-    let alter = |state: &mut State| {
+    let alter = |state: &mut ManifestState| {
         state.branches.insert(branch.clone(), content.clone());
         state.snapshots.insert(name.clone(), (branch.clone(), content.clone()));
     };
@@ -523,7 +526,7 @@ fn clone(w: &mut World) -> Result<(), Dead> {
     } else {
         let Some((snapshot, of)) = pick_snapshot(w) else { return Ok(()) };
         w.call("Kvdb::clone_snapshot");
-        let alter = |state: &mut State| {
+        let alter = |state: &mut ManifestState| {
             state.branches.insert(name.clone(), of.1.clone());
             state.snapshots.insert(snapshot.clone(), of.clone());
         };
@@ -627,8 +630,9 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     if w.history.newest().branches[&branch].len() > 2 && w.random.one_in(3) {
         w.call("Kvdb::drop_dictionary");
-        let gone =
-            |state: &mut State| drop(state.branches.get_mut(&branch).and_then(|b| b.remove(&dict)));
+        let gone = |state: &mut ManifestState| {
+            drop(state.branches.get_mut(&branch).and_then(|b| b.remove(&dict)))
+        };
         w.alter(gone, |w| w.db.drop_dictionary(id))?;
         w.replaced(&branch, &dict);
         return Ok(());
@@ -680,7 +684,7 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
         w.call(name);
     }
     let way = w.random.below(2);
-    let made = |state: &mut State| {
+    let made = |state: &mut ManifestState| {
         if let Some(dicts) = state.branches.get_mut(&branch) {
             dicts.entry(name.into()).or_default();
         }

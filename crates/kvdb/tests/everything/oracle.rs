@@ -16,7 +16,7 @@ pub type Tuples = BTreeMap<Vec<u8>, Vec<u8>>;
 pub type Branch = BTreeMap<String, Arc<Tuples>>;
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct State {
+pub struct ManifestState {
     /// The main one is `""`.
     pub branches: BTreeMap<String, Branch>,
     /// With the branch that each is of.
@@ -66,7 +66,7 @@ impl Change {
     }
 }
 
-impl State {
+impl ManifestState {
     pub fn table(&self, branch: &str, dict: &str) -> Option<&Tuples> {
         self.branches.get(branch)?.get(dict).map(|table| &**table)
     }
@@ -88,8 +88,8 @@ impl State {
     }
 
     /// What differs, for a message.
-    pub fn differs(&self, other: &State) -> String {
-        let names = |s: &State| {
+    pub fn differs(&self, other: &ManifestState) -> String {
+        let names = |s: &ManifestState| {
             (
                 s.branches.keys().cloned().collect::<Vec<_>>(),
                 s.snapshots.keys().cloned().collect::<Vec<_>>(),
@@ -98,7 +98,7 @@ impl State {
         if names(self) != names(other) {
             return format!("branches and snapshots are {:?}, not {:?}", names(self), names(other));
         }
-        let all = |s: &State| -> Vec<(String, Branch)> {
+        let all = |s: &ManifestState| -> Vec<(String, Branch)> {
             let branches =
                 s.branches.iter().map(|(name, b)| (format!("branch {name:?}"), b.clone()));
             branches
@@ -148,20 +148,20 @@ pub fn branch_of(view: &View, branch: &str) -> kvdb::Result<Branch> {
 }
 
 /// Everything that a view has of the branches of `state`.
-pub fn seen(view: &View, state: &State) -> kvdb::Result<State> {
+pub fn seen(view: &View, state: &ManifestState) -> kvdb::Result<ManifestState> {
     let branches = state
         .branches
         .keys()
         .map(|name| Ok((name.clone(), branch_of(view, name)?)))
         .collect::<kvdb::Result<_>>()?;
-    Ok(State { branches, snapshots: BTreeMap::new() })
+    Ok(ManifestState { branches, snapshots: BTreeMap::new() })
 }
 
 /// Everything in a store.
-pub fn observe(db: &Kvdb) -> kvdb::Result<State> {
+pub fn observe(db: &Kvdb) -> kvdb::Result<ManifestState> {
     let view = db.view();
     let names = std::iter::once(String::new()).chain(db.branches().into_iter().map(|b| b.name));
-    let mut state = State::default();
+    let mut state = ManifestState::default();
     for name in names {
         let branch = branch_of(&view, &name)?;
         state.branches.insert(name, branch);
@@ -175,16 +175,16 @@ pub fn observe(db: &Kvdb) -> kvdb::Result<State> {
 }
 
 /// What may be found when the power comes back.
-pub type History = Possible<State>;
+pub type History = Possible<ManifestState>;
 
 impl History {
     /// The state before the last attempt.
-    pub fn before_newest(&self) -> &State {
+    pub fn before_newest(&self) -> &ManifestState {
         &self.states[self.states.len().saturating_sub(2)]
     }
 
     /// This was found: it must be one of the possible states.
-    pub fn found(&mut self, state: State, when: &str) {
+    pub fn found(&mut self, state: ManifestState, when: &str) {
         let n = self.len();
         let newest = state.differs(self.newest());
         self.keep(|s| *s == state).unwrap_or_else(|| {

@@ -2,20 +2,20 @@
 
 use kvdb::{Durability, Error, Isolation, Savepoint, Scope, Transaction, TransactionOptions};
 
-use crate::oracle::{Change, Kind, State, seen, tuples};
+use crate::oracle::{Change, Kind, ManifestState, seen, tuples};
 use crate::world::{Dead, World};
 
 /// An open one.
 pub struct Open {
     pub t: Transaction,
     /// What it reads, its own changes included, and as it was after each of its calls.
-    pub sees: State,
-    stages: Vec<State>,
-    base: State,
+    pub sees: ManifestState,
+    stages: Vec<ManifestState>,
+    base: ManifestState,
     changes: Vec<Change>,
     /// Changes by others that its commit depends on as well.
     reads: Vec<Change>,
-    savepoints: Vec<(Savepoint, State, usize)>,
+    savepoints: Vec<(Savepoint, ManifestState, usize)>,
     /// In the log of what was committed.
     since: usize,
     durable: bool,
@@ -40,7 +40,7 @@ impl Open {
 fn compare(w: &World, open: &Open) -> Result<(), Dead> {
     let view = w.ok(open.t.view())?;
     let found = w.ok(seen(&view, &open.sees))?;
-    let wanted = State { branches: open.sees.branches.clone(), ..State::default() };
+    let wanted = ManifestState { branches: open.sees.branches.clone(), ..ManifestState::default() };
     assert!(
         found == wanted,
         "{}: transaction {} sees {}",
@@ -87,7 +87,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         // It began with a commit that is on disk.
         w.history.certain();
     }
-    let mut base = State { branches: w.history.newest().branches.clone(), ..State::default() };
+    let mut base =
+        ManifestState { branches: w.history.newest().branches.clone(), ..ManifestState::default() };
     if durable {
         // What it reads is kept of the main branch alone.
         base.branches.retain(|name, _| name.is_empty());
@@ -471,7 +472,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             if open.restored && open.checks {
                 // Nothing may be lost: whatever it has changed was as it had been when it began.
                 for change in &open.changes {
-                    let now = |s: &State| s.table(&change.branch, &change.dict).cloned();
+                    let now = |s: &ManifestState| s.table(&change.branch, &change.dict).cloned();
                     let key = match &change.kind {
                         Kind::Put(key, _) | Kind::Delete(key) => key,
                         Kind::DeleteRange(start, _) => start,
@@ -624,7 +625,7 @@ pub fn restored(w: &mut World, before: Vec<Open>) -> Result<(), Dead> {
 }
 
 /// Changes that lead from one state to another.
-fn difference(from: &State, to: &State) -> Vec<Change> {
+fn difference(from: &ManifestState, to: &ManifestState) -> Vec<Change> {
     let mut out = Vec::new();
     for (branch, dicts) in &to.branches {
         for (dict, table) in dicts {

@@ -7,7 +7,7 @@ use env::{Random, Simulated};
 use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb, View};
 use zones::CrashDevice;
 
-use crate::oracle::{Change, History, Kind, State};
+use crate::oracle::{Change, History, Kind, ManifestState};
 use crate::transactions::Open;
 
 /// The power has failed.
@@ -29,7 +29,7 @@ pub struct World {
     events: Vec<(usize, String, String)>,
     pub open: Vec<Open>,
     /// Views that are held, and what they must show for ever.
-    pub views: Vec<(View, State)>,
+    pub views: Vec<(View, ManifestState)>,
     /// For names that are new.
     pub names: u64,
     /// The store is small, and may be full: what adds to it may be refused for want of space, what
@@ -224,7 +224,7 @@ impl World {
     /// The same for what is more than tuples, and on disk by itself when `work` returns.
     pub fn alter(
         &mut self,
-        alter: impl Fn(&mut State),
+        alter: impl Fn(&mut ManifestState),
         work: impl FnOnce(&mut World) -> kvdb::Result<()>,
     ) -> Result<(), Dead> {
         let before = self.history.attempt_everywhere(&alter);
@@ -237,7 +237,7 @@ impl World {
     /// The same for what needs space. `false`: it was refused.
     pub fn add(
         &mut self,
-        alter: impl Fn(&mut State),
+        alter: impl Fn(&mut ManifestState),
         work: impl FnOnce(&mut World) -> kvdb::Result<()>,
     ) -> Result<bool, Dead> {
         let before = self.history.attempt_everywhere(&alter);
@@ -271,7 +271,7 @@ impl World {
         self.events.iter().any(|(at, ..)| *at >= since)
     }
 
-    pub fn before_newest(&self) -> State {
+    pub fn before_newest(&self) -> ManifestState {
         self.history.before_newest().clone()
     }
 

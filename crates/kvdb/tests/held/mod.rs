@@ -12,7 +12,7 @@ use zones::{Device, MemoryDevice, Purpose};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct State {
+struct ManifestState {
     /// The next sync behind a write of this purpose is held.
     on: Option<Purpose>,
     /// Such a write has come.
@@ -24,7 +24,7 @@ struct State {
 /// held.
 pub struct HeldSync<D = MemoryDevice> {
     pub memory: D,
-    state: Mutex<State>,
+    state: Mutex<ManifestState>,
     changed: Condvar,
 }
 
@@ -41,7 +41,7 @@ impl<D> HeldSync<D> {
 
     /// Holds the next sync that comes behind a write for `purpose`.
     pub fn hold_behind(&self, purpose: Purpose) {
-        *self.state.lock() = State { on: Some(purpose), ..State::default() };
+        *self.state.lock() = ManifestState { on: Some(purpose), ..ManifestState::default() };
     }
 
     /// Returns when a sync is held.
@@ -57,7 +57,7 @@ impl<D> HeldSync<D> {
 
     /// Lets it go on.
     pub fn release(&self) {
-        *self.state.lock() = State::default();
+        *self.state.lock() = ManifestState::default();
         self.changed.notify_all();
     }
 }

@@ -34,15 +34,15 @@ pub struct Operation {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct State {
+pub struct ManifestState {
     pub now: Values,
     snapshot: Option<Values>,
 }
 
-impl State {
-    pub const EMPTY: State = State { now: [None; REGISTERS], snapshot: None };
+impl ManifestState {
+    pub const EMPTY: ManifestState = ManifestState { now: [None; REGISTERS], snapshot: None };
 
-    fn after(mut self, effect: &Effect) -> Option<State> {
+    fn after(mut self, effect: &Effect) -> Option<ManifestState> {
         match effect {
             Effect::Change { read, wrote } => {
                 if read.iter().any(|&(register, value)| self.now[register] != value) {
@@ -66,13 +66,13 @@ impl State {
 
 struct Search<'a> {
     operations: &'a [Operation],
-    seen: HashSet<(u128, State)>,
+    seen: HashSet<(u128, ManifestState)>,
     /// What must have happened when this state is found.
     goal: Option<(u128, Values)>,
 }
 
 impl Search<'_> {
-    fn from(&mut self, done: u128, state: State) -> bool {
+    fn from(&mut self, done: u128, state: ManifestState) -> bool {
         if let Some((must, values)) = self.goal
             && done & must == must
             && state.now == values
@@ -107,7 +107,7 @@ impl Search<'_> {
 
 fn explained(operations: &[Operation], goal: Option<(u128, Values)>) -> bool {
     assert!(operations.len() <= 128, "the search has a bit for each operation");
-    Search { operations, seen: HashSet::new(), goal }.from(0, State::EMPTY)
+    Search { operations, seen: HashSet::new(), goal }.from(0, ManifestState::EMPTY)
 }
 
 /// Fails unless one order explains all answers.
