@@ -60,6 +60,23 @@ fn a_busy_mount_stays_until_its_last_user_leaves() {
     p.mounted();
 }
 
+/// The file may be open in a program between fork and exec alone, so it is worth another try.
+#[test]
+fn a_mount_that_is_busy_for_a_moment_is_unmounted() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let open = fs::File::create(p.mnt().join("a")).expect("create");
+    let mut umount = p.umount().spawn().expect("it starts");
+    // It sleeps (clock_nanosleep(2), here or on 64-bit ARM) when it was refused.
+    let calls = format!("/proc/{}/syscall", umount.id());
+    until("it was refused once", || {
+        fs::read_to_string(&calls).is_ok_and(|s| s.starts_with("230 ") || s.starts_with("115 "))
+    });
+    drop(open);
+    assert!(umount.wait().expect("it ends").success());
+    assert!(p.entry().is_none());
+}
+
 #[test]
 fn a_dead_mount_is_replaced() {
     let Some(p) = Place::new() else { return };

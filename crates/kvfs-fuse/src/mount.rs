@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -308,8 +309,30 @@ fn raise_limits(entry: &MountEntry, policy: &Policy) {
     }
 }
 
-/// Unmounts whatever file system is on top of `mount_point`.
+/// How long a clean unmount waits for those that use the mount for a moment.
+const MOMENT: Duration = Duration::from_millis(500);
+
+/// Unmounts whatever file system is on top of `mount_point`. A clean unmount of one in use fails
+/// after half a second: a program between fork(2) and exec(2) has the files of its parent open, and
+/// the daemon itself opens the root now and then, so that the first refusal does not say that
+/// anyone works there.
 pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        match unmount_now(mount_point, how) {
+            Err(Error::Unmount(_, e))
+                if e.kind() == io::ErrorKind::ResourceBusy
+                    && how == Unmount::Clean
+                    && begun.elapsed() < MOMENT =>
+            {
+                std::thread::sleep(MOMENT / 25);
+            }
+            done => return done,
+        }
+    }
+}
+
+fn unmount_now(mount_point: &Path, how: Unmount) -> Result<(), Error> {
     let flags = UnmountFlags::NOFOLLOW
         | match how {
             Unmount::Clean => UnmountFlags::empty(),
