@@ -53,7 +53,7 @@ enum Case {
     Rename,
     /// Remove all files.
     Unlink,
-    /// Directories, one beside the other.
+    /// Directories, side by side.
     Mkdir,
     /// Remove them.
     Rmdir,

@@ -1,11 +1,11 @@
 //! The process that serves a mount: opens the store, answers FUSE and the socket, and closes the
 //! store when the mount ends.
 //!
-//! The order matters. The store is opened first, for its lock says that nobody else serves it: what
-//! is left of an earlier daemon (a socket, a record) is then certainly dead. On the way out the
-//! mount goes first, for unmounting hands over what the kernel still holds; then the record is put
-//! aside and the socket closes, then everything is committed, and the record goes last: who waits
-//! for this process to end finds either no record or one that says what failed.
+//! The order matters. The store is opened first, for its lock says that no other process serves it:
+//! what is left of an earlier daemon (a socket, a record) is then certainly dead. On the way out
+//! the mount goes first, for unmounting hands over what the kernel still holds; then the record is
+//! put aside and the socket closes, then everything is committed, and the record goes last: who
+//! waits for this process to end finds either no record or one that says what failed.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn serve_logged(
     })?;
     let signals = end_on_signals(mounted.unmounter(), views.clone())
         .map_err(|e| Failure::io("cannot listen to signals", &e))?;
-    // The first request: whoever is told "mounted" can rely on being answered.
+    // The first request: a program that was told "mounted" can rely on being answered.
     fs::metadata(mounted.mount_point())
         .map_err(|e| Failure::io(format!("the mount on {} does not answer", dir.display()), &e))?;
     let notifier = KernelNotifier::start(&views, &adapter, &mounted).map_err(|e| {
@@ -186,7 +186,7 @@ pub fn default_log() -> Option<PathBuf> {
 /// "info,kvfs=trace").
 fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("KVFS_LOG").unwrap_or_else(|_| {
-        // A log nobody asked for must not grow.
+        // A log that was not asked for must not grow.
         let quiet = path.is_some_and(|p| p.starts_with(daemons::folder()));
         tracing_subscriber::EnvFilter::new(if quiet { "warn" } else { "info" })
     });
@@ -199,7 +199,7 @@ fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
         None => builder.with_writer(std::io::stderr).try_init(),
     };
     started.map_err(|e| Failure::new(Exit::Failed, format!("cannot start the log: {e}")))?;
-    // A panic is a defect of ours; on a closed standard error nobody would ever see it.
+    // A panic is a defect of ours; on a closed standard error it would be lost.
     let to_stderr = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         tracing::error!("{panic}");
@@ -213,7 +213,7 @@ fn open_log(path: &Path) -> Outcome<File> {
     opened.map_err(|e| Failure::io(format!("cannot write the log {}", path.display()), &e))
 }
 
-/// Lets go of the terminal: whoever started us waits for the end of these streams.
+/// Lets go of the terminal: the program that started us waits for the end of these streams.
 pub fn close_standard_streams() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&null);
@@ -259,8 +259,8 @@ fn start_server(
     figures: Arc<OnceLock<MountFigures>>,
 ) -> Outcome<Option<Server>> {
     let mut places = vec![];
-    let beside = store::socket_beside(&store.path);
-    places.extend(beside);
+    let next_to_it = store::socket_beside(&store.path);
+    places.extend(next_to_it);
     if let Ok(folder) = daemons::make_folder() {
         places.push(folder.join(format!("{}.sock", std::process::id())));
     }

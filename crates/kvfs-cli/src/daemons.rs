@@ -68,7 +68,7 @@ pub fn make_folder() -> io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let folder = folder();
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-    // In a shared place somebody else could have made it before us, to read what goes there.
+    // In a shared place another user could have made it before us, to read what goes there.
     let owner = fs::symlink_metadata(&folder)?.uid();
     if owner != rustix::process::geteuid().as_raw() {
         return Err(io::Error::new(

@@ -92,7 +92,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Ok(counts)
     };
     let counts = if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
-        // Until everything is in it, and has its own permissions, it is nobody else's.
+        // Until everything is in it, with its own permissions, no other user may enter it.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.to).map_err(cannot)?;
         let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| cannot(e.into()))?;

@@ -141,7 +141,7 @@ fn into_store(
     let store = store::open_waiting(store, Access::ReadWrite, None)?;
     let fs = store.file_system()?;
     let done = Importer::new(fs.clone(), to, caller()).and_then(|mut importer| {
-        if let Err(failure) = beside(read, |item| importer.take(item)) {
+        if let Err(failure) = in_two_threads(read, |item| importer.take(item)) {
             // What it is about comes first.
             let _ = importer.make_waiting();
             return Err(failure);
@@ -158,8 +158,8 @@ fn into_store(
 }
 
 /// Has one thread take what another reads. Of several failures the taker's counts: the reader has
-/// none but that nobody takes.
-pub fn beside(
+/// nothing but that the receiver has ended.
+pub fn in_two_threads(
     read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
     mut take: impl FnMut(Item) -> Outcome + Send,
 ) -> Outcome {
@@ -167,7 +167,7 @@ pub fn beside(
     std::thread::scope(|scope| {
         let taker = scope.spawn(move || receive.into_iter().flatten().try_for_each(&mut take));
         let (mut batch, mut size) = (Vec::new(), 0);
-        let nobody = || Failure::new(crate::output::Exit::Failed, "the import has ended");
+        let ended = || Failure::new(crate::output::Exit::Failed, "the import has ended");
         let done = read(&mut |item| {
             size += item.size();
             batch.push(item);
@@ -175,10 +175,10 @@ pub fn beside(
                 return Ok(());
             }
             size = 0;
-            send.send(std::mem::take(&mut batch)).map_err(|_| nobody())
+            send.send(std::mem::take(&mut batch)).map_err(|_| ended())
         });
         // What came before a failure is looked at all the same: it may be what is wrong.
-        let sent = send.send(batch).map_err(|_| nobody());
+        let sent = send.send(batch).map_err(|_| ended());
         drop(send);
         let taken = taker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         taken.and(done).and(sent)

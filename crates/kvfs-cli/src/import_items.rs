@@ -11,7 +11,7 @@ pub const PIECE: usize = 1 << 20;
 /// Bytes of items that go together, about: a whole piece may come on top.
 pub const BATCH: usize = 1 << 20;
 
-/// What an entry is beside its kind and content.
+/// Attributes of an entry, except for its kind and content.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
     pub perm: u16,

@@ -33,7 +33,7 @@ pub struct Target {
 /// one.
 pub fn target(path: &Path) -> Outcome<Option<Target>> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
-    if path.is_file() || !path.exists() && place::of(&beside(path)).map_err(cannot)?.is_none() {
+    if path.is_file() || !path.exists() && place::of(&folder_of(path)).map_err(cannot)?.is_none() {
         if !path.is_file() || store::socket_of(path)?.is_none() {
             return Ok(None);
         }
@@ -42,7 +42,8 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
         let full = mounted.mount_point.clone();
         return Ok(Some(Target { mounted, folder: PathBuf::from("/"), full, transaction }));
     }
-    let full = if path.exists() { store::full_path(path).map_err(cannot)? } else { beside(path) };
+    let full =
+        if path.exists() { store::full_path(path).map_err(cannot)? } else { folder_of(path) };
     let Some(place) = place::of(&full).map_err(cannot)? else { return Ok(None) };
     let folder = if full.is_dir() {
         full.clone()
@@ -64,7 +65,7 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
     Ok(Some(Target { mounted, folder: place.rest, full, transaction }))
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn folder_of(path: &Path) -> PathBuf {
     store::path_beside(path).unwrap_or_else(|_| path.to_path_buf())
 }
 

@@ -128,7 +128,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         | Action::Call { target, .. } => (target, true),
     };
     let value = match &args.action {
-        // Read before the store is opened: whoever pipes into us may use the store as well.
+        // Read before the store is opened: the program at the other end of the pipe may use it,
+        // too.
         Action::Put { value, .. } => value_of(value.as_deref())?,
         _ => Vec::new(),
     };
@@ -513,7 +514,7 @@ impl<'a> List<'a> {
         Ok(List { output, out: io::BufWriter::new(io::stdout().lock()), first: true })
     }
 
-    /// `false`: nobody reads any more.
+    /// `false`: the reader has closed the pipe.
     pub fn item(&mut self, line: &str, value: impl FnOnce() -> Value) -> Outcome<bool> {
         let written = if self.output.is_json() {
             let before = if self.first { "[" } else { ",\n" };

@@ -201,7 +201,7 @@ fn serve(store: PathBuf, dir: PathBuf, mut options: Options) -> Outcome {
     }
     let ready = |record: &Record| {
         let mut out = std::io::stdout().lock();
-        // If the one in front is gone, nobody waits to hear it; the mount stands all the same.
+        // If the process in the foreground is gone, the mount stands all the same.
         let _ = writeln!(out, "{}", record.to_line()).and_then(|()| out.flush());
         daemon::close_standard_streams();
         Ok(())

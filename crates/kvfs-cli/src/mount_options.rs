@@ -176,7 +176,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     }
     options.mount.default_permissions = !allowed_permissions_off;
     if options.mount.allow_other && !options.mount.default_permissions {
-        let refused = "allow_other without default_permissions is refused: nobody would check permissions, and every user could do everything";
+        let refused = "allow_other without default_permissions is refused: permissions would not be checked, and every user could do everything";
         return Err(Failure::new(Exit::Usage, refused).hint("leave out nodefault_permissions"));
     }
     Ok(options)

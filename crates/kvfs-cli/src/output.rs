@@ -34,7 +34,7 @@ pub enum Exit {
     Damaged = 5,
     NoSpace = 6,
     NotPermitted = 7,
-    /// Others have changed the same meanwhile: it may be tried again.
+    /// Another transaction has changed the same data: it may be tried again.
     Conflict = 8,
 }
 
@@ -185,7 +185,7 @@ impl Output {
         hung_up_is_fine(io::stdout().lock().write_all(bytes))
     }
 
-    /// A remark beside the result, for people only.
+    /// A remark that is not part of the result, for people only.
     pub fn note(&self, text: impl Display) {
         if !self.json && !self.silent {
             eprintln!("kvfs: {text}");
@@ -193,7 +193,7 @@ impl Output {
     }
 
     /// A progress bar on standard error for work of `length` units (`None`: unknown); hidden where
-    /// nobody would see it. With `bytes` the units are bytes.
+    /// it would not be seen. With `bytes` the units are bytes.
     pub fn progress(&self, label: &str, length: Option<u64>, bytes: bool) -> ProgressBar {
         if self.json || !io::stderr().is_terminal() {
             return ProgressBar::hidden();

@@ -64,8 +64,8 @@ impl Records {
                         .strip_prefix(XATTR.as_bytes())
                         .or(key.strip_prefix(b"LIBARCHIVE.xattr."))
                     {
-                        // The second prefix is percent-encoded in base64; whoever writes it writes
-                        // the first as well.
+                        // The second prefix is percent-encoded in base64; a program that writes it
+                        // writes the first as well.
                         if key.starts_with(XATTR.as_bytes()) {
                             records.xattrs.push((name.to_vec(), value.to_vec()));
                         }

@@ -20,7 +20,7 @@ const HIDDEN: &str = ".kvfs";
 /// Whose files a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum View {
-    /// The store as it is for everybody.
+    /// The store outside of any transaction.
     Mainline,
     Transaction(u64),
     Snapshot(String),

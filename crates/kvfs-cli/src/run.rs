@@ -12,11 +12,11 @@ use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sandbox::{self, Namespace};
 
-/// Run a program in a transaction: its files and keys become everybody's when it succeeds, and
-/// never were when it fails.
+/// Run a program in a transaction: its files and keys become part of the store when it succeeds,
+/// and never were when it fails.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The program and its children see the mounted store, at the same paths as ever, as the transaction sees it; nobody else sees what they
+The program and its children see the mounted store, at the same paths as ever, as the transaction sees it; no other program sees what they
 change before it commits. Programs that know nothing of it need nothing: kvfs run /mnt -- make install
 
 By default exit code 0 commits and anything else aborts. Of two transactions that change the same file or key, the first to commit wins (si), or
@@ -26,7 +26,7 @@ In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCK
 store is mounted. `kvfs kv` in it works in the transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
 
 Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing was changed: 75 others have changed the
-same meanwhile, or needed what it had locked, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.")]
+same in that time, or needed what it had locked, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.")]
 pub struct Args {
     /// The folder a store is mounted on.
     mount: PathBuf,
@@ -56,11 +56,11 @@ pub struct How {
     /// A name for the listing.
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
-    /// Abort it when nobody has used it for so long.
+    /// Abort it when it was not used for so long.
     #[arg(long, value_name = "SECONDS")]
     idle: Option<f64>,
-    /// The last to commit wins instead of the first: for those who know that nobody else changes
-    /// the same (si only).
+    /// The last to commit wins instead of the first: for those who know that no other program
+    /// changes the same (si only).
     #[arg(long)]
     no_check: bool,
     /// It survives a restart of the store's daemon, a crash included; what it writes is written

@@ -11,8 +11,8 @@
 //! the program, which has no privilege, cannot uncover them (see `docs/security.md`). Or it gets
 //! the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
-//! Whoever waits blocks the signals that it passes on and takes them one by one, together with the
-//! news of the child, so there is no handler and no other thread.
+//! The waiting process blocks the signals that it passes on and takes them one by one, together
+//! with the news of the child, so there is no handler and no other thread.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -385,7 +385,7 @@ impl Blocked {
                 if libc::WIFSIGNALED(status) {
                     return 128u8.saturating_add(libc::WTERMSIG(status) as u8);
                 }
-                // It was stopped, at the terminal: so are we, until somebody has us both go on.
+                // It was stopped, at the terminal: so are we, until both are continued.
                 // SAFETY: sending a signal to ourselves.
                 unsafe { libc::raise(libc::SIGSTOP) };
                 continue;

@@ -152,7 +152,7 @@ impl<'a> Source<'a> {
                     None => {
                         let size = entry.size();
                         self.give(Item::File { path: path.clone(), meta, size })?;
-                        self.copy(&path, |most, bytes| stream.beside(most, bytes), 0, size)?;
+                        self.copy(&path, |most, bytes| stream.read_content(most, bytes), 0, size)?;
                         self.give(Item::End)?;
                     }
                 },
@@ -162,8 +162,12 @@ impl<'a> Source<'a> {
                         .or_else(|| entry.header().as_gnu().and_then(|h| h.real_size().ok()));
                     self.give(Item::File { path: path.clone(), meta, size: size.unwrap_or(0) })?;
                     for (at, len) in holes.iter().flatten() {
-                        if self.copy(&path, |most, bytes| stream.beside(most, bytes), *at, *len)?
-                            != *len
+                        if self.copy(
+                            &path,
+                            |most, bytes| stream.read_content(most, bytes),
+                            *at,
+                            *len,
+                        )? != *len
                         {
                             return Err(broken(io::ErrorKind::UnexpectedEof.into()));
                         }
@@ -262,7 +266,7 @@ impl<'a> Source<'a> {
                 rustix::fs::seek(&file, SeekFrom::Start(from))
                     .map_err(|e| cannot_read(source, e.into()))?;
             }
-            // Not behind the size: a file that grows meanwhile would never end.
+            // Not behind the size: a file that grows during the import would never end.
             let read = |most, bytes: &mut Vec<u8>| {
                 // The bar's own reader would have the buffer zeroed first.
                 append(&mut file, most, bytes).inspect(|()| bar.inc(bytes.len() as u64))

@@ -58,7 +58,7 @@ pub fn human_size(bytes: u64) -> String {
 /// The least size of a store, bytes. Zones are 8 MiB, and a few more than a dozen are spoken for
 /// before there is any data: the journal, the manifest, what is kept back so that deleting and
 /// merging always work, and an open zone for each kind of what is written. With this many 8 MiB of
-/// files can be written, and written again, with keys beside them.
+/// files can be written, and written again, in addition to keys.
 pub const LEAST_SIZE: u64 = 160 << 20;
 
 /// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host
@@ -114,7 +114,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// An open store: nobody else has it.
+/// An open store: no other process has it open.
 pub struct Store {
     pub path: PathBuf,
     pub db: Kvdb,
@@ -127,8 +127,8 @@ pub struct Store {
 /// All the memory a store takes when not told otherwise, bytes.
 const MEMORY: u64 = 320 << 20;
 
-/// How the memory budget is shared out, bytes. (What all of them need beside their buffers, the
-/// database keeps an eighth of its share for.)
+/// How the memory budget is shared out, bytes. (What all of them need in addition to their buffers,
+/// the database keeps an eighth of its share for.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shares {
     /// Data of files that is not committed yet.
@@ -325,7 +325,7 @@ pub fn path_beside(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Where the socket of a mounted store is by default: beside the store. `None` where a socket
+/// Where the socket of a mounted store is by default: next to the store. `None` where a socket
 /// cannot be there.
 pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     let mut path = store.as_os_str().to_os_string();

@@ -1,7 +1,7 @@
 //! The bytes of a tar stream on their way to the `tar` crate, which reads what describes an entry
 //! into memory, however long it says that it is, and gives the holes of GNU's sparse files as
 //! zeros, however large they are. So what lies between two entries' contents is bounded here, and
-//! kept, for it has the maps of such files; and the contents of files are read beside the crate,
+//! kept, for it has the maps of such files; and the contents of files are read past the crate,
 //! which believes that it skips them.
 
 use std::cell::RefCell;
@@ -119,7 +119,7 @@ impl<R: BufRead> TarStream<R> {
     /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. Only of
     /// what it will skip. The crate would have each byte zeroed before it is read, and copied once
     /// more.
-    pub fn beside(&self, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    pub fn read_content(&self, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
         let mut stream = self.0.borrow_mut();
         let mut left = len;
         while left > 0 {

@@ -27,7 +27,7 @@ pub fn show(bytes: &[u8]) -> String {
 }
 
 /// A line of text as it is, but for what would act on a terminal: one must not be able to hide what
-/// stands beside it.
+/// stands next to it.
 pub fn show_line(line: &str) -> String {
     let mut out = String::new();
     for c in line.chars() {

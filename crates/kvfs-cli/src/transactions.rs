@@ -229,7 +229,7 @@ impl Drop for Import {
                 (std::mem::take(&mut importer.names), std::mem::take(&mut importer.inodes));
             if let Err(e) = self.views.tell_changed(&View::Transaction(self.id), names, inodes) {
                 tracing::debug!(
-                    "nobody is told what was imported into transaction {}: {e}",
+                    "the kernel was not told what was imported into transaction {}: {e}",
                     self.id
                 );
             }

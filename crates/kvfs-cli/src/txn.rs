@@ -20,7 +20,7 @@ use crate::store::human_size;
 /// Begin, use and end transactions over the files and keys of a mounted store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A transaction stays open until somebody ends it, however many programs work in it:
+A transaction stays open until a command ends it, however many programs work in it:
 
   id=$(kvfs txn begin /mnt)
   kvfs txn exec /mnt $id -- make          # or work in /mnt/.kvfs/txn/$id
@@ -65,7 +65,7 @@ enum Action {
         #[command(flatten)]
         detail: Detail,
     },
-    /// Make what it has changed everybody's, all at once.
+    /// Make its changes part of the store, all at once.
     Commit {
         mount: PathBuf,
         id: Option<u64>,

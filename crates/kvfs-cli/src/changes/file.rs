@@ -111,7 +111,7 @@ impl File {
         if folder { path + "/" } else { path }
     }
 
-    /// What differs beside the content of files.
+    /// What differs, except for the content of files.
     fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         let letter = self.letter();
