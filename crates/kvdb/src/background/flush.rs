@@ -22,9 +22,6 @@ use crate::read::version::{Generation, Layer};
 use crate::read::version_set::VersionEdit;
 use crate::snapshots::Snapshot;
 
-/// Bytes that one step of a merge works through.
-const STEP: u64 = 8 << 20;
-
 /// A flush under way.
 struct Flush {
     /// The newest generation in it.
@@ -80,8 +77,7 @@ impl Flush {
     }
 
     fn run(&mut self, db: &Database) -> Result<()> {
-        while let Some((dict, mut merge, garbage_share)) = self.merges.pop_front() {
-            while !merge.step(STEP)? {}
+        while let Some((dict, merge, garbage_share)) = self.merges.pop_front() {
             let (run, stats) = merge.finish()?;
             db.counters.merged(&stats);
             self.runs.extend(run.map(|run| (dict, run, garbage_share)));

@@ -1,0 +1,91 @@
+//! The way to the pipeline's lock: with room for a record in the journal's segments, and for values
+//! in zones that are reserved for them. A full store makes that room first, as far as the claim of
+//! the commit goes.
+
+use env::sync::MutexGuard;
+use zones::Priority;
+
+use super::pipeline::Pipeline;
+use super::{CommitEnv, CommitPipeline, SpaceClaim};
+use crate::error::{Error, Result};
+use crate::journal::record;
+
+impl CommitPipeline {
+    /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so
+    /// much.
+    pub(crate) fn enter(
+        &self,
+        engine: &impl CommitEnv,
+        need: usize,
+        cost: u64,
+        claim: SpaceClaim,
+    ) -> Result<MutexGuard<'_, Pipeline>> {
+        self.enter_with(need, cost, |need| self.make_room_somehow(engine, need, (cost, claim)))
+    }
+
+    /// Enters for changes that only delete, of which the journal may be written wherever flushes
+    /// may write: what they flush, the journal's old segment among it, gives a zone back.
+    pub(super) fn enter_to_delete(
+        &self,
+        engine: &impl CommitEnv,
+        need: usize,
+    ) -> Result<MutexGuard<'_, Pipeline>> {
+        let nothing = (0, SpaceClaim::default());
+        self.enter_with(need, 0, |need| match self.make_room_somehow(engine, need, nothing) {
+            Err(Error::NoSpace) => {
+                // Then the journal is one segment, the one that it writes in. Another is in the way
+                // of nothing for long: it is flushed next.
+                engine.flush_all()?;
+                self.make_room(need, nothing, Priority::Flush)
+            }
+            made => made,
+        })
+    }
+
+    pub(super) fn make_room_somehow(
+        &self,
+        engine: &impl CommitEnv,
+        need: usize,
+        values: (u64, SpaceClaim),
+    ) -> Result<()> {
+        match self.make_room(need, values, Priority::Log) {
+            Err(Error::NoSpace) => {
+                // What is in runs needs no journal: its zones can be had again.
+                if !engine.want_space() {
+                    engine.flush_all()?;
+                }
+                self.make_room(need, values, Priority::Log)
+            }
+            made => made,
+        }
+    }
+
+    /// Enters for a caller that keeps flushes and merges away, which could make room in a full
+    /// store.
+    pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
+        self.enter_with(need, 0, |need| {
+            self.make_room(need, (0, SpaceClaim::default()), Priority::Log)
+        })
+    }
+
+    pub(super) fn enter_with(
+        &self,
+        need: usize,
+        cost: u64,
+        make_room: impl Fn(usize) -> Result<()>,
+    ) -> Result<MutexGuard<'_, Pipeline>> {
+        let need = if self.options.journal { need + record::NUMBER_SIZE } else { 0 };
+        let pipeline = loop {
+            let pipeline = self.pipeline.lock();
+            let journal = need == 0 || pipeline.pending.len() + need <= pipeline.room;
+            if journal && (cost == 0 || pipeline.pending.cost + cost <= pipeline.place_room) {
+                break pipeline;
+            }
+            drop(pipeline);
+            make_room(need)?;
+        };
+        // Checked under the lock: nothing is acknowledged behind a failure that a sync has met.
+        self.health.writable()?;
+        Ok(pipeline)
+    }
+}

@@ -1,0 +1,92 @@
+//! Where the large values of a commit go: to their places before it, when they are many, or into
+//! memory, to wait for their places.
+
+use vt_tree::{ExtentRef, Packer, Value, place_packed};
+use zones::{Purpose, ZonePin};
+
+use super::{CommitEnv, CommitPipeline, SpaceClaim, codec};
+use crate::error::{Error, Result};
+use crate::journal::record::{Op, Ops};
+use crate::read::version::Version;
+
+impl CommitPipeline {
+    /// Which changes have large values, and their bytes together.
+    pub(super) fn large(&self, version: &Version, changes: &Ops) -> (Vec<usize>, u64) {
+        let separate = |dict| {
+            version.trees.get(&dict).map_or(u32::MAX, |t| t.info.options.separate_at) as usize
+        };
+        let mut large: Vec<usize> = Vec::new();
+        let mut total = 0;
+        for (i, (dict, op)) in changes.iter().enumerate() {
+            if let Op::Put(_, Value::Inline(v)) = op
+                && v.len() >= separate(*dict).max(1)
+            {
+                large.push(i);
+                total += v.len() as u64;
+            }
+        }
+        if self.options.late_bind_at == u64::MAX { (Vec::new(), 0) } else { (large, total) }
+    }
+
+    /// Copies large values to where they wait for their place.
+    pub(super) fn copy_values(&self, large: &[usize], changes: &mut Ops) {
+        let version = self.versions.load();
+        let mut chunks = self.value_buffers.lock();
+        for &i in large {
+            if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
+                changes[i].1 =
+                    Op::PutDeferred(key.clone(), chunks.copy(value), codec(&version, *dict));
+            }
+        }
+    }
+
+    /// Places large values, and puts their places into the changes. No version may be held: this
+    /// may have to wait for space that one would keep.
+    pub(super) fn bind(
+        &self,
+        engine: &impl CommitEnv,
+        mut large: Vec<usize>,
+        changes: &mut Ops,
+        claim: SpaceClaim,
+    ) -> Result<ZonePin> {
+        // So that a scan reads them in one go.
+        large.sort_by(|&a, &b| {
+            (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key()))
+        });
+        let (extents, pin) = match self.place(changes, &large, claim) {
+            // What was deleted may make room, and what the journal has taken of what was promised.
+            Err(Error::NoSpace)
+                if engine.want_space() || claim.promised && engine.flush_all().is_ok() =>
+            {
+                self.place(changes, &large, claim)?
+            }
+            placed => placed?,
+        };
+        for (&i, extent) in large.iter().zip(extents) {
+            if let Op::Put(_, value) = &mut changes[i].1 {
+                *value = Value::Extent(extent);
+            }
+        }
+        self.counters.bound_bytes.add(pin.uses().total_bytes());
+        Ok(pin)
+    }
+
+    pub(super) fn place(
+        &self,
+        changes: &Ops,
+        large: &[usize],
+        claim: SpaceClaim,
+    ) -> Result<(Vec<ExtentRef>, ZonePin)> {
+        let mut writer = self.zones.extent_writer(Purpose::Pages, claim.reserve());
+        writer.write_behind();
+        let mut packer = Packer::default();
+        let mut extents = Vec::with_capacity(large.len());
+        for &i in large {
+            if let (dict, Op::Put(_, Value::Inline(bytes))) = &changes[i] {
+                let codec = codec(&self.versions.load(), *dict);
+                extents.push(place_packed(&mut writer, &mut packer, codec, bytes)?);
+            }
+        }
+        Ok((extents, writer.finish()?))
+    }
+}

@@ -1,0 +1,91 @@
+//! The commit pipeline from inside: windows between its steps, and its journal in a full store.
+
+use std::cell::Cell;
+
+use std::sync::Arc;
+
+use env::Simulated;
+use zones::{MemoryDevice, Priority, Purpose, ZONE_SIZE};
+
+use super::*;
+use crate::manifest::Edit;
+use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
+
+/// A transaction that began between the two would read the state before the commit and find no
+/// conflict with it.
+#[test]
+fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
+    let db = Kvdb::in_memory();
+    let inner = &db.db.0.commits;
+    let mut pipeline = inner.enter_at_once(record::size(&number_alone())).expect("entered");
+    let asked = Cell::new(false);
+    let between = || {
+        asked.set(true);
+        assert!(!inner.recent.may_begin(), "the commit is noted and not visible yet");
+    };
+    let plan = |_: &ManifestState| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
+    inner.install_commit_with(&mut pipeline, |_| None, plan, between).expect("installed");
+    assert!(asked.get());
+    assert!(inner.recent.may_begin(), "it is visible");
+}
+
+/// The journal's only segment is full, and other writers have taken all zones that the journal
+/// may take: a deletion takes its segment from the zones that are left for flushes.
+#[test]
+fn a_deletion_has_a_journal_segment_when_puts_have_none() {
+    let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+    let (capacity, reserve_zones) = (Some(20 * ZONE_SIZE), 8);
+    let device = Arc::new(MemoryDevice::new());
+    let options = CreateOptions { capacity, reserve_zones, open };
+    let db = Kvdb::create(device, Arc::new(Simulated::new(1)), options).unwrap();
+    let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let commits = &db.db.0.commits;
+    let put = || db.put(dict, b"a key", &[7; 4000], Durability::Synced);
+    let room = || commits.writer.lock().room();
+    // The flush of many versions of one key takes no zone when the streams have zones.
+    put().unwrap();
+    db.flush().unwrap();
+    put().unwrap();
+    while room() > 24_000 {
+        put().unwrap();
+    }
+    let mut taken = Vec::new();
+    while let Ok(zone) = commits.zones.take_zone(Purpose::Journal, Priority::Log) {
+        taken.push(zone);
+    }
+    let refused = (0..8).any(|_| matches!(put(), Err(Error::NoSpace)));
+    assert!(refused, "a put has taken a zone that is left for flushes");
+    for i in 0..100u8 {
+        let mut batch = Batch::new();
+        batch.delete(dict, [&[b'k'; 200][..], &[i]].concat());
+        db.commit(batch, Durability::Synced).unwrap();
+    }
+}
+
+/// Two threads that each prepare a segment because one is missing would keep a zone of a nearly
+/// full store.
+#[test]
+fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
+    let db = Kvdb::in_memory();
+    let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let commits = &db.db.0.commits;
+    let pinned = || commits.zones.space().zones_pinned;
+    // As a thread that has announced a segment and has not added it yet.
+    let coming = commits.writer.lock().announce(commits.stock(), usize::MAX);
+    let before = pinned();
+    commits.prepare_segment().unwrap();
+    assert_eq!(pinned(), before, "a segment was taken though one is being prepared");
+    // A flush whose zone of the journal becomes free gives it back and keeps it for no segment.
+    let room = || commits.writer.lock().room();
+    db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();
+    while room() > 24_000 {
+        db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();
+    }
+    let bytes = |_| db.put(dict, b"another", &[7; 20_000], Durability::Synced).unwrap();
+    (0..2).for_each(bytes);
+    db.flush().unwrap();
+    assert!(room() < ZONE_SIZE as usize, "a freed zone became a segment too many");
+    commits.writer.lock().arrived(coming);
+    commits.prepare_segment().unwrap();
+    assert!(room() > ZONE_SIZE as usize);
+}

@@ -1,0 +1,110 @@
+//! What a batch must be before it is committed: its dictionaries exist, keys and values are not too
+//! long, and values that were stored before are kept where they are.
+
+use vt_tree::Value;
+use zones::{Priority, ZonePin, ZoneUse};
+
+use super::CommitPipeline;
+use super::batch::{Batch, BatchChange};
+use crate::error::{Error, Result};
+use crate::journal::record::{Op, Ops};
+use crate::read::version::Version;
+
+/// Longest key, bytes.
+pub const MAX_KEY: usize = 32 << 10;
+
+/// Longest value, bytes: it lies in one piece, in one zone.
+pub const MAX_VALUE: usize = 7 << 20;
+
+pub(crate) fn check_put(key: usize, value: usize) -> Result<()> {
+    if value > MAX_VALUE {
+        return Err(Error::Invalid(format!(
+            "a value of {value} bytes; at most {MAX_VALUE} are allowed"
+        )));
+    }
+    check_key(key)
+}
+
+fn check_key(len: usize) -> Result<()> {
+    if len > MAX_KEY {
+        return Err(Error::Invalid(format!("a key of {len} bytes; at most {MAX_KEY} are allowed")));
+    }
+    Ok(())
+}
+
+/// What a commit may take of a store that is nearly full.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SpaceClaim {
+    /// None of its changes adds data, or the batch says that it gives more back.
+    pub removes: bool,
+    /// Room was promised for it.
+    pub promised: bool,
+}
+
+impl SpaceClaim {
+    /// Where its values may lie.
+    pub fn reserve(self) -> Priority {
+        if self.promised { Priority::Promised } else { Priority::User }
+    }
+}
+
+/// A batch whose changes are all possible.
+pub(crate) struct Valid {
+    pub changes: Ops,
+    pub claim: SpaceClaim,
+    /// Keeps the places of values that were stored before.
+    pub pin: ZonePin,
+}
+
+impl CommitPipeline {
+    /// The changes of a batch, if all of them are possible.
+    pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
+        let (mut deletes_only, releases, promised) = (true, batch.releases, batch.promised);
+        let mut changes = Vec::with_capacity(batch.changes.len());
+        let mut stored = Vec::new();
+        for change in batch.changes {
+            let dict = change.dictionary();
+            version.tree(dict)?;
+            let op = match change {
+                BatchChange::Put(_, k, v) => {
+                    deletes_only = false;
+                    check_put(k.len(), v.len())?;
+                    Op::Put(k, Value::Inline(v))
+                }
+                BatchChange::PutStored(_, k, v) => {
+                    deletes_only = false;
+                    check_put(k.len(), v.len())?;
+                    let value = v.value.clone();
+                    stored.push(v);
+                    Op::Put(k, value)
+                }
+                BatchChange::Delete(_, k) => Op::Delete(k),
+                BatchChange::DeleteRange(_, s, e) if s < e => Op::DeleteRange(s, e),
+                BatchChange::DeleteRange(..) => continue,
+            };
+            match &op {
+                Op::DeleteRange(s, e) => check_key(s.len().max(e.len()))?,
+                op => check_key(op.key().len())?,
+            }
+            changes.push((dict, op));
+        }
+        // Before those are let go that have kept them until now.
+        let pin = if stored.is_empty() { ZonePin::default() } else { self.keep_places(&changes)? };
+        Ok(Valid {
+            changes,
+            claim: SpaceClaim { removes: deletes_only || releases, promised },
+            pin,
+        })
+    }
+
+    /// Keeps the places of all values that have one.
+    pub(crate) fn keep_places(&self, changes: &Ops) -> Result<ZonePin> {
+        let mut uses = ZoneUse::new();
+        for (_, op) in changes {
+            if let Op::Put(_, Value::Extent(e)) = op {
+                uses.add_extent(e.addr, u64::from(e.stored));
+            }
+        }
+        Ok(self.zones.pin(&uses)?)
+    }
+}
