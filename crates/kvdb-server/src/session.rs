@@ -199,6 +199,11 @@ impl Session {
         dictionaries::listed_at(&self.place, &self.shared.db)
     }
 
+    /// Whether commands work in a transaction that was begun or joined, as opposed to one that
+    /// `EXEC` makes for itself.
+    pub fn is_joined(&self) -> bool {
+        self.joined.is_some()
+    }
     /// The transaction that commands work in; `None`: they work on the store itself.
     pub fn inside(&self) -> Option<&Transaction> {
         match &self.executing {
@@ -318,12 +323,24 @@ impl Session {
         &self,
         dict: DictionaryId,
         keys: impl IntoIterator<Item = &'k [u8]> + Clone,
-        mut change: impl FnMut(&View) -> Result<Batch, Failure>,
+        change: impl FnMut(&View) -> Result<Batch, Failure>,
     ) -> Outcome {
-        let _held = self.hold(dict, keys.clone())?;
         if self.inside().is_some() {
             // It may turn out that nothing is changed: that, too, depends on what was read.
-            self.reads(dict, keys)?;
+            self.reads(dict, keys.clone())?;
+        }
+        self.amend_commuting(dict, keys, change)
+    }
+    /// As [`Session::amend`], for changes that commute with those of others inside a transaction:
+    /// there, what was read is no reason for a conflict.
+    pub fn amend_commuting<'k>(
+        &self,
+        dict: DictionaryId,
+        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
+        mut change: impl FnMut(&View) -> Result<Batch, Failure>,
+    ) -> Outcome {
+        let _held = self.hold(dict, keys)?;
+        if self.inside().is_some() {
             let batch = change(&self.view()?)?;
             return if batch.is_empty() { Ok(()) } else { self.commit(batch) };
         }

@@ -145,9 +145,9 @@ fn of_two_that_change_a_key_the_first_to_commit_wins() {
         ("TXN BEGIN SI", "(integer) 1"),
         ("TXN BEGIN SI", "(integer) 2"),
         ("TXN JOIN 1", "OK"),
-        ("DECR apples", "(integer) 2"),
+        ("SET apples 2", "OK"),
         ("TXN JOIN 2", "OK"),
-        ("DECR apples", "(integer) 2"),
+        ("SET apples 2", "OK"),
         ("TXN COMMIT 1", "OK"),
         (
             "TXN COMMIT",
@@ -195,6 +195,61 @@ fn savepoints_have_names() {
         ("TXN ROLLBACK first", "OK"),
         ("TXN COMMIT", "OK"),
         ("MGET a b", "[\"1\" (nil)]"),
+    ]);
+}
+
+#[test]
+fn two_transactions_that_count_one_key_both_commit() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b, mut c) = (served.connect(), served.connect(), served.connect());
+    c.expect(&[("SET n 10", "OK")]);
+    a.expect(&[("TXN BEGIN", "(integer) 1"), ("TXN JOIN 1", "OK"), ("INCR n", "(integer) 11")]);
+    b.expect(&[("TXN BEGIN", "(integer) 2"), ("TXN JOIN 2", "OK"), ("INCRBY n 5", "(integer) 15")]);
+    c.expect(&[("DECR n", "(integer) 9")]);
+    a.expect(&[
+        ("TXN CHANGES", r#"[["0" "update" "n" (integer) 2]]"#),
+        ("TXN COMMIT", "OK"),
+        ("GET n", "\"10\""),
+    ]);
+    b.expect(&[("TXN COMMIT", "OK")]);
+    c.expect(&[("GET n", "\"15\"")]);
+    // What was set in the transaction itself is no sum.
+    a.expect(&[
+        ("TXN BEGIN", "(integer) 4"),
+        ("TXN JOIN 4", "OK"),
+        ("SET n 1", "OK"),
+        ("INCR n", "(integer) 2"),
+    ]);
+    c.expect(&[("INCR n", "(integer) 16")]);
+    let refused = a.run("TXN COMMIT");
+    assert!(refused.starts_with("(error) CONFLICT"), "{refused}");
+    c.expect(&[("SET n one", "OK")]);
+    a.expect(&[
+        ("TXN BEGIN", "(integer) 6"),
+        ("TXN JOIN 6", "OK"),
+        ("INCR n", "(error) ERR value is not an integer or out of range"),
+        ("TXN ABORT", "OK"),
+    ]);
+}
+
+#[test]
+fn a_part_of_a_large_value_is_written_without_reading_it() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("SETRANGE k 1048575 v", "(integer) 1048576"),
+        ("SETRANGE k 500000 abcd", "(integer) 1048576"),
+        ("APPEND k end", "(integer) 1048579"),
+        ("SETRANGE k 1048580 xy", "(integer) 1048582"),
+        ("STRLEN k", "(integer) 1048582"),
+        ("GETRANGE k 499999 500004", r#""\x00abcd\x00""#),
+        ("GETRANGE k 1048575 -1", r#""vend\x00xy""#),
+        ("TXN BEGIN", "(integer) 5"),
+        ("TXN JOIN 5", "OK"),
+        ("APPEND k more", "(integer) 1048586"),
+        ("STRLEN k", "(integer) 1048586"),
+        ("TXN ABORT", "OK"),
+        ("STRLEN k", "(integer) 1048582"),
     ]);
 }
 

@@ -63,7 +63,7 @@ mod transactions;
 pub use background::defragment::{DefragOptions, DefragProgress};
 pub use commit::batch::{Batch, Durability};
 pub use commit::locking::at_once;
-pub use commit::{MAX_KEY, MAX_VALUE};
+pub use commit::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub use db::check::{CheckReport, Fault, check};
 pub use db::checkpoint::CheckpointStats;
 pub use db::handle::Dictionary;
@@ -94,7 +94,7 @@ pub use transactions::{
     Bulk, BulkRun, Changed, Changes, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged, NestedBatch,
     Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo, TransactionOptions,
 };
-pub use vt_tree::{Estimate, read_alone};
+pub use vt_tree::{Estimate, Update, read_alone};
 
 /// The guide's examples run as tests.
 #[cfg(doctest)]

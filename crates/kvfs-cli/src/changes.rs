@@ -133,7 +133,7 @@ impl Changes {
                 }
             };
             let what = match what.as_slice() {
-                b"put" => {
+                b"put" | b"update" => {
                     let before = before(mounted, &key)?;
                     KeyChange::Put { key, before, after: number(f.next())?.unwrap_or(0) }
                 }

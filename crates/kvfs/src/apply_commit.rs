@@ -63,7 +63,7 @@ impl ChangeSet {
         for change in transaction.changes_of(&[layout.nmap, layout.imap])? {
             let (dict, change) = change?;
             let (key, removed) = match change {
-                Changed::Put { key, .. } => (key, false),
+                Changed::Put { key, .. } | Changed::Update { key, .. } => (key, false),
                 Changed::Delete { key } => (key, true),
                 // Of inodes that the transaction itself had made, and of pages, which never change
                 // without their node.
@@ -236,6 +236,7 @@ impl Fs {
         for change in transaction.changes_of(&[imap, dmap])? {
             let (dict, change) = change?;
             let (Changed::Put { key, .. }
+            | Changed::Update { key, .. }
             | Changed::Delete { key }
             | Changed::DeleteRange { start: key, .. }) = &change;
             let Some((ino, rest)) = key.split_first_chunk::<8>() else { continue };

@@ -3,16 +3,19 @@
 //! The position lies between tuples. Of all sources, that whose item comes first is in front (the
 //! newest of several). A tombstone in front makes older sources jump over what it covers, however
 //! much that is: by a few comparisons if its end lies in the open block, otherwise by one seek
-//! each. Adjacent tombstones of one source are treated as one.
+//! each. Adjacent tombstones of one source are treated as one. An update in front is applied to
+//! what older sources have at its key.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::Result;
+use crate::cache::BlockCache;
 use crate::input::Input;
-use crate::item::{BodyRef, ItemRef, Seq};
+use crate::item::{BodyRef, ItemRef, Lookup, Seq};
 use crate::memtable::MemtableCursor;
 use crate::run::RunCursor;
 use crate::source::Source;
@@ -127,6 +130,8 @@ enum CursorPosition {
 
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
+    /// Reads what an update changes.
+    cache: Arc<BlockCache>,
     sources: Vec<SourceCursor>,
     /// The sources that have an item, in the order of their items; of several at one key the newest
     /// first. Moving the first source costs one comparison as long as it stays first, and few if it
@@ -135,6 +140,8 @@ pub struct TreeCursor {
     direction: Direction,
     /// The item in front was returned: it is skipped when the cursor moves on.
     handed: bool,
+    /// The value that the update in front makes, if it was returned.
+    updated: Option<(Seq, Bytes)>,
     position: CursorPosition,
     /// The target of a jump, in memory that is reused.
     bound: Vec<u8>,
@@ -142,13 +149,13 @@ pub struct TreeCursor {
 
 impl TreeCursor {
     /// A cursor before the first tuple of `inputs`, newest first. Memtables are read as of `at`.
-    pub fn new(inputs: &[Input], at: Seq) -> Self {
-        TreeCursor::as_of(inputs.iter().map(|input| (input.clone(), at)))
+    pub fn new(cache: &Arc<BlockCache>, inputs: &[Input], at: Seq) -> Self {
+        TreeCursor::as_of(cache, inputs.iter().map(|input| (input.clone(), at)))
     }
 
     /// A cursor before the first tuple of `inputs`, newest first. Each memtable is read as of its
     /// sequence number.
-    pub fn as_of(inputs: impl IntoIterator<Item = (Input, Seq)>) -> Self {
+    pub fn as_of(cache: &Arc<BlockCache>, inputs: impl IntoIterator<Item = (Input, Seq)>) -> Self {
         let sources = inputs
             .into_iter()
             .map(|(input, at)| match input {
@@ -157,10 +164,12 @@ impl TreeCursor {
             })
             .collect();
         TreeCursor {
+            cache: cache.clone(),
             sources,
             order: Vec::new(),
             direction: Direction::None,
             handed: false,
+            updated: None,
             position: CursorPosition::Before(Vec::new()),
             bound: Vec::new(),
         }
@@ -170,6 +179,7 @@ impl TreeCursor {
         self.position = position;
         self.direction = Direction::None;
         self.handed = false;
+        self.updated = None;
     }
 
     /// Moves before the first tuple whose key is at least `key`.
@@ -298,6 +308,7 @@ impl TreeCursor {
     fn go(&mut self, direction: Direction) -> Result<bool> {
         self.face(direction)?;
         if std::mem::take(&mut self.handed) {
+            self.updated = None;
             self.pass()?;
         }
         loop {
@@ -315,6 +326,11 @@ impl TreeCursor {
                     self.handed = true;
                     return Ok(true);
                 }
+                Some((_, BodyRef::Update { .. })) => {
+                    self.updated = self.apply_update()?;
+                    self.handed = true;
+                    return Ok(true);
+                }
                 Some((start, BodyRef::DeleteRange { end })) => {
                     self.bound.clear();
                     self.bound.extend_from_slice(if direction == Direction::Forward {
@@ -327,6 +343,28 @@ impl TreeCursor {
                 _ => self.pass()?,
             }
         }
+    }
+
+    /// The value that the update in front makes of what older sources have at its key.
+    fn apply_update(&self) -> Result<Option<(Seq, Bytes)>> {
+        let mut lookup = Lookup::Absent;
+        let mut key = None;
+        // Items that cover the key follow it directly. A tombstone that begins before it (behind
+        // it, on the way back) came in front before, and older sources are past it.
+        for &source in &self.order {
+            let Some(item) = self.sources[source as usize].item() else { break };
+            if lookup.is_final() || !key.is_none_or(|key| item.covers(key)) {
+                break;
+            }
+            key = Some(*key.get_or_insert(item.key));
+            lookup = lookup.over(Lookup::of(item.seq, item.body.to_body())?);
+        }
+        let seq = match &lookup {
+            Lookup::Updated { seq, .. } | Lookup::Found(seq, _) | Lookup::Deleted(seq) => *seq,
+            Lookup::Absent => 0,
+        };
+        let Some(value) = self.cache.resolve(lookup)? else { return Ok(None) };
+        Ok(Some((seq, self.cache.read_value(&value)?)))
     }
 
     /// Skips the range tombstone in front, and what older sources have beneath it.
@@ -366,6 +404,10 @@ impl TreeCursor {
         match self.sources[*self.order.first()? as usize].item() {
             Some(ItemRef { key, seq, body: BodyRef::Put(value) }) => {
                 Some(TupleRef { key, seq, value })
+            }
+            Some(ItemRef { key, body: BodyRef::Update { .. }, .. }) => {
+                let (seq, value) = self.updated.as_ref()?;
+                Some(TupleRef { key, seq: *seq, value: ValueRef::Inline(value, value) })
             }
             _ => None,
         }

@@ -269,15 +269,14 @@ impl Difference {
         if key < self.done {
             return Ok(None);
         }
-        let (before, after) = (lookup(&self.sides[0], &key)?, lookup(&self.sides[1], &key)?);
+        let (before, after) = (self.lookup(0, &key)?, self.lookup(1, &key)?);
         Ok(self.is_change(&before, &after)?.then_some(KeyChange { key, before, after }))
     }
 
     fn begin_range(&mut self, start: Bytes, end: Bytes) -> Result<()> {
         let start = start.max(self.done.clone());
         let [a, b] = &self.sides;
-        let mut cursors =
-            [TreeCursor::as_of(a.iter().cloned()), TreeCursor::as_of(b.iter().cloned())];
+        let mut cursors = [a, b].map(|side| TreeCursor::as_of(&self.cache, side.iter().cloned()));
         let mut heads = [None, None];
         for (cursor, head) in cursors.iter_mut().zip(&mut heads) {
             cursor.seek(&start);
@@ -311,6 +310,22 @@ impl Difference {
         }
     }
 
+    /// The value of a key on one side.
+    fn lookup(&self, side: usize, key: &[u8]) -> Result<Option<Value>> {
+        let hash = hash(key);
+        let mut all = Lookup::Absent;
+        for (input, at) in &self.sides[side] {
+            all = all.over(match input {
+                Input::Memtable(m) => m.get(key, *at),
+                Input::Run(run) => run.get(key, hash)?,
+            });
+            if all.is_final() {
+                break;
+            }
+        }
+        self.cache.resolve(all)
+    }
+
     /// Whether the values differ. Values at one address are equal; others are read if their lengths
     /// are equal.
     fn is_change(&self, before: &Option<Value>, after: &Option<Value>) -> Result<bool> {
@@ -340,21 +355,4 @@ fn push(
         }));
     }
     Ok(())
-}
-
-/// The value of a key on one side.
-fn lookup(side: &Side, key: &[u8]) -> Result<Option<Value>> {
-    let hash = hash(key);
-    for (input, at) in side {
-        let found = match input {
-            Input::Memtable(m) => m.get(key, *at),
-            Input::Run(run) => run.get(key, hash)?,
-        };
-        match found {
-            Lookup::Absent => {}
-            Lookup::Deleted(_) => return Ok(None),
-            Lookup::Found(_, value) => return Ok(Some(value)),
-        }
-    }
-    Ok(None)
 }

@@ -98,6 +98,7 @@ fn of_subtree(
 fn item_bytes(item: ItemRef<'_>) -> u64 {
     let body = match item.body {
         BodyRef::Put(v) => v.len(),
+        BodyRef::Update { update, .. } => update.len(),
         BodyRef::Delete => 0,
         BodyRef::DeleteRange { end } => end.len(),
     };

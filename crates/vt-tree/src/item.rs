@@ -1,12 +1,16 @@
 //! Items: what a tree consists of. A run, and a memtable as of a sequence number, is an ascending
-//! sequence of *disjoint* items: a point (`Put`, `Delete`) covers its one key, a range tombstone
-//! covers `[key, end)`. Items of newer sources hide those of older ones at the keys they cover.
-//! Within a source nothing overlaps, because a flush or a merge cuts range tombstones around newer
-//! points. So points and range tombstones share one order, one search and one cursor.
+//! sequence of *disjoint* items: a point (`Put`, `Update`, `Delete`) covers its one key, a range
+//! tombstone covers `[key, end)`. Items of newer sources hide those of older ones at the keys they
+//! cover. Within a source nothing overlaps, because a flush or a merge cuts range tombstones around
+//! newer points. So points and range tombstones share one order, one search and one cursor.
+//!
+//! An update does not hide older items: together with them it makes a value, see [`Lookup::over`].
 
 use bytes::Bytes;
 
-use crate::value::{Value, ValueRef};
+use crate::Result;
+use crate::update::Update;
+use crate::value::{ExtentRef, Value, ValueRef};
 
 /// A sequence number: the position of a commit in the order of all commits. 0 stands for "old":
 /// visible to every reader.
@@ -17,6 +21,14 @@ pub type Seq = u64;
 pub enum Body {
     /// A value.
     Put(Value),
+    /// A change of a value.
+    Update {
+        /// The value that is changed, if it is known; otherwise older items have it. Only memtables
+        /// have updates of known values: whatever writes a run applies them.
+        base: Option<ExtentRef>,
+        /// The operations, encoded, see [`Update::decode`].
+        update: Bytes,
+    },
     /// The key is deleted.
     Delete,
     /// Deletes `[item.key, end)`.
@@ -38,11 +50,12 @@ pub struct Item {
 }
 
 impl Item {
-    /// The bytes stored with the item in addition to its key: an inline value, or the end of a
-    /// range.
+    /// The bytes stored with the item in addition to its key: an inline value, an update, or the
+    /// end of a range.
     pub(crate) fn body_len(&self) -> usize {
         match &self.body {
             Body::Put(Value::Inline(v)) => v.len(),
+            Body::Update { update, .. } => update.len(),
             Body::DeleteRange { end } => end.len(),
             Body::Put(Value::Extent(_)) | Body::Delete => 0,
         }
@@ -70,6 +83,13 @@ impl Item {
 pub enum BodyRef<'a> {
     /// A value.
     Put(ValueRef<'a>),
+    /// A change of a value.
+    Update {
+        /// The value that is changed, if it is known.
+        base: Option<ExtentRef>,
+        /// The operations, encoded.
+        update: &'a [u8],
+    },
     /// The key is deleted.
     Delete,
     /// Deletes `[item.key, end)`.
@@ -95,6 +115,9 @@ impl BodyRef<'_> {
     pub fn to_body(&self) -> Body {
         match self {
             BodyRef::Put(v) => Body::Put(v.to_value()),
+            BodyRef::Update { base, update } => {
+                Body::Update { base: *base, update: Bytes::copy_from_slice(update) }
+            }
             BodyRef::Delete => Body::Delete,
             BodyRef::DeleteRange { end } => Body::DeleteRange { end: Bytes::copy_from_slice(end) },
         }
@@ -102,6 +125,14 @@ impl BodyRef<'_> {
 }
 
 impl ItemRef<'_> {
+    /// `true` if the item covers `key`.
+    pub fn covers(&self, key: &[u8]) -> bool {
+        match self.body {
+            BodyRef::DeleteRange { end } => self.key <= key && key < end,
+            _ => self.key == key,
+        }
+    }
+
     /// Copies the item.
     pub fn to_item(&self) -> Item {
         Item { key: Bytes::copy_from_slice(self.key), seq: self.seq, body: self.body.to_body() }
@@ -123,6 +154,7 @@ impl Body {
         match self {
             Body::Put(Value::Inline(b)) => BodyRef::Put(ValueRef::Inline(b, b)),
             Body::Put(Value::Extent(e)) => BodyRef::Put(ValueRef::Extent(*e)),
+            Body::Update { base, update } => BodyRef::Update { base: *base, update },
             Body::Delete => BodyRef::Delete,
             Body::DeleteRange { end } => BodyRef::DeleteRange { end },
         }
@@ -137,7 +169,7 @@ impl Item {
     }
 }
 
-/// The result of a lookup in one source.
+/// The result of a lookup in one source, or in several, see [`Lookup::over`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// No item of the source covers the key; an older source may have it.
@@ -146,4 +178,63 @@ pub enum Lookup {
     Deleted(Seq),
     /// The sequence number and the value of the key.
     Found(Seq, Value),
+    /// The value was changed.
+    Updated {
+        /// The sequence number of the newest change.
+        seq: Seq,
+        /// The value that is changed; `None`: an older source may have it.
+        base: Option<ExtentRef>,
+        /// The changes.
+        update: Update,
+    },
+}
+
+impl Lookup {
+    /// What the body of an item says of a key that it covers.
+    pub fn of(seq: Seq, body: Body) -> Result<Lookup> {
+        Ok(match body {
+            Body::Put(value) => Lookup::Found(seq, value),
+            Body::Update { base, update } => {
+                Lookup::Updated { seq, base, update: Update::decode(&update)? }
+            }
+            Body::Delete | Body::DeleteRange { .. } => Lookup::Deleted(seq),
+        })
+    }
+
+    /// Whether older sources have no part in the value of the key.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Lookup::Absent | Lookup::Updated { base: None, .. })
+    }
+
+    /// What this source and `older` say together. Nothing is read; the operation is associative.
+    pub fn over(self, older: Lookup) -> Lookup {
+        let (seq, update) = match self {
+            Lookup::Absent => return older,
+            Lookup::Updated { seq, base: None, update } => (seq, update),
+            newer => return newer,
+        };
+        match older {
+            Lookup::Absent => Lookup::Updated { seq, base: None, update },
+            Lookup::Deleted(_) => Lookup::Found(seq, Value::Inline(update.apply(None))),
+            Lookup::Found(_, Value::Inline(v)) => {
+                Lookup::Found(seq, Value::Inline(update.apply(Some(&v))))
+            }
+            Lookup::Found(_, Value::Extent(e)) => Lookup::Updated { seq, base: Some(e), update },
+            Lookup::Updated { base, update: before, .. } => {
+                Lookup::Updated { seq, base, update: before.then(&update) }
+            }
+        }
+    }
+
+    /// The length of the value of the key, bytes, if no source is older than those that were asked
+    /// (`Some(None)`: it has none); `None` if it takes the value to tell.
+    pub fn value_len(&self) -> Option<Option<usize>> {
+        match self {
+            Lookup::Absent | Lookup::Deleted(_) => Some(None),
+            Lookup::Found(_, value) => Some(Some(value.len())),
+            Lookup::Updated { base, update, .. } => {
+                update.applied_len(base.map(|e| e.len as usize)).map(Some)
+            }
+        }
+    }
 }

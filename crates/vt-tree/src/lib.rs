@@ -31,7 +31,7 @@
 //! // Newer sources hide older ones.
 //! let newer = Arc::new(Memtable::new());
 //! newer.delete(b"apple", 3);
-//! let mut cursor = TreeCursor::new(&[Input::Memtable(newer), Input::Run(older)], 3);
+//! let mut cursor = TreeCursor::new(&cache, &[Input::Memtable(newer), Input::Run(older)], 3);
 //! let tuple = cursor.next()?.unwrap();
 //! assert_eq!(&tuple.key[..], b"banana");
 //! assert_eq!(&cache.read_value(&tuple.value)?[..], b"yellow");
@@ -62,6 +62,7 @@ mod run;
 mod salvage;
 mod scrub;
 mod source;
+mod update;
 mod value;
 
 pub use cache::{BlockCache, read_alone, waited};
@@ -81,4 +82,5 @@ pub use run::{Probe, Run, RunCursor, RunStats, ZoneWeight};
 pub use salvage::{SalvageCache, SalvageCursor, Salvaged};
 pub use scrub::{Damage, Scrub, scrub_end};
 pub use source::Source;
+pub use update::{LONGEST_UPDATED, Update};
 pub use value::{Compression, ExtentRef, Packer, Value, ValueRef, place_packed, place_value};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{
     BlockCache, Compression, Input, KeyRange, Lookup, Memtable, MergeOptions, Placement, Run,
-    TreeCursor, Value, check_run, concat, hash, merge, slice,
+    TreeCursor, Update, Value, check_run, concat, hash, merge, slice,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
 
@@ -31,6 +31,15 @@ fn store() -> Arc<BlockCache> {
 
 fn key(n: u64) -> Vec<u8> {
     format!("k{n:06}").into_bytes()
+}
+
+fn update(r: &mut Random) -> Update {
+    let bytes = vec![r.next(256) as u8; r.next(30) as usize];
+    match r.next(3) {
+        0 => Update::add(r.next(100) as i64 - 50),
+        1 => Update::append(&bytes).expect("short"),
+        _ => Update::patch(r.next(4000) as usize, &bytes).expect("short"),
+    }
 }
 
 /// One random memtable of `n` changes, applied to the model as well.
@@ -57,6 +66,12 @@ fn memtable(
                 m.delete_range(&key(k), &key(end), *seq);
                 model.retain(|x, _| *x < key(k) || *x >= key(end));
             }
+            4..=8 => {
+                let update = update(r);
+                m.update(&key(k), *seq, &update);
+                let value = update.apply(model.get(&key(k)).map(Vec::as_slice));
+                model.insert(key(k), value.to_vec());
+            }
             _ => {
                 let len = if big && r.next(3) == 0 { 4096 } else { r.next(60) };
                 let v = vec![*seq as u8; len as usize];
@@ -68,8 +83,8 @@ fn memtable(
     Arc::new(m)
 }
 
-fn compare(store: &BlockCache, inputs: &[Input], model: &Model, r: &mut Random, keys: u64) {
-    let mut c = TreeCursor::new(inputs, u64::MAX);
+fn compare(store: &Arc<BlockCache>, inputs: &[Input], model: &Model, r: &mut Random, keys: u64) {
+    let mut c = TreeCursor::new(store, inputs, u64::MAX);
     let mut forward = Vec::new();
     while let Some(t) = c.next().expect("reads") {
         forward.push((t.key.to_vec(), store.read_value(&t.value).expect("reads").to_vec()));
@@ -102,21 +117,14 @@ fn compare(store: &BlockCache, inputs: &[Input], model: &Model, r: &mut Random, 
     }
     for _ in 0..50 {
         let k = key(r.next(keys));
-        let mut found = None;
-        for i in inputs {
-            let l = match i {
+        let lookup = inputs.iter().fold(Lookup::Absent, |newer, input| {
+            newer.over(match input {
                 Input::Memtable(m) => m.get(&k, u64::MAX),
                 Input::Run(run) => run.get(&k, hash(&k)).expect("reads"),
-            };
-            match l {
-                Lookup::Absent => continue,
-                Lookup::Deleted(_) => break,
-                Lookup::Found(_, v) => {
-                    found = Some(store.read_value(&v).expect("reads").to_vec());
-                    break;
-                }
-            }
-        }
+            })
+        });
+        let value = store.resolve(lookup).expect("reads");
+        let found = value.map(|v| store.read_value(&v).expect("reads").to_vec());
         assert_eq!(found.as_ref(), model.get(&k), "get");
     }
 }

@@ -100,7 +100,7 @@ impl Written {
         let live: Vec<_> =
             self.truth.iter().filter_map(|(k, v)| Some((k.clone(), v.clone()?))).collect();
         for forward in [true, false] {
-            let mut c = TreeCursor::new(&[Input::Run(run.clone())], u64::MAX);
+            let mut c = TreeCursor::new(&store, &[Input::Run(run.clone())], u64::MAX);
             let mut left: Box<dyn Iterator<Item = &(Vec<u8>, Vec<u8>)>> = Box::new(live.iter());
             if !forward {
                 c.seek_to_end();
@@ -222,9 +222,10 @@ proptest! {
                 root[at] = *byte;
             }
             for root in [&root, &garbage] {
-                if let Ok(run) = Run::decode(&BlockCache::new(w.zones.clone(), 1 << 16), &mut &root[..]) {
+                let store = BlockCache::new(w.zones.clone(), 1 << 16);
+                if let Ok(run) = Run::decode(&store, &mut &root[..]) {
                     let _ = run.get(&key(5), hash(&key(5)));
-                    let mut c = TreeCursor::new(&[Input::Run(run.clone())], u64::MAX);
+                    let mut c = TreeCursor::new(&store, &[Input::Run(run.clone())], u64::MAX);
                     while let Ok(Some(_)) = c.next() {}
                     check_run(&run, &mut |_| {}, &mut |_| {});
                 }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{
     ADAPTIVE, BlockCache, Body, Compression, Input, Item, KeyRange, Lookup, Memtable, Merge,
-    MergeOptions, Placement, Run, RunCursor, Seq, Source, TreeCursor, Value, check_run, concat,
-    hash, slice,
+    MergeOptions, Placement, Run, RunCursor, Seq, Source, TreeCursor, Update, Value, check_run,
+    concat, hash, slice,
 };
 use zones::{FormatOptions, MemoryDevice, ZoneId, Zones};
 
@@ -47,6 +47,28 @@ enum Says {
     Nothing,
     Deleted(Seq),
     Put(Seq, Bytes),
+    /// A change of what an older layer says.
+    Updated(Seq, Update),
+}
+
+impl Says {
+    fn over(&self, older: &Says) -> Says {
+        match (self, older) {
+            (Says::Nothing, older) => older.clone(),
+            (Says::Updated(seq, u), Says::Deleted(_)) => Says::Put(*seq, u.apply(None)),
+            (Says::Updated(seq, u), Says::Put(_, v)) => Says::Put(*seq, u.apply(Some(v))),
+            (Says::Updated(seq, u), Says::Updated(_, before)) => {
+                Says::Updated(*seq, before.then(u))
+            }
+            (newer, _) => newer.clone(),
+        }
+    }
+}
+
+/// Two updates do the same to any value.
+fn alike(a: &Update, b: &Update) -> bool {
+    let values: [Option<&[u8]>; 4] = [None, Some(b""), Some(b"12"), Some(&[9; 600])];
+    values.iter().all(|value| a.apply(*value) == b.apply(*value))
 }
 
 #[derive(Clone, Debug)]
@@ -57,22 +79,18 @@ struct Layer {
     old: Seq,
     /// Those up to this one must be 0: nothing was stitched since they were declared old.
     zero: Seq,
+    /// Nothing lies below: an update of a missing key and the value that it makes are the same.
+    bottom: bool,
 }
 
 impl Layer {
     fn over(layers: &[&Layer]) -> Layer {
         let says = (0..layers[0].says.len())
-            .map(|i| {
-                layers
-                    .iter()
-                    .map(|l| &l.says[i])
-                    .find(|s| **s != Says::Nothing)
-                    .cloned()
-                    .unwrap_or(Says::Nothing)
-            })
+            .map(|i| layers.iter().fold(Says::Nothing, |newer, older| newer.over(&older.says[i])))
             .collect();
         let old = layers.iter().map(|l| l.old).max().unwrap_or(0);
-        Layer { says, old, zero: layers.iter().map(|l| l.zero).min().unwrap_or(0) }
+        let zero = layers.iter().map(|l| l.zero).min().unwrap_or(0);
+        Layer { says, old, zero, bottom: layers.iter().any(|l| l.bottom) }
     }
 
     fn check(&self, landmark: usize, got: &Says, what: &str) {
@@ -82,6 +100,10 @@ impl Layer {
         let same = match (&self.says[landmark], got) {
             (Says::Put(s, v), Says::Put(t, w)) => seq(*s, *t) && v == w,
             (Says::Deleted(s), Says::Deleted(t)) => seq(*s, *t),
+            (Says::Updated(s, u), Says::Updated(t, w)) => seq(*s, *t) && alike(u, w),
+            (Says::Updated(s, u), Says::Put(t, v)) | (Says::Put(s, v), Says::Updated(t, u)) => {
+                self.bottom && seq(*s, *t) && u.apply(None) == v
+            }
             (a, b) => a == b,
         };
         assert!(
@@ -96,6 +118,7 @@ impl Layer {
 #[derive(Clone, Debug)]
 enum Op {
     Put(usize, Bytes),
+    Update(usize, Update),
     Delete(usize),
     DeleteRange(usize, usize),
 }
@@ -176,6 +199,16 @@ impl World {
                     .min(self.landmarks.len() - 1);
                 Op::DeleteRange(a, b)
             }
+            6..=9 => {
+                let bytes = vec![self.seq as u8; self.r.below(40)];
+                let offset = self.r.of(&[0, 5, 4000]);
+                let updates = [
+                    Some(Update::add(self.seq as i64 - 50)),
+                    Update::append(&bytes),
+                    Update::patch(offset, &bytes),
+                ];
+                Op::Update(key, updates[self.r.below(3)].clone().expect("short"))
+            }
             _ => {
                 let len = self.r.of(&[0, 8, 8, 50, 50, 200, 1000, 4096, 5000]);
                 Op::Put(key, Bytes::from(vec![self.seq as u8; len]))
@@ -186,6 +219,7 @@ impl World {
     fn apply(&self, m: &Memtable, op: &Op, seq: Seq) {
         match op {
             Op::Put(k, v) => m.put(&self.landmarks[*k], seq, Value::Inline(v.clone())),
+            Op::Update(k, update) => m.update(&self.landmarks[*k], seq, update),
             Op::Delete(k) => m.delete(&self.landmarks[*k], seq),
             Op::DeleteRange(a, b) => m.delete_range(&self.landmarks[*a], &self.landmarks[*b], seq),
         }
@@ -197,11 +231,14 @@ impl World {
         for (seq, op) in ops.iter().filter(|(seq, _)| *seq <= at) {
             match op {
                 Op::Put(k, v) => says[*k] = Says::Put(*seq, v.clone()),
+                Op::Update(k, update) => {
+                    says[*k] = Says::Updated(*seq, update.clone()).over(&says[*k])
+                }
                 Op::Delete(k) => says[*k] = Says::Deleted(*seq),
                 Op::DeleteRange(a, b) => says[*a..*b].fill(Says::Deleted(*seq)),
             }
         }
-        Layer { says, old: 0, zero: 0 }
+        Layer { says, old: 0, zero: 0, bottom: false }
     }
 
     fn write(&mut self, m: &Memtable, ops: &mut Vec<(Seq, Op)>, count: usize) {
@@ -294,6 +331,11 @@ impl World {
             Lookup::Found(seq, v) => {
                 Says::Put(seq, self.store.read_value(&v).expect("a value reads"))
             }
+            Lookup::Updated { seq, base: None, update } => Says::Updated(seq, update),
+            known @ Lookup::Updated { seq, .. } => {
+                let value = self.store.resolve(known).expect("a base reads").expect("a value");
+                Says::Put(seq, self.store.read_value(&value).expect("a value reads"))
+            }
         }
     }
 
@@ -303,7 +345,10 @@ impl World {
         let (to, says) = match &item.body {
             Body::DeleteRange { end } => (self.index(end), Says::Deleted(item.seq)),
             Body::Delete => (from + 1, Says::Deleted(item.seq)),
-            Body::Put(v) => (from + 1, self.says(Lookup::Found(item.seq, v.clone()))),
+            body => {
+                let lookup = Lookup::of(item.seq, body.clone()).expect("an update decodes");
+                (from + 1, self.says(lookup))
+            }
         };
         assert!(from < to, "an item covers something");
         for i in from..to {
@@ -413,10 +458,13 @@ impl World {
         let top = self.layer(&ops, at);
         let layer =
             Layer::over(&[&top].into_iter().chain(runs.iter().map(|(_, l)| l)).collect::<Vec<_>>());
-        let tuples: Vec<_> =
-            (0..layer.says.len()).filter(|i| matches!(layer.says[*i], Says::Put(..))).collect();
+        let tuples: Vec<_> = (0..layer.says.len())
+            .filter(|i| matches!(layer.says[*i], Says::Put(..) | Says::Updated(..)))
+            .collect();
+        // Nothing lies below all of it.
+        let layer = Layer { bottom: true, ..layer };
 
-        let mut c = TreeCursor::new(&inputs, at);
+        let mut c = TreeCursor::new(&self.store, &inputs, at);
         // Between tuples `pos - 1` and `pos`.
         let mut pos = 0;
         let full = tuples.len() + 1;
@@ -463,6 +511,7 @@ impl World {
             layer.zero = layer.zero.max(options.old_seq);
         }
         if options.drop_tombstones {
+            layer.bottom = true;
             layer
                 .says
                 .iter_mut()

@@ -1,5 +1,8 @@
 //! Counters: values that are decimal numbers.
 
+use bytes::Bytes;
+use kvdb::{Batch, Update, View};
+
 use super::strings::rewrite;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -26,13 +29,28 @@ pub fn decrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 }
 
 fn add(s: &mut Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
+    s.check_key(key)?;
+    let dict = s.writable()?;
+    // Two transactions that add to one key both commit. `EXEC` gives answers that must hold.
+    let commutes = s.is_joined();
     let mut sum = 0;
-    rewrite(s, key, |old| {
-        let old = old.map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
+    let change = |view: &View| {
+        let value = view.get(dict, key)?;
+        let old = value.as_deref().map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
         sum =
             old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
-        Ok(sum.to_string().into_bytes())
-    })?;
+        let key = Bytes::copy_from_slice(key);
+        let mut batch = Batch::new();
+        match commutes {
+            true => batch.update(dict, key, Update::add(by)),
+            false => batch.put(dict, key, sum.to_string()),
+        }
+        Ok(batch)
+    };
+    match commutes {
+        true => s.amend_commuting(dict, [key], change)?,
+        false => s.amend(dict, [key], change)?,
+    }
     out.integer(sum);
     Ok(())
 }

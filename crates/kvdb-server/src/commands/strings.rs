@@ -1,7 +1,7 @@
 //! Commands on one value, or a list of them, by key.
 
 use bytes::Bytes;
-use kvdb::Batch;
+use kvdb::{Batch, Update};
 
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
@@ -242,29 +242,49 @@ pub fn setrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     let end =
         offset.checked_add(patch.len() as i64).filter(|end| *end <= s.shared.limits.value as i64);
     let end = end.ok_or(Failure::TOO_LONG)? as usize;
-    let len = rewrite(s, args.at(1), |old| {
-        let old = old.unwrap_or_default();
-        let mut value = Vec::with_capacity(old.len().max(end));
-        value.extend_from_slice(old);
-        value.resize(old.len().max(end), 0);
-        value[offset as usize..end].copy_from_slice(patch);
-        Ok(value)
-    })?;
+    let update = Update::patch(offset as usize, patch).ok_or(Failure::TOO_LONG)?;
+    let len = change(s, args.at(1), &update, |len| Ok(len.max(end)))?;
     out.integer(len as i64);
     Ok(())
 }
 
 pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (tail, max) = (args.at(2), s.shared.limits.value);
-    let len = rewrite(s, args.at(1), |old| {
-        let old = old.unwrap_or_default();
-        if old.len() + tail.len() > max {
-            return Err(Failure::TOO_LONG);
-        }
-        Ok([old, tail].concat())
+    let update = Update::append(tail).ok_or(Failure::TOO_LONG)?;
+    let len = change(s, args.at(1), &update, |len| {
+        (len + tail.len() <= max).then_some(len + tail.len()).ok_or(Failure::TOO_LONG)
     })?;
     out.integer(len as i64);
     Ok(())
+}
+
+/// Values and changes up to this length are read and put, bytes: that costs a reader less later.
+const PUT_UP_TO: usize = 4 << 10;
+
+/// Changes a value, or the absence of one, atomically; a long value is not read. `grown` gives the
+/// new length, which is returned, from the old one.
+fn change(
+    s: &mut Session,
+    key: &[u8],
+    update: &Update,
+    grown: impl Fn(usize) -> Result<usize, Failure>,
+) -> Result<usize, Failure> {
+    s.check_key(key)?;
+    let dict = s.writable()?;
+    let mut len = 0;
+    s.amend(dict, [key], |view| {
+        let old = view.value_len(dict, key)?.unwrap_or(0);
+        len = grown(old)?;
+        let name = Bytes::copy_from_slice(key);
+        let mut batch = Batch::new();
+        if old <= PUT_UP_TO || update.bytes().len() > PUT_UP_TO {
+            batch.put(dict, name, update.apply(view.get(dict, key)?.as_deref()));
+        } else {
+            batch.update(dict, name, update.clone());
+        }
+        Ok(batch)
+    })?;
+    Ok(len)
 }
 
 /// Replaces a value, or the absence of one, by what `change` makes of it, atomically; gives the new

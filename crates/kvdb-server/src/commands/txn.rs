@@ -273,7 +273,8 @@ fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// `TXN CHANGES [id]`: what it has changed of keys, in order: for each an array of dictionary,
-/// `put`, key, bytes of the value; or dictionary, `delete`, key; or dictionary, `delete-range`,
+/// `put`, key, bytes of the value; or dictionary, `update`, key, bytes of the value as the
+/// transaction sees it; or dictionary, `delete`, key; or dictionary, `delete-range`,
 /// start, end.
 fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
@@ -287,11 +288,13 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let position = out.position();
     let mut count = 0;
     let most = s.shared.limits.whole_replies;
+    let view = transaction.view()?;
     for change in transaction.changes()? {
         let (dict, change) = change?;
         let Some(name) = names.get(&dict) else { continue };
         let (fields, kind): (usize, &[u8]) = match &change {
             Changed::Put { .. } => (4, b"put"),
+            Changed::Update { .. } => (4, b"update"),
             Changed::Delete { .. } => (3, b"delete"),
             Changed::DeleteRange { .. } => (4, b"delete-range"),
         };
@@ -300,6 +303,11 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         out.bulk(kind);
         match change {
             Changed::Put { key, len } => {
+                out.bulk(&key);
+                out.integer(len as i64);
+            }
+            Changed::Update { key, .. } => {
+                let len = view.value_len(dict, &key)?.unwrap_or(0);
                 out.bulk(&key);
                 out.integer(len as i64);
             }

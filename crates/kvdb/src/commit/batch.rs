@@ -1,7 +1,7 @@
 //! A batch: changes that a commit applies whole or not at all.
 
 use bytes::Bytes;
-use vt_tree::KeyRange;
+use vt_tree::{KeyRange, Update};
 
 use crate::commit::MAX_KEY;
 use crate::dictionary::DictionaryId;
@@ -43,6 +43,7 @@ pub struct Batch {
 pub(crate) enum BatchChange {
     Put(DictionaryId, Bytes, Bytes),
     PutStored(DictionaryId, Bytes, StoredValue),
+    Update(DictionaryId, Bytes, Update),
     Delete(DictionaryId, Bytes),
     DeleteRange(DictionaryId, Bytes, Bytes),
 }
@@ -52,6 +53,7 @@ impl BatchChange {
         match self {
             BatchChange::Put(d, ..)
             | BatchChange::PutStored(d, ..)
+            | BatchChange::Update(d, ..)
             | BatchChange::Delete(d, ..)
             | BatchChange::DeleteRange(d, ..) => *d,
         }
@@ -109,6 +111,25 @@ impl Batch {
     /// ```
     pub fn put_stored(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: StoredValue) {
         self.changes.push(BatchChange::PutStored(dict, key.into(), value));
+    }
+    /// Changes the value of `key` without reading it; see [`Update`] for what it does to a missing
+    /// key and to a value that it does not suit.
+    ///
+    /// ```
+    /// # use kvdb::{Batch, Durability, Kvdb, Update};
+    /// # let db = Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// let mut batch = Batch::new();
+    /// batch.update(d.id(), "visits", Update::add(1));
+    /// batch.update(d.id(), "visits", Update::add(1));
+    /// db.commit(batch, Durability::Buffered)?;
+    /// assert_eq!(d.get("visits")?, Some("2".into()));
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    #[doc(alias = "merge")]
+    #[doc(alias = "upsert")]
+    pub fn update(&mut self, dict: DictionaryId, key: impl Into<Bytes>, update: Update) {
+        self.changes.push(BatchChange::Update(dict, key.into(), update));
     }
     /// Deletes `key`, whether or not it is there.
     #[doc(alias = "remove")]

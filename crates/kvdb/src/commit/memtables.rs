@@ -47,6 +47,7 @@ pub(crate) fn write_memtables(
                         waiting += deferred::heap(v.len());
                         deferred(*dict, op, Some((layer, slot)));
                     }
+                    Op::Update(k, update) => writer.update(k, seq, update),
                     Op::Delete(k) => writer.delete(k, seq),
                     Op::DeleteRange(s, e) => writer.delete_range(s, e, seq),
                 }

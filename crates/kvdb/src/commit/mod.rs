@@ -7,9 +7,9 @@
 //! journal's stream waits for a sync that began after its record was in the buffer. One of the
 //! waiting threads does the sync for all of them; the others join the next one.
 //!
-//! In the order of a commit: `batch`, `validate`, `place` (large values, or `deferred` ones),
-//! `enter` (the lock, with room), `memtables`; then `pipeline` (write, sync, seal). `recent` is
-//! what transactions look for conflicts in, `locking` the locks that a commit waits for.
+//! In the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or `deferred`
+//! ones), `enter` (the lock, with room), `memtables`; then `pipeline` (write, sync, seal). `recent`
+//! is what transactions look for conflicts in, `locking` the locks that a commit waits for.
 
 pub(crate) mod batch;
 pub(crate) mod deferred;
@@ -21,6 +21,7 @@ mod place;
 pub(crate) mod recent;
 #[cfg(test)]
 mod tests;
+pub(crate) mod updates;
 mod validate;
 
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -38,7 +39,7 @@ use self::deferred::{DeferredValue, ValueBuffers};
 pub(crate) use self::memtables::write_memtables;
 use self::pipeline::{Pipeline, Sealed, Syncing};
 use self::recent::{RecentCommit, RecentCommits};
-pub use self::validate::{MAX_KEY, MAX_VALUE};
+pub use self::validate::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
 use crate::commit::locking::{past, ranges};
 use crate::counters::Counters;
@@ -187,6 +188,7 @@ impl CommitPipeline {
                 Durability::Synced => self.sync(engine),
             };
         }
+        self.fold_updates(engine, &valid.changes)?;
         if let Outcome::Applied(applied) =
             self.commit_changes(engine, valid, placing, past(), |_| Ok(true))?
         {

@@ -1,7 +1,7 @@
 //! What a batch must be before it is committed: its dictionaries exist, keys and values are not too
 //! long, and values that were stored before are kept where they are.
 
-use vt_tree::Value;
+use vt_tree::{Update, Value};
 use zones::{Priority, ZonePin, ZoneUse};
 
 use super::CommitPipeline;
@@ -15,6 +15,7 @@ pub const MAX_KEY: usize = 32 << 10;
 
 /// Longest value, bytes: it lies in one piece, in one zone.
 pub const MAX_VALUE: usize = 7 << 20;
+const _: () = assert!(vt_tree::LONGEST_UPDATED == MAX_VALUE);
 
 pub(crate) fn check_put(key: usize, value: usize) -> Result<()> {
     if value > MAX_VALUE {
@@ -23,6 +24,19 @@ pub(crate) fn check_put(key: usize, value: usize) -> Result<()> {
         )));
     }
     check_key(key)
+}
+
+/// Longest update, bytes: longer ones are cheaper as a put.
+pub const MAX_UPDATE: usize = 64 << 10;
+
+fn check_update(update: &Update) -> Result<()> {
+    let len = update.bytes().len();
+    match len > MAX_UPDATE {
+        true => Err(Error::Invalid(format!(
+            "an update of {len} bytes; at most {MAX_UPDATE} are allowed: read the value and put it"
+        ))),
+        false => Ok(()),
+    }
 }
 
 fn check_key(len: usize) -> Result<()> {
@@ -77,6 +91,11 @@ impl CommitPipeline {
                     let value = v.value.clone();
                     stored.push(v);
                     Op::Put(k, value)
+                }
+                BatchChange::Update(_, k, update) => {
+                    deletes_only = false;
+                    check_update(&update)?;
+                    Op::Update(k, update)
                 }
                 BatchChange::Delete(_, k) => Op::Delete(k),
                 BatchChange::DeleteRange(_, s, e) if s < e => Op::DeleteRange(s, e),

@@ -5,7 +5,7 @@
 use std::ops::RangeBounds;
 
 use bytes::Bytes;
-use vt_tree::Estimate;
+use vt_tree::{Estimate, Update};
 
 use crate::commit::batch::{Batch, Durability};
 use crate::db::database::Database;
@@ -107,6 +107,24 @@ impl Dictionary {
     #[doc(alias = "delete")]
     pub fn remove(&self, key: impl Into<Bytes>) -> Result<()> {
         self.one(|b| b.delete(self.id, key))
+    }
+
+    /// Changes the value of `key` without reading it; see [`Update`] for what it does to a missing
+    /// key and to a value that it does not suit.
+    ///
+    /// ```
+    /// # use kvdb::Update;
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// d.update("visits", Update::add(1))?;
+    /// d.update("visits", Update::add(1))?;
+    /// assert_eq!(d.get("visits")?, Some("2".into()));
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    #[doc(alias = "merge")]
+    #[doc(alias = "upsert")]
+    pub fn update(&self, key: impl Into<Bytes>, update: Update) -> Result<()> {
+        self.one(|b| b.update(self.id, key, update))
     }
 
     /// Deletes every key of a range; costs one range tombstone whatever it covers.

@@ -245,7 +245,7 @@ pub(crate) fn open(
                 None => {}
                 Some((first, Content::Ops(mut changes))) => {
                     void(first, &mut changes, &since);
-                    replay(&db, first, &changes, bound.uses(), &mut flush_at)?;
+                    replay(&db, first, &changes);
                 }
                 Some((_, Content::Bound(_))) => {
                     let Some(runs) = journal.runs.pop_front() else {
@@ -255,6 +255,12 @@ pub(crate) fn open(
                     };
                     rebind(&db, runs, bound.uses())?;
                 }
+            }
+            // A journal may begin only where a chunk does.
+            if end == at + piece.len() as u64 {
+                let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
+                let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
+                flush_when_full(&db, start, bound.uses(), &mut flush_at)?;
             }
             Ok(true)
         })?;
@@ -278,35 +284,47 @@ pub(crate) fn open(
     Ok((db, recovery))
 }
 
-/// Applies a commit of the journal. When memory for memtables is full, they are flushed, the
-/// journal left as it is: replaying a commit once more over runs that have it changes nothing,
-/// since all that follows it is replayed too.
-fn replay(
+/// Applies a commit of the journal.
+fn replay(db: &Database, first: Seq, changes: &Ops) {
+    let version = db.versions.load_full();
+    let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
+    db.commits.active_bytes.fetch_add(grown, env::sync::atomic::Ordering::Relaxed);
+}
+
+/// When memory for memtables is full, they are flushed, and the journal begins at `start`, behind
+/// all that they have: an update must not be replayed over a run that has it.
+fn flush_when_full(
     db: &Database,
-    first: Seq,
-    changes: &Ops,
+    start: JournalStart,
     bound: &ZoneUse,
     flush_at: &mut usize,
 ) -> Result<()> {
-    let version = db.versions.load_full();
-    let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
-    let active =
-        db.commits.active_bytes.fetch_add(grown, env::sync::atomic::Ordering::Relaxed) + grown;
+    let active = db.commits.active_bytes.load(env::sync::atomic::Ordering::Relaxed);
     if active < *flush_at || db.options.read_only {
         return Ok(());
     }
-    let number = version.generation.number;
-    drop(version);
-    db.versions.change(|v| *v = v.sealed());
-    db.versions.load().generation.pin(db.zones.pin(bound)?);
-    // First what ends with a snapshot.
-    match db.flush_sealed().and_then(|_| db.flush_upto(number, None)) {
-        Ok(()) => db.commits.active_bytes.store(0, env::sync::atomic::Ordering::Relaxed),
+    seal(db, start, bound)?;
+    match db.flush_sealed() {
+        Ok(_) => Ok(()),
         // A full store opens all the same: these memtables stay in memory, until there is room for
         // them or they have doubled.
-        Err(Error::NoSpace) => *flush_at = 2 * active,
-        Err(e) => return Err(e),
+        Err(Error::NoSpace) => {
+            *flush_at = db.commits.sealed_bytes.load(env::sync::atomic::Ordering::Relaxed);
+            Ok(())
+        }
+        Err(e) => Err(e),
     }
+}
+
+/// Closes the memtables that take the replay; `start`: where the journal begins once they are
+/// flushed.
+fn seal(db: &Database, start: JournalStart, bound: &ZoneUse) -> Result<()> {
+    let generation = db.versions.load().generation.number;
+    db.versions.change(|v| *v = v.sealed());
+    db.versions.load().generation.pin(db.zones.pin(bound)?);
+    let bytes = db.commits.active_bytes.swap(0, env::sync::atomic::Ordering::Relaxed);
+    db.commits.sealed.lock().push_back(Sealed { generation, bytes, start });
+    db.commits.sealed_bytes.fetch_add(bytes, env::sync::atomic::Ordering::Relaxed);
     Ok(())
 }
 
@@ -392,11 +410,7 @@ fn snapshot_again(
     }
     let generation = db.versions.load().generation.number;
     db.snapshots.begin(generation, db.snapshots.of(label, below, &db.versions.load()));
-    db.versions.change(|v| *v = v.sealed());
-    db.versions.load().generation.pin(db.zones.pin(bound)?);
-    let bytes = db.commits.active_bytes.swap(0, env::sync::atomic::Ordering::Relaxed);
-    db.commits.sealed.lock().push_back(Sealed { generation, bytes, start });
-    db.commits.sealed_bytes.fetch_add(bytes, env::sync::atomic::Ordering::Relaxed);
+    seal(db, start, bound)?;
     db.signals.flush_wanted();
     Ok(())
 }

@@ -173,6 +173,7 @@ impl Database {
             .map(|change| match change {
                 BatchChange::Put(d, k, v) => (d, Op::Put(k, Value::Inline(v))),
                 BatchChange::PutStored(d, k, v) => (d, Op::Put(k, v.value)),
+                BatchChange::Update(d, k, update) => (d, Op::Update(k, update)),
                 BatchChange::Delete(d, k) => (d, Op::Delete(k)),
                 BatchChange::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
             })

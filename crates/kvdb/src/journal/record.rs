@@ -15,6 +15,7 @@
 //! change: varint  dictionary
 //!         bytes   key (op 4: start)
 //!         op 1, put: value · op 2, put of a value that lies elsewhere: u64 address, u32 length, u32 CRC-32C ·
+//!         op 6, update of a value: the update (see the VT-tree's `update`), framed as a value is ·
 //!         op 3, delete: nothing · op 4, delete range: end · op 5, put of a value that lies elsewhere, perhaps compressed: u64 address,
 //!         u32 length, u32 CRC-32C of the bytes there, u32 their number, u8 codec
 //! ```
@@ -33,7 +34,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{Compression, ExtentRef, Run, Seq, Value};
+use vt_tree::{Compression, ExtentRef, Run, Seq, Update, Value};
 use zones::Purpose;
 
 use crate::dictionary::DictionaryId;
@@ -52,6 +53,7 @@ const PUT_EXTENT: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
 const PUT_PACKED: u8 = 5;
+const UPDATE: u8 = 6;
 
 /// Bytes of a reference to an extent.
 const REFERENCE: usize = 16;
@@ -70,6 +72,7 @@ pub(crate) enum Op {
     /// A large value that gets its place when its record is written, compressed so if it gets
     /// smaller; it shares its buffer with others. Never read from a journal.
     PutDeferred(Bytes, Bytes, Compression),
+    Update(Bytes, Update),
     Delete(Bytes),
     DeleteRange(Bytes, Bytes),
 }
@@ -84,6 +87,7 @@ impl Op {
             Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
                 put_extent(*codec)
             }
+            Op::Update(..) => UPDATE,
             Op::Delete(_) => DELETE,
             Op::DeleteRange(..) => DELETE_RANGE,
         }
@@ -92,7 +96,11 @@ impl Op {
     /// What is put or deleted; the start of a range.
     pub(crate) fn key(&self) -> &Bytes {
         match self {
-            Op::Put(k, _) | Op::PutDeferred(k, ..) | Op::Delete(k) | Op::DeleteRange(k, _) => k,
+            Op::Put(k, _)
+            | Op::PutDeferred(k, ..)
+            | Op::Update(k, _)
+            | Op::Delete(k)
+            | Op::DeleteRange(k, _) => k,
         }
     }
 
@@ -101,15 +109,17 @@ impl Op {
         match self {
             Op::Put(k, v) => k.len() + v.len(),
             Op::PutDeferred(k, v, _) => k.len() + v.len(),
+            Op::Update(k, update) => k.len() + update.bytes().len(),
             Op::Delete(k) => k.len(),
             Op::DeleteRange(s, e) => s.len() + e.len(),
         }
     }
 
-    /// The value or the end of the range that lies in the record.
+    /// The value, the update or the end of the range that lies in the record.
     fn payload(&self) -> Option<&Bytes> {
         match self {
             Op::Put(_, Value::Inline(v)) => Some(v),
+            Op::Update(_, update) => Some(update.bytes()),
             Op::DeleteRange(_, end) => Some(end),
             Op::Put(_, Value::Extent(_)) | Op::PutDeferred(..) | Op::Delete(_) => None,
         }
@@ -406,6 +416,7 @@ fn change(record: &Bytes, r: &mut Reader, code: u8, alone: bool) -> Result<(Dict
                 })?),
             )
         }
+        UPDATE => Op::Update(key, Update::decode(&payload(r)?)?),
         DELETE => Op::Delete(key),
         DELETE_RANGE => Op::DeleteRange(key, payload(r)?),
         _ => return Err(r.corrupt("a change has an unknown kind")),
@@ -438,6 +449,7 @@ mod tests {
                 ),
             ),
             (DictionaryId(1), Op::Delete(Bytes::new())),
+            (d, Op::Update("sum".into(), Update::add(-7).then(&Update::append(b"x").unwrap()))),
             (DictionaryId(1), Op::DeleteRange("a".into(), "b".into())),
         ]
     }

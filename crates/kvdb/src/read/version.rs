@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{Input, Lookup, Memtable, Pool, Probe, Run, Seq, Value};
+use vt_tree::{BlockCache, Input, Lookup, Memtable, Pool, Probe, Run, Seq, Value};
 use zones::ZonePin;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
@@ -154,8 +154,8 @@ impl Tree {
         Ok(())
     }
 
-    /// The newest value of `key` among commits up to `at`.
-    pub(crate) fn get(&self, key: &[u8], at: Seq) -> Result<Option<Value>> {
+    /// The newest value of `key` among commits up to `at`. `cache` reads what an update changes.
+    pub(crate) fn get(&self, cache: &BlockCache, key: &[u8], at: Seq) -> Result<Option<Value>> {
         for layer in &self.layers {
             // It is stored before a commit becomes visible that the memtable is not empty: whoever
             // may see the commit looks into it.
@@ -164,6 +164,7 @@ impl Tree {
                     Lookup::Absent => {}
                     Lookup::Deleted(_) => return Ok(None),
                     Lookup::Found(_, value) => return Ok(Some(value)),
+                    Lookup::Updated { .. } => return Ok(cache.resolve(self.lookup(key, at)?)?),
                 }
             }
             for run in &layer.bound {
@@ -171,15 +172,13 @@ impl Tree {
                     Lookup::Absent => {}
                     Lookup::Deleted(_) => return Ok(None),
                     Lookup::Found(_, value) => return Ok(Some(value)),
+                    Lookup::Updated { .. } => return Ok(cache.resolve(self.lookup(key, at)?)?),
                 }
             }
         }
         let hash = vt_tree::hash(key);
         if let Some(only) = self.only_run() {
-            return Ok(match only.run.get(key, hash)? {
-                Lookup::Found(_, value) => Some(value),
-                Lookup::Absent | Lookup::Deleted(_) => None,
-            });
+            return Ok(cache.resolve(only.run.get(key, hash)?)?);
         }
         // All filters are on their way from memory before the first is looked at.
         let mut runs = self.runs();
@@ -200,6 +199,7 @@ impl Tree {
                     Lookup::Absent => {}
                     Lookup::Deleted(_) => return Ok(None),
                     Lookup::Found(_, value) => return Ok(Some(value)),
+                    Lookup::Updated { .. } => return Ok(cache.resolve(self.lookup(key, at)?)?),
                 }
             }
             if n < TOGETHER {
@@ -208,10 +208,27 @@ impl Tree {
         }
     }
 
+    /// What memtables and runs together say of `key`, one after the other: for a key that was
+    /// updated, of which more than the newest item counts.
+    pub(crate) fn lookup(&self, key: &[u8], at: Seq) -> Result<Lookup> {
+        let hash = vt_tree::hash(key);
+        let mut lookup = Lookup::Absent;
+        for input in self.inputs() {
+            lookup = lookup.over(match input {
+                Input::Memtable(memtable) => memtable.get(key, at),
+                Input::Run(run) => run.get(key, hash)?,
+            });
+            if lookup.is_final() {
+                break;
+            }
+        }
+        Ok(lookup)
+    }
+
     /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.
     pub(crate) fn announce<'k>(
         &self,
-        store: &vt_tree::BlockCache,
+        store: &BlockCache,
         keys: impl Iterator<Item = &'k [u8]>,
     ) -> Result<()> {
         let mut blocks = Vec::new();
@@ -377,7 +394,7 @@ impl Version {
 }
 
 /// Reads a value, wherever it lies.
-pub(crate) fn read(store: &vt_tree::BlockCache, value: Value) -> Result<Bytes> {
+pub(crate) fn read(store: &BlockCache, value: Value) -> Result<Bytes> {
     match value {
         Value::Inline(bytes) => Ok(bytes),
         extent => Ok(store.read_value(&extent)?),

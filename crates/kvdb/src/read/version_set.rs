@@ -307,7 +307,7 @@ impl VersionSet {
         let at = self.visible.load(Ordering::Acquire);
         match version.trees.get(&dict) {
             None => Ok(None),
-            Some(tree) => tree.get(key, at)?.map(|v| read(&self.cache, v)).transpose(),
+            Some(tree) => tree.get(&self.cache, key, at)?.map(|v| read(&self.cache, v)).transpose(),
         }
     }
 

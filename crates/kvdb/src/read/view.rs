@@ -71,16 +71,28 @@ impl View {
 
     /// The value of `key`, or the place where it lies.
     fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
-        if let Some(write_set) = &self.write_set {
-            match write_set.get(dict, key)? {
-                Lookup::Found(_, value) => return Ok(Some(value)),
-                Lookup::Deleted(_) => return Ok(None),
-                Lookup::Absent => {}
-            }
-        }
+        let own = match &self.write_set {
+            Some(write_set) => write_set.get(dict, key)?,
+            None => Lookup::Absent,
+        };
         match self.version.trees.get(&dict) {
-            None => Ok(None),
-            Some(tree) => tree.get(key, self.at),
+            Some(tree) if matches!(own, Lookup::Absent) => tree.get(&self.cache, key, self.at),
+            Some(tree) if !own.is_final() => {
+                Ok(self.cache.resolve(own.over(tree.lookup(key, self.at)?))?)
+            }
+            _ => Ok(self.cache.resolve(own)?),
+        }
+    }
+
+    /// What is known of `key` without reading a large value.
+    fn lookup(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
+        let own = match &self.write_set {
+            Some(write_set) => write_set.get(dict, key)?,
+            None => Lookup::Absent,
+        };
+        match self.version.trees.get(&dict) {
+            Some(tree) if !own.is_final() => Ok(own.over(tree.lookup(key, self.at)?)),
+            _ => Ok(own),
         }
     }
 
@@ -114,7 +126,11 @@ impl View {
 
     /// Length of a value in bytes; a large one is not read for it.
     pub fn value_len(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<usize>> {
-        Ok(self.find(dict, key)?.map(|v| v.len()))
+        let lookup = self.lookup(dict, key)?;
+        match lookup.value_len() {
+            Some(len) => Ok(len),
+            None => Ok(self.cache.resolve(lookup)?.map(|value| value.len())),
+        }
     }
 
     /// A cursor over `[start, end)` of one dictionary, before its first tuple. `end` empty: to the

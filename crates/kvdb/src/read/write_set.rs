@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use env::sync::Mutex;
 use vt_tree::{
-    BlockCache, Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions, Placement,
-    RunCursor, Seq, Source, Value,
+    BlockCache, BodyRef, Input, ItemRef, KeyRange, Lookup, Memtable, Merge, MergeOptions,
+    Placement, RunCursor, Seq, Source, Value,
 };
 use zones::{Priority, ZonePin};
 
@@ -107,13 +107,17 @@ pub(crate) struct WriteSet {
 
 impl WriteSet {
     pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
+        let mut lookup = Lookup::Absent;
         for part in self.trees.get(&dict).into_iter().flatten().rev() {
-            match part.get(key, self.at)? {
-                Lookup::Absent => {}
-                found => return Ok(found),
+            lookup = lookup.over(part.get(key, self.at)?);
+            if lookup.is_final() {
+                return Ok(lookup);
             }
         }
-        self.beneath.as_ref().map_or(Ok(Lookup::Absent), |beneath| beneath.get(dict, key))
+        match &self.beneath {
+            Some(beneath) => Ok(lookup.over(beneath.get(dict, key)?)),
+            None => Ok(lookup),
+        }
     }
 
     /// What a cursor reads above the tree beneath, newest first, each with the number up to which
@@ -133,16 +137,30 @@ impl WriteSet {
         self.trees.values().flatten().all(|p| matches!(p, Part::Memtable(_)))
     }
 
-    /// `true` when something is written at a key of `[start, end)`, or deleted there.
+    /// `true` when something is written at a key of `[start, end)`, or deleted there; updates that
+    /// commute with what others do are left out.
     pub(crate) fn touches(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<bool> {
         for part in self.trees.get(&dict).into_iter().flatten() {
             let mut source = part.source(self.at)?;
             source.seek(start)?;
-            if source.item().is_some_and(|item| item.key < end) {
-                return Ok(true);
+            while let Some(item) = source.item().filter(|item| item.key < end) {
+                let update = matches!(item.body, BodyRef::Update { .. });
+                if !update || !self.commutes(dict, item.key)? {
+                    return Ok(true);
+                }
+                source.next()?;
             }
         }
         Ok(false)
+    }
+
+    /// `true` when `key` is changed only by updates that commute with what others do: they apply to
+    /// whatever its value is when they are committed.
+    pub(crate) fn commutes(&self, dict: DictionaryId, key: &[u8]) -> Result<bool> {
+        Ok(match self.get(dict, key)? {
+            Lookup::Updated { base: None, update, .. } => update.commutes(),
+            _ => false,
+        })
     }
 
     /// Memory of what is not in runs, bytes.
@@ -206,6 +224,7 @@ impl WriteSet {
                         writer.put_slice(key, seq, value)
                     }
                     Op::Put(key, value) => writer.put(key, seq, value.clone()),
+                    Op::Update(key, update) => writer.update(key, seq, update),
                     Op::Delete(key) => writer.delete(key, seq),
                     Op::DeleteRange(start, end) => writer.delete_range(start, end, seq),
                 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{BlockCache, Memtable, Run, SalvageCache, Value};
+use vt_tree::{BlockCache, Lookup, Memtable, Run, SalvageCache};
 use zones::Device;
 
 use crate::error::Result;
@@ -63,12 +63,19 @@ pub enum Remnant {
 
 /// A value that is read when it is asked for.
 #[derive(Clone, Debug)]
-pub struct SalvagedValue(Value);
+pub struct SalvagedValue(Lookup);
 
 impl SalvagedValue {
+    /// The length of the value, bytes; of one that updates change, about. Nothing is read.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.0.len()
+        match &self.0 {
+            Lookup::Found(_, value) => value.len(),
+            Lookup::Updated { base, update, .. } => {
+                base.map_or(0, |e| e.len as usize).max(update.bytes().len())
+            }
+            Lookup::Absent | Lookup::Deleted(_) => 0,
+        }
     }
 }
 
@@ -105,6 +112,7 @@ impl Salvage {
 
     /// The value of a tuple.
     pub fn value(&self, value: &SalvagedValue) -> Result<Bytes> {
-        Ok(self.cache.read_value(&value.0)?)
+        let value = self.cache.resolve(value.0.clone())?;
+        value.map_or(Ok(Bytes::new()), |value| Ok(self.cache.read_value(&value)?))
     }
 }

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use env::sync::Mutex;
 use vt_tree::{
-    Body, Item, MemtableCursor, SalvageCache, SalvageCursor, Salvaged, Source as _, Value,
+    Body, Item, Lookup, MemtableCursor, SalvageCache, SalvageCursor, Salvaged, Seq, Source as _,
 };
 
 use super::{Remnant, SalvagedValue, Source};
@@ -116,6 +116,34 @@ impl<'a> Scan<'a> {
     }
 }
 
+impl Scan<'_> {
+    /// The value that an item of source `at` and older ones make together; `true` if a part of it
+    /// may be lost.
+    fn value(&self, at: usize, key: &Bytes, seq: Seq, body: Body) -> (Lookup, bool) {
+        // An update that does not decode is lost.
+        let of = |seq, body| Lookup::of(seq, body).map_or((Lookup::Absent, true), |l| (l, false));
+        let (mut lookup, mut incomplete) = of(seq, body);
+        for older in &self.sources[at + 1..] {
+            if lookup.is_final() {
+                break;
+            }
+            let (found, lost) = match (&older.next, older.covers(key)) {
+                (_, Some(true)) => (Lookup::Absent, true),
+                (_, Some(false)) => (Lookup::Deleted(0), false),
+                (Some(Salvaged::Item(item)), None) if item.covers(key) => {
+                    of(item.seq, item.body.clone())
+                }
+                (Some(Salvaged::Gap { start, .. }), None) if start == key => (Lookup::Absent, true),
+                _ => (Lookup::Absent, false),
+            };
+            lookup = lookup.over(found);
+            incomplete |= lost;
+        }
+        // Nothing is older: what is missing counts as absent.
+        (if lookup.is_final() { lookup } else { lookup.over(Lookup::Deleted(0)) }, incomplete)
+    }
+}
+
 impl Iterator for Scan<'_> {
     type Item = Remnant;
 
@@ -139,7 +167,7 @@ impl Iterator for Scan<'_> {
                 Salvaged::Item(Item { body: Body::DeleteRange { end }, .. }) => {
                     self.sources[at].force = Some((false, Some(end)));
                 }
-                Salvaged::Item(Item { key, body, .. }) => {
+                Salvaged::Item(Item { key, seq, body }) => {
                     if self.judged.as_ref() == Some(&key) {
                         continue;
                     }
@@ -150,19 +178,13 @@ impl Iterator for Scan<'_> {
                         None => false,
                     };
                     self.judged = Some(key.clone());
-                    if let Body::Put(value) = body
-                        && key >= self.start
-                    {
+                    let (value, incomplete) = self.value(at, &key, seq, body);
+                    if !matches!(value, Lookup::Absent | Lookup::Deleted(_)) && key >= self.start {
+                        let stale = stale || incomplete;
                         return Some(Remnant::Tuple { key, value: SalvagedValue(value), stale });
                     }
                 }
             }
         }
-    }
-}
-
-impl From<SalvagedValue> for Value {
-    fn from(value: SalvagedValue) -> Value {
-        value.0
     }
 }

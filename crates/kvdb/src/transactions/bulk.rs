@@ -49,7 +49,10 @@ impl View {
     pub fn stored_tuples(&self, dict: DictionaryId) -> Result<StoredTuples> {
         let write_set = self.write_set.iter().flat_map(|write_set| write_set.inputs(dict));
         let below = self.inputs(dict)?.into_iter().map(|input: Input| (input, self.at));
-        Ok(StoredTuples { cursor: TreeCursor::as_of(write_set.chain(below)), view: self.clone() })
+        Ok(StoredTuples {
+            cursor: TreeCursor::as_of(&self.cache, write_set.chain(below)),
+            view: self.clone(),
+        })
     }
 }
 

@@ -16,6 +16,12 @@ pub enum Changed {
         /// Bytes of the new value.
         len: usize,
     },
+    /// The value is changed without having been read.
+    Update {
+        key: Bytes,
+        /// Bytes of the update.
+        len: usize,
+    },
     /// The key is deleted, whether or not it was there.
     Delete { key: Bytes },
     /// All keys of `[start, end)` are deleted.
@@ -70,6 +76,7 @@ impl Changes {
             let key = Bytes::copy_from_slice(item.key);
             let changed = match item.body {
                 BodyRef::Put(value) => Changed::Put { key, len: value.len() },
+                BodyRef::Update { update, .. } => Changed::Update { key, len: update.len() },
                 BodyRef::Delete => Changed::Delete { key },
                 BodyRef::DeleteRange { end } => {
                     Changed::DeleteRange { start: key, end: Bytes::copy_from_slice(end) }

@@ -78,7 +78,9 @@ impl Newer {
         };
         Ok(match found {
             Lookup::Absent => false,
-            Lookup::Found(seq, _) | Lookup::Deleted(seq) => self.counts(seq, since),
+            Lookup::Found(seq, _) | Lookup::Deleted(seq) | Lookup::Updated { seq, .. } => {
+                self.counts(seq, since)
+            }
         })
     }
 
@@ -120,6 +122,17 @@ impl Both {
     fn enough(&self) -> bool {
         self.ranges.len() >= NAMED
     }
+
+    /// Takes out keys that `write_set` changes only by updates that commute with what others have
+    /// done: these apply to whatever the value is when it commits.
+    fn leave_commuting(&mut self, write_set: &WriteSet) -> Result<()> {
+        for (dict, key) in std::mem::take(&mut self.points) {
+            if !write_set.commutes(dict, &key)? {
+                self.points.insert((dict, key));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What `write_set` changes and others have changed after `since`.
@@ -147,6 +160,7 @@ fn both(db: &Database, write_set: &WriteSet, since: Seq) -> Result<Both> {
             }
         }
     }
+    found.leave_commuting(write_set)?;
     Ok(found)
 }
 
@@ -168,7 +182,7 @@ fn through_theirs(
                         found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
                     }
                 }
-                BodyRef::Put(_) | BodyRef::Delete => {
+                BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
                     if write_set.get(dict, item.key)? != Lookup::Absent {
                         found.points.insert((dict, Bytes::copy_from_slice(item.key)));
                     }
@@ -203,7 +217,7 @@ fn through_mine(
                     theirs.next()?;
                 }
             }
-            BodyRef::Put(_) | BodyRef::Delete => {
+            BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
                 if newer.changed(item.key, since)? {
                     found.points.insert((dict, Bytes::copy_from_slice(item.key)));
                 }
@@ -230,7 +244,7 @@ fn changed_since(write_set: &WriteSet, base: &View, now: &View, found: &mut Both
                     found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
                 }
             }
-            BodyRef::Put(_) | BodyRef::Delete => {
+            BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
                 if base.get(dict, item.key)? != now.get(dict, item.key)? {
                     found.points.insert((dict, Bytes::copy_from_slice(item.key)));
                 }
@@ -254,6 +268,7 @@ pub(super) fn reconcile(
     let mut found = both(db, write_set, since)?;
     if by_value {
         changed_since(write_set, base, now, &mut found)?;
+        found.leave_commuting(write_set)?;
     }
     // A log belongs to one transaction alone.
     let log = |dict: &DictionaryId| {
@@ -270,11 +285,16 @@ pub(super) fn reconcile(
         let merged = match routines.get(&dict) {
             None => Merged::Conflict,
             Some(routine) => {
-                let mine = match write_set.get(dict, &key)? {
-                    Lookup::Found(_, value) => Some(read(&db.cache, value)?),
-                    Lookup::Deleted(_) | Lookup::Absent => None,
-                };
                 let (base, theirs) = (base.get(dict, &key)?, now.get(dict, &key)?);
+                let below = match &base {
+                    Some(value) => Lookup::Found(0, vt_tree::Value::Inline(value.clone())),
+                    None => Lookup::Deleted(0),
+                };
+                let mine = match write_set.get(dict, &key)? {
+                    Lookup::Absent => None,
+                    own => db.cache.resolve(own.over(below))?,
+                };
+                let mine = mine.map(|value| read(&db.cache, value)).transpose()?;
                 routine.merge(&key, base.as_deref(), mine.as_deref(), theirs.as_deref())
             }
         };

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vt_tree::{BodyRef, KeyRange, Run, Seq};
+use vt_tree::{BlockCache, BodyRef, KeyRange, Lookup, Run, Seq, Update};
 use zones::ZonePin;
 
 use super::conflicts;
@@ -139,7 +139,7 @@ impl TransactionState {
                     db.commits.add_runs(&runs, || touched(&mine), owner, still)?
                 }
                 false => {
-                    let (changes, deletes_only) = changes(&write_set)?;
+                    let (changes, deletes_only) = changes(&db.cache, &write_set)?;
                     let pin = db.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
                     let valid = Valid { changes, claim, pin };
@@ -204,7 +204,9 @@ fn touched(write_set: &WriteSet) -> Result<Vec<(DictionaryId, KeyRange)>> {
     write_set.for_each(|dict, item| {
         let range = match item.body {
             BodyRef::DeleteRange { end } => KeyRangeRef::between(item.key, end),
-            BodyRef::Put(_) | BodyRef::Delete => KeyRangeRef::key(item.key),
+            BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
+                KeyRangeRef::key(item.key)
+            }
         };
         out.push((dict, range.to_range()));
         Ok(())
@@ -213,7 +215,7 @@ fn touched(write_set: &WriteSet) -> Result<Vec<(DictionaryId, KeyRange)>> {
 }
 
 /// A transaction in memory as the changes of a commit; and whether none of them adds data.
-fn changes(write_set: &WriteSet) -> Result<(Ops, bool)> {
+fn changes(cache: &BlockCache, write_set: &WriteSet) -> Result<(Ops, bool)> {
     let mut changes = Ops::new();
     let mut deletes_only = true;
     write_set.for_each(|dict, item| {
@@ -224,6 +226,18 @@ fn changes(write_set: &WriteSet) -> Result<(Ops, bool)> {
                 BodyRef::Put(value) => {
                     deletes_only = false;
                     Op::Put(key, value.to_value())
+                }
+                BodyRef::Update { base: None, update } => {
+                    deletes_only = false;
+                    Op::Update(key, Update::decode(update)?)
+                }
+                // The value was put by the transaction itself.
+                BodyRef::Update { base: Some(_), .. } => {
+                    deletes_only = false;
+                    match cache.resolve(Lookup::of(item.seq, item.body.to_body())?)? {
+                        Some(value) => Op::Put(key, value),
+                        None => Op::Delete(key),
+                    }
                 }
                 BodyRef::Delete => Op::Delete(key),
                 BodyRef::DeleteRange { end } => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use vt_tree::Lookup;
+use vt_tree::{Lookup, Update};
 
 use super::nested_batch::NestedBatch;
 use super::reads::{Claim, ReadSet};
@@ -416,6 +416,9 @@ impl Transaction {
         match open.write_set.get(dict, key)? {
             Lookup::Found(_, value) => return read(&self.group.db.cache, value).map(Some),
             Lookup::Deleted(_) => return Ok(None),
+            Lookup::Updated { .. } => {
+                return self.beneath(open).with(open.write_set.clone()).get(dict, key);
+            }
             Lookup::Absent => {}
         }
         match &open.base {
@@ -514,6 +517,15 @@ impl Transaction {
         self.change(dict, SpaceClaim::default(), None, |write_set| write_set.put(dict, key, value))
     }
 
+    /// Changes the value of `key` without reading it, see [`Batch::update`]. What others have done
+    /// to the value by the time of the commit is no conflict if the update commutes with it
+    /// ([`Update::commutes`]): two transactions that add to one counter both commit.
+    pub fn update(&self, dict: DictionaryId, key: impl AsRef<[u8]>, update: Update) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.update(dict, Bytes::copy_from_slice(key.as_ref()), update);
+        self.apply(batch)
+    }
+
     pub fn delete(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<()> {
         let mut batch = Batch::new();
         batch.delete(dict, Bytes::copy_from_slice(key.as_ref()));
@@ -534,7 +546,8 @@ impl Transaction {
 
     /// Makes the changes of a batch, all or, on any error, none of them.
     pub fn apply(&self, batch: Batch) -> Result<()> {
-        let Valid { changes, claim, pin } = self.validate(batch)?;
+        let Valid { mut changes, claim, pin } = self.validate(batch)?;
+        self.fold_updates(&mut changes)?;
         match changes.first() {
             Some((dict, _)) => self
                 .change(*dict, claim, Some(&changes), |write_set| write_set.write(&changes, pin)),

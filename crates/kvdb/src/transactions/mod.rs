@@ -4,7 +4,7 @@
 //! - `write_set`: what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
 //! - `handle`: a transaction in hand;
-//! - `draft`: changes of a transaction that are made all at once or not at all;
+//! - `nested_batch`: changes of a transaction that are made all at once or not at all;
 //! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that
@@ -13,6 +13,7 @@
 //! - `ending`: commit and abort;
 //! - `durable`: those that survive a crash and a restart;
 //! - `changes`: what a transaction would change, listed;
+//! - `updates`: bounds the updates of one key;
 //! - `scope`: the store, a transaction or a frozen state, for code that need not know which.
 
 mod bulk;
@@ -26,6 +27,7 @@ mod nested_batch;
 mod reads;
 pub(crate) mod registry;
 mod scope;
+mod updates;
 
 pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};

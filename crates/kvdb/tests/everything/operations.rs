@@ -60,7 +60,7 @@ fn put(w: &mut World) -> Result<(), Dead> {
 
 fn batch(w: &mut World) -> Result<(), Dead> {
     let (Some(a), Some(b)) = (w.place(), w.place()) else { return Ok(()) };
-    let (changes, mut batch) = w.batch(&[a, b]);
+    let (changes, mut batch) = w.batch(&[a, b], true);
     if w.random.one_in(6) {
         w.call("Batch::releases_space");
         batch.releases_space();
@@ -108,6 +108,13 @@ fn dictionary(w: &mut World) -> Result<(), Dead> {
             w.call("Dictionary::insert");
             w.change(vec![change(Kind::Put(key.clone(), value.clone()))], false, |_| {
                 d.insert(key, value)
+            })
+        }
+        1 if w.random.one_in(2) => {
+            let update = w.update(true);
+            w.call("Dictionary::update");
+            w.change(vec![change(Kind::Update(key.clone(), update.clone()))], false, |_| {
+                d.update(key, update)
             })
         }
         1 => {

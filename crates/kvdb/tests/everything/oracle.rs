@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvdb::{Kvdb, View};
+use kvdb::{Kvdb, Update, View};
 
 use crate::possible::Possible;
 
@@ -26,6 +26,7 @@ pub struct ManifestState {
 #[derive(Clone, Debug)]
 pub enum Kind {
     Put(Vec<u8>, Vec<u8>),
+    Update(Vec<u8>, Update),
     Delete(Vec<u8>),
     /// The end is not in it.
     DeleteRange(Vec<u8>, Vec<u8>),
@@ -43,14 +44,26 @@ impl Change {
     /// The keys from here up to there are touched.
     fn span(&self) -> (Vec<u8>, Vec<u8>) {
         match &self.kind {
-            Kind::Put(key, _) | Kind::Delete(key) => (key.clone(), [&key[..], &[0]].concat()),
+            Kind::Put(key, _) | Kind::Update(key, _) | Kind::Delete(key) => {
+                (key.clone(), [&key[..], &[0]].concat())
+            }
             Kind::DeleteRange(start, end) => (start.clone(), end.clone()),
         }
     }
 
     /// Whether the store must have space for it.
     pub fn adds(&self) -> bool {
-        matches!(self.kind, Kind::Put(..))
+        matches!(self.kind, Kind::Put(..) | Kind::Update(..))
+    }
+
+    /// Whether it is an update of a key that `all`, the changes of its transaction, change only by
+    /// updates that commute with what others do.
+    pub fn commutes(&self, all: &[Change]) -> bool {
+        matches!(self.kind, Kind::Update(..))
+            && all
+                .iter()
+                .filter(|change| change.meets(self))
+                .all(|change| matches!(&change.kind, Kind::Update(_, u) if u.commutes()))
     }
 
     /// Whether it touches any key at all.
@@ -81,6 +94,10 @@ impl ManifestState {
             let table = Arc::make_mut(table);
             match &change.kind {
                 Kind::Put(key, value) => drop(table.insert(key.clone(), value.clone())),
+                Kind::Update(key, update) => {
+                    let value = update.apply(table.get(key).map(Vec::as_slice));
+                    table.insert(key.clone(), value.to_vec());
+                }
                 Kind::Delete(key) => drop(table.remove(key)),
                 Kind::DeleteRange(start, end) => table.retain(|key, _| key < start || key >= end),
             }

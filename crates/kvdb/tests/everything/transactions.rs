@@ -141,6 +141,14 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             }
             open.step(&[change(Kind::Put(key, value))]);
         }
+        2 if w.random.one_in(2) => {
+            let update = w.update(!open.durable);
+            w.call("Transaction::update");
+            if w.unless_full(t.update(id, &key, update.clone()))?.is_none() {
+                return compare(w, open);
+            }
+            open.step(&[change(Kind::Update(key, update))]);
+        }
         2 => {
             w.call("Transaction::delete");
             if !removed(w, open, t.delete(id, &key))? {
@@ -157,7 +165,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             open.step(&[change(Kind::DeleteRange(a, b))]);
         }
         4 | 5 => {
-            let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)]);
+            let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)], !open.durable);
             if w.random.one_in(3) {
                 w.call("Scope::apply");
                 w.call("Scope::writable");
@@ -256,7 +264,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                 w.call(name);
             }
             let mut draft = w.ok(t.nested_batch())?;
-            let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)]);
+            let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)], !open.durable);
             match draft.apply(batch) {
                 // With little memory that is soon; nothing is changed then.
                 Err(Error::Limit(_)) => return compare(w, open),
@@ -428,9 +436,10 @@ fn removed(w: &mut World, open: &Open, done: kvdb::Result<()>) -> Result<bool, D
     if open.durable { Ok(w.unless_full(done)?.is_some()) } else { w.ok(done).map(|()| true) }
 }
 
-/// Whether others have touched since it began what these do.
+/// Whether others have touched since it began what these do, but for what commutes with it.
 fn meets(w: &World, open: &Open, mine: &[Change]) -> bool {
-    w.committed[open.since..].iter().any(|theirs| mine.iter().any(|mine| mine.meets(theirs)))
+    let mut mine = mine.iter().filter(|change| !change.commutes(&open.changes));
+    mine.any(|mine| w.committed[open.since..].iter().any(|theirs| mine.meets(theirs)))
 }
 
 pub fn end(w: &mut World) -> Result<(), Dead> {
@@ -474,7 +483,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
                 for change in &open.changes {
                     let now = |s: &ManifestState| s.table(&change.branch, &change.dict).cloned();
                     let key = match &change.kind {
-                        Kind::Put(key, _) | Kind::Delete(key) => key,
+                        Kind::Put(key, _) | Kind::Update(key, _) | Kind::Delete(key) => key,
                         Kind::DeleteRange(start, _) => start,
                     };
                     let before = w.before_newest();

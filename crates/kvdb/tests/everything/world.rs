@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb, View};
+use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb, Update, View};
 use zones::CrashDevice;
 
 use crate::oracle::{Change, History, Kind, ManifestState};
@@ -120,6 +120,9 @@ impl World {
     }
 
     pub fn value(&mut self) -> Vec<u8> {
+        if self.random.one_in(8) {
+            return (self.random.below(1000)).to_string().into_bytes();
+        }
         let len = match self.random.below(20) {
             0 => self.random.below(30_000),
             1..=4 => self.random.below(5000),
@@ -129,6 +132,17 @@ impl World {
         let noise = if len > 512 && self.random.one_in(2) { 100 } else { len as usize };
         self.random.fill(&mut value[..noise]);
         value
+    }
+
+    /// `commuting`: one that commutes with what others do, too.
+    pub fn update(&mut self, commuting: bool) -> Update {
+        let mut bytes = vec![0; self.random.below(200) as usize];
+        self.random.fill(&mut bytes);
+        match self.random.below(3) {
+            0 if commuting => Update::add(self.random.below(2000) as i64 - 1000),
+            1 => Update::append(&bytes).expect("short"),
+            _ => Update::patch(self.random.below(6000) as usize, &bytes).expect("short"),
+        }
     }
 
     /// A dictionary that exists.
@@ -150,11 +164,17 @@ impl World {
         Some((branch, dict, id.unwrap_or_else(|| panic!("{}: a dictionary is gone", self.what()))))
     }
 
-    /// A few changes of these dictionaries, and the batch that makes them.
-    pub fn batch(&mut self, places: &[(String, String, DictionaryId)]) -> (Vec<Change>, Batch) {
+    /// A few changes of these dictionaries, and the batch that makes them. `commuting`: with
+    /// updates that commute with what others do.
+    pub fn batch(
+        &mut self,
+        places: &[(String, String, DictionaryId)],
+        commuting: bool,
+    ) -> (Vec<Change>, Batch) {
         for name in [
             "Batch::new",
             "Batch::put",
+            "Batch::update",
             "Batch::delete",
             "Batch::delete_range",
             "Batch::len",
@@ -178,6 +198,11 @@ impl World {
                     let (a, b) = self.range();
                     batch.delete_range(id, a.clone(), b.clone());
                     Kind::DeleteRange(a, b)
+                }
+                4 | 5 => {
+                    let update = self.update(commuting);
+                    batch.update(id, key.clone(), update.clone());
+                    Kind::Update(key, update)
                 }
                 3 if self.random.one_in(3) => {
                     let digit = b'0' + self.random.below(2) as u8;

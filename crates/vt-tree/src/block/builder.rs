@@ -6,7 +6,7 @@ use zones::varint;
 use super::{
     ASCENDS, DELETE, DELETE_RANGE, EXTENT, EXTENT_RUN, FOLLOWS, HAS_EXTENT_RUNS, HAS_PACKED,
     HAS_SEQ, INLINE, INTERVAL, INTERVAL_BYTES, INTERVAL_LEAST, PACKED, PACKED_FOLLOWS, PART,
-    shared_prefix,
+    UPDATE, shared_prefix,
 };
 use crate::block::extent_run::OpenExtentRun;
 use crate::item::{BodyRef, Seq};
@@ -145,6 +145,11 @@ impl BlockBuilder {
                 }
                 self.buf.extend_from_slice(&e.crc.to_le_bytes());
                 self.last_extent = Some(e);
+            }
+            // An update of a known value was applied before, see `RunBuilder::push`.
+            BodyRef::Update { update, .. } => {
+                self.head(shared, key, seq, INLINE | UPDATE);
+                varint::put_bytes(&mut self.buf, update);
             }
             BodyRef::Delete => self.head(shared, key, seq, DELETE),
             BodyRef::DeleteRange { end } => {

@@ -5,7 +5,7 @@ use zones::varint;
 
 use super::{
     ASCENDS, DELETE, DELETE_RANGE, EXTENT, FOLLOWS, HAS_PACKED, HAS_SEQ, INLINE, KIND, PACKED,
-    PACKED_FOLLOWS,
+    PACKED_FOLLOWS, UPDATE,
 };
 use crate::block::restart_interval::BodyPlace;
 use crate::item::Seq;
@@ -17,6 +17,8 @@ pub(super) struct Head {
     pub shared: usize,
     pub suffix: (usize, usize),
     pub kind: u8,
+    /// The bytes are an update and no value.
+    pub update: bool,
     pub ascends: bool,
     pub packed: bool,
     pub seq: Seq,
@@ -62,6 +64,7 @@ impl Decoder<'_> {
             shared,
             suffix,
             kind: flags & KIND,
+            update: flags & (KIND | UPDATE) == INLINE | UPDATE,
             ascends: flags & ASCENDS != 0,
             packed: flags & HAS_PACKED != 0,
             seq,
@@ -96,14 +99,14 @@ impl Decoder<'_> {
     }
 
     #[inline]
-    pub fn place(&mut self, kind: u8) -> Option<BodyPlace> {
-        Some(match kind {
+    pub fn place(&mut self, head: &Head) -> Option<BodyPlace> {
+        Some(match head.kind {
             INLINE => {
                 let (s, e) = self.bytes()?;
-                BodyPlace::Inline(s, e)
+                if head.update { BodyPlace::Update(s, e) } else { BodyPlace::Inline(s, e) }
             }
             EXTENT | FOLLOWS => {
-                let e = if kind == EXTENT {
+                let e = if head.kind == EXTENT {
                     ExtentRef::plain(
                         self.varint()?,
                         u32::try_from(self.varint()?).ok()?,

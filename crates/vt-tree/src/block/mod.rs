@@ -4,12 +4,12 @@
 //! highest bit says that there are extent runs). An item: shared key bytes (varint, 0 at a restart
 //! point) · further key bytes (varint) · kind and flags (u8) · the further key bytes · sequence
 //! number (varint, when flagged; absent means 0, "old") · body. A body is: inline value (varint
-//! length, bytes); extent (varint address, varint length, crc u32); an extent that follows the
-//! previous one (crc u32: it has the same length and lies directly behind it); a compressed extent
-//! (varint address, varint length of the value, u8 codec, varint length on the device, crc u32), or
-//! one that follows (varint length on the device, crc u32); nothing (delete); the end of a deleted
-//! range (varint length, bytes); an extent run (see there), which stands alone between two restart
-//! points.
+//! length, bytes; with flag 16 it is an update, see `update`, and no value); extent (varint
+//! address, varint length, crc u32); an extent that follows the previous one (crc u32: it has the
+//! same length and lies directly behind it); a compressed extent (varint address, varint length of
+//! the value, u8 codec, varint length on the device, crc u32), or one that follows (varint length
+//! on the device, crc u32); nothing (delete); the end of a deleted range (varint length, bytes); an
+//! extent run (see there), which stands alone between two restart points.
 //!
 //! Readers see *restart intervals*: the items between two restart points, or [`PART`] items of an
 //! extent run.
@@ -41,6 +41,8 @@ const PART: usize = 64;
 
 const KIND: u8 = 0x07;
 const HAS_SEQ: u8 = 0x08;
+/// Flag of `INLINE`: the bytes are an update and no value.
+const UPDATE: u8 = 0x10;
 /// Flag of an extent run: each item's sequence number is one more than that of the item before.
 const ASCENDS: u8 = 0x10;
 /// Flag of an extent run: some of its values are compressed.

@@ -257,9 +257,8 @@ impl Block {
             }
             Ok(Section::Items(mut d, end)) => {
                 while d.at < end {
-                    let item = d
-                        .head(out.last_key_len())
-                        .and_then(|head| Some((d.place(head.kind)?, head)));
+                    let item =
+                        d.head(out.last_key_len()).and_then(|head| Some((d.place(&head)?, head)));
                     let Some((place, head)) = item else {
                         out.clear();
                         return Err(self.corrupt());
@@ -399,7 +398,7 @@ fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq,
         if order == std::cmp::Ordering::Greater {
             break;
         }
-        let place = d.place(head.kind)?;
+        let place = d.place(&head)?;
         if order == std::cmp::Ordering::Equal {
             return Some(Some((head.seq, place)));
         }

@@ -11,6 +11,7 @@ use crate::value::{ExtentRef, Value, ValueRef};
 pub(crate) enum BodyPlace {
     Inline(u32, u32),
     Extent(ExtentRef),
+    Update(u32, u32),
     Delete,
     DeleteRange(u32, u32),
 }
@@ -24,6 +25,9 @@ impl BodyPlace {
                 BodyRef::Put(ValueRef::Inline(&data[a as usize..b as usize], data))
             }
             BodyPlace::Extent(e) => BodyRef::Put(ValueRef::Extent(e)),
+            BodyPlace::Update(a, b) => {
+                BodyRef::Update { base: None, update: &data[a as usize..b as usize] }
+            }
             BodyPlace::Delete => BodyRef::Delete,
             BodyPlace::DeleteRange(a, b) => {
                 BodyRef::DeleteRange { end: &data[a as usize..b as usize] }
@@ -39,6 +43,7 @@ impl BodyPlace {
         match self {
             BodyPlace::Inline(a, b) => Body::Put(Value::Inline(copy(a, b))),
             BodyPlace::Extent(e) => Body::Put(Value::Extent(e)),
+            BodyPlace::Update(a, b) => Body::Update { base: None, update: copy(a, b) },
             BodyPlace::Delete => Body::Delete,
             BodyPlace::DeleteRange(a, b) => Body::DeleteRange { end: copy(a, b) },
         }

@@ -6,6 +6,7 @@ use zones::{Purpose, Reading, ZONE_SIZE, crc32c};
 
 use super::{BlockCache, ReadMode};
 use crate::block::contiguous;
+use crate::item::Lookup;
 use crate::value::compression::unpack_value;
 use crate::value::{ExtentRef, Value};
 use crate::{Error, Result};
@@ -27,6 +28,19 @@ impl BlockCache {
                 unpack_extent(e, data)
             }
         }
+    }
+
+    /// Returns the value that `lookup` found in sources of which none is older than those that were
+    /// asked. The value that an update changes is read.
+    pub fn resolve(&self, lookup: Lookup) -> Result<Option<Value>> {
+        Ok(match lookup {
+            Lookup::Absent | Lookup::Deleted(_) => None,
+            Lookup::Found(_, value) => Some(value),
+            Lookup::Updated { base, update, .. } => {
+                let base = base.map(|e| self.read_value(&Value::Extent(e))).transpose()?;
+                Some(Value::Inline(update.apply(base.as_deref())))
+            }
+        })
     }
 
     /// Returns the bytes of many large values, in the order of `extents`. They are read in device

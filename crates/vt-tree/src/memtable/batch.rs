@@ -12,6 +12,7 @@ enum BatchBody {
     Small(u32, u32),
     Kept(Bytes),
     Extent(ExtentRef),
+    Update(Option<ExtentRef>, Bytes),
     Delete,
     /// Up to the key in this range of the buffer.
     DeleteRange(u32, u32),
@@ -61,6 +62,9 @@ impl Batch {
                 Some(KeptValue::Own(Value::Extent(e))) => BatchBody::Extent(*e),
                 // Copied: the caller may keep the value, which must not keep its neighbours.
                 Some(KeptValue::Deferred(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
+                Some(KeptValue::Updated(updated)) => {
+                    BatchBody::Update(updated.0, updated.1.bytes().clone())
+                }
                 None => BatchBody::Delete,
             },
         };
@@ -96,6 +100,7 @@ impl Batch {
             }
             BatchBody::Kept(b) => BodyRef::Put(ValueRef::Inline(b, b)),
             BatchBody::Extent(e) => BodyRef::Put(ValueRef::Extent(*e)),
+            BatchBody::Update(base, update) => BodyRef::Update { base: *base, update },
             BatchBody::Delete => BodyRef::Delete,
             BatchBody::DeleteRange(start, end) => BodyRef::DeleteRange { end: at((*start, *end)) },
         };

@@ -33,7 +33,7 @@ mod tests;
 pub use cursor::MemtableCursor;
 pub use pool::Pool;
 
-use crate::{ExtentRef, Lookup, Seq, Value};
+use crate::{ExtentRef, Lookup, Seq, Update, Value};
 use arena::{Arena, NewValue, Place};
 use bytes::Bytes;
 use env::sync::{Mutex, RwLock, RwLockWriteGuard};
@@ -80,13 +80,16 @@ struct MemtableState {
     max_seq: Seq,
 }
 
-/// A value kept outside the arena.
+/// A value, or a change of one, kept outside the arena.
 enum KeptValue {
     /// As it was given.
     Own(Value),
     /// It shares a buffer with its neighbours until it has a place on the device, see
     /// `Writer::put_deferred`.
     Deferred(Bytes),
+    /// A change of a value on the device, or of one in an older source. A value in this memtable
+    /// whose bytes are in memory is changed at once.
+    Updated(Box<(Option<ExtentRef>, Update)>),
 }
 
 /// Identifies a value in a memtable that has no address on the device yet, see
@@ -158,6 +161,12 @@ impl Memtable {
         self.writer().delete_range(start, end, seq);
     }
 
+    /// Changes the value of `key` as of `seq`, see [`Update`]. No older write may follow, and none
+    /// of the same `seq` to this key that comes from another thread.
+    pub fn update(&self, key: &[u8], seq: Seq, update: &Update) {
+        self.writer().update(key, seq, update);
+    }
+
     /// Looks up `key` as of `at`: the newest version with a sequence number of at most `at`, unless
     /// a range tombstone of at most `at` is newer.
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
@@ -175,10 +184,7 @@ impl Memtable {
         }
         match version {
             None => Lookup::Absent,
-            Some(v) => match s.value(v.value) {
-                None => Lookup::Deleted(v.seq),
-                Some(value) => Lookup::Found(v.seq, value),
-            },
+            Some(v) => s.lookup(v.seq, v.value),
         }
     }
 
@@ -276,19 +282,52 @@ impl Memtable {
 }
 
 impl MemtableState {
-    /// The value at `place`; `None` for a deletion.
-    fn value(&self, place: Place) -> Option<Value> {
+    /// What the version of `seq` at `place` says of its key.
+    fn lookup(&self, seq: Seq, place: Place) -> Lookup {
+        // Copied: the caller may keep the value, which must keep neither its neighbours nor a
+        // region of the pool.
+        let copied =
+            |bytes: &[u8]| Lookup::Found(seq, Value::Inline(Bytes::copy_from_slice(bytes)));
         if place == Place::DELETE {
-            None
-        } else if let Some(i) = place.as_kept() {
-            match self.kept[i as usize].as_ref()? {
-                KeptValue::Own(value) => Some(value.clone()),
-                // Copied: the caller may keep the value, which must not keep its neighbours.
-                KeptValue::Deferred(bytes) => Some(Value::Inline(Bytes::copy_from_slice(bytes))),
+            return Lookup::Deleted(seq);
+        }
+        let Some(i) = place.as_kept() else { return copied(self.arena.get(place)) };
+        match &self.kept[i as usize] {
+            None => Lookup::Deleted(seq),
+            Some(KeptValue::Own(value)) => Lookup::Found(seq, value.clone()),
+            Some(KeptValue::Deferred(bytes)) => copied(bytes),
+            Some(KeptValue::Updated(updated)) => {
+                Lookup::Updated { seq, base: updated.0, update: updated.1.clone() }
             }
-        } else {
-            // Copied: a value that is kept must not keep a region of the pool.
-            Some(Value::Inline(Bytes::copy_from_slice(self.arena.get(place))))
+        }
+    }
+
+    /// What the memtable has of `key`, over which an update is written. Only its bytes are used, so
+    /// nothing is copied.
+    fn updated(&self, key: &[u8], update: &Update) -> KeptValue {
+        let version = self.tree.get(&self.arena, key, Seq::MAX);
+        let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(Seq::MAX));
+        let updated = |base, update| KeptValue::Updated(Box::new((base, update)));
+        let whole = |value: Option<&[u8]>| KeptValue::Own(Value::Inline(update.apply(value)));
+        let Some(version) = version.filter(|v| tombstone.is_none_or(|t| v.stamp() > t)) else {
+            return match tombstone {
+                Some(_) => whole(None),
+                None => updated(None, update.clone()),
+            };
+        };
+        if version.value == Place::DELETE {
+            return whole(None);
+        }
+        let Some(i) = version.value.as_kept() else {
+            return whole(Some(self.arena.get(version.value)));
+        };
+        match &self.kept[i as usize] {
+            None => whole(None),
+            Some(KeptValue::Own(Value::Inline(bytes)) | KeptValue::Deferred(bytes)) => {
+                whole(Some(bytes))
+            }
+            Some(KeptValue::Own(Value::Extent(e))) => updated(Some(*e), update.clone()),
+            Some(KeptValue::Updated(older)) => updated(older.0, older.1.then(update)),
         }
     }
 
@@ -329,7 +368,7 @@ impl MemtableState {
             };
             // A deferred value keeps its slot until `place` is called with it.
             if let Some(kept) =
-                self.kept[i as usize].take_if(|kept| matches!(kept, KeptValue::Own(_)))
+                self.kept[i as usize].take_if(|kept| !matches!(kept, KeptValue::Deferred(_)))
             {
                 self.kept_bytes -= kept.heap();
                 self.free_kept.push(i);
@@ -357,6 +396,7 @@ impl KeptValue {
             KeptValue::Own(Value::Inline(b)) => b.len() + 48,
             KeptValue::Own(Value::Extent(_)) => 0,
             KeptValue::Deferred(b) => b.len() + DEFERRED_OVERHEAD,
+            KeptValue::Updated(updated) => updated.1.bytes().len() + 48 + size_of_val(&**updated),
         }
     }
 }
@@ -398,6 +438,17 @@ impl Writer<'_> {
         }
         let slot = s.keep(KeptValue::Own(Value::Inline(Bytes::copy_from_slice(value))));
         s.write(key, seq, NewValue::Kept(slot));
+    }
+
+    /// See [`Memtable::update`].
+    pub fn update(&mut self, key: &[u8], seq: Seq, update: &Update) {
+        match self.state.updated(key, update) {
+            KeptValue::Own(value) => self.put(key, seq, value),
+            kept => {
+                let slot = self.state.keep(kept);
+                self.state.write(key, seq, NewValue::Kept(slot));
+            }
+        }
     }
 
     /// See `Memtable::delete`.

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 enum Op {
     Put(Vec<u8>, Value),
+    Update(Vec<u8>, Update),
     Delete(Vec<u8>),
     DeleteRange(Vec<u8>, Vec<u8>),
 }
@@ -21,25 +22,27 @@ struct Model {
 impl Model {
     fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let covers = |op: &Op| match op {
-            Op::Put(k, _) | Op::Delete(k) => k == key,
+            Op::Put(k, _) | Op::Update(k, _) | Op::Delete(k) => k == key,
             Op::DeleteRange(s, e) => &s[..] <= key && key < &e[..],
         };
-        // `max_by_key` takes the last of equals, so the last to arrive counts.
-        match self
-            .ops
-            .iter()
-            .filter(|(seq, op)| *seq <= at && covers(op))
-            .max_by_key(|(seq, _)| *seq)
-        {
-            None => Lookup::Absent,
-            Some((seq, Op::Put(_, v))) => Lookup::Found(*seq, v.clone()),
-            Some((seq, _)) => Lookup::Deleted(*seq),
-        }
+        let mut ops: Vec<_> =
+            self.ops.iter().filter(|(seq, op)| *seq <= at && covers(op)).collect();
+        // Stable: of equals the last to arrive counts.
+        ops.sort_by_key(|(seq, _)| *seq);
+        ops.iter().fold(Lookup::Absent, |older, (seq, op)| {
+            let newer = match op {
+                Op::Put(_, v) => Lookup::Found(*seq, v.clone()),
+                Op::Update(_, u) => Lookup::Updated { seq: *seq, base: None, update: u.clone() },
+                Op::Delete(_) | Op::DeleteRange(..) => Lookup::Deleted(*seq),
+            };
+            newer.over(older)
+        })
     }
 
     fn apply(&mut self, m: &Memtable, seq: Seq, op: &Op) {
         match op {
             Op::Put(k, v) => m.put(k, seq, v.clone()),
+            Op::Update(k, u) => m.update(k, seq, u),
             Op::Delete(k) => m.delete(k, seq),
             Op::DeleteRange(s, e) => m.delete_range(s, e, seq),
         }
@@ -51,7 +54,7 @@ impl Model {
         let mut keys = BTreeSet::from([vec![]]);
         for (_, op) in &self.ops {
             let (a, b) = match op {
-                Op::Put(k, _) | Op::Delete(k) => (k, k),
+                Op::Put(k, _) | Op::Update(k, _) | Op::Delete(k) => (k, k),
                 Op::DeleteRange(s, e) => (s, e),
             };
             for k in [a, b] {
@@ -66,8 +69,8 @@ impl Model {
 /// The result of a lookup of a key that `item` covers.
 fn says(item: &Item) -> Lookup {
     match &item.body {
-        Body::Put(v) => Lookup::Found(item.seq, v.clone()),
-        _ => Lookup::Deleted(item.seq),
+        Body::DeleteRange { .. } => Lookup::Deleted(item.seq),
+        body => Lookup::of(item.seq, body.clone()).expect("an update decodes"),
     }
 }
 
@@ -158,7 +161,20 @@ fn value() -> impl Strategy<Value = Value> {
     ]
 }
 
+fn update() -> impl Strategy<Value = Update> {
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..9);
+    prop_oneof![
+        (-3..9i64).prop_map(Update::add),
+        bytes().prop_map(|b| Update::append(&b).expect("short")),
+        (0..600usize, bytes()).prop_map(|(at, b)| Update::patch(at, &b).expect("short")),
+    ]
+}
+
 fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![3 => put_or_delete(), 1 => (key(), update()).prop_map(|(k, u)| Op::Update(k, u))]
+}
+
+fn put_or_delete() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (key(), value()).prop_map(|(k, v)| Op::Put(k, v)),
         2 => key().prop_map(Op::Delete),
@@ -196,7 +212,9 @@ proptest! {
     }
 
     #[test]
-    fn writes_may_arrive_out_of_order(history in proptest::collection::vec((1u64..20, op()), 1..60)) {
+    fn puts_and_deletions_may_arrive_out_of_order(
+        history in proptest::collection::vec((1u64..20, put_or_delete()), 1..60),
+    ) {
         let (m, mut model) = (Arc::new(Memtable::new()), Model::default());
         for (seq, op) in &history {
             model.apply(&m, *seq, op);

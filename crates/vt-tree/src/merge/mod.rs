@@ -18,7 +18,8 @@
 //!    copied.
 //! 2. An unopened element that overlaps another one is opened by one level: a node becomes its
 //!    entries, a block its items. So only blocks in which inputs overlap are read.
-//! 3. A point is added to the result, and older inputs skip its key.
+//! 3. A point is added to the result, and older inputs skip its key. An update is first composed
+//!    with what older inputs have at its key; if that yields a value, the value is added.
 //! 4. A range tombstone hides everything older in its range: older inputs skip the range, and
 //!    subtrees wholly inside it are not read (leaf pruning). If a newer input begins inside the
 //!    range, the tombstone is cut there: the part before is added to the result, the rest becomes
@@ -49,7 +50,7 @@ use self::cursor::{Element, MergeCursor};
 use self::placement::Spans;
 use crate::cache::BlockCache;
 use crate::input::{Input, KeyRange};
-use crate::item::{Body, BodyRef, Item, ItemRef};
+use crate::item::{Body, BodyRef, Item, ItemRef, Lookup};
 use crate::run::Run;
 use crate::{Error, Result};
 
@@ -201,6 +202,9 @@ impl Merge {
                 if let BodyRef::DeleteRange { .. } = item.body {
                     return self.merge_range(i, Item { seq, ..item.to_item() });
                 }
+                if let BodyRef::Update { .. } = item.body {
+                    return self.merge_update(i, Item { seq, ..item.to_item() });
+                }
                 // A point hides everything older at its key. It is passed on without a copy.
                 if !(self.options.drop_tombstones && matches!(item.body, BodyRef::Delete)) {
                     if let Some(open) = self.open.take() {
@@ -220,6 +224,41 @@ impl Merge {
                 Ok(())
             }
         }
+    }
+
+    /// Merges an update, the element that begins first: composes it with what older inputs have at
+    /// its key. If nothing older lies below the inputs, the key has no value there.
+    fn merge_update(&mut self, i: usize, item: Item) -> Result<()> {
+        let key = item.key;
+        let mut lookup = Lookup::of(item.seq, item.body)?;
+        for older in &mut self.inputs[i + 1..] {
+            if lookup.is_final() {
+                break;
+            }
+            while matches!(older.element(), Some(Element::Subtree(e, _)) if e.low == key) {
+                older.descend()?;
+            }
+            if let Some(Element::Item(item)) = older.element()
+                && item.key == key
+            {
+                lookup = lookup.over(Lookup::of(item.seq, item.body.to_body())?);
+            }
+        }
+        if self.options.drop_tombstones {
+            lookup = lookup.over(Lookup::Deleted(0));
+        }
+        self.release()?;
+        let (seq, body) = match lookup {
+            Lookup::Updated { seq, base, update } => {
+                (seq, Body::Update { base, update: update.bytes().clone() })
+            }
+            Lookup::Found(seq, value) => (seq, Body::Put(value)),
+            // Never so: an update over anything is an update or a value.
+            Lookup::Absent | Lookup::Deleted(_) => (item.seq, Body::Delete),
+        };
+        self.builder.push_item(Item { key: key.clone(), seq, body })?;
+        self.skip_older(i, &key)?;
+        self.inputs[i].advance()
     }
 
     /// Skips `key` in the inputs older than `i`.

@@ -15,7 +15,7 @@ use crate::cache::BlockCache;
 use crate::filter::Filter;
 use crate::index::entry::Entry;
 use crate::index::index_node::{ChildPointer, FilterPin, IndexNode};
-use crate::item::{Body, Lookup};
+use crate::item::Lookup;
 use crate::{Error, Result};
 
 pub use cursor::RunCursor;
@@ -348,11 +348,7 @@ impl Probe<'_> {
             Some(LeafEntry::Below(leaf, i)) => self.run.cache.find(&leaf, i, key)?,
         };
         self.run.count(found.is_some(), hash);
-        Ok(match found {
-            None => Lookup::Absent,
-            Some((seq, Body::Put(value))) => Lookup::Found(seq, value),
-            Some((seq, Body::Delete | Body::DeleteRange { .. })) => Lookup::Deleted(seq),
-        })
+        found.map_or(Ok(Lookup::Absent), |(seq, body)| Lookup::of(seq, body))
     }
 
     /// The one block that may cover `key`; `None` if none does.

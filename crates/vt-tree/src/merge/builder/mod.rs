@@ -21,7 +21,7 @@ use crate::cache::BlockCache;
 use crate::index::entry::{Entry, MAX_SUM};
 use crate::index::frame::{FRAME_HEADER, FrameKind, FramePointer, seal};
 use crate::index::node::NodeBuilder;
-use crate::item::{BodyRef, Item, ItemRef};
+use crate::item::{Body, BodyRef, Item, ItemRef, Lookup};
 use crate::merge::options::MergeOptions;
 use crate::merge::placement::Placement;
 use crate::merge::relocation_window::RelocationWindow;
@@ -136,6 +136,13 @@ impl RunBuilder {
             BodyRef::Put(ValueRef::Extent(extent)) if self.placement.leaves_values() => {
                 self.stats.stitched += u64::from(extent.stored);
                 self.add(item.key, item.seq, item.body)
+            }
+            // Its value is known, and a run has no place for both.
+            BodyRef::Update { base: Some(e), .. } => {
+                let value = self.cache.resolve(Lookup::of(item.seq, item.body.to_body())?)?;
+                self.stats.values_read += u64::from(e.stored);
+                let body = value.map_or(Body::Delete, Body::Put);
+                self.push_item(Item { key: Bytes::copy_from_slice(item.key), seq: item.seq, body })
             }
             // To keep the order, what follows an undecided value is held back with it, within
             // bounds.

@@ -1,0 +1,72 @@
+//! Bounds the updates of one key that gather in a memtable without its value. Each further update
+//! is composed with those before it, and a reader applies all of them, so both would take time in
+//! proportion to their number.
+
+use std::sync::Arc;
+
+use vt_tree::{Lookup, Memtable, Seq, Value};
+use zones::ZonePin;
+
+use super::locking::past;
+use super::{CommitEnv, CommitPipeline, Outcome, SpaceClaim, Valid};
+use crate::commit::batch::Durability;
+use crate::error::{Error, Result};
+use crate::journal::record::{Op, Ops};
+
+/// Bytes of updates that a key may always have.
+pub(crate) const SHORT: usize = 4 << 10;
+/// Of a long value: the part of its length that updates may have, and the most bytes.
+const PART: usize = 64;
+const LONG: usize = 64 << 10;
+
+/// Whether a value of `len` bytes should be written with `updates` bytes of updates applied.
+pub(crate) fn are_long(updates: usize, len: usize) -> bool {
+    updates > (len / PART).clamp(SHORT, LONG)
+}
+
+impl CommitPipeline {
+    /// Call before `changes` are committed. Where they update a key with many updates already, its
+    /// value is read and put, by a commit of its own; unless another commit comes in between, which
+    /// is then one update more.
+    pub(super) fn fold_updates(&self, engine: &impl CommitEnv, changes: &Ops) -> Result<()> {
+        for (dict, op) in changes {
+            let Op::Update(key, _) = op else { continue };
+            let newest = || -> Option<Arc<Memtable>> {
+                let version = self.versions.load();
+                Some(version.trees.get(dict)?.layers.first()?.memtable.clone())
+            };
+            let updates = |memtable: &Memtable, at| match memtable.get(key, at) {
+                Lookup::Updated { seq, update, .. } => Some((seq, update.bytes().len())),
+                _ => None,
+            };
+            let Some(memtable) = newest() else { continue };
+            if updates(&memtable, Seq::MAX).is_none_or(|(_, len)| len <= SHORT) {
+                continue;
+            }
+            let view = self.versions.view();
+            let Some((seq, len)) = updates(&memtable, view.at) else { continue };
+            let value = match view.get(*dict, key)? {
+                Some(value) if are_long(len, value.len()) => value,
+                _ => continue,
+            };
+            // No view may be held: the commit may have to wait for space that one keeps.
+            drop(view);
+            let put = Valid {
+                changes: vec![(*dict, Op::Put(key.clone(), Value::Inline(value)))],
+                claim: SpaceClaim::default(),
+                pin: ZonePin::default(),
+            };
+            let still = |_| {
+                let same = newest().is_some_and(|now| Arc::ptr_eq(&now, &memtable));
+                Ok(same && updates(&memtable, Seq::MAX).is_some_and(|(now, _)| now == seq))
+            };
+            match self.commit_changes(engine, put, Durability::Buffered, past(), still) {
+                Ok(Outcome::Applied(applied)) => engine.after_commit(applied)?,
+                // The update itself is shorter, and may find space.
+                Ok(Outcome::Stale) | Err(Error::NoSpace) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
