@@ -130,6 +130,9 @@ struct World {
     keys: Vec<usize>,
     landmarks: Vec<Vec<u8>>,
     seq: Seq,
+    /// Ranges are deleted, too. Where they are, few updates stay updates: what is changed was
+    /// deleted before.
+    ranges: bool,
     r: Random,
 }
 
@@ -180,7 +183,8 @@ impl World {
             .collect();
         let zones = fresh_zones();
         let store = BlockCache::new(zones.clone(), 1 << 20);
-        World { store, zones, keys, landmarks, seq: 0, r }
+        let ranges = r.one_in(2);
+        World { store, zones, keys, landmarks, seq: 0, ranges, r }
     }
 
     fn index(&self, key: &[u8]) -> usize {
@@ -193,13 +197,13 @@ impl World {
         let key = self.keys[self.r.below(self.keys.len())];
         match self.r.below(20) {
             0..=3 => Op::Delete(key),
-            4 | 5 => {
+            4 | 5 if self.ranges => {
                 let a = self.r.below(self.landmarks.len());
                 let b = (a + 1 + self.r.below(1 + self.landmarks.len() / 6))
                     .min(self.landmarks.len() - 1);
                 Op::DeleteRange(a, b)
             }
-            6..=9 => {
+            4..=9 => {
                 let bytes = vec![self.seq as u8; self.r.below(40)];
                 let offset = self.r.of(&[0, 5, 4000]);
                 let updates = [
