@@ -418,6 +418,14 @@ impl Model {
             (at, data_end) = (to, to as usize);
         }
         let blocks = self.w.fs.getattr(ino).unwrap().blocks;
+        if size > 0 && blocks == 0 {
+            // All of it is a hole: whether it lies in pages from now on cannot be seen.
+            let empty = SetAttr { size: Some(0), ..Default::default() };
+            self.w.fs.setattr(ino, &empty, USER).unwrap();
+            self.w.fs.fsync(ino, false).unwrap();
+            assert!(self.nodes[&ino].now.data.iter().all(|&byte| byte == 0));
+            return self.node(ino).now.truncate(0);
+        }
         let now = &mut self.node(ino).now;
         assert!((0..size).all(|n| now.data[n] == 0 || stored.contains(&(n / PAGE))));
         if now.pages.is_none() && data_end <= INLINE && blocks <= 1 {
