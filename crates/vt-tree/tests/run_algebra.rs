@@ -277,6 +277,7 @@ impl World {
             placement: Placement {
                 stitch_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX, ADAPTIVE]),
                 values_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX]),
+                window: self.r.of(&[1, 20_000, 16 << 20]),
                 seek_bytes: self.r.of(&[1, 1000, 8 << 10]),
                 evacuate,
             },

@@ -57,6 +57,8 @@ const SMALLEST: u64 = 256 << 10;
 const SMALL_BESIDE: u64 = 16;
 /// Values lie scattered when their stretches are shorter than this, bytes on average.
 const TOGETHER: u64 = 256 << 10;
+/// What is read together at least, bytes: a folder of small files, say.
+const READ_TOGETHER: u64 = 2 * TOGETHER;
 /// A run that is being merged is waited for this long.
 const WAIT: Duration = Duration::from_millis(50);
 
@@ -469,7 +471,11 @@ impl Database {
                     room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;
                 unless_in_vain(self.compact_to_defragment(
                     dict,
-                    scattered.then(|| Placement { values_at: TOGETHER, ..Placement::stitch() }),
+                    scattered.then(|| Placement {
+                        values_at: TOGETHER,
+                        window: READ_TOGETHER,
+                        ..Placement::stitch()
+                    }),
                 ))?;
             }
         }

@@ -177,7 +177,7 @@ impl CompactionPlan {
         // Large values are moved on their way to the bottom, once; a plain LSM-tree moves them
         // every time.
         let values_at = if self.to_bottom || stitch_at == u64::MAX { values_at } else { 0 };
-        Placement { stitch_at, values_at, seek_bytes, evacuate: None }
+        Placement { stitch_at, values_at, seek_bytes, ..Placement::stitch() }
     }
 
     /// All runs from level `from` downwards.

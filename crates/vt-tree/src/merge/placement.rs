@@ -42,6 +42,8 @@ pub struct Placement {
     /// Large values of which fewer bytes than this lie contiguously within a window of keys are
     /// moved together. With 0 values stay.
     pub values_at: u64,
+    /// The bytes of such a window: what is read together.
+    pub window: u64,
     /// The bytes that the device reads in the time of a seek.
     pub seek_bytes: u64,
     /// For defragmentation: everything in these zones is copied, however long its span.
@@ -50,7 +52,13 @@ pub struct Placement {
 
 impl Default for Placement {
     fn default() -> Self {
-        Placement { stitch_at: 0, values_at: 0, seek_bytes: SOLID_STATE_SEEK, evacuate: None }
+        Placement {
+            stitch_at: 0,
+            values_at: 0,
+            window: VALUE_WINDOW,
+            seek_bytes: SOLID_STATE_SEEK,
+            evacuate: None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use zones::ZONE_SIZE;
 
 use crate::item::{Body, Item};
-use crate::merge::placement::{Placement, VALUE_WINDOW};
+use crate::merge::placement::Placement;
 use crate::value::{ExtentRef, Value};
 
 /// A window is full when its items take about this much memory, bytes.
@@ -40,8 +40,8 @@ impl RelocationWindow {
     }
 
     /// `true` if the window must be judged before more is added.
-    pub fn is_full(&self) -> bool {
-        self.bytes >= VALUE_WINDOW || self.memory >= WAITING
+    pub fn is_full(&self, placement: &Placement) -> bool {
+        self.bytes >= placement.window || self.memory >= WAITING
     }
 
     /// Empties the window. Returns its items in groups in which all values move (`true`) or none
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn items_keep_their_order_and_moves_are_bounded() {
         let mut w = window((0..4096).map(|i| i * 2));
-        assert!(w.is_full());
+        assert!(w.is_full(&Placement::default()));
         let spans = w.judge(&Placement::copy());
         assert!(
             spans.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4)
@@ -144,6 +144,6 @@ mod tests {
             spans.into_iter().flat_map(|(_, items)| items).map(|i| i.key).collect();
         assert_eq!(keys.len(), 4096);
         assert!(keys.is_sorted());
-        assert!(w.is_empty() && !w.is_full());
+        assert!(w.is_empty() && !w.is_full(&Placement::default()));
     }
 }

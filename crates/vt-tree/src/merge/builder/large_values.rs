@@ -10,7 +10,7 @@ use crate::{Error, Result};
 impl RunBuilder {
     pub(super) fn wait(&mut self, item: Item) -> Result<()> {
         self.window.push(item);
-        if self.window.is_full() { self.end_window() } else { Ok(()) }
+        if self.window.is_full(&self.placement) { self.end_window() } else { Ok(()) }
     }
 
     /// Judges the relocation window and adds its items to the run.
