@@ -24,6 +24,8 @@ use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 const NODE_CHARGE: usize = 512;
 /// Most inodes, and most dirty bytes, that the interval commits in one batch.
 const GROUP: usize = 256;
+/// Inodes that it takes out of the queue at once, to commit them in the order of their numbers.
+const ORDERED: usize = 16 * GROUP;
 const GROUP_BYTES: usize = 4 << 20;
 /// Dirty bytes of a file that are committed by who must not wait for the device: they go into the
 /// journal's buffer.
@@ -149,15 +151,19 @@ impl Fs {
         while rounds > 0 {
             let _flushing = self.core.dirty.flushing.lock();
             rounds = rounds.min(self.core.dirty.len());
-            let mut group = self.core.dirty.pop(limit, rounds.min(GROUP));
-            if group.is_empty() {
+            let mut groups = self.core.dirty.pop(limit, rounds.min(ORDERED));
+            if groups.is_empty() {
                 break;
             }
-            rounds -= group.len();
-            if let Err(e) = self.flush_group(&mut group, false)
-                && result.is_ok()
-            {
-                result = Err(e);
+            rounds -= groups.len();
+            // What is committed together lies together: files of one directory, that is.
+            groups.sort_unstable_by_key(|inode| inode.ino);
+            for group in groups.chunks_mut(GROUP) {
+                if let Err(e) = self.flush_group(group, false)
+                    && result.is_ok()
+                {
+                    result = Err(e);
+                }
             }
         }
         self.core.inode_cache.trim();
