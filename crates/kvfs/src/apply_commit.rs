@@ -34,7 +34,7 @@ use kvdb::{Batch, Changed, Scope, Transaction};
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::superseded::ChangeTurn;
-use crate::fs::{Fs, largest_ino, stage_removal};
+use crate::fs::{Fs, largest_ino, noted, stage_removal};
 use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, ImapKey, Layout};
 
@@ -322,9 +322,11 @@ impl Fs {
             // What is back may have larger numbers than all that there was when the store was
             // opened.
             self.core.inode_allocator.clear_noted();
-            self.core
-                .inode_allocator
-                .raise_next_to(largest_ino(&view, &self.core.layout)?.saturating_add(1));
+            let largest = largest_ino(&view, &self.core.layout)?;
+            let noted = noted(&view, &self.core.layout)?.map_or(0, |noted| noted.bound);
+            self.core.inode_allocator.raise_next_to(largest.saturating_add(1).max(noted));
+            // What directories have reserved in the state that is back was used since.
+            self.core.inode_allocator.void_reservations();
         }
         let node = |ino| {
             let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
@@ -471,7 +473,7 @@ mod tests {
 
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
-        let (scope, numbers) = (Scope::Mainline(db.clone()), InodeAllocator::from(a));
+        let (scope, numbers) = (Scope::Mainline(db.clone()), InodeAllocator::from(a, 0));
         let fs = Fs::without_mainline(
             db.clone(),
             scope,

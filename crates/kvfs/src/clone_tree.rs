@@ -334,6 +334,8 @@ impl Copying<'_> {
             };
             let (mut attr, xattrs, content) = layout::parse_node(node.ino, stored)?;
             (attr.btime, attr.ctime) = (self.now, self.now);
+            // The copy's files are numbered already, and these numbers are the original's.
+            attr.reserved = Default::default();
             attr.parent = if node.parent == 0 { self.parent } else { self.copy_of(node.parent)? };
             if attr.kind == FileKind::Dir {
                 stats.directories += 1;

@@ -20,7 +20,7 @@ use crate::fs::superseded::Superseded;
 use crate::inode::{Inode, InodeState};
 use crate::inode_allocator::{INO_LIMIT, InodeAllocator};
 use crate::inode_cache::InodeCache;
-use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
+use crate::layout::{self, Attributes, Body, ImapKey, Layout, Numbers, Super};
 use crate::lost::Lost;
 use crate::ticker::Ticker;
 
@@ -46,6 +46,10 @@ pub struct FsOptions {
     /// A change is on disk at most this long after the call.
     pub flush_interval: Duration,
     pub atime: Atime,
+    /// Bytes of small files that a directory reserves inode numbers for, so that its files lie
+    /// together in the store, in which everything sorts by these numbers. 0: files are numbered in
+    /// the order in which they are made, wherever that is.
+    pub zone_size: u64,
     /// Hard links one file may have.
     pub max_links: u32,
     /// Owner and permissions of the root directory when it is made.
@@ -62,6 +66,7 @@ impl Default for FsOptions {
             inode_memory: 16 << 20,
             flush_interval: Duration::from_secs(1),
             atime: Atime::Relative,
+            zone_size: 512 << 10,
             max_links: i32::MAX as u32,
             root_uid: 0,
             root_gid: 0,
@@ -172,16 +177,26 @@ impl Fs {
             })?;
         // A snapshot may hold numbers that are no more, and a rollback brings them back under
         // whatever is open then.
-        let kept = if options.read_only { 0 } else { largest_kept(&db, branch) };
+        let (kept, reserved) =
+            if options.read_only { (0, false) } else { largest_kept(&db, branch) };
         // A transaction that goes on from before has given numbers that nothing on the mainline has
         // yet.
         let taken =
             if options.read_only || !branch.is_empty() { 0 } else { largest_taken(&db, &layout) };
         // And one that cannot go on now has given some that nothing shows.
         let noted = noted(&db.view(), &layout)?;
-        let next = next.max(kept + 1).max(taken + 1).max(noted.unwrap_or(0));
-        let numbers = InodeAllocator::from(next);
-        numbers.set_noted_below(noted.unwrap_or(0));
+        let found = next.max(kept + 1).max(taken + 1);
+        let next = found.max(noted.map_or(0, |noted| noted.bound));
+        let numbers = InodeAllocator::from(next, options.zone_size);
+        numbers.set_noted_below(noted.map_or(0, |noted| noted.bound));
+        // Numbers that lie where they cannot were given elsewhere, and a snapshot that was not taken
+        // here may have been rolled back to: what directories have reserved is not to be trusted.
+        match noted {
+            Some(noted) if found <= noted.bound && !reserved => {
+                numbers.void_below(noted.first_reserved)
+            }
+            _ => numbers.void_reservations(),
+        }
         let fs = Fs::without_mainline(
             db.clone(),
             Scope::Mainline(db),
@@ -391,6 +406,14 @@ impl Fs {
         Ok(ino)
     }
 
+    /// A number for something that is made in a directory, which is locked: near those of its other
+    /// entries. What is left of the reservation goes into the store with the directory's node.
+    pub(crate) fn new_ino_in(&self, dir: Ino, attr: &mut Attributes) -> Result<Ino> {
+        let ino = self.core.inode_allocator.take_in(dir, &mut attr.reserved, attr.size);
+        self.note_numbers_below(ino.saturating_add(1))?;
+        Ok(ino)
+    }
+
     /// So many numbers, one behind the other.
     pub(crate) fn new_inos(&self, count: u64) -> Result<Range<Ino>> {
         let inos = self.core.inode_allocator.take_together(count);
@@ -412,10 +435,28 @@ impl Fs {
             batch.put(
                 self.core.layout.imap,
                 layout::NUMBERS_KEY.to_vec(),
-                layout::encode_numbers(bound).to_vec(),
+                layout::encode_numbers(self.core.inode_allocator.numbers(bound)),
             );
             self.core.mainline.as_ref().unwrap_or(self).apply(batch)
         })
+    }
+
+    /// Takes a snapshot in which all reservations are void: after a rollback to it, numbers that
+    /// were given out of them since must not be given again, even if nothing else is written before
+    /// a kill. The next number that is given here makes them valid again. No call is under way.
+    pub(crate) fn without_reservations<T>(
+        &self,
+        snapshot: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let allocator = &self.core.inode_allocator;
+        if let Some(bound) = allocator.noted() {
+            let void = layout::encode_numbers(Numbers { bound, first_reserved: bound });
+            let mut batch = Batch::new();
+            batch.put(self.core.layout.imap, layout::NUMBERS_KEY.to_vec(), void);
+            self.apply(batch)?;
+            allocator.clear_noted();
+        }
+        snapshot()
     }
 
     /// The inode in memory, loaded if need be.
@@ -527,6 +568,7 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
         mtime: now,
         ctime: now,
         btime: now,
+        reserved: Default::default(),
     };
     let mut batch = Batch::new();
     batch.put(layout.imap, layout::SUPER_KEY.to_vec(), Super { hash_key }.encode());
@@ -562,26 +604,34 @@ pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
     );
 }
 
-/// The bound that a state says that the inode numbers lie below which were given. Older stores have
-/// none; what is malformed is passed by, and found by a check.
-pub(crate) fn noted(view: &View, layout: &Layout) -> Result<Option<Ino>> {
+/// What a state says about the inode numbers that were given. Older stores say nothing; what is
+/// malformed is passed by, and found by a check.
+pub(crate) fn noted(view: &View, layout: &Layout) -> Result<Option<Numbers>> {
     Ok(view
         .get(layout.imap, &layout::NUMBERS_KEY)?
         .and_then(|value| layout::decode_numbers(&value)))
 }
 
-/// The largest inode number in any state that the branch can be rolled back to. One that cannot be
-/// read, or has impossible numbers, is passed by: the rollback to it says so.
-pub(crate) fn largest_kept(db: &Kvdb, branch: &str) -> Ino {
-    let mut largest = ROOT;
+/// The largest inode number in any state that the branch can be rolled back to, and whether numbers
+/// that directories have reserved would be valid in one. One that cannot be read, or has impossible
+/// numbers, is passed by: the rollback to it says so.
+pub(crate) fn largest_kept(db: &Kvdb, branch: &str) -> (Ino, bool) {
+    let (mut largest, mut reserved) = (ROOT, false);
     for info in db.snapshots().into_iter().filter(|info| info.branch == branch) {
-        match db.open_snapshot(&info.name).map_err(Error::from).and_then(|state| largest_in(&state))
-        {
-            Ok(ino) => largest = largest.max(ino),
+        let found = db.open_snapshot(&info.name).map_err(Error::from).and_then(|state| {
+            let noted =
+                Layout::of_state(&state).map(|layout| noted(&state, &layout)).transpose()?;
+            Ok((largest_in(&state)?, noted.flatten()))
+        });
+        match found {
+            Ok((ino, noted)) => {
+                largest = largest.max(ino);
+                reserved |= noted.is_some_and(|noted| noted.first_reserved < noted.bound);
+            }
             Err(e) => tracing::warn!("snapshot {:?} cannot be rolled back to: {e}", info.name),
         }
     }
-    largest
+    (largest, reserved)
 }
 
 /// The largest inode number in an open transaction. One that cannot be read, or has impossible

@@ -195,6 +195,7 @@ impl InodeState {
             mtime: t,
             ctime: t,
             btime: t,
+            reserved: Default::default(),
         };
         InodeState { gone: true, ..InodeState::new(attr, None) }
     }

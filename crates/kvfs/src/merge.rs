@@ -50,6 +50,8 @@ fn join_directories(base: &Directory, mine: &Directory, theirs: &Directory) -> O
         mtime: m.mtime.max(t.mtime),
         ctime: m.ctime.max(t.ctime),
         btime: t.btime,
+        // Only the mainline gives numbers out of it.
+        reserved: t.reserved,
     };
     Some((attr, either(&base.1, &mine.1, &theirs.1)?.clone()))
 }
@@ -93,6 +95,7 @@ mod tests {
             mtime: t,
             ctime: t,
             btime: t,
+            reserved: Default::default(),
         };
         change(&mut attr);
         attr

@@ -189,8 +189,13 @@ impl Fs {
         if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() {
             return Err(Error::Exists);
         }
-        let ino = self.new_ino()?;
-        let attr = self.new_attributes(&dir_state.attr, parent, kind, perm, rdev, &content, caller);
+        let ino = self.new_ino_in(parent, &mut dir_state.attr)?;
+        let mut attr =
+            self.new_attributes(&dir_state.attr, parent, kind, perm, rdev, &content, caller);
+        if kind == FileKind::Dir {
+            let reserved = &mut dir_state.attr.reserved;
+            attr.reserved = self.core.inode_allocator.split_for(parent, reserved, ino);
+        }
         let mut batch = Batch::new();
         batch.put(self.core.layout.nmap, key, layout::encode_name(ino, kind));
         batch.put(
@@ -266,6 +271,7 @@ impl Fs {
             mtime: now,
             ctime: now,
             btime: now,
+            reserved: Default::default(),
         }
     }
 

@@ -314,5 +314,6 @@ fn whiteout(now: Timestamp, of: &Attributes) -> Attributes {
         mtime: now,
         ctime: now,
         btime: now,
+        reserved: Default::default(),
     }
 }

@@ -15,8 +15,10 @@ use kvdb::{Batch, Kvdb, RepairReport, View};
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::{largest_ino, largest_kept, largest_taken, noted};
-use crate::inode_allocator::INO_LIMIT;
-use crate::layout::{self, Attributes, Body, ImapKey, Layout, PAGE, Super, XattrValue, Xattrs};
+use crate::inode_allocator::{INO_LIMIT, collisions};
+use crate::layout::{
+    self, Attributes, Body, ImapKey, Layout, Numbers, PAGE, Super, XattrValue, Xattrs,
+};
 use crate::verify::Finding;
 
 /// What a repair did.
@@ -36,14 +38,15 @@ pub fn repair(db: &Kvdb, env: &dyn Env) -> Result<Repaired> {
     let store = db.repair(|view| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
         let largest =
-            largest_ino(view, &layout)?.max(largest_kept(db, "")).max(largest_taken(db, &layout));
-        let largest = noted(view, &layout)?.map_or(largest, |bound| largest.max(bound - 1));
+            largest_ino(view, &layout)?.max(largest_kept(db, "").0).max(largest_taken(db, &layout));
+        let largest = noted(view, &layout)?.map_or(largest, |noted| largest.max(noted.bound - 1));
         let mut mend = Mend::new(view, layout, env, largest);
         mend.nodes()?;
         mend.pages()?;
         mend.names()?;
         mend.tree();
         mend.lost_and_found()?;
+        mend.reservations();
         mend.write();
         mended = mend.mended;
         Ok(mend.batch)
@@ -72,6 +75,7 @@ struct Mend<'a> {
     now: Timestamp,
     random: [u64; 2],
     largest: Ino,
+    numbers: Option<Numbers>,
     batch: Batch,
     mended: Vec<Finding>,
     inodes: BTreeMap<Ino, Seen>,
@@ -87,6 +91,7 @@ impl<'a> Mend<'a> {
             now: env.wall().into(),
             random,
             largest,
+            numbers: None,
             batch: Batch::new(),
             mended: Vec::new(),
             inodes: BTreeMap::new(),
@@ -116,6 +121,7 @@ impl<'a> Mend<'a> {
             mtime: now,
             ctime: now,
             btime: now,
+            reserved: Default::default(),
         };
         let mut seen = seen(attr, None, Bytes::new());
         seen.changed = true;
@@ -159,7 +165,8 @@ impl<'a> Mend<'a> {
                     }
                 }
                 Ok(ImapKey::Numbers) => {
-                    if layout::decode_numbers(&tuple.value()?).is_none() {
+                    self.numbers = layout::decode_numbers(&tuple.value()?);
+                    if self.numbers.is_none() {
                         self.note(0, "the bound of the inode numbers was malformed: removed");
                         self.batch.delete(imap, tuple.key);
                     }
@@ -491,6 +498,20 @@ impl<'a> Mend<'a> {
     }
 
     /// The directory for what has lost its name, made if need be.
+    /// A directory that would give a number a second time reserves others.
+    fn reservations(&mut self) {
+        let reserved = self.inodes.iter().map(|(ino, seen)| (seen.attr.reserved, *ino));
+        let reserved = reserved.filter(|(reserved, _)| !reserved.is_empty()).collect();
+        let inodes = self.inodes.keys().chain(&self.orphans).copied();
+        for (dir, what) in collisions(reserved, self.numbers, inodes) {
+            self.note(dir, format!("{what}: reserves others now"));
+            if let Some(seen) = self.inodes.get_mut(&dir) {
+                seen.attr.reserved = Default::default();
+                seen.changed = true;
+            }
+        }
+    }
+
     fn lost_found(&mut self) -> Result<Ino> {
         const NAME: &[u8] = b"lost+found";
         let there = self

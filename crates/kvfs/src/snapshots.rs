@@ -33,7 +33,9 @@ impl Views {
         self.write_back(Wait::ForAll)?;
         let fs = self.fs(of)?;
         let db = &self.shared.db;
-        fs.at_rest(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))?;
+        fs.at_rest(|| {
+            fs.without_reservations(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))
+        })?;
         if durability == Durability::Synced {
             db.sync()?;
         }
@@ -233,7 +235,7 @@ impl Fs {
             env,
             layout,
             hash_key,
-            crate::inode_allocator::InodeAllocator::from(u64::MAX >> 16),
+            crate::inode_allocator::InodeAllocator::from(u64::MAX >> 16, 0),
             options,
         ))
     }

@@ -7,7 +7,10 @@ use kvdb::{Kvdb, View};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::layout::{self, Attributes, Body, ImapKey, Layout, PAGE, XattrValue, blocks_of};
+use crate::inode_allocator::{Reservation, collisions};
+use crate::layout::{
+    self, Attributes, Body, ImapKey, Layout, Numbers, PAGE, XattrValue, blocks_of,
+};
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,8 +67,16 @@ pub fn verify(db: &Kvdb) -> Result<Report> {
 }
 
 fn check(view: View, layout: Layout) -> Result<Report> {
-    let mut check = Check { view, layout, report: Report::default(), inodes: HashMap::new() };
+    let mut check = Check {
+        view,
+        layout,
+        report: Report::default(),
+        inodes: HashMap::new(),
+        numbers: None,
+        reserved: Vec::new(),
+    };
     check.nodes()?;
+    check.reservations();
     check.names()?;
     check.pages()?;
     check.totals();
@@ -89,6 +100,9 @@ struct Check {
     layout: Layout,
     report: Report,
     inodes: HashMap<Ino, Option<Seen>>,
+    numbers: Option<Numbers>,
+    /// What directories have reserved.
+    reserved: Vec<(Reservation, Ino)>,
 }
 
 impl Check {
@@ -107,9 +121,11 @@ impl Check {
                 Ok(ImapKey::Scrub) => {
                     self.report.find(0, "the note of the last scrub is malformed")
                 }
-                Ok(ImapKey::Numbers) if layout::decode_numbers(&tuple.value()?).is_some() => {}
                 Ok(ImapKey::Numbers) => {
-                    self.report.find(0, "the bound of the inode numbers is malformed")
+                    self.numbers = layout::decode_numbers(&tuple.value()?);
+                    if self.numbers.is_none() {
+                        self.report.find(0, "the bound of the inode numbers is malformed");
+                    }
                 }
                 Ok(ImapKey::Orphan(ino)) => {
                     self.report.orphans += 1;
@@ -143,6 +159,12 @@ impl Check {
         Ok(())
     }
 
+    fn reservations(&mut self) {
+        let reserved = std::mem::take(&mut self.reserved);
+        let found = collisions(reserved, self.numbers, self.inodes.keys().copied());
+        found.into_iter().for_each(|(dir, what)| self.report.find(dir, what));
+    }
+
     fn node(&mut self, ino: Ino, value: &bytes::Bytes) {
         let (attr, xattrs, content) = match layout::decode_node(ino, value) {
             Ok(node) => node,
@@ -154,6 +176,9 @@ impl Check {
             _ => self.report.others += 1,
         }
         self.report.bytes += content.len() as u64;
+        if !attr.reserved.is_empty() {
+            self.reserved.push((attr.reserved, ino));
+        }
         if attr.kind == FileKind::Symlink && content.len() as u64 != attr.size {
             self.report.find(ino, "a symbolic link that is not as long as its target");
         }

@@ -76,6 +76,7 @@ impl Whole {
             mtime: self.mtime,
             ctime: now,
             btime: now,
+            reserved: Default::default(),
         }
     }
 }
@@ -116,7 +117,16 @@ impl Fs {
             if !names.insert(key.clone()) || self.core.scope.get(layout.nmap, &key)?.is_some() {
                 return Err(Error::Exists);
             }
-            let (ino, attr) = (self.new_ino()?, whole.attributes(now));
+            let attr = whole.attributes(now);
+            let ino = match locked.get_mut(&whole.parent) {
+                Some((state, dir)) => {
+                    let ino = self.new_ino_in(whole.parent, dir)?;
+                    // Whatever becomes of the call, nothing else gets the number.
+                    state.attr.reserved = dir.reserved;
+                    ino
+                }
+                None => self.new_ino()?,
+            };
             batch.put(layout.nmap, key, layout::encode_name(ino, whole.kind));
             let inline = match attr.body {
                 Body::Inline(_) => &whole.content[..],

@@ -90,7 +90,7 @@ impl Fs {
         let core = &self.core;
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
         let scope = Scope::Frozen(core.scope.view()?);
-        let numbers = InodeAllocator::from(u64::MAX >> 16);
+        let numbers = InodeAllocator::from(u64::MAX >> 16, 0);
         let fs = Fs::without_mainline(
             core.db.clone(),
             scope,

@@ -8,7 +8,8 @@
 //!        0(8) 'o' ino(8, BE)                 orphan: unlinked, but something of it is still stored
 //!        0(8) 'm'                            the last move of a directory to another one: new parent, its inode number
 //!        0(8) 'c'                            the last scrub that came to its end: when, and how much it found
-//!        0(8) 'n'                            bound below which all inode numbers lie that were given
+//!        0(8) 'n'                            bound below which all inode numbers lie that were given, and
+//!                                            the first one that a directory may have reserved
 //! dmap   ino(8, BE) block(8, BE)             page: up to 4096 bytes, what is missing at its end is zero
 //! ```
 //!
@@ -43,8 +44,9 @@ const ORPHAN: u8 = b'o';
 const MOVES: u8 = b'm';
 const SCRUB: u8 = b'c';
 const NUMBERS: u8 = b'n';
-/// Version 1 has no hints where files have their names; everything else is the same.
-const SUPER_VERSION: u8 = 2;
+/// Version 1 has no hints where files have their names, version 2 no numbers that directories have
+/// reserved; everything else is the same.
+const SUPER_VERSION: u8 = 3;
 const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
@@ -242,17 +244,29 @@ pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
 /// both commit.
 pub(crate) const MOVES_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, MOVES];
 
-pub(crate) fn encode_numbers(bound: Ino) -> [u8; 8] {
-    bound.to_le_bytes()
+/// What the store says about the inode numbers that were given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    /// All of them are below this.
+    pub bound: Ino,
+    /// Numbers below this that a directory has reserved are void: others may have them.
+    pub first_reserved: Ino,
 }
 
-/// The bound below which all inode numbers lie that were given. `None`: it is none.
-pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
-    value
-        .try_into()
-        .ok()
-        .map(u64::from_le_bytes)
-        .filter(|&bound| bound > ROOT && bound <= INO_LIMIT)
+pub(crate) fn encode_numbers(numbers: Numbers) -> Vec<u8> {
+    [numbers.bound.to_le_bytes(), numbers.first_reserved.to_le_bytes()].concat()
+}
+
+/// `None`: the value is malformed. Version 2 stores have the bound alone.
+pub(crate) fn decode_numbers(value: &[u8]) -> Option<Numbers> {
+    let (bound, rest) = value.split_first_chunk::<8>()?;
+    let bound = u64::from_le_bytes(*bound);
+    let first_reserved = match rest {
+        [] => bound,
+        rest => u64::from_le_bytes(rest.try_into().ok()?),
+    };
+    (bound > ROOT && bound <= INO_LIMIT && first_reserved <= bound)
+        .then_some(Numbers { bound, first_reserved })
 }
 
 /// The tuple that says that there is a file system.
@@ -405,7 +419,10 @@ mod tests {
         other[4] = 1;
         assert_eq!(Super::decode(&other).unwrap(), s);
         assert!(!Super::is_current(&other) && Super::is_current(&s.encode()));
-        other[4] = 3;
+        other[4] = 2;
+        assert_eq!(Super::decode(&other).unwrap(), s);
+        assert!(!Super::is_current(&other));
+        other[4] = 4;
         assert!(Super::decode(&other).unwrap_err().to_string().contains("another version"));
         for n in 0..s.encode().len() {
             assert!(Super::decode(&s.encode()[..n]).is_err());

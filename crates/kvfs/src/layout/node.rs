@@ -6,6 +6,7 @@
 //! btime (zigzag varint seconds, u32 LE nanoseconds)
 //! ctime mtime atime, each only if its flag says that it differs from the one before it
 //! rdev (varint, if flagged)   parent (varint, directories; others if flagged)   page count (varint, if paged)
+//! reserved inode numbers (directories, if flagged): the first and how many (varints)
 //! xattrs (if flagged): count, then name length, name, 0 value length value | 1 length (the value has its own key)
 //! content: the rest of the value (if not paged)
 //! ```
@@ -16,6 +17,7 @@ use bytes::Bytes;
 
 use crate::attr::{Attr, FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
+use crate::inode_allocator::Reservation;
 
 const VERSION: u8 = 1;
 const CTIME: u16 = 1;
@@ -25,7 +27,8 @@ const RDEV: u16 = 8;
 const PARENT: u16 = 16;
 const PAGED: u16 = 32;
 const XATTRS: u16 = 64;
-const KNOWN: u16 = 127;
+const RESERVED: u16 = 128;
+const KNOWN: u16 = 255;
 
 /// Where the data of an inode lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub(crate) struct Attributes {
     pub mtime: Timestamp,
     pub ctime: Timestamp,
     pub btime: Timestamp,
+    /// Of a directory: the numbers that its next files get.
+    pub reserved: Reservation,
 }
 
 impl Attributes {
@@ -182,7 +187,8 @@ pub(crate) fn put_node(
         | flag(attr.rdev != 0, RDEV)
         | flag(attr.kind == FileKind::Dir || attr.parent != 0, PARENT)
         | flag(matches!(attr.body, Body::Paged(_)), PAGED)
-        | flag(xattrs.is_some(), XATTRS);
+        | flag(xattrs.is_some(), XATTRS)
+        | flag(attr.kind == FileKind::Dir && !attr.reserved.is_empty(), RESERVED);
     out.push(VERSION);
     out.extend_from_slice(&flags.to_le_bytes());
     out.extend_from_slice(
@@ -205,6 +211,10 @@ pub(crate) fn put_node(
     }
     if let Body::Paged(pages) = attr.body {
         put_varint(out, pages);
+    }
+    if flags & RESERVED != 0 {
+        put_varint(out, attr.reserved.next);
+        put_varint(out, attr.reserved.len());
     }
     if let Some(xattrs) = xattrs {
         put_varint(out, xattrs.len() as u64);
@@ -261,6 +271,12 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
         return None;
     }
     let pages = if flags & PAGED != 0 { Some(take_varint(&mut input)?) } else { None };
+    let reserved = if flags & RESERVED != 0 {
+        let (next, len) = (take_varint(&mut input)?, take_varint(&mut input)?);
+        Reservation::of(next, len).filter(|_| kind == FileKind::Dir)?
+    } else {
+        Reservation::default()
+    };
     let xattrs = if flags & XATTRS != 0 { Some(take_xattrs(&mut input)?) } else { None };
     let body = match pages {
         Some(pages)
@@ -299,6 +315,7 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
             mtime,
             ctime,
             btime,
+            reserved,
         },
         xattrs,
         content,
@@ -355,6 +372,7 @@ mod tests {
             kind in (0u8..7).prop_map(|c| kind_of(c).expect("seven kinds")), perm in 0u16..0o10000, nlink: u32, uid: u32, gid: u32, rdev: u32,
             size: u64, len in 1u32..4096, pages: u64, paged: bool, parent: u64,
             times in (time(), time(), time(), time()), same: bool,
+            (next, most) in (2u64..1 << 48, 0u64..1 << 20),
         ) -> Attributes {
             let holds = matches!(kind, FileKind::File | FileKind::Symlink);
             // A symbolic link is as long as its target.
@@ -365,7 +383,13 @@ mod tests {
                 _ => Body::Inline(0),
             };
             let (atime, mtime, ctime) = if same { (times.3, times.3, times.3) } else { (times.0, times.1, times.2) };
-            Attributes { kind, perm, nlink, uid, gid, rdev, size, body, parent, atime, mtime, ctime, btime: times.3 }
+            let reserved = Reservation::of(next, most.min((1 << 48) - next))
+                .filter(|_| kind == FileKind::Dir)
+                .unwrap_or_default();
+            Attributes {
+                kind, perm, nlink, uid, gid, rdev, size, body, parent, atime, mtime, ctime,
+                btime: times.3, reserved,
+            }
         }
     }
 
@@ -421,6 +445,7 @@ mod tests {
             mtime: t,
             ctime: t,
             btime: t,
+            reserved: Reservation::default(),
         };
         assert!(encode_node(&attr, None, b"").len() <= 24);
     }
