@@ -57,6 +57,7 @@ mod read;
 mod salvage;
 mod scrub;
 mod signals;
+mod snapshot_set;
 mod snapshots;
 mod transactions;
 

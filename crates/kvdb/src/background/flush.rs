@@ -20,7 +20,7 @@ use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, ManifestState};
 use crate::read::version::{Generation, Layer};
 use crate::read::version_set::VersionEdit;
-use crate::snapshots::Snapshot;
+use crate::snapshot_set::Snapshot;
 
 /// A flush under way.
 struct Flush {

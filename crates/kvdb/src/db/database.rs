@@ -34,7 +34,7 @@ use crate::read::version_set::VersionSet;
 use crate::read::write_set::RunWriter;
 use crate::scrub::Scrubber;
 use crate::signals::Signals;
-use crate::snapshots::Snapshots;
+use crate::snapshot_set::Snapshots;
 use crate::transactions::registry::Transactions;
 
 pub(crate) struct Database {

@@ -32,7 +32,7 @@ use crate::log::stream::{Records, StreamPart, StreamReader};
 use crate::manifest::{self, DictionaryState, Edit, JournalStart, Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::read::version::{Generation, Tree, Version};
-use crate::snapshots::Snapshots;
+use crate::snapshot_set::Snapshots;
 
 /// What opening a store found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

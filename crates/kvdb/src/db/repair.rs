@@ -23,11 +23,12 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::Op;
 use crate::read::read_snapshots::PinnedVersion;
-use crate::read::version::{Generation, Placed, Tree, Version};
+use crate::read::version::{Generation, Tree, Version};
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::encode_run;
 use crate::read::view::View;
 use crate::scrub::{FaultKeys, ScrubFault};
+use crate::snapshot_set::{Instead, replaced};
 
 /// What a repair did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,9 +40,6 @@ pub struct RepairReport {
     /// Changes that the caller made on top.
     pub changes: u64,
 }
-
-/// Runs that take the place of others; `None`: nothing was left of one.
-pub(crate) type Instead = HashMap<*const Run, Option<Arc<Run>>>;
 
 impl Database {
     fn repair<E: From<Error>>(
@@ -201,22 +199,6 @@ fn replace_in(version: &mut Version, instead: &Instead) {
             *tree = Arc::new(new);
         }
     }
-}
-
-/// The dictionary with the new runs, if it has any of the old ones.
-pub(crate) fn replaced(tree: &Tree, instead: &Instead) -> Option<Tree> {
-    if !tree.runs().any(|p| instead.contains_key(&Arc::as_ptr(&p.run))) {
-        return None;
-    }
-    let mut tree = tree.clone();
-    for level in &mut tree.levels {
-        let new = |placed: Placed| match instead.get(&Arc::as_ptr(&placed.run)) {
-            None => Some(placed),
-            Some(new) => new.clone().map(|run| Placed { id: placed.id, run }),
-        };
-        *level = std::mem::take(level).into_iter().filter_map(new).collect();
-    }
-    Some(tree)
 }
 
 impl crate::Kvdb {

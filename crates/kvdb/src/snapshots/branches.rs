@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::journal::record;
 use crate::manifest::{Edit, ManifestState};
 use crate::read::version_set::VersionEdit;
-use crate::snapshots::Snapshot;
+use crate::snapshot_set::Snapshot;
 
 /// Lets a change name the runs of a snapshot.
 fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {

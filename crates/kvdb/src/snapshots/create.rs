@@ -15,7 +15,6 @@ use vt_tree::Run;
 use zones::{Priority, ZONE_SIZE, ZoneId};
 
 use super::SnapshotInfo;
-use super::registry::{Snapshot, above};
 use crate::commit::batch::Durability;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
@@ -25,6 +24,7 @@ use crate::manifest::Edit;
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
+use crate::snapshot_set::{Snapshot, above};
 
 impl Database {
     pub(crate) fn snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {

@@ -8,7 +8,6 @@
 //! A clone is a branch: new dictionaries whose first runs are those of a snapshot. A rollback gives
 //! a branch's dictionaries the runs of a snapshot, and declares void what the journal has of them.
 //!
-//! - `registry`: what there is, in memory;
 //! - `create`: making, opening and dropping them;
 //! - `branches`: clones, rollbacks;
 //! - `difference`: what two states differ in;
@@ -18,7 +17,6 @@ mod branches;
 mod create;
 mod difference;
 mod receive;
-pub(crate) mod registry;
 mod send;
 pub(crate) mod stream;
 
@@ -26,7 +24,6 @@ use std::time::Duration;
 
 pub use difference::{Change, Difference};
 pub use receive::{ReceiveOptions, ReceiveStats};
-pub(crate) use registry::{Snapshot, Snapshots};
 pub use send::SendStats;
 pub use stream::Received;
 

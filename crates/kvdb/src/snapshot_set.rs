@@ -1,18 +1,21 @@
-//! The snapshots and branches that there are, in memory: what is read of a snapshot, and which of
-//! them wait for their flush.
+//! The set of snapshots and branches, in memory: the version that each snapshot has, and which
+//! snapshots wait for their flush.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use env::sync::ArcSwap;
 use env::sync::Mutex;
+use vt_tree::Run;
 use zones::ZoneId;
 
-use crate::db::repair::{Instead, replaced};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::ids::Label;
 use crate::manifest::Edit;
 use crate::read::version::{Generation, Placed, Tree, Version};
+
+/// Runs that take the place of others; `None`: nothing was left of one.
+pub(crate) type Instead = HashMap<*const Run, Option<Arc<Run>>>;
 
 /// One snapshot.
 pub(crate) struct Snapshot {
@@ -186,6 +189,22 @@ impl Snapshots {
         newest.insert(tree.info.id, Arc::downgrade(&runs));
         runs
     }
+}
+
+/// The dictionary with the new runs, if it has any of the old ones.
+pub(crate) fn replaced(tree: &Tree, instead: &Instead) -> Option<Tree> {
+    if !tree.runs().any(|p| instead.contains_key(&Arc::as_ptr(&p.run))) {
+        return None;
+    }
+    let mut tree = tree.clone();
+    for level in &mut tree.levels {
+        let new = |placed: Placed| match instead.get(&Arc::as_ptr(&placed.run)) {
+            None => Some(placed),
+            Some(new) => new.clone().map(|run| Placed { id: placed.id, run }),
+        };
+        *level = std::mem::take(level).into_iter().filter_map(new).collect();
+    }
+    Some(tree)
 }
 
 /// The number above all dictionaries of a version.
