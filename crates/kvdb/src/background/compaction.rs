@@ -22,9 +22,9 @@ use env::sync::Mutex;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
 use zones::{Priority, ZONE_SIZE};
 
+use super::Compactor;
 use super::part::Part;
-use super::policy::{BOTTOM, CompactionLock, CompactionPlan, PLENTY};
-use crate::db::database::Database;
+use super::policy::{BOTTOM, CompactionLock, CompactionPlan, PLENTY, lifetime};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::Edit;
@@ -101,7 +101,7 @@ impl Compaction {
     /// A compaction of one piece; more are made of it when the first step finds that it is worth
     /// it.
     pub(crate) fn begin(
-        db: &Database,
+        compactor: &Compactor,
         plan: CompactionPlan,
         number: u64,
     ) -> (Subcompaction, CompactionLock) {
@@ -112,14 +112,14 @@ impl Compaction {
             level: plan.level,
         };
         let overwriting = (
-            db.merging.garbage.items(&plan.inputs),
+            compactor.garbage.items(&plan.inputs),
             plan.inputs.iter().map(|p| p.run.stats().items).sum(),
         );
         let from = AtomicUsize::new(plan.from());
         let state =
             CompactionState { plan, ranges: vec![Range::default()], result: None, overwriting };
         let workers = Workers { taken: 1, merges: vec![None], ..Workers::default() };
-        let part = AtomicU64::new(db.part_size());
+        let part = AtomicU64::new(compactor.part_size());
         let whole = Arc::new(Compaction {
             number,
             from,
@@ -156,16 +156,16 @@ impl Compaction {
         workers.merges.clear();
     }
 
-    fn reset_part(&self, db: &Database) {
+    fn reset_part(&self, compactor: &Compactor) {
         let pieces = self.workers.lock().merges.len() as u64;
-        self.part.store((db.part_size() / pieces.max(1)).max(SMALLEST), Ordering::Relaxed);
+        self.part.store((compactor.part_size() / pieces.max(1)).max(SMALLEST), Ordering::Relaxed);
     }
 }
 
 impl CompactionState {
     /// Moves the inputs of a merge into the bottom down to the last levels above it, so that
     /// younger runs are merged during it.
-    fn step_aside(&mut self, db: &Database) -> Result<()> {
+    fn step_aside(&mut self, compactor: &Compactor) -> Result<()> {
         let upper: Vec<usize> = self
             .plan
             .levels
@@ -186,7 +186,7 @@ impl CompactionState {
             .map(|(p, level)| (p, level + down))
             .collect();
         let levels = moves.iter().map(|(p, level)| (p.id, *level)).collect::<Vec<_>>();
-        db.versions.install(|state| {
+        compactor.versions.install(|state| {
             let mut change = VersionEdit::default();
             if state.dictionaries.contains_key(&dict) {
                 for (Placed { id, run }, level) in &moves {
@@ -204,16 +204,20 @@ impl CompactionState {
 
     /// Splits it into subcompactions, if it is large enough and there may be threads for them. Not
     /// where little is free: the parts of several would be so small that they leave holes.
-    fn split(&mut self, db: &Database) -> Result<()> {
-        if db.zones.space().free_for_user < PLENTY {
+    fn split(&mut self, compactor: &Compactor) -> Result<()> {
+        if compactor.zones.space().free_for_user < PLENTY {
             return Ok(());
         }
-        let values = self.plan.placement(db).values_at > 0;
+        let values = self
+            .plan
+            .placement(&compactor.zones, &compactor.versions, compactor.options.seek_bytes)
+            .values_at
+            > 0;
         let stats = || self.plan.inputs.iter().map(|p| p.run.stats());
         let work: u64 =
             stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
-        let most = work / (db.options.merge_part / WORTH).max(1);
-        let pieces = most.min(db.options.merge_pieces(db.inline()) as u64) as usize;
+        let most = work / (compactor.options.merge_part / WORTH).max(1);
+        let pieces = most.min(compactor.options.merge_pieces(compactor.inline) as u64) as usize;
         if pieces < 2 {
             return Ok(());
         }
@@ -244,13 +248,13 @@ impl Subcompaction {
 
     /// Readies the compaction for others to take pieces of it, the first time. `true`: just now,
     /// and there are some.
-    pub(crate) fn prepare(&mut self, db: &Database) -> Result<bool> {
+    pub(crate) fn prepare(&mut self, compactor: &Compactor) -> Result<bool> {
         if !std::mem::replace(&mut self.first, false) {
             return Ok(false);
         }
         let mut state = self.whole.state.lock();
-        state.step_aside(db)?;
-        state.split(db)?;
+        state.step_aside(compactor)?;
+        state.split(compactor)?;
         self.whole.from.store(state.plan.from(), Ordering::Relaxed);
         let pieces = state.ranges.len();
         {
@@ -258,15 +262,15 @@ impl Subcompaction {
             workers.merges.resize_with(pieces, || None);
             workers.waiting = (1..pieces).collect();
         }
-        self.whole.reset_part(db);
-        db.counters.split_merges.add(u64::from(pieces > 1));
+        self.whole.reset_part(compactor);
+        compactor.counters.split_merges.add(u64::from(pieces > 1));
         Ok(pieces > 1)
     }
 
     /// A bounded part of the work; `true` when the piece is done, or its compaction given up. What
     /// finds no space is tried again in smaller parts.
-    pub(crate) fn step(&mut self, db: &Database) -> Result<bool> {
-        match self.work(db) {
+    pub(crate) fn step(&mut self, compactor: &Compactor) -> Result<bool> {
+        match self.work(compactor) {
             Err(Error::NoSpace) => {
                 let part = self.whole.part.load(Ordering::Relaxed);
                 if part <= SMALLEST {
@@ -292,8 +296,8 @@ impl Subcompaction {
 
     /// Installs what it has so that it holds nothing, and leaves it to the next idle thread. The
     /// piece is to be left next.
-    pub(crate) fn hand_back(&mut self, db: &Database) -> Result<()> {
-        let done = self.take_merge().map_or(Ok(false), |merge| self.install(db, merge))?;
+    pub(crate) fn hand_back(&mut self, compactor: &Compactor) -> Result<()> {
+        let done = self.take_merge().map_or(Ok(false), |merge| self.install(compactor, merge))?;
         let mut workers = self.whole.workers.lock();
         if !done && !workers.given_up {
             workers.waiting.push_back(self.number);
@@ -316,14 +320,14 @@ impl Subcompaction {
         self.whole.workers.lock().merges.get_mut(self.number)?.take()
     }
 
-    fn work(&mut self, db: &Database) -> Result<bool> {
+    fn work(&mut self, compactor: &Compactor) -> Result<bool> {
         if self.whole.workers.lock().given_up {
             return Ok(true);
         }
         let part = self.whole.part.load(Ordering::Relaxed);
         let mut merge = match self.take_merge() {
             Some(merge) => merge,
-            None => self.begin(db)?,
+            None => self.begin(compactor)?,
         };
         let done = merge.step(STEP.min(part))?;
         if !done && merge.stats().written() < part {
@@ -332,11 +336,11 @@ impl Subcompaction {
             }
             return Ok(false);
         }
-        self.install(db, merge)
+        self.install(compactor, merge)
     }
 
     /// Begins its next part.
-    fn begin(&self, db: &Database) -> Result<Merge> {
+    fn begin(&self, compactor: &Compactor) -> Result<Merge> {
         let state = self.whole.state.lock();
         let own = &state.ranges[self.number];
         let range = KeyRange { start: own.at.clone(), end: own.end.clone() };
@@ -344,37 +348,42 @@ impl Subcompaction {
             state.plan.inputs.iter().map(|p| Input::Run(p.run.clone())).collect();
         let options = MergeOptions {
             drop_tombstones: state.plan.to_bottom,
-            old_seq: db.versions.visible.load(Ordering::Acquire),
+            old_seq: compactor.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: db.lifetime(&state.plan.inputs, state.plan.level),
-            ..state.plan.options.storage(state.plan.placement(db))
+            lifetime: lifetime(&compactor.zones, &state.plan.inputs, state.plan.level),
+            ..state.plan.options.storage(state.plan.placement(
+                &compactor.zones,
+                &compactor.versions,
+                compactor.options.seek_bytes,
+            ))
         };
         drop(state);
-        Ok(Merge::new(&db.cache, &inputs, &range, options)?)
+        Ok(Merge::new(&compactor.cache, &inputs, &range, options)?)
     }
 
     /// Makes what is merged part of the store, in place of that much of the inputs. `true`: the
     /// piece is done.
-    fn install(&mut self, db: &Database, merge: Merge) -> Result<bool> {
+    fn install(&mut self, compactor: &Compactor, merge: Merge) -> Result<bool> {
         let (run, next, stats) = merge.cut()?;
         let mut state = self.whole.state.lock();
         let state = &mut *state;
         let own = &state.ranges[self.number];
         let next = next.filter(|next| own.end.as_ref().is_none_or(|end| next < end));
         let (from, to) = (own.at.clone(), next.clone().or_else(|| own.end.clone()));
-        let merged = db.joined(own.merged.iter().cloned().chain(run))?;
+        let merged = compactor.joined(own.merged.iter().cloned().chain(run))?;
         let others = |numbers: std::ops::Range<usize>| {
             state.ranges[numbers].iter().filter_map(|range| range.merged.clone())
         };
         let all = others(0..self.number)
             .chain(merged.clone())
             .chain(others(self.number + 1..state.ranges.len()));
-        let whole = db.joined(all)?;
+        let whole = compactor.joined(all)?;
         let (dict, target) = (state.plan.dict, state.plan.level);
         let mut part = Part::of(dict);
         let mut left = Vec::new();
         for input in &state.plan.inputs {
-            let rest = part.cut(db, input, state.plan.level_of(input.id), &from, to.as_ref())?;
+            let rest =
+                part.cut(compactor, input, state.plan.level_of(input.id), &from, to.as_ref())?;
             left.extend(rest.map(|run| Placed { id: input.id, run }));
         }
         match (state.result, &whole) {
@@ -382,7 +391,7 @@ impl Subcompaction {
             (None, Some(whole)) => part.add(target, whole.clone()),
             (None, None) => {}
         }
-        let installed = db.install_part(part, &stats)?;
+        let installed = compactor.install_part(part, &stats)?;
         let there = installed.is_some();
         let result =
             installed.and_then(|i| Some(Placed { id: state.result.or(i.new)?, run: whole? }));
@@ -400,16 +409,16 @@ impl Subcompaction {
             // What they hid of each other is gone; what is left of it lies below.
             let items = placed.run.stats().items;
             let left = state.overwriting.0 - state.overwriting.1.saturating_sub(items) as f64;
-            db.merging.garbage.set(placed.id, left / items.max(1) as f64);
+            compactor.garbage.set(placed.id, left / items.max(1) as f64);
         }
-        self.whole.reset_part(db);
-        db.counters.compactions.add(u64::from(all_done));
-        db.compacted();
+        self.whole.reset_part(compactor);
+        compactor.counters.compactions.add(u64::from(all_done));
+        compactor.compacted();
         Ok(done)
     }
 }
 
-impl Database {
+impl Compactor {
     /// Bytes that a merge writes before they are installed: less when little is free.
     pub(crate) fn part_size(&self) -> u64 {
         let space = self.zones.space();

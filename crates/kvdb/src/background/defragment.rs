@@ -25,16 +25,24 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::{Condvar, Mutex};
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight};
-use zones::{Priority, ZONE_SIZE, ZoneId};
+use vt_tree::{
+    BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight,
+};
+use zones::{Priority, ZONE_SIZE, ZoneId, Zones};
 
 use super::part::Part;
-use super::policy::CompactionLock;
-use crate::db::database::Database;
+use super::policy::{CompactionLock, lifetime};
+use super::{BackgroundParts, Compactor, Flusher};
+use crate::counters::Counters;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
+use crate::health::Health;
 use crate::ids::RunId;
+use crate::options::OpenOptions;
 use crate::read::version::{Placed, Version};
+use crate::read::version_set::VersionSet;
+use crate::signals::Signals;
+use crate::snapshot_set::Snapshots;
 
 /// Bytes that a round moves at most.
 const ROUND: u64 = 128 << 20;
@@ -102,8 +110,19 @@ struct DefragState {
     stop: bool,
 }
 
-#[derive(Default)]
+/// Empties zones that are mostly holes.
 pub(crate) struct Defragmenter {
+    inline: bool,
+    options: OpenOptions,
+    zones: Arc<Zones>,
+    cache: Arc<BlockCache>,
+    health: Arc<Health>,
+    counters: Arc<Counters>,
+    signals: Arc<Signals>,
+    versions: Arc<VersionSet>,
+    snapshots: Arc<Snapshots>,
+    flusher: Arc<Flusher>,
+    compactor: Arc<Compactor>,
     state: Mutex<DefragState>,
     /// It begins, ends, or is to stop.
     changed: Condvar,
@@ -111,7 +130,7 @@ pub(crate) struct Defragmenter {
 
 /// Zones to empty.
 #[derive(Default)]
-pub(crate) struct Victims {
+struct Victims {
     pub zones: BTreeSet<ZoneId>,
     pub live: u64,
 }
@@ -131,6 +150,20 @@ pub(crate) struct Holes {
 }
 
 impl Holes {
+    /// What the runs of a version hold, by zone, from the sums that they carry: no I/O.
+    pub(super) fn of(version: &Version) -> Holes {
+        let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
+        for tree in version.trees.values() {
+            tree.runs()
+                .flat_map(|p| p.run.uses().iter())
+                .for_each(|(zone, bytes)| *zones.entry(zone).or_default() += bytes);
+        }
+        Holes {
+            zones: zones.len() as u64,
+            live: zones.values().map(|live| (*live).min(ZONE_SIZE)).sum(),
+        }
+    }
+
     fn percent(&self) -> u64 {
         let held = self.zones * ZONE_SIZE;
         held.saturating_sub(self.live) * 100 / held.max(1)
@@ -143,12 +176,34 @@ impl Holes {
 }
 
 impl Defragmenter {
+    pub(super) fn new(
+        parts: &BackgroundParts,
+        flusher: Arc<Flusher>,
+        compactor: Arc<Compactor>,
+    ) -> Defragmenter {
+        Defragmenter {
+            inline: parts.inline,
+            options: parts.options.clone(),
+            zones: parts.zones.clone(),
+            cache: parts.cache.clone(),
+            health: parts.health.clone(),
+            counters: parts.counters.clone(),
+            signals: parts.signals.clone(),
+            versions: parts.versions.clone(),
+            snapshots: parts.snapshots.clone(),
+            flusher,
+            compactor,
+            state: Mutex::default(),
+            changed: Condvar::default(),
+        }
+    }
+
     pub(crate) fn progress(&self) -> DefragProgress {
         self.state.lock().progress
     }
 
     /// Asks for it; `false`: one is under way already (an automatic one takes up the options).
-    pub(crate) fn request(&self, options: DefragOptions, automatic: bool) -> bool {
+    fn request(&self, options: DefragOptions, automatic: bool) -> bool {
         let mut state = self.state.lock();
         let new = state.request.is_none();
         if new {
@@ -217,25 +272,14 @@ impl Defragmenter {
         let _state = self.state.lock();
         self.changed.notify_all();
     }
-}
 
-impl Database {
-    /// What runs hold, by zone, from the sums that they carry: no I/O.
+    /// What the runs of the store hold.
     pub(crate) fn holes(&self) -> Holes {
-        let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
-        for tree in self.versions.load().trees.values() {
-            tree.runs()
-                .flat_map(|p| p.run.uses().iter())
-                .for_each(|(zone, bytes)| *zones.entry(zone).or_default() += bytes);
-        }
-        Holes {
-            zones: zones.len() as u64,
-            live: zones.values().map(|live| (*live).min(ZONE_SIZE)).sum(),
-        }
+        Holes::of(&self.versions.load())
     }
 
     /// The cheapest zones to empty, `most` bytes of them; none when nothing is to be gained.
-    pub(crate) fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
+    fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
         let version = self.versions.load_full();
         let mut weights: BTreeMap<ZoneId, ZoneWeight> = BTreeMap::new();
         for placed in version.trees.values().flat_map(|t| t.runs()) {
@@ -280,7 +324,7 @@ impl Database {
 
     /// Empties `victims`. `between` is told of each part what it moved, and says whether to go on.
     /// The bytes moved.
-    pub(crate) fn evacuate(
+    fn evacuate(
         &self,
         victims: &Victims,
         part: u64,
@@ -309,7 +353,7 @@ impl Database {
                     match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
                         Evacuated::Moved(bytes, next) => (bytes, next),
                         Evacuated::Busy => {
-                            self.defragmenter.pause(WAIT, || self.signals.stopping());
+                            self.pause(WAIT, || self.signals.stopping());
                             (0, Some(from))
                         }
                     };
@@ -334,7 +378,7 @@ impl Database {
         gated: bool,
     ) -> Result<Evacuated> {
         // A caller that has the gate alone already needs no other.
-        let _shared = gated.then(|| self.merging.pausing());
+        let _shared = gated.then(|| self.compactor.pausing());
         let find = |version: &Version| {
             let tree = version.trees.get(&dict)?;
             let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;
@@ -342,7 +386,7 @@ impl Database {
             Some((level, placed.run.clone(), tree.info.options.clone()))
         };
         let mut found = None;
-        let claimed = self.merging.compaction_lock(|compaction_locks| {
+        let claimed = self.compactor.compaction_lock(|compaction_locks| {
             found = find(&self.versions.load());
             let level = found.as_ref()?.0;
             let busy = compaction_locks
@@ -357,7 +401,7 @@ impl Database {
         let Some(number) = claimed else { return Ok(Evacuated::Busy) };
         let done =
             self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
-        self.merging.release(number);
+        self.compactor.release(number);
         done
     }
 
@@ -380,7 +424,7 @@ impl Database {
             drop_tombstones: false,
             old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: self.lifetime([placed], level),
+            lifetime: lifetime(&self.zones, [placed], level),
             ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
         };
         let range = KeyRange { start: from.clone(), end: None };
@@ -392,19 +436,17 @@ impl Database {
         }
         let (moved, next, stats) = merge.cut()?;
         let mut part = Part::of(dict);
-        part.set(id, level, self.with_part(run, from, next.as_ref(), moved)?);
-        self.install_part(part, &stats)?;
+        part.set(id, level, self.compactor.with_part(run, from, next.as_ref(), moved)?);
+        self.compactor.install_part(part, &stats)?;
         Ok(Evacuated::Moved(stats.written(), next))
     }
 
     /// Rounds of it until nothing is to be gained, or it is to stop.
     fn defragment(&self, options: DefragOptions) -> Result<()> {
         let fullest = u64::from(options.fullest_percent.min(99));
-        let stop = || self.signals.stopping() || self.defragmenter.stopping();
-        let update = |change: &dyn Fn(&mut DefragProgress)| {
-            change(&mut self.defragmenter.state.lock().progress)
-        };
-        if !self.defragmenter.progress().automatic && !self.inline() {
+        let stop = || self.signals.stopping() || self.stopping();
+        let update = |change: &dyn Fn(&mut DefragProgress)| change(&mut self.state.lock().progress);
+        if !self.progress().automatic && !self.inline {
             let before = self.counters.copied.get();
             self.sort_values(options)?;
             update(&|p| p.bytes_moved += self.counters.copied.get().saturating_sub(before));
@@ -412,8 +454,9 @@ impl Database {
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();
             update(&|p| p.zones_reclaimable = p.zones_reclaimable.max(p.zones_reclaimed + all));
-            let automatic = self.defragmenter.progress().automatic;
-            let enough = || self.holes().percent() < BEGIN_PERCENT * 3 / 4 || self.merging.below();
+            let automatic = self.progress().automatic;
+            let enough =
+                || self.holes().percent() < BEGIN_PERCENT * 3 / 4 || self.compactor.below();
             if stop() || all == 0 || (automatic && enough()) {
                 return Ok(());
             }
@@ -421,13 +464,13 @@ impl Database {
             if victims.zones.is_empty() {
                 return Ok(());
             }
-            let rate = self.defragmenter.state.lock().request.and_then(|r| r.bytes_per_second);
-            self.evacuate(&victims, PART.min(self.part_size()), true, &mut |moved| {
+            let rate = self.state.lock().request.and_then(|r| r.bytes_per_second);
+            self.evacuate(&victims, PART.min(self.compactor.part_size()), true, &mut |moved| {
                 update(&|p| p.bytes_moved += moved);
                 let rate = if automatic { self.automatic_rate() } else { rate };
-                if let Some(rate) = rate.filter(|_| !self.inline()) {
+                if let Some(rate) = rate.filter(|_| !self.inline) {
                     let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
-                    self.defragmenter.pause(pause, || self.signals.stopping());
+                    self.pause(pause, || self.signals.stopping());
                 }
                 !stop()
             })?;
@@ -452,7 +495,7 @@ impl Database {
             Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
             done => done,
         };
-        unless_in_vain(self.flush_all().map(|_| ()))?;
+        unless_in_vain(self.flusher.flush_all().map(|_| ()))?;
         let dictionaries: Vec<DictionaryId> = self.versions.load().trees.keys().copied().collect();
         for dict in dictionaries {
             // Weighed in a version that is let go of before the merge: it would keep what the merge
@@ -464,18 +507,19 @@ impl Database {
             let (blocks, values, spans) =
                 (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
             drop(version);
-            if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.defragmenter.stopping() {
+            if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.stopping() {
                 let room = self.zones.space().free_for_user
-                    > values.saturating_add(self.unflushed_bytes());
+                    > values.saturating_add(self.flusher.unflushed_bytes());
                 let scattered =
                     room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;
-                unless_in_vain(self.compact_to_defragment(
+                unless_in_vain(self.compactor.compact_to_defragment(
                     dict,
                     scattered.then(|| Placement {
                         values_at: TOGETHER,
                         window: READ_TOGETHER,
                         ..Placement::stitch()
                     }),
+                    &|| self.stopping(),
                 ))?;
             }
         }
@@ -502,38 +546,43 @@ impl Database {
 
     /// Starts it; `false`: one is under way. Without threads it is done when this returns.
     pub(crate) fn start_defragment(&self, options: DefragOptions) -> Result<bool> {
-        self.writable()?;
-        let started = self.defragmenter.request(options, false);
-        if started && self.inline() {
+        self.health.writable()?;
+        let started = self.request(options, false);
+        if started && self.inline {
             // No other thread would finish the merges under way.
-            drop(self.merge_alone());
+            drop(self.compactor.merge_alone());
             let done = self.defragment(options);
-            self.defragmenter.end();
+            self.end();
             done?;
         }
         Ok(started)
     }
 
     /// So much is lost that it should begin by itself.
-    pub(crate) fn holes_due(&self) -> bool {
-        if self.inline() || self.options.defrag_rate == 0 || self.defragmenter.progress().running {
+    fn holes_due(&self) -> bool {
+        if self.inline || self.options.defrag_rate == 0 || self.progress().running {
             return false;
         }
         let holes = self.holes();
         holes.percent() >= BEGIN_PERCENT
             && holes.reclaimable() >= BEGIN_ZONES
             // Not the same as when the last one ended.
-            && self.defragmenter.state.lock().seen != (holes.zones, holes.live)
+            && self.state.lock().seen != (holes.zones, holes.live)
+    }
+
+    /// It is not under way, and has no reason to begin; no zone is kept for use again.
+    pub(super) fn at_rest(&self) -> bool {
+        self.zones.spare() == 0 && !self.progress().running && !self.holes_due()
     }
 
     /// Begins by itself when too much is lost.
     pub(crate) fn look_for_holes(&self) {
         // A merge that moves values empties zones by and by; what is left of them for the moment is
         // not worth moving.
-        if !self.merging.below() && self.holes_due() {
+        if !self.compactor.below() && self.holes_due() {
             let holes = self.holes();
-            self.defragmenter.state.lock().seen = (holes.zones, holes.live);
-            self.defragmenter.request(
+            self.state.lock().seen = (holes.zones, holes.live);
+            self.request(
                 DefragOptions { bytes_per_second: None, fullest_percent: CHEAP_PERCENT },
                 true,
             );
@@ -542,13 +591,13 @@ impl Database {
 
     /// The thread.
     pub(crate) fn defragment_loop(&self) {
-        while let Some(options) = self.defragmenter.wait(|| self.signals.stopping()) {
+        while let Some(options) = self.wait(|| self.signals.stopping()) {
             match self.defragment(options) {
                 Ok(()) => {}
                 Err(Error::NoSpace) => tracing::info!("no space to defragment in"),
                 Err(e) => tracing::warn!("defragmentation failed: {e}"),
             }
-            self.defragmenter.end();
+            self.end();
             if self.health.failed() {
                 return;
             }
@@ -562,7 +611,7 @@ impl Database {
         if victims.zones.is_empty() {
             return Ok(false);
         }
-        let mut part = self.part_size();
+        let mut part = self.compactor.part_size();
         loop {
             match self.evacuate(&victims, part, false, &mut |_| !self.signals.stopping()) {
                 Ok(_) => return Ok(!self.signals.stopping()),

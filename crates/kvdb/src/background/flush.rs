@@ -6,21 +6,34 @@
 use env::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
-use zones::Priority;
+use env::Env;
+use env::sync::{Mutex, MutexGuard};
+use vt_tree::{BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run};
+use zones::{Priority, Zones};
 
+use super::BackgroundParts;
+use super::defragment::Holes;
+use super::garbage::{GarbageEstimate, garbage_of_active, garbage_share};
+use crate::commit::CommitPipeline;
 use crate::commit::pipeline::Sealed;
 use crate::commit::recent::RecentCommit;
-use crate::db::database::Database;
+use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::health::Health;
 use crate::ids::RunId;
 use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, ManifestState};
 use crate::read::version::{Generation, Layer};
 use crate::read::version_set::VersionEdit;
-use crate::snapshot_set::Snapshot;
+use crate::read::version_set::VersionSet;
+use crate::signals::Signals;
+use crate::snapshot_set::{Snapshot, Snapshots};
+
+/// A failed flush is tried this often before the store stops taking writes.
+const ATTEMPTS: u32 = 5;
 
 /// A flush under way.
 struct Flush {
@@ -39,11 +52,11 @@ struct Flush {
 }
 
 impl Flush {
-    fn begin(db: &Database, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
+    fn begin(flusher: &Flusher, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
         // First: a transaction that begins after this line begins at a commit no older than any
         // that is flushed here, and never asks for the numbers that the merge forgets.
-        let (oldest, asked) = db.commits.recent.oldest(&db.versions.visible);
-        let version = db.versions.load_full();
+        let (oldest, asked) = flusher.commits.recent.oldest(&flusher.versions.visible);
+        let version = flusher.versions.load_full();
         let mut merges = VecDeque::new();
         let mut generations: Vec<Arc<Generation>> = Vec::new();
         for (&dict, tree) in &version.trees {
@@ -63,31 +76,31 @@ impl Flush {
             };
             // An estimate: what cannot be read below must not keep commits from being flushed above
             // it.
-            let garbage_share = db.garbage_share(tree, upto).unwrap_or_default();
+            let garbage_share = garbage_share(tree, upto).unwrap_or_default();
             merges.push_back((
                 dict,
-                Merge::new(&db.cache, &inputs, &KeyRange::all(), options)?,
+                Merge::new(&flusher.cache, &inputs, &KeyRange::all(), options)?,
                 garbage_share,
             ));
         }
         generations.sort_by_key(|g| g.number);
         generations.dedup_by_key(|g| g.number);
-        let snapshot = sealed.and_then(|_| db.snapshots.pending_at(upto));
+        let snapshot = sealed.and_then(|_| flusher.snapshots.pending_at(upto));
         Ok(Flush { upto, sealed, snapshot, merges, runs: Vec::new(), _generations: generations })
     }
 
-    fn run(&mut self, db: &Database) -> Result<()> {
+    fn run(&mut self, flusher: &Flusher) -> Result<()> {
         while let Some((dict, merge, garbage_share)) = self.merges.pop_front() {
             let (run, stats) = merge.finish()?;
-            db.counters.merged(&stats);
+            flusher.counters.merged(&stats);
             self.runs.extend(run.map(|run| (dict, run, garbage_share)));
         }
         Ok(())
     }
 
     /// Makes the runs part of the store.
-    fn install(self, db: &Database) -> Result<()> {
-        db.zones.sync().map_err(|e| db.health.fail("syncing a flush", &e.into()))?;
+    fn install(self, flusher: &Flusher) -> Result<()> {
+        flusher.zones.sync().map_err(|e| flusher.health.fail("syncing a flush", &e.into()))?;
         // Written with the numbers that transactions ask for. Before the memtables go, so that a
         // reader always finds one of the two.
         let past = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
@@ -99,26 +112,26 @@ impl Flush {
                 at_once: false,
             })
         };
-        drop(db.commits.recent.remember(self.runs.iter().filter_map(past)));
+        drop(flusher.commits.recent.remember(self.runs.iter().filter_map(past)));
         let before = self.sealed.map_or(0, |s| s.start.segment);
         // A few of the zones that become free are listed for the journal's next segments in the
         // same edit. The writer is not locked during the sync of that: commits go on.
         let (mut released, again) = {
-            let mut writer = db.commits.writer.lock();
+            let mut writer = flusher.commits.writer.lock();
             let released = writer.release(before);
-            let again = writer.announce(db.commits.stock(), released.len());
+            let again = writer.announce(flusher.commits.stock(), released.len());
             (released, again)
         };
         let mut rest = released.split_off(again);
         let mut recycled = Vec::new();
         let plan = |state: &ManifestState| {
-            let mut change = VersionEdit::of([Edit::Streams(db.zones.positions())]);
+            let mut change = VersionEdit::of([Edit::Streams(flusher.zones.positions())]);
             let mut id = state.next_run;
             for (dict, run, garbage_share) in &self.runs {
                 // Of a dictionary that was dropped in between nothing is kept.
                 if state.dictionaries.contains_key(dict) {
                     change.add_run(*dict, 0, RunId(id), run);
-                    db.merging.garbage.set(RunId(id), *garbage_share);
+                    flusher.garbage.set(RunId(id), *garbage_share);
                     id += 1;
                 }
             }
@@ -128,23 +141,27 @@ impl Flush {
             }
             for (i, old) in released.iter().enumerate() {
                 let number = state.next_segment + i as u64;
-                let segment =
-                    Segment { number, zone: old.segment.zone, epoch: db.env.random(), end: None };
+                let segment = Segment {
+                    number,
+                    zone: old.segment.zone,
+                    epoch: flusher.env.random(),
+                    end: None,
+                };
                 change.edits.push(Edit::Segment(segment));
                 recycled.push(segment);
             }
             change.edits.extend(self.snapshot.iter().map(|s| s.edit()));
             change
         };
-        let outcome = db.versions.install_and(
+        let outcome = flusher.versions.install_and(
             plan,
             |version| version.drop_layers(self.upto),
-            |version| self.snapshot.iter().for_each(|s| db.snapshots.settle(s, version)),
+            |version| self.snapshot.iter().for_each(|s| flusher.snapshots.settle(s, version)),
         );
         if outcome.is_err() {
             // The manifest still lists them: they stay.
             released.append(&mut rest);
-            let mut writer = db.commits.writer.lock();
+            let mut writer = flusher.commits.writer.lock();
             writer.take_back(released);
             writer.arrived(again);
             return outcome;
@@ -154,22 +171,65 @@ impl Flush {
             .zip(recycled)
             .map(|(old, segment)| Owned { segment, pin: old.pin })
             .collect();
-        let mut writer = db.commits.writer.lock();
+        let mut writer = flusher.commits.writer.lock();
         writer.arrived(again);
-        db.commits.give_to(&mut writer, recycled)?;
-        db.counters.journal_device.set(writer.bytes());
+        flusher.commits.give_to(&mut writer, recycled)?;
+        flusher.counters.journal_device.set(writer.bytes());
         Ok(())
     }
 }
 
-impl Database {
+/// Writes sealed memtables into runs.
+pub(crate) struct Flusher {
+    env: Arc<dyn Env>,
+    zones: Arc<Zones>,
+    cache: Arc<BlockCache>,
+    health: Arc<Health>,
+    counters: Arc<Counters>,
+    signals: Arc<Signals>,
+    versions: Arc<VersionSet>,
+    snapshots: Arc<Snapshots>,
+    commits: Arc<CommitPipeline>,
+    garbage: Arc<GarbageEstimate>,
+    /// Held during a flush, and by work that allows none.
+    flushing: Mutex<()>,
+}
+
+impl Flusher {
+    pub(super) fn new(parts: &BackgroundParts, garbage: Arc<GarbageEstimate>) -> Flusher {
+        Flusher {
+            env: parts.env.clone(),
+            zones: parts.zones.clone(),
+            cache: parts.cache.clone(),
+            health: parts.health.clone(),
+            counters: parts.counters.clone(),
+            signals: parts.signals.clone(),
+            versions: parts.versions.clone(),
+            snapshots: parts.snapshots.clone(),
+            commits: parts.commits.clone(),
+            garbage,
+            flushing: Mutex::new(()),
+        }
+    }
+
+    /// Keeps all flushes away while the guard lives, but for
+    /// [`Flusher::flush_sealed_locked`] by its owner.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.flushing.lock()
+    }
+
+    /// As [`Flusher::lock`]; `None` while a flush is under way.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
+        self.flushing.try_lock()
+    }
+
     /// Flushes what is sealed. `false`: nothing was.
     pub(crate) fn flush_sealed(&self) -> Result<bool> {
         let _one = self.flushing.lock();
         self.flush_sealed_locked()
     }
 
-    /// Flushes what is sealed for a caller that has `flushing`.
+    /// Flushes what is sealed for a caller that has [`Flusher::lock`].
     pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
         let Some(last) = self.commits.sealed.lock().back().map(|s| s.generation) else {
             return Ok(false);
@@ -226,5 +286,88 @@ impl Database {
             "the journal has records to be replayed over what comes above the runs now"
         );
         Ok(())
+    }
+
+    /// After a flush: who waited for memory goes on, and the young runs may want merging.
+    pub(crate) fn flushed(&self) {
+        self.garbage.count_runs(&self.versions.load(), &self.counters);
+        self.signals.reclaimable.store(true, Ordering::Release);
+        self.signals.blocked.store(false, Ordering::Release);
+        self.signals.memory_is_free();
+        self.signals.compaction_wanted();
+    }
+
+    /// Values that were overwritten stay until the flush of their generation: one that has made a
+    /// good part of the store's values dead is flushed, however small its memtables are. `in_time`:
+    /// also one that holds much, since a sample sees little of what was overwritten before it was
+    /// flushed at all.
+    pub(crate) fn seal_what_holds_much(&self, in_time: bool) -> Result<()> {
+        const LEAST: u64 = 64 << 20;
+        const MOST: u64 = 256 << 20;
+        // No reader asks a memtable for less: what newer versions hide there may be forgotten as
+        // others come.
+        let floor =
+            self.versions.read_snapshots.floor(self.versions.visible.load(Ordering::Acquire));
+        let version = self.versions.load_full();
+        for layer in version.trees.values().filter_map(|t| t.layers.first()) {
+            layer.memtable.set_floor(floor);
+        }
+        let held = version.generation.held();
+        let live = Holes::of(&self.versions.load()).live;
+        if held < LEAST || !self.commits.sealed.lock().is_empty() {
+            return Ok(());
+        }
+        if in_time && held > MOST.max(live / 5)
+            || garbage_of_active(&version)? > LEAST.max((live + held) / 10)
+        {
+            self.commits.seal(version.generation.number)?;
+        }
+        Ok(())
+    }
+
+    /// What the flush of all memtables may take on the device.
+    pub(crate) fn unflushed_bytes(&self) -> u64 {
+        self.commits.memtable_bytes() as u64
+    }
+
+    /// Nothing waits for a flush, and nothing was deleted that a flush would make free.
+    pub(super) fn at_rest(&self) -> bool {
+        self.commits.sealed.lock().is_empty() && !self.signals.deletions.load(Ordering::Acquire)
+    }
+
+    /// The thread that flushes.
+    pub(crate) fn flush_loop(&self) {
+        let mut failures = 0u32;
+        loop {
+            {
+                let mut wanted = self.signals.wanted.lock();
+                while !wanted.flush && !self.signals.stopping() && failures == 0 {
+                    self.signals.wake_flush.wait(&mut wanted);
+                }
+                if failures > 0 && !self.signals.stopping() {
+                    // A failed flush is tried again after a while, or as soon as space came back.
+                    let pause = Duration::from_millis(50) * (1 << failures.min(5));
+                    self.signals.wake_flush.wait_for(&mut wanted, pause);
+                }
+                wanted.flush = false;
+            }
+            if self.signals.stopping() {
+                return;
+            }
+            let result = self.flush_sealed();
+            self.signals.blocked.store(matches!(result, Err(Error::NoSpace)), Ordering::Release);
+            match result {
+                Ok(_) => failures = 0,
+                Err(e) => {
+                    failures += 1;
+                    tracing::warn!("a flush failed and will be tried again: {e}");
+                    if failures >= ATTEMPTS && !matches!(e, Error::NoSpace) {
+                        self.health.fail("flushing", &e);
+                        return;
+                    }
+                }
+            }
+            self.signals.memory_is_free();
+        }
     }
 }

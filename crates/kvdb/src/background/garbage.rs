@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use env::sync::Mutex;
 
-use crate::db::database::Database;
+use crate::counters::Counters;
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::read::version::{Placed, Tree, Version};
@@ -72,6 +72,19 @@ impl GarbageEstimate {
         let dead = overwriting * bytes as f64 / items.max(1) as f64;
         Garbage { dead: (dead as u64).min(all), all }
     }
+
+    /// Notes in `counters` how many young runs there are, and how much of all runs is dead.
+    pub(super) fn count_runs(&self, version: &Version, counters: &Counters) {
+        let most = version.trees.values().map(|t| t.levels.first().map_or(0, Vec::len)).max();
+        counters.young_runs.set(most.unwrap_or(0) as u64);
+        self.keep(version);
+        let dead = version.trees.values().map(|t| self.dead(t));
+        let dead = dead.fold(Garbage::default(), |sum, d| Garbage {
+            dead: sum.dead + d.dead,
+            all: sum.all + d.all,
+        });
+        counters.dead_percent.set(dead.percent());
+    }
 }
 
 /// Bytes that are dead, of all.
@@ -88,55 +101,51 @@ impl Garbage {
     }
 }
 
-impl Database {
-    /// The share of `keys` that the runs of a dictionary seem to have.
-    fn share_below(&self, tree: &Tree, keys: &[Bytes]) -> Result<f64> {
-        let runs = tree.runs().count();
-        if runs == 0 || keys.is_empty() {
-            return Ok(0.0);
-        }
-        let mut there = 0;
-        for key in keys {
-            let hash = vt_tree::hash(key);
-            for placed in tree.runs() {
-                if placed.run.may_have(key, hash)? {
-                    there += 1;
-                    break;
-                }
+/// The share of `keys` that the runs of a dictionary seem to have.
+fn share_below(tree: &Tree, keys: &[Bytes]) -> Result<f64> {
+    let runs = tree.runs().count();
+    if runs == 0 || keys.is_empty() {
+        return Ok(0.0);
+    }
+    let mut there = 0;
+    for key in keys {
+        let hash = vt_tree::hash(key);
+        for placed in tree.runs() {
+            if placed.run.may_have(key, hash)? {
+                there += 1;
+                break;
             }
         }
-        let by_mistake = 1.0 - (1.0 - FALSE_POSITIVES / 1e4).powi(runs as i32);
-        let share = f64::from(there) / keys.len() as f64;
-        // A key or two may be mistakes that were not counted on.
-        let share = (share - by_mistake - 1.5 / SAMPLE as f64) / (1.0 - by_mistake);
-        Ok(share.max(0.0))
     }
+    let by_mistake = 1.0 - (1.0 - FALSE_POSITIVES / 1e4).powi(runs as i32);
+    let share = f64::from(there) / keys.len() as f64;
+    // A key or two may be mistakes that were not counted on.
+    let share = (share - by_mistake - 1.5 / SAMPLE as f64) / (1.0 - by_mistake);
+    Ok(share.max(0.0))
+}
 
-    /// The share of the items that hide older ones, over the memtables up to generation `upto` of a
-    /// dictionary.
-    pub(crate) fn garbage_share(&self, tree: &Tree, upto: u64) -> Result<f64> {
-        let mut keys = Vec::new();
-        for layer in tree.layers.iter().filter(|l| l.generation.number <= upto) {
-            keys.extend(layer.memtable.sample(SAMPLE));
-        }
-        self.share_below(tree, &keys)
+/// The share of the items that hide older ones, over the memtables up to generation `upto` of a
+/// dictionary.
+pub(super) fn garbage_share(tree: &Tree, upto: u64) -> Result<f64> {
+    let mut keys = Vec::new();
+    for layer in tree.layers.iter().filter(|l| l.generation.number <= upto) {
+        keys.extend(layer.memtable.sample(SAMPLE));
     }
+    share_below(tree, &keys)
+}
 
-    /// Bytes of large values of the generation that takes commits which are dead, or have made
-    /// others so.
-    pub(crate) fn garbage_of_active(&self) -> Result<u64> {
-        let version = self.versions.load_full();
-        let held = version.generation.held();
-        let mut dead = 0;
-        for tree in version.trees.values() {
-            let Some(layer) = tree.layers.first().filter(|l| !l.memtable.is_empty()) else {
-                continue;
-            };
-            dead += layer.memtable.forgotten_bytes();
-            let of_all = layer.memtable.bytes() as f64 / version.memtable_bytes().max(1) as f64;
-            dead += (self.share_below(tree, &layer.memtable.sample(SAMPLE))? * held as f64 * of_all)
-                as u64;
-        }
-        Ok(dead.min(2 * held))
+/// Bytes of large values of the generation that takes commits which are dead, or have made
+/// others so.
+pub(super) fn garbage_of_active(version: &Version) -> Result<u64> {
+    let held = version.generation.held();
+    let mut dead = 0;
+    for tree in version.trees.values() {
+        let Some(layer) = tree.layers.first().filter(|l| !l.memtable.is_empty()) else {
+            continue;
+        };
+        dead += layer.memtable.forgotten_bytes();
+        let of_all = layer.memtable.bytes() as f64 / version.memtable_bytes().max(1) as f64;
+        dead += (share_below(tree, &layer.memtable.sample(SAMPLE))? * held as f64 * of_all) as u64;
     }
+    Ok(dead.min(2 * held))
 }

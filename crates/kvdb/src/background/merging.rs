@@ -2,26 +2,47 @@
 //! goes first, so that a large merge does not let the young runs pile up; parallel threads take
 //! plans without a lock, or a subcompaction of a large merge that another one has begun. A thread
 //! that turns to a younger merge leaves its subcompaction to the next idle thread. Work that must
-//! not find a merge under way goes through [`Database::merge_alone`]: the threads pause between two
+//! not find a merge under way goes through [`Compactor::merge_alone`]: the threads pause between two
 //! steps, and give up what they had begun; what of it is installed stays.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use env::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use vt_tree::BlockCache;
+use zones::Zones;
+
+use super::BackgroundParts;
+use super::activity::Activity;
 use super::compaction::{Compaction, Subcompaction};
 use super::garbage::GarbageEstimate;
 use super::policy::{BOTTOM, CompactionLock, CompactionPlan};
-use crate::db::database::Database;
+use crate::counters::Counters;
 use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::options::OpenOptions;
 use crate::read::version::Tree;
+use crate::read::version_set::VersionSet;
+use crate::signals::Signals;
 
 /// Merges that a thread has under way at most, each younger than the one before.
 const DEEPEST: usize = 4;
 
-#[derive(Default)]
-pub(crate) struct Merging {
+/// Merges runs, and keeps the merges under way apart.
+pub(crate) struct Compactor {
+    pub(super) inline: bool,
+    pub(super) options: OpenOptions,
+    pub(super) zones: Arc<Zones>,
+    pub(super) cache: Arc<BlockCache>,
+    pub(super) health: Arc<Health>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) signals: Arc<Signals>,
+    pub(super) versions: Arc<VersionSet>,
+    activity: Arc<Activity>,
+    /// What runs hide of older ones.
+    pub(super) garbage: Arc<GarbageEstimate>,
     /// Shared for a step of a merge; alone by work that must not find one.
     gate: RwLock<()>,
     /// Changes when all merges under way are given up.
@@ -29,13 +50,11 @@ pub(crate) struct Merging {
     compaction_locks: Mutex<Vec<CompactionLock>>,
     next_lock: AtomicU64,
     under_way: Mutex<Vec<Arc<Compaction>>>,
-    /// Of a store without threads.
-    pub inline: Mutex<MergeStack>,
+    /// The merges of a store without threads.
+    stack: Mutex<MergeStack>,
     /// One more than the zones that were free when a merge last found no space for it; 0: it found
     /// some.
     starved: AtomicU64,
-    /// What runs hide of older ones.
-    pub garbage: GarbageEstimate,
 }
 
 /// The merges that one thread has under way, or its pieces of them, the youngest last.
@@ -45,7 +64,33 @@ pub(crate) struct MergeStack {
     merges: Vec<Subcompaction>,
 }
 
-impl Merging {
+impl Compactor {
+    pub(super) fn new(
+        parts: &BackgroundParts,
+        activity: Arc<Activity>,
+        garbage: Arc<GarbageEstimate>,
+    ) -> Compactor {
+        Compactor {
+            inline: parts.inline,
+            options: parts.options.clone(),
+            zones: parts.zones.clone(),
+            cache: parts.cache.clone(),
+            health: parts.health.clone(),
+            counters: parts.counters.clone(),
+            signals: parts.signals.clone(),
+            versions: parts.versions.clone(),
+            activity,
+            garbage,
+            gate: RwLock::default(),
+            round: AtomicU64::default(),
+            compaction_locks: Mutex::default(),
+            next_lock: AtomicU64::default(),
+            under_way: Mutex::default(),
+            stack: Mutex::default(),
+            starved: AtomicU64::default(),
+        }
+    }
+
     /// A merge into the bottom is under way: what it leaves behind is not known yet.
     pub(crate) fn below(&self) -> bool {
         self.compaction_locks.lock().iter().any(|c| c.level == BOTTOM && c.runs.len() > 1)
@@ -61,7 +106,7 @@ impl Merging {
         !self.compaction_locks.lock().is_empty()
     }
 
-    /// Keeps [`Database::merge_alone`] waiting.
+    /// Keeps [`Compactor::merge_alone`] waiting.
     pub(crate) fn pausing(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read()
     }
@@ -94,9 +139,7 @@ impl Merging {
             .min_by_key(|whole| whole.from())?;
         whole.take()
     }
-}
 
-impl Database {
     /// The most pressing compaction of runs without one of `compaction_locks`. `tombstones`: also
     /// those that only deletions call for; `any`: however few they are. `above`: only those that
     /// begin at a level above this one.
@@ -117,7 +160,7 @@ impl Database {
                     &shape,
                     compaction_locks,
                     above,
-                    self.merging.garbage.dead(t),
+                    self.garbage.dead(t),
                 )?,
             ))
         });
@@ -128,7 +171,7 @@ impl Database {
             return None;
         }
         let free = |t: &&std::sync::Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
-        let dead = |t: &Tree| self.merging.garbage.dead(t);
+        let dead = |t: &Tree| self.garbage.dead(t);
         let quiet = |t: &std::sync::Arc<Tree>| {
             CompactionPlan::for_dead(t, dead(t), &shape)
                 .or_else(|| CompactionPlan::for_readers(t, &shape))
@@ -142,18 +185,18 @@ impl Database {
 
     /// Keeps all merges from going on; those under way are given up.
     pub(crate) fn merge_alone(&self) -> RwLockWriteGuard<'_, ()> {
-        let gate = self.merging.gate.write();
-        self.merging.round.fetch_add(1, Ordering::AcqRel);
-        self.merging.compaction_locks.lock().clear();
-        self.merging.under_way.lock().drain(..).for_each(|whole| whole.give_up());
+        let gate = self.gate.write();
+        self.round.fetch_add(1, Ordering::AcqRel);
+        self.compaction_locks.lock().clear();
+        self.under_way.lock().drain(..).for_each(|whole| whole.give_up());
         gate
     }
 
     /// One bounded step of the youngest merge of `stack`, or of one that is due. `false`: there is
     /// nothing to do.
     pub(crate) fn merge_step(&self, stack: &mut MergeStack) -> Result<bool> {
-        let _shared = self.merging.gate.read();
-        let round = self.merging.round.load(Ordering::Acquire);
+        let _shared = self.gate.read();
+        let round = self.round.load(Ordering::Acquire);
         if std::mem::replace(&mut stack.round, round) != round {
             stack.merges.clear();
         }
@@ -171,7 +214,7 @@ impl Database {
         }
         let Some(piece) = stack.merges.last_mut() else { return Ok(false) };
         let new = piece.prepare(self);
-        if self.inline() {
+        if self.inline {
             piece.turn();
         } else if new.as_ref().is_ok_and(|new| *new) {
             self.signals.compaction_wanted();
@@ -187,7 +230,7 @@ impl Database {
                 if let Some(piece) = stack.merges.pop() {
                     self.end(piece, done.is_err());
                 }
-                self.merging.starved.store(starved, Ordering::Relaxed);
+                self.starved.store(starved, Ordering::Relaxed);
                 done?;
             }
         }
@@ -197,19 +240,19 @@ impl Database {
     /// A merge that is due and goes before all of `stack`, or a piece of one.
     fn next_piece(&self, stack: &MergeStack) -> Option<Subcompaction> {
         let (tombstones, above) = match stack.merges.last() {
-            None => (self.is_quiet(), usize::MAX),
+            None => (self.activity.is_quiet(), usize::MAX),
             Some(piece) => (false, piece.from()),
         };
-        let mut compaction_locks = self.merging.compaction_locks.lock();
+        let mut compaction_locks = self.compaction_locks.lock();
         match self.next_plan(tombstones, false, &compaction_locks, above) {
             Some(plan) => {
-                let number = self.merging.next_lock.fetch_add(1, Ordering::Relaxed);
+                let number = self.next_lock.fetch_add(1, Ordering::Relaxed);
                 let (piece, compaction_lock) = Compaction::begin(self, plan, number);
                 compaction_locks.push(compaction_lock);
-                self.merging.under_way.lock().push(piece.whole().clone());
+                self.under_way.lock().push(piece.whole().clone());
                 Some(piece)
             }
-            None => self.merging.take(above),
+            None => self.take(above),
         }
     }
 
@@ -217,7 +260,67 @@ impl Database {
     fn end(&self, piece: Subcompaction, failed: bool) {
         let number = piece.whole().number;
         if piece.leave(failed) {
-            self.merging.release(number);
+            self.release(number);
+        }
+    }
+
+    /// Up to `steps` bounded steps of compaction, for a store without threads. `false`: there is
+    /// nothing to do.
+    pub(crate) fn compaction_steps(&self, steps: usize) -> Result<bool> {
+        let mut stack = self.stack.lock();
+        for done in 0..steps {
+            if !self.merge_step(&mut stack)? {
+                return Ok(done > 0);
+            }
+        }
+        Ok(true)
+    }
+
+    /// After a merge: what found no space may find some now.
+    pub(super) fn compacted(&self) {
+        self.garbage.count_runs(&self.versions.load(), &self.counters);
+        if self.signals.flush_blocked() {
+            self.signals.flush_wanted();
+        }
+    }
+
+    /// No merge is under way or due.
+    pub(super) fn at_rest(&self) -> bool {
+        !self.busy() && self.next_plan(true, false, &[], usize::MAX).is_none()
+    }
+
+    /// The thread that merges; there may be several.
+    pub(crate) fn compaction_loop(&self) {
+        let mut failed = false;
+        let mut seen = 0;
+        let mut stack = MergeStack::default();
+        loop {
+            {
+                let mut wanted = self.signals.wanted.lock();
+                while wanted.compaction == seen && !self.signals.stopping() && !failed {
+                    self.signals.wake_compaction.wait(&mut wanted);
+                }
+                if failed && !self.signals.stopping() {
+                    self.signals.wake_compaction.wait_for(&mut wanted, Duration::from_secs(5));
+                }
+                seen = wanted.compaction;
+            }
+            failed = false;
+            loop {
+                if self.signals.stopping() {
+                    return;
+                }
+                match self.merge_step(&mut stack) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(_) if self.health.failed() => return,
+                    Err(e) => {
+                        tracing::warn!("a merge failed and will be tried again: {e}");
+                        failed = true;
+                        break;
+                    }
+                }
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{KeyRange, MergeStats, Run, concat, slice};
 
-use crate::db::database::Database;
+use super::Compactor;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
@@ -47,7 +47,7 @@ impl Part {
     /// is left of it.
     pub(crate) fn cut(
         &mut self,
-        db: &Database,
+        compactor: &Compactor,
         input: &Placed,
         level: usize,
         from: &Bytes,
@@ -57,7 +57,7 @@ impl Part {
         if high <= from.as_ref() || to.is_some_and(|to| low >= to.as_ref()) {
             return Ok(Some(input.run.clone()));
         }
-        let rest = db.with_part(&input.run, from, to, None)?;
+        let rest = compactor.with_part(&input.run, from, to, None)?;
         self.set(input.id, level, rest.clone());
         Ok(rest)
     }
@@ -73,7 +73,7 @@ impl Part {
     }
 }
 
-impl Database {
+impl Compactor {
     /// `run` with `part`, which has keys from `from` to just below `to` alone, in the place of what
     /// it has there itself.
     pub(crate) fn with_part(

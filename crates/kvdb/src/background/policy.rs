@@ -11,15 +11,15 @@
 //! during it is merged among itself, however long the large merge takes.
 
 use vt_tree::{ADAPTIVE, Placement};
-use zones::{Lifetime, ZONE_SIZE};
+use zones::{Lifetime, ZONE_SIZE, Zones};
 
 use super::garbage::Garbage;
-use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::dictionary::DictionaryOptions;
 use crate::ids::RunId;
 use crate::options::CompactionPolicy;
 use crate::read::version::{Placed, Tree};
+use crate::read::version_set::VersionSet;
 
 /// The level of the bottom run.
 pub(crate) const BOTTOM: usize = 15;
@@ -52,21 +52,16 @@ const APART: u64 = 5 * ZONE_SIZE;
 /// With less than this free, young and old share zones: those begun by either would be missed.
 pub(crate) const PLENTY: u64 = 32 * ZONE_SIZE;
 
-impl Database {
-    /// Where on the device the result of merging `runs` belongs, at `level`: with what lives as
-    /// long.
-    pub(crate) fn lifetime<'a>(
-        &self,
-        runs: impl IntoIterator<Item = &'a Placed>,
-        level: usize,
-    ) -> Lifetime {
-        match level {
-            _ if weights(runs) < APART || self.zones.space().free_for_user < PLENTY => {
-                Lifetime::Young
-            }
-            BOTTOM => Lifetime::Old,
-            _ => Lifetime::Middle,
-        }
+/// Where on the device the result of merging `runs` belongs, at `level`: with what lives as long.
+pub(super) fn lifetime<'a>(
+    zones: &Zones,
+    runs: impl IntoIterator<Item = &'a Placed>,
+    level: usize,
+) -> Lifetime {
+    match level {
+        _ if weights(runs) < APART || zones.space().free_for_user < PLENTY => Lifetime::Young,
+        BOTTOM => Lifetime::Old,
+        _ => Lifetime::Middle,
     }
 }
 
@@ -83,8 +78,6 @@ pub(crate) struct CompactionPlan {
     pub to_bottom: bool,
     /// `None`: as the dictionary's threshold says.
     pub placement: Option<Placement>,
-    /// It is a part of a defragmentation, and ends when that is to stop.
-    pub defragments: bool,
     pub options: DictionaryOptions,
 }
 
@@ -137,7 +130,6 @@ impl CompactionPlan {
             level,
             to_bottom,
             placement: None,
-            defragments: false,
             options: tree.info.options.clone(),
         }
     }
@@ -156,19 +148,23 @@ impl CompactionPlan {
     }
 
     /// The policy for the next part: what the dictionary's threshold is by then.
-    pub(crate) fn placement(&self, db: &Database) -> Placement {
+    pub(crate) fn placement(
+        &self,
+        zones: &Zones,
+        versions: &VersionSet,
+        seek_bytes: u64,
+    ) -> Placement {
         if let Some(placement) = &self.placement {
             return placement.clone();
         }
         // Few key blocks that stay behind keep a zone each: what little is left would be gone
         // before the inputs are.
-        let space = db.zones.space();
+        let space = zones.space();
         if space.free_for_user / ZONE_SIZE < space.zones_total / TIGHT {
             return Placement { stitch_at: PRESSED, ..Placement::stitch() };
         }
         let stitch_at =
-            db.versions.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
-        let seek_bytes = db.options.seek_bytes;
+            versions.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
         let values_at = match stitch_at {
             ADAPTIVE if seek_bytes < DEAR => 0,
             ADAPTIVE => seek_bytes,

@@ -4,12 +4,21 @@
 //! committed could no longer find room, so that nothing acknowledged can be lost to a full store;
 //! deletions are let through.
 
-use env::sync::atomic::Ordering;
+use env::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::commit::{Applied, CommitEnv, SpaceClaim};
-use crate::db::database::Database;
+use env::sync::Mutex;
+use zones::Zones;
+
+use super::{BackgroundParts, Compactor, Defragmenter, Flusher};
+use crate::commit::{Applied, CommitPipeline, SpaceClaim};
+use crate::counters::Counters;
 use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::options::{OpenOptions, Shares};
+use crate::read::version_set::VersionSet;
+use crate::signals::Signals;
 
 /// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;
@@ -25,12 +34,60 @@ const DEAD_TO: usize = 300;
 /// Bytes that commits may add before the space is looked at again.
 const LOOK_AGAIN: u64 = 4 << 20;
 
-impl CommitEnv for Database {
-    fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()> {
+/// Decides when a commit may go ahead, and starts what commits make due.
+pub(crate) struct Admission {
+    inline: bool,
+    options: OpenOptions,
+    shares: Shares,
+    pub(super) zones: Arc<Zones>,
+    health: Arc<Health>,
+    counters: Arc<Counters>,
+    pub(super) signals: Arc<Signals>,
+    versions: Arc<VersionSet>,
+    commits: Arc<CommitPipeline>,
+    pub(super) flusher: Arc<Flusher>,
+    pub(super) compactor: Arc<Compactor>,
+    pub(super) defragmenter: Arc<Defragmenter>,
+    /// Held by the thread that reclaims space.
+    reclaiming: Mutex<()>,
+    /// Delays that commits owe, not yet slept.
+    owed_nanos: AtomicU64,
+    /// Bytes that commits may still add before the space is looked at again.
+    space_left: AtomicU64,
+}
+
+impl Admission {
+    pub(super) fn new(
+        parts: &BackgroundParts,
+        flusher: Arc<Flusher>,
+        compactor: Arc<Compactor>,
+        defragmenter: Arc<Defragmenter>,
+    ) -> Admission {
+        Admission {
+            inline: parts.inline,
+            options: parts.options.clone(),
+            shares: Shares::of(&parts.options),
+            zones: parts.zones.clone(),
+            health: parts.health.clone(),
+            counters: parts.counters.clone(),
+            signals: parts.signals.clone(),
+            versions: parts.versions.clone(),
+            commits: parts.commits.clone(),
+            flusher,
+            compactor,
+            defragmenter,
+            reclaiming: Mutex::new(()),
+            owed_nanos: AtomicU64::new(0),
+            space_left: AtomicU64::new(0),
+        }
+    }
+
+    /// See [`crate::commit::CommitEnv::admit`].
+    pub(crate) fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()> {
         if !claim.removes {
             self.admit_space(bytes as u64, claim)?;
         }
-        if self.inline() {
+        if self.inline {
             return Ok(());
         }
         self.admit_memory(bytes, claim.removes)?;
@@ -51,20 +108,6 @@ impl CommitEnv for Database {
         Ok(())
     }
 
-    fn want_space(&self) -> bool {
-        Database::want_space(self)
-    }
-
-    fn flush_all(&self) -> Result<()> {
-        Database::flush_all(self)
-    }
-
-    fn after_commit(&self, applied: Applied) -> Result<()> {
-        Database::after_commit(self, applied)
-    }
-}
-
-impl Database {
     /// From 0, nothing to do, to 1, as much as should ever be.
     fn debt(&self) -> f64 {
         let part = |value: usize, from: usize, to: usize| {
@@ -95,7 +138,7 @@ impl Database {
         }
         self.counters.stops.add(1);
         while full() {
-            self.writable()?;
+            self.health.writable()?;
             self.signals.journal_wanted(None);
             self.signals.wait_for_memory(Duration::from_millis(100), full);
             if full() && self.signals.flush_blocked() {
@@ -116,7 +159,7 @@ impl Database {
         }
         self.counters.stops.add(1);
         while full() {
-            self.writable()?;
+            self.health.writable()?;
             if self.signals.flush_blocked() {
                 // Deletions make room; they may use a little of what is set aside.
                 let limit = self.shares.memtables + self.shares.memtables / 8;
@@ -132,11 +175,6 @@ impl Database {
             self.signals.wait_for_memory(Duration::from_millis(100), full);
         }
         Ok(())
-    }
-
-    /// What the flush of all memtables may take on the device.
-    pub(crate) fn unflushed_bytes(&self) -> u64 {
-        self.commits.memtable_bytes() as u64
     }
 
     fn admit_space(&self, bytes: u64, claim: SpaceClaim) -> Result<()> {
@@ -156,7 +194,7 @@ impl Database {
 
     fn look_at_space(&self, bytes: u64, claim: SpaceClaim) -> bool {
         let space = self.zones.space();
-        let free = space.free_for_user.saturating_sub(self.unflushed_bytes());
+        let free = space.free_for_user.saturating_sub(self.flusher.unflushed_bytes());
         // `space_left` gets nothing of promised space, which `free_for_user` is without. When that
         // is spent, a batch with a promise may still go up to what was promised.
         let left = free.checked_sub(bytes);
@@ -164,7 +202,7 @@ impl Database {
         left.is_some() || claim.promised && bytes <= space.promised
     }
 
-    /// See [`CommitEnv::want_space`].
+    /// See [`crate::commit::CommitEnv::want_space`].
     pub(crate) fn want_space(&self) -> bool {
         let Some(_one) = self.reclaiming.try_lock() else {
             // Another thread is at it: wait for it, then look again.
@@ -196,7 +234,7 @@ impl Database {
         }
         let write = applied.pending >= self.shares.journal_write_at
             || applied.deferred >= self.shares.window;
-        if !self.inline() {
+        if !self.inline {
             if write || seal.is_some() {
                 self.signals.journal_wanted(seal);
             }
@@ -213,12 +251,12 @@ impl Database {
             Self::warn_of_failed_work(self.commits.seal(generation));
         }
         if tight || long || self.commits.memtable_bytes() > self.shares.memtables {
-            Self::warn_of_failed_work(self.flush_sealed());
+            Self::warn_of_failed_work(self.flusher.flush_sealed());
         }
         let runs = self.counters.young_runs.get() as usize
             >= 4 * self.options.compaction.sane().runs_per_level;
-        if runs && !self.merging.starved(self.zones.space().zones_free) {
-            Self::warn_of_failed_work(self.compaction_steps(usize::MAX));
+        if runs && !self.compactor.starved(self.zones.space().zones_free) {
+            Self::warn_of_failed_work(self.compactor.compaction_steps(usize::MAX));
         }
         Ok(())
     }

@@ -8,9 +8,9 @@ use env::sync::atomic::Ordering;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run};
 use zones::Priority;
 
+use super::Compactor;
 use super::part::Part;
-use super::policy::{BOTTOM, CompactionPlan};
-use crate::db::database::Database;
+use super::policy::{BOTTOM, CompactionPlan, lifetime};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::bounds;
@@ -41,7 +41,7 @@ fn settled(tree: &Tree, inputs: &[(usize, Placed)]) -> bool {
     }
 }
 
-impl Database {
+impl Compactor {
     /// Merges what lies in `range` into the bottom run.
     pub(crate) fn compact_range(&self, dict: DictionaryId, range: KeyRange) -> Result<()> {
         let _alone = self.merge_alone();
@@ -71,8 +71,12 @@ impl Database {
             drop_tombstones: true,
             old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: self.lifetime(inputs.iter().map(|(_, p)| p), BOTTOM),
-            ..tree.info.options.storage(CompactionPlan::everything_from(&tree, 0).placement(self))
+            lifetime: lifetime(&self.zones, inputs.iter().map(|(_, p)| p), BOTTOM),
+            ..tree.info.options.storage(CompactionPlan::everything_from(&tree, 0).placement(
+                &self.zones,
+                &self.versions,
+                self.options.seek_bytes,
+            ))
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
         let mut merge = Merge::new(&self.cache, &sources, &range, options)?;

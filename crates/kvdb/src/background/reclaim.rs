@@ -1,157 +1,33 @@
-//! Making room: what a full store does before it says so, and compactions that a caller waits for.
-//! All of it has the runs alone.
+//! Reclaiming space: what a full store does before it says so.
 
-use vt_tree::Placement;
 use zones::ZONE_SIZE;
 
-use super::compaction::{Compaction, Subcompaction};
-use super::policy::CompactionPlan;
-use crate::db::database::Database;
-use crate::dictionary::DictionaryId;
-use crate::error::{Error, Result};
+use super::Admission;
+use super::on_demand::unless_full;
+use crate::error::Result;
 
 /// Zones that must have become free before a reclaim is content.
 const ENOUGH: u64 = 4;
 /// Most rounds of a reclaim: a caller that waits for it must go on at last.
 const ROUNDS: usize = 16;
 
-/// `None`: there was no space for it.
-fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
-    match result {
-        Err(Error::NoSpace) => Ok(None),
-        other => other.map(Some),
-    }
-}
-
-impl Database {
-    /// Does a whole job here and now, a large one in several threads; `false` when the store is
-    /// being closed, which gives the rest of it up.
-    fn compact_now(&self, plan: CompactionPlan) -> Result<bool> {
-        let defragments = plan.defragments;
-        let (mut first, _) = Compaction::begin(self, plan, 0);
-        first.prepare(self)?;
-        let whole = first.whole().clone();
-        let stop = || self.signals.stopping() || (defragments && self.defragmenter.stopping());
-        let work = |first: Option<Subcompaction>| {
-            let mut piece = first;
-            while let Some(mut own) = piece.take().or_else(|| whole.take()) {
-                let done = loop {
-                    if self.inline() {
-                        own.turn();
-                    }
-                    match own.step(self) {
-                        Ok(false) if !stop() => {}
-                        done => break done,
-                    }
-                };
-                // Closed, or failed: there is no need to go on.
-                own.leave(!matches!(done, Ok(true)));
-                if !done? {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        };
-        let others = if self.inline() { 0 } else { whole.waiting() };
-        env::thread::scope(|scope| {
-            let work = &work;
-            let helpers: Vec<_> = (0..others)
-                .filter_map(|_| {
-                    env::thread::Builder::new()
-                        .name("kvdb-merge".into())
-                        .spawn_scoped(scope, || work(None))
-                        .ok()
-                })
-                .collect();
-            let mut done = work(Some(first));
-            for helper in helpers {
-                let helped = helper.join().unwrap_or_else(|_| {
-                    Err(Error::Invalid("a merging thread has panicked".into()))
-                });
-                done = match (done, helped) {
-                    (Ok(a), Ok(b)) => Ok(a && b),
-                    (Err(e), _) | (_, Err(e)) => Err(e),
-                };
-            }
-            done
-        })
-    }
-
-    /// Merges a plan; when there is no space for it, together with everything older, which may make
-    /// some.
-    fn compact_somehow(&self, plan: CompactionPlan) -> Result<bool> {
-        let (dict, level, to_bottom) =
-            (plan.dict, plan.inputs.first().map_or(0, |p| plan.level_of(p.id)), plan.to_bottom);
-        match self.compact_now(plan) {
-            Err(Error::NoSpace) if !to_bottom => {
-                let plan = self
-                    .versions
-                    .load()
-                    .trees
-                    .get(&dict)
-                    .map(|tree| CompactionPlan::everything_from(tree, level));
-                let Some(mut plan) = plan.filter(|plan| !plan.inputs.is_empty()) else {
-                    return Ok(true);
-                };
-                plan.press();
-                self.compact_now(plan)
-            }
-            done => done,
-        }
-    }
-
-    /// Merges all runs of a dictionary into one.
-    pub(crate) fn compact(&self, dict: DictionaryId) -> Result<()> {
-        let _alone = self.merge_alone();
-        let plan = CompactionPlan::for_all(self.versions.load().tree(dict)?);
-        if let Some(plan) = plan {
-            self.compact_somehow(plan)?;
-        }
-        Ok(())
-    }
-
-    /// Compacts a dictionary as a part of a defragmentation, which may have a placement of its own:
-    /// by that even a single run is merged.
-    pub(crate) fn compact_to_defragment(
-        &self,
-        dict: DictionaryId,
-        placement: Option<Placement>,
-    ) -> Result<()> {
-        let _alone = self.merge_alone();
-        // The version is let go of before the merge: it would keep what the merge leaves behind.
-        let plan = {
-            let version = self.versions.load();
-            let tree = version.tree(dict)?;
-            match placement {
-                None => CompactionPlan::for_all(tree),
-                placement => tree.runs().next().map(|_| CompactionPlan {
-                    placement,
-                    ..CompactionPlan::everything_from(tree, 0)
-                }),
-            }
-        };
-        if let Some(plan) = plan {
-            self.compact_somehow(CompactionPlan { defragments: true, ..plan })?;
-        }
-        Ok(())
-    }
-
+impl Admission {
     /// Makes the space of what was deleted free: flushes, merges what has tombstones, and, when
     /// zones are mostly holes, moves the rest of them together, until there is some room or nothing
     /// is left to gain. Done when a commit finds the store full, before it is told so. `true`:
     /// there may be more to gain.
-    pub(crate) fn reclaim(&self) -> Result<bool> {
+    pub(super) fn reclaim(&self) -> Result<bool> {
         let mut free = 0;
         for _ in 0..ROUNDS {
             // Without room for a flush, merges may make some.
-            let flushed = unless_full(self.flush_all())?.is_some();
-            let alone = self.merge_alone();
-            let settled = unless_full(self.settle())?.is_some();
-            let moved = unless_full(self.empty_zones())?.unwrap_or(false);
+            let flushed = unless_full(self.flusher.flush_all())?.is_some();
+            let alone = self.compactor.merge_alone();
+            let settled = unless_full(self.compactor.settle())?.is_some();
+            let moved = unless_full(self.defragmenter.empty_zones())?.unwrap_or(false);
             drop(alone);
             let space = self.zones.space();
             let enough = (space.zones_total / 16).max(ENOUGH) * ZONE_SIZE;
-            if space.free_for_user > enough.saturating_add(self.unflushed_bytes()) {
+            if space.free_for_user > enough.saturating_add(self.flusher.unflushed_bytes()) {
                 return Ok(moved || !settled);
             }
             let gained = space.zones_free > std::mem::replace(&mut free, space.zones_free);
@@ -160,32 +36,5 @@ impl Database {
             }
         }
         Ok(true)
-    }
-
-    /// Does all compactions that are called for, those for few tombstones too. The caller merges
-    /// alone.
-    fn settle(&self) -> Result<()> {
-        // Deletions first: these merges write least and gain most, and may make the room that
-        // others find none without.
-        let plans: Vec<CompactionPlan> = self
-            .versions
-            .load()
-            .trees
-            .values()
-            .filter_map(|tree| CompactionPlan::for_tombstones(tree, true))
-            .collect();
-        for mut plan in plans {
-            plan.press();
-            if unless_full(self.compact_now(plan))? == Some(false) {
-                return Ok(());
-            }
-        }
-        while let Some(mut plan) = self.next_plan(true, true, &[], usize::MAX) {
-            plan.press();
-            if !self.compact_somehow(plan)? {
-                break;
-            }
-        }
-        Ok(())
     }
 }

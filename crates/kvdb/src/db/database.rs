@@ -8,18 +8,18 @@
 //! `pipeline` and, while there are serializable transactions, `locks` in it; a reader takes none of
 //! them. A transaction's own state comes before all of them.
 
-use env::sync::atomic::{AtomicU64, Ordering};
+use env::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::Env;
-use env::sync::Mutex;
 use vt_tree::BlockCache;
 use zones::Zones;
 
-use crate::background::{Background, Defragmenter, Merging};
+use super::threads::Threads;
+use crate::background::{Background, BackgroundParts};
 use crate::commit::batch::{Batch, Durability};
-use crate::commit::{CommitParts, CommitPipeline};
+use crate::commit::{Applied, CommitEnv, CommitParts, CommitPipeline, SpaceClaim};
 use crate::counters::Counters;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::VersionSet;
 use crate::read::write_set::RunWriter;
-use crate::scrub::Scrubber;
+use crate::scrub::{ScrubParts, Scrubber};
 use crate::signals::Signals;
 use crate::snapshot_set::Snapshots;
 use crate::transactions::registry::Transactions;
@@ -48,21 +48,13 @@ pub(crate) struct Database {
     pub signals: Arc<Signals>,
 
     pub versions: Arc<VersionSet>,
-    pub commits: CommitPipeline,
-    pub reclaiming: Mutex<()>,
-    /// Delays that commits owe, not yet slept.
-    pub owed_nanos: AtomicU64,
-
-    pub flushing: Mutex<()>,
-    pub merging: Merging,
+    pub commits: Arc<CommitPipeline>,
     pub transactions: Transactions,
     pub locks: Arc<Locks>,
-    pub snapshots: Snapshots,
-    pub defragmenter: Defragmenter,
-    pub scrubber: Scrubber,
+    pub snapshots: Arc<Snapshots>,
     pub background: Background,
-    /// Bytes that commits may still add before the space is looked at again.
-    pub space_left: AtomicU64,
+    pub threads: Threads,
+    pub scrubber: Arc<Scrubber>,
 }
 
 /// What recovery found and made, out of which a database is built.
@@ -103,9 +95,34 @@ impl Database {
             versions: versions.clone(),
             locks: locks.clone(),
         };
-        let commits = CommitPipeline::new(commits, parts.next_seq, parts.writer);
+        let commits = Arc::new(CommitPipeline::new(commits, parts.next_seq, parts.writer));
+        let snapshots = Arc::new(parts.snapshots);
+        let inline = is_inline(&*parts.env, &parts.options);
+        let background = Background::new(&BackgroundParts {
+            env: parts.env.clone(),
+            zones: parts.zones.clone(),
+            cache: parts.cache.clone(),
+            options: parts.options.clone(),
+            inline,
+            health: parts.health.clone(),
+            counters: counters.clone(),
+            signals: signals.clone(),
+            versions: versions.clone(),
+            snapshots: snapshots.clone(),
+            commits: commits.clone(),
+        });
+        let scrubber = Scrubber::new(ScrubParts {
+            env: parts.env.clone(),
+            zones: parts.zones.clone(),
+            cache: parts.cache.clone(),
+            inline,
+            journal: parts.options.journal,
+            versions: versions.clone(),
+            snapshots: snapshots.clone(),
+            commits: commits.clone(),
+        });
         Database {
-            background: Background::new(parts.env.monotonic()),
+            threads: Threads::new(parts.env.monotonic()),
             env: parts.env,
             zones: parts.zones,
             cache: parts.cache,
@@ -116,22 +133,17 @@ impl Database {
             signals,
             versions,
             commits,
-            reclaiming: Mutex::new(()),
-            owed_nanos: AtomicU64::new(0),
-            flushing: Mutex::new(()),
-            merging: Merging::default(),
+            background,
             transactions: Transactions::default(),
             locks,
-            snapshots: parts.snapshots,
-            defragmenter: Defragmenter::default(),
-            scrubber: Scrubber::default(),
-            space_left: AtomicU64::new(0),
+            snapshots,
+            scrubber: Arc::new(scrubber),
         }
     }
 
     /// `true` when nothing runs by itself.
     pub(crate) fn inline(&self) -> bool {
-        !self.options.threads || self.env.inline()
+        is_inline(&*self.env, &self.options)
     }
 
     /// An error unless the store takes writes.
@@ -156,6 +168,21 @@ impl Database {
     /// What writing parts of a write set as runs needs.
     pub(crate) fn run_writer(&self) -> RunWriter<'_> {
         RunWriter { versions: &self.versions, cache: &self.cache, counters: &self.counters }
+    }
+
+    /// Reclaims space, see [`CommitEnv::want_space`].
+    pub(crate) fn want_space(&self) -> bool {
+        self.background.admission.want_space()
+    }
+
+    /// Starts what a commit has made due.
+    pub(crate) fn after_commit(&self, applied: Applied) -> Result<()> {
+        self.background.admission.after_commit(applied)
+    }
+
+    /// Everything committed before is in runs afterwards, and the journal begins behind it.
+    pub(crate) fn flush_all(&self) -> Result<()> {
+        self.background.flusher.flush_all()
     }
 
     /// Everything committed before this call is durable when it returns.
@@ -227,13 +254,13 @@ impl Database {
         self.transactions.close();
         self.signals.stop_soon();
         self.scrubber.close();
-        self.defragmenter.wake();
-        self.background.stop(&self.signals);
+        self.background.defragmenter.wake();
+        self.threads.stop(&self.signals);
         if self.options.read_only || self.health.close() {
             return Ok(());
         }
         // A half-done compaction is given up; what it wrote is free again.
-        drop(self.merge_alone());
+        drop(self.background.compactor.merge_alone());
         self.health.check()?;
         let flushed = match self.options.flush_on_close {
             true => self.flush_all(),
@@ -265,5 +292,29 @@ impl Database {
 
     pub(crate) fn now(&self) -> Duration {
         self.env.monotonic()
+    }
+}
+
+/// `true` when nothing runs by itself in a store with these options.
+fn is_inline(env: &dyn Env, options: &OpenOptions) -> bool {
+    !options.threads || env.inline()
+}
+
+/// What commits need of the engine is done by its background work.
+impl CommitEnv for Database {
+    fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()> {
+        self.background.admission.admit(bytes, deferred, claim)
+    }
+
+    fn want_space(&self) -> bool {
+        self.background.admission.want_space()
+    }
+
+    fn flush_all(&self) -> Result<()> {
+        self.background.flusher.flush_all()
+    }
+
+    fn after_commit(&self, applied: Applied) -> Result<()> {
+        self.background.admission.after_commit(applied)
     }
 }

@@ -216,7 +216,7 @@ impl Database {
         // While space can still be looked for.
         drop(self.commits.enter(self, record::size(&number_alone()), 0, SpaceClaim::default())?);
         // From here on no younger memtable becomes a run before this one does.
-        let flushing = self.flushing.lock();
+        let flushing = self.background.flusher.lock();
         let version = self.versions.load_full();
         let number = version.generation.number;
         let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(Layer::is_empty));
@@ -226,7 +226,7 @@ impl Database {
         }
         // A snapshot that was made before must not get what comes now.
         let naming = loop {
-            self.flush_sealed_locked()?;
+            self.background.flusher.flush_sealed_locked()?;
             let naming = self.snapshots.naming.lock();
             if self.snapshots.next_pending().is_none() {
                 break naming;
@@ -254,7 +254,7 @@ impl Database {
         }
         drop((naming, flushing));
         self.signals.reclaimable.store(true, Ordering::Release);
-        self.flushed();
+        self.background.flusher.flushed();
         Ok(())
     }
 }

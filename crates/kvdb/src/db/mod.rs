@@ -10,7 +10,9 @@ pub(crate) mod ingest;
 pub(crate) mod promise;
 pub(crate) mod recovery;
 pub(crate) mod repair;
+mod scrub;
 pub(crate) mod stats;
+mod threads;
 
 use std::sync::Arc;
 
@@ -210,7 +212,7 @@ impl Kvdb {
     pub fn compact(&self, dict: DictionaryId) -> Result<()> {
         self.db.0.writable()?;
         self.db.0.flush_all()?;
-        self.db.0.compact(dict)
+        self.db.0.background.compactor.compact(dict)
     }
 
     /// Merges what all runs have in a range of keys into the bottom run, and gives the space of
@@ -232,7 +234,7 @@ impl Kvdb {
     ) -> Result<()> {
         self.db.0.writable()?;
         self.db.0.flush_all()?;
-        self.db.0.compact_range(dict, bounds::of(&range))
+        self.db.0.background.compactor.compact_range(dict, bounds::of(&range))
     }
 
     /// Starts moving what lies in zones that are mostly holes together, in the background; clients
@@ -240,22 +242,22 @@ impl Kvdb {
     /// when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
         self.db.0.writable()?;
-        self.db.0.start_defragment(options)
+        self.db.0.background.defragmenter.start_defragment(options)
     }
 
     /// How far the defragmentation is, or how far the last one came.
     pub fn defrag_progress(&self) -> DefragProgress {
-        self.db.0.defragmenter.progress()
+        self.db.0.background.defragmenter.progress()
     }
 
     /// Ends a defragmentation after the part that it is at; what it has moved stays moved.
     pub fn stop_defragment(&self) {
-        self.db.0.defragmenter.stop();
+        self.db.0.background.defragmenter.stop();
     }
 
     /// Returns when no defragmentation is under way.
     pub fn wait_for_defragment(&self) {
-        self.db.0.defragmenter.wait_for_end();
+        self.db.0.background.defragmenter.wait_for_end();
     }
 
     /// One bounded unit of background work, for a store without threads. `false`: there is nothing

@@ -304,7 +304,7 @@ fn flush_when_full(
         return Ok(());
     }
     seal(db, start, bound)?;
-    match db.flush_sealed() {
+    match db.background.flusher.flush_sealed() {
         Ok(_) => Ok(()),
         // A full store opens all the same: these memtables stay in memory, until there is room for
         // them or they have doubled.

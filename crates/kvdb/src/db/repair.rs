@@ -54,7 +54,7 @@ impl Database {
         }
         self.writable()?;
         self.flush_all()?;
-        let _alone = self.merge_alone();
+        let _alone = self.background.compactor.merge_alone();
         let mut report = RepairReport::default();
         let mut instead = Instead::new();
         let mut bytes: HashMap<Bytes, Option<Bytes>> = HashMap::new();

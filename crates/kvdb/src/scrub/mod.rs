@@ -18,11 +18,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use env::Env;
 use env::sync::{Condvar, Mutex};
 use env::thread::JoinHandle;
+use vt_tree::BlockCache;
+use zones::Zones;
 
-use crate::db::database::Database;
+use crate::commit::CommitPipeline;
 use crate::error::Result;
+use crate::read::version_set::VersionSet;
+use crate::snapshot_set::Snapshots;
 use pace::Pace;
 
 /// Finds that are kept in memory; all are counted and logged.
@@ -86,14 +91,53 @@ struct ScrubState {
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Default)]
+/// The parts of the engine that a scrub reads.
+pub(crate) struct ScrubParts {
+    pub env: Arc<dyn Env>,
+    pub zones: Arc<Zones>,
+    pub cache: Arc<BlockCache>,
+    /// No threads are started.
+    pub inline: bool,
+    /// Commits are logged.
+    pub journal: bool,
+    pub versions: Arc<VersionSet>,
+    pub snapshots: Arc<Snapshots>,
+    pub commits: Arc<CommitPipeline>,
+}
+
+/// Reads the store again and keeps what it finds.
 pub(crate) struct Scrubber {
+    env: Arc<dyn Env>,
+    zones: Arc<Zones>,
+    cache: Arc<BlockCache>,
+    inline: bool,
+    journal: bool,
+    versions: Arc<VersionSet>,
+    snapshots: Arc<Snapshots>,
+    commits: Arc<CommitPipeline>,
     state: Mutex<ScrubState>,
     /// It ends, or is to stop.
     changed: Condvar,
 }
 
 impl Scrubber {
+    pub(crate) fn new(parts: ScrubParts) -> Scrubber {
+        let ScrubParts { env, zones, cache, inline, journal, versions, snapshots, commits } = parts;
+        let (state, changed) = Default::default();
+        Scrubber {
+            env,
+            zones,
+            cache,
+            inline,
+            journal,
+            versions,
+            snapshots,
+            commits,
+            state,
+            changed,
+        }
+    }
+
     pub(crate) fn progress(&self) -> ScrubProgress {
         self.state.lock().progress
     }
@@ -139,7 +183,7 @@ impl Scrubber {
         }
     }
 
-    fn wait_for_end(&self) {
+    pub(crate) fn wait_for_end(&self) {
         let mut state = self.state.lock();
         while state.progress.running {
             self.changed.wait(&mut state);
@@ -184,33 +228,31 @@ impl Scrubber {
             self.changed.wait_for(&mut state, owed);
         }
     }
-}
 
-impl Database {
     /// Starts it; `false`: one is under way. Without threads it is done when this returns.
-    pub(crate) fn start_scrub(self: &Arc<Self>, options: ScrubOptions) -> Result<bool> {
-        if !self.scrubber.begin() {
+    pub(crate) fn start(self: &Arc<Self>, options: ScrubOptions) -> Result<bool> {
+        if !self.begin() {
             return Ok(false);
         }
-        if self.inline() {
+        if self.inline {
             self.scrub(options);
             return Ok(true);
         }
-        let db = self.clone();
+        let scrubber = self.clone();
         let run = move || {
             env::thread::give_way();
-            db.scrub(options);
+            scrubber.scrub(options);
         };
         let started = env::thread::Builder::new().name("kvdb-scrub".into()).spawn(run);
         match started {
             Ok(thread) => {
-                let before = self.scrubber.state.lock().thread.replace(thread);
+                let before = self.state.lock().thread.replace(thread);
                 // It has told that it ended.
                 drop(before.map(JoinHandle::join));
                 Ok(true)
             }
             Err(e) => {
-                self.scrubber.end(false);
+                self.end(false);
                 Err(e.into())
             }
         }
@@ -218,65 +260,24 @@ impl Database {
 
     fn scrub(&self, options: ScrubOptions) {
         let ended = End(self);
-        let mut pace = Pace::new(options.bytes_per_second, self.now());
-        let now = || self.now();
+        let mut pace = Pace::new(options.bytes_per_second, self.env.monotonic());
+        let now = || self.env.monotonic();
         // Without threads nothing moves the clock on.
-        let wait = !self.inline();
+        let wait = !self.inline;
         let total = self.scrub_bytes();
-        self.scrubber.state.lock().progress.bytes_total = total;
-        let mut read = |bytes| self.scrubber.read(bytes, &mut pace, &now, wait);
-        let done = self.scrub_all(&mut read, &mut |fault| self.scrubber.find(fault));
+        self.state.lock().progress.bytes_total = total;
+        let mut read = |bytes| self.read(bytes, &mut pace, &now, wait);
+        let done = self.scrub_all(&mut read, &mut |fault| self.find(fault));
         std::mem::forget(ended);
-        self.scrubber.end(done.is_continue());
+        self.end(done.is_continue());
     }
 }
 
 /// Callers that wait for a scrub which panicked are told of its end all the same.
-struct End<'a>(&'a Database);
+struct End<'a>(&'a Scrubber);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.scrubber.end(false);
-    }
-}
-
-impl crate::Kvdb {
-    /// Starts to read everything that the store consists of and to compare it with its checksums,
-    /// on a thread of low priority; clients go on. `false`: that was under way already.
-    /// In a store without threads it is done when this returns, at no rate. See
-    /// [`crate::Kvdb::scrub_progress`].
-    ///
-    /// ```
-    /// # let db = kvdb::Kvdb::in_memory();
-    /// # db.open_dictionary("d")?.insert("a", "1")?;
-    /// # db.flush()?;
-    /// db.scrub(kvdb::ScrubOptions { bytes_per_second: Some(32 << 20) })?;
-    /// db.wait_for_scrub();
-    /// assert!(db.scrub_progress().complete);
-    /// assert_eq!(db.scrub_faults(), []);
-    /// # Ok::<(), kvdb::Error>(())
-    /// ```
-    pub fn scrub(&self, options: ScrubOptions) -> Result<bool> {
-        self.db.0.start_scrub(options)
-    }
-
-    /// How far the scrub is, or how far the last one came.
-    pub fn scrub_progress(&self) -> ScrubProgress {
-        self.db.0.scrubber.progress()
-    }
-
-    /// What the scrub under way, or the last one, has found: the first thousand places.
-    pub fn scrub_faults(&self) -> Vec<ScrubFault> {
-        self.db.0.scrubber.faults()
-    }
-
-    /// Ends a scrub after the read that it is at.
-    pub fn stop_scrub(&self) {
-        self.db.0.scrubber.stop();
-    }
-
-    /// Returns when no scrub is under way.
-    pub fn wait_for_scrub(&self) {
-        self.db.0.scrubber.wait_for_end();
+        self.0.end(false);
     }
 }

@@ -15,8 +15,7 @@ use bytes::Bytes;
 use env::sync::atomic::Ordering;
 use vt_tree::{ExtentRef, KeyRange, Run, Scrub, Value, scrub_end};
 
-use super::{FaultKeys, ScrubFault};
-use crate::db::database::Database;
+use super::{FaultKeys, ScrubFault, Scrubber};
 use crate::error::{Error, Result};
 use crate::journal::Segment;
 use crate::journal::record::{self, Op, Record};
@@ -41,9 +40,9 @@ fn fault(place: impl Into<String>, what: impl ToString) -> ScrubFault {
     ScrubFault { place: place.into(), what: what.to_string(), keys: None }
 }
 
-impl Database {
+impl Scrubber {
     /// About how much there is to read.
-    pub(crate) fn scrub_bytes(&self) -> u64 {
+    pub(super) fn scrub_bytes(&self) -> u64 {
         let (version, snapshots) = self.all_states();
         let mut seen = BTreeSet::new();
         let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
@@ -54,7 +53,7 @@ impl Database {
     }
 
     /// Break: `read` wanted an end.
-    pub(crate) fn scrub_all(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
+    pub(super) fn scrub_all(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
         self.zones.check_superblocks().into_iter().for_each(|e| find(fault("superblock", e)));
         read(2 * zones::SECTOR)?;
         self.scrub_manifest(read, find)?;
@@ -210,7 +209,7 @@ impl Database {
     }
 
     fn scrub_journal(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
-        if !self.options.journal {
+        if !self.journal {
             return ControlFlow::Continue(());
         }
         loop {

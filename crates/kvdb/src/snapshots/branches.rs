@@ -97,15 +97,15 @@ impl Database {
         // While space can still be looked for.
         drop(self.commits.enter(self, record::size(&number_alone()), 0, SpaceClaim::default())?);
         // Nothing that is under way may add to what is replaced.
-        let alone = self.merge_alone();
-        let flushing = self.flushing.lock();
+        let alone = self.background.compactor.merge_alone();
+        let flushing = self.background.flusher.lock();
         let naming = loop {
             let naming = self.snapshots.naming.lock();
             if self.snapshots.next_pending().is_none() {
                 break naming;
             }
             drop(naming);
-            self.flush_sealed_locked()?;
+            self.background.flusher.flush_sealed_locked()?;
         };
         if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
             return Err(Error::NoSnapshot(snapshot.into()));
@@ -137,7 +137,7 @@ impl Database {
         }
         drop((naming, flushing, alone, locked));
         self.signals.reclaimable.store(true, Ordering::Release);
-        self.flushed();
+        self.background.flusher.flushed();
         Ok(())
     }
 }

@@ -60,7 +60,7 @@ impl Database {
     /// When everything is in runs: notes them. `false`: not everything is. The caller has `naming`.
     fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
         // No flush runs under this lock; what is committed in the meantime stays in memory.
-        let Some(_flushing) = self.flushing.try_lock() else { return Ok(false) };
+        let Some(_flushing) = self.background.flusher.try_lock() else { return Ok(false) };
         let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
             || !self.commits.sealed.lock().is_empty()
@@ -135,7 +135,7 @@ impl Database {
                 return Ok(naming);
             }
             drop(naming);
-            self.flush_sealed()?;
+            self.background.flusher.flush_sealed()?;
         }
     }
 

@@ -1,0 +1,61 @@
+//! When commits came last: some work is put off until the store is quiet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::Env;
+use env::sync::Mutex;
+
+use crate::counters::Counters;
+
+/// A store is quiet after this time without commits, or `idle_flush` if that is less.
+const QUIET: Duration = Duration::from_secs(2);
+
+pub(crate) struct Activity {
+    env: Arc<dyn Env>,
+    counters: Arc<Counters>,
+    idle_flush: Duration,
+    /// Commits seen at the last look, and since when there was none.
+    seen: Mutex<(u64, Duration)>,
+}
+
+impl Activity {
+    pub(crate) fn new(
+        env: Arc<dyn Env>,
+        counters: Arc<Counters>,
+        idle_flush: Duration,
+    ) -> Activity {
+        let seen = Mutex::new((0, env.monotonic()));
+        Activity { env, counters, idle_flush, seen }
+    }
+
+    /// Notes at the time `now` whether commits came since the last look.
+    pub(crate) fn look(&self, now: Duration) {
+        let commits = self.counters.commits.get();
+        let mut seen = self.seen.lock();
+        if seen.0 != commits {
+            *seen = (commits, now);
+        }
+    }
+
+    fn idle_for(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.seen.lock().1)
+    }
+
+    /// `true` when no commit came for a while.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.idle_for(self.env.monotonic()) >= self.idle_flush.min(QUIET)
+    }
+
+    /// `true` when at the time `now` no commit came for so long that memtables are flushed.
+    pub(crate) fn is_idle(&self, now: Duration) -> bool {
+        self.idle_for(now) >= self.idle_flush
+    }
+
+    /// Lets the store count as idle at once, unless a commit comes.
+    pub(crate) fn expect_none(&self) {
+        let idle = self.idle_flush.max(QUIET);
+        *self.seen.lock() =
+            (self.counters.commits.get(), self.env.monotonic().saturating_sub(idle));
+    }
+}

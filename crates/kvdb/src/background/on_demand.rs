@@ -1,0 +1,165 @@
+//! Compactions that a caller waits for. The caller merges alone.
+
+use vt_tree::Placement;
+
+use super::Compactor;
+use super::compaction::{Compaction, Subcompaction};
+use super::policy::CompactionPlan;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+
+/// `None`: there was no space for it.
+pub(super) fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(Error::NoSpace) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Says whether a compaction is to end early.
+type Stop<'a> = &'a (dyn Fn() -> bool + Sync);
+
+fn never() -> bool {
+    false
+}
+
+impl Compactor {
+    /// Does a whole plan here and now, a large one in several threads; `false` when the store is
+    /// being closed, or `stop` says so, which gives the rest of it up.
+    fn compact_now(&self, plan: CompactionPlan, stop: Stop<'_>) -> Result<bool> {
+        let (mut first, _) = Compaction::begin(self, plan, 0);
+        first.prepare(self)?;
+        let whole = first.whole().clone();
+        let stop = || self.signals.stopping() || stop();
+        let work = |first: Option<Subcompaction>| {
+            let mut piece = first;
+            while let Some(mut own) = piece.take().or_else(|| whole.take()) {
+                let done = loop {
+                    if self.inline {
+                        own.turn();
+                    }
+                    match own.step(self) {
+                        Ok(false) if !stop() => {}
+                        done => break done,
+                    }
+                };
+                // Closed, or failed: there is no need to go on.
+                own.leave(!matches!(done, Ok(true)));
+                if !done? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        let others = if self.inline { 0 } else { whole.waiting() };
+        env::thread::scope(|scope| {
+            let work = &work;
+            let helpers: Vec<_> = (0..others)
+                .filter_map(|_| {
+                    env::thread::Builder::new()
+                        .name("kvdb-merge".into())
+                        .spawn_scoped(scope, || work(None))
+                        .ok()
+                })
+                .collect();
+            let mut done = work(Some(first));
+            for helper in helpers {
+                let helped = helper.join().unwrap_or_else(|_| {
+                    Err(Error::Invalid("a merging thread has panicked".into()))
+                });
+                done = match (done, helped) {
+                    (Ok(a), Ok(b)) => Ok(a && b),
+                    (Err(e), _) | (_, Err(e)) => Err(e),
+                };
+            }
+            done
+        })
+    }
+
+    /// Merges a plan; when there is no space for it, together with everything older, which may make
+    /// some.
+    fn compact_somehow(&self, plan: CompactionPlan, stop: Stop<'_>) -> Result<bool> {
+        let (dict, level, to_bottom) =
+            (plan.dict, plan.inputs.first().map_or(0, |p| plan.level_of(p.id)), plan.to_bottom);
+        match self.compact_now(plan, stop) {
+            Err(Error::NoSpace) if !to_bottom => {
+                let plan = self
+                    .versions
+                    .load()
+                    .trees
+                    .get(&dict)
+                    .map(|tree| CompactionPlan::everything_from(tree, level));
+                let Some(mut plan) = plan.filter(|plan| !plan.inputs.is_empty()) else {
+                    return Ok(true);
+                };
+                plan.press();
+                self.compact_now(plan, stop)
+            }
+            done => done,
+        }
+    }
+
+    /// Merges all runs of a dictionary into one.
+    pub(crate) fn compact(&self, dict: DictionaryId) -> Result<()> {
+        let _alone = self.merge_alone();
+        let plan = CompactionPlan::for_all(self.versions.load().tree(dict)?);
+        if let Some(plan) = plan {
+            self.compact_somehow(plan, &never)?;
+        }
+        Ok(())
+    }
+
+    /// Compacts a dictionary as a part of a defragmentation, which may have a placement of its own:
+    /// by that even a single run is merged.
+    pub(crate) fn compact_to_defragment(
+        &self,
+        dict: DictionaryId,
+        placement: Option<Placement>,
+        stop: Stop<'_>,
+    ) -> Result<()> {
+        let _alone = self.merge_alone();
+        // The version is let go of before the merge: it would keep what the merge leaves behind.
+        let plan = {
+            let version = self.versions.load();
+            let tree = version.tree(dict)?;
+            match placement {
+                None => CompactionPlan::for_all(tree),
+                placement => tree.runs().next().map(|_| CompactionPlan {
+                    placement,
+                    ..CompactionPlan::everything_from(tree, 0)
+                }),
+            }
+        };
+        if let Some(plan) = plan {
+            self.compact_somehow(plan, stop)?;
+        }
+        Ok(())
+    }
+
+    /// Does all compactions that are called for, those for few tombstones too. The caller merges
+    /// alone.
+    pub(super) fn settle(&self) -> Result<()> {
+        // Deletions first: these merges write least and gain most, and may make the room that
+        // others find none without.
+        let plans: Vec<CompactionPlan> = self
+            .versions
+            .load()
+            .trees
+            .values()
+            .filter_map(|tree| CompactionPlan::for_tombstones(tree, true))
+            .collect();
+        for mut plan in plans {
+            plan.press();
+            if unless_full(self.compact_now(plan, &never))? == Some(false) {
+                return Ok(());
+            }
+        }
+        while let Some(mut plan) = self.next_plan(true, true, &[], usize::MAX) {
+            plan.press();
+            if !self.compact_somehow(plan, &never)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

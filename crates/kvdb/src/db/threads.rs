@@ -1,0 +1,202 @@
+//! Who does background work: threads for the clock, the journal, flushes, merges and
+//! defragmentation, or, without threads, [`Database::step`], which does one bounded unit of it. What
+//! is due is decided by the parts themselves: what a thread does is what a step does.
+
+use env::sync::atomic::{AtomicU64, Ordering};
+use env::thread::JoinHandle;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::sync::Mutex;
+
+use crate::db::database::Database;
+use crate::error::{Error, Result};
+use crate::signals::Signals;
+
+/// Zones that go back to the host at an interval under load, at most.
+const GIVE_BACK: usize = 16;
+
+/// The threads of a store.
+pub(crate) struct Threads {
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Nanoseconds of the clock at its last tick.
+    last_tick: AtomicU64,
+}
+
+impl Threads {
+    pub(crate) fn new(now: Duration) -> Threads {
+        let last_tick = AtomicU64::new(now.as_nanos() as u64);
+        Threads { threads: Mutex::default(), last_tick }
+    }
+
+    /// Ends all threads.
+    pub(crate) fn stop(&self, signals: &Signals) {
+        signals.stop_soon();
+        signals.wake_all();
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            if thread.join().is_err() {
+                tracing::error!("a background thread has panicked");
+            }
+        }
+    }
+}
+
+impl Database {
+    /// Starts the threads, if this store has any.
+    pub(crate) fn start_threads(self: &Arc<Self>) -> Result<()> {
+        if self.inline() || self.options.read_only {
+            return Ok(());
+        }
+        let mut threads = self.threads.threads.lock();
+        type Work = (&'static str, fn(&Database));
+        let merge: Work = ("kvdb-merge", |db| db.background.compactor.compaction_loop());
+        let mut loops: Vec<Work> = vec![
+            ("kvdb-clock", Database::clock_loop),
+            ("kvdb-journal", Database::journal_loop),
+            ("kvdb-flush", |db| db.background.flusher.flush_loop()),
+            ("kvdb-defrag", |db| db.background.defragmenter.defragment_loop()),
+        ];
+        loops.extend(std::iter::repeat_n(merge, self.options.merge_threads()));
+        for (name, work) in loops {
+            let db = self.clone();
+            let run = move || {
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&db)));
+                if outcome.is_err() {
+                    // A bug in the program: no caller may wait for this thread's work any more.
+                    db.health
+                        .fail("background work", &Error::Invalid(format!("{name} has panicked")));
+                    db.signals.memory_is_free();
+                }
+            };
+            threads.push(env::thread::Builder::new().name(name.into()).spawn(run)?);
+        }
+        drop(threads);
+        // So that the first synced commits find their space allocated as well.
+        self.commits.prepare_segment()
+    }
+
+    fn clock_loop(&self) {
+        loop {
+            let mut wanted = self.signals.wanted.lock();
+            if self.signals.stopping() {
+                return;
+            }
+            self.signals.wake_clock.wait_for(&mut wanted, self.options.flush_interval);
+            drop(wanted);
+            if self.signals.stopping() {
+                return;
+            }
+            if let Err(e) = self.tick() {
+                tracing::warn!("work at the interval failed: {e}");
+            }
+            if self.health.failed() {
+                return;
+            }
+        }
+    }
+
+    fn journal_loop(&self) {
+        loop {
+            let seal = {
+                let mut wanted = self.signals.wanted.lock();
+                while !wanted.journal && !self.signals.stopping() {
+                    self.signals.wake_journal.wait(&mut wanted);
+                }
+                wanted.journal = false;
+                self.signals.journal_asked.store(false, Ordering::Release);
+                wanted.seal
+            };
+            if self.signals.stopping() || self.health.failed() {
+                return;
+            }
+            let values = self.commits.deferred_bytes.load(Ordering::Relaxed) > 0;
+            let written = match seal {
+                Some(generation) => self.commits.seal(generation),
+                None => self.commits.write_out().map(|_| ()),
+            };
+            {
+                let mut wanted = self.signals.wanted.lock();
+                if wanted.seal == seal {
+                    wanted.seal = None;
+                }
+            }
+            let prepare = || {
+                if values {
+                    self.commits.reserve_zones_ahead()?;
+                    self.background.flusher.seal_what_holds_much(false)?;
+                }
+                self.commits.prepare_segment()
+            };
+            let done = written.and_then(|()| prepare());
+            self.signals.memory_is_free();
+            match done {
+                Ok(()) => {}
+                Err(Error::NoSpace) => {
+                    // Commits are told. What was deleted may make room.
+                    self.signals.blocked.store(true, Ordering::Release);
+                    self.want_space();
+                }
+                Err(e) => tracing::warn!("writing the journal out failed: {e}"),
+            }
+        }
+    }
+
+    /// The caller has flushed by hand, and so expects no more commits for a while: what is put off
+    /// until the store is quiet is done soon.
+    pub(crate) fn tidy_soon(&self) {
+        if !self.inline() {
+            self.background.activity.expect_none();
+            self.signals.wake_clock.notify_one();
+        }
+    }
+
+    /// What falls due with time.
+    pub(crate) fn tick(&self) -> Result<()> {
+        let now = self.now();
+        self.threads.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
+        self.background.activity.look(now);
+        self.transactions.end_idle(now);
+        self.sweep_logs()?;
+        self.commits.sync_and_mark()?;
+        match self.commits.prepare_segment() {
+            // Commits take one from what is set aside, when they must.
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(e) => return Err(e),
+        }
+        self.background.defragmenter.look_for_holes();
+        self.background.flusher.seal_what_holds_much(true)?;
+        // What a burst of work took and was not needed since; little at once, since it is the
+        // device that writers wait for.
+        self.zones.give_back_idle(GIVE_BACK)?;
+        if self.background.activity.is_idle(now) {
+            self.signals.compaction_wanted();
+            self.commits.value_buffers.lock().keep(0);
+            self.commits.return_reserved_zones();
+            if self.signals.deletions.swap(false, Ordering::AcqRel) {
+                let flushed = self.flush_all();
+                if flushed.is_err() {
+                    self.signals.deletions.store(true, Ordering::Release);
+                }
+                flushed?;
+            }
+            self.zones.give_back()?;
+            self.versions.load().generation.release_idle_memory();
+        }
+        Ok(())
+    }
+
+    /// One bounded unit of background work. `false`: there is nothing to do.
+    pub(crate) fn step(&self) -> Result<bool> {
+        self.writable()?;
+        let since = self.now().as_nanos() as u64
+            - self.threads.last_tick.load(Ordering::Relaxed).min(self.now().as_nanos() as u64);
+        if since >= self.options.flush_interval.as_nanos() as u64 {
+            self.tick()?;
+            return Ok(true);
+        }
+        if self.background.flusher.flush_sealed()? {
+            return Ok(true);
+        }
+        self.background.compactor.compaction_steps(1)
+    }
+}
