@@ -47,6 +47,7 @@ mod error;
 mod health;
 mod ids;
 mod journal;
+mod lock_order;
 mod locks;
 mod log;
 mod manifest;

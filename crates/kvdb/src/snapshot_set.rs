@@ -11,6 +11,7 @@ use zones::ZoneId;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::ids::Label;
+use crate::lock_order::{self, Rank};
 use crate::manifest::Edit;
 use crate::read::version::{Generation, Placed, Tree, Version};
 
@@ -43,7 +44,7 @@ impl Snapshot {
 pub(crate) struct Snapshots {
     /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
     /// which waits for its flush must not see.
-    pub naming: Mutex<()>,
+    pub naming: lock_order::Mutex<()>,
     /// By name.
     all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
     /// Those that wait for the flush of a generation, oldest first.
@@ -59,7 +60,7 @@ pub(crate) struct Snapshots {
 impl Snapshots {
     pub(crate) fn new(branches: BTreeMap<String, String>) -> Snapshots {
         Snapshots {
-            naming: Mutex::default(),
+            naming: lock_order::Mutex::new(Rank::Names, ()),
             all: Mutex::default(),
             pending: Mutex::default(),
             branches: Mutex::new(branches),

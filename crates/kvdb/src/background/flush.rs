@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Env;
-use env::sync::{Mutex, MutexGuard};
 use vt_tree::{BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::{Priority, Zones};
 
@@ -25,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::ids::RunId;
 use crate::journal::{Owned, Segment};
+use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
 use crate::read::version::{Generation, Layer};
 use crate::read::version_set::VersionEdit;
@@ -208,7 +208,7 @@ impl Flusher {
             snapshots: parts.snapshots.clone(),
             commits: parts.commits.clone(),
             garbage,
-            flushing: Mutex::new(()),
+            flushing: Mutex::new(Rank::Flush, ()),
         }
     }
 

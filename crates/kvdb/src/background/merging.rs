@@ -9,7 +9,7 @@ use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use env::sync::Mutex;
 
 use vt_tree::BlockCache;
 use zones::Zones;
@@ -22,6 +22,7 @@ use super::policy::{BOTTOM, CompactionLock, CompactionPlan};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::health::Health;
+use crate::lock_order::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::options::OpenOptions;
 use crate::read::version::Tree;
 use crate::read::version_set::VersionSet;
@@ -81,7 +82,7 @@ impl Compactor {
             versions: parts.versions.clone(),
             activity,
             garbage,
-            gate: RwLock::default(),
+            gate: RwLock::new(Rank::Merges, ()),
             round: AtomicU64::default(),
             compaction_locks: Mutex::default(),
             next_lock: AtomicU64::default(),

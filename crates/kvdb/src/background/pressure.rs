@@ -8,7 +8,6 @@ use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::sync::Mutex;
 use zones::Zones;
 
 use super::{BackgroundParts, Compactor, Defragmenter, Flusher};
@@ -16,6 +15,7 @@ use crate::commit::{Applied, CommitPipeline, SpaceClaim};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::health::Health;
+use crate::lock_order::{Mutex, Rank};
 use crate::options::{OpenOptions, Shares};
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
@@ -76,7 +76,7 @@ impl Admission {
             flusher,
             compactor,
             defragmenter,
-            reclaiming: Mutex::new(()),
+            reclaiming: Mutex::new(Rank::Reclaiming, ()),
             owed_nanos: AtomicU64::new(0),
             space_left: AtomicU64::new(0),
         }

@@ -2,13 +2,13 @@
 //! in zones that are reserved for them. A full store makes that room first, as far as the claim of
 //! the commit goes.
 
-use env::sync::MutexGuard;
 use zones::Priority;
 
 use super::pipeline::Pipeline;
 use super::{CommitEnv, CommitPipeline, SpaceClaim};
 use crate::error::{Error, Result};
 use crate::journal::record;
+use crate::lock_order::MutexGuard;
 
 impl CommitPipeline {
     /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so

@@ -48,6 +48,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::Writer;
 use crate::journal::record::{self, Op, Ops, PutValue};
+use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
 use crate::manifest::ManifestState;
 use crate::options::{OpenOptions, Shares};
@@ -87,7 +88,7 @@ pub(crate) struct CommitParts {
 
 /// The pipeline, from a batch to a durable record and to memtables that readers see.
 ///
-/// For the order of its locks see `db::database`. A commit by itself takes `value_buffers` alone,
+/// For the order of its locks see `lock_order`. A commit by itself takes `value_buffers` alone,
 /// then `pipeline` and in it, while there are serializable transactions, `locks`; `writer` before
 /// these where room is missing.
 pub(crate) struct CommitPipeline {
@@ -114,8 +115,8 @@ pub(crate) struct CommitPipeline {
     synced_commits: AtomicBool,
     /// The journal has taken a zone of those set aside.
     pub journal_tight: AtomicBool,
-    pub pipeline: Mutex<Pipeline>,
-    pub writer: Mutex<Writer>,
+    pub pipeline: lock_order::Mutex<Pipeline>,
+    pub writer: lock_order::Mutex<Writer>,
     syncing: Mutex<Syncing>,
     sync_done: Condvar,
     /// The journal's stream is durable up to this position.
@@ -124,7 +125,7 @@ pub(crate) struct CommitPipeline {
     /// last sync.
     marked: AtomicU64,
     /// Generations that wait for their flush, oldest first.
-    pub sealed: Mutex<VecDeque<Sealed>>,
+    pub sealed: lock_order::Mutex<VecDeque<Sealed>>,
 }
 
 /// The journal's record of a commit whose changes are in the manifest: a deletion in dictionary 0,
@@ -155,13 +156,13 @@ impl CommitPipeline {
             value_buffers: Mutex::default(),
             synced_commits: AtomicBool::new(false),
             journal_tight: AtomicBool::new(false),
-            pipeline: Mutex::new(Pipeline::new(next_seq, position)),
-            writer: Mutex::new(writer),
+            pipeline: lock_order::Mutex::new(Rank::Pipeline, Pipeline::new(next_seq, position)),
+            writer: lock_order::Mutex::new(Rank::Writer, writer),
             syncing: Mutex::default(),
             sync_done: Condvar::new(),
             durable: AtomicU64::new(position),
             marked: AtomicU64::new(position),
-            sealed: Mutex::default(),
+            sealed: lock_order::Mutex::new(Rank::Sealed, VecDeque::new()),
         }
     }
 

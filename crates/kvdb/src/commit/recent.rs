@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use env::sync::atomic::{AtomicU64, Ordering};
-use env::sync::{Mutex, MutexGuard};
 use vt_tree::{Run, Seq};
 
 use crate::dictionary::DictionaryId;
+use crate::lock_order::{Mutex, MutexGuard, Rank};
 
 /// A commit, or a number of them, as a run.
 #[derive(Clone)]
@@ -30,9 +30,14 @@ struct Recent {
     commits: Vec<RecentCommit>,
 }
 
-#[derive(Default)]
 pub(crate) struct RecentCommits {
     recent: Mutex<Recent>,
+}
+
+impl Default for RecentCommits {
+    fn default() -> RecentCommits {
+        RecentCommits { recent: Mutex::new(Rank::Recent, Recent::default()) }
+    }
 }
 
 /// While it lives, no transaction begins.

@@ -1,12 +1,6 @@
-//! The engine behind a [`crate::Kvdb`]: what its parts share, and the order in which their locks
-//! are taken.
-//!
-//! Locks, outermost first: `reclaiming` → the gate of `merging` → `flushing` → `naming` of
-//! `snapshots` → `writer` (the journal's position on the device) → `pipeline` → `manifest` → the
-//! lists of `recent` commits → `changing` (the version). `sealed` is taken last, under `writer` or
-//! alone; `value_buffers`, `syncing` and the lock of the signals alone. A commit by itself takes
-//! `pipeline` and, while there are serializable transactions, `locks` in it; a reader takes none of
-//! them. A transaction's own state comes before all of them.
+//! The engine behind a [`crate::Kvdb`]: it wires the parts, each of which owns its state. What one
+//! part does is a method of that part; here is what takes several of them. For the order of their
+//! locks see `lock_order`.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -37,6 +31,7 @@ use crate::signals::Signals;
 use crate::snapshot_set::Snapshots;
 use crate::transactions::registry::Transactions;
 
+/// The parts of a store that is open.
 pub(crate) struct Database {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::atomic::{AtomicU64, Ordering};
-use env::sync::{ArcSwap, Guard, MappedMutexGuard, Mutex, MutexGuard};
+use env::sync::{ArcSwap, Guard};
 use vt_tree::{BlockCache, Run, Seq};
 
 use crate::dictionary::DictionaryId;
@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::ids::RunId;
 use crate::journal::record::Op;
+use crate::lock_order::{MappedMutexGuard, Mutex, Rank};
 use crate::manifest::{Edit, Manifest, ManifestState};
 use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
 use crate::read::version::{Version, read};
@@ -88,11 +89,11 @@ impl VersionSet {
             cache,
             health,
             current: ArcSwap::from_pointee(version),
-            changing: Mutex::new(()),
+            changing: Mutex::new(Rank::Version, ()),
             visible: AtomicU64::new(visible),
             came_with: AtomicU64::new(0),
             read_snapshots: Arc::default(),
-            manifest: Mutex::new(manifest),
+            manifest: Mutex::new(Rank::Manifest, manifest),
         }
     }
 
@@ -108,8 +109,8 @@ impl VersionSet {
 
     /// The manifest, for edits that versions do not show and to look at its state.
     pub(crate) fn manifest(&self) -> Result<MappedMutexGuard<'_, Manifest>> {
-        MutexGuard::try_map(self.manifest.lock(), Option::as_mut)
-            .map_err(|_| Error::ReadOnly("it was opened for reading only".into()))
+        let manifest = self.manifest.lock().some();
+        manifest.ok_or_else(|| Error::ReadOnly("it was opened for reading only".into()))
     }
 
     /// Changes what only memory knows of the version.

@@ -10,7 +10,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use env::sync::MutexGuard;
 use vt_tree::Run;
 use zones::{Priority, ZONE_SIZE, ZoneId};
 
@@ -20,6 +19,7 @@ use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::{self, record};
+use crate::lock_order::MutexGuard;
 use crate::manifest::Edit;
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
