@@ -1,0 +1,127 @@
+//! The first phase of opening a store: the manifest, and all that it names, pinned.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{BlockCache, Run};
+use zones::{ZonePin, ZoneUse, Zones};
+
+use super::Recovery;
+use crate::error::{Error, Result};
+use crate::ids::RunId;
+use crate::journal::Segment;
+use crate::manifest::{self, DictionaryState};
+use crate::read::version::{Generation, Tree, Version};
+use crate::snapshot_set::Snapshots;
+
+/// What the manifest names, pinned; nothing changed.
+pub(crate) struct Found {
+    pub loaded: manifest::Loaded,
+    pub manifest_hold: ZonePin,
+    pub segments: Vec<(Segment, ZonePin)>,
+    pub version: Version,
+    pub snapshots: Snapshots,
+    pub recovery: Recovery,
+}
+
+impl Found {
+    pub(crate) fn read(zones: &Arc<Zones>, cache: &Arc<BlockCache>) -> Result<Found> {
+        let root = zones.superblock().root;
+        if root.is_empty() {
+            return Err(Error::Corrupt(
+                "the store has no manifest: making it was never finished, make it again".into(),
+            ));
+        }
+        let loaded = manifest::load(zones, &root)?;
+        let state = &loaded.state;
+        let manifest_hold = zones.pin(&loaded.root.uses())?;
+        let mut segments = Vec::new();
+        for s in &state.segments {
+            segments.push((*s, zones.pin(&ZoneUse::whole(s.zone))?));
+        }
+        let generation = Generation::first();
+        let mut recovery =
+            Recovery { clean: state.closed, edits: loaded.records, ..Recovery::default() };
+        let mut runs = Runs::default();
+        let mut version = Version::empty(generation.clone());
+        let mut open = |id: RunId, root: &Bytes| runs.open(cache, id, root);
+        version.follow(state, &mut open)?;
+        let all = version.trees.values().flat_map(|tree| tree.runs());
+        bounded(0, all.map(|placed| &*placed.run))?;
+        let snapshots = Snapshots::new((*state.branches).clone());
+        // What snapshots have in common is there once.
+        let mut known: HashMap<*const DictionaryState, Arc<Tree>> = HashMap::new();
+        for snapshot in state.snapshots.values() {
+            let mut trees = BTreeMap::new();
+            for (id, d) in &snapshot.dictionaries {
+                let tree = match known.get(&Arc::as_ptr(d)) {
+                    Some(tree) => tree.clone(),
+                    None => Arc::new(snapshots.as_kept(Tree::of(d, &generation, &mut open)?)),
+                };
+                known.insert(Arc::as_ptr(d), tree.clone());
+                trees.insert(*id, tree);
+            }
+            bounded(0, trees.values().flat_map(|tree| tree.runs()).map(|placed| &*placed.run))?;
+            snapshots.found(snapshot.label.clone(), trees);
+        }
+        recovery.runs = runs.known.len() as u64;
+        recovery.torn_bytes = loaded.torn;
+        Ok(Found { loaded, manifest_hold, segments, version, snapshots, recovery })
+    }
+}
+
+/// Runs by what the manifest says of them: those that several dictionaries and snapshots have are
+/// there once.
+#[derive(Default)]
+struct Runs {
+    known: HashMap<Bytes, Arc<Run>>,
+    /// The runs by where in the state their roots lie, which lives as long as this: what snapshots
+    /// share lies there once.
+    by_place: HashMap<*const u8, Arc<Run>>,
+}
+
+impl Runs {
+    fn open(&mut self, cache: &Arc<BlockCache>, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
+        if let Some(run) = self.by_place.get(&root.as_ptr()) {
+            return Ok(run.clone());
+        }
+        let run = match self.known.get(root) {
+            Some(run) => run.clone(),
+            None => decode_run(cache, root, || format!("the manifest's entry of run {}", id.0))?,
+        };
+        self.known.insert(root.clone(), run.clone());
+        self.by_place.insert(root.as_ptr(), run.clone());
+        Ok(run)
+    }
+}
+
+/// What runs hold, added to `before`. What they say of themselves is added up in many places. Each
+/// sum is far below what a number can be, but their number may be any in a store that another
+/// program has made.
+pub(super) fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u64> {
+    let sum = runs.try_fold(before, |sum, run| {
+        let s = run.stats();
+        let sum = [s.items, s.block_bytes, s.value_bytes, s.bytes]
+            .into_iter()
+            .fold(sum, u64::saturating_add);
+        (sum < 1 << 61).then_some(sum)
+    });
+    sum.ok_or_else(|| {
+        Error::Corrupt("the store's runs say that they hold more than any store can".into())
+    })
+}
+
+/// The run that `what` names by these bytes.
+pub(super) fn decode_run(
+    cache: &Arc<BlockCache>,
+    bytes: &Bytes,
+    what: impl FnOnce() -> String,
+) -> Result<Arc<Run>> {
+    let mut rest = &bytes[..];
+    let run = Run::decode(cache, &mut rest)?;
+    if !rest.is_empty() {
+        return Err(Error::Corrupt(format!("{} is too long", what())));
+    }
+    Ok(run)
+}

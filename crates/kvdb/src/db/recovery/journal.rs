@@ -1,0 +1,260 @@
+//! The second phase of opening a store: the first pass over the journal, which finds its end and what
+//! it binds, and changes nothing.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use vt_tree::{BlockCache, ExtentRef, Run, Seq, Value};
+use zones::{SECTOR, ZONE_SIZE, ZoneId, ZoneUse, Zones};
+
+use super::Recovery;
+use super::found::{bounded, decode_run};
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::Segment;
+use crate::journal::record::{self, Bound, Op, Ops, Record};
+use crate::log::chunk::Kind;
+use crate::log::stream::{Records, StreamPart, StreamReader};
+use crate::manifest::{JournalStart, ManifestState};
+
+/// What the first pass over the journal found.
+pub(crate) struct Journal {
+    /// Position behind the last record that counts.
+    pub end: u64,
+    pub last_seq: u64,
+    pub records: u64,
+    /// Segments that hold part of the stream, with their ends.
+    pub used: Vec<Segment>,
+    /// Where bound values lie.
+    pub bound: ZoneUse,
+    /// Runs that commits bound, in order.
+    pub runs: VecDeque<BoundRuns>,
+    /// What these hold, as they say.
+    weight: u64,
+}
+
+impl Journal {
+    pub(super) fn parts(&self) -> Vec<StreamPart> {
+        self.used.iter().map(Segment::part).collect()
+    }
+}
+
+/// Where in the first segment the stream begins.
+pub(super) fn offset_in(segments: &[Segment], start: &JournalStart) -> u64 {
+    segments.first().filter(|first| first.number == start.segment).map_or(0, |_| start.offset)
+}
+
+/// The runs of one commit in the journal, pinned.
+pub(crate) struct BoundRuns {
+    places: Vec<u64>,
+    /// Of each dictionary, the newest first.
+    pub runs: Vec<(DictionaryId, Vec<Arc<Run>>)>,
+}
+
+impl BoundRuns {
+    fn open(
+        cache: &Arc<BlockCache>,
+        state: &ManifestState,
+        seq: Seq,
+        bound: &Bound,
+    ) -> Result<BoundRuns> {
+        let mut runs = Vec::new();
+        for (dict, roots) in &bound.runs {
+            // What was bound for a dictionary that is gone may be gone too.
+            if state.takes(*dict, seq) {
+                let decoded: Result<Vec<_>> = roots
+                    .iter()
+                    .map(|root| {
+                        decode_run(cache, root, || "the root of a run in the journal".into())
+                    })
+                    .collect();
+                runs.push((*dict, decoded?));
+            }
+        }
+        Ok(BoundRuns { places: bound.places.clone(), runs })
+    }
+
+    /// Before allocation begins: open zones go on behind the runs.
+    pub(super) fn saw(&self, zones: &Zones) {
+        for (zone, _) in
+            self.runs.iter().flat_map(|(_, runs)| runs).flat_map(|run| run.uses().iter())
+        {
+            let open = self.places.iter().find(|&&place| ZoneId::of(place) == zone);
+            zones.saw_extent(zone.start(), open.map_or(ZONE_SIZE, |place| place - zone.start()));
+        }
+    }
+}
+
+/// What a commit of the journal consists of.
+pub(super) enum Content {
+    Ops(Ops),
+    /// Runs that were written before.
+    Bound(Bound),
+}
+
+/// Numbers the changes of a journal as its records come.
+pub(super) struct Numbers {
+    pub next: Seq,
+}
+
+impl Numbers {
+    /// A commit and the number of its first change; `None`: the record is no commit.
+    pub fn take(&mut self, record: Record) -> Result<Option<(Seq, Content)>> {
+        let (content, count) = match record {
+            Record::Mark | Record::Snapshot { .. } => return Ok(None),
+            Record::Number(next) if next == self.next => return Ok(None),
+            Record::Number(next) => {
+                return Err(Error::Corrupt(format!(
+                    "the journal goes on with change {next} where {} is next",
+                    self.next
+                )));
+            }
+            Record::Commit(changes) => {
+                let count = changes.len() as u64;
+                (Content::Ops(changes), count)
+            }
+            Record::Bind(bound) => (Content::Bound(bound), 1),
+        };
+        let first = self.next;
+        let next = first.checked_add(count);
+        self.next = next.ok_or_else(|| {
+            Error::Corrupt("the journal has more changes than can be numbered".into())
+        })?;
+        Ok(Some((first, content)))
+    }
+}
+
+/// A record that may not have been durable, and the values that it binds.
+struct Unsynced {
+    begin: u64,
+    end: u64,
+    /// `None`: no commit.
+    last_seq: Option<u64>,
+    extents: Vec<ExtentRef>,
+    bound: Option<Bound>,
+}
+
+/// The first pass over the journal. Each durable extent that the journal binds is shown to
+/// `bound`.
+pub(crate) fn read_journal(
+    zones: &Zones,
+    cache: &Arc<BlockCache>,
+    state: &ManifestState,
+    recovery: &mut Recovery,
+    bound: &mut dyn FnMut(&ExtentRef),
+) -> Result<Journal> {
+    let start = state.start;
+    if start.offset > ZONE_SIZE || !start.offset.is_multiple_of(SECTOR) {
+        return Err(Error::Corrupt(format!(
+            "the manifest's journal begins at offset {} of a zone",
+            start.offset
+        )));
+    }
+    let segments: Vec<Segment> =
+        state.segments.iter().filter(|s| s.number >= start.segment).copied().collect();
+    let parts: Vec<StreamPart> = segments.iter().map(Segment::part).collect();
+    let mut reader = StreamReader::new(
+        zones,
+        Kind::Journal,
+        &parts,
+        offset_in(&segments, &start),
+        start.position,
+    );
+    let mut records = Records::new(start.position);
+    let mut journal = Journal {
+        end: start.position,
+        last_seq: 0,
+        records: 0,
+        used: Vec::new(),
+        bound: ZoneUse::new(),
+        runs: VecDeque::new(),
+        weight: 0,
+    };
+    // Where each part's share of the stream ends.
+    let mut ends: Vec<u64> = Vec::new();
+    let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
+    let mut numbers = Numbers { next: start.seq + 1 };
+    while let Some((at, piece)) = reader.next()? {
+        ends.resize(reader.part() + 1, at);
+        ends[reader.part()] = at + piece.len() as u64;
+        let mut begin = records.position();
+        records.push(&piece, |end, bytes| {
+            let commit = numbers.take(record::decode(&bytes)?)?;
+            let (mut extents, mut bound) = (Vec::new(), None);
+            match &commit {
+                None => {}
+                Some((first, Content::Ops(changes))) => {
+                    extents.extend((*first..).zip(changes).filter_map(
+                        |(seq, (dict, op))| match op {
+                            // What was bound for a dictionary that is gone may be gone too.
+                            Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
+                            _ => None,
+                        },
+                    ));
+                }
+                Some((_, Content::Bound(runs))) => bound = Some(runs.clone()),
+            }
+            let last_seq = commit.as_ref().map(|_| numbers.next - 1);
+            unsynced.push_back(Unsynced { begin, end, last_seq, extents, bound });
+            begin = end;
+            Ok(true)
+        })?;
+        while unsynced.front().is_some_and(|r| r.end <= reader.synced()) {
+            if let Some(record) = unsynced.pop_front() {
+                journal.take(cache, state, &record, bound)?;
+            }
+        }
+    }
+    let tail = reader.tail()?;
+    recovery.torn_bytes += tail.torn + records.unfinished();
+    for record in &unsynced {
+        if record.end > tail.synced
+            && record.extents.iter().any(|e| cache.read_value(&Value::Extent(*e)).is_err())
+        {
+            // The record is there, what it binds is not: both were under way.
+            recovery.torn_bytes += records.position() - record.begin;
+            break;
+        }
+        journal.take(cache, state, record, bound)?;
+    }
+    (recovery.records, recovery.bytes) = (journal.records, journal.end - start.position);
+    recovery.bound_bytes = journal.bound.total_bytes();
+    let mut from = start.position;
+    for (segment, &to) in segments.iter().zip(&ends) {
+        if from < journal.end {
+            journal.used.push(Segment { end: Some(to.min(journal.end)), ..*segment });
+        }
+        from = to;
+    }
+    Ok(journal)
+}
+
+impl Journal {
+    /// The next record counts.
+    fn take(
+        &mut self,
+        cache: &Arc<BlockCache>,
+        state: &ManifestState,
+        record: &Unsynced,
+        bound: &mut dyn FnMut(&ExtentRef),
+    ) -> Result<()> {
+        if let Some(runs) = &record.bound {
+            let bound = BoundRuns::open(cache, state, record.last_seq.unwrap_or(0), runs)?;
+            self.weight = bounded(
+                self.weight,
+                bound.runs.iter().flat_map(|(_, runs)| runs).map(|run| &**run),
+            )?;
+            self.runs.push_back(bound);
+        }
+        self.end = record.end;
+        if let Some(seq) = record.last_seq {
+            self.last_seq = seq;
+            self.records += 1;
+        }
+        for extent in &record.extents {
+            self.bound.add_extent(extent.addr, u64::from(extent.stored));
+            bound(extent);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,166 @@
+//! Making a store, and opening one, in these phases:
+//!
+//! 1. `found`: the superblock leads to the manifest, and that names all runs.
+//! 2. `journal`: the first pass over the journal finds its end and marks what it binds. Records give
+//!    the places of large values that no run knows of yet, and their zones must not be taken. A
+//!    record that may not have been synced counts only when the values it binds are really there;
+//!    they were written before it, but without a sync the device may have kept one and lost the
+//!    other.
+//! 3. `resume`: allocation begins, and a fresh manifest notes how far the journal goes.
+//! 4. `replay`: the second pass over the journal applies its commits to the new database.
+
+mod found;
+mod journal;
+mod replay;
+mod resume;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::Env;
+use vt_tree::{BlockCache, ExtentRef};
+use zones::{Device, FormatOptions, Zones};
+
+pub(crate) use self::found::Found;
+pub(crate) use self::journal::{Journal, read_journal};
+use crate::db::database::{Database, Parts};
+use crate::error::Result;
+use crate::health::Health;
+use crate::journal::Writer;
+use crate::manifest::{Manifest, ManifestState};
+use crate::options::{CreateOptions, OpenOptions, Shares};
+use crate::read::version::{Generation, Version};
+use crate::snapshot_set::Snapshots;
+
+/// What opening a store found and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// The store was closed properly.
+    pub clean: bool,
+    /// Edits of the manifest.
+    pub edits: u64,
+    pub runs: u64,
+    /// Commits replayed from the journal.
+    pub records: u64,
+    /// Their bytes in the journal.
+    pub bytes: u64,
+    /// Large values that they had placed already.
+    pub bound_bytes: u64,
+    /// Bytes behind the journal's end: of writes that were under way.
+    pub torn_bytes: u64,
+    pub duration: Duration,
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.clean { "closed properly" } else { "recovered" };
+        write!(
+            f,
+            "{how}: {} runs, {} commits replayed ({} bytes of journal",
+            self.runs, self.records, self.bytes
+        )?;
+        write!(
+            f,
+            ", {} bytes bound in place), {} torn bytes left out",
+            self.bound_bytes, self.torn_bytes
+        )?;
+        write!(f, ", {:.1} ms", self.duration.as_secs_f64() * 1000.0)
+    }
+}
+
+/// Makes an empty store on `device`; whatever was there is lost.
+pub(crate) fn create(
+    device: Arc<dyn Device>,
+    env: Arc<dyn Env>,
+    options: CreateOptions,
+) -> Result<Arc<Database>> {
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&env.random().to_le_bytes());
+    uuid[8..].copy_from_slice(&env.random().to_le_bytes());
+    let format = FormatOptions { capacity: options.capacity, reserve_zones: options.reserve_zones };
+    let zones = Zones::format_as(device, format, uuid)?;
+    let health = Arc::new(Health::default());
+    let manifest =
+        Manifest::begin(zones.clone(), env.clone(), health.clone(), ManifestState::new(), 0)?;
+    let cache = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
+    let version = Version::empty(Generation::first());
+    let snapshots = Snapshots::new(BTreeMap::new());
+    let options = OpenOptions { read_only: false, ..options.open };
+    let writer = Writer::new(zones.clone(), 0);
+    let parts = Parts {
+        env,
+        zones,
+        cache,
+        options,
+        health,
+        version,
+        next_seq: 1,
+        writer,
+        manifest: Some(manifest),
+        snapshots,
+    };
+    let db = Arc::new(Database::new(parts));
+    db.start_threads()?;
+    Ok(db)
+}
+
+/// Opens the store on `device`.
+pub(crate) fn open(
+    device: Arc<dyn Device>,
+    env: Arc<dyn Env>,
+    options: OpenOptions,
+) -> Result<(Arc<Database>, Recovery)> {
+    let begun = env.monotonic();
+    let zones = Zones::open(device)?;
+    let cache = BlockCache::new(zones.clone(), Shares::of(&options).cache);
+    let found = Found::read(&zones, &cache)?;
+    let mut recovery = found.recovery;
+    let state = &found.loaded.state;
+    // Open zones go on behind what commits have bound since the manifest noted their places.
+    let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.stored));
+    let journal = read_journal(&zones, &cache, state, &mut recovery, &mut bound)?;
+    journal.runs.iter().for_each(|runs| runs.saw(&zones));
+    // Marked before allocation begins.
+    let bound = zones.pin(&journal.bound)?;
+
+    let mut version = found.version;
+    let next_seq = journal.last_seq.max(state.start.seq) + 1;
+    version.lower_since(next_seq - 1);
+    let health = Arc::new(Health::new(options.read_only));
+    let (manifest, writer) = match options.read_only {
+        true => (None, Writer::new(zones.clone(), journal.end)),
+        false => {
+            let loaded = &found.loaded;
+            let (manifest, writer) =
+                resume::resume(&zones, &env, &health, loaded, found.segments, &journal, next_seq)?;
+            (Some(manifest), writer)
+        }
+    };
+    drop(found.manifest_hold);
+
+    version.generation.pin(zones.pin(bound.uses())?);
+    let db = Arc::new(Database::new(Parts {
+        env: env.clone(),
+        zones,
+        cache,
+        options,
+        health,
+        version,
+        next_seq,
+        writer,
+        manifest,
+        snapshots: found.snapshots,
+    }));
+    let journal_device = db.commits.writer.lock().bytes();
+    db.counters.journal_device.set(journal_device);
+    replay::replay_journal(&db, journal, &state.start, &state.since, bound.uses())?;
+    if !db.options.read_only {
+        db.restore_transactions()?;
+    }
+    db.start_threads()?;
+    recovery.duration = env.monotonic().saturating_sub(begun);
+    tracing::info!("{recovery}");
+    Ok((db, recovery))
+}

@@ -1,0 +1,171 @@
+//! The fourth phase of opening a store: the second pass over the journal applies its commits.
+
+use std::collections::BTreeMap;
+
+use env::sync::atomic::Ordering;
+use vt_tree::Seq;
+use zones::ZoneUse;
+
+use super::journal::{BoundRuns, Content, Journal, Numbers, offset_in};
+use crate::commit::pipeline::Sealed;
+use crate::commit::write_memtables;
+use crate::db::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::ids::Label;
+use crate::journal::record::{self, Ops, Record};
+use crate::log::chunk::Kind;
+use crate::log::stream::{Records, StreamReader};
+use crate::manifest::JournalStart;
+
+/// Applies the commits of `journal` from `start` on, but for what rollbacks made void up to the
+/// numbers in `since`. `bound`: the places of all that it binds.
+pub(super) fn replay_journal(
+    db: &Database,
+    mut journal: Journal,
+    start: &JournalStart,
+    since: &BTreeMap<DictionaryId, Seq>,
+    bound: &ZoneUse,
+) -> Result<()> {
+    let parts = journal.parts();
+    let offset = offset_in(&journal.used, start);
+    let mut reader = StreamReader::new(&db.zones, Kind::Journal, &parts, offset, start.position);
+    let mut records = Records::new(start.position);
+    let mut numbers = Numbers { next: start.seq + 1 };
+    let mut flush_at = db.shares.seal_at;
+    while let Some((at, piece)) = reader.next()? {
+        let more = records.push(&piece, |end, bytes| {
+            if end > journal.end {
+                return Ok(false);
+            }
+            let record = record::decode(&bytes)?;
+            if let Record::Snapshot { label, below } = record {
+                if end != at + piece.len() as u64 {
+                    return Err(Error::Corrupt(format!(
+                        "the journal goes on behind snapshot {} in the same chunk",
+                        label.name
+                    )));
+                }
+                let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
+                let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
+                return snapshot_again(db, label, below, start, bound).map(|()| true);
+            }
+            match numbers.take(record)? {
+                None => {}
+                Some((first, Content::Ops(mut changes))) => {
+                    void(first, &mut changes, since);
+                    replay(db, first, &changes);
+                }
+                Some((_, Content::Bound(_))) => {
+                    let Some(runs) = journal.runs.pop_front() else {
+                        return Err(Error::Corrupt(
+                            "the journal binds more runs than when it was first read".into(),
+                        ));
+                    };
+                    rebind(db, runs, bound)?;
+                }
+            }
+            // A journal may begin only where a chunk does.
+            if end == at + piece.len() as u64 {
+                let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
+                let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
+                flush_when_full(db, start, bound, &mut flush_at)?;
+            }
+            Ok(true)
+        })?;
+        if !more {
+            break;
+        }
+    }
+    if records.position() != journal.end {
+        return Err(Error::Corrupt(format!(
+            "the journal ended at {} when read again, not at {}",
+            records.position(),
+            journal.end
+        )));
+    }
+    Ok(())
+}
+
+/// Applies a commit of the journal.
+fn replay(db: &Database, first: Seq, changes: &Ops) {
+    let version = db.versions.load_full();
+    let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _| {});
+    db.commits.active_bytes.fetch_add(grown, Ordering::Relaxed);
+}
+
+/// When memory for memtables is full, they are flushed, and the journal begins at `start`, behind
+/// all that they have: an update must not be replayed over a run that has it.
+fn flush_when_full(
+    db: &Database,
+    start: JournalStart,
+    bound: &ZoneUse,
+    flush_at: &mut usize,
+) -> Result<()> {
+    let active = db.commits.active_bytes.load(Ordering::Relaxed);
+    if active < *flush_at || db.options.read_only {
+        return Ok(());
+    }
+    seal(db, start, bound)?;
+    match db.background.flusher.flush_sealed() {
+        Ok(_) => Ok(()),
+        // A full store opens all the same: these memtables stay in memory, until there is room for
+        // them or they have doubled.
+        Err(Error::NoSpace) => {
+            *flush_at = db.commits.sealed_bytes.load(Ordering::Relaxed);
+            Ok(())
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Closes the memtables that take the replay; `start`: where the journal begins once they are
+/// flushed.
+fn seal(db: &Database, start: JournalStart, bound: &ZoneUse) -> Result<()> {
+    let generation = db.versions.load().generation.number;
+    db.versions.change(|v| *v = v.sealed());
+    db.versions.load().generation.pin(db.zones.pin(bound)?);
+    let bytes = db.commits.active_bytes.swap(0, Ordering::Relaxed);
+    db.commits.sealed.lock().push_back(Sealed { generation, bytes, start });
+    db.commits.sealed_bytes.fetch_add(bytes, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Puts the runs that a commit of the journal bound above everything before it.
+fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
+    db.versions.change(|v| {
+        *v = v.sealed();
+        v.add_runs(&bound.runs);
+    });
+    db.versions.load().generation.pin(db.zones.pin(uses)?);
+    Ok(())
+}
+
+/// Takes the changes out that a rollback made void.
+fn void(first: Seq, changes: &mut Ops, since: &BTreeMap<DictionaryId, Seq>) {
+    for (seq, (dict, _)) in (first..).zip(changes.iter_mut()).filter(|_| !since.is_empty()) {
+        if since.get(dict).is_some_and(|since| seq <= *since) {
+            // Void: as a change of a dictionary that was dropped.
+            *dict = DictionaryId(0);
+        }
+    }
+}
+
+/// A snapshot was made here that was not yet flushed: it is made again. It is flushed by `replay`,
+/// or in the background.
+fn snapshot_again(
+    db: &Database,
+    label: Label,
+    below: u32,
+    start: JournalStart,
+    bound: &ZoneUse,
+) -> Result<()> {
+    if db.snapshots.get(&label.name).is_some() {
+        return Err(Error::Corrupt(format!("the journal makes snapshot {} again", label.name)));
+    }
+    let generation = db.versions.load().generation.number;
+    db.snapshots.begin(generation, db.snapshots.of(label, below, &db.versions.load()));
+    seal(db, start, bound)?;
+    db.signals.flush_wanted();
+    Ok(())
+}

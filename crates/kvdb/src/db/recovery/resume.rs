@@ -1,0 +1,99 @@
+//! The third phase of opening a store for writing: allocation begins, and a fresh manifest notes how
+//! far the journal goes.
+
+use std::sync::Arc;
+
+use env::Env;
+use zones::{ZonePin, Zones};
+
+use super::Journal;
+use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::journal::{Owned, Segment, Writer};
+use crate::manifest::{self, Edit, Manifest};
+
+/// The manifest that notes the journal's end, and the writer that goes on behind it. `segments`:
+/// those that the manifest which was loaded names. `next_seq`: the number of the next commit.
+pub(super) fn resume(
+    zones: &Arc<Zones>,
+    env: &Arc<dyn Env>,
+    health: &Arc<Health>,
+    loaded: &manifest::Loaded,
+    segments: Vec<(Segment, ZonePin)>,
+    journal: &Journal,
+    next_seq: u64,
+) -> Result<(Manifest, Writer)> {
+    let state = &loaded.state;
+    for (purpose, addr) in &state.streams {
+        zones.resume(*purpose, *addr);
+    }
+    zones.start();
+    let Divided { mut edits, old, fresh } =
+        divide(segments, &journal.used, state.next_segment, &**env);
+    // A rollback is on disk before the journal's end, which it made void, need be: numbers that
+    // were lost are given again.
+    let last = next_seq - 1;
+    edits.extend(
+        state
+            .since
+            .iter()
+            .filter(|(_, since)| **since > last)
+            .map(|(&dict, _)| Edit::Since { dict, seq: last }),
+    );
+    let mut next = state.clone();
+    next.apply_all(edits.iter().cloned())?;
+    next.closed = false;
+    let begun =
+        Manifest::begin(zones.clone(), env.clone(), health.clone(), next, loaded.root.number);
+    let manifest = match begun {
+        Err(Error::NoSpace) => {
+            Manifest::resume(zones.clone(), env.clone(), health.clone(), loaded, edits)?
+        }
+        begun => begun?,
+    };
+    let mut writer = Writer::new(zones.clone(), journal.end);
+    writer.keep_old(old);
+    for segment in fresh {
+        // Numbered upwards, above the old ones: none comes too late.
+        let _ = writer.add(segment);
+    }
+    Ok((manifest, writer))
+}
+
+/// The journal's segments after a crash.
+struct Divided {
+    edits: Vec<Edit>,
+    /// Those that hold part of the stream.
+    old: Vec<Owned>,
+    /// Some of the others, as new segments.
+    fresh: Vec<Owned>,
+}
+
+/// Segments that hold part of the stream stay as they are, their ends noted; the others begin a new
+/// life, numbered from `number` on, since what a crash left in them could be taken for part of what
+/// follows.
+fn divide(
+    segments: Vec<(Segment, ZonePin)>,
+    used: &[Segment],
+    mut number: u64,
+    env: &dyn Env,
+) -> Divided {
+    let (mut edits, mut old, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
+    for (segment, pin) in segments {
+        if let Some(&segment) = used.iter().find(|s| s.number == segment.number) {
+            edits.extend(
+                segment.end.map(|position| Edit::SegmentEnds { number: segment.number, position }),
+            );
+            old.push(Owned { segment, pin });
+            continue;
+        }
+        edits.push(Edit::ForgetSegment { number: segment.number });
+        if fresh.len() < 2 {
+            let segment = Segment { number, zone: segment.zone, epoch: env.random(), end: None };
+            number += 1;
+            fresh.push(Owned { segment, pin });
+        }
+    }
+    edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
+    Divided { edits, old, fresh }
+}
