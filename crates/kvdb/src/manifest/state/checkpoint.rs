@@ -1,0 +1,100 @@
+//! A checkpoint: edits that build a state from nothing. What snapshots and branches have in common is
+//! written once and referred to by number.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{DictionaryState, MAX_LEVEL, ManifestState, contradiction, next};
+use crate::error::Result;
+use crate::ids::RunId;
+use crate::manifest::Edit;
+use crate::manifest::edit::Kept;
+
+impl ManifestState {
+    /// A run that the record has named, at its level.
+    pub(super) fn kept_run(&mut self, (level, id, n): Kept) -> Result<(RunId, (u32, Bytes))> {
+        self.next_run = self.next_run.max(next(id.0)?);
+        let run = usize::try_from(n)
+            .ok()
+            .and_then(|n| self.kept.runs.get(n))
+            .filter(|_| level <= MAX_LEVEL);
+        let run =
+            run.ok_or_else(|| contradiction(format!("run {} is kept but not there", id.0)))?;
+        Ok((id, (level, run.clone())))
+    }
+
+    /// Edits that build the snapshots from nothing, and the numbers of the runs in them. What
+    /// several have in common is written once.
+    fn checkpoint_snapshots(&self, edits: &mut Vec<Edit>) -> HashMap<Bytes, u64> {
+        let mut runs: HashMap<Bytes, u64> = HashMap::new();
+        let mut kept: HashMap<*const DictionaryState, u64> = HashMap::new();
+        let mut number = |run: &Bytes, edits: &mut Vec<Edit>| {
+            let next = runs.len() as u64;
+            *runs.entry(run.clone()).or_insert_with(|| {
+                edits.push(Edit::KeptRun(run.clone()));
+                next
+            })
+        };
+        for snapshot in self.snapshots.values() {
+            let mut dictionaries = Vec::new();
+            for d in snapshot.dictionaries.values() {
+                let next = kept.len() as u64;
+                dictionaries.push(*kept.entry(Arc::as_ptr(d)).or_insert_with(|| {
+                    let runs = d
+                        .runs
+                        .iter()
+                        .map(|(id, (level, run))| (*level, *id, number(run, edits)))
+                        .collect();
+                    edits.push(Edit::KeptDictionary(d.info.clone(), runs));
+                    next
+                }));
+            }
+            edits.push(Edit::KeptSnapshot(snapshot.label.clone(), dictionaries));
+        }
+        // Clones of a snapshot that is gone have runs in common as well.
+        let mut seen: HashMap<&Bytes, bool> = HashMap::new();
+        for (_, run) in self
+            .dictionaries
+            .values()
+            .filter(|_| !self.branches.is_empty())
+            .flat_map(|d| d.runs.values())
+        {
+            seen.entry(run).and_modify(|twice| *twice = true).or_insert(false);
+        }
+        seen.into_iter().filter(|(_, twice)| *twice).for_each(|(run, _)| _ = number(run, edits));
+        runs
+    }
+
+    /// Edits that build this state from nothing.
+    pub(crate) fn checkpoint(&self) -> Vec<Edit> {
+        let mut edits = Vec::new();
+        let kept = self.checkpoint_snapshots(&mut edits);
+        edits.extend(
+            self.branches
+                .iter()
+                .map(|(name, of)| Edit::Branch { name: name.clone(), of: of.clone() }),
+        );
+        for (&dict, d) in &self.dictionaries {
+            edits.push(Edit::Dictionary(d.info.clone()));
+            edits.extend(d.runs.iter().map(|(&id, (level, run))| match kept.get(run) {
+                Some(&n) => Edit::AddKeptRun(dict, (*level, id, n)),
+                None => Edit::AddRun { dict, level: *level, id, run: run.clone() },
+            }));
+        }
+        for s in &self.segments {
+            edits.push(Edit::Segment(*s));
+            if let Some(position) = s.end {
+                edits.push(Edit::SegmentEnds { number: s.number, position });
+            }
+        }
+        edits.push(Edit::JournalStart(self.start));
+        edits.extend(self.since.iter().map(|(&dict, &seq)| Edit::Since { dict, seq }));
+        let (dictionary, run, segment) = (self.next_dictionary, self.next_run, self.next_segment);
+        edits.push(Edit::NextIds { dictionary, run, segment });
+        edits.push(Edit::Streams(self.streams.clone()));
+        edits.extend(self.closed.then_some(Edit::Closed));
+        edits
+    }
+}

@@ -1,0 +1,239 @@
+//! What the manifest says, edits applied: pure data, that knows nothing of open runs. Edits that
+//! contradict it are corruption. `branching` has the edits of snapshots and branches, `checkpoint`
+//! the edits that build a state from nothing.
+//!
+//! A snapshot is a set of dictionaries as they stood when it was made. They are shared until one of
+//! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more.
+
+mod branching;
+mod checkpoint;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::Seq;
+use zones::Purpose;
+
+use super::edit::{Edit, JournalStart};
+use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::error::{Error, Result};
+use crate::ids::{Label, RunId};
+use crate::journal::Segment;
+
+/// One dictionary: its options, and its runs, each at a level, by age.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DictionaryState {
+    pub info: DictionaryInfo,
+    pub runs: BTreeMap<RunId, (u32, Bytes)>,
+}
+
+impl DictionaryState {
+    pub(crate) fn new(info: DictionaryInfo) -> Self {
+        DictionaryState { info, runs: BTreeMap::new() }
+    }
+}
+
+/// Dictionaries by number.
+pub(crate) type Dictionaries = BTreeMap<DictionaryId, Arc<DictionaryState>>;
+
+/// A snapshot: dictionaries of one branch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotState {
+    pub label: Label,
+    pub dictionaries: Dictionaries,
+}
+
+/// What a checkpoint has named so far and refers to by number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct KeptSoFar {
+    runs: Vec<Bytes>,
+    dictionaries: Vec<Arc<DictionaryState>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ManifestState {
+    pub dictionaries: Dictionaries,
+    /// By name.
+    pub snapshots: Arc<BTreeMap<String, Arc<SnapshotState>>>,
+    /// Branches beside the main one, and the snapshots that they were cloned from.
+    pub branches: Arc<BTreeMap<String, String>>,
+    /// Dictionaries that were rolled back: what the journal has of them up to this commit is void.
+    pub since: BTreeMap<DictionaryId, Seq>,
+    /// The journal's segments in order, those prepared but not yet written included.
+    pub segments: Vec<Segment>,
+    pub start: JournalStart,
+    /// Where open zones go on: behind everything that runs refer to.
+    pub streams: Vec<(Purpose, u64)>,
+    /// The store was closed, and nothing was written since.
+    pub closed: bool,
+    pub next_dictionary: u32,
+    pub next_run: u64,
+    pub next_segment: u64,
+    /// Of the record that is being applied.
+    kept: KeptSoFar,
+}
+
+/// The deepest level that an edit may name; a bound for what damaged bytes can make us allocate.
+pub(crate) const MAX_LEVEL: u32 = 63;
+
+/// Numbers that are counted upwards stay below in every store that was ever written.
+const LARGEST: u64 = 1 << 60;
+
+impl ManifestState {
+    pub(crate) fn new() -> Self {
+        ManifestState { next_dictionary: 1, next_run: 1, next_segment: 1, ..Default::default() }
+    }
+
+    fn dictionary(&mut self, id: DictionaryId) -> Result<&mut DictionaryState> {
+        let there = self.dictionaries.get_mut(&id).map(Arc::make_mut);
+        there.ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))
+    }
+
+    /// Puts runs in the place of others wherever these are: in dictionaries of all branches, and in
+    /// snapshots. `None`: in their place is nothing.
+    pub(crate) fn replace_runs(&mut self, instead: &HashMap<Bytes, Option<Bytes>>) {
+        // What snapshots share they go on sharing.
+        let mut known: HashMap<*const DictionaryState, Arc<DictionaryState>> = HashMap::new();
+        let mut replaced = |d: &Arc<DictionaryState>| {
+            if !d.runs.values().any(|(_, run)| instead.contains_key(run)) {
+                return d.clone();
+            }
+            let make = || {
+                let runs = d.runs.iter().filter_map(|(id, (level, run))| match instead.get(run) {
+                    None => Some((*id, (*level, run.clone()))),
+                    Some(new) => new.clone().map(|run| (*id, (*level, run))),
+                });
+                Arc::new(DictionaryState { info: d.info.clone(), runs: runs.collect() })
+            };
+            known.entry(Arc::as_ptr(d)).or_insert_with(make).clone()
+        };
+        let dictionaries = self.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
+        let snapshots = self.snapshots.iter().map(|(name, snapshot)| {
+            let dictionaries =
+                snapshot.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
+            (name.clone(), Arc::new(SnapshotState { label: snapshot.label.clone(), dictionaries }))
+        });
+        self.snapshots = Arc::new(snapshots.collect());
+        self.dictionaries = dictionaries;
+    }
+
+    /// Puts a run above all others of a dictionary.
+    pub(crate) fn add_newest(&mut self, dict: DictionaryId, run: Bytes) -> Result<RunId> {
+        let id = RunId(self.next_run);
+        self.apply(Edit::AddRun { dict, level: 0, id, run })?;
+        Ok(id)
+    }
+
+    /// Whether a change of the journal counts: its dictionary exists, and was not rolled back
+    /// since.
+    pub(crate) fn takes(&self, dict: DictionaryId, seq: Seq) -> bool {
+        self.dictionaries.contains_key(&dict)
+            && self.since.get(&dict).is_none_or(|since| seq > *since)
+    }
+
+    /// Applies the edits of one record.
+    pub(crate) fn apply_all(&mut self, edits: impl IntoIterator<Item = Edit>) -> Result<()> {
+        edits.into_iter().try_for_each(|e| self.apply(e))?;
+        self.kept = KeptSoFar::default();
+        Ok(())
+    }
+
+    pub(crate) fn apply(&mut self, edit: Edit) -> Result<()> {
+        self.closed = edit == Edit::Closed;
+        match edit {
+            Edit::Dictionary(info) => {
+                if !info.branch.is_empty() && !self.branches.contains_key(&info.branch) {
+                    return Err(contradiction(format!("branch {} does not exist", info.branch)));
+                }
+                self.insert(DictionaryState::new(info))?;
+            }
+            Edit::DropDictionary(id) => {
+                self.dictionary(id)?;
+                self.dictionaries.remove(&id);
+            }
+            Edit::AddRun { dict, level, id, run } => {
+                self.next_run = self.next_run.max(next(id.0)?);
+                if level > MAX_LEVEL
+                    || self.dictionary(dict)?.runs.insert(id, (level, run)).is_some()
+                {
+                    return Err(contradiction(format!("run {} cannot be added", id.0)));
+                }
+            }
+            Edit::DropRun { dict, id } => {
+                if self.dictionary(dict)?.runs.remove(&id).is_none() {
+                    return Err(contradiction(format!("run {} is dropped but not there", id.0)));
+                }
+            }
+            Edit::StitchAt { dict, stitch_at } => {
+                self.dictionary(dict)?.info.options.stitch_at = stitch_at
+            }
+            Edit::JournalStart(start) => {
+                // What counts upwards from here has room.
+                if [start.segment, start.offset, start.position, start.seq]
+                    .iter()
+                    .any(|&n| n >= LARGEST)
+                {
+                    return Err(contradiction("the journal begins out of range".into()));
+                }
+                self.start = start;
+                self.since.retain(|_, since| *since > start.seq);
+            }
+            Edit::Segment(segment) => {
+                if self.segments.last().is_some_and(|s| s.number >= segment.number) {
+                    return Err(contradiction("journal segments are out of order".into()));
+                }
+                self.next_segment = self.next_segment.max(next(segment.number)?);
+                self.segments.push(segment);
+            }
+            Edit::SegmentEnds { number, position } => {
+                let segment = self.segments.iter_mut().find(|s| s.number == number);
+                segment
+                    .ok_or_else(|| {
+                        contradiction(format!("journal segment {number} does not exist"))
+                    })?
+                    .end = Some(position);
+            }
+            Edit::DropSegments { before } => self.segments.retain(|s| s.number >= before),
+            Edit::Streams(streams) => self.streams = streams,
+            Edit::Closed => {}
+            Edit::ForgetSegment { number } => self.segments.retain(|s| s.number != number),
+            Edit::NextIds { dictionary, run, segment } => {
+                self.next_dictionary = self.next_dictionary.max(dictionary);
+                for (next, least) in [(&mut self.next_run, run), (&mut self.next_segment, segment)]
+                {
+                    *next = (*next).max(least);
+                    if *next >= LARGEST {
+                        return Err(contradiction(format!("number {least} is out of range")));
+                    }
+                }
+            }
+            edit => self.apply_branching(edit)?,
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, state: DictionaryState) -> Result<()> {
+        let id = state.info.id;
+        let next =
+            id.0.checked_add(1)
+                .ok_or_else(|| contradiction(format!("number {} is out of range", id.0)))?;
+        self.next_dictionary = self.next_dictionary.max(next);
+        match self.dictionaries.insert(id, Arc::new(state)) {
+            None => Ok(()),
+            Some(_) => Err(contradiction(format!("dictionary {} is created twice", id.0))),
+        }
+    }
+}
+
+fn next(id: u64) -> Result<u64> {
+    id.checked_add(1)
+        .filter(|&n| n < LARGEST)
+        .ok_or_else(|| contradiction(format!("number {id} is out of range")))
+}
+
+fn contradiction(why: String) -> Error {
+    Error::Corrupt(format!("the manifest contradicts itself: {why}"))
+}

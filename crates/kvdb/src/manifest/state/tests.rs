@@ -1,0 +1,186 @@
+//! States that edits lead to, and those that contradict them.
+
+use super::*;
+use crate::dictionary::DictionaryOptions;
+use std::time::Duration;
+use zones::ZoneId;
+
+fn sample() -> ManifestState {
+    let mut state = ManifestState::new();
+    let info = |id, name: &str| DictionaryInfo {
+        id: DictionaryId(id),
+        name: name.into(),
+        branch: String::new(),
+        options: DictionaryOptions::default(),
+    };
+    let add = |dict, id| Edit::AddRun {
+        dict: DictionaryId(dict),
+        level: 1,
+        id: RunId(id),
+        run: Bytes::from_static(b"run"),
+    };
+    let segment = |number| {
+        Edit::Segment(Segment {
+            number,
+            zone: ZoneId(number as u32 + 5),
+            epoch: number * 3,
+            end: None,
+        })
+    };
+    let edits = [
+        Edit::Dictionary(info(1, "a")),
+        Edit::Dictionary(info(2, "b")),
+        add(1, 1),
+        add(1, 2),
+        add(2, 3),
+        Edit::DropRun { dict: DictionaryId(1), id: RunId(1) },
+        Edit::DropDictionary(DictionaryId(2)),
+        Edit::StitchAt { dict: DictionaryId(1), stitch_at: 5 },
+        segment(1),
+        segment(2),
+        segment(3),
+        Edit::DropSegments { before: 2 },
+        Edit::SegmentEnds { number: 2, position: 99 },
+        Edit::JournalStart(JournalStart { segment: 2, offset: 4096, position: 50, seq: 12 }),
+        Edit::ForgetSegment { number: 3 },
+        Edit::Streams(vec![(Purpose::Index, 77)]),
+        Edit::Closed,
+    ];
+    for e in edits {
+        state.apply(e).unwrap();
+    }
+    state
+}
+
+#[test]
+fn a_checkpoint_builds_the_same_state() {
+    let state = sample();
+    assert_eq!((state.next_dictionary, state.next_run, state.next_segment), (3, 4, 4));
+    let mut again = ManifestState::new();
+    again.apply_all(state.checkpoint()).unwrap();
+    assert_eq!(again, state);
+}
+
+fn label(name: &str, branch: &str) -> Label {
+    Label {
+        name: name.into(),
+        branch: branch.into(),
+        id: [1; 16],
+        created: Duration::from_secs(9),
+        seq: 12,
+    }
+}
+
+/// `sample` with a branch, and snapshots of both.
+fn branched() -> ManifestState {
+    let mut state = sample();
+    let (d, run) = (DictionaryId(1), Bytes::from(vec![7; 500]));
+    let edits = [
+        Edit::AddRun { dict: d, level: 0, id: RunId(8), run: run.clone() },
+        Edit::Snapshot { label: label("a", ""), below: 2 },
+        Edit::Clone { snapshot: "a".into(), branch: "try".into(), first: 5 },
+        Edit::DropRun { dict: d, id: RunId(8) },
+        Edit::Snapshot { label: label("b", ""), below: 9 },
+        Edit::AddRun {
+            dict: DictionaryId(5),
+            level: 0,
+            id: RunId(9),
+            run: Bytes::from_static(b"more"),
+        },
+        Edit::Snapshot { label: label("c", "try"), below: 9 },
+        Edit::Branch { name: "empty".into(), of: String::new() },
+        Edit::RollBack { snapshot: "a".into(), seq: 40 },
+    ];
+    state.apply_all(edits).unwrap();
+    state
+}
+
+fn runs(d: &DictionaryState) -> Vec<u64> {
+    d.runs.keys().map(|id| id.0).collect()
+}
+
+#[test]
+fn snapshots_have_what_was_there_and_branches_go_their_own_ways() {
+    let mut state = branched();
+    let of = |name: &str| {
+        state.snapshots[name].dictionaries.values().map(|d| runs(d)).collect::<Vec<_>>()
+    };
+    assert_eq!((of("a"), of("b"), of("c")), (vec![vec![2, 8]], vec![vec![2]], vec![vec![2, 8, 9]]));
+    let (main, branch) =
+        (&state.dictionaries[&DictionaryId(1)], &state.dictionaries[&DictionaryId(5)]);
+    assert_eq!((runs(main), runs(branch)), (vec![2, 8], vec![2, 8, 9]));
+    assert_eq!(state.since, BTreeMap::from([(DictionaryId(1), 40)]));
+    state.apply_all([Edit::Adopt { from: "try".into(), to: String::new() }]).unwrap();
+    assert_eq!(state.dictionaries.values().map(|d| runs(d)).collect::<Vec<_>>(), [[2, 8, 9]]);
+    assert_eq!(state.branches.keys().collect::<Vec<_>>(), ["empty"]);
+    state.apply_all([Edit::DropBranch("empty".into()), Edit::DropSnapshot("b".into())]).unwrap();
+    assert!(state.branches.is_empty() && state.snapshots.len() == 2);
+}
+
+#[test]
+fn a_checkpoint_writes_once_what_snapshots_share() {
+    let mut state = branched();
+    for i in 0..1000 {
+        state
+            .apply_all([Edit::Snapshot { label: label(&format!("snapshot {i}"), ""), below: 9 }])
+            .unwrap();
+    }
+    let edits = state.checkpoint();
+    let mut again = ManifestState::new();
+    again.apply_all(edits.clone()).unwrap();
+    assert_eq!(again, state);
+    let bytes = Edit::encode_all(&edits).len();
+    assert!(bytes < 1000 * 50 + 2000, "{bytes} bytes for 1000 snapshots");
+    let one = again.snapshots["snapshot 1"].dictionaries[&DictionaryId(1)].clone();
+    let same = again
+        .snapshots
+        .values()
+        .filter_map(|s| s.dictionaries.get(&DictionaryId(1)))
+        .filter(|d| Arc::ptr_eq(d, &one));
+    assert_eq!(
+        same.count(),
+        1001,
+        "and is kept in memory once, with the one that was rolled back to"
+    );
+}
+
+#[test]
+fn contradictions_are_errors() {
+    let refused = |e: Edit| assert!(sample().apply(e.clone()).is_err(), "{e:?}");
+    refused(Edit::DropRun { dict: DictionaryId(1), id: RunId(1) });
+    refused(Edit::DropDictionary(DictionaryId(2)));
+    refused(Edit::StitchAt { dict: DictionaryId(2), stitch_at: 0 });
+    refused(Edit::Segment(Segment { number: 2, zone: ZoneId(1), epoch: 0, end: None }));
+    refused(Edit::SegmentEnds { number: 1, position: 0 });
+    refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), run: Bytes::new() });
+    refused(Edit::AddRun {
+        dict: DictionaryId(1),
+        level: 0,
+        id: RunId(u64::MAX),
+        run: Bytes::new(),
+    });
+    refused(Edit::NextIds { dictionary: 0, run: u64::MAX, segment: 0 });
+    refused(Edit::NextIds { dictionary: 0, run: 0, segment: u64::MAX });
+    refused(Edit::JournalStart(JournalStart { seq: u64::MAX, ..JournalStart::default() }));
+    refused(Edit::JournalStart(JournalStart { position: u64::MAX - 5, ..JournalStart::default() }));
+    let refused = |e: Edit| assert!(branched().apply(e.clone()).is_err(), "{e:?}");
+    refused(Edit::Snapshot { label: label("a", ""), below: 9 });
+    refused(Edit::DropSnapshot("z".into()));
+    refused(Edit::Clone { snapshot: "z".into(), branch: "y".into(), first: 20 });
+    refused(Edit::Clone { snapshot: "a".into(), branch: "try".into(), first: 20 });
+    refused(Edit::Clone { snapshot: "a".into(), branch: "y".into(), first: 5 });
+    refused(Edit::Clone { snapshot: "a".into(), branch: "y".into(), first: u32::MAX });
+    refused(Edit::Branch { name: String::new(), of: String::new() });
+    refused(Edit::DropBranch("y".into()));
+    refused(Edit::RollBack { snapshot: "z".into(), seq: 1 });
+    refused(Edit::Adopt { from: "y".into(), to: String::new() });
+    refused(Edit::KeptSnapshot(label("y", ""), vec![0]));
+    refused(Edit::AddKeptRun(DictionaryId(1), (0, RunId(50), 0)));
+}
+
+#[test]
+fn an_edit_after_the_close_voids_it() {
+    let mut state = sample();
+    state.apply(Edit::DropSegments { before: 0 }).unwrap();
+    assert!(!state.closed);
+}
