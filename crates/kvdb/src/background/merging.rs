@@ -2,8 +2,8 @@
 //! goes first, so that a large merge does not let the young runs pile up; parallel threads take
 //! plans without a lock, or a subcompaction of a large merge that another one has begun. A thread
 //! that turns to a younger merge leaves its subcompaction to the next idle thread. Work that must
-//! not find a merge under way goes through [`Compactor::merge_alone`]: the threads pause between two
-//! steps, and give up what they had begun; what of it is installed stays.
+//! not find a merge under way goes through [`Compactor::merge_alone`]: the threads pause between
+//! two steps, and give up what they had begun; what of it is installed stays.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;

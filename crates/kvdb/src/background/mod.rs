@@ -10,7 +10,8 @@
 //! - `pressure`: [`Admission`], what a commit waits for and what it starts; `reclaim`: what a full
 //!   store does before it says so.
 //!
-//! Nothing is decided about threads here, see `db::threads`: what a thread does is what a step does.
+//! Nothing is decided about threads here, see `db::threads`: what a thread does is what a step
+//! does.
 
 pub(crate) mod activity;
 pub(crate) mod compaction;

@@ -1,6 +1,6 @@
 //! Who does background work: threads for the clock, the journal, flushes, merges and
-//! defragmentation, or, without threads, [`Database::step`], which does one bounded unit of it. What
-//! is due is decided by the parts themselves: what a thread does is what a step does.
+//! defragmentation, or, without threads, [`Database::step`], which does one bounded unit of it.
+//! What is due is decided by the parts themselves: what a thread does is what a step does.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::thread::JoinHandle;

@@ -1,5 +1,5 @@
-//! The second phase of opening a store: the first pass over the journal, which finds its end and what
-//! it binds, and changes nothing.
+//! The second phase of opening a store: the first pass over the journal, which finds its end and
+//! what it binds, and changes nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Making a store, and opening one, in these phases:
 //!
 //! 1. `found`: the superblock leads to the manifest, and that names all runs.
-//! 2. `journal`: the first pass over the journal finds its end and marks what it binds. Records give
-//!    the places of large values that no run knows of yet, and their zones must not be taken. A
-//!    record that may not have been synced counts only when the values it binds are really there;
+//! 2. `journal`: the first pass over the journal finds its end and marks what it binds. Records
+//!    give the places of large values that no run knows of yet, and their zones must not be taken.
+//!    A record that may not have been synced counts only when the values it binds are really there;
 //!    they were written before it, but without a sync the device may have kept one and lost the
 //!    other.
 //! 3. `resume`: allocation begins, and a fresh manifest notes how far the journal goes.
@@ -41,6 +41,7 @@ pub struct Recovery {
     pub clean: bool,
     /// Edits of the manifest.
     pub edits: u64,
+    /// Runs that the manifest names, each counted once.
     pub runs: u64,
     /// Commits replayed from the journal.
     pub records: u64,
@@ -50,6 +51,7 @@ pub struct Recovery {
     pub bound_bytes: u64,
     /// Bytes behind the journal's end: of writes that were under way.
     pub torn_bytes: u64,
+    /// How long opening took.
     pub duration: Duration,
 }
 

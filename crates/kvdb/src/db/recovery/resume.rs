@@ -1,5 +1,5 @@
-//! The third phase of opening a store for writing: allocation begins, and a fresh manifest notes how
-//! far the journal goes.
+//! The third phase of opening a store for writing: allocation begins, and a fresh manifest notes
+//! how far the journal goes.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A checkpoint: edits that build a state from nothing. What snapshots and branches have in common is
-//! written once and referred to by number.
+//! A checkpoint: edits that build a state from nothing. What snapshots and branches have in common
+//! is written once and referred to by number.
 
 use std::collections::HashMap;
 use std::sync::Arc;
