@@ -67,10 +67,13 @@ impl Default for DictionaryOptions {
 /// One dictionary as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DictionaryInfo {
+    /// The number that reads and writes name it by.
     pub id: DictionaryId,
+    /// Its name, unique within its branch.
     pub name: String,
     /// The branch that it belongs to; empty: the main one.
     pub branch: String,
+    /// How it is kept.
     pub options: DictionaryOptions,
 }
 

@@ -10,10 +10,13 @@ use crate::ids::TransactionId;
 /// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// There is no such dictionary.
     #[error("no dictionary {0}")]
     NoDictionary(String),
+    /// There is no such snapshot.
     #[error("no snapshot {0}")]
     NoSnapshot(String),
+    /// There is no such branch.
     #[error("no branch {0}")]
     NoBranch(String),
     /// The name is taken.
@@ -46,8 +49,10 @@ pub enum Error {
     /// one took what this one held, which is over then. Try again.
     #[error("locked: {0}")]
     Locked(String),
+    /// There is no such transaction.
     #[error("no transaction {0}: it has ended, or never was")]
     NoTransaction(TransactionId),
+    /// The device failed.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
@@ -78,6 +83,7 @@ fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
     out + if keys.len() == 1 { " was changed meanwhile" } else { " were changed meanwhile" }
 }
 
+/// The outcome of an operation on a store.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<zones::Error> for Error {

@@ -35,8 +35,11 @@
 //! How it works, in the order of a commit's life: `commit` (the pipeline, late binding, group
 //! sync), `journal` (the stream of records), `read` (what readers pin, and how they read it),
 //! `background` (flush, compaction, pressure), `manifest` (what the store consists of), `db` (wires
-//! the parts; recovery, checks, checkpoints). Beside that way: `transactions` and `locks`,
-//! `snapshots`, `log` (how journal and manifest lie on the device), `scrub`, `salvage`.
+//! the parts; threads, recovery, checks, checkpoints). Beyond that: `transactions` and `locks`,
+//! `snapshots` on `snapshot_set`, `log` (how journal and manifest lie on the device), `lock_order`,
+//! `scrub`, `salvage`.
+
+#![warn(missing_docs)]
 
 mod background;
 mod commit;

@@ -89,6 +89,7 @@ impl Default for DefragOptions {
 /// How far the defragmentation under way is, or how far the last one came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DefragProgress {
+    /// One is under way.
     pub running: bool,
     /// It began by itself.
     pub automatic: bool,
@@ -96,7 +97,9 @@ pub struct DefragProgress {
     pub zones_reclaimable: u64,
     /// Zones emptied, less those filled with what lay in them.
     pub zones_reclaimed: u64,
+    /// Bytes copied to other places.
     pub bytes_moved: u64,
+    /// Rounds done.
     pub rounds: u64,
 }
 

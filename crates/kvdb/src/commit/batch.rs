@@ -61,9 +61,11 @@ impl BatchChange {
 }
 
 impl Batch {
+    /// A batch without changes.
     pub fn new() -> Self {
         Self::default()
     }
+    /// `true` for a batch without changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }

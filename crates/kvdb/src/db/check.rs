@@ -29,10 +29,13 @@ impl std::fmt::Display for Fault {
 /// What a check has read and found.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
+    /// What is damaged.
     pub faults: Vec<Fault>,
+    /// Dictionaries read.
     pub dictionaries: u64,
+    /// Snapshots read.
     pub snapshots: u64,
-    /// Each once, however many dictionaries and snapshots have it.
+    /// Runs read, each once, however many dictionaries and snapshots have it.
     pub runs: u64,
     /// Items in runs, tombstones and hidden ones included.
     pub items: u64,
@@ -45,6 +48,7 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
+    /// `true` when nothing is damaged.
     pub fn is_clean(&self) -> bool {
         self.faults.is_empty()
     }

@@ -22,7 +22,9 @@ use crate::read::version_set::encode_run;
 /// What a checkpoint consists of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointStats {
+    /// Dictionaries in it.
     pub dictionaries: u64,
+    /// Runs in it, each counted once.
     pub runs: u64,
     /// Bytes copied, or shared by the host where it can: whole zones of 8 MiB.
     pub copied_bytes: u64,

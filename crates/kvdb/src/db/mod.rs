@@ -51,6 +51,7 @@ impl Drop for Handle {
 /// Room in the store, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
+    /// What the store may take of its device.
     pub total: u64,
     /// What user data can still take.
     pub free: u64,
@@ -98,6 +99,7 @@ impl Kvdb {
             .expect("memory does not fail")
     }
 
+    /// The number of a dictionary of the main branch, if it exists.
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
         self.db.0.versions.dictionary("", name)
     }
@@ -266,6 +268,7 @@ impl Kvdb {
         self.db.0.step()
     }
 
+    /// What the store has done since it was opened, and what it consists of, in figures.
     pub fn stats(&self) -> Stats {
         self.db.0.stats()
     }

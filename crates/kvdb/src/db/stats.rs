@@ -12,9 +12,13 @@ use crate::scrub::ScrubProgress;
 /// The store in figures. Bytes unless said otherwise; counts since it was opened.
 #[derive(Clone, Debug)]
 pub struct Stats {
+    /// Room in the store.
     pub space: Space,
+    /// All dictionaries, of all branches.
     pub dictionaries: Vec<DictionaryStats>,
+    /// Memory of all memtables.
     pub memtable_bytes: u64,
+    /// Memory of the block cache.
     pub cache_bytes: u64,
     /// The memory budget.
     pub memory: u64,
@@ -22,6 +26,7 @@ pub struct Stats {
     pub journal_bytes: u64,
     /// Bytes and operations by purpose.
     pub io: IoStats,
+    /// Commits.
     pub commits: u64,
     /// Syncs of the journal: fewer than synced commits when they share.
     pub syncs: u64,
@@ -29,7 +34,9 @@ pub struct Stats {
     pub user_bytes: u64,
     /// Of these, values written once, straight to their place.
     pub bound_bytes: u64,
+    /// Flushes.
     pub flushes: u64,
+    /// Compactions.
     pub compactions: u64,
     /// Compactions that were cut into pieces for several threads.
     pub split_merges: u64,
@@ -37,17 +44,21 @@ pub struct Stats {
     pub stitched_bytes: u64,
     /// Bytes that flushes and merges wrote.
     pub merged_bytes: u64,
-    /// Commits that were slowed down because merges lagged, and for how long in all.
+    /// Commits that were slowed down because merges lagged.
     pub delays: u64,
+    /// How long commits were slowed down in all, microseconds.
     pub delayed_micros: u64,
     /// Commits that had to wait for memory.
     pub stops: u64,
-    /// Zones of 8 MiB that runs keep, and how many of them could be free if the others were full.
+    /// Zones of 8 MiB that runs keep.
     pub zones_held: u64,
+    /// Zones of these that could be free if the others were full.
     pub zones_reclaimable: u64,
     /// Bytes in runs that newer versions hide, for a hundred alive, by a sample.
     pub dead_percent: u64,
+    /// How far defragmentation is, or how far the last one came.
     pub defrag: DefragProgress,
+    /// How far the scrub is, or how far the last one came.
     pub scrub: ScrubProgress,
     /// Nothing is left that the background would do by itself, until something is committed.
     pub at_rest: bool,
@@ -55,9 +66,12 @@ pub struct Stats {
     pub failed: Option<String>,
 }
 
+/// A dictionary in figures.
 #[derive(Clone, Debug)]
 pub struct DictionaryStats {
+    /// Its name and options.
     pub info: DictionaryInfo,
+    /// Memory of its memtables.
     pub memtable_bytes: u64,
     /// Runs by level, each newest first.
     pub levels: Vec<Vec<RunStats>>,

@@ -26,6 +26,7 @@ pub struct Cursor {
 /// takes its space for so long.
 #[derive(Clone)]
 pub struct Tuple {
+    /// The key.
     pub key: Bytes,
     value: TupleValue,
 }
@@ -63,6 +64,7 @@ impl Tuple {
         }
     }
 
+    /// Reads the value.
     pub fn value(&self) -> Result<Bytes> {
         match &self.value {
             TupleValue::Small(bytes) => Ok(bytes.clone()),

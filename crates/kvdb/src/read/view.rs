@@ -96,6 +96,7 @@ impl View {
         }
     }
 
+    /// The value of a key, if it has one.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.find(dict, key)?.map(|v| read(&self.cache, v)).transpose()
     }

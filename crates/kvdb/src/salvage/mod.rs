@@ -52,13 +52,22 @@ enum Source {
 pub enum Remnant {
     /// A key, and its value, if that can be read.
     Tuple {
+        /// The key.
         key: Bytes,
+        /// Its value, read when it is asked for.
         value: SalvagedValue,
         /// Something newer may have been lost.
         stale: bool,
     },
     /// Keys from `start` up to `end` may be lost. An empty end: all that follow.
-    Gap { start: Bytes, end: Bytes, what: String },
+    Gap {
+        /// The first key that may be lost.
+        start: Bytes,
+        /// The first key behind the gap; empty when there is none.
+        end: Bytes,
+        /// What is damaged.
+        what: String,
+    },
 }
 
 /// A value that is read when it is asked for.

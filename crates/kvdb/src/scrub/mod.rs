@@ -43,9 +43,11 @@ pub struct ScrubOptions {
 /// How far the scrub under way is, or how far the last one came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubProgress {
+    /// One is under way.
     pub running: bool,
     /// It came to its end: nothing was left out.
     pub complete: bool,
+    /// Bytes read.
     pub bytes: u64,
     /// About so many there are.
     pub bytes_total: u64,
@@ -69,9 +71,11 @@ pub struct ScrubFault {
 /// Keys of a dictionary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultKeys {
+    /// The name of the dictionary.
     pub dictionary: String,
     /// From this one on, up to `end` without it.
     pub start: Bytes,
+    /// The first key behind them.
     pub end: Bytes,
 }
 

@@ -14,6 +14,7 @@ use crate::read::view::View;
 /// A key whose value is not the same on both sides. A large value is read when it is asked for.
 #[derive(Clone, Debug)]
 pub struct Change {
+    /// The key.
     pub key: Bytes,
     /// `None`: the key was not there.
     pub before: Option<Tuple>,

@@ -39,6 +39,7 @@ pub const MAX_SNAPSHOT_NAME: usize = 255;
 /// A snapshot as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotInfo {
+    /// Its name.
     pub name: String,
     /// The branch that it is of; empty: the main one.
     pub branch: String,
@@ -48,6 +49,7 @@ pub struct SnapshotInfo {
     pub created: Duration,
     /// Commits up to this one are in it.
     pub seq: u64,
+    /// Dictionaries in it.
     pub dictionaries: usize,
     /// Bytes of its runs, shared with others or not.
     pub bytes: u64,
@@ -59,6 +61,7 @@ pub struct SnapshotInfo {
 /// A branch as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchInfo {
+    /// Its name.
     pub name: String,
     /// The snapshot that it was cloned from, if it was.
     pub snapshot: Option<String>,

@@ -59,8 +59,9 @@ pub struct ReceiveOptions {
 pub struct ReceiveStats {
     /// The snapshot's name here.
     pub snapshot: String,
+    /// Chunks of the stream.
     pub chunks: u64,
-    /// Those received before the stream was cut off included.
+    /// Tuples, those received before the stream was cut off included.
     pub tuples: u64,
 }
 

@@ -14,9 +14,11 @@ const CHUNK: usize = 128 << 10;
 /// What was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendStats {
+    /// Chunks of the stream.
     pub chunks: u64,
+    /// Tuples in them.
     pub tuples: u64,
-    /// Of the stream.
+    /// Bytes of the stream.
     pub bytes: u64,
 }
 

@@ -35,13 +35,15 @@ const LONGEST: u32 = 2 * ZONE_SIZE as u32;
 /// How far a stream was received, for the sender to go on there; see [`crate::Kvdb::send`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// The snapshot's.
+    /// The snapshot's number.
     pub id: [u8; 16],
     /// Everything before the chunk of this number is there.
     pub chunks: u64,
+    /// Tuples before that chunk.
     pub tuples: u64,
-    /// The dictionary and the key of the last tuple.
+    /// The dictionary of the last tuple.
     pub dictionary: u32,
+    /// The key of the last tuple.
     pub key: Bytes,
 }
 
@@ -56,6 +58,7 @@ impl Received {
         out
     }
 
+    /// Decodes what [`Received::to_bytes`] has made.
     pub fn from_bytes(bytes: &[u8]) -> Result<Received> {
         let mut r = Reader::new(bytes, "a received position");
         let mut received = Received::default();

@@ -31,6 +31,7 @@ pub struct StoredTuples {
 /// A tuple where it lies, good until the next one is asked for.
 #[derive(Clone, Copy)]
 pub struct StoredTuple<'a> {
+    /// The key.
     pub key: &'a [u8],
     value: ValueRef<'a>,
     view: &'a View,

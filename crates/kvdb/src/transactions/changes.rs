@@ -11,21 +11,32 @@ use crate::read::write_set::Part;
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
+    /// The key has a new value.
     Put {
+        /// The key.
         key: Bytes,
         /// Bytes of the new value.
         len: usize,
     },
     /// The value is changed without having been read.
     Update {
+        /// The key.
         key: Bytes,
         /// Bytes of the update.
         len: usize,
     },
     /// The key is deleted, whether or not it was there.
-    Delete { key: Bytes },
+    Delete {
+        /// The key.
+        key: Bytes,
+    },
     /// All keys of `[start, end)` are deleted.
-    DeleteRange { start: Bytes, end: Bytes },
+    DeleteRange {
+        /// The first key of the range.
+        start: Bytes,
+        /// The first key behind it.
+        end: Bytes,
+    },
 }
 
 /// The changes of a transaction as it was when this was made: by dictionary, then by key, each key

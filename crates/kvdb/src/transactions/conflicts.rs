@@ -26,7 +26,9 @@ const NAMED: usize = 16;
 /// What becomes of a key that two have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Merged {
+    /// It gets this value.
     Put(Bytes),
+    /// It is deleted.
     Delete,
     /// The two cannot be joined.
     Conflict,

@@ -43,6 +43,7 @@ pub enum Isolation {
 /// How a transaction is begun.
 #[derive(Clone, Debug)]
 pub struct TransactionOptions {
+    /// How it is isolated from others.
     pub isolation: Isolation,
     /// Snapshot isolation only. `false`: the last commit wins. For callers who know that no other
     /// else touches their keys.
@@ -88,8 +89,11 @@ impl Default for TransactionOptions {
 /// An open transaction as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransactionInfo {
+    /// Its number, by which it can be joined.
     pub id: TransactionId,
+    /// How it is isolated from others.
     pub isolation: Isolation,
+    /// The label that it was begun with.
     pub label: String,
     /// It survives a restart.
     pub durable: bool,
@@ -230,6 +234,7 @@ impl Kvdb {
         self.begin_with(TransactionOptions { isolation, ..TransactionOptions::default() })
     }
 
+    /// Begins a transaction with these options.
     pub fn begin_with(&self, options: TransactionOptions) -> Result<Transaction> {
         let db = &self.db.0;
         db.writable()?;
@@ -362,10 +367,12 @@ impl TransactionState {
 }
 
 impl Transaction {
+    /// Its number, by which it can be joined.
     pub fn id(&self) -> TransactionId {
         self.group.id
     }
 
+    /// How it is isolated from others.
     pub fn isolation(&self) -> Isolation {
         self.group.options.isolation
     }
@@ -376,6 +383,7 @@ impl Transaction {
         self.group.options.check_conflicts || self.isolation() == Isolation::Serializable
     }
 
+    /// The transaction as listed.
     pub fn info(&self) -> TransactionInfo {
         self.group.info()
     }
@@ -500,6 +508,7 @@ impl Transaction {
         Ok(NestedBatch::new(self.clone(), &open.write_set))
     }
 
+    /// Gives `key` a value, whether or not it had one.
     pub fn put(
         &self,
         dict: DictionaryId,
@@ -526,6 +535,7 @@ impl Transaction {
         self.apply(batch)
     }
 
+    /// Deletes `key`, whether or not it is there.
     pub fn delete(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<()> {
         let mut batch = Batch::new();
         batch.delete(dict, Bytes::copy_from_slice(key.as_ref()));

@@ -16,6 +16,7 @@ use crate::read::view::View;
 pub enum Scope {
     /// The store itself: the mainline.
     Mainline(Kvdb),
+    /// What a transaction sees, and its changes.
     Transaction(Transaction),
     /// A state that does not change.
     Frozen(View),
