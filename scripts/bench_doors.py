@@ -2,11 +2,13 @@
 """The commands that work on whole trees beside those of the system: interleaved rounds, medians, ranges.
 
     scripts/bench_doors.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
+    scripts/bench_doors.py FOLDER [--kvfs PROGRAM] [--rounds 7] --before PROGRAM
 
 FOLDER is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 folders. Before
 each measurement is a sync(1) of everything. Load of the machine is shown, since both sides suffer from it, but not alike.
 """
 import argparse
+import json
 import os
 import pathlib
 import random
@@ -114,6 +116,34 @@ class Bench:
         compare("mounted store", rounds(True))
         self.umount()
 
+    def builds(self, before):
+        """Imports by two builds in turn, each with a daemon of its own on a new store: seconds, and what both sides take of processors."""
+        def spent():
+            used = os.times()
+            return used.children_user + used.children_system
+
+        def one(kvfs, source):
+            self.run(kvfs, "create", self.store)
+            self.run(kvfs, "mount", self.store, self.mnt)
+            daemon = pathlib.Path("/proc", str(json.loads(self.run(kvfs, "stat", self.mnt, "--json"))["daemon"]["pid"]), "stat")
+            ticks = lambda: sum(map(int, daemon.read_text().rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+            client, served = spent(), ticks()
+            seconds = self.timed(kvfs, "import", self.mnt / "copy", source)
+            client, served = spent() - client, ticks() - served
+            self.run(kvfs, "umount", self.mnt)
+            self.store.unlink()
+            return seconds, client, served
+
+        for title, source in (("a tar file", self.tar), ("a folder", self.source)):
+            rounds = []
+            for n in range(self.rounds):
+                pair = [one(kvfs, source) for kvfs in ((before, self.kvfs) if n % 2 else (self.kvfs, before))]
+                rounds.append(pair if n % 2 else pair[::-1])
+            self.compare(f"`kvfs import` of {title} into a mounted store, before and after", [(a[0], b[0]) for a, b in rounds])
+            for at, who in ((1, "command"), (2, "daemon")):
+                theirs, ours = ([one[at] * 1e3 for one in side] for side in zip(*rounds))
+                print(f"| processor time of the {who} | {statistics.median(theirs):.0f} ms | {statistics.median(ours):.0f} ms | |", flush=True)
+
     def walks(self):
         def rounds(theirs, ours):
             for _ in range(self.rounds):
@@ -135,12 +165,16 @@ def main():
     parser.add_argument("--kvfs", default="kvfs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="rm,imports,walks")
+    parser.add_argument("--before", help="another build, whose imports are compared with those of --kvfs")
     args = parser.parse_args()
     bench = Bench(args)
     try:
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-        for name in args.only.split(","):
-            getattr(bench, name)()
+        if args.before:
+            bench.builds(args.before)
+        else:
+            for name in args.only.split(","):
+                getattr(bench, name)()
         print(f"load {os.getloadavg()[0]:.1f}")
     finally:
         subprocess.run([bench.kvfs, "umount", "--force", str(bench.mnt)], capture_output=True)
