@@ -12,19 +12,87 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, Body};
-use crate::namespace::check_name;
+use crate::namespace::{Unlinked, check_name};
 
-/// An entry and its inode.
-struct Entry {
+/// A name's inode.
+struct NamedInode {
     ino: Ino,
     kind: FileKind,
     inode: Arc<Inode>,
 }
 
-impl Entry {
+impl NamedInode {
     fn is_dir(&self) -> bool {
         self.kind == FileKind::Dir
     }
+}
+
+/// A directory entry, by its directory and its name.
+type Place<'a> = (Ino, &'a [u8]);
+
+/// One rename: where from, where to, and the inodes that have these names.
+struct Rename<'a> {
+    from: Place<'a>,
+    to: Place<'a>,
+    flags: RenameFlags,
+    source: NamedInode,
+    /// What is replaced, or exchanged with the source.
+    target: Option<NamedInode>,
+}
+
+impl Rename<'_> {
+    fn is_within_one_dir(&self) -> bool {
+        self.from.0 == self.to.0
+    }
+
+    /// Whether a directory gets another parent.
+    fn moves_a_dir(&self) -> bool {
+        let exchanged = self.flags.exchange && self.target.as_ref().is_some_and(NamedInode::is_dir);
+        !self.is_within_one_dir() && (self.source.is_dir() || exchanged)
+    }
+
+    /// Fails where only one of source and target is a directory, unless they are exchanged.
+    fn check_kinds(&self) -> Result<()> {
+        match &self.target {
+            Some(target) if !self.flags.exchange => match (self.source.is_dir(), target.is_dir()) {
+                (true, false) => Err(Error::NotDirectory),
+                (false, true) => Err(Error::IsDirectory),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails where source or target is one of the two directories. These are locked, and in a sound
+    /// store `check_ancestry` has refused every such rename.
+    fn check_distinct(&self) -> Result<()> {
+        let is_parent = |inode: &NamedInode| inode.ino == self.from.0 || inode.ino == self.to.0;
+        if is_parent(&self.source) || self.target.as_ref().is_some_and(is_parent) {
+            return Err(Error::Corrupt {
+                ino: self.from.0,
+                what: "directories that lie in each other".into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The locked inodes of a rename.
+struct RenameLocks<'a> {
+    dir: RwLockWriteGuard<'a, InodeState>,
+    /// `None`: source and target are in one directory.
+    new_dir: Option<RwLockWriteGuard<'a, InodeState>>,
+    source: RwLockWriteGuard<'a, InodeState>,
+    target: Option<RwLockWriteGuard<'a, InodeState>>,
+}
+
+/// The inodes' attributes after a rename.
+struct Renamed {
+    dir: Attributes,
+    new_dir: Option<Attributes>,
+    source: Attributes,
+    exchanged: Option<Attributes>,
+    unlinked: Option<Unlinked>,
 }
 
 impl Fs {
@@ -49,139 +117,175 @@ impl Fs {
         self.retry_on_lock(|| self.rename_once((parent, name), (new_parent, new_name), flags))
     }
 
-    fn rename_once(
-        &self,
-        (parent, name): (Ino, &[u8]),
-        (new_parent, new_name): (Ino, &[u8]),
-        flags: RenameFlags,
-    ) -> Result<()> {
+    /// Locks the directories and looks up both names; checks; locks the inodes; stages one batch;
+    /// commits it.
+    fn rename_once(&self, from: Place<'_>, to: Place<'_>, flags: RenameFlags) -> Result<()> {
         let _call = self.enter()?;
         let _tree = self.core.tree.lock();
-        let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
-        let mut dir_state = self.lock_dir(&dir)?;
-        let mut new_dir_state =
-            if parent == new_parent { None } else { Some(self.lock_dir(&new_dir)?) };
+        let (dir, new_dir) = (self.inode(from.0)?, self.inode(to.0)?);
+        let dir_state = self.lock_dir(&dir)?;
+        let new_dir_state = if from.0 == to.0 { None } else { Some(self.lock_dir(&new_dir)?) };
+        let Some(rename) = self.look_up_rename(from, to, flags)? else { return Ok(()) };
 
-        let source = self.named(parent, name, new_parent)?.ok_or(Error::NotFound)?;
-        let target = self.named(new_parent, new_name, parent)?;
-        match &target {
-            Some(_) if flags.no_replace => return Err(Error::Exists),
-            None if flags.exchange => return Err(Error::NotFound),
-            // Two names of one file: nothing to do, says POSIX.
-            Some(target) if target.ino == source.ino => return Ok(()),
-            _ => {}
-        }
         if let Some(new_dir_state) = &new_dir_state {
-            if source.is_dir() || flags.exchange && target.as_ref().is_some_and(Entry::is_dir) {
+            if rename.moves_a_dir() {
                 self.lock_moves()?;
             }
-            // Nothing may come to lie below itself.
-            let (above_dir, above_new_dir) = (dir_state.attr.parent, new_dir_state.attr.parent);
-            let locked = |ino| match ino {
-                _ if ino == parent => Some(above_dir),
-                _ if ino == new_parent => Some(above_new_dir),
-                _ => None,
-            };
-            if source.is_dir() && self.is_below(new_parent, source.ino, &locked)? {
-                return Err(Error::Invalid("moving a directory into itself"));
-            }
-            if let Some(target) = &target
-                && target.is_dir()
-                && self.is_below(parent, target.ino, &locked)?
-            {
-                return Err(if flags.exchange {
-                    Error::Invalid("moving a directory into itself")
-                } else {
-                    Error::NotEmpty
-                });
-            }
+            self.check_ancestry(&rename, dir_state.attr.parent, new_dir_state.attr.parent)?;
         }
-        match &target {
-            Some(target) if !flags.exchange => match (source.is_dir(), target.is_dir()) {
-                (true, false) => return Err(Error::NotDirectory),
-                (false, true) => return Err(Error::IsDirectory),
-                _ => {}
-            },
-            _ => {}
-        }
+        rename.check_kinds()?;
+        rename.check_distinct()?;
 
-        if [Some(source.ino), target.as_ref().map(|target| target.ino)]
-            .iter()
-            .flatten()
-            .any(|&ino| ino == parent || ino == new_parent)
-        {
-            // They are locked. What a sound store can be asked was answered above.
-            return Err(Error::Corrupt {
-                ino: parent,
-                what: "directories that lie in each other".into(),
-            });
-        }
-        let (mut source_state, mut target_state) = self.lock_both(&source, target.as_ref())?;
-        if let (Some(target), Some(state)) = (&target, &target_state)
+        let (source, target) = self.lock_both(&rename.source, rename.target.as_ref())?;
+        if let (Some(target), Some(state)) = (&rename.target, &target)
             && !flags.exchange
             && target.is_dir()
             && state.attr.size > 0
         {
             return Err(Error::NotEmpty);
         }
+        let mut locks = RenameLocks { dir: dir_state, new_dir: new_dir_state, source, target };
 
+        let mut batch = Batch::new();
+        let renamed = self.stage_rename(&rename, &mut locks, &mut batch)?;
+        if !flags.exchange && !flags.whiteout {
+            self.remember_removed(&dir, from.1);
+        }
+        self.apply(batch)?;
+        self.renamed(&rename, locks, renamed);
+        Ok(())
+    }
+
+    /// Looks up both names. `None`: they are names of one file, so POSIX wants nothing done.
+    fn look_up_rename<'a>(
+        &self,
+        from: Place<'a>,
+        to: Place<'a>,
+        flags: RenameFlags,
+    ) -> Result<Option<Rename<'a>>> {
+        let source = self.named(from.0, from.1, to.0)?.ok_or(Error::NotFound)?;
+        let target = self.named(to.0, to.1, from.0)?;
+        match &target {
+            Some(_) if flags.no_replace => Err(Error::Exists),
+            None if flags.exchange => Err(Error::NotFound),
+            Some(target) if target.ino == source.ino => Ok(None),
+            _ => Ok(Some(Rename { from, to, flags, source, target })),
+        }
+    }
+
+    /// Fails where a directory would come to lie below itself. `above_dir` and `above_new_dir` are
+    /// the parents of the two directories, which the caller has locked.
+    fn check_ancestry(
+        &self,
+        rename: &Rename<'_>,
+        above_dir: Ino,
+        above_new_dir: Ino,
+    ) -> Result<()> {
+        let (parent, new_parent) = (rename.from.0, rename.to.0);
+        let locked = |ino| match ino {
+            _ if ino == parent => Some(above_dir),
+            _ if ino == new_parent => Some(above_new_dir),
+            _ => None,
+        };
+        let source = &rename.source;
+        if source.is_dir() && self.is_below(new_parent, source.ino, &locked)? {
+            return Err(Error::Invalid("moving a directory into itself"));
+        }
+        if let Some(target) = &rename.target
+            && target.is_dir()
+            && self.is_below(parent, target.ino, &locked)?
+        {
+            return Err(if rename.flags.exchange {
+                Error::Invalid("moving a directory into itself")
+            } else {
+                Error::NotEmpty
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts the names, the dirty data of the inodes and their new attributes into `batch`.
+    fn stage_rename(
+        &self,
+        rename: &Rename<'_>,
+        locks: &mut RenameLocks<'_>,
+        batch: &mut Batch,
+    ) -> Result<Renamed> {
+        let Rename { from: (parent, _), to: (new_parent, new_name), flags, source, .. } = rename;
         let now = self.now();
         let layout = self.core.layout;
-        let mut batch = Batch::new();
-        let mut dir_attr = dir_state.attr;
-        let mut new_dir_attr = new_dir_state.as_ref().map(|state| state.attr);
-        (dir_attr.mtime, dir_attr.ctime) = (now, now);
-        if let Some(attr) = &mut new_dir_attr {
+        let mut dir = locks.dir.attr;
+        let mut new_dir = locks.new_dir.as_ref().map(|state| state.attr);
+        (dir.mtime, dir.ctime) = (now, now);
+        if let Some(attr) = &mut new_dir {
             (attr.mtime, attr.ctime) = (now, now);
         }
 
-        if !source_state.dirty {
+        if !locks.source.dirty {
             // As many names as before, or one less.
             batch.releases_space();
         }
-        // The moved file: its data first.
-        self.count_pages(source.ino, &mut source_state)?;
-        let mut source_attr = source_state.attr;
-        source_attr.ctime = now;
-        source_attr.parent = new_parent;
-        self.stage(source.ino, &mut source_state, &source_attr, &mut batch)?;
+        let source_attr = self.stage_moved(source, &mut locks.source, (*new_parent, now), batch)?;
         batch.put(
             layout.nmap,
-            layout::name_key(new_parent, new_name),
+            layout::name_key(*new_parent, new_name),
             layout::encode_name(source.ino, source.kind),
         );
-        leave(&mut dir_attr, &source);
-        enter(new_dir_attr.as_mut().unwrap_or(&mut dir_attr), &source);
+        leave(&mut dir, source);
+        enter(new_dir.as_mut().unwrap_or(&mut dir), source);
 
-        let mut exchanged = None;
-        let mut unlinked = None;
-        if let (Some(target), Some(state)) = (&target, &mut target_state) {
-            leave(new_dir_attr.as_mut().unwrap_or(&mut dir_attr), target);
+        let (mut exchanged, mut unlinked) = (None, None);
+        if let (Some(target), Some(state)) = (&rename.target, &mut locks.target) {
+            leave(new_dir.as_mut().unwrap_or(&mut dir), target);
             if flags.exchange {
-                self.count_pages(target.ino, state)?;
-                let mut attr = state.attr;
-                attr.ctime = now;
-                attr.parent = parent;
-                self.stage(target.ino, state, &attr, &mut batch)?;
-                enter(&mut dir_attr, target);
-                exchanged = Some(attr);
+                exchanged = Some(self.stage_moved(target, state, (*parent, now), batch)?);
+                enter(&mut dir, target);
             } else {
-                unlinked = Some(self.stage_unlink(&target.inode, state, now, &mut batch)?);
+                unlinked = Some(self.stage_unlink(&target.inode, state, now, batch)?);
             }
         }
-        if parent != new_parent
-            && (source.is_dir() || flags.exchange && target.as_ref().is_some_and(Entry::is_dir))
-        {
-            // Two transactions may each do what together makes a circle, without changing one inode
-            // both. So they meet here.
+        if rename.moves_a_dir() {
+            // Two transactions that change no inode in common may together make a circle. This key
+            // makes them conflict.
             batch.put(
                 layout.imap,
                 layout::MOVES_KEY.as_slice(),
-                layout::name_key(new_parent, &source.ino.to_be_bytes()),
+                layout::name_key(*new_parent, &source.ino.to_be_bytes()),
             );
         }
-        let old_key = layout::name_key(parent, name);
-        match (&target, flags) {
+        self.stage_old_name(rename, &source_attr, &mut dir, batch)?;
+        self.stage(*parent, &mut locks.dir, &dir, batch)?;
+        if let (Some(state), Some(attr)) = (&mut locks.new_dir, &new_dir) {
+            self.stage(*new_parent, state, attr, batch)?;
+        }
+        Ok(Renamed { dir, new_dir, source: source_attr, exchanged, unlinked })
+    }
+
+    /// Stages an inode that gets the parent `to` at the time `now`, its dirty data included.
+    fn stage_moved(
+        &self,
+        moved: &NamedInode,
+        state: &mut InodeState,
+        (to, now): (Ino, Timestamp),
+        batch: &mut Batch,
+    ) -> Result<Attributes> {
+        self.count_pages(moved.ino, state)?;
+        let attr = Attributes { ctime: now, parent: to, ..state.attr };
+        self.stage(moved.ino, state, &attr, batch)?;
+        Ok(attr)
+    }
+
+    /// What the old name stands for from now on: the exchanged inode, a whiteout, or nothing.
+    fn stage_old_name(
+        &self,
+        rename: &Rename<'_>,
+        source_attr: &Attributes,
+        dir: &mut Attributes,
+        batch: &mut Batch,
+    ) -> Result<()> {
+        let layout = self.core.layout;
+        let old_key = layout::name_key(rename.from.0, rename.from.1);
+        match (&rename.target, rename.flags) {
             (Some(target), RenameFlags { exchange: true, .. }) => {
                 batch.put(layout.nmap, old_key, layout::encode_name(target.ino, target.kind));
             }
@@ -191,41 +295,35 @@ impl Fs {
                 batch.put(
                     layout.imap,
                     layout::node_key(ino),
-                    layout::encode_node(&whiteout(now, &source_attr), None, b""),
+                    layout::encode_node(&whiteout(dir.ctime, source_attr), None, b""),
                 );
-                dir_attr.size += 1;
+                dir.size += 1;
             }
             _ => batch.delete(layout.nmap, old_key),
-        }
-        self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
-        if let (Some(state), Some(attr)) = (&mut new_dir_state, &new_dir_attr) {
-            self.stage(new_parent, state, attr, &mut batch)?;
-        }
-
-        if !flags.exchange && !flags.whiteout {
-            self.remember_removed(&dir, name);
-        }
-        self.apply(batch)?;
-
-        self.staged(&mut source_state, source_attr);
-        self.staged(&mut dir_state, dir_attr);
-        if let (Some(state), Some(attr)) = (&mut new_dir_state, new_dir_attr) {
-            self.staged(state, attr);
-        }
-        if let (Some(target), Some(state)) = (&target, &mut target_state) {
-            if let Some(attr) = exchanged {
-                self.staged(state, attr);
-            }
-            if let Some(unlinked) = unlinked {
-                self.unlinked(&target.inode, state, unlinked);
-            }
         }
         Ok(())
     }
 
-    fn named(&self, parent: Ino, name: &[u8], locked: Ino) -> Result<Option<Entry>> {
+    /// The batch of `stage_rename` is committed: the inodes in memory become what it says.
+    fn renamed(&self, rename: &Rename<'_>, mut locks: RenameLocks<'_>, renamed: Renamed) {
+        self.staged(&mut locks.source, renamed.source);
+        self.staged(&mut locks.dir, renamed.dir);
+        if let (Some(state), Some(attr)) = (&mut locks.new_dir, renamed.new_dir) {
+            self.staged(state, attr);
+        }
+        if let (Some(target), Some(state)) = (&rename.target, &mut locks.target) {
+            if let Some(attr) = renamed.exchanged {
+                self.staged(state, attr);
+            }
+            if let Some(unlinked) = renamed.unlinked {
+                self.unlinked(&target.inode, state, unlinked);
+            }
+        }
+    }
+
+    fn named(&self, parent: Ino, name: &[u8], locked: Ino) -> Result<Option<NamedInode>> {
         let Some((ino, kind)) = self.entry(parent, name)? else { return Ok(None) };
-        Ok(Some(Entry {
+        Ok(Some(NamedInode {
             ino,
             kind,
             inode: self.inode_of_entry((parent, name), (ino, kind), locked)?,
@@ -269,11 +367,11 @@ impl Fs {
     #[allow(clippy::type_complexity)]
     fn lock_both<'a>(
         &self,
-        source: &'a Entry,
-        target: Option<&'a Entry>,
+        source: &'a NamedInode,
+        target: Option<&'a NamedInode>,
     ) -> Result<(RwLockWriteGuard<'a, InodeState>, Option<RwLockWriteGuard<'a, InodeState>>)> {
         let Some(target) = target else { return Ok((self.lock(&source.inode)?, None)) };
-        let rank = |e: &Entry| (!e.is_dir(), e.ino);
+        let rank = |e: &NamedInode| (!e.is_dir(), e.ino);
         if rank(source) < rank(target) {
             let source = self.lock(&source.inode)?;
             Ok((source, Some(self.lock(&target.inode)?)))
@@ -284,14 +382,14 @@ impl Fs {
     }
 }
 
-fn leave(dir: &mut Attributes, entry: &Entry) {
+fn leave(dir: &mut Attributes, entry: &NamedInode) {
     dir.size = dir.size.saturating_sub(1);
     if entry.is_dir() {
         dir.nlink = dir.nlink.saturating_sub(1);
     }
 }
 
-fn enter(dir: &mut Attributes, entry: &Entry) {
+fn enter(dir: &mut Attributes, entry: &NamedInode) {
     dir.size = dir.size.saturating_add(1);
     if entry.is_dir() {
         dir.nlink = dir.nlink.saturating_add(1);
