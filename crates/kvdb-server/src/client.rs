@@ -21,12 +21,17 @@ use crate::session::Shared;
 /// A reply. Sets and RESP3's pushes are arrays, a map is the array of its keys and values in turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
+    /// No value.
     Null,
+    /// A short text, such as `OK`.
     Status(String),
     /// Text with its code in front, such as `ERR …`.
     Error(String),
+    /// A number.
     Integer(i64),
+    /// Bytes.
     Bulk(Vec<u8>),
+    /// Several replies.
     Array(Vec<Reply>),
 }
 
@@ -35,6 +40,7 @@ enum Transport {
     Local { conversation: Box<Conversation>, replies: Arc<Mutex<Vec<u8>>> },
 }
 
+/// A connection to a server, or to a store in this process.
 pub struct Client {
     transport: Transport,
 }

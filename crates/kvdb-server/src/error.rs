@@ -7,18 +7,35 @@ use std::path::PathBuf;
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// A server answers at this path.
     #[error("another server is listening at {0}; stop it, or choose another path")]
     InUse(PathBuf),
+    /// A file that is no socket is in the way.
     #[error("{0} exists and is no socket; choose another path, or move it away")]
     NotASocket(PathBuf),
+    /// The kernel takes no socket path of this length.
     #[error("{0} is too long for the path of a socket (at most 106 bytes); choose a shorter one")]
     PathTooLong(PathBuf),
+    /// TCP was asked for without a password.
     #[error("TCP is open to anyone who can reach the machine; give a password with it")]
     NoPassword,
+    /// The Unix socket could not be made.
     #[error("could not make the socket {path}: {error}")]
-    Socket { path: PathBuf, error: io::Error },
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// The TCP socket could not be made.
     #[error("could not listen at {address}: {error}")]
-    Tcp { address: SocketAddr, error: io::Error },
+    Tcp {
+        /// Its address.
+        address: SocketAddr,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// A thread or an event could not be made.
     #[error("could not start: {0}")]
     Start(#[from] io::Error),
 }

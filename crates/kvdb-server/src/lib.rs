@@ -1,16 +1,36 @@
-//! The RESP door to KVDB: `redis-cli` and every Redis client can use a store while it is mounted.
+//! A RESP server for KVDB: `redis-cli` and every Redis client can use a store while it is mounted.
 //!
-//! A Unix socket (mode 0600), and TCP with a password if asked. RESP2, RESP3, inline commands and
-//! pipelining; strings, counters, scans, and the ordered stretches that Redis has not got (`RANGE`,
-//! `DELRANGE`). Dictionaries are chosen by `SELECT n` or `USE name`; those of the file system
-//! cannot be reached. Writes are on disk within the store's flush interval, or before the reply
-//! with `DURABLE yes`; `SYNC` makes everything acknowledged so far durable.
+//! ```
+//! use kvdb_server::{Client, Reply, Server, ServerOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let dir = tempfile::tempdir()?;
+//! let socket = dir.path().join("kvdb.sock");
+//! let server = Server::start(kvdb::Kvdb::in_memory(), &socket, ServerOptions::default())?;
+//!
+//! let mut client = Client::connect(&socket)?;
+//! assert_eq!(client.call(&[b"SET", b"planet", b"earth"])?, Reply::Status("OK".into()));
+//! assert_eq!(client.call(&[b"GET", b"planet"])?, Reply::Bulk(b"earth".to_vec()));
+//! assert_eq!(client.call(&[b"INCR", b"moons"])?, Reply::Integer(1));
+//! server.stop();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It listens on a Unix socket (mode 0600), and with a password on TCP. It speaks RESP2, RESP3 and
+//! inline commands, with pipelining. There are strings, counters and scans, and commands on ranges
+//! of keys that Redis does not have (`RANGE`, `DELRANGE`). Dictionaries are chosen by `SELECT n` or
+//! `USE name`; those of the file system cannot be reached. Writes are on disk within the store's
+//! flush interval, or before the reply with `DURABLE yes`; `SYNC` makes everything acknowledged so
+//! far durable.
 //!
 //! `TXN` begins, joins and ends transactions of the store; `MULTI` and `WATCH` are Redis' own.
 //!
-//! From bytes to bytes: `socket` and `server` accept, `conversation` holds a client's buffer,
-//! `request` finds the commands in it, `commands` admits and runs them in a `session`, `output`
-//! gathers the replies.
+//! The modules, in the order in which a request passes them: `socket` and `server` accept,
+//! `conversation` holds a client's buffer, `request` finds the commands in it, `commands` admits
+//! and runs them in a `session`, `output` collects the replies.
+
+#![warn(missing_docs)]
 
 mod client;
 mod commands;

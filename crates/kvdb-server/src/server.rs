@@ -38,6 +38,7 @@ pub struct ServerOptions {
     pub tcp: Option<SocketAddr>,
     /// Connections start with `DURABLE yes`: each write is on disk before its reply.
     pub durable: bool,
+    /// What clients may use at most.
     pub limits: Limits,
     /// Who begins and ends transactions; `None`: the store itself.
     pub transactions: Option<Arc<dyn Transactions>>,
@@ -186,6 +187,7 @@ impl Server {
         Ok(Server { common, path: path.into(), wake, accepting: Some(accepting) })
     }
 
+    /// The path of the Unix socket.
     pub fn path(&self) -> &Path {
         &self.path
     }

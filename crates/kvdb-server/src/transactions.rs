@@ -31,6 +31,7 @@ pub struct FileChange {
 /// extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDetail {
+    /// In what it differs.
     pub what: Vec<u8>,
     /// `None`: it was not there.
     pub before: Option<Vec<u8>>,
@@ -41,7 +42,9 @@ pub struct FileDetail {
 /// What a copy of a tree of files has made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cloned {
+    /// Directories made.
     pub directories: u64,
+    /// Files made.
     pub files: u64,
     /// Of the files, shared with the originals.
     pub bytes: u64,
@@ -50,7 +53,9 @@ pub struct Cloned {
 /// What was removed with a name of a file or a folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
+    /// Directories removed.
     pub directories: u64,
+    /// Files removed.
     pub files: u64,
     /// Content of files whose last name went.
     pub bytes: u64,
@@ -71,8 +76,11 @@ pub trait Importing: Send {
 pub enum Whose {
     /// The store's own files.
     Store,
+    /// Those of a transaction.
     Transaction(TransactionId),
+    /// Those of a snapshot.
     Snapshot(String),
+    /// Those of a clone.
     Clone(String),
 }
 
@@ -88,11 +96,15 @@ pub trait Walking: Send {
 pub trait Transactions: Send + Sync {
     /// Begins one that stays until it is ended (`detached` is set).
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
+    /// Commits one and ends it.
     fn commit(&self, id: TransactionId, durability: Durability) -> Result<()>;
+    /// Ends one without a trace.
     fn abort(&self, id: TransactionId) -> Result<()>;
     /// What a durable one has so far is on disk when this returns.
     fn keep(&self, id: TransactionId) -> Result<()>;
+    /// Marks the state that it has now.
     fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint>;
+    /// Takes it back to a savepoint.
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
     /// What it has changed of the files, sorted by path.
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
@@ -142,10 +154,13 @@ fn no_files() -> kvdb::Error {
 pub trait Snapshots: Send + Sync {
     /// Of the main branch (`""`) or of a clone.
     fn create(&self, branch: &str, name: &str, durability: Durability) -> Result<()>;
+    /// Removes a snapshot.
     fn remove(&self, name: &str) -> Result<()>;
     /// Gives the branch that the snapshot is of the state that it had then.
     fn roll_back(&self, name: &str) -> Result<()>;
+    /// Makes a clone of a snapshot.
     fn branch_off(&self, snapshot: &str, name: &str) -> Result<()>;
+    /// Removes a clone.
     fn remove_clone(&self, name: &str) -> Result<()>;
     /// What differs in the files from a snapshot to another, or to what there is now; sorted by
     /// path.

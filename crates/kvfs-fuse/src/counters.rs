@@ -7,7 +7,11 @@ macro_rules! requests {
     ($($name:ident = $opcode:literal $text:literal),* $(,)?) => {
         /// The kinds of request, as the kernel calls them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Request { $($name),* , Other }
+        pub enum Request {
+            $(#[doc = $text] $name,)*
+            /// Any other kind.
+            Other,
+        }
 
         impl Request {
             /// The kind that goes by this number in the protocol.
@@ -73,6 +77,7 @@ impl Counters {
         self.counts[request as usize].fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// How many requests of this kind have come.
     pub fn get(&self, request: Request) -> u64 {
         self.counts[request as usize].load(Ordering::Relaxed)
     }
@@ -83,6 +88,7 @@ impl Counters {
         NAMES.iter().copied().zip(counts).filter(|&(_, n)| n > 0).collect()
     }
 
+    /// How many requests have come.
     pub fn total(&self) -> u64 {
         self.counts.iter().map(|c| c.load(Ordering::Relaxed)).sum()
     }

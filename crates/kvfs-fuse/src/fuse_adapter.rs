@@ -100,6 +100,7 @@ const STALE: Errno = Errno(libc::ESTALE);
 const NOT_HERE: Errno = Errno(libc::EPERM);
 
 impl FuseAdapter {
+    /// Answers with the mainline and all `views`.
     pub fn new(views: Views) -> FuseAdapter {
         let mainline = views.mainline().clone();
         FuseAdapter {

@@ -57,10 +57,15 @@ pub type Reply<T> = Result<T, Errno>;
 pub trait Handler: Send + Sync + 'static {
     /// The entry `name` of `parent`; `None`: there is none, and the kernel may remember that.
     fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>>;
+    /// Takes back `references` of the kernel to an inode.
     fn forget(&self, ino: Ino, references: u64);
+    /// The attributes of an inode.
     fn getattr(&self, ino: Ino) -> Reply<Attr>;
+    /// Changes attributes and returns them.
     fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr>;
+    /// The target of a symbolic link.
     fn readlink(&self, ino: Ino) -> Reply<Bytes>;
+    /// Makes a file or a special file.
     fn mknod(
         &self,
         parent: Ino,
@@ -70,13 +75,19 @@ pub trait Handler: Send + Sync + 'static {
         rdev: u32,
         caller: Caller,
     ) -> Reply<Attr>;
+    /// Makes a directory.
     fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr>;
     /// A file without a name; `link` may give it one.
     fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Reply<Attr>;
+    /// Makes a symbolic link.
     fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr>;
+    /// Gives an inode one more name.
     fn link(&self, ino: Ino, parent: Ino, name: &[u8], caller: Caller) -> Reply<Attr>;
+    /// Removes a name that is no directory's.
     fn unlink(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    /// Removes an empty directory.
     fn rmdir(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    /// Renames an entry, with the flags of `renameat2`.
     fn rename(
         &self,
         from: (Ino, &[u8]),
@@ -104,6 +115,7 @@ pub trait Handler: Send + Sync + 'static {
     fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;
     /// On disk when it returns. `data_only`: times may be left out.
     fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()>;
+    /// As `fsync`, for a directory.
     fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()>;
     /// What of an FSYNC can be done without waiting for anything; it ends with the next `sync`,
     /// unless this says otherwise.
@@ -124,9 +136,11 @@ pub trait Handler: Send + Sync + 'static {
         attributes: bool,
         take: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Reply<()>;
+    /// The value of an extended attribute.
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes>;
     /// The names, each ended by a zero byte.
     fn listxattr(&self, ino: Ino, caller: Caller) -> Reply<Bytes>;
+    /// Sets an extended attribute.
     fn setxattr(
         &self,
         ino: Ino,
@@ -135,8 +149,11 @@ pub trait Handler: Send + Sync + 'static {
         mode: XattrFlags,
         caller: Caller,
     ) -> Reply<()>;
+    /// Removes an extended attribute.
     fn removexattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    /// The size and free space of the file system.
     fn statfs(&self) -> Reply<StatFs>;
+    /// What fallocate(2) does.
     fn fallocate(
         &self,
         ino: Ino,
@@ -177,6 +194,7 @@ pub struct Policy {
     /// How long names, and the absence of names, are believed without asking again. Nothing but
     /// this mount changes the file system, or the [`Invalidator`] is called, so this is long.
     pub entry_ttl: Duration,
+    /// How long attributes are believed without asking again.
     pub attr_ttl: Duration,
     /// The largest write in one request, bytes.
     pub max_write: u32,

@@ -1,5 +1,25 @@
 //! KVFS as a FUSE file system.
 //!
+//! ```no_run
+//! use std::{path::Path, sync::Arc};
+//! use kvfs::{Fs, FsOptions, Views};
+//! use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Policy, mount};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let db = kvdb::Kvdb::in_memory();
+//! let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
+//! let views = Views::new(db.clone(), Fs::open(db, env, FsOptions::default())?);
+//! let adapter = Arc::new(FuseAdapter::new(views.clone()));
+//! let at = Path::new("/mnt/kvfs");
+//! let mut mounted = mount(adapter.clone(), at, &MountOptions::default(), &Policy::default())?;
+//! // Keeps what the kernel caches up to date with transactions.
+//! let notifier = KernelNotifier::start(&views, &adapter, &mounted)?;
+//! // Programs use /mnt/kvfs.
+//! mounted.unmount()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! `handler` is the boundary: what any FUSE transport asks of any file system, in plain types.
 //!
 //! Below it lie the messages on `/dev/fuse` and in the slots of io_uring: `wire` (their layouts),
@@ -17,6 +37,8 @@
 //! `mount` mounts and unmounts, `abort_watchdog` ends the connection of a daemon that was killed
 //! (`control`: the kernel's files for that), `mounts` reads what is mounted, `counters` counts
 //! requests, `ioctl` knows the control codes that are answered.
+
+#![warn(missing_docs)]
 
 mod abort_watchdog;
 mod barrier;

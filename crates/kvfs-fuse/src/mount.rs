@@ -27,31 +27,41 @@ use crate::session::Session;
 use crate::switch;
 use crate::worker_pool::WorkerPool;
 
+/// Why a mount or an unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The mount point is not a directory.
     #[error("cannot mount on {0}: it is not a folder")]
     NotAFolder(PathBuf),
+    /// Everybody is let in, and permissions are not checked.
     #[error(
         "allow_other without default_permissions would let every user do everything: the kernel has to check permissions"
     )]
     Unguarded,
+    /// Permissions are not checked, but modes bind this user.
     #[error(
         "without default_permissions the kernel does not look at modes, which is right only for a root whom they do not bind: \
          mount as root of the first user namespace, with CAP_DAC_OVERRIDE"
     )]
     BoundByModes,
+    /// The device cannot be opened.
     #[error("there is no FUSE here: cannot open /dev/fuse: {0}")]
     NoFuse(io::Error),
+    /// The mount call failed.
     #[error("cannot mount on {0}: {1}")]
     Mount(PathBuf, io::Error),
+    /// The unmount call failed.
     #[error("cannot unmount {0}: {1}")]
     Unmount(PathBuf, io::Error),
+    /// The kernel refuses io_uring.
     #[error("cannot mount on {0} with requests over io_uring: {1}")]
     NoRings(PathBuf, io::Error),
+    /// io_uring and the write-back cache exclude each other.
     #[error(
         "requests over io_uring come in no order that the kernel's write-back cache could rely on"
     )]
     RingsGather,
+    /// A thread of the session failed.
     #[error("the FUSE session of {0} ended with an error: {1}")]
     Session(PathBuf, io::Error),
 }
@@ -69,21 +79,30 @@ pub struct MountOptions {
     /// often (after each change in one it has to, to check them), and nothing binds who uses the
     /// mount: so only root may do without, and not with `allow_other`.
     pub default_permissions: bool,
+    /// mount(8)'s `ro`.
     pub read_only: bool,
+    /// mount(8)'s `suid`.
     pub suid: bool,
+    /// mount(8)'s `dev`.
     pub dev: bool,
+    /// mount(8)'s `exec`.
     pub exec: bool,
+    /// mount(8)'s `sync`.
     pub synchronous: bool,
+    /// mount(8)'s `dirsync`.
     pub dir_synchronous: bool,
     /// What the table of mounts shows. The times are kept by the handler, for the kernel leaves
     /// them to it.
     pub access_times: AccessTimes,
 }
 
+/// Which option for access times is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessTimes {
+    /// mount(8)'s `relatime`.
     #[default]
     Relative,
+    /// mount(8)'s `noatime`.
     Never,
 }
 
@@ -349,6 +368,7 @@ fn unmount_now(mount_point: &Path, how: Unmount) -> Result<(), Error> {
 }
 
 impl Mounted {
+    /// Where it is mounted.
     pub fn mount_point(&self) -> &Path {
         &self.entry.mount_point
     }
@@ -358,6 +378,7 @@ impl Mounted {
         &self.entry.device
     }
 
+    /// Counts of the requests that have come.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
@@ -436,6 +457,7 @@ impl Unmounter {
         mounts::mounts().is_ok_and(|all| all.contains(&self.entry))
     }
 
+    /// Unmounts, as [`Mounted::unmount`] does.
     pub fn unmount(&self, how: Unmount) -> Result<(), Error> {
         let mount_point = &self.entry.mount_point;
         match mounts::mount_at(mount_point).map_err(|e| Error::Unmount(mount_point.clone(), e))? {

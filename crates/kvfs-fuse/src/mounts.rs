@@ -13,13 +13,16 @@ pub struct MountEntry {
     pub device: String,
     /// The folder of the file system that is mounted: `/`, unless it is a bind mount.
     pub root: PathBuf,
+    /// Where it is mounted.
     pub mount_point: PathBuf,
     /// "fuse.kvfs", say.
     pub fs_type: String,
+    /// The source, as given to mount(2).
     pub source: OsString,
 }
 
 impl MountEntry {
+    /// Whether it is a FUSE mount.
     pub fn is_fuse(&self) -> bool {
         self.fs_type == "fuse" || self.fs_type.starts_with("fuse.")
     }

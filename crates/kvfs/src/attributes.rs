@@ -13,6 +13,7 @@ const GROUP_EXECUTE: u16 = 0o010;
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 impl Fs {
+    /// The attributes of an inode.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         let _call = self.enter()?;
         self.attr_of(ino)

@@ -42,6 +42,7 @@ const BULK: u64 = 2048;
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CloneStats {
+    /// Directories made.
     pub directories: u64,
     /// Everything else that has a name, each name counted.
     pub files: u64,

@@ -84,6 +84,7 @@ impl Fs {
         Ok(data)
     }
 
+    /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;

@@ -111,6 +111,7 @@ impl Fs {
         }
     }
 
+    /// As [`Fs::fsync`], for a directory: its names are on disk when this returns.
     pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
         self.fsync(ino, false)
     }

@@ -5,38 +5,55 @@ use crate::Ino;
 /// The failure of a file system call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// ENOENT.
     #[error("no such file or directory")]
     NotFound,
+    /// EEXIST.
     #[error("the name exists already")]
     Exists,
+    /// ENOTDIR.
     #[error("not a directory")]
     NotDirectory,
+    /// EISDIR.
     #[error("is a directory")]
     IsDirectory,
+    /// ENOTEMPTY.
     #[error("the directory is not empty")]
     NotEmpty,
+    /// ENAMETOOLONG.
     #[error("the name is longer than 255 bytes, or the symbolic link's target longer than 4095")]
     NameTooLong,
+    /// EMLINK.
     #[error("too many links to one file")]
     TooManyLinks,
+    /// ELOOP.
     #[error("too many symbolic links on the way")]
     TooManySymlinks,
+    /// EINVAL, and why.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
+    /// EPERM, and why.
     #[error("not permitted: {0}")]
     NotPermitted(&'static str),
+    /// EOPNOTSUPP, and what is not supported.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
+    /// EFBIG.
     #[error("the file would grow beyond the largest size")]
     TooLarge,
+    /// E2BIG.
     #[error("the argument is too long")]
     ArgumentTooLong,
+    /// ENODATA.
     #[error("no such extended attribute")]
     NoAttribute,
+    /// ENXIO: `seek` found nothing.
     #[error("no data or hole at or after this offset")]
     NoSuchOffset,
+    /// ENOSPC.
     #[error("no space left in the store")]
     NoSpace,
+    /// EROFS.
     #[error("the file system is read-only")]
     ReadOnly,
     /// A sync cannot keep its promise: the store has failed, then or before.
@@ -53,15 +70,22 @@ pub enum Error {
     Stale(Ino),
     /// Bytes in the store that the file system cannot have written.
     #[error("corrupt file system at inode {ino}: {what}; run `kvfs check`")]
-    Corrupt { ino: Ino, what: String },
+    Corrupt {
+        /// The inode that it concerns.
+        ino: Ino,
+        /// What is wrong.
+        what: String,
+    },
     /// Part of what programs have written is still on its way, so what was to be done would miss
     /// it.
     #[error("programs have written what has not arrived yet, so nothing was done: {0}; try again")]
     NotHandedOver(String),
+    /// An error of the database.
     #[error(transparent)]
     Store(kvdb::Error),
 }
 
+/// A result with the [`Error`] of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<kvdb::Error> for Error {

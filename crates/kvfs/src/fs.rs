@@ -35,6 +35,7 @@ pub enum Atime {
     Relative,
 }
 
+/// How a file system is opened.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
     /// Nothing is changed, not even the orphan list.
@@ -45,6 +46,7 @@ pub struct FsOptions {
     pub inode_memory: usize,
     /// A change is on disk at most this long after the call.
     pub flush_interval: Duration,
+    /// What a read does to the access time.
     pub atime: Atime,
     /// Bytes of small files that a directory reserves inode numbers for, so that its files lie
     /// together in the store, in which everything sorts by these numbers. 0: files are numbered in
@@ -54,7 +56,9 @@ pub struct FsOptions {
     pub max_links: u32,
     /// Owner and permissions of the root directory when it is made.
     pub root_uid: u32,
+    /// The group of the root directory when it is made.
     pub root_gid: u32,
+    /// The permissions of the root directory when it is made.
     pub root_perm: u16,
 }
 
@@ -82,10 +86,15 @@ pub struct Statistics {
     pub inodes: u64,
     /// Bytes of data that are not committed yet.
     pub dirty_bytes: u64,
+    /// Batches committed to the database.
     pub commits: u64,
+    /// Pages put into batches.
     pub pages_written: u64,
+    /// Bytes that calls have written.
     pub bytes_written: u64,
+    /// Bytes that calls have read.
     pub bytes_read: u64,
+    /// The next inode number that will be given out.
     pub next_ino: u64,
 }
 
@@ -321,6 +330,7 @@ impl Fs {
         }
     }
 
+    /// The numbers as they are now.
     pub fn statistics(&self) -> Statistics {
         let c = &self.core.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);

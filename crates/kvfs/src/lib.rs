@@ -1,5 +1,21 @@
 //! KVFS: a POSIX file system on kvdb.
 //!
+//! ```
+//! use std::sync::Arc;
+//! use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT};
+//!
+//! let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
+//! let fs = Fs::open(kvdb::Kvdb::in_memory(), env, FsOptions::default())?;
+//! let dir = fs.mkdir(ROOT, b"notes", 0o755, Caller::default())?;
+//! let file = fs.mknod(dir.ino, b"today", FileKind::File, 0o644, 0, Caller::default())?;
+//! fs.write(file.ino, 0, b"rain", Default::default())?;
+//! fs.rename(dir.ino, b"today", ROOT, b"yesterday", Default::default())?;
+//! let found = fs.resolve(b"/yesterday")?.ino;
+//! assert_eq!(&fs.read(found, 0, 100)?[..], b"rain");
+//! fs.fsync(found, false)?;
+//! # Ok::<(), kvfs::Error>(())
+//! ```
+//!
 //! [`Fs`] has one method for each call of a file system; an adapter above (FUSE, say) translates
 //! and nothing else. Permission checks are left to the kernel. How things are stored is the
 //! business of the `layout` module alone, and described in `docs/format.md`.
@@ -16,6 +32,8 @@
 //! `data`, `cached_writes`, `dirty`, `locks`, `attributes` and `fs` are methods of one [`Fs`] and
 //! call one another to and fro: a write reserves space, may commit what is dirty, and takes locks
 //! on the way.
+
+#![warn(missing_docs)]
 
 mod allocate;
 mod apply_commit;

@@ -148,10 +148,12 @@ impl Fs {
         self.retry_on_lock(|| self.make(parent, name, kind, perm, rdev, Bytes::new(), caller))
     }
 
+    /// Makes a directory.
     pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Result<Attr> {
         self.retry_on_lock(|| self.make(parent, name, FileKind::Dir, perm, 0, Bytes::new(), caller))
     }
 
+    /// Makes a symbolic link to `target`.
     pub fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -320,6 +322,7 @@ impl Fs {
         Ok(attr.public(ino))
     }
 
+    /// Removes a name that is no directory's.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
@@ -339,6 +342,7 @@ impl Fs {
         self.remove_name((&dir, &mut dir_state), name, (&inode, &mut state))
     }
 
+    /// Removes an empty directory.
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         match name {

@@ -40,6 +40,7 @@ const OVERHEAD: usize = 32;
 /// What was removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoveStats {
+    /// Directories removed.
     pub directories: u64,
     /// Names of everything else.
     pub files: u64,

@@ -96,6 +96,7 @@ struct Renamed {
 }
 
 impl Fs {
+    /// Renames an entry, with the flags of `renameat2`. A file's dirty data is committed with its name.
     pub fn rename(
         &self,
         parent: Ino,

@@ -19,6 +19,7 @@ pub struct Remains {
 
 /// What became of an inode.
 pub enum Left {
+    /// Its node, as far as it can be read.
     Node(Box<LeftNode>),
     /// Why it cannot be read.
     Lost(String),
@@ -28,9 +29,11 @@ pub enum Left {
 
 /// A node.
 pub struct LeftNode {
+    /// The attributes.
     pub attr: Attr,
     /// Where a symbolic link leads.
     pub target: Vec<u8>,
+    /// Names and values of extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// A directory's own; of others a hint, or 0.
     pub parent: Ino,
@@ -45,8 +48,17 @@ pub struct LeftNode {
 
 /// What a listing comes to.
 pub enum LeftEntry {
-    /// `stale`: it may have been removed since.
-    Entry { name: Vec<u8>, ino: Ino, kind: FileKind, stale: bool },
+    /// An entry.
+    Entry {
+        /// The name.
+        name: Vec<u8>,
+        /// The inode's number.
+        ino: Ino,
+        /// The inode's type.
+        kind: FileKind,
+        /// It may have been removed since.
+        stale: bool,
+    },
     /// Names may be missing; why.
     Gap(String),
     /// An entry that means nothing.
@@ -84,10 +96,12 @@ impl Iterator for LeftEntries<'_> {
 }
 
 impl Remains {
+    /// The files of a salvaged store.
     pub fn new(salvage: Salvage) -> Remains {
         Remains { salvage }
     }
 
+    /// The salvaged store itself.
     pub fn salvage(&self) -> &Salvage {
         &self.salvage
     }
@@ -98,6 +112,7 @@ impl Remains {
         ["nmap", "imap"].iter().all(|name| all.iter().any(|d| d == name))
     }
 
+    /// What is left of an inode.
     pub fn node(&self, ino: Ino) -> Left {
         let (start, end) = layout::node_range(ino);
         let mut lost = None;

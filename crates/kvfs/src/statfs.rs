@@ -10,6 +10,7 @@ use crate::layout::PAGE;
 const INODE_BYTES: u64 = 512;
 
 impl Fs {
+    /// The size and free space of the store.
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
         let free = space.free.saturating_sub(self.core.dirty.bytes() as u64 + SPACE_MARGIN);

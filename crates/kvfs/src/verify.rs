@@ -17,26 +17,33 @@ use crate::layout::{
 pub struct Finding {
     /// The inode it is about; 0 for the file system as a whole.
     pub ino: Ino,
+    /// What is wrong, in words.
     pub what: String,
 }
 
 /// What the checker saw.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
+    /// Directories.
     pub directories: u64,
+    /// Files.
     pub files: u64,
     /// Symbolic links and special files.
     pub others: u64,
+    /// Names.
     pub names: u64,
+    /// Pages of files.
     pub pages: u64,
     /// Bytes of data stored, in pages and nodes.
     pub bytes: u64,
     /// Unlinked inodes that the next mount removes.
     pub orphans: u64,
+    /// Everything that is wrong.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
+    /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }

@@ -80,6 +80,7 @@ use retired::Retired;
 pub enum View {
     /// The file system outside of all transactions.
     Mainline,
+    /// An open transaction.
     Transaction(TransactionId),
     /// A snapshot, by name: read-only (see `snapshots`).
     Snapshot(String),
@@ -90,6 +91,7 @@ pub enum View {
 /// What [`Watcher::write_back`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
+    /// For every page.
     ForAll,
     /// Not for what cannot be written until a serializable transaction ends: whoever asks may be
     /// about to end that very one.
@@ -227,6 +229,7 @@ impl Views {
         self.open_transaction(self.shared.db.transaction(id)?).map(drop)
     }
 
+    /// The file system outside of all transactions.
     pub fn mainline(&self) -> &Fs {
         &self.shared.mainline
     }

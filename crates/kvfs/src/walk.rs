@@ -21,6 +21,7 @@ const AT_ONCE: usize = 256;
 pub struct Walked<'a> {
     /// From the top of the walk; of the top itself empty.
     pub path: &'a [u8],
+    /// The inode's attributes.
     pub attr: Attr,
 }
 

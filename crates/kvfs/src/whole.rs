@@ -20,15 +20,23 @@ use crate::namespace::{add_entry, check_name};
 /// Something that is no directory, with all that it is to have but extended attributes.
 #[derive(Clone, Debug)]
 pub struct Whole {
+    /// The directory it is made in.
     pub parent: Ino,
+    /// Its name.
     pub name: Box<[u8]>,
+    /// Its type.
     pub kind: FileKind,
+    /// The low twelve bits of the mode.
     pub perm: u16,
+    /// The owner.
     pub uid: u32,
+    /// The group.
     pub gid: u32,
     /// Of a device.
     pub rdev: u32,
+    /// The time of the last access.
     pub atime: Timestamp,
+    /// The time of the last change of the content.
     pub mtime: Timestamp,
     /// All of a file, or the target of a symbolic link.
     pub content: Bytes,

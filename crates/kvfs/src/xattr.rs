@@ -120,6 +120,7 @@ impl Fs {
         committed
     }
 
+    /// Removes an extended attribute.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;

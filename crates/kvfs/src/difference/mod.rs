@@ -56,8 +56,11 @@ pub struct FileChange {
 /// An extended attribute that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XattrChange {
+    /// The attribute's name.
     pub name: Box<[u8]>,
+    /// Its value before. `None`: it did not exist.
     pub before: Option<Bytes>,
+    /// Its value now. `None`: it does not exist.
     pub after: Option<Bytes>,
 }
 
