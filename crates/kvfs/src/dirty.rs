@@ -14,11 +14,11 @@ use kvdb::Batch;
 
 use crate::attr::{Attr, Ino};
 use crate::attributes::CAPABILITY;
-use crate::dirty_queue::{DirtyQueue, cost_of};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
+use crate::space_account::{SpaceAccount, cost_of};
 
 /// What a dirty inode is charged for its node.
 const NODE_CHARGE: usize = 512;
@@ -257,7 +257,7 @@ impl Fs {
     /// Notes that `state` is newer than the store, and what waits in it.
     pub(crate) fn mark_dirty(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         state.dirty = true;
-        self.core.dirty.charge(state, NODE_CHARGE + state.buffer.pages.len() * PAGE as usize);
+        self.core.space.charge(state, NODE_CHARGE + state.buffer.pages.len() * PAGE as usize);
         self.enqueue(inode, state);
     }
 
@@ -273,9 +273,9 @@ impl Fs {
     /// freeze lock.
     pub(crate) fn throttle_writer(&self) {
         let mut rounds = None;
-        while self.core.dirty.bytes() > self.core.options.write_buffer {
+        while self.core.space.dirty_bytes() > self.core.options.write_buffer {
             let _flushing = self.core.dirty.flushing.lock();
-            if self.core.dirty.bytes() <= self.core.options.write_buffer {
+            if self.core.space.dirty_bytes() <= self.core.options.write_buffer {
                 // Another writer has made room while this one waited.
                 return;
             }
@@ -302,38 +302,39 @@ impl Fs {
         }
     }
 
-    /// Fails with ENOSPC unless the store has room for `more` bytes besides everything that is
+    /// Fails with ENOSPC unless `more` bytes fit into the store in addition to everything that is
     /// dirty already.
     pub(crate) fn reserve(&self, more: u64) -> Result<()> {
         // Whole pages at both ends.
         let cost = cost_of(more.saturating_add(2 * PAGE));
-        if self.shared_room().spend(cost) || self.look_at_space(cost) {
+        if self.shared_space().spend(cost) || self.refill_space(cost) {
             return Ok(());
         }
-        // Truncated and rewritten files give room back when they are committed; if the store can
+        // Truncated and rewritten files free space when they are committed; if the store can
         // take no more, they cannot.
         let _ = self.flush_older_than(Duration::MAX);
-        if !self.look_at_space(cost) {
+        if !self.refill_space(cost) {
             self.core.db.reclaim();
         }
-        if self.look_at_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
+        if self.refill_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Asks the store how much room it has. A part of it may then be used up without asking again.
-    pub(crate) fn look_at_space(&self, cost: u64) -> bool {
-        self.shared_room().look_at_space(|| self.core.db.space().free, cost)
+    /// Asks the store for its free space. A part of it may then be used up without asking again.
+    /// `false`: `cost` does not fit.
+    pub(crate) fn refill_space(&self, cost: u64) -> bool {
+        self.shared_space().refill(|| self.core.db.space().free, cost)
     }
 
-    /// Of the mainline and all its transactions.
-    fn shared_room(&self) -> &DirtyQueue {
-        &self.core.mainline.as_ref().unwrap_or(self).core.dirty
+    /// The account that the mainline and all its transactions take their credit from.
+    fn shared_space(&self) -> &SpaceAccount {
+        &self.core.mainline.as_ref().unwrap_or(self).core.space
     }
 
     /// Whether the store is so full that a write may be refused for want of space before long: then
     /// those out of a cache have to be announced ([`Fs::announce_cached`]). As of the last 4 MiB
     /// that were written. The mainline's.
     pub fn is_tight(&self) -> bool {
-        self.core.dirty.is_tight()
+        self.core.space.is_tight()
     }
 
     /// Commits the inode if it is dirty. Call with its lock.
@@ -432,7 +433,7 @@ impl Fs {
             state.inline = None;
         }
         state.dirty = false;
-        self.core.dirty.charge(state, 0);
+        self.core.space.charge(state, 0);
     }
 
     /// Forgets what is dirty: the inode is gone.
@@ -441,7 +442,7 @@ impl Fs {
         state.dirty = false;
         state.buffer = Buffer::default();
         state.inline = None;
-        self.core.dirty.charge(state, 0);
+        self.core.space.charge(state, 0);
     }
 
     /// Makes the page count exact: looks up whether the pages that were written blindly replace

@@ -22,6 +22,7 @@ use crate::inode_allocator::{INO_LIMIT, InodeAllocator};
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Numbers, Super};
 use crate::lost::Lost;
+use crate::space_account::SpaceAccount;
 use crate::ticker::Ticker;
 
 /// What a read does to the access time.
@@ -122,6 +123,7 @@ pub(crate) struct Core {
     /// Held by every operation that locks more than one directory; see `inode`.
     pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
+    pub space: SpaceAccount,
     pub lost: Lost,
     pub hash_key: [u8; 16],
     pub counters: Counters,
@@ -216,7 +218,7 @@ impl Fs {
             options,
         );
         // So that it is known from the start whether it is nearly full.
-        fs.look_at_space(0);
+        fs.refill_space(0);
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
             return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });
@@ -268,7 +270,7 @@ impl Fs {
         options: FsOptions,
     ) -> Fs {
         let inode_cache = InodeCache::new(options.inode_memory);
-        let dirty = DirtyQueue::new(db.promised_space());
+        let space = SpaceAccount::new(db.promised_space());
         let core = Core {
             db,
             scope,
@@ -281,7 +283,8 @@ impl Fs {
             superseded: Superseded::default(),
             inode_allocator: numbers,
             tree: Mutex::new(()),
-            dirty,
+            dirty: DirtyQueue::default(),
+            space,
             lost: Lost::default(),
             hash_key,
             counters: Counters::default(),
@@ -336,7 +339,7 @@ impl Fs {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Statistics {
             inodes: self.core.inode_cache.len() as u64,
-            dirty_bytes: self.core.dirty.bytes() as u64,
+            dirty_bytes: self.core.space.dirty_bytes() as u64,
             commits: get(&c.commits),
             pages_written: get(&c.pages_written),
             bytes_written: get(&c.bytes_written),

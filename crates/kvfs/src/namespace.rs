@@ -8,12 +8,12 @@ use bytes::Bytes;
 use kvdb::Batch;
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
-use crate::dirty_queue::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::{Fs, stage_removal};
 use crate::inode::{Inode, InodeState};
 use crate::inode_cache::Forgotten;
 use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
+use crate::space_account::NAME_COST;
 
 const SGID: u16 = 0o2000;
 

@@ -1,7 +1,7 @@
 //! The room in the store, as `df` shows it.
 
 use crate::attr::StatFs;
-use crate::dirty_queue::SPACE_MARGIN;
+use crate::space_account::SPACE_MARGIN;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::PAGE;
@@ -13,7 +13,7 @@ impl Fs {
     /// The size and free space of the store.
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
-        let free = space.free.saturating_sub(self.core.dirty.bytes() as u64 + SPACE_MARGIN);
+        let free = space.free.saturating_sub(self.core.space.dirty_bytes() as u64 + SPACE_MARGIN);
         let used = self.statistics().next_ino;
         Ok(StatFs {
             block_size: PAGE as u32,

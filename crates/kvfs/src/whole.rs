@@ -10,12 +10,12 @@ use env::sync::atomic::Ordering;
 use kvdb::Batch;
 
 use crate::attr::{FileKind, Ino, Timestamp};
-use crate::dirty_queue::NAME_COST;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout::{self, Attributes, Body, INLINE_MAX, PAGE, PageKeys, TARGET_MAX};
 use crate::namespace::{add_entry, check_name};
+use crate::space_account::NAME_COST;
 
 /// Something that is no directory, with all that it is to have but extended attributes.
 #[derive(Clone, Debug)]

@@ -1,0 +1,97 @@
+//! The account of space: how many bytes of a view are dirty, and how much of the store's free space
+//! is promised to them, so that what was accepted can be committed.
+
+use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use kvdb::PromisedSpace;
+
+use crate::inode::InodeState;
+
+/// Space that stays free, so that what was accepted can be committed: the store allocates it by
+/// zones, and the journal and the open zones of several streams take some in between.
+pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
+/// The space of a new name with its inode.
+pub(crate) const NAME_COST: u64 = 1024;
+/// A quarter of it may be written before the store is asked for its free space again.
+const REFILL: u64 = 16 << 20;
+/// With less left a write may be refused before long.
+const TIGHT: u64 = 1 << 30;
+/// The space of so many dirty bytes: an eighth more for keys, nodes and the journal.
+pub(crate) fn cost_of(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 8)
+}
+
+/// The dirty bytes of a view, and the space that is promised to them.
+pub(crate) struct SpaceAccount {
+    dirty_bytes: AtomicUsize,
+    /// Space of the store that is set aside for `dirty_bytes` and `credit`, so that commits of keys
+    /// cannot take it.
+    promised: PromisedSpace,
+    /// The mainline's: bytes that can be accepted before the store has to be asked for its free
+    /// space again.
+    credit: AtomicU64,
+    /// The mainline's: the store had less than `TIGHT` bytes left when it was asked last.
+    tight: AtomicBool,
+}
+
+impl SpaceAccount {
+    pub fn new(promised: PromisedSpace) -> SpaceAccount {
+        SpaceAccount {
+            dirty_bytes: AtomicUsize::new(0),
+            promised,
+            credit: AtomicU64::new(0),
+            tight: AtomicBool::new(false),
+        }
+    }
+
+    /// The view has ended: nothing of it is committed any more.
+    pub fn release_promised_space(&self) {
+        self.promised.give_back();
+    }
+
+    pub fn dirty_bytes(&self) -> usize {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes what an inode is charged, and the space that is promised to it.
+    pub fn charge(&self, state: &mut InodeState, bytes: usize) {
+        let (before, now) = (cost_of(state.charged as u64), cost_of(bytes as u64));
+        if bytes > state.charged {
+            self.dirty_bytes.fetch_add(bytes - state.charged, Ordering::Relaxed);
+            self.promised.grow(now - before);
+        } else {
+            self.dirty_bytes.fetch_sub(state.charged - bytes, Ordering::Relaxed);
+            self.promised.shrink(before - now);
+        }
+        state.charged = bytes;
+    }
+
+    /// Takes `cost` out of the credit; `false`: there is less.
+    pub fn spend(&self, cost: u64) -> bool {
+        let spend = |left: u64| left.checked_sub(cost);
+        if self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_err() {
+            return false;
+        }
+        // From here on it is promised as dirty data.
+        self.promised.shrink(cost);
+        true
+    }
+
+    /// Asks the store by `free` for its free space and makes a part of it the credit. `false`:
+    /// `cost` does not fit.
+    pub fn refill(&self, free: impl FnOnce() -> u64, cost: u64) -> bool {
+        self.promised.shrink(self.credit.swap(0, Ordering::Relaxed));
+        let left = free().checked_sub(cost.saturating_add(SPACE_MARGIN));
+        // A quarter, because others take from the same space: but none of what was found here, or
+        // it would be accepted in vain.
+        let credit = left.unwrap_or(0).min(REFILL) / 4;
+        self.promised.grow(credit);
+        self.promised.shrink(self.credit.swap(credit, Ordering::Relaxed));
+        self.tight.store(left.unwrap_or(0) < TIGHT, Ordering::Relaxed);
+        left.is_some()
+    }
+
+    /// Whether the store had little space left when it was asked last.
+    pub fn is_tight(&self) -> bool {
+        self.tight.load(Ordering::Relaxed)
+    }
+}
