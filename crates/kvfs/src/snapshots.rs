@@ -14,7 +14,7 @@ use crate::difference::{FileChange, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, FsOptions, largest_in};
 use crate::layout::{self, Layout, Super};
-use crate::views::{Entry, VIEW_SHARE, View, Views, Wait};
+use crate::views::{OpenView, VIEW_SHARE, View, Views, Wait};
 
 impl Views {
     /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this
@@ -160,7 +160,7 @@ impl Views {
     /// Commits everything in all clones, and syncs it. The mainline and the transactions are their
     /// owners' affair.
     pub fn shutdown(&self) -> Result<()> {
-        let entries: Vec<Arc<Entry>> =
+        let entries: Vec<Arc<OpenView>> =
             self.shared.open.read().by_number.values().cloned().collect();
         entries
             .iter()
@@ -168,7 +168,7 @@ impl Views {
             .try_for_each(|e| e.fs.sync_all())
     }
 
-    pub(crate) fn open_snapshot(&self, name: &str) -> Result<Arc<Entry>> {
+    pub(crate) fn open_snapshot(&self, name: &str) -> Result<Arc<OpenView>> {
         let db = &self.shared.db;
         if !db.snapshots().iter().any(|info| info.name == name) {
             return Err(Error::NotFound);
@@ -184,7 +184,7 @@ impl Views {
         self.add(View::Snapshot(name.into()), fs, None)
     }
 
-    pub(crate) fn open_clone(&self, name: &str) -> Result<Arc<Entry>> {
+    pub(crate) fn open_clone(&self, name: &str) -> Result<Arc<OpenView>> {
         let db = &self.shared.db;
         if !db.branches().iter().any(|info| info.name == name) {
             return Err(Error::NotFound);

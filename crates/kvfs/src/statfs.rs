@@ -1,10 +1,10 @@
 //! The room in the store, as `df` shows it.
 
 use crate::attr::StatFs;
-use crate::space_account::SPACE_MARGIN;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::PAGE;
+use crate::space_account::SPACE_MARGIN;
 
 /// Store bytes that a small inode with its name takes, roughly: for the estimate of how many fit.
 const INODE_BYTES: u64 = 512;

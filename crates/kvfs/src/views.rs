@@ -2,7 +2,7 @@
 //! mainline, every open transaction, every snapshot, every clone. One [`Fs`] for each, with its own
 //! inodes in memory and its own data that awaits its commit.
 //!
-//! [`Views`] ties them to the transactions of the database. Doors begin and end transactions here,
+//! [`Views`] ties them to the transactions of the database. Clients begin and end transactions here,
 //! never at the database itself, so that what is in memory (here, and in the kernel's caches) goes
 //! with what is in the store:
 //!
@@ -46,34 +46,31 @@
 //! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no
 //! space, say) the view is open again.
 //!
-//! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for doors
+//! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for adapters
 //! that must put it into an inode number; the mainline's is 0. It stays the view's afterwards for
 //! as long as the kernel refers to an inode of it (`retired`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use env::sync::atomic::AtomicBool;
 use env::sync::{Mutex, RwLock};
-use kvdb::{
-    Durability, Isolation, Kvdb, MergeRoutine, Merged, Savepoint, Scope, Transaction,
-    TransactionId, TransactionInfo, TransactionOptions,
-};
+use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, Transaction, TransactionId};
 
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
-use crate::difference::{FileChange, difference_in};
 use crate::error::{Error, Result};
-use crate::fs::superseded::ChangeTurn;
-use crate::fs::{Fs, FsOptions};
+use crate::fs::Fs;
 use crate::merge;
 use crate::ticker::Ticker;
 
 mod retired;
+mod transactions;
+mod watcher;
 
 use retired::Retired;
+pub use watcher::{Wait, Watcher};
 
 /// Which view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,47 +85,6 @@ pub enum View {
     Clone(String),
 }
 
-/// What [`Watcher::write_back`] waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// For every page.
-    ForAll,
-    /// Not for what cannot be written until a serializable transaction ends: whoever asks may be
-    /// about to end that very one.
-    ButForLocks,
-}
-
-/// A cache of the file system that is told of changes: a kernel, behind an adapter.
-pub trait Watcher: Send + Sync {
-    /// Hands over what was written and is held back so far, of all views. Returns when it is handed
-    /// over; or says what is in the way.
-    fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
-    /// There is a new view. (Not told of those that were there before, and are only opened when
-    /// somebody asks for them.)
-    fn appeared(&self, view: &View);
-    /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what
-    /// of the mainline has changed with its commit; `None`: nothing.
-    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&ChangeSet>);
-    /// A view, or the mainline, has become another one all at once.
-    fn changed(&self, number: u16, fs: &Fs, touched: &ChangeSet);
-    /// A name is about to be removed with all below it: what of that no program uses is let go of,
-    /// so that nothing has to be kept for it. `path`: from the view's root. Or it says why the name
-    /// must stay.
-    fn goes(
-        &self,
-        view: &View,
-        number: u16,
-        fs: &Fs,
-        at: (Ino, &[u8]),
-        path: &[u8],
-    ) -> std::result::Result<(), String> {
-        let _ = (view, number, fs, at, path);
-        Ok(())
-    }
-    /// The file system answers nothing any more; see [`Views::go_down`].
-    fn went_down(&self) {}
-}
-
 /// The views of one file system. Clones are the same.
 #[derive(Clone)]
 pub struct Views {
@@ -138,7 +94,7 @@ pub struct Views {
 pub(crate) struct Shared {
     pub db: Kvdb,
     pub mainline: Fs,
-    pub open: RwLock<Open>,
+    pub open: RwLock<OpenViews>,
     /// Held by who opens a clone.
     pub opening: Mutex<()>,
     watchers: RwLock<Vec<Weak<dyn Watcher>>>,
@@ -149,15 +105,15 @@ pub(crate) struct Shared {
 }
 
 #[derive(Default)]
-pub(crate) struct Open {
-    pub by_number: BTreeMap<u16, Arc<Entry>>,
+pub(crate) struct OpenViews {
+    pub by_number: BTreeMap<u16, Arc<OpenView>>,
     /// Of views that have ended: numbers that are not free yet.
     pub retired: HashMap<u16, Retired>,
     numbers: HashMap<View, u16>,
     last: u16,
 }
 
-pub(crate) struct Entry {
+pub(crate) struct OpenView {
     pub view: View,
     pub number: u16,
     pub fs: Fs,
@@ -239,231 +195,6 @@ impl Views {
         self.shared.watchers.write().push(Arc::downgrade(watcher));
     }
 
-    // --- transactions
-    // -----------------------------------------------------------------------------------------------
-
-    /// Begins a transaction over files and keys. It stays open until it is ended, however many
-    /// programs come and go (`detached` is always set). One that looks for no conflicts can read
-    /// files, and write keys alone.
-    pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
-        self.shared.mainline.writable()?;
-        self.write_back(Wait::ForAll)?;
-        let options = TransactionOptions { detached: true, ..options };
-        let transaction =
-            self.shared.mainline.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
-        let id = transaction.id();
-        let entry = self.open_transaction(transaction)?;
-        self.tell(|watcher| watcher.appeared(&entry.view));
-        Ok(id)
-    }
-
-    /// The transaction itself, to read and write keys in it.
-    pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
-        Ok(self.shared.db.transaction(id)?)
-    }
-
-    /// Commits a transaction, its files and its keys. With `Synced` it is on disk when this
-    /// returns.
-    ///
-    /// [`kvdb::Error::Conflict`] ends it; after other errors it is still open.
-    pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
-        let transaction = self.transaction(id)?;
-        // Opened where it is not: caches are told by it.
-        let entry = match self.find(&View::Transaction(id)) {
-            Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
-            entry => entry?,
-        };
-        // What waits for a lock may wait for this very transaction.
-        self.write_back(Wait::ButForLocks)?;
-        // While watchers are told of another commit, threads of calls of this view may be needed,
-        // which would wait for its freeze lock. So that commit is waited for before this view is
-        // frozen, and the turn of this one is taken afterwards.
-        drop(self.shared.mainline.core.superseded.turn());
-        let core = &entry.fs.core;
-        let mut frozen = core.freeze_lock.freeze();
-        if frozen.ended() {
-            return Err(kvdb::Error::NoTransaction(id).into());
-        }
-        entry.fs.prepare()?;
-        let touched = ChangeSet::by(&transaction, &core.layout)?;
-        let committed = self.commit_to_mainline(&transaction, &touched);
-        match &committed {
-            Err(Error::Store(kvdb::Error::Conflict { .. })) => transaction.abort(),
-            Err(_) if self.shared.db.transaction(id).is_ok() => return committed.map(drop),
-            _ => {}
-        }
-        frozen.end();
-        drop(frozen);
-        self.end_view(&entry, committed.is_ok().then_some(&touched));
-        let (orphans, turn) = committed?;
-        drop(turn);
-        if durability == Durability::Synced {
-            self.shared.db.sync()?;
-        }
-        self.remove_orphans(orphans);
-        Ok(())
-    }
-
-    /// Commits a transaction whose view is frozen, and brings the mainline's memory up to it. Gives
-    /// inodes that have become orphans by it, and the turn, which ends after the watchers have been
-    /// told.
-    fn commit_to_mainline<'a>(
-        &'a self,
-        transaction: &Transaction,
-        touched: &ChangeSet,
-    ) -> Result<(Vec<Ino>, Option<ChangeTurn<'a>>)> {
-        let mainline = &self.shared.mainline;
-        let commit = || Ok(transaction.commit(Durability::Buffered)?);
-        if touched.names.is_empty() && touched.inodes.is_empty() {
-            commit()?;
-            return Ok((Vec::new(), None));
-        }
-        // A serializable transaction may have locked what this one changes. To end it needs the
-        // mainline's freeze lock and a turn, so both are let go of before each attempt.
-        let attempt = || {
-            let turn = mainline.core.superseded.turn();
-            match mainline.apply_commit(transaction, touched, &turn, commit) {
-                // An older transaction has ended this one. The error says that a lock was refused,
-                // too, but another attempt would not help.
-                Err(e) if self.shared.db.transaction(transaction.id()).is_err() => Ok(Err(e)),
-                applied => Ok(Ok((applied?, Some(turn)))),
-            }
-        };
-        mainline.retry_on_lock(attempt).flatten()
-    }
-
-    /// What a durable transaction has so far, files included, is on disk when this returns. Of
-    /// another one, that it is open.
-    pub fn keep(&self, id: TransactionId) -> Result<()> {
-        let transaction = self.transaction(id)?;
-        if !transaction.is_durable() {
-            return Ok(());
-        }
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
-            self.write_back(Wait::ButForLocks)?;
-            let _call = entry.fs.enter()?;
-            entry.fs.flush_older_than(Duration::MAX)?;
-        }
-        Ok(transaction.sync()?)
-    }
-
-    /// Ends a transaction without a trace.
-    pub fn abort(&self, id: TransactionId) -> Result<()> {
-        let transaction = self.transaction(id)?;
-        // First, so that calls which wait for locks come back.
-        transaction.abort();
-        self.let_go(id);
-        Ok(())
-    }
-
-    /// Ends the view of a transaction that has ended.
-    pub(crate) fn let_go(&self, id: TransactionId) {
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
-            entry.fs.core.freeze_lock.freeze().end();
-            self.end_view(&entry, None);
-        }
-    }
-
-    /// Marks the state that a transaction has now, files included.
-    pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
-        let transaction = self.transaction(id)?;
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
-            self.write_back(Wait::ButForLocks)?;
-            let _call = entry.fs.enter()?;
-            entry.fs.flush_older_than(Duration::MAX)?;
-            return Ok(transaction.savepoint()?);
-        }
-        Ok(transaction.savepoint()?)
-    }
-
-    /// Undoes what a transaction has changed since a savepoint, in its files, too.
-    pub fn rollback_to(&self, id: TransactionId, savepoint: &Savepoint) -> Result<()> {
-        let transaction = self.transaction(id)?;
-        let Some(entry) = self.entry(&View::Transaction(id)) else {
-            return Ok(transaction.rollback_to(savepoint)?);
-        };
-        // What the kernel holds back must not come afterwards.
-        self.write_back(Wait::ButForLocks)?;
-        let turn = entry.fs.core.superseded.turn();
-        let touched = entry.fs.revert(&turn, || Ok(transaction.rollback_to(savepoint)?))?;
-        self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &touched));
-        drop(turn);
-        Ok(())
-    }
-
-    /// Who began a transaction, if that is known; see [`TransactionOptions::user`].
-    pub fn user(&self, id: TransactionId) -> Result<Option<u32>> {
-        Ok(self.transaction(id)?.user())
-    }
-
-    /// The open transactions, the oldest first.
-    pub fn list(&self) -> Vec<TransactionInfo> {
-        self.shared.db.transactions()
-    }
-
-    /// Whether a serializable transaction is open, for which others may have to wait.
-    pub fn takes_locks(&self) -> bool {
-        self.list().iter().any(|t| t.isolation == Isolation::Serializable)
-    }
-
-    /// What a transaction has changed of the files so far.
-    pub fn change_set(&self, id: TransactionId) -> Result<ChangeSet> {
-        ChangeSet::by(&self.flushed(id)?, &self.shared.mainline.core.layout)
-    }
-
-    /// A transaction that has everything in it that was written in its view.
-    fn flushed(&self, id: TransactionId) -> Result<Transaction> {
-        let transaction = self.transaction(id)?;
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
-            self.write_back(Wait::ButForLocks)?;
-            let _call = entry.fs.enter()?;
-            entry.fs.flush_older_than(Duration::MAX)?;
-        }
-        Ok(transaction)
-    }
-
-    /// What a transaction has changed of the files, by path, against the state that it reads: it
-    /// commits onto nothing else, for where others have changed the same since then, that is a
-    /// conflict.
-    pub fn difference(&self, id: TransactionId) -> Result<Vec<FileChange>> {
-        let transaction = self.flushed(id)?;
-        let view = transaction.view()?;
-        difference_in(self.shared.mainline.core.layout, view.beneath(), view)
-    }
-
-    /// Kernels that know the place are told that a door has changed these names and inodes of a
-    /// view by calls of its own.
-    pub fn tell_changed(
-        &self,
-        view: &View,
-        names: Vec<(Ino, Box<[u8]>)>,
-        inodes: Vec<Ino>,
-    ) -> Result<()> {
-        let (fs, number) = (self.fs(view)?, self.number(view)?);
-        let names = names.into_iter().map(|(dir, name)| (dir, name, false)).collect();
-        let touched = ChangeSet {
-            names,
-            inodes: inodes.into_iter().map(|ino| (ino, false)).collect(),
-            ..ChangeSet::default()
-        };
-        self.tell(|watcher| watcher.changed(number, &fs, &touched));
-        Ok(())
-    }
-
-    fn open_transaction(&self, transaction: Transaction) -> Result<Arc<Entry>> {
-        let mainline = &self.shared.mainline.core.options;
-        let options = FsOptions {
-            // Without a look for conflicts links, sizes and pages would not fit together any more.
-            read_only: mainline.read_only || !transaction.checks_conflicts(),
-            write_buffer: AWAITS_COMMIT.min(mainline.write_buffer),
-            inode_memory: mainline.inode_memory / VIEW_SHARE,
-            ..mainline.clone()
-        };
-        let fs =
-            self.shared.mainline.of_transaction(Scope::Transaction(transaction.clone()), options);
-        self.add(View::Transaction(transaction.id()), fs, Some(transaction))
-    }
-
     // --- views
     // ------------------------------------------------------------------------------------------------------
 
@@ -503,12 +234,12 @@ impl Views {
         std::iter::once((0, self.shared.mainline.clone())).chain(others).collect()
     }
 
-    pub(crate) fn entry(&self, view: &View) -> Option<Arc<Entry>> {
+    pub(crate) fn entry(&self, view: &View) -> Option<Arc<OpenView>> {
         let open = self.shared.open.read();
         open.numbers.get(view).and_then(|number| open.by_number.get(number)).cloned()
     }
 
-    fn find(&self, view: &View) -> Result<Arc<Entry>> {
+    fn find(&self, view: &View) -> Result<Arc<OpenView>> {
         if let Some(entry) = self.entry(view) {
             return Ok(entry);
         }
@@ -528,7 +259,7 @@ impl Views {
         view: View,
         fs: Fs,
         transaction: Option<Transaction>,
-    ) -> Result<Arc<Entry>> {
+    ) -> Result<Arc<OpenView>> {
         let mut open = self.shared.open.write();
         if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
             return Ok(entry.clone());
@@ -542,14 +273,14 @@ impl Views {
             number = number % Self::MAX_NUMBER + 1;
         }
         open.last = number;
-        let entry = Arc::new(Entry { view: view.clone(), number, fs, transaction });
+        let entry = Arc::new(OpenView { view: view.clone(), number, fs, transaction });
         open.by_number.insert(number, entry.clone());
         open.numbers.insert(view, number);
         Ok(entry)
     }
 
     /// A view has ended.
-    pub(crate) fn end_view(&self, entry: &Entry, touched: Option<&ChangeSet>) {
+    pub(crate) fn end_view(&self, entry: &OpenView, touched: Option<&ChangeSet>) {
         {
             let mut open = self.shared.open.write();
             let Some(ending) = open.by_number.remove(&entry.number) else { return };

@@ -11,14 +11,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Entry, Views};
+use super::{OpenView, Views};
 use crate::attr::Ino;
 use crate::fs::Fs;
 
 /// A view that has ended.
 pub(crate) enum Retired {
     /// Its watchers are being told; its references are still counted in its own table.
-    Ending(Arc<Entry>),
+    Ending(Arc<OpenView>),
     /// What the kernel still refers to, never empty.
     Left(HashMap<Ino, u64>),
 }
@@ -69,7 +69,7 @@ impl Views {
     }
 
     /// All have been told that a view has ended: what is left of it is what the kernel refers to.
-    pub(crate) fn retire(&self, entry: &Entry) {
+    pub(crate) fn retire(&self, entry: &OpenView) {
         entry.fs.core.space.release_promised_space();
         let mut open = self.shared.open.write();
         let left = entry.fs.core.inode_cache.take_references();

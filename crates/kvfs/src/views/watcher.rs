@@ -1,0 +1,47 @@
+//! What a cache of the file system is told.
+
+use super::View;
+use crate::apply_commit::ChangeSet;
+use crate::attr::Ino;
+use crate::fs::Fs;
+
+/// What [`Watcher::write_back`] waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// For every page.
+    ForAll,
+    /// Not for what cannot be written until a serializable transaction ends: whoever asks may be
+    /// about to end that very one.
+    ButForLocks,
+}
+
+/// A cache of the file system that is told of changes: a kernel, behind an adapter.
+pub trait Watcher: Send + Sync {
+    /// Hands over what was written and is held back so far, of all views. Returns when it is handed
+    /// over; or says what is in the way.
+    fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
+    /// There is a new view. (Not called for those that existed before and are opened when they are
+    /// first asked for.)
+    fn appeared(&self, view: &View);
+    /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what
+    /// of the mainline has changed with its commit; `None`: nothing.
+    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&ChangeSet>);
+    /// A view, or the mainline, has become another one all at once.
+    fn changed(&self, number: u16, fs: &Fs, touched: &ChangeSet);
+    /// A name is about to be removed with all below it: what of that no program uses is let go of,
+    /// so that nothing has to be kept for it. `path`: from the view's root. Or it says why the name
+    /// must stay.
+    fn goes(
+        &self,
+        view: &View,
+        number: u16,
+        fs: &Fs,
+        at: (Ino, &[u8]),
+        path: &[u8],
+    ) -> std::result::Result<(), String> {
+        let _ = (view, number, fs, at, path);
+        Ok(())
+    }
+    /// The file system answers nothing any more; see [`Views::go_down`].
+    fn went_down(&self) {}
+}
