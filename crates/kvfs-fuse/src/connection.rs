@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::io::Errno as Os;
 
 use crate::dispatcher::{Dispatcher, Outcome, ReplyBuffer};
-use crate::handler::{Handler, Ino, Invalidator};
+use crate::handler::{Handler, Invalidator, NodeId};
 use crate::wire;
 
 /// Has one request dispatched, and the kernel told what it must know before the answer.
@@ -23,10 +23,10 @@ pub(crate) fn dispatch<H: Handler>(
 ) -> Outcome {
     let outcome = dispatcher.dispatch(head, fields, reply, read_buffer);
     // Before the answer: its receiver may rely on this.
-    for &ino in &reply.stale_attributes {
-        if let Err(e) = forget_attributes(connection, ino) {
+    for &node in &reply.stale_attributes {
+        if let Err(e) = forget_attributes(connection, node) {
             tracing::warn!(
-                ino,
+                %node,
                 "the kernel may go on with a set-user-ID bit that is gone: it did not take word of it: {e}"
             );
         }
@@ -109,17 +109,17 @@ fn tell(connection: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
 
 /// Has the kernel ask for attributes anew. It takes no lock of the inode for that, so a thread that
 /// answers may send it.
-fn forget_attributes(connection: &OwnedFd, ino: Ino) -> io::Result<()> {
+fn forget_attributes(connection: &OwnedFd, node: NodeId) -> io::Result<()> {
     let mut body = wire::Answer::default();
     // A negative offset: no pages.
-    body.u64(ino).u64(-1_i64 as u64).u64(0);
+    body.node(node).u64(-1_i64 as u64).u64(0);
     tell(connection, wire::NOTIFY_INVAL_INODE, &body.0)
 }
 
 impl DeviceInvalidator {
-    fn invalidate_entry(&self, parent: Ino, name: &[u8], flags: u32) -> io::Result<()> {
+    fn invalidate_entry(&self, parent: NodeId, name: &[u8], flags: u32) -> io::Result<()> {
         let mut body = wire::Answer::default();
-        body.u64(parent).u32(name.len() as u32).u32(flags);
+        body.node(parent).u32(name.len() as u32).u32(flags);
         body.0.extend_from_slice(name);
         body.0.push(0);
         self.tell(wire::NOTIFY_INVAL_ENTRY, &body.0)
@@ -127,27 +127,27 @@ impl DeviceInvalidator {
 }
 
 impl Invalidator for DeviceInvalidator {
-    fn expire_name(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+    fn expire_name(&self, parent: NodeId, name: &[u8]) -> io::Result<()> {
         self.invalidate_entry(parent, name, if self.expires { wire::INVAL_ENTRY_EXPIRE } else { 0 })
     }
 
-    fn remove_name(&self, parent: Ino, name: &[u8]) -> io::Result<()> {
+    fn remove_name(&self, parent: NodeId, name: &[u8]) -> io::Result<()> {
         self.invalidate_entry(parent, name, 0)
     }
 
-    fn invalidate_inode(&self, ino: Ino) -> io::Result<()> {
+    fn invalidate_inode(&self, node: NodeId) -> io::Result<()> {
         // Offset 0 and length 0: all of it.
         let mut body = wire::Answer::default();
-        body.u64(ino).u64(0).u64(0);
+        body.node(node).u64(0).u64(0);
         self.tell(wire::NOTIFY_INVAL_INODE, &body.0)
     }
 
-    fn extend_to(&self, ino: Ino, size: u64, last: u8) -> io::Result<()> {
+    fn extend_to(&self, node: NodeId, size: u64, last: u8) -> io::Result<()> {
         // Nothing at the new end would not move it: the kernel takes over an end only with what is
         // before it.
         let Some(at) = size.checked_sub(1) else { return Ok(()) };
         let mut body = wire::Answer::default();
-        body.u64(ino).u64(at).u32(1).u32(0);
+        body.node(node).u64(at).u32(1).u32(0);
         body.0.push(last);
         self.tell(wire::NOTIFY_STORE, &body.0)
     }

@@ -27,8 +27,6 @@ use std::path::{Path, PathBuf};
 
 use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, View};
 
-use crate::wire_ino;
-
 /// The name in the root.
 pub(crate) const NAME: &[u8] = b".kvfs";
 
@@ -115,7 +113,7 @@ pub(crate) fn user_named(name: &[u8]) -> Option<u32> {
 pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     let perm = if open { 0o555 } else { 0o500 };
     let directory = Attr {
-        ino: wire_ino::of(wire_ino::CONTROL, ino),
+        ino,
         kind: FileKind::Dir,
         perm: 0o555,
         nlink: 2,

@@ -50,18 +50,18 @@ pub(crate) struct Dispatcher<H> {
 pub(crate) struct ReplyBuffer {
     pub answer: Answer,
     /// References that the answer hands to the kernel; if it does not arrive, they are taken back.
-    pub handed_out: Vec<Ino>,
+    pub handed_out: Vec<NodeId>,
     /// Inodes of which the kernel must ask for attributes anew, before it has the answer.
-    pub stale_attributes: Vec<Ino>,
+    pub stale_attributes: Vec<NodeId>,
     /// The request was announced.
     pub announced: bool,
 }
 
 impl ReplyBuffer {
     /// Notes what a change of a file's content means for the kernel.
-    fn changed(&mut self, ino: Ino, written: &Written) {
+    fn changed(&mut self, node: NodeId, written: &Written) {
         if written.lost_privileges {
-            self.stale_attributes.push(ino);
+            self.stale_attributes.push(node);
         }
     }
 }
@@ -86,7 +86,7 @@ impl<H: Handler> Dispatcher<H> {
         if Request::of(head.opcode) == Request::Write
             && let Some(offset) = wire::written_back_at(fields)
         {
-            self.handler.announce(head.ino, offset);
+            self.handler.announce(head.node, offset);
         }
     }
 
@@ -116,7 +116,7 @@ impl<H: Handler> Dispatcher<H> {
             }
             Ok(Err(errno)) => Outcome::Error(errno),
             Err(_) => {
-                tracing::error!("{request:?} of inode {} panicked", head.ino);
+                tracing::error!("{request:?} of inode {} panicked", head.node);
                 Outcome::Error(Errno(libc::EIO))
             }
         }
@@ -128,7 +128,7 @@ impl<H: Handler> Dispatcher<H> {
         if self.handler.is_down() {
             return Err(Errno(libc::EIO));
         }
-        let begun = unless_it_panics("FSYNC", || self.handler.begin_fsync(head.ino));
+        let begun = unless_it_panics("FSYNC", || self.handler.begin_fsync(head.node));
         if begun != Ok(FSync::Alone) {
             self.counters.count(Request::of(head.opcode));
         }
@@ -143,8 +143,8 @@ impl<H: Handler> Dispatcher<H> {
     /// The answer did not reach the kernel (the request was interrupted): the kernel does not have
     /// the references in it.
     pub fn take_back(&self, reply: &ReplyBuffer) {
-        for &ino in &reply.handed_out {
-            self.handler.forget(ino, 1);
+        for &node in &reply.handed_out {
+            self.handler.forget(node, 1);
         }
     }
 
@@ -162,10 +162,10 @@ impl<H: Handler> Dispatcher<H> {
         {
             return Err(Errno(libc::EIO));
         }
-        let ino = head.ino;
+        let node = head.node;
         let caller = Caller { uid: head.uid, gid: head.gid, pid: head.pid };
         match request {
-            Request::Lookup => match h.lookup(ino, f.name()?)? {
+            Request::Lookup => match h.lookup(node, f.name()?)? {
                 Some(attr) => Ok(self.entry(reply, &attr)),
                 None => {
                     reply.answer.no_entry_out(self.policy.entry_ttl.as_secs());
@@ -173,66 +173,66 @@ impl<H: Handler> Dispatcher<H> {
                 }
             },
             Request::Forget => {
-                h.forget(ino, f.u64()?);
+                h.forget(node, f.u64()?);
                 Ok(Outcome::Nothing)
             }
             Request::BatchForget => {
                 let count = f.u32()?;
                 f.u32()?;
                 for _ in 0..count {
-                    h.forget(f.u64()?, f.u64()?);
+                    h.forget(f.node()?, f.u64()?);
                 }
                 Ok(Outcome::Nothing)
             }
-            Request::GetAttr => Ok(self.attr(reply, &h.getattr(ino)?)),
+            Request::GetAttr => Ok(self.attr(reply, &h.getattr(node)?)),
             Request::SetAttr => {
                 let changes = setattr_in(&mut f, caller)?;
-                Ok(self.attr(reply, &h.setattr(ino, &changes, caller)?))
+                Ok(self.attr(reply, &h.setattr(node, &changes, caller)?))
             }
-            Request::ReadLink => Ok(Outcome::Data(h.readlink(ino)?)),
+            Request::ReadLink => Ok(Outcome::Data(h.readlink(node)?)),
             Request::MkNod => {
                 // The kernel has applied the umask already.
                 let (mode, rdev, _umask, _) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
                 let kind = wire::kind_of(mode).ok_or(Errno(libc::EINVAL))?;
-                Ok(self.entry(reply, &h.mknod(ino, f.name()?, kind, perm(mode), rdev, caller)?))
+                Ok(self.entry(reply, &h.mknod(node, f.name()?, kind, perm(mode), rdev, caller)?))
             }
             Request::MkDir => {
                 let (mode, _umask) = (f.u32()?, f.u32()?);
-                Ok(self.entry(reply, &h.mkdir(ino, f.name()?, perm(mode), caller)?))
+                Ok(self.entry(reply, &h.mkdir(node, f.name()?, perm(mode), caller)?))
             }
             Request::SymLink => {
                 let (name, target) = (f.name()?, f.name()?);
-                Ok(self.entry(reply, &h.symlink(ino, name, target, caller)?))
+                Ok(self.entry(reply, &h.symlink(node, name, target, caller)?))
             }
             Request::Link => {
-                let from = f.u64()?;
-                Ok(self.entry(reply, &h.link(from, ino, f.name()?, caller)?))
+                let from = f.node()?;
+                Ok(self.entry(reply, &h.link(from, node, f.name()?, caller)?))
             }
             Request::TmpFile => {
                 let (_flags, mode, _umask, _open_flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
-                let attr = h.tmpfile(ino, perm(mode), caller)?;
+                let attr = h.tmpfile(node, perm(mode), caller)?;
                 self.entry(reply, &attr);
                 reply.answer.u64(0).u32(wire::OPEN_KEEP_CACHE).u32(0);
                 Ok(Outcome::Answer)
             }
-            Request::Unlink => done(h.unlink(ino, f.name()?, caller)),
-            Request::RmDir => done(h.rmdir(ino, f.name()?, caller)),
+            Request::Unlink => done(h.unlink(node, f.name()?, caller)),
+            Request::RmDir => done(h.rmdir(node, f.name()?, caller)),
             Request::Rename => {
-                let to = f.u64()?;
-                done(h.rename((ino, f.name()?), (to, f.name()?), RenameFlags::default(), caller))
+                let to = f.node()?;
+                done(h.rename((node, f.name()?), (to, f.name()?), RenameFlags::default(), caller))
             }
             Request::Rename2 => {
-                let (to, flags, _) = (f.u64()?, f.u32()?, f.u32()?);
+                let (to, flags, _) = (f.node()?, f.u32()?, f.u32()?);
                 let flags = rename_flags(flags)?;
-                done(h.rename((ino, f.name()?), (to, f.name()?), flags, caller))
+                done(h.rename((node, f.name()?), (to, f.name()?), flags, caller))
             }
             Request::Read => {
                 let (_fh, offset, size) = (f.u64()?, f.u64()?, f.u32()?);
                 match read_buffer.get_mut(..size as usize) {
                     Some(read_buffer) => {
-                        Ok(Outcome::Filled(h.read_into(ino, offset, read_buffer)?))
+                        Ok(Outcome::Filled(h.read_into(node, offset, read_buffer)?))
                     }
-                    None => Ok(Outcome::Data(h.read(ino, offset, size)?)),
+                    None => Ok(Outcome::Data(h.read(node, offset, size)?)),
                 }
             }
             Request::Write => {
@@ -246,8 +246,8 @@ impl<H: Handler> Dispatcher<H> {
                     announced: reply.announced && flags & wire::WRITE_CACHE != 0,
                     append: open_flags & libc::O_APPEND as u32 != 0,
                 };
-                let written = h.write(ino, offset, data, hints)?;
-                reply.changed(ino, &written);
+                let written = h.write(node, offset, data, hints)?;
+                reply.changed(node, &written);
                 reply.answer.u32(written.bytes as u32).u32(0);
                 Ok(Outcome::Answer)
             }
@@ -255,13 +255,13 @@ impl<H: Handler> Dispatcher<H> {
                 let (_fh, flags) = (f.u64()?, f.u32()?);
                 let data_only = flags & wire::FSYNC_DATA_ONLY != 0;
                 done(if request == Request::FSync {
-                    h.fsync(ino, data_only)
+                    h.fsync(node, data_only)
                 } else {
-                    h.fsyncdir(ino, data_only)
+                    h.fsyncdir(node, data_only)
                 })
             }
             Request::ReadDir | Request::ReadDirPlus => {
-                self.readdir(request == Request::ReadDirPlus, ino, f, reply)
+                self.readdir(request == Request::ReadDirPlus, node, f, reply)
             }
             Request::StatFs => {
                 reply.answer.statfs_out(&h.statfs()?);
@@ -274,11 +274,11 @@ impl<H: Handler> Dispatcher<H> {
             }
             Request::GetXattr => {
                 let (size, _) = (f.u32()?, f.u32()?);
-                xattr(size, h.getxattr(ino, f.name()?)?, reply)
+                xattr(size, h.getxattr(node, f.name()?)?, reply)
             }
             Request::ListXattr => {
                 let size = f.u32()?;
-                xattr(size, h.listxattr(ino, caller)?, reply)
+                xattr(size, h.listxattr(node, caller)?, reply)
             }
             Request::SetXattr => {
                 let (size, flags) = (f.u32()?, f.u32()?);
@@ -289,13 +289,13 @@ impl<H: Handler> Dispatcher<H> {
                     libc::XATTR_REPLACE => XattrFlags::Replace,
                     _ => return Err(Errno(libc::EINVAL)),
                 };
-                done(h.setxattr(ino, name, f.bytes(size as usize)?, mode, caller))
+                done(h.setxattr(node, name, f.bytes(size as usize)?, mode, caller))
             }
-            Request::RemoveXattr => done(h.removexattr(ino, f.name()?, caller)),
+            Request::RemoveXattr => done(h.removexattr(node, f.name()?, caller)),
             Request::FAllocate => {
                 let (_fh, offset, length, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
-                let written = h.fallocate(ino, offset, length, allocate(mode as i32)?, caller)?;
-                reply.changed(ino, &written);
+                let written = h.fallocate(node, offset, length, allocate(mode as i32)?, caller)?;
+                reply.changed(node, &written);
                 Ok(Outcome::Answer)
             }
             Request::LSeek => {
@@ -306,17 +306,17 @@ impl<H: Handler> Dispatcher<H> {
                     _ => return Err(Errno(libc::EINVAL)),
                 };
                 let offset = u64::try_from(offset).map_err(|_| Errno(libc::ENXIO))?;
-                reply.answer.u64(h.seek(ino, offset, what)?);
+                reply.answer.u64(h.seek(node, offset, what)?);
                 Ok(Outcome::Answer)
             }
             Request::CopyFileRange | Request::CopyFileRange64 => {
-                let (_fh_in, offset_in, to, _fh_out) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
+                let (_fh_in, offset_in, to, _fh_out) = (f.u64()?, f.u64()?, f.node()?, f.u64()?);
                 let (offset_out, length) = (f.u64()?, f.u64()?);
                 // The older answer has room for 32 bits; callers go on where a short copy ended.
                 let short = request == Request::CopyFileRange;
                 let length = if short { length.min(1 << 30) } else { length };
                 let copied =
-                    h.copy_file_range((ino, offset_in), (to, offset_out), length, caller)?;
+                    h.copy_file_range((node, offset_in), (to, offset_out), length, caller)?;
                 reply.changed(to, &copied);
                 if short {
                     reply.answer.u32(copied.bytes as u32).u32(0)
@@ -344,7 +344,7 @@ impl<H: Handler> Dispatcher<H> {
                 if mask & libc::X_OK as u32 == 0 {
                     return done(Ok(()));
                 }
-                let attr = h.getattr(ino)?;
+                let attr = h.getattr(node)?.attr;
                 let executable = attr.kind == FileKind::Dir || attr.perm & 0o111 != 0;
                 done(if executable { Ok(()) } else { Err(Errno(libc::EACCES)) })
             }
@@ -360,13 +360,13 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    fn attr(&self, reply: &mut ReplyBuffer, attr: &Attr) -> Outcome {
+    fn attr(&self, reply: &mut ReplyBuffer, attr: &NodeAttr) -> Outcome {
         reply.answer.attr_out(attr, self.policy.attr_ttl.as_secs());
         Outcome::Answer
     }
 
-    fn entry(&self, reply: &mut ReplyBuffer, attr: &Attr) -> Outcome {
-        reply.handed_out.push(attr.ino);
+    fn entry(&self, reply: &mut ReplyBuffer, attr: &NodeAttr) -> Outcome {
+        reply.handed_out.push(attr.node);
         reply.answer.entry_out(
             attr,
             self.policy.entry_ttl.as_secs(),
@@ -378,14 +378,14 @@ impl<H: Handler> Dispatcher<H> {
     fn readdir(
         &self,
         attributes: bool,
-        ino: Ino,
+        node: NodeId,
         mut f: Fields<'_>,
         reply: &mut ReplyBuffer,
     ) -> Reply<Outcome> {
         let (_fh, cookie, size) = (f.u64()?, f.u64()?, f.u32()? as usize);
         let (entry_ttl, attr_ttl) =
             (self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs());
-        self.handler.readdir(ino, cookie, attributes, &mut |entry| {
+        self.handler.readdir(node, cookie, attributes, &mut |entry| {
             if reply.answer.0.len() + wire::dirent_size(entry.name, attributes) > size {
                 return false;
             }
@@ -395,13 +395,13 @@ impl<H: Handler> Dispatcher<H> {
                         reply.answer.entry_out(attr, entry_ttl, attr_ttl);
                         // The kernel counts no references to "." and "..", and is given none.
                         if entry.name != b"." && entry.name != b".." {
-                            reply.handed_out.push(attr.ino);
+                            reply.handed_out.push(attr.node);
                         }
                     }
                     None => reply.answer.no_entry_out(0),
                 }
             }
-            reply.answer.dirent(entry.ino, entry.cookie, entry.kind, entry.name);
+            reply.answer.dirent(entry.node, entry.cookie, entry.kind, entry.name);
             true
         })?;
         Ok(Outcome::Answer)

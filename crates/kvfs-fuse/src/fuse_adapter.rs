@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvfs::{Fs, View, Views};
+use kvfs::{DirEntry, Fs, View, Views};
 
 use crate::handler::*;
 use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
-use crate::{control_directory, wire_ino};
+use crate::{control_directory, node_id};
 
 /// Answers the requests of the kernel with a KVFS file system and all its views.
 pub struct FuseAdapter {
@@ -30,7 +30,7 @@ pub struct FuseAdapter {
     open_views: bool,
 }
 
-/// What an inode number on the wire stands for.
+/// What a number of the kernel stands for.
 enum At<'a> {
     View(In<'a>, Ino),
     /// A directory or file of the control directory.
@@ -62,8 +62,8 @@ impl Deref for In<'_> {
 
 impl In<'_> {
     /// Attributes as the kernel is to see them.
-    fn shown(&self, attr: kvfs::Result<Attr>) -> Reply<Attr> {
-        attr.map(|attr| wire_ino::attr(self.number, with_space(attr, self.gathers))).map_err(errno)
+    fn shown(&self, attr: kvfs::Result<Attr>) -> Reply<NodeAttr> {
+        attr.map(|attr| node_id::attr(self.number, with_space(attr, self.gathers))).map_err(errno)
     }
 }
 
@@ -126,13 +126,13 @@ impl FuseAdapter {
 
     /// Everything that programs have written to a file has come; `false`: that cannot be known.
     /// Before anything is changed.
-    fn recall(&self, wire: Ino) -> Reply<bool> {
+    fn recall(&self, node: NodeId) -> Reply<bool> {
         if !may_wait() {
             return Err(Errno::WAITS);
         }
-        let recalled = self.recall.get().map(|recall| recall.file(wire));
+        let recalled = self.recall.get().map(|recall| recall.file(node));
         if let Some(Err(e)) = &recalled {
-            tracing::warn!("the kernel could not hand over what it holds of inode {wire}: {e}");
+            tracing::warn!("the kernel could not hand over what it holds of inode {node}: {e}");
         }
         Ok(matches!(recalled, Some(Ok(()))))
     }
@@ -145,8 +145,8 @@ impl FuseAdapter {
         &self.quiesce_barrier
     }
 
-    fn at(&self, wire: Ino) -> Reply<At<'_>> {
-        match wire_ino::split(wire) {
+    fn at(&self, node: NodeId) -> Reply<At<'_>> {
+        match node_id::split(node) {
             (0, ino) => Ok(At::View(
                 In {
                     number: 0,
@@ -155,7 +155,7 @@ impl FuseAdapter {
                 },
                 ino,
             )),
-            (wire_ino::CONTROL, ino) => Ok(At::Control(ino)),
+            (node_id::CONTROL, ino) => Ok(At::Control(ino)),
             (number, ino) => match self.views.by_number(number) {
                 Some(fs) => Ok(At::View(
                     In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) },
@@ -167,8 +167,8 @@ impl FuseAdapter {
     }
 
     /// An inode that must lie in a view.
-    fn inode(&self, wire: Ino) -> Reply<(In<'_>, Ino)> {
-        match self.at(wire)? {
+    fn inode(&self, node: NodeId) -> Reply<(In<'_>, Ino)> {
+        match self.at(node)? {
             At::View(view, ino) => Ok((view, ino)),
             At::Control(_) => Err(NOT_HERE),
         }
@@ -176,15 +176,15 @@ impl FuseAdapter {
 
     /// A directory in which `name` is to be made or removed. The name of the control directory is
     /// taken.
-    fn directory(&self, wire: Ino, name: &[u8]) -> Reply<(In<'_>, Ino)> {
-        let (view, ino) = self.inode(wire)?;
+    fn directory(&self, node: NodeId, name: &[u8]) -> Reply<(In<'_>, Ino)> {
+        let (view, ino) = self.inode(node)?;
         if ino == ROOT && name == control_directory::NAME { Err(NOT_HERE) } else { Ok((view, ino)) }
     }
 
     /// An inode, and a directory of the same view.
-    fn together<'a>(&'a self, first: (In<'a>, Ino), second: Ino) -> Reply<(In<'a>, Ino, Ino)> {
+    fn together<'a>(&'a self, first: (In<'a>, Ino), second: NodeId) -> Reply<(In<'a>, Ino, Ino)> {
         let (view, ino) = first;
-        match wire_ino::split(second) {
+        match node_id::split(second) {
             (number, other) if number == view.number => Ok((view, ino, other)),
             _ => Err(Errno(libc::EXDEV)),
         }
@@ -207,13 +207,14 @@ impl FuseAdapter {
         self.views.user(id).ok().map(|user| user.unwrap_or_else(control_directory::own_user))
     }
 
-    fn control_attr(&self, ino: Ino) -> Reply<Attr> {
+    fn control_attr(&self, ino: Ino) -> Reply<NodeAttr> {
         let root = self.mainline.getattr(ROOT).map_err(errno)?;
         let attr = control_directory::attr(ino, &root, self.open_views).ok_or(STALE)?;
-        match control_directory::linked(ino) {
-            Some(id) => Ok(Attr { size: self.link_target(id)?.len() as u64, ..attr }),
-            None => Ok(attr),
-        }
+        let attr = match control_directory::linked(ino) {
+            Some(id) => Attr { size: self.link_target(id)?.len() as u64, ..attr },
+            None => attr,
+        };
+        Ok(node_id::attr(node_id::CONTROL, attr))
     }
 
     /// Where the name of a transaction leads.
@@ -222,11 +223,14 @@ impl FuseAdapter {
     }
 
     /// What `name` stands for in the control directory.
-    fn find_control(&self, dir: Ino, name: &[u8]) -> Reply<Attr> {
+    fn find_control(&self, dir: Ino, name: &[u8]) -> Reply<NodeAttr> {
         let none = Errno(libc::ENOENT);
         match (dir, name) {
             (_, b".") => self.control_attr(dir),
-            (control_directory::TOP, b"..") => self.mainline.lookup(ROOT, b".").map_err(errno),
+            (control_directory::TOP, b"..") => {
+                let attr = self.mainline.lookup(ROOT, b".").map_err(errno)?;
+                Ok(node_id::attr(0, attr))
+            }
             (dir, b"..") if control_directory::user_of(dir).is_some() => {
                 self.control_attr(control_directory::USERS)
             }
@@ -275,15 +279,15 @@ impl FuseAdapter {
         &self,
         dir: Ino,
         cookie: u64,
-        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+        take: &mut dyn FnMut(Listed<'_>) -> bool,
     ) -> Reply<()> {
-        let here = |ino| wire_ino::of(wire_ino::CONTROL, ino);
+        let here = |ino| node_id::of(node_id::CONTROL, ino);
         let above = match dir {
-            control_directory::TOP => ROOT,
+            control_directory::TOP => NodeId::ROOT,
             dir if control_directory::user_of(dir).is_some() => here(control_directory::USERS),
             _ => here(control_directory::TOP),
         };
-        let directory = |name: &str, ino| (name.to_string(), ino, FileKind::Dir);
+        let directory = |name: &str, node| (name.to_string(), node, FileKind::Dir);
         let mut entries = vec![directory(".", here(dir)), directory("..", above)];
         if dir == control_directory::TOP {
             entries.extend(
@@ -309,11 +313,11 @@ impl FuseAdapter {
                 }
             }
         }
-        for (at, (name, ino, kind)) in
+        for (at, (name, node, kind)) in
             entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX))
         {
-            let entry = DirEntry {
-                ino: *ino,
+            let entry = Listed {
+                node: *node,
                 kind: *kind,
                 name: name.as_bytes(),
                 cookie: at as u64 + 1,
@@ -334,7 +338,7 @@ impl FuseAdapter {
 /// an error for one of the pages, which is an error of the next syncfs(2): of all who begin a
 /// transaction. It does not look at the attributes that it gets. It does when a program has set the
 /// times, which looks alike; so these are no attributes of a file, and the program is told EIO.
-fn answer_to_late_times(ino: Ino, changes: &SetAttr) -> Option<Attr> {
+fn answer_to_late_times(node: NodeId, changes: &SetAttr) -> Option<NodeAttr> {
     let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else {
         return None;
     };
@@ -344,9 +348,9 @@ fn answer_to_late_times(ino: Ino, changes: &SetAttr) -> Option<Attr> {
         unprivileged_group: changes.unprivileged_group,
         ..SetAttr::default()
     };
-    let nothing = |kind| Attr {
-        ino,
-        kind,
+    let nothing = Attr {
+        ino: 0,
+        kind: FileKind::Dir,
         perm: 0,
         nlink: 0,
         uid: 0,
@@ -359,11 +363,11 @@ fn answer_to_late_times(ino: Ino, changes: &SetAttr) -> Option<Attr> {
         ctime,
         btime: ctime,
     };
-    (*changes == of_the_cache).then(|| nothing(FileKind::Dir))
+    (*changes == of_the_cache).then_some(NodeAttr { node, attr: nothing })
 }
 
 impl Handler for FuseAdapter {
-    fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>> {
+    fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>> {
         match self.at(parent)? {
             At::View(view, ROOT) if view.number == 0 && name == control_directory::NAME => {
                 self.control_attr(control_directory::TOP).map(Some)
@@ -376,22 +380,22 @@ impl Handler for FuseAdapter {
             At::Control(dir) => self.find_control(dir, name).map(Some),
         }
     }
-    fn forget(&self, ino: Ino, references: u64) {
-        match wire_ino::split(ino) {
+    fn forget(&self, node: NodeId, references: u64) {
+        match node_id::split(node) {
             (0, ino) => self.mainline.forget(ino, references),
-            (wire_ino::CONTROL, _) => {}
+            (node_id::CONTROL, _) => {}
             // Also of one that has ended.
             (number, ino) => self.views.forget(number, ino, references),
         }
     }
-    fn getattr(&self, ino: Ino) -> Reply<Attr> {
-        match self.at(ino)? {
+    fn getattr(&self, node: NodeId) -> Reply<NodeAttr> {
+        match self.at(node)? {
             At::View(view, ino) => view.shown(view.getattr(ino)),
             At::Control(ino) => self.control_attr(ino),
         }
     }
-    fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr> {
-        let changed = match self.at(ino) {
+    fn setattr(&self, node: NodeId, changes: &SetAttr, caller: Caller) -> Reply<NodeAttr> {
+        let changed = match self.at(node) {
             Ok(At::View(view, ino)) => {
                 let only_shown =
                     caller.pid == self.notifier.load(Ordering::Relaxed) && caller.pid != 0;
@@ -408,12 +412,12 @@ impl Handler for FuseAdapter {
             Err(e) => Err(e),
         };
         match changed {
-            Err(STALE) => answer_to_late_times(ino, changes).ok_or(STALE),
+            Err(STALE) => answer_to_late_times(node, changes).ok_or(STALE),
             changed => changed,
         }
     }
-    fn readlink(&self, ino: Ino) -> Reply<Bytes> {
-        let (view, ino) = match self.at(ino)? {
+    fn readlink(&self, node: NodeId) -> Reply<Bytes> {
+        let (view, ino) = match self.at(node)? {
             At::View(view, ino) => (view, ino),
             At::Control(ino) => {
                 let id = control_directory::linked(ino).ok_or(Errno(libc::EINVAL))?;
@@ -424,49 +428,54 @@ impl Handler for FuseAdapter {
     }
     fn mknod(
         &self,
-        parent: Ino,
+        parent: NodeId,
         name: &[u8],
         kind: FileKind,
         perm: u16,
         rdev: u32,
         caller: Caller,
-    ) -> Reply<Attr> {
+    ) -> Reply<NodeAttr> {
         let (view, parent) = self.directory(parent, name)?;
         view.shown(view.mknod(parent, name, kind, perm, rdev, caller))
     }
-    fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr> {
+    fn mkdir(&self, parent: NodeId, name: &[u8], perm: u16, caller: Caller) -> Reply<NodeAttr> {
         let (view, parent) = self.directory(parent, name)?;
         view.shown(view.mkdir(parent, name, perm, caller))
     }
-    fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Reply<Attr> {
+    fn tmpfile(&self, parent: NodeId, perm: u16, caller: Caller) -> Reply<NodeAttr> {
         let (view, parent) = self.inode(parent)?;
         view.shown(view.tmpfile(parent, perm, caller))
     }
-    fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr> {
+    fn symlink(
+        &self,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+        caller: Caller,
+    ) -> Reply<NodeAttr> {
         let (view, parent) = self.directory(parent, name)?;
         view.shown(view.symlink(parent, name, target, caller))
     }
-    fn link(&self, ino: Ino, parent: Ino, name: &[u8], _caller: Caller) -> Reply<Attr> {
-        let wire = ino;
-        let (view, parent, ino) = self.together(self.directory(parent, name)?, ino)?;
+    fn link(&self, node: NodeId, parent: NodeId, name: &[u8], _caller: Caller) -> Reply<NodeAttr> {
+        let (view, parent, ino) = self.together(self.directory(parent, name)?, node)?;
         // A file gets its first name with the content that it has.
         if self.gathers_writes() || view.getattr(ino).is_ok_and(|attr| attr.nlink == 0) {
-            self.recall(wire)?;
+            self.recall(node)?;
         }
         view.shown(view.link(ino, parent, name))
     }
-    fn unlink(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+    fn unlink(&self, parent: NodeId, name: &[u8], _caller: Caller) -> Reply<()> {
         let (view, parent) = self.directory(parent, name)?;
         view.unlink(parent, name).map_err(errno)
     }
-    fn rmdir(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+    fn rmdir(&self, parent: NodeId, name: &[u8], _caller: Caller) -> Reply<()> {
         let (view, parent) = self.directory(parent, name)?;
         view.rmdir(parent, name).map_err(errno)
     }
     fn rename(
         &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
         flags: RenameFlags,
         _caller: Caller,
     ) -> Reply<()> {
@@ -477,12 +486,12 @@ impl Handler for FuseAdapter {
         if let Ok(Some((ino, FileKind::File))) = view.peek(parent, from.1)
             && (self.gathers_writes() || matches!(view.peek(new_parent, to.1), Ok(Some(_))))
         {
-            self.recall(wire_ino::of(view.number, ino))?;
+            self.recall(node_id::of(view.number, ino))?;
         }
         view.rename(parent, from.1, new_parent, to.1, flags).map_err(errno)
     }
-    fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes> {
-        let (view, ino) = match self.at(ino)? {
+    fn read(&self, node: NodeId, offset: u64, length: u32) -> Reply<Bytes> {
+        let (view, ino) = match self.at(node)? {
             At::View(view, ino) => (view, ino),
             At::Control(control_directory::BARRIER) => {
                 let rest =
@@ -496,22 +505,22 @@ impl Handler for FuseAdapter {
     fn wants_announcements(&self) -> bool {
         self.views.mainline().is_tight()
     }
-    fn announce(&self, ino: Ino, offset: u64) {
+    fn announce(&self, node: NodeId, offset: u64) {
         // One that has ended by now takes no pages: see below.
-        if let Ok(At::View(view, ino)) = self.at(ino) {
+        if let Ok(At::View(view, ino)) = self.at(node) {
             view.announce_cached(ino, offset);
         }
     }
-    fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Reply<usize> {
-        if let At::View(view, ino) = self.at(ino)? {
+    fn read_into(&self, node: NodeId, offset: u64, room: &mut [u8]) -> Reply<usize> {
+        if let At::View(view, ino) = self.at(node)? {
             return view.read_into(ino, offset, room).map_err(errno);
         }
-        let data = self.read(ino, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
+        let data = self.read(node, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
         room[..data.len()].copy_from_slice(&data);
         Ok(data.len())
     }
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written> {
-        let written = match self.at(ino) {
+    fn write(&self, node: NodeId, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written> {
+        let written = match self.at(node) {
             Ok(At::View(view, ino)) => view.write_for(ino, offset, data, hints).map_err(errno),
             Ok(At::Control(control_directory::BARRIER)) => {
                 self.quiesce_barrier.arrive();
@@ -530,14 +539,14 @@ impl Handler for FuseAdapter {
             written => written,
         }
     }
-    fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()> {
-        match self.at(ino)? {
+    fn fsync(&self, node: NodeId, data_only: bool) -> Reply<()> {
+        match self.at(node)? {
             At::View(view, ino) => view.fsync(ino, data_only).map_err(errno),
             At::Control(_) => Ok(()),
         }
     }
-    fn begin_fsync(&self, ino: Ino) -> Reply<FSync> {
-        match self.at(ino)? {
+    fn begin_fsync(&self, node: NodeId) -> Reply<FSync> {
+        match self.at(node)? {
             At::View(view, ino) => view.begin_fsync(ino).map_err(errno),
             At::Control(_) => Ok(FSync::Done),
         }
@@ -545,40 +554,41 @@ impl Handler for FuseAdapter {
     fn sync(&self) -> Reply<()> {
         self.views.mainline().sync_store().map_err(errno)
     }
-    fn fsyncdir(&self, ino: Ino, _data_only: bool) -> Reply<()> {
-        match self.at(ino)? {
+    fn fsyncdir(&self, node: NodeId, _data_only: bool) -> Reply<()> {
+        match self.at(node)? {
             At::View(view, ino) => view.fsyncdir(ino).map_err(errno),
             At::Control(_) => Ok(()),
         }
     }
     fn readdir(
         &self,
-        ino: Ino,
+        node: NodeId,
         cookie: u64,
         attributes: bool,
-        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+        take: &mut dyn FnMut(Listed<'_>) -> bool,
     ) -> Reply<()> {
-        match self.at(ino)? {
+        match self.at(node)? {
             At::View(view, ino) => {
                 let (number, gathers) = (view.number, view.gathers);
                 let mut shown = |entry: DirEntry<'_>| {
                     let attr =
-                        entry.attr.map(|attr| wire_ino::attr(number, with_space(attr, gathers)));
-                    take(DirEntry { ino: wire_ino::of(number, entry.ino), attr, ..entry })
+                        entry.attr.map(|attr| node_id::attr(number, with_space(attr, gathers)));
+                    let DirEntry { ino, kind, name, cookie, .. } = entry;
+                    take(Listed { node: node_id::of(number, ino), kind, name, cookie, attr })
                 };
                 view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
             }
             At::Control(dir) => self.list_control(dir, cookie, take),
         }
     }
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {
-        match self.at(ino)? {
+    fn getxattr(&self, node: NodeId, name: &[u8]) -> Reply<Bytes> {
+        match self.at(node)? {
             At::View(view, ino) => view.getxattr(ino, name).map(Bytes::from).map_err(errno),
             At::Control(_) => Err(Errno(libc::ENODATA)),
         }
     }
-    fn listxattr(&self, ino: Ino, caller: Caller) -> Reply<Bytes> {
-        match self.at(ino)? {
+    fn listxattr(&self, node: NodeId, caller: Caller) -> Reply<Bytes> {
+        match self.at(node)? {
             At::View(view, ino) => {
                 let names = view.listxattr(ino).map_err(errno)?;
                 if caller.uid == 0 {
@@ -599,17 +609,17 @@ impl Handler for FuseAdapter {
     }
     fn setxattr(
         &self,
-        ino: Ino,
+        node: NodeId,
         name: &[u8],
         value: &[u8],
         mode: XattrFlags,
         _caller: Caller,
     ) -> Reply<()> {
-        let (view, ino) = self.inode(ino)?;
+        let (view, ino) = self.inode(node)?;
         view.setxattr(ino, name, value, mode).map_err(errno)
     }
-    fn removexattr(&self, ino: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
-        let (view, ino) = self.inode(ino)?;
+    fn removexattr(&self, node: NodeId, name: &[u8], _caller: Caller) -> Reply<()> {
+        let (view, ino) = self.inode(node)?;
         view.removexattr(ino, name).map_err(errno)
     }
     fn statfs(&self) -> Reply<StatFs> {
@@ -617,18 +627,17 @@ impl Handler for FuseAdapter {
     }
     fn fallocate(
         &self,
-        ino: Ino,
+        node: NodeId,
         offset: u64,
         length: u64,
         how: Allocate,
         caller: Caller,
     ) -> Reply<Written> {
-        let (view, ino) = self.inode(ino)?;
+        let (view, ino) = self.inode(node)?;
         view.fallocate_for(ino, how, offset, length, hints_of(caller)).map_err(errno)
     }
-    fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64> {
-        let wire = ino;
-        let (view, ino) = self.inode(ino)?;
+    fn seek(&self, node: NodeId, offset: u64, what: Whence) -> Reply<u64> {
+        let (view, ino) = self.inode(node)?;
         if self.recall.get().is_none() {
             // The mount has just begun, or nothing recalls its pages: all data.
             let size = view.getattr(ino).map_err(errno)?.size;
@@ -638,7 +647,7 @@ impl Handler for FuseAdapter {
                 Whence::Hole => Ok(size),
             };
         }
-        if !self.recall(wire)? {
+        if !self.recall(node)? {
             return Err(Errno(libc::ENOSYS));
         }
         view.seek(ino, offset, what).map_err(errno)
@@ -654,8 +663,8 @@ impl Handler for FuseAdapter {
     }
     fn copy_file_range(
         &self,
-        from: (Ino, u64),
-        to: (Ino, u64),
+        from: (NodeId, u64),
+        to: (NodeId, u64),
         length: u64,
         caller: Caller,
     ) -> Reply<Written> {

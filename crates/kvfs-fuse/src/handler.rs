@@ -8,13 +8,14 @@
 //! answered "do it without me") is in the [`Policy`], for all handlers alike.
 
 use std::cell::Cell;
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 pub use kvfs::{
-    Allocate, AllocateMode, Attr, Caller, DirEntry, FSync, FileKind, GoingDown, Ino, ROOT,
-    RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
+    Allocate, AllocateMode, Attr, Caller, FSync, FileKind, GoingDown, Ino, ROOT, RenameFlags,
+    SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 
 /// A Linux error number, positive.
@@ -45,6 +46,47 @@ pub(crate) fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// The number by which the kernel knows an inode: FUSE's `nodeid`, which is also what programs see
+/// as `st_ino`. The number that a store gives the inode is an [`Ino`], which several views may share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    /// The root of the mount.
+    pub const ROOT: NodeId = NodeId(1);
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An inode and its attributes. The number in the attributes is the handler's own: the kernel and
+/// programs are told `node`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeAttr {
+    /// The inode.
+    pub node: NodeId,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
+/// One entry as `readdir` lists it.
+#[derive(Clone, Copy, Debug)]
+pub struct Listed<'a> {
+    /// The inode.
+    pub node: NodeId,
+    /// Its type.
+    pub kind: FileKind,
+    /// The name.
+    pub name: &'a [u8],
+    /// The position after this entry, for the next call.
+    pub cookie: u64,
+    /// Its attributes, where they are asked for and it still exists.
+    pub attr: Option<NodeAttr>,
+}
+
 /// The answer to a request.
 pub type Reply<T> = Result<T, Errno>;
 
@@ -56,50 +98,56 @@ pub type Reply<T> = Result<T, Errno>;
 /// and lengths are bytes.
 pub trait Handler: Send + Sync + 'static {
     /// The entry `name` of `parent`; `None`: there is none, and the kernel may remember that.
-    fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>>;
+    fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>>;
     /// Takes back `references` of the kernel to an inode.
-    fn forget(&self, ino: Ino, references: u64);
+    fn forget(&self, node: NodeId, references: u64);
     /// The attributes of an inode.
-    fn getattr(&self, ino: Ino) -> Reply<Attr>;
+    fn getattr(&self, node: NodeId) -> Reply<NodeAttr>;
     /// Changes attributes and returns them.
-    fn setattr(&self, ino: Ino, changes: &SetAttr, caller: Caller) -> Reply<Attr>;
+    fn setattr(&self, node: NodeId, changes: &SetAttr, caller: Caller) -> Reply<NodeAttr>;
     /// The target of a symbolic link.
-    fn readlink(&self, ino: Ino) -> Reply<Bytes>;
+    fn readlink(&self, node: NodeId) -> Reply<Bytes>;
     /// Makes a file or a special file.
     fn mknod(
         &self,
-        parent: Ino,
+        parent: NodeId,
         name: &[u8],
         kind: FileKind,
         perm: u16,
         rdev: u32,
         caller: Caller,
-    ) -> Reply<Attr>;
+    ) -> Reply<NodeAttr>;
     /// Makes a directory.
-    fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr>;
+    fn mkdir(&self, parent: NodeId, name: &[u8], perm: u16, caller: Caller) -> Reply<NodeAttr>;
     /// A file without a name; `link` may give it one.
-    fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Reply<Attr>;
+    fn tmpfile(&self, parent: NodeId, perm: u16, caller: Caller) -> Reply<NodeAttr>;
     /// Makes a symbolic link.
-    fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr>;
+    fn symlink(
+        &self,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+        caller: Caller,
+    ) -> Reply<NodeAttr>;
     /// Gives an inode one more name.
-    fn link(&self, ino: Ino, parent: Ino, name: &[u8], caller: Caller) -> Reply<Attr>;
+    fn link(&self, node: NodeId, parent: NodeId, name: &[u8], caller: Caller) -> Reply<NodeAttr>;
     /// Removes a name that is no directory's.
-    fn unlink(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    fn unlink(&self, parent: NodeId, name: &[u8], caller: Caller) -> Reply<()>;
     /// Removes an empty directory.
-    fn rmdir(&self, parent: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    fn rmdir(&self, parent: NodeId, name: &[u8], caller: Caller) -> Reply<()>;
     /// Renames an entry, with the flags of `renameat2`.
     fn rename(
         &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
         flags: RenameFlags,
         caller: Caller,
     ) -> Reply<()>;
     /// Up to `length` bytes; fewer only at the end of the file.
-    fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes>;
+    fn read(&self, node: NodeId, offset: u64, length: u32) -> Reply<Bytes>;
     /// Reads into `room`, as many bytes as fit; gives how many there were.
-    fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Reply<usize> {
-        let data = self.read(ino, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
+    fn read_into(&self, node: NodeId, offset: u64, room: &mut [u8]) -> Reply<usize> {
+        let data = self.read(node, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
         room.get_mut(..data.len()).ok_or(Errno(libc::EIO))?.copy_from_slice(&data);
         Ok(data.len())
     }
@@ -110,16 +158,16 @@ pub trait Handler: Send + Sync + 'static {
     /// A write out of the kernel's cache at this offset has been taken and will come to `write`
     /// soon (`WriteHints::announced`). Called in the order in which the kernel sends them, one at a
     /// time.
-    fn announce(&self, _ino: Ino, _offset: u64) {}
+    fn announce(&self, _node: NodeId, _offset: u64) {}
     /// Writes all of it, or fails.
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;
+    fn write(&self, node: NodeId, offset: u64, data: &[u8], hints: WriteHints) -> Reply<Written>;
     /// On disk when it returns. `data_only`: times may be left out.
-    fn fsync(&self, ino: Ino, data_only: bool) -> Reply<()>;
+    fn fsync(&self, node: NodeId, data_only: bool) -> Reply<()>;
     /// As `fsync`, for a directory.
-    fn fsyncdir(&self, ino: Ino, data_only: bool) -> Reply<()>;
+    fn fsyncdir(&self, node: NodeId, data_only: bool) -> Reply<()>;
     /// What of an FSYNC can be done without waiting for anything; it ends with the next `sync`,
     /// unless this says otherwise.
-    fn begin_fsync(&self, _ino: Ino) -> Reply<FSync> {
+    fn begin_fsync(&self, _node: NodeId) -> Reply<FSync> {
         Ok(FSync::Alone)
     }
     /// Every FSYNC that has begun before this call is on disk when it returns.
@@ -131,32 +179,32 @@ pub trait Handler: Send + Sync + 'static {
     /// attributes, and a reference if taken; one that was removed since carries neither.
     fn readdir(
         &self,
-        ino: Ino,
+        node: NodeId,
         cookie: u64,
         attributes: bool,
-        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+        take: &mut dyn FnMut(Listed<'_>) -> bool,
     ) -> Reply<()>;
     /// The value of an extended attribute.
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes>;
+    fn getxattr(&self, node: NodeId, name: &[u8]) -> Reply<Bytes>;
     /// The names, each ended by a zero byte.
-    fn listxattr(&self, ino: Ino, caller: Caller) -> Reply<Bytes>;
+    fn listxattr(&self, node: NodeId, caller: Caller) -> Reply<Bytes>;
     /// Sets an extended attribute.
     fn setxattr(
         &self,
-        ino: Ino,
+        node: NodeId,
         name: &[u8],
         value: &[u8],
         mode: XattrFlags,
         caller: Caller,
     ) -> Reply<()>;
     /// Removes an extended attribute.
-    fn removexattr(&self, ino: Ino, name: &[u8], caller: Caller) -> Reply<()>;
+    fn removexattr(&self, node: NodeId, name: &[u8], caller: Caller) -> Reply<()>;
     /// The size and free space of the file system.
     fn statfs(&self) -> Reply<StatFs>;
     /// What fallocate(2) does.
     fn fallocate(
         &self,
-        ino: Ino,
+        node: NodeId,
         offset: u64,
         length: u64,
         how: Allocate,
@@ -164,7 +212,7 @@ pub trait Handler: Send + Sync + 'static {
     ) -> Reply<Written>;
     /// The first data or hole at or behind `offset`. ENOSYS: from now on every file is to be taken
     /// for data from start to end.
-    fn seek(&self, ino: Ino, offset: u64, what: Whence) -> Reply<u64>;
+    fn seek(&self, node: NodeId, offset: u64, what: Whence) -> Reply<u64>;
     /// Whether a call may have to wait for something that only other calls can bring about: then
     /// there must be threads for these.
     fn stalls(&self) -> bool {
@@ -181,8 +229,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Returns the bytes copied.
     fn copy_file_range(
         &self,
-        from: (Ino, u64),
-        to: (Ino, u64),
+        from: (NodeId, u64),
+        to: (NodeId, u64),
         length: u64,
         caller: Caller,
     ) -> Reply<Written>;
@@ -251,13 +299,13 @@ impl Default for Policy {
 pub trait Invalidator: Send + Sync {
     /// The name (also: the remembered absence of the name) is looked up anew. Who works in the
     /// directory it names goes on doing so.
-    fn expire_name(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
+    fn expire_name(&self, parent: NodeId, name: &[u8]) -> std::io::Result<()>;
     /// The name is no more, nor anything below it: the kernel lets go of all that no program uses.
-    fn remove_name(&self, parent: Ino, name: &[u8]) -> std::io::Result<()>;
+    fn remove_name(&self, parent: NodeId, name: &[u8]) -> std::io::Result<()>;
     /// Attributes and cached pages of the inode are read anew. If it gathers writes the kernel
     /// keeps size and times of files: it believes itself.
-    fn invalidate_inode(&self, ino: Ino) -> std::io::Result<()>;
+    fn invalidate_inode(&self, node: NodeId) -> std::io::Result<()>;
     /// The file is at least this long, whatever the kernel believed, and `last` is the byte before
     /// that end.
-    fn extend_to(&self, ino: Ino, size: u64, last: u8) -> std::io::Result<()>;
+    fn extend_to(&self, node: NodeId, size: u64, last: u8) -> std::io::Result<()>;
 }

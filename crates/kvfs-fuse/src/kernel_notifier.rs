@@ -52,22 +52,22 @@ use rustix::fs::{Timespec, Timestamps};
 
 use crate::coalescer::Coalescer;
 use crate::fuse_adapter::FuseAdapter;
-use crate::handler::{Attr, FileKind, Handler, Ino, Invalidator, ROOT};
+use crate::handler::{FileKind, Handler, Ino, Invalidator, NodeAttr, NodeId};
 use crate::mount::Mounted;
 use crate::place::{Place, open_by_handle};
 use crate::queues::Queues;
 use crate::recall::Recall;
 use crate::unshared_thread::UnsharedThread;
 use crate::worker_pool::WorkerPool;
-use crate::{barrier, control_directory, wire_ino};
+use crate::{barrier, control_directory, node_id};
 
 /// What the kernel has to be told.
 #[derive(Default)]
 struct Invalidations {
-    names: Vec<(Ino, Box<[u8]>)>,
-    inodes: Vec<Ino>,
+    names: Vec<(NodeId, Box<[u8]>)>,
+    inodes: Vec<NodeId>,
     /// Of those that are files, what they are now, and whether their size has changed.
-    files: Vec<(Attr, bool)>,
+    files: Vec<(NodeAttr, bool)>,
 }
 
 /// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
@@ -96,7 +96,7 @@ pub struct KernelNotifier {
     /// Files can be opened by their handles here.
     by_handle: AtomicBool,
     /// To the thread that has the kernel drop inodes; `None`: the notifier has stopped.
-    drop_queue: Mutex<Option<Sender<Vec<Ino>>>>,
+    drop_queue: Mutex<Option<Sender<Vec<NodeId>>>>,
     dropper_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -124,7 +124,7 @@ impl KernelNotifier {
         let recall =
             Arc::new(Recall::start(place.clone(), invalidator.clone(), mounted.gathers_writes())?);
         adapter.set_recall(recall.clone());
-        let (drop_queue, dropped) = channel::<Vec<Ino>>();
+        let (drop_queue, dropped) = channel::<Vec<NodeId>>();
         let size_setter = UnsharedThread::start("fuse-set-size")?;
         adapter.ignore_setattr_of(
             size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?,
@@ -209,8 +209,7 @@ impl Watcher for KernelNotifier {
         // It takes no inode's lock to drop a listing.
         let user = if let View::Transaction(id) = view { self.adapter.user_of(*id) } else { None };
         for (dir, _) in control_directory::places(view, user) {
-            if let Err(e) = self.invalidator.invalidate_inode(wire_ino::of(wire_ino::CONTROL, dir))
-            {
+            if let Err(e) = self.invalidator.invalidate_inode(node_id::of(node_id::CONTROL, dir)) {
                 tracing::debug!("cannot tell the kernel of {view:?}: {e}");
             }
         }
@@ -227,12 +226,12 @@ impl Watcher for KernelNotifier {
         );
         let places: Vec<_> = places
             .into_iter()
-            .map(|(dir, name)| (wire_ino::of(wire_ino::CONTROL, dir), name))
+            .map(|(dir, name)| (node_id::of(node_id::CONTROL, dir), name))
             .collect();
         invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir));
         self.tell_kernel(&invalidations);
-        let left: Vec<Ino> =
-            fs.referenced().into_iter().map(|ino| wire_ino::of(number, ino)).collect();
+        let left: Vec<NodeId> =
+            fs.referenced().into_iter().map(|ino| node_id::of(number, ino)).collect();
         if left.len() > DROPPED_BY_CALLER {
             if let Some(drop_queue) = &*self.drop_queue.lock() {
                 // An error means that the thread is gone, and the mount with it.
@@ -275,7 +274,7 @@ impl Watcher for KernelNotifier {
         if !dir || !fs.is_referenced(parent) || self.has_stopped() {
             return Ok(());
         }
-        if let Err(e) = self.invalidator.remove_name(wire_ino::of(number, parent), name) {
+        if let Err(e) = self.invalidator.remove_name(node_id::of(number, parent), name) {
             tracing::debug!("the kernel does not let go of {}: {e}", path.display());
             return Ok(());
         }
@@ -309,7 +308,7 @@ impl Invalidations {
     /// What of a view has changed that the kernel knows.
     fn of(&mut self, number: u16, fs: &Fs, touched: &ChangeSet) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
-        let wire = |ino| wire_ino::of(number, ino);
+        let wire = |ino| node_id::of(number, ino);
         self.names.extend(
             touched
                 .names
@@ -322,7 +321,7 @@ impl Invalidations {
             if let Ok(attr) = fs.getattr(ino)
                 && attr.kind == FileKind::File
             {
-                self.files.push((wire_ino::attr(number, attr), fs.is_resized(ino)));
+                self.files.push((node_id::attr(number, attr), fs.is_resized(ino)));
             }
         }
     }
@@ -399,9 +398,9 @@ impl KernelNotifier {
             // What the kernel has forgotten, or a mount that has ended, has nothing to drop.
             fs.referenced()
                 .into_iter()
-                .for_each(|ino| drop(self.invalidator.invalidate_inode(wire_ino::of(number, ino))));
+                .for_each(|ino| drop(self.invalidator.invalidate_inode(node_id::of(number, ino))));
         }
-        drop(self.invalidator.invalidate_inode(ROOT));
+        drop(self.invalidator.invalidate_inode(NodeId::ROOT));
     }
 
     /// Whether pages are in hand that the kernel writes back.
@@ -464,17 +463,17 @@ impl KernelNotifier {
             // No path may lead there any more; then they are shown as where opening by handle is
             // not permitted.
             let root = place.open().ok().filter(|_| by_handle);
-            let show = |(attr, resized): &(Attr, bool)| match &root {
-                Some(root) => set_as_it_is(root, attr, *resized),
+            let show = |(file, resized): &(NodeAttr, bool)| match &root {
+                Some(root) => set_as_it_is(root, file, *resized),
                 None => Err(io::ErrorKind::Unsupported.into()),
             };
             files.iter().map(show).collect::<Vec<_>>()
         })?;
-        for ((attr, resized), shown) in invalidations.files.iter().zip(shown) {
-            result = result.and(self.settle_size(attr, shown));
+        for ((file, resized), shown) in invalidations.files.iter().zip(shown) {
+            result = result.and(self.settle_size(file, shown));
             if *resized {
                 // What was appended since lies in the kernel's pages behind the old end.
-                result = result.and(self.invalidator.invalidate_inode(attr.ino));
+                result = result.and(self.invalidator.invalidate_inode(file.node));
             }
         }
         result
@@ -482,7 +481,7 @@ impl KernelNotifier {
 
     /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes
     /// without a handle.
-    fn settle_size(&self, attr: &Attr, shown: io::Result<()>) -> io::Result<()> {
+    fn settle_size(&self, file: &NodeAttr, shown: io::Result<()>) -> io::Result<()> {
         match shown {
             Ok(()) => return Ok(()),
             // It is not in the kernel's memory.
@@ -500,12 +499,12 @@ impl KernelNotifier {
                 self.by_handle.store(false, Ordering::Relaxed);
             }
             Err(e) => {
-                tracing::debug!(ino = attr.ino, "cannot show the new size by its handle: {e}")
+                tracing::debug!(node = %file.node, "cannot show the new size by its handle: {e}")
             }
         }
-        match self.adapter.read(attr.ino, attr.size.saturating_sub(1), 1) {
+        match self.adapter.read(file.node, file.attr.size.saturating_sub(1), 1) {
             Ok(last) if !last.is_empty() => {
-                self.invalidator.extend_to(attr.ino, attr.size, last[0])
+                self.invalidator.extend_to(file.node, file.attr.size, last[0])
             }
             // It is empty, or it is gone; or shorter by now, of which the thread that shortened it
             // tells the kernel.
@@ -517,11 +516,11 @@ impl KernelNotifier {
 /// Sets size and time of a file that the kernel has in memory to what they are. A size that has
 /// changed is set in any case, which waits for programs that are writing: one that appends does so
 /// behind the end that the kernel knows when it begins.
-fn set_as_it_is(root: &File, attr: &Attr, resized: bool) -> io::Result<()> {
-    let file = open_by_handle(root, attr.ino, libc::O_RDONLY)?;
+fn set_as_it_is(root: &File, &NodeAttr { node, attr }: &NodeAttr, resized: bool) -> io::Result<()> {
+    let file = open_by_handle(root, node, libc::O_RDONLY)?;
     let seen = file.metadata()?;
     if resized || seen.size() != attr.size {
-        open_by_handle(root, attr.ino, libc::O_WRONLY)?.set_len(attr.size)?;
+        open_by_handle(root, node, libc::O_WRONLY)?.set_len(attr.size)?;
     }
     let (mtime, seen) = (attr.mtime, file.metadata()?);
     if (seen.mtime(), seen.mtime_nsec()) != (mtime.secs, i64::from(mtime.nanos)) {

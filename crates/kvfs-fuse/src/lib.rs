@@ -28,8 +28,8 @@
 //! in which they take requests), `ring` and `queues` (io_uring, with a thread for each of `cpus`
 //! that gives way by `courtesy`), `switch` (the kernel's parameter).
 //!
-//! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `wire_ino` (which view
-//! an inode number names), `control_directory` (the directory with all views), `kernel_notifier`
+//! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `node_id` (which view
+//! a number of the kernel names), `control_directory` (the directory with all views), `kernel_notifier`
 //! (tells the kernel what has changed), `unshared_thread` and `place` (how the daemon uses its own
 //! mount), `recall` (asks the kernel for the dirty pages of one file), `quiesce_barrier`, `barrier`
 //! and `coalescer` (how it is known that all dirty pages have arrived).
@@ -59,6 +59,7 @@ mod ioctl;
 mod kernel_notifier;
 pub mod mount;
 pub mod mounts;
+mod node_id;
 mod place;
 mod queues;
 mod quiesce_barrier;
@@ -68,11 +69,10 @@ mod session;
 pub mod switch;
 mod unshared_thread;
 mod wire;
-mod wire_ino;
 mod worker_pool;
 
 pub use counters::Counters;
 pub use fuse_adapter::FuseAdapter;
-pub use handler::{Handler, Invalidator, Policy, TransportChoice};
+pub use handler::{Handler, Invalidator, NodeId, Policy, TransportChoice};
 pub use kernel_notifier::KernelNotifier;
 pub use mount::{AccessTimes, Error, MountOptions, Mounted, Unmount, Unmounter, mount, unmount};

@@ -1,4 +1,4 @@
-//! Inode numbers on the wire: which view, and which inode of it.
+//! What a [`NodeId`] says: which view, and which inode of it.
 //!
 //! The kernel caches pages, names and attributes by these numbers, so two views never share
 //! anything there, though they may be of one file. The view's number lies in the upper 16 bits; the
@@ -13,6 +13,8 @@
 
 use kvfs::{Attr, Ino, Views};
 
+use crate::handler::{NodeAttr, NodeId};
+
 const VIEW_SHIFT: u32 = 48;
 const INO_MASK: Ino = (1 << VIEW_SHIFT) - 1;
 
@@ -24,19 +26,22 @@ const STEP: Ino = 0x9e37_79b9_7f4b;
 pub(crate) const CONTROL: u16 = u16::MAX;
 const _: () = assert!(CONTROL > Views::MAX_NUMBER);
 
-pub(crate) fn of(view: u16, ino: Ino) -> Ino {
+/// The kernel's number of an inode in a view.
+pub(crate) fn of(view: u16, ino: Ino) -> NodeId {
     debug_assert!(ino <= INO_MASK, "inode numbers are below 2^48");
     let view = Ino::from(view);
-    view << VIEW_SHIFT | ino.wrapping_add(view.wrapping_mul(STEP)) & INO_MASK
+    NodeId(view << VIEW_SHIFT | ino.wrapping_add(view.wrapping_mul(STEP)) & INO_MASK)
 }
 
-pub(crate) fn split(wire: Ino) -> (u16, Ino) {
-    let view = wire >> VIEW_SHIFT;
-    (view as u16, wire.wrapping_sub(view.wrapping_mul(STEP)) & INO_MASK)
+/// The view, and the inode's number in it.
+pub(crate) fn split(node: NodeId) -> (u16, Ino) {
+    let view = node.0 >> VIEW_SHIFT;
+    (view as u16, node.0.wrapping_sub(view.wrapping_mul(STEP)) & INO_MASK)
 }
 
-pub(crate) fn attr(view: u16, attr: Attr) -> Attr {
-    Attr { ino: of(view, attr.ino), ..attr }
+/// The attributes of an inode of a view.
+pub(crate) fn attr(view: u16, attr: Attr) -> NodeAttr {
+    NodeAttr { node: of(view, attr.ino), attr }
 }
 
 #[cfg(test)]
@@ -52,12 +57,12 @@ mod tests {
                 assert_eq!(split(of(view, ino)), (view, ino));
             }
         }
-        assert_eq!(of(0, 77), 77, "the mainline's are as they are");
+        assert_eq!(of(0, 77), NodeId(77), "the mainline's are as they are");
     }
 
     /// `hash` of Linux' fs/inode.c, for a table of 2^`shift` chains and a superblock at this
     /// address.
-    fn chain(superblock: u64, shift: u32, number: Ino) -> u64 {
+    fn chain(superblock: u64, shift: u32, number: u64) -> u64 {
         const GOLDEN_RATIO: u64 = 0x61c8_8646_80b5_83eb;
         let mixed = number.wrapping_mul(superblock) ^ (GOLDEN_RATIO.wrapping_add(number) / 64);
         (mixed ^ ((mixed ^ GOLDEN_RATIO) >> shift)) & ((1 << shift) - 1)
@@ -67,10 +72,10 @@ mod tests {
     fn one_inode_of_many_views_lies_in_many_chains_of_the_kernels() {
         let views = 1..=4000;
         for ino in [1, 2, 1_000_003] {
-            let low: HashSet<u32> = views.clone().map(|view| of(view, ino) as u32).collect();
+            let low: HashSet<u32> = views.clone().map(|view| of(view, ino).0 as u32).collect();
             assert_eq!(low.len(), 4000, "the lower 32 bits differ between views");
             for (superblock, shift) in [(0xffff_8881_0123_4800, 16), (0xffff_9f5a_c0de_7000, 19)] {
-                let in_chain = |number: fn(u16, Ino) -> Ino| {
+                let in_chain = |number: fn(u16, Ino) -> u64| {
                     let mut chains = HashMap::new();
                     views.clone().for_each(|view| {
                         *chains.entry(chain(superblock, shift, number(view, ino))).or_insert(0) += 1
@@ -82,7 +87,8 @@ mod tests {
                     4000,
                     "not spread they lie in one"
                 );
-                assert!(in_chain(of) <= 8, "{} views of inode {ino} in one chain", in_chain(of));
+                let spread = in_chain(|view, ino| of(view, ino).0);
+                assert!(spread <= 8, "{spread} views of inode {ino} in one chain");
             }
         }
     }

@@ -6,8 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use kvfs::Ino;
-
+use crate::handler::NodeId;
 use crate::mounts;
 
 #[derive(Clone)]
@@ -64,8 +63,8 @@ struct Handle {
     generation: u32,
 }
 
-/// Opens an inode by its number on the wire; ESTALE when there is none.
-pub(crate) fn open_by_handle(root: &File, ino: Ino, flags: i32) -> io::Result<File> {
+/// Opens an inode by its number in the kernel; ESTALE when there is none.
+pub(crate) fn open_by_handle(root: &File, NodeId(ino): NodeId, flags: i32) -> io::Result<File> {
     /// FILEID_INO64_GEN
     const KIND: i32 = 0x81;
     let mut handle =

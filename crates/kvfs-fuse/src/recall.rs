@@ -19,9 +19,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvfs::Ino;
-
-use crate::handler::Invalidator;
+use crate::handler::{Invalidator, NodeId};
 use crate::place::{Place, open_by_handle};
 use crate::unshared_thread::UnsharedThread;
 
@@ -49,12 +47,11 @@ impl Recall {
         })
     }
 
-    /// Everything that programs have written to this inode (as numbered on the wire) has come when
-    /// this returns.
-    pub fn file(&self, ino: Ino) -> io::Result<()> {
+    /// Everything that programs have written to this inode has come when this returns.
+    pub fn file(&self, node: NodeId) -> io::Result<()> {
         if self.by_handle.load(Ordering::Relaxed) {
             let place = self.place.clone();
-            match self.thread.ask(move || send_dirty_pages(&place, ino))? {
+            match self.thread.ask(move || send_dirty_pages(&place, node))? {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // The kernel has not got it in memory, and nothing of it.
@@ -70,7 +67,7 @@ impl Recall {
                 Err(e) => return Err(e),
             }
         }
-        self.invalidator.invalidate_inode(ino)
+        self.invalidator.invalidate_inode(node)
     }
 
     pub fn stop(&self) {
@@ -79,9 +76,9 @@ impl Recall {
 }
 
 /// `false`: no path leads into the mount.
-fn send_dirty_pages(place: &Place, ino: Ino) -> io::Result<bool> {
+fn send_dirty_pages(place: &Place, node: NodeId) -> io::Result<bool> {
     let Ok(root) = place.open() else { return Ok(false) };
-    let file = open_by_handle(&root, ino, libc::O_RDONLY)?;
+    let file = open_by_handle(&root, node, libc::O_RDONLY)?;
     drop(root);
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE

@@ -5,7 +5,7 @@
 //! structure is laid over bytes, so a message shorter than it should be is an error and nothing
 //! else.
 
-use crate::handler::{Attr, Errno, FileKind, Ino, Reply, StatFs, Timestamp};
+use crate::handler::{Errno, FileKind, NodeAttr, NodeId, Reply, StatFs, Timestamp};
 
 /// The version spoken here. The kernel speaks the older of its own and this one.
 pub const MAJOR: u32 = 7;
@@ -80,7 +80,7 @@ pub struct Head {
     pub opcode: u32,
     /// Names the request in its answer.
     pub unique: u64,
-    pub ino: Ino,
+    pub node: NodeId,
     pub uid: u32,
     pub gid: u32,
     pub pid: u32,
@@ -110,10 +110,10 @@ pub fn head_in_slot<'a>(
 
 fn head_fields(mut f: Fields<'_>) -> Reply<(usize, Head)> {
     let length = f.u32()? as usize;
-    let (opcode, unique, ino, uid, gid, pid) =
-        (f.u32()?, f.u64()?, f.u64()?, f.u32()?, f.u32()?, f.u32()?);
+    let (opcode, unique, node, uid, gid, pid) =
+        (f.u32()?, f.u64()?, f.node()?, f.u32()?, f.u32()?, f.u32()?);
     f.u32()?;
-    Ok((length, Head { opcode, unique, ino, uid, gid, pid }))
+    Ok((length, Head { opcode, unique, node, uid, gid, pid }))
 }
 
 /// The offset of a WRITE with these fields, if it brings pages that the kernel writes back, and not
@@ -180,6 +180,9 @@ impl<'a> Fields<'a> {
         self.first = &rest[end + 1..];
         Ok(&rest[..end])
     }
+    pub fn node(&mut self) -> Reply<NodeId> {
+        self.u64().map(NodeId)
+    }
     pub fn bytes(&mut self, length: usize) -> Reply<&'a [u8]> {
         let (first, rest) = self.rest().split_at_checked(length).ok_or(Errno(libc::EIO))?;
         self.first = rest;
@@ -205,9 +208,13 @@ impl Answer {
         self
     }
 
+    pub fn node(&mut self, node: NodeId) -> &mut Self {
+        self.u64(node.0)
+    }
+
     /// `fuse_attr`.
-    fn attr(&mut self, a: &Attr) {
-        self.u64(a.ino).u64(a.size).u64(a.blocks);
+    fn attr(&mut self, &NodeAttr { node, attr: a }: &NodeAttr) {
+        self.node(node).u64(a.size).u64(a.blocks);
         let times = [a.atime, a.mtime, a.ctime];
         for Timestamp { secs, .. } in times {
             self.u64(secs as u64);
@@ -225,13 +232,13 @@ impl Answer {
     }
 
     /// `fuse_attr_out`; the kernel may believe it for `ttl` seconds.
-    pub fn attr_out(&mut self, a: &Attr, ttl: u64) {
+    pub fn attr_out(&mut self, a: &NodeAttr, ttl: u64) {
         self.u64(ttl).u32(0).u32(0).attr(a);
     }
 
     /// `fuse_entry_out`.
-    pub fn entry_out(&mut self, a: &Attr, entry_ttl: u64, attr_ttl: u64) {
-        self.u64(a.ino).u64(0).u64(entry_ttl).u64(attr_ttl).u32(0).u32(0).attr(a);
+    pub fn entry_out(&mut self, a: &NodeAttr, entry_ttl: u64, attr_ttl: u64) {
+        self.node(a.node).u64(0).u64(entry_ttl).u64(attr_ttl).u32(0).u32(0).attr(a);
     }
 
     /// A `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember that. In
@@ -242,8 +249,8 @@ impl Answer {
     }
 
     /// `fuse_dirent`, filled up to a multiple of eight.
-    pub fn dirent(&mut self, ino: Ino, cookie: u64, kind: FileKind, name: &[u8]) {
-        self.u64(ino).u64(cookie).u32(name.len() as u32).u32(mode(kind, 0) >> 12);
+    pub fn dirent(&mut self, node: NodeId, cookie: u64, kind: FileKind, name: &[u8]) {
+        self.node(node).u64(cookie).u32(name.len() as u32).u32(mode(kind, 0) >> 12);
         self.0.extend_from_slice(name);
         self.0.resize(self.0.len().next_multiple_of(8), 0);
     }
@@ -299,6 +306,7 @@ pub fn mode(kind: FileKind, perm: u16) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handler::Attr;
 
     const ATTR: Attr = Attr {
         ino: 7,
@@ -316,6 +324,8 @@ mod tests {
         btime: Timestamp { secs: 0, nanos: 0 },
     };
 
+    const NODE: NodeAttr = NodeAttr { node: NodeId(7), attr: ATTR };
+
     #[test]
     fn answers_have_the_sizes_of_the_protocol() {
         let size = |f: &dyn Fn(&mut Answer)| {
@@ -323,15 +333,18 @@ mod tests {
             f(&mut a);
             a.0.len()
         };
-        assert_eq!(size(&|a| a.attr(&ATTR)), 88);
-        assert_eq!(size(&|a| a.attr_out(&ATTR, 1)), 104);
-        assert_eq!(size(&|a| a.entry_out(&ATTR, 1, 1)), ENTRY_OUT);
+        assert_eq!(size(&|a| a.attr(&NODE)), 88);
+        assert_eq!(size(&|a| a.attr_out(&NODE, 1)), 104);
+        assert_eq!(size(&|a| a.entry_out(&NODE, 1, 1)), ENTRY_OUT);
         assert_eq!(size(&|a| a.no_entry_out(1)), ENTRY_OUT);
         let room =
             StatFs { block_size: 1, blocks: 2, free: 3, files: 4, files_free: 5, name_max: 6 };
         assert_eq!(size(&|a| a.statfs_out(&room)), 80);
         for name in [&b"a"[..], b"12345678", b"123456789"] {
-            assert_eq!(size(&|a| a.dirent(1, 1, FileKind::Dir, name)), dirent_size(name, false));
+            assert_eq!(
+                size(&|a| a.dirent(NodeId(1), 1, FileKind::Dir, name)),
+                dirent_size(name, false)
+            );
         }
     }
 

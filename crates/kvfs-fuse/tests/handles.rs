@@ -12,6 +12,7 @@ use std::path::Path;
 
 use kvdb::Kvdb;
 use kvfs::{Atime, FsOptions};
+use kvfs_fuse::NodeId;
 use real::{BOTH, Real, policy, sh};
 
 /// `struct file_handle`.
@@ -109,7 +110,7 @@ fn reading_moves_the_access_time_unless_asked_otherwise() {
             m.mounted
                 .invalidator()
                 .expect("mounted")
-                .invalidate_inode(fs::metadata(&path).expect("stat").ino())
+                .invalidate_inode(NodeId(fs::metadata(&path).expect("stat").ino()))
                 .expect("dropped");
             fs::read(&path).expect("read");
             let moved = fs::metadata(&path).expect("stat").accessed().expect("a time") != old;

@@ -11,8 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvfs_fuse::handler::ROOT;
-use kvfs_fuse::{MountOptions, Unmount, mount, unmount};
+use kvfs_fuse::{MountOptions, NodeId, Unmount, mount, unmount};
 use memory::Memory;
 
 /// Where the daemon of the test mounts.
@@ -68,7 +67,7 @@ fn serve() {
     }
     asked.recv().expect("a program that asks for it");
     std::fs::write(Path::new(&folder).with_extension("asked"), b"").expect("word of it");
-    let _ = cache.expire_name(ROOT, NEVER.as_bytes());
+    let _ = cache.expire_name(NodeId::ROOT, NEVER.as_bytes());
     unreachable!("it waits for a lock that its own answer would open");
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvfs_fuse::counters::Request;
-use kvfs_fuse::{Counters, MountOptions, Mounted, Policy, mount};
+use kvfs_fuse::{Counters, MountOptions, Mounted, NodeId, Policy, mount};
 use memory::Memory;
 
 /// A mount in a folder of its own, gone when dropped.
@@ -187,10 +187,10 @@ fn the_kernel_forgets_what_it_is_told_to_forget() {
     let ino = std::os::unix::fs::MetadataExt::ino(&fs::metadata(m.path("a")).expect("stat"));
     let invalidator = m.mounted.invalidator().expect("mounted");
     let counters = m.counters();
-    invalidator.expire_name(1, b"a").expect("invalidate the name");
+    invalidator.expire_name(NodeId(1), b"a").expect("invalidate the name");
     let seen = requests(&counters, || assert!(fs::metadata(m.path("a")).is_ok()));
     assert!(seen.contains(&("LOOKUP", 1)), "{seen:?}");
-    invalidator.invalidate_inode(ino).expect("invalidate the inode");
+    invalidator.invalidate_inode(NodeId(ino)).expect("invalidate the inode");
     let seen = requests(&counters, || assert_eq!(fs::read(m.path("a")).expect("read"), b"hello"));
     assert!(seen.iter().any(|(name, _)| *name == "READ"), "{seen:?}");
 }

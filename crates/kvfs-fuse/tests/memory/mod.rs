@@ -11,26 +11,32 @@ use parking_lot::Mutex;
 
 struct Node {
     attr: Attr,
-    parent: Ino,
+    parent: NodeId,
     data: Vec<u8>,
-    entries: BTreeMap<Vec<u8>, Ino>,
+    entries: BTreeMap<Vec<u8>, NodeId>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
+impl Node {
+    fn shown(&self) -> NodeAttr {
+        NodeAttr { node: NodeId(self.attr.ino), attr: self.attr }
+    }
+}
+
 pub struct Memory {
-    nodes: Mutex<BTreeMap<Ino, Node>>,
+    nodes: Mutex<BTreeMap<NodeId, Node>>,
     pub syncs: AtomicU32,
     /// A folder that is never made, and who is told that somebody asks for it.
     never: Mutex<Option<(Vec<u8>, Sender<()>)>>,
 }
 
-fn attr(ino: Ino, kind: FileKind, perm: u16, caller: Caller) -> Attr {
+fn attr(ino: NodeId, kind: FileKind, perm: u16, caller: Caller) -> Attr {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     let now = Timestamp { secs: now.tv_sec, nanos: now.tv_nsec as u32 };
     let (uid, gid) = (caller.uid, caller.gid);
     let nlink = if kind == FileKind::Dir { 2 } else { 1 };
     Attr {
-        ino,
+        ino: ino.0,
         kind,
         perm,
         nlink,
@@ -50,14 +56,14 @@ impl Default for Memory {
     fn default() -> Memory {
         let caller = Caller { uid: 0, gid: 0, pid: 0 };
         let root = Node {
-            attr: attr(ROOT, FileKind::Dir, 0o755, caller),
-            parent: ROOT,
+            attr: attr(NodeId::ROOT, FileKind::Dir, 0o755, caller),
+            parent: NodeId::ROOT,
             data: Vec::new(),
             entries: BTreeMap::new(),
             xattrs: BTreeMap::new(),
         };
         Memory {
-            nodes: Mutex::new(BTreeMap::from([(ROOT, root)])),
+            nodes: Mutex::new(BTreeMap::from([(NodeId::ROOT, root)])),
             syncs: AtomicU32::new(0),
             never: Mutex::default(),
         }
@@ -73,21 +79,21 @@ impl Memory {
         asked
     }
 
-    fn with<T>(&self, ino: Ino, f: impl FnOnce(&mut Node) -> Reply<T>) -> Reply<T> {
+    fn with<T>(&self, ino: NodeId, f: impl FnOnce(&mut Node) -> Reply<T>) -> Reply<T> {
         f(self.nodes.lock().get_mut(&ino).ok_or(Errno(libc::ENOENT))?)
     }
 
     fn add(
         &self,
-        parent: Ino,
+        parent: NodeId,
         name: &[u8],
         kind: FileKind,
         perm: u16,
         data: &[u8],
         caller: Caller,
-    ) -> Reply<Attr> {
+    ) -> Reply<NodeAttr> {
         let mut nodes = self.nodes.lock();
-        let ino = nodes.last_key_value().map_or(ROOT, |(ino, _)| *ino) + 1;
+        let ino = NodeId(nodes.last_key_value().map_or(1, |(ino, _)| ino.0) + 1);
         let folder = nodes.get_mut(&parent).ok_or(Errno(libc::ENOENT))?;
         if folder.entries.contains_key(name) {
             return Err(Errno(libc::EEXIST));
@@ -104,26 +110,26 @@ impl Memory {
                 xattrs: BTreeMap::new(),
             },
         );
-        Ok(attr)
+        Ok(NodeAttr { node: ino, attr })
     }
 
-    fn take(&self, parent: Ino, name: &[u8]) -> Reply<()> {
+    fn take(&self, parent: NodeId, name: &[u8]) -> Reply<()> {
         self.with(parent, |n| n.entries.remove(name).map(|_| ()).ok_or(Errno(libc::ENOENT)))
     }
 }
 
 impl Handler for Memory {
-    fn lookup(&self, parent: Ino, name: &[u8]) -> Reply<Option<Attr>> {
+    fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>> {
         assert_ne!(name, b"a defect", "as a defect of the file system would");
         let nodes = self.nodes.lock();
         let folder = nodes.get(&parent).ok_or(Errno(libc::ENOENT))?;
-        Ok(folder.entries.get(name).and_then(|ino| nodes.get(ino)).map(|n| n.attr))
+        Ok(folder.entries.get(name).and_then(|ino| nodes.get(ino)).map(Node::shown))
     }
-    fn forget(&self, _ino: Ino, _references: u64) {}
-    fn getattr(&self, ino: Ino) -> Reply<Attr> {
-        self.with(ino, |n| Ok(n.attr))
+    fn forget(&self, _ino: NodeId, _references: u64) {}
+    fn getattr(&self, ino: NodeId) -> Reply<NodeAttr> {
+        self.with(ino, |n| Ok(n.shown()))
     }
-    fn setattr(&self, ino: Ino, changes: &SetAttr, _caller: Caller) -> Reply<Attr> {
+    fn setattr(&self, ino: NodeId, changes: &SetAttr, _caller: Caller) -> Reply<NodeAttr> {
         self.with(ino, |n| {
             n.attr.perm = changes.mode.unwrap_or(n.attr.perm);
             if let Some(size) = changes.size {
@@ -136,24 +142,24 @@ impl Handler for Memory {
             if let Some(TimeSet::At(t)) = changes.atime {
                 n.attr.atime = t;
             }
-            Ok(n.attr)
+            Ok(n.shown())
         })
     }
-    fn readlink(&self, ino: Ino) -> Reply<Bytes> {
+    fn readlink(&self, ino: NodeId) -> Reply<Bytes> {
         self.with(ino, |n| Ok(Bytes::copy_from_slice(&n.data)))
     }
     fn mknod(
         &self,
-        parent: Ino,
+        parent: NodeId,
         name: &[u8],
         kind: FileKind,
         perm: u16,
         _rdev: u32,
         caller: Caller,
-    ) -> Reply<Attr> {
+    ) -> Reply<NodeAttr> {
         self.add(parent, name, kind, perm, b"", caller)
     }
-    fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, caller: Caller) -> Reply<Attr> {
+    fn mkdir(&self, parent: NodeId, name: &[u8], perm: u16, caller: Caller) -> Reply<NodeAttr> {
         let never = self.never.lock().take_if(|(never, _)| never == name);
         if let Some((_, say)) = never {
             let _ = say.send(());
@@ -163,41 +169,53 @@ impl Handler for Memory {
         }
         self.add(parent, name, FileKind::Dir, perm, b"", caller)
     }
-    fn tmpfile(&self, _parent: Ino, _perm: u16, _caller: Caller) -> Reply<Attr> {
+    fn tmpfile(&self, _parent: NodeId, _perm: u16, _caller: Caller) -> Reply<NodeAttr> {
         Err(Errno(libc::ENOSYS))
     }
-    fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], caller: Caller) -> Reply<Attr> {
+    fn symlink(
+        &self,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+        caller: Caller,
+    ) -> Reply<NodeAttr> {
         self.add(parent, name, FileKind::Symlink, 0o777, target, caller)
     }
-    fn link(&self, _ino: Ino, _parent: Ino, _name: &[u8], _caller: Caller) -> Reply<Attr> {
+    fn link(
+        &self,
+        _ino: NodeId,
+        _parent: NodeId,
+        _name: &[u8],
+        _caller: Caller,
+    ) -> Reply<NodeAttr> {
         Err(Errno(libc::EPERM))
     }
-    fn unlink(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+    fn unlink(&self, parent: NodeId, name: &[u8], _caller: Caller) -> Reply<()> {
         self.take(parent, name)
     }
-    fn rmdir(&self, parent: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+    fn rmdir(&self, parent: NodeId, name: &[u8], _caller: Caller) -> Reply<()> {
         self.take(parent, name)
     }
     fn rename(
         &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
         _flags: RenameFlags,
         _caller: Caller,
     ) -> Reply<()> {
-        let ino = self.lookup(from.0, from.1)?.ok_or(Errno(libc::ENOENT))?.ino;
+        let ino = self.lookup(from.0, from.1)?.ok_or(Errno(libc::ENOENT))?.node;
         self.take(from.0, from.1)?;
         self.with(to.0, |n| Ok(n.entries.insert(to.1.to_vec(), ino)))?;
         Ok(())
     }
-    fn read(&self, ino: Ino, offset: u64, length: u32) -> Reply<Bytes> {
+    fn read(&self, ino: NodeId, offset: u64, length: u32) -> Reply<Bytes> {
         self.with(ino, |n| {
             let start = n.data.len().min(offset as usize);
             let end = n.data.len().min(start + length as usize);
             Ok(Bytes::copy_from_slice(&n.data[start..end]))
         })
     }
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], _hints: WriteHints) -> Reply<Written> {
+    fn write(&self, ino: NodeId, offset: u64, data: &[u8], _hints: WriteHints) -> Reply<Written> {
         self.with(ino, |n| {
             let end = offset as usize + data.len();
             if n.data.len() < end {
@@ -209,19 +227,19 @@ impl Handler for Memory {
             Ok(Written { bytes: data.len() as u64, lost_privileges: false })
         })
     }
-    fn fsync(&self, _ino: Ino, _data_only: bool) -> Reply<()> {
+    fn fsync(&self, _ino: NodeId, _data_only: bool) -> Reply<()> {
         self.syncs.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
-    fn fsyncdir(&self, _ino: Ino, _data_only: bool) -> Reply<()> {
+    fn fsyncdir(&self, _ino: NodeId, _data_only: bool) -> Reply<()> {
         Ok(())
     }
     fn readdir(
         &self,
-        ino: Ino,
+        ino: NodeId,
         cookie: u64,
         attributes: bool,
-        take: &mut dyn FnMut(DirEntry<'_>) -> bool,
+        take: &mut dyn FnMut(Listed<'_>) -> bool,
     ) -> Reply<()> {
         let nodes = self.nodes.lock();
         let folder = nodes.get(&ino).ok_or(Errno(libc::ENOENT))?;
@@ -229,29 +247,29 @@ impl Handler for Memory {
         let names = folder
             .entries
             .iter()
-            .map(|(name, ino)| (&name[..], *ino, nodes.get(ino).map(|n| n.attr)));
+            .map(|(name, ino)| (&name[..], *ino, nodes.get(ino).map(Node::shown)));
         for (at, (name, ino, attr)) in
             dots.into_iter().chain(names).enumerate().skip(cookie as usize)
         {
-            let kind = attr.map_or(FileKind::Dir, |a| a.kind);
+            let kind = attr.map_or(FileKind::Dir, |a| a.attr.kind);
             let attr = attr.filter(|_| attributes);
-            if !take(DirEntry { ino, cookie: at as u64 + 1, kind, name, attr }) {
+            if !take(Listed { node: ino, cookie: at as u64 + 1, kind, name, attr }) {
                 break;
             }
         }
         Ok(())
     }
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Reply<Bytes> {
+    fn getxattr(&self, ino: NodeId, name: &[u8]) -> Reply<Bytes> {
         self.with(ino, |n| {
             n.xattrs.get(name).map(|v| Bytes::copy_from_slice(v)).ok_or(Errno(libc::ENODATA))
         })
     }
-    fn listxattr(&self, ino: Ino, _caller: Caller) -> Reply<Bytes> {
+    fn listxattr(&self, ino: NodeId, _caller: Caller) -> Reply<Bytes> {
         self.with(ino, |n| Ok(n.xattrs.keys().flat_map(|k| k.iter().copied().chain([0])).collect()))
     }
     fn setxattr(
         &self,
-        ino: Ino,
+        ino: NodeId,
         name: &[u8],
         value: &[u8],
         _mode: XattrFlags,
@@ -262,7 +280,7 @@ impl Handler for Memory {
             Ok(())
         })
     }
-    fn removexattr(&self, ino: Ino, name: &[u8], _caller: Caller) -> Reply<()> {
+    fn removexattr(&self, ino: NodeId, name: &[u8], _caller: Caller) -> Reply<()> {
         self.with(ino, |n| n.xattrs.remove(name).map(|_| ()).ok_or(Errno(libc::ENODATA)))
     }
     fn statfs(&self) -> Reply<StatFs> {
@@ -277,7 +295,7 @@ impl Handler for Memory {
     }
     fn fallocate(
         &self,
-        _ino: Ino,
+        _ino: NodeId,
         _offset: u64,
         _length: u64,
         _how: Allocate,
@@ -285,13 +303,13 @@ impl Handler for Memory {
     ) -> Reply<Written> {
         Err(Errno(libc::EOPNOTSUPP))
     }
-    fn seek(&self, _ino: Ino, _offset: u64, _what: Whence) -> Reply<u64> {
+    fn seek(&self, _ino: NodeId, _offset: u64, _what: Whence) -> Reply<u64> {
         Err(Errno(libc::EOPNOTSUPP))
     }
     fn copy_file_range(
         &self,
-        _from: (Ino, u64),
-        _to: (Ino, u64),
+        _from: (NodeId, u64),
+        _to: (NodeId, u64),
         _length: u64,
         _caller: Caller,
     ) -> Reply<Written> {
