@@ -1,0 +1,132 @@
+//! The answers about the control directory.
+
+use kvfs::View;
+
+use super::{FsIn, FuseAdapter, In, STALE, errno};
+use crate::handler::*;
+use crate::{control_directory, node_id};
+
+impl FuseAdapter {
+    pub(super) fn control_attr(&self, ino: Ino) -> Reply<NodeAttr> {
+        let root = self.mainline.getattr(ROOT).map_err(errno)?;
+        let attr = control_directory::attr(ino, &root, self.open_views).ok_or(STALE)?;
+        let attr = match control_directory::linked(ino) {
+            Some(id) => Attr { size: self.link_target(id)?.len() as u64, ..attr },
+            None => attr,
+        };
+        Ok(node_id::attr(node_id::CONTROL, attr))
+    }
+
+    /// Where the name of a transaction leads.
+    pub(super) fn link_target(&self, id: kvfs::TransactionId) -> Reply<String> {
+        self.user_of(id).map(|user| control_directory::target(id, user)).ok_or(STALE)
+    }
+
+    /// What `name` stands for in the control directory.
+    pub(super) fn find_control(&self, dir: Ino, name: &[u8]) -> Reply<NodeAttr> {
+        let none = Errno(libc::ENOENT);
+        match (dir, name) {
+            (_, b".") => self.control_attr(dir),
+            (control_directory::TOP, b"..") => {
+                let attr = self.mainline.lookup(ROOT, b".").map_err(errno)?;
+                Ok(node_id::attr(0, attr))
+            }
+            (dir, b"..") if control_directory::user_of(dir).is_some() => {
+                self.control_attr(control_directory::USERS)
+            }
+            (_, b"..") => self.control_attr(control_directory::TOP),
+            (control_directory::TOP, _) if name == control_directory::BARRIER_NAME.as_bytes() => {
+                self.control_attr(control_directory::BARRIER)
+            }
+            (control_directory::TOP, _) if name == control_directory::USERS_NAME.as_bytes() => {
+                self.control_attr(control_directory::USERS)
+            }
+            (control_directory::USERS, _) => self.control_attr(control_directory::home(
+                control_directory::user_named(name).ok_or(none)?,
+            )),
+            (control_directory::TRANSACTIONS, _) => match control_directory::view(dir, name) {
+                Some(View::Transaction(id)) => {
+                    self.control_attr(control_directory::link(id).ok_or(none)?).map_err(|_| none)
+                }
+                _ => Err(none),
+            },
+            (control_directory::TOP, _) => {
+                let kind =
+                    control_directory::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
+                self.control_attr(kind.ok_or(none)?.1)
+            }
+            _ => {
+                let view = control_directory::view(dir, name).ok_or(none)?;
+                if let View::Transaction(id) = view
+                    && self.user_of(id) != control_directory::user_of(dir)
+                {
+                    return Err(none);
+                }
+                let number = self.views.number(&view).map_err(errno)?;
+                let fs = self.views.fs(&view).map_err(errno)?;
+                In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(match self
+                    .views
+                    .by_number(number)
+                {
+                    Some(fs) => fs.lookup(ROOT, b"."),
+                    None => return Err(none),
+                })
+            }
+        }
+    }
+
+    pub(super) fn list_control(
+        &self,
+        dir: Ino,
+        cookie: u64,
+        take: &mut dyn FnMut(Listed<'_>) -> bool,
+    ) -> Reply<()> {
+        let here = |ino| node_id::of(node_id::CONTROL, ino);
+        let above = match dir {
+            control_directory::TOP => NodeId::ROOT,
+            dir if control_directory::user_of(dir).is_some() => here(control_directory::USERS),
+            _ => here(control_directory::TOP),
+        };
+        let directory = |name: &str, node| (name.to_string(), node, FileKind::Dir);
+        let mut entries = vec![directory(".", here(dir)), directory("..", above)];
+        if dir == control_directory::TOP {
+            entries.extend(
+                control_directory::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))),
+            );
+        } else {
+            for view in self.views.all() {
+                let Some((place, name)) = control_directory::place(&view) else { continue };
+                match view {
+                    View::Transaction(id) if dir == control_directory::TRANSACTIONS => {
+                        entries.extend(
+                            control_directory::link(id)
+                                .map(|link| (name, here(link), FileKind::Symlink)),
+                        );
+                    }
+                    View::Transaction(id)
+                        if control_directory::user_of(dir).is_none()
+                            || self.user_of(id) != control_directory::user_of(dir) => {}
+                    // Listing opens nothing: a number on the wire is given to what is looked up.
+                    View::Transaction(_) => entries.push(directory(&name, here(ROOT))),
+                    _ if place == dir => entries.push(directory(&name, here(ROOT))),
+                    _ => {}
+                }
+            }
+        }
+        for (at, (name, node, kind)) in
+            entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX))
+        {
+            let entry = Listed {
+                node: *node,
+                kind: *kind,
+                name: name.as_bytes(),
+                cookie: at as u64 + 1,
+                attr: None,
+            };
+            if !take(entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
