@@ -1,4 +1,4 @@
-//! The readers of bytes of this crate behind one kind of door, for the fuzz targets under `fuzz/`
+//! The readers of bytes of this crate as functions of bytes, for the fuzz targets under `fuzz/`
 //! and the generator in `tests/parsers.rs`: each takes any bytes, and must neither panic nor run
 //! away.
 

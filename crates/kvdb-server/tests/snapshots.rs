@@ -1,4 +1,4 @@
-//! Snapshots and clones at the door.
+//! Snapshots and clones of clients.
 
 mod served;
 

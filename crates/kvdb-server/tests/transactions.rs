@@ -1,4 +1,4 @@
-//! Transactions at the door: `TXN`, and Redis' own `MULTI`, `EXEC`, `DISCARD`, `WATCH`.
+//! Transactions of clients: `TXN`, and Redis' own `MULTI`, `EXEC`, `DISCARD`, `WATCH`.
 
 mod served;
 

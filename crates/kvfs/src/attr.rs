@@ -1,4 +1,4 @@
-//! The attributes of an inode and the arguments of the calls, as the doors above see them.
+//! The attributes of an inode and the arguments of the calls, as callers see them.
 
 use std::time::Duration;
 

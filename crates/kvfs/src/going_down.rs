@@ -21,8 +21,8 @@ pub enum GoingDown {
 const WHY: &str = "the file system was shut down on request (the GOINGDOWN ioctl): unmount it and mount it again, which recovers what is on disk";
 
 impl Views {
-    /// Ends all work on the store. From now on every call that changes something fails, and doors
-    /// answer nothing ([`Views::is_down`]). On an error all goes on as before.
+    /// Ends all work on the store. From now on every call that changes something fails, and
+    /// adapters answer nothing ([`Views::is_down`]). On an error all goes on as before.
     pub fn go_down(&self, how: GoingDown) -> Result<()> {
         match how {
             _ if self.shared.mainline.core.options.read_only => {}

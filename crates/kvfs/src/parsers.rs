@@ -1,4 +1,4 @@
-//! The readers of a file system's tuples behind one kind of door, for the fuzz targets under
+//! The readers of a file system's tuples as functions of bytes, for the fuzz targets under
 //! `fuzz/` and the test below: each takes any bytes and must neither panic nor run away; what it
 //! reads is written, and must read the same. Not in normal builds.
 

@@ -54,7 +54,7 @@ fn a_transaction_that_begins_during_a_rollback_does_not_read_what_goes() {
         std::thread::scope(|scope| {
             let rollback = scope.spawn(|| views.rollback("one"));
             device.wait_until_held();
-            // The doors begin it when the mainline's gate is open; here it has just passed that.
+            // `Views` begins it while the mainline is frozen; here it has just passed that.
             let begins = scope.spawn(|| {
                 let t = db.begin_with(TransactionOptions {
                     isolation,

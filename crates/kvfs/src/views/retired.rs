@@ -1,5 +1,6 @@
-//! Numbers of views that have ended. A door puts the view's number into the number of an inode, and
-//! the kernel has such an inode for as long as a program holds it open, long after the view. Were
+//! Numbers of views that have ended. The adapter puts the view's number into the kernel's number
+//! of an inode, and the kernel keeps that inode for as long as a program has it open, long after the
+//! view has ended. Were
 //! the number given to another view in that time, that program would read and write there. So a
 //! number is given again only when the kernel has forgotten every inode that it has seen of the
 //! view.

@@ -196,7 +196,7 @@ pub fn sync(w: &mut World, site: &Site) -> Result<(), Dead> {
 /// Everything of the mainline and the clones, or of these alone.
 pub fn sync_views(w: &mut World) -> Result<(), Dead> {
     w.call(&["Views::sync_all", "Views::shutdown"]);
-    // Without the mainline it is what a door does when the kernel has nothing any more.
+    // Without the mainline it is what an adapter does when the kernel has nothing any more.
     let only_clones = !w.kernel.holds() && w.random.one_in(3);
     let done = if only_clones { w.views.shutdown() } else { w.views.sync_all() };
     if let Err(e) = done {

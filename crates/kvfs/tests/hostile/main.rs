@@ -178,7 +178,7 @@ fn hostile_images_are_opened_or_refused() {
             _ = opened.fetch_add(image::all(&mut random, device).into(), Ordering::Relaxed)
         });
     });
-    // A generator whose images are all refused at the door reaches nothing.
+    // A generator whose images are all refused at opening reaches nothing.
     let opened = opened.into_inner();
     assert!(opened * 10 > cases, "{opened} of {cases} images could be opened");
 }
