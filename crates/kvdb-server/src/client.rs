@@ -45,9 +45,9 @@ pub struct Client {
     transport: Transport,
 }
 
-struct Memory(Arc<Mutex<Vec<u8>>>);
+struct LocalReplies(Arc<Mutex<Vec<u8>>>);
 
-impl Sink for Memory {
+impl Sink for LocalReplies {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.lock().extend_from_slice(bytes);
         Ok(())
@@ -84,8 +84,12 @@ impl Client {
     /// One of several clients in this process.
     pub(crate) fn of(shared: Arc<Shared>) -> Client {
         let replies = Arc::new(Mutex::new(Vec::new()));
-        let conversation =
-            Conversation::new(shared, Box::new(Memory(replies.clone())), "local".into(), false);
+        let conversation = Conversation::new(
+            shared,
+            Box::new(LocalReplies(replies.clone())),
+            "local".into(),
+            false,
+        );
         Client { transport: Transport::Local { conversation: Box::new(conversation), replies } }
     }
 

@@ -91,7 +91,7 @@ pub fn answer(
     write: impl Fn(&Tuple, &mut Output) -> Outcome,
 ) -> Outcome {
     let position = out.position();
-    let result = gather(s, stretch, out, each, &write);
+    let result = write_what_fits(s, stretch, out, each, &write);
     if result.is_err() {
         out.rewind(position);
     }
@@ -121,7 +121,7 @@ pub fn answer(
 
 /// Writes the header and as much as fits; gives what is left, and how many tuples that is, where
 /// not all of it does.
-fn gather(
+fn write_what_fits(
     s: &Session,
     stretch: &Stretch,
     out: &mut Output,

@@ -5,7 +5,7 @@
 //! that come while it waits go to threads of their own, made when needed.
 //!
 //! Of an FSYNC of a small file only the sync waits (`with_next_sync`): one thread syncs for all
-//! that have gathered until it begins, and answers them. No other thread is woken for each of them.
+//! that are pending when it begins, and answers them. No other thread is woken for each of them.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -24,18 +24,18 @@ const MOST: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 /// Sends the answer to an FSYNC.
-type Answer = Box<dyn FnOnce(Reply<()>) + Send>;
+type SyncAnswer = Box<dyn FnOnce(Reply<()>) + Send>;
 
 /// What the next sync is waited for by.
 #[derive(Default)]
-struct Gathered {
-    answers: Vec<Answer>,
+struct PendingSyncs {
+    answers: Vec<SyncAnswer>,
     /// A thread will take them.
     led: bool,
 }
 
 #[derive(Default)]
-struct Queue {
+struct JobQueue {
     jobs: VecDeque<Job>,
     idle: usize,
     threads: usize,
@@ -44,7 +44,7 @@ struct Queue {
 
 #[derive(Default)]
 struct Shared {
-    queue: Mutex<Queue>,
+    queue: Mutex<JobQueue>,
     wake: Condvar,
 }
 
@@ -52,7 +52,7 @@ struct Shared {
 pub(crate) struct BlockingPool {
     under_way: AtomicUsize,
     shared: Arc<Shared>,
-    gathered: Mutex<Gathered>,
+    pending_syncs: Mutex<PendingSyncs>,
     /// Where its threads may run: who starts one may be kept on one CPU, and be polite there.
     cpus: CpuSet,
 }
@@ -63,7 +63,7 @@ impl BlockingPool {
         Ok(BlockingPool {
             under_way: AtomicUsize::new(0),
             shared: Arc::default(),
-            gathered: Mutex::default(),
+            pending_syncs: Mutex::default(),
             cpus: sched_getaffinity(None)?,
         })
     }
@@ -94,17 +94,17 @@ impl BlockingPool {
         sync: impl Fn() -> Reply<()> + Send + 'static,
         answer: impl FnOnce(Reply<()>) + Send + 'static,
     ) {
-        let mut gathered = self.gathered.lock();
-        gathered.answers.push(Box::new(answer));
-        if std::mem::replace(&mut gathered.led, true) {
+        let mut pending_syncs = self.pending_syncs.lock();
+        pending_syncs.answers.push(Box::new(answer));
+        if std::mem::replace(&mut pending_syncs.led, true) {
             return;
         }
-        drop(gathered);
+        drop(pending_syncs);
         let pool = self.clone();
         self.admit(alone, move || pool.lead(sync));
     }
 
-    /// Syncs for all that have gathered, and answers them, until none is left. A thread that also
+    /// Syncs for all that are pending, and answers them, until none is left. A thread that also
     /// answers requests does so once, and hands the next sync to a thread of the pool.
     fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
         while self.sync_once(&sync) {
@@ -115,15 +115,15 @@ impl BlockingPool {
         }
     }
 
-    /// Syncs for all that have gathered, and answers them. `true`: others have come.
+    /// Syncs for all that are pending, and answers them. `true`: others have come.
     fn sync_once(&self, sync: &impl Fn() -> Reply<()>) -> bool {
-        let answers = std::mem::take(&mut self.gathered.lock().answers);
+        let answers = std::mem::take(&mut self.pending_syncs.lock().answers);
         let outcome = sync();
         // Before the next sync, which those who are answered now may come to share.
         answers.into_iter().for_each(|answer| answer(outcome));
-        let mut gathered = self.gathered.lock();
-        gathered.led = !gathered.answers.is_empty();
-        gathered.led
+        let mut pending_syncs = self.pending_syncs.lock();
+        pending_syncs.led = !pending_syncs.answers.is_empty();
+        pending_syncs.led
     }
 
     /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done

@@ -111,7 +111,7 @@ impl Settled {
 }
 
 /// A queue's thread, and the buffers that the kernel may write to until it has ended.
-struct Thread {
+struct QueueThread {
     thread: JoinHandle<io::Result<()>>,
     _memory: Arc<Memory>,
 }
@@ -124,7 +124,7 @@ pub(crate) struct Queues {
     abort: Abort,
     queues: Vec<Arc<Queue>>,
     settled: Arc<Settled>,
-    threads: Mutex<Vec<Thread>>,
+    threads: Mutex<Vec<QueueThread>>,
 }
 
 /// Queues whose threads wait for the kernel to agree; without it they end when this is dropped.
@@ -186,7 +186,7 @@ impl Queues {
             let work = move || worker.run(online, &buffers, &say, &told);
             let thread =
                 std::thread::Builder::new().name(format!("fuse-ring-{number}")).spawn(work)?;
-            prepared.queues.threads.lock().push(Thread { thread, _memory: memory });
+            prepared.queues.threads.lock().push(QueueThread { thread, _memory: memory });
             prepared.queues.queues.push(queue);
             prepared.go.push(go);
         }
@@ -228,7 +228,7 @@ impl Queues {
     /// Returns when the connection has ended and every thread has exited. The first error wins.
     pub fn join(&self) -> io::Result<()> {
         let mut outcome = Ok(());
-        for Thread { thread, _memory } in std::mem::take(&mut *self.threads.lock()) {
+        for QueueThread { thread, _memory } in std::mem::take(&mut *self.threads.lock()) {
             outcome = outcome
                 .and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))));
         }

@@ -38,7 +38,7 @@ pub(crate) struct Session {
     /// What the kernel has offered.
     offered: u64,
     /// Shared with the supervisor, which starts more of them.
-    threads: Arc<Mutex<Vec<Thread>>>,
+    threads: Arc<Mutex<Vec<SessionThread>>>,
     pool: Arc<WorkerPool>,
     /// Starts more threads when all are held up.
     supervisor: Option<JoinHandle<()>>,
@@ -46,7 +46,7 @@ pub(crate) struct Session {
     queues: Option<Arc<Queues>>,
 }
 
-type Thread = JoinHandle<io::Result<()>>;
+type SessionThread = JoinHandle<io::Result<()>>;
 
 impl Session {
     /// Answers INIT on a connection that was just mounted, then starts the threads.
@@ -228,7 +228,12 @@ struct Workers<H> {
 
 impl<H: Handler> Workers<H> {
     /// Starts a thread. `helps`: it exits when it is not needed.
-    fn open(&self, name: String, connection: Arc<OwnedFd>, helps: bool) -> io::Result<Thread> {
+    fn open(
+        &self,
+        name: String,
+        connection: Arc<OwnedFd>,
+        helps: bool,
+    ) -> io::Result<SessionThread> {
         let (dispatcher, blocking_pool, pool) =
             (self.dispatcher.clone(), self.blocking_pool.clone(), self.pool.clone());
         let (mut buffer, batches_forgets, intake) =

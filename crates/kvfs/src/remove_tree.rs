@@ -361,7 +361,7 @@ impl<'a> Removal<'a> {
         self.bytes += OVERHEAD + 2 * stored.content.len();
         self.touched.inodes.push((ino, false));
         self.linked.push((inode, attr));
-        self.gather()
+        self.spill_if_large()
     }
 
     /// The names in it, if it is a directory.
@@ -399,24 +399,24 @@ impl<'a> Removal<'a> {
                 false => self.batch.delete_range(dict, from, to),
             }
         }
-        self.gather()
+        self.spill_if_large()
     }
 
     fn delete(&mut self, dict: DictionaryId, key: Vec<u8>) -> Result<()> {
         self.bytes += key.len() + OVERHEAD;
         self.batch.delete(dict, key);
-        self.gather()
+        self.spill_if_large()
     }
 
     fn put(&mut self, dict: DictionaryId, key: Vec<u8>, value: Bytes) -> Result<()> {
         self.bytes += key.len() + value.len() + OVERHEAD;
         self.batch.put(dict, key, value);
-        self.gather()
+        self.spill_if_large()
     }
 
-    /// Moves what there is of changes out of memory, when it is much. On the mainline only: in a
-    /// transaction nothing could be taken back.
-    fn gather(&mut self) -> Result<()> {
+    /// Moves the changes out of memory when they are many. On the mainline only: in a transaction
+    /// nothing could be taken back.
+    fn spill_if_large(&mut self) -> Result<()> {
         let Scope::Mainline(db) = &self.fs.core.scope else { return Ok(()) };
         if self.bytes < AT_ONCE {
             return Ok(());
