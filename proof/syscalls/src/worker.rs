@@ -1,14 +1,23 @@
 //! A process of a history: its descriptors, mappings and directory, and what it does on one side.
 
+mod buffer;
+mod holes;
+mod mapping;
+mod pattern;
+mod programs;
+mod scan;
+mod splice;
+
 use std::fmt::Write as _;
-use std::process::Command;
-use std::sync::OnceLock;
 
 use crate::call::{Call, Mode, Name, Step, Time};
 use crate::flags::{LockKind, Whence};
-use crate::kernel::{Answer, Errno, digest, path, stat_at, stat_of, sys};
+use crate::kernel::{Answer, Errno, path, stat_at, stat_of, sys};
 use crate::marks::Marks;
-use crate::tree::{self, Closing, entries, kind_of, names_of, show_stat, show_time};
+use crate::tree::{self, Closing, entries, names_of, show_stat, show_time};
+use mapping::Map;
+pub use pattern::Pattern;
+use scan::{Scan, end_scan, show_names};
 
 pub const SLOTS: usize = 8;
 pub const MAPS: usize = 4;
@@ -16,59 +25,6 @@ pub const SCANS: usize = 2;
 const PAGE: usize = 4096;
 /// The longest transfer of one call.
 pub const LONGEST: usize = 4 << 20;
-
-/// Bytes of which each write takes a stretch that its tag chooses: none is zero, so a hole is never
-/// taken for data.
-pub struct Pattern(Vec<u8>);
-
-impl Pattern {
-    /// The one of this process and those that it forks.
-    pub fn shared() -> &'static Pattern {
-        static PATTERN: OnceLock<Pattern> = OnceLock::new();
-        PATTERN.get_or_init(Pattern::new)
-    }
-
-    fn new() -> Pattern {
-        let mut state = 0x2545_F491_4F6C_DD1Du64;
-        let mut bytes = Vec::with_capacity(LONGEST + (1 << 20));
-        while bytes.len() < LONGEST + (1 << 20) {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            bytes.extend(state.to_le_bytes().map(|b| b.max(1)));
-        }
-        Pattern(bytes)
-    }
-
-    fn of(&self, tag: u32, len: u32) -> &[u8] {
-        let at = (tag as usize).wrapping_mul(7919) % (1 << 20);
-        &self.0[at..at + (len as usize).min(LONGEST)]
-    }
-}
-
-struct Map {
-    start: *mut libc::c_void,
-    len: usize,
-    /// What it shows, and from where.
-    file: Closing,
-    at: i64,
-}
-
-impl Map {
-    /// How much of a stretch may be changed. What a program puts behind the end of the file into
-    /// its last page is nobody's: ext4 clears it when the file grows, FUSE leaves it there.
-    fn changeable(&self, at: usize, len: usize) -> usize {
-        let size = stat_of(self.file.0).map_or(0, |stat| (stat.st_size - self.at).max(0) as usize);
-        let in_last_page = at < size.next_multiple_of(PAGE) && at + len > size;
-        if in_last_page { size.saturating_sub(at) } else { len }
-    }
-}
-
-struct Scan {
-    dir: Closing,
-    before: Vec<(String, u8, u64)>,
-    seen: Vec<(String, u8, u64)>,
-}
 
 pub struct Worker {
     slots: [i32; SLOTS],
@@ -198,75 +154,6 @@ impl Worker {
     /// read.
     fn is_fifo(&self, slot: u8) -> bool {
         stat_of(self.slot(slot)).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO)
-    }
-
-    /// Direct I/O is in whole pages, since file systems differ in what else they take.
-    fn aligned(&self, slot: u8, at: i64, len: u32) -> (i64, usize) {
-        let len = (len as usize).min(LONGEST);
-        if self.is_direct(slot) {
-            (at & !(PAGE as i64 - 1), len.div_ceil(PAGE) * PAGE)
-        } else {
-            (at, len)
-        }
-    }
-
-    fn bytes(&self, len: usize) -> &[u8] {
-        // SAFETY: the buffer has LONGEST + PAGE bytes, and `len` is what a call has put there.
-        unsafe { std::slice::from_raw_parts(self.buffer, len) }
-    }
-
-    fn fill(&mut self, tag: u32, len: usize) {
-        let bytes = self.pattern.of(tag, len as u32);
-        // SAFETY: the buffer has LONGEST + PAGE bytes and does not overlap the pattern, which gives
-        // LONGEST at most.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.buffer, bytes.len()) };
-    }
-
-    fn shown(&self, got: i64) -> String {
-        let bytes = self.bytes(got as usize);
-        let start = &bytes[..bytes.len().min(8)];
-        let mut text = format!("{got} ");
-        start.iter().for_each(|byte| {
-            let _ = write!(text, "{byte:02x}");
-        });
-        if bytes.len() > start.len() {
-            let _ = write!(text, "..{:016x}", digest(bytes));
-        }
-        text
-    }
-
-    fn pieces(&self, len: usize) -> [libc::iovec; 3] {
-        let first = len / 5;
-        let second = len / 2;
-        // SAFETY: all three lie within the buffer, for `first` and `second` together are at most
-        // `len`.
-        let at = |offset: usize| unsafe { self.buffer.add(offset) }.cast();
-        [(0, first), (first, second), (first + second, len - first - second)]
-            .map(|(offset, len)| libc::iovec { iov_base: at(offset), iov_len: len })
-    }
-
-    fn map(&self, map: u8, at: u32, len: u32) -> Answer<(*mut libc::c_void, usize)> {
-        let map =
-            self.maps.get(usize::from(map)).and_then(Option::as_ref).ok_or(Errno(libc::EBADF))?;
-        let at = (at as usize).min(map.len);
-        // SAFETY: `at` is within the mapping.
-        Ok((unsafe { map.start.cast::<u8>().add(at) }.cast(), (len as usize).min(map.len - at)))
-    }
-
-    fn changeable(&self, map: u8, at: u32, len: u32) -> Answer<(*mut libc::c_void, usize)> {
-        let (start, len) = self.map(map, at, len)?;
-        let len = self
-            .maps
-            .get(usize::from(map))
-            .and_then(Option::as_ref)
-            .map_or(0, |map| map.changeable((at as usize).min(map.len), len));
-        Ok((start, len))
-    }
-
-    fn unmap(&mut self, map: u8) -> Answer<()> {
-        let map =
-            self.maps.get_mut(usize::from(map)).and_then(Option::take).ok_or(Errno(libc::EBADF))?;
-        sys!(libc::munmap(map.start, map.len)).map(drop)
     }
 
     fn call(&mut self, call: &Call) -> Answer<String> {
@@ -641,110 +528,6 @@ impl Worker {
         ))? as i32))
     }
 
-    /// A program that copies a tree, and not into itself: how deep that goes is a matter of chance.
-    fn tree_program(&self, script: &str, from: &Name, to: &Name, option: &str) -> Answer<String> {
-        const GUARD: &str = "t=$(timeout 20 realpath -m -- \"$2\") || exit; \
-            f=$(timeout 20 realpath -m -- \"$1\") || exit; \
-            case $t/ in \"$f\"/*) exit 9;; esac; ";
-        self.program(&format!("{GUARD}{script}"), from, to, option)
-    }
-
-    fn program(&self, script: &str, from: &Name, to: &Name, option: &str) -> Answer<String> {
-        let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).args([from.resolve().1, to.resolve().1]).arg(option);
-        command.env("LC_ALL", "C").stdin(std::process::Stdio::null());
-        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-        let status = command.status().map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
-        Ok(match status.code().unwrap_or(-1) {
-            124 => TIMED_OUT.to_owned(),
-            code => format!("exit {code}"),
-        })
-    }
-
-    /// What lies between `at` and the answer must be zeros when data was looked for; the answer
-    /// itself is the file system's own.
-    fn seek_data(&mut self, slot: u8, at: i64, hole: bool) -> Answer<String> {
-        let fd = self.slot(slot);
-        let size = stat_of(fd)?;
-        if size.st_mode & libc::S_IFMT != libc::S_IFREG {
-            return Err(Errno(libc::ESPIPE));
-        }
-        let size = size.st_size;
-        let before = sys!(libc::lseek(fd, 0, libc::SEEK_CUR))?;
-        let answer =
-            sys!(libc::lseek(fd, at, if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA }));
-        sys!(libc::lseek(fd, before, libc::SEEK_SET))?;
-        match answer {
-            Ok(found) if found < at || found > size => {
-                Ok(format!("WRONG: {found} for {at} of {size}"))
-            }
-            Ok(found) if !hole => {
-                Ok(self.must_be_zeros(slot, at, found).unwrap_or_else(|| "0".to_owned()))
-            }
-            Ok(_) => Ok("0".to_owned()),
-            // All from here on is one hole.
-            Err(Errno(libc::ENXIO)) if !hole && at >= 0 && at < size => {
-                Ok(self.must_be_zeros(slot, at, size).unwrap_or_else(|| "0".to_owned()))
-            }
-            Err(e) => Err(e),
-        }
-    }
-
-    fn must_be_zeros(&mut self, slot: u8, from: i64, to: i64) -> Option<String> {
-        if self.is_direct(slot) {
-            return None;
-        }
-        let mut at = from;
-        while at < to {
-            let len = ((to - at) as usize).min(LONGEST);
-            let got =
-                sys!(libc::pread(self.slot(slot), self.buffer.cast(), len, at)).ok()? as usize;
-            if let Some(data) = self.bytes(got).iter().position(|&b| b != 0) {
-                return Some(format!(
-                    "WRONG: data at {} in a hole from {from} to {to}",
-                    at + data as i64
-                ));
-            }
-            if got == 0 {
-                return None;
-            }
-            at += got as i64;
-        }
-        None
-    }
-
-    fn holes(&mut self, slot: u8) -> Answer<String> {
-        let fd = self.slot(slot);
-        let stat = stat_of(fd)?;
-        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-            return Err(Errno(libc::ESPIPE));
-        }
-        let before = sys!(libc::lseek(fd, 0, libc::SEEK_CUR))?;
-        let mut at = 0;
-        let mut wrong = None;
-        while at < stat.st_size && wrong.is_none() {
-            let data = match sys!(libc::lseek(fd, at, libc::SEEK_DATA)) {
-                Ok(data) => data,
-                Err(Errno(libc::ENXIO)) => stat.st_size,
-                Err(e) => return Err(e),
-            };
-            wrong = self.must_be_zeros(slot, at, data.min(stat.st_size));
-            if data >= stat.st_size {
-                break;
-            }
-            let hole = sys!(libc::lseek(fd, data, libc::SEEK_HOLE))?;
-            if hole <= data || hole > stat.st_size {
-                wrong = Some(format!(
-                    "WRONG: hole at {hole} behind data at {data} of {}",
-                    stat.st_size
-                ));
-            }
-            at = hole;
-        }
-        sys!(libc::lseek(fd, before, libc::SEEK_SET))?;
-        Ok(wrong.unwrap_or_else(|| format!("{}", stat.st_size)))
-    }
-
     fn show_times(&self, stat: &libc::stat, atime: Time) -> String {
         let access = match atime {
             Time::At(..) => show_time(stat.st_atime, stat.st_atime_nsec),
@@ -758,55 +541,6 @@ impl Worker {
             show_time(stat.st_mtime, stat.st_mtime_nsec)
         };
         format!("atime {access} mtime {modified}")
-    }
-
-    fn splice(&mut self, from: u8, from_at: i64, to: u8, to_at: i64, len: u32) -> Answer<String> {
-        if self.is_direct(from) || self.is_direct(to) || self.is_fifo(to) {
-            return Err(Errno(libc::EINVAL));
-        }
-        let mut ends = [0; 2];
-        sys!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK))?;
-        let [read, write] = ends.map(Closing);
-        let (mut from_at, mut to_at) = (from_at, to_at);
-        let len = (len as usize).min(48 << 10);
-        let null = std::ptr::null_mut();
-        // A splice may be short at any page; only the sum of all is compared.
-        let mut held = 0;
-        while held < len as i64 {
-            match sys!(libc::splice(
-                self.slot(from),
-                &mut from_at,
-                write.0,
-                null,
-                len - held as usize,
-                libc::SPLICE_F_NONBLOCK
-            )) {
-                Ok(0) | Err(Errno(libc::EAGAIN)) => break,
-                Ok(more) => held += more,
-                Err(e) if held == 0 => return Err(e),
-                Err(_) => break,
-            }
-        }
-        let mut moved = 0;
-        let mut error = String::new();
-        while moved < held {
-            match sys!(libc::splice(
-                read.0,
-                null,
-                self.slot(to),
-                &mut to_at,
-                (held - moved) as usize,
-                0
-            )) {
-                Ok(0) => break,
-                Ok(more) => moved += more,
-                Err(e) => {
-                    error = format!(" {}", e.name());
-                    break;
-                }
-            }
-        }
-        Ok(format!("{held} {moved}{error}"))
     }
 }
 
@@ -831,32 +565,6 @@ fn record_lock(kind: LockKind, at: i64, len: i64) -> libc::flock {
         l_len: len,
         l_pid: 0,
     }
-}
-
-fn show_names(names: &[(String, u8, u64)]) -> String {
-    let shown: Vec<String> =
-        names.iter().map(|(name, kind, _)| format!("{}{}", kind_of(*kind), name)).collect();
-    shown.join(" ").replace(&"n".repeat(255), "%255")
-}
-
-/// What was there before and is there at the end, and has not been away in between, must have been
-/// listed exactly once.
-fn end_scan(mut scan: Scan, marks: &Marks) -> Answer<String> {
-    let mut buffer = [0u8; 4096];
-    while entries(scan.dir.0, &mut buffer, &mut scan.seen)? {}
-    sys!(libc::lseek(scan.dir.0, 0, libc::SEEK_SET))?;
-    let after = names_of(scan.dir.0)?;
-    let mut stayed: Vec<_> = scan.before.iter().filter(|entry| after.contains(entry)).collect();
-    stayed.retain(|entry| {
-        !marks.moved.has(entry.2) && scan.seen.iter().filter(|seen| seen.0 == entry.0).count() != 1
-    });
-    stayed.sort();
-    let wrong: Vec<&str> = stayed.iter().map(|entry| entry.0.as_str()).collect();
-    Ok(if wrong.is_empty() {
-        "0".to_owned()
-    } else {
-        format!("WRONG: not listed once: {}", wrong.join(" "))
-    })
 }
 
 /// Waits until the clock that file times are taken from has passed the present: it goes by ticks,
