@@ -47,7 +47,7 @@ pub(crate) fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// The number by which the kernel knows an inode: FUSE's `nodeid`, which is also what programs see
-/// as `st_ino`. The number that a store gives the inode is an [`Ino`], which several views may share.
+/// as `st_ino`. The number that a store gives the inode is an [`Ino`]; several views may share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 

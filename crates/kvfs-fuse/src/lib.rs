@@ -29,10 +29,11 @@
 //! that gives way by `courtesy`), `switch` (the kernel's parameter).
 //!
 //! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `node_id` (which view
-//! a number of the kernel names), `control_directory` (the directory with all views), `kernel_notifier`
-//! (tells the kernel what has changed), `unshared_thread` and `place` (how the daemon uses its own
-//! mount), `recall` (asks the kernel for the dirty pages of one file), `quiesce_barrier`, `barrier`
-//! and `coalescer` (how it is known that all dirty pages have arrived).
+//! a number of the kernel names), `control_directory` (the directory with all views),
+//! `kernel_notifier` (tells the kernel what has changed), `unshared_thread` and `place` (how the
+//! daemon uses its own mount), `recall` (asks the kernel for the dirty pages of one file),
+//! `quiesce_barrier`, `barrier` and `coalescer` (how it is known that all dirty pages have
+//! arrived).
 //!
 //! `mount` mounts and unmounts, `abort_watchdog` ends the connection of a daemon that was killed
 //! (`control`: the kernel's files for that), `mounts` reads what is mounted, `counters` counts

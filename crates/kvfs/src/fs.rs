@@ -200,8 +200,8 @@ impl Fs {
         let next = found.max(noted.map_or(0, |noted| noted.bound));
         let numbers = InodeAllocator::from(next, options.zone_size);
         numbers.set_noted_below(noted.map_or(0, |noted| noted.bound));
-        // Numbers that lie where they cannot were given elsewhere, and a snapshot that was not taken
-        // here may have been rolled back to: what directories have reserved is not to be trusted.
+        // Numbers that lie where they cannot were given elsewhere, and a snapshot from elsewhere
+        // may have been rolled back to: what directories have reserved is not to be trusted.
         match noted {
             Some(noted) if found <= noted.bound && !reserved => {
                 numbers.void_below(noted.first_reserved)

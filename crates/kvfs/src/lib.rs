@@ -23,7 +23,8 @@
 //! - Calls: `namespace`, `rename`, `directory`, `data`, `attributes`, `xattr`, `allocate`,
 //!   `reflink`. Every call begins in `fs`, `freeze_lock` and `locks`.
 //! - In memory: `inode` (with the order of locks), `inode_cache`, `inode_allocator`; what is not
-//!   committed yet: `dirty`, `dirty_queue`, `space_account`; writes out of a cache: `cached_writes`, `lost`.
+//!   committed yet: `dirty`, `dirty_queue`, `space_account`; writes out of a cache:
+//!   `cached_writes`, `lost`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `superseded`,
 //!   `snapshots`, `difference`.
 //! - Whole trees: `walk`, `below`, `clone_tree`, `remove_tree`, `whole`.

@@ -96,7 +96,7 @@ struct Renamed {
 }
 
 impl Fs {
-    /// Renames an entry, with the flags of `renameat2`. A file's dirty data is committed with its name.
+    /// Renames an entry, with the flags of `renameat2`. A file's dirty data is committed with it.
     pub fn rename(
         &self,
         parent: Ino,

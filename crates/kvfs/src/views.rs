@@ -2,7 +2,7 @@
 //! mainline, every open transaction, every snapshot, every clone. One [`Fs`] for each, with its own
 //! inodes in memory and its own data that awaits its commit.
 //!
-//! [`Views`] ties them to the transactions of the database. Clients begin and end transactions here,
+//! [`Views`] ties them to transactions of the database. Callers begin and end transactions here,
 //! never at the database itself, so that what is in memory (here, and in the kernel's caches) goes
 //! with what is in the store:
 //!

@@ -1,9 +1,8 @@
-//! Numbers of views that have ended. The adapter puts the view's number into the kernel's number
-//! of an inode, and the kernel keeps that inode for as long as a program has it open, long after the
-//! view has ended. Were
-//! the number given to another view in that time, that program would read and write there. So a
-//! number is given again only when the kernel has forgotten every inode that it has seen of the
-//! view.
+//! Numbers of views that have ended. The adapter puts the view's number into the kernel's number of
+//! an inode, and the kernel keeps that inode as long as a program has it open, long after the view
+//! has ended. Were the number given to another view in that time, that program would read and write
+//! there. So a number is given again only when the kernel has forgotten every inode that it has
+//! seen of the view.
 //!
 //! The kernel's references are counted in the view's table. When the view ends, no call adds one
 //! any more; the table then gives its counts to [`Retired`], so that an ended view costs no more

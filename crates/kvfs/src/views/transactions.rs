@@ -208,8 +208,7 @@ impl Views {
         difference_in(self.shared.mainline.core.layout, view.beneath(), view)
     }
 
-    /// Tells the watchers that a client has changed these names and inodes of a view by calls of its
-    /// own.
+    /// Tells the watchers that a caller has changed these names and inodes of a view by itself.
     pub fn tell_changed(
         &self,
         view: &View,
