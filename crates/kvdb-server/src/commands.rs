@@ -9,6 +9,7 @@ use crate::session::Session;
 
 mod connection;
 mod defrag;
+mod dict;
 mod dispatch;
 mod keys;
 mod multi;
@@ -110,6 +111,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
     in_multi(InMulti::Refused, writes("clonetree", "from to [TXN id]", -3, NONE, tree::clonetree)),
     reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
+    in_multi(InMulti::Refused, reads("compact", "[start end]", -1, NONE, dict::compact)),
     reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
     reads("dbsize", "", 1, NONE, scan::dbsize),
     writes("decr", "key", 2, FIRST, numbers::decr),
@@ -127,6 +129,7 @@ pub static COMMANDS: &[Command] = &[
     writes("del", "key ...", -2, EACH, keys::del),
     writes("delprefix", "prefix", 2, NONE, ranges::delprefix),
     writes("delrange", "start end [EXACT]", -3, NONE, ranges::delrange),
+    in_multi(InMulti::Refused, reads("dict", dict::USAGE, -2, NONE, dict::dict)),
     reads("dicts", "", 1, NONE, connection::dicts),
     in_multi(InMulti::AtOnce, reads("discard", "", 1, NONE, multi::discard)),
     reads("durable", "[yes|no]", -1, NONE, connection::durable),

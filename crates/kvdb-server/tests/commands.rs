@@ -451,3 +451,60 @@ fn pipelined_requests_are_answered_in_order() {
         assert_eq!(show(&c.reply().expect("a reply")), format!("\"{i:04}\""));
     }
 }
+
+#[test]
+fn dictionaries_say_and_change_how_they_keep_tuples() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    let usual = r#"["separate-at" "2048" "stitch-at" "adaptive" "compression" "none" "value-compression" "none" "false-positives" "80"]"#;
+    c.expect(&[
+        ("DICT LIST", "[]"),
+        ("DICT INFO", "(error) ERR there is no dictionary '0'"),
+        ("DICT CREATE log stitch-at never COMPRESSION zstd", "OK"),
+        ("DICT CREATE log", "(error) ERR such a dictionary exists: DICT SET changes it"),
+        ("DICT LIST", r#"["log"]"#),
+        ("USE log", "OK"),
+        ("SET a 1", "OK"),
+        ("DICT SET log separate-at 64 stitch-at 4096 false-positives 0", "OK"),
+        (
+            "DICT INFO",
+            r#"["separate-at" "64" "stitch-at" "4096" "compression" "zstd" "value-compression" "none" "false-positives" "0"]"#,
+        ),
+        ("COMPACT", "OK"),
+        ("COMPACT a b", "OK"),
+        ("COMPACT - +", "OK"),
+        ("GET a", "\"1\""),
+        ("DICT CREATE plain", "OK"),
+        ("DICT INFO plain", usual),
+        ("DICT DROP plain", "OK"),
+        ("DICT DROP plain", "(error) ERR there is no dictionary 'plain'"),
+        ("DICT LIST", r#"["log"]"#),
+    ]);
+    // What is wrong is said, and changes nothing.
+    for wrong in [
+        "DICT SET log separate-at -1",
+        "DICT SET log separate-at 4294967296",
+        "DICT SET log stitch-at soon",
+        "DICT SET log compression gzip",
+        "DICT SET log false-positives 10001",
+        "DICT SET log separate-at 1 colour red",
+        "DICT SET log separate-at",
+        "DICT SET log",
+        "DICT SET nowhere separate-at 1",
+        "DICT CREATE other stitch-at x",
+        "DICT",
+        "DICT EXPLODE",
+        "COMPACT a",
+        "COMPACT a b c",
+    ] {
+        let reply = c.run(wrong);
+        assert!(reply.starts_with("(error) ERR "), "{wrong}: {reply}");
+    }
+    c.expect(&[
+        (
+            "DICT INFO log",
+            r#"["separate-at" "64" "stitch-at" "4096" "compression" "zstd" "value-compression" "none" "false-positives" "0"]"#,
+        ),
+        ("DICT LIST", r#"["log"]"#),
+    ]);
+}

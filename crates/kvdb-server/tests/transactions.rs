@@ -233,6 +233,32 @@ fn two_transactions_that_count_one_key_both_commit() {
 }
 
 #[test]
+fn a_transaction_locks_ahead_of_time() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.expect(&[
+        ("MSET a 1 b 2 c 3 d 4", "OK"),
+        ("TXN LOCK KEY a", "(error) ERR TXN LOCK works in a transaction: join one"),
+        ("TXN BEGIN SER", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("TXN LOCK KEY a", "OK"),
+        ("TXN LOCK RANGE b c SHARED", "OK"),
+        ("TXN LOCK RANGE b", "(error) ERR wrong number of arguments for 'txn' command"),
+        ("TXN LOCK KEY a EXCLUSIVE", "(error) ERR syntax error"),
+        ("TXN LOCK", "(error) ERR syntax error"),
+    ]);
+    b.expect(&[("TXN BEGIN SER TIMEOUT 0.05", "(integer) 2"), ("TXN JOIN 2", "OK")]);
+    b.expect(&[("GET b", "\"2\""), ("GET d", "\"4\""), ("SET d 5", "OK")]);
+    for refused in ["GET a", "SET b 3"] {
+        let reply = b.run(refused);
+        assert!(reply.starts_with("(error) LOCKED"), "{refused}: {reply}");
+    }
+    a.expect(&[("TXN COMMIT", "OK"), ("TXN BEGIN SI", "(integer) 3"), ("TXN JOIN 3", "OK")]);
+    let reply = a.run("TXN LOCK KEY a");
+    assert_eq!(reply, "(error) ERR a transaction of snapshot isolation locks nothing");
+}
+
+#[test]
 fn a_part_of_a_large_value_is_written_without_reading_it() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();

@@ -17,7 +17,7 @@ use crate::session::Session;
 use crate::walk::{Stretch, answer};
 
 /// The bounds in the first two arguments; empty: none.
-fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
+pub fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
     match (args.at(1), args.at(2)) {
         (start, end) if exact => (start, end),
         (start, end) => {

@@ -17,7 +17,7 @@ use crate::session::Session;
 use crate::transactions::FileChange;
 
 pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | CHANGES [id] | FILES [id] | SAVEPOINT name | ROLLBACK name";
+                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] | FILES [id] | SAVEPOINT name | ROLLBACK name";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.at(1) {
@@ -47,6 +47,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Ok(())
         }
         c if is(c, "status") => status(s, args, out),
+        c if is(c, "lock") => lock(s, args, out),
         c if is(c, "changes") => changes(s, args, out),
         c if is(c, "files") => files(s, args, out),
         c if is(c, "savepoint") => savepoint(s, args, out),
@@ -269,6 +270,39 @@ fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         return Err(kvdb::Error::NoTransaction(transaction.id()).into());
     }
     describe(&transaction.info(), out);
+    Ok(())
+}
+
+/// `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]`: for the rest of the joined
+/// serializable transaction, against changes by others, and without `SHARED` against their reads.
+fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let keys = match args.get(2) {
+        Some(c) if is(c, "key") => 1,
+        Some(c) if is(c, "range") => 2,
+        _ => return Err(Failure::SYNTAX),
+    };
+    let exclusive = match args.get(3 + keys) {
+        None => true,
+        Some(c) if is(c, "shared") => false,
+        Some(_) => return Err(Failure::SYNTAX),
+    };
+    arity(args, 3 + keys, 4 + keys)?;
+    let dict = s.writable()?;
+    let transaction =
+        s.inside().ok_or(Failure::request("TXN LOCK works in a transaction: join one"))?;
+    if transaction.isolation() == Isolation::Snapshot {
+        return Err(Failure::request("a transaction of snapshot isolation locks nothing"));
+    }
+    match keys {
+        1 => transaction.lock_key(dict, args.at(3), exclusive)?,
+        _ => {
+            let (start, end) = (args.at(3), args.at(4));
+            let (start, end) =
+                (if start == b"-" { b"" } else { start }, if end == b"+" { b"" } else { end });
+            transaction.lock_range(dict, start, end, exclusive)?
+        }
+    }
+    out.ok();
     Ok(())
 }
 

@@ -243,6 +243,26 @@ impl Database {
         })
     }
 
+    /// Changes how a dictionary keeps what is written from now on, durably and for merges under way.
+    pub(crate) fn set_dictionary_options(
+        &self,
+        dict: DictionaryId,
+        options: DictionaryOptions,
+    ) -> Result<()> {
+        self.writable()?;
+        let reserved = self.versions.load().tree(dict)?.info.options.reserved;
+        if options.reserved != reserved {
+            return Err(Error::Invalid(
+                "whether a dictionary is reserved is decided when it is made".into(),
+            ));
+        }
+        self.versions.install(|state| {
+            let there = state.dictionaries.get(&dict);
+            let info = there.map(|d| DictionaryInfo { options, ..d.info.clone() });
+            VersionEdit::of(info.map(Edit::Options))
+        })
+    }
+
     /// Ends background work and leaves everything durable. Later writes are refused; views stay
     /// readable.
     pub(crate) fn close(&self) -> Result<()> {

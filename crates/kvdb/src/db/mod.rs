@@ -130,6 +130,17 @@ impl Kvdb {
         self.db.0.set_stitch_at(dict, bytes)
     }
 
+    /// Changes how a dictionary keeps its tuples; durable before this returns. What is written from
+    /// now on follows, by merges under way from their next part on; what is written stays as it is
+    /// until a merge writes it again. `reserved` cannot be changed.
+    pub fn set_dictionary_options(
+        &self,
+        dict: DictionaryId,
+        options: DictionaryOptions,
+    ) -> Result<()> {
+        self.db.0.set_dictionary_options(dict, options)
+    }
+
     /// All dictionaries of the main branch, by number.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
         self.dictionaries_in("")

@@ -99,6 +99,8 @@ pub(crate) enum Edit {
         dict: DictionaryId,
         stitch_at: u64,
     },
+    /// A dictionary's options are those given here from now on; its name stays.
+    Options(DictionaryInfo),
     NextIds {
         dictionary: u32,
         run: u64,
@@ -202,6 +204,10 @@ impl Edit {
                 out.push(13);
                 put_varint(out, u64::from(dict.0));
                 put_varint(out, *stitch_at);
+            }
+            Edit::Options(d) => {
+                out.push(27);
+                put_dictionary(out, d);
             }
             Edit::Streams(streams) => {
                 out.push(9);
@@ -352,6 +358,7 @@ impl Edit {
                 Edit::KeptSnapshot(label, dictionaries)
             }
             26 => Edit::AddKeptRun(DictionaryId(r.varint_u32()?), kept(r)?),
+            27 => Edit::Options(dictionary(r, String::new())?),
             kind => {
                 return Err(r.corrupt(&format!(
                     "edit {kind} is unknown: a newer version wrote it, or it is damaged"
@@ -522,6 +529,12 @@ mod tests {
             Edit::Closed,
             Edit::ForgetSegment { number: 9 },
             Edit::StitchAt { dict, stitch_at: 1 << 40 },
+            Edit::Options(DictionaryInfo {
+                id: dict,
+                name: "d".into(),
+                branch: String::new(),
+                options: crate::DictionaryOptions { separate_at: 7, ..Default::default() },
+            }),
             Edit::NextIds { dictionary: 1, run: 2, segment: 3 },
         ]
     }

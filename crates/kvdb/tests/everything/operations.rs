@@ -644,6 +644,16 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
         w.replaced(&branch, &dict);
         return Ok(());
     }
+    if w.random.one_in(4) {
+        w.call("Kvdb::set_dictionary_options");
+        let options = options(w);
+        if w.unless_full(w.db.set_dictionary_options(id, options.clone()))?.is_none() {
+            return Ok(());
+        }
+        let info = w.db.dictionaries_in(&branch).into_iter().find(|i| i.id == id);
+        assert_eq!(info.map(|i| i.options), Some(options), "{}", w.what());
+        return Ok(());
+    }
     if w.random.one_in(3) {
         w.call("Kvdb::set_stitch_at");
         let bytes = [0, 4096, 64 << 10, u64::MAX, kvdb::ADAPTIVE][w.random.below(5) as usize];
@@ -676,15 +686,7 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
     if w.history.newest().table(&branch, name).is_some() {
         return Ok(());
     }
-    let random = &mut w.random;
-    let options = DictionaryOptions {
-        separate_at: [512, 2048, u32::MAX][random.below(3) as usize],
-        compression: [Compression::None, Compression::Lz4, Compression::Zstd]
-            [random.below(3) as usize],
-        compress_values: [Compression::None, Compression::Lz4][random.below(2) as usize],
-        false_positives: [0, 80][random.below(2) as usize],
-        ..DictionaryOptions::default()
-    };
+    let options = options(w);
     for name in
         ["Kvdb::create_dictionary", "Kvdb::create_dictionary_in", "Kvdb::open_dictionary_with"]
     {
@@ -705,6 +707,18 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
         w.replaced(&branch, name);
     }
     Ok(())
+}
+
+fn options(w: &mut World) -> DictionaryOptions {
+    let random = &mut w.random;
+    DictionaryOptions {
+        separate_at: [512, 2048, u32::MAX][random.below(3) as usize],
+        compression: [Compression::None, Compression::Lz4, Compression::Zstd]
+            [random.below(3) as usize],
+        compress_values: [Compression::None, Compression::Lz4][random.below(2) as usize],
+        false_positives: [0, 80][random.below(2) as usize],
+        ..DictionaryOptions::default()
+    }
 }
 
 fn maintenance(w: &mut World) -> Result<(), Dead> {

@@ -170,6 +170,7 @@ impl ManifestState {
             Edit::StitchAt { dict, stitch_at } => {
                 self.dictionary(dict)?.info.options.stitch_at = stitch_at
             }
+            Edit::Options(d) => self.dictionary(d.id)?.info.options = d.options,
             Edit::JournalStart(start) => {
                 // What counts upwards from here has room.
                 if [start.segment, start.offset, start.position, start.seq]

@@ -5,14 +5,17 @@ use crate::dictionary::DictionaryOptions;
 use std::time::Duration;
 use zones::ZoneId;
 
-fn sample() -> ManifestState {
-    let mut state = ManifestState::new();
-    let info = |id, name: &str| DictionaryInfo {
+fn info(id: u32, name: &str) -> DictionaryInfo {
+    DictionaryInfo {
         id: DictionaryId(id),
         name: name.into(),
         branch: String::new(),
         options: DictionaryOptions::default(),
-    };
+    }
+}
+
+fn sample() -> ManifestState {
+    let mut state = ManifestState::new();
     let add = |dict, id| Edit::AddRun {
         dict: DictionaryId(dict),
         level: 1,
@@ -36,6 +39,7 @@ fn sample() -> ManifestState {
         Edit::DropRun { dict: DictionaryId(1), id: RunId(1) },
         Edit::DropDictionary(DictionaryId(2)),
         Edit::StitchAt { dict: DictionaryId(1), stitch_at: 5 },
+        Edit::Options(info(1, "a")),
         segment(1),
         segment(2),
         segment(3),
@@ -150,6 +154,7 @@ fn contradictions_are_errors() {
     refused(Edit::DropRun { dict: DictionaryId(1), id: RunId(1) });
     refused(Edit::DropDictionary(DictionaryId(2)));
     refused(Edit::StitchAt { dict: DictionaryId(2), stitch_at: 0 });
+    refused(Edit::Options(info(2, "b")));
     refused(Edit::Segment(Segment { number: 2, zone: ZoneId(1), epoch: 0, end: None }));
     refused(Edit::SegmentEnds { number: 1, position: 0 });
     refused(Edit::AddRun { dict: DictionaryId(1), level: 64, id: RunId(9), run: Bytes::new() });

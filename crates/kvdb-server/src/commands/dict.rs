@@ -1,0 +1,164 @@
+//! `DICT`: dictionaries and how they keep their tuples; `COMPACT`: merges what lies in one.
+
+use kvdb::{ADAPTIVE, Compression, DictionaryInfo, DictionaryOptions};
+
+use super::ranges::bounds;
+use super::{is, wrong_arity};
+use crate::dictionaries::{Place, Selected, listed};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+pub const USAGE: &str = "LIST | INFO [name] | CREATE name [option value ...] | \
+                         SET name option value ... | DROP name; options: separate-at bytes|never, \
+                         stitch-at bytes|adaptive|never, compression none|lz4|zstd, \
+                         value-compression none|lz4|zstd, false-positives of-10000";
+
+pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if !matches!(s.place, Place::Store) {
+        return Err(Failure::request(
+            "DICT works on the store itself: leave the snapshot or clone",
+        ));
+    }
+    let pairs = args.len() >= 3 && args.len() % 2 == 1;
+    match (args.at(1), args.len()) {
+        (c, 2) if is(c, "list") => {
+            let all = listed(s.db());
+            out.array(all.len());
+            all.iter().for_each(|(name, _)| out.bulk(name.as_bytes()));
+            Ok(())
+        }
+        (c, 2 | 3) if is(c, "info") => {
+            let name = args.get(2).map_or(s.dictionary.name().as_bytes().to_vec(), <[u8]>::to_vec);
+            describe(&existing(s, &name)?.options, out);
+            Ok(())
+        }
+        (c, _) if is(c, "create") && pairs => {
+            let mut selected = Selected::choose(s.db(), args.at(2))?;
+            let options = changed(DictionaryOptions::default(), args)?;
+            if selected.existing(s.db())?.is_some() {
+                return Err(Failure::request("such a dictionary exists: DICT SET changes it"));
+            }
+            s.db().create_dictionary(selected.name(), options)?;
+            out.ok();
+            Ok(())
+        }
+        (c, n) if is(c, "set") && pairs && n > 3 => {
+            let info = existing(s, args.at(2))?;
+            s.db().set_dictionary_options(info.id, changed(info.options, args)?)?;
+            out.ok();
+            Ok(())
+        }
+        (c, 3) if is(c, "drop") => {
+            let info = existing(s, args.at(2))?;
+            s.db().drop_dictionary(info.id)?;
+            out.ok();
+            Ok(())
+        }
+        _ => Err(Failure::request(format!("wrong arguments for 'dict'. DICT {USAGE}"))),
+    }
+}
+
+/// `COMPACT [start end]`: merges the runs of the dictionary, or what they have in a range of keys,
+/// and replies when that is done.
+pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let name = s.dictionary.name().as_bytes().to_vec();
+    let info = existing(s, &name)?;
+    match args.len() {
+        1 => s.db().compact(info.id)?,
+        3 => {
+            let (start, end) = bounds(args, false);
+            match end.is_empty() {
+                true => s.db().compact_range(info.id, start..)?,
+                false => s.db().compact_range(info.id, start..end)?,
+            }
+        }
+        _ => return Err(wrong_arity("compact")),
+    }
+    out.ok();
+    Ok(())
+}
+
+/// A dictionary of the user that exists.
+fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
+    let mut selected = Selected::choose(s.db(), name)?;
+    let id = selected.existing(s.db())?;
+    let info = s.db().dictionaries().into_iter().find(|info| Some(info.id) == id);
+    info.ok_or_else(|| Failure::request(format!("there is no dictionary '{}'", selected.name())))
+}
+
+/// The options with the changes that the arguments from the fourth on ask for.
+fn changed(
+    mut options: DictionaryOptions,
+    args: Arguments<'_>,
+) -> Result<DictionaryOptions, Failure> {
+    for at in (3..args.len()).step_by(2) {
+        let (option, value) = (args.at(at), args.at(at + 1));
+        let wrong = || {
+            let (option, value) = (String::from_utf8_lossy(option), String::from_utf8_lossy(value));
+            Failure::request(format!(
+                "option '{:.64}' cannot be '{:.64}'. DICT {USAGE}",
+                option.escape_debug().to_string(),
+                value.escape_debug().to_string()
+            ))
+        };
+        let number = || integer(value).and_then(|n| u64::try_from(n).ok()).ok_or_else(wrong);
+        let codec = || match value {
+            v if is(v, "none") => Ok(Compression::None),
+            v if is(v, "lz4") => Ok(Compression::Lz4),
+            v if is(v, "zstd") => Ok(Compression::Zstd),
+            _ => Err(wrong()),
+        };
+        match option {
+            o if is(o, "separate-at") && is(value, "never") => options.separate_at = u32::MAX,
+            o if is(o, "separate-at") => {
+                options.separate_at = u32::try_from(number()?).map_err(|_| wrong())?
+            }
+            o if is(o, "stitch-at") && is(value, "adaptive") => options.stitch_at = ADAPTIVE,
+            o if is(o, "stitch-at") && is(value, "never") => options.stitch_at = u64::MAX,
+            o if is(o, "stitch-at") => options.stitch_at = number()?,
+            o if is(o, "compression") => options.compression = codec()?,
+            o if is(o, "value-compression") => options.compress_values = codec()?,
+            o if is(o, "false-positives") => {
+                let rate = u16::try_from(number()?).ok().filter(|rate| *rate <= 10_000);
+                options.false_positives = rate.ok_or_else(wrong)?
+            }
+            _ => return Err(wrong()),
+        }
+    }
+    Ok(options)
+}
+
+fn describe(options: &DictionaryOptions, out: &mut Output) {
+    let codec = |c: Compression| match c {
+        Compression::None => "none",
+        Compression::Lz4 => "lz4",
+        Compression::Zstd => "zstd",
+    };
+    let fields = [
+        (
+            "separate-at",
+            match options.separate_at {
+                u32::MAX => "never".into(),
+                bytes => bytes.to_string(),
+            },
+        ),
+        (
+            "stitch-at",
+            match options.stitch_at {
+                ADAPTIVE => "adaptive".into(),
+                u64::MAX => "never".into(),
+                bytes => bytes.to_string(),
+            },
+        ),
+        ("compression", codec(options.compression).into()),
+        ("value-compression", codec(options.compress_values).into()),
+        ("false-positives", options.false_positives.to_string()),
+    ];
+    out.array(fields.len() * 2);
+    for (name, value) in fields {
+        out.bulk(name.as_bytes());
+        out.bulk(value.as_bytes());
+    }
+}
