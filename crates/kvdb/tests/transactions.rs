@@ -369,6 +369,44 @@ fn savepoints_bring_back_the_state_they_marked() {
     }
 }
 
+/// Runs that come by [`kvdb::Transaction::bulk`] are made fewer on the way, and the newest of them
+/// counts, before the commit and after it.
+#[test]
+fn of_many_runs_the_newest_counts() {
+    let (db, d, _) = small();
+    let t = db.begin(Isolation::Snapshot).unwrap();
+    let mut kept = None;
+    for n in 0..200u32 {
+        let mut bulk = t.bulk(d, &db.view()).unwrap();
+        let (own, large) = (format!("{n:03}"), vec![n as u8; 5000]);
+        bulk.push(own.as_bytes(), &large).unwrap();
+        bulk.push(b"same", own.as_bytes()).unwrap();
+        t.adopt(bulk.finish().unwrap()).unwrap();
+        match n {
+            100 => kept = Some(t.savepoint().unwrap()),
+            150 => t.rollback_to(kept.as_ref().unwrap()).unwrap(),
+            _ => {}
+        }
+        if n % 3 == 0 {
+            t.delete(d, &own).unwrap();
+        }
+    }
+    let check = |view: &kvdb::View| {
+        for n in 0..200u32 {
+            let there = n % 3 != 0 && !(101..=150).contains(&n);
+            let expected = there.then(|| vec![n as u8; 5000]);
+            assert_eq!(
+                view.get(d, format!("{n:03}").as_bytes()).unwrap(),
+                expected.map(Into::into)
+            );
+        }
+        assert_eq!(view.get(d, b"same").unwrap().unwrap(), "199");
+    };
+    check(&t.view().unwrap());
+    t.commit(Durability::Synced).unwrap();
+    check(&db.view());
+}
+
 /// What came by [`kvdb::Transaction::bulk`] is kept and undone as what came by puts, wherever the
 /// savepoints stand.
 #[test]

@@ -1,13 +1,15 @@
 //! Files made as they are to be for good: names, attributes and content of many at once, in one
 //! commit, so that nothing of them waits in memory or is written a second time. For those who bring
 //! whole trees in.
+//!
+//! In a transaction the pages do not go through its memtables: they are built straight into a run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
-use kvdb::Batch;
+use kvdb::{Batch, BulkRun, Scope, Transaction};
 
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
@@ -16,6 +18,10 @@ use crate::inode::Inode;
 use crate::layout::{self, Attributes, Body, INLINE_MAX, PAGE, PageKeys, TARGET_MAX};
 use crate::namespace::{add_entry, check_name};
 use crate::space_account::NAME_COST;
+
+/// From so many bytes on, pages are built into a run; in builds with assertions from fewer on, so
+/// that the tests' models come upon it.
+const LEAST_RUN: u64 = if cfg!(debug_assertions) { 8 << 10 } else { 1 << 20 };
 
 /// Something that is no directory, with all that it is to have but extended attributes.
 #[derive(Clone, Debug)]
@@ -57,6 +63,14 @@ impl Whole {
             _ if !self.content.is_empty() => Err(Error::Invalid("a special file has no content")),
             _ => Ok(()),
         }
+    }
+
+    /// Its content in pages.
+    fn pages(&self) -> impl Iterator<Item = Bytes> {
+        let len = self.content.len();
+        (0..len)
+            .step_by(PAGE as usize)
+            .map(move |from| self.content.slice(from..(from + PAGE as usize).min(len)))
     }
 
     fn attributes(&self, now: Timestamp) -> Attributes {
@@ -117,55 +131,102 @@ impl Fs {
             locked.insert(*ino, (state, attr));
         }
         let (now, layout) = (self.now(), self.core.layout);
-        let mut batch = Batch::new();
         let mut names = std::collections::HashSet::with_capacity(all.len());
-        let mut pages = 0;
         for whole in all {
             let key = layout::name_key(whole.parent, &whole.name);
-            if !names.insert(key.clone()) || self.core.scope.get(layout.nmap, &key)?.is_some() {
+            if self.core.scope.get(layout.nmap, &key)?.is_some() || !names.insert(key) {
                 return Err(Error::Exists);
             }
+        }
+        drop(names);
+        let mut made: Vec<(Ino, Attributes, &Whole)> = Vec::with_capacity(all.len());
+        for whole in all {
             let attr = whole.attributes(now);
             let ino = match locked.get_mut(&whole.parent) {
                 Some((state, dir)) => {
                     let ino = self.new_ino_in(whole.parent, dir)?;
                     // Whatever becomes of the call, nothing else gets the number.
                     state.attr.reserved = dir.reserved;
+                    add_entry(dir, &attr);
                     ino
                 }
                 None => self.new_ino()?,
             };
-            batch.put(layout.nmap, key, layout::encode_name(ino, whole.kind));
+            made.push((ino, attr, whole));
+        }
+        // In the order of their pages.
+        made.sort_unstable_by_key(|(ino, ..)| *ino);
+        let run = match &self.core.scope {
+            Scope::Transaction(t) if bytes >= LEAST_RUN && t.takes_bulk() => Some(t),
+            _ => None,
+        };
+        let run = match run.map(|t| Ok((t, self.pages_as_run(t, &made)?))).transpose() {
+            // A batch finds room that is left by what was deleted.
+            Err(kvdb::Error::NoSpace) => None,
+            run => run?,
+        };
+        let (mut batch, mut pages) = (Batch::new(), 0);
+        for (ino, attr, whole) in &made {
+            let key = layout::name_key(whole.parent, &whole.name);
+            batch.put(layout.nmap, key, layout::encode_name(*ino, whole.kind));
             let inline = match attr.body {
                 Body::Inline(_) => &whole.content[..],
                 Body::Paged(count) => {
-                    let mut keys = PageKeys::with_capacity(count as usize);
-                    for block in 0..count {
-                        let (from, to) = (block * PAGE, ((block + 1) * PAGE).min(attr.size));
-                        batch.put(
-                            layout.dmap,
-                            keys.key(ino, block),
-                            whole.content.slice(from as usize..to as usize),
-                        );
+                    if run.is_none() {
+                        let mut keys = PageKeys::with_capacity(count as usize);
+                        for (block, page) in (0..).zip(whole.pages()) {
+                            batch.put(layout.dmap, keys.key(*ino, block), page);
+                        }
                     }
                     pages += count;
                     &[]
                 }
             };
-            batch.put(layout.imap, layout::node_key(ino), layout::encode_node(&attr, None, inline));
-            if let Some((_, dir)) = locked.get_mut(&whole.parent) {
-                add_entry(dir, &attr);
-            }
+            let node = layout::encode_node(attr, None, inline);
+            batch.put(layout.imap, layout::node_key(*ino), node);
         }
         for (ino, (state, attr)) in &mut locked {
             self.stage(*ino, state, attr, &mut batch)?;
         }
-        self.apply(batch)?;
+        match run {
+            Some((t, run)) => {
+                t.adopt(run)?;
+                if let Err(e) = self.apply(batch) {
+                    // No page may be left of a file that is not there.
+                    let mut batch = Batch::new();
+                    for (ino, ..) in &made {
+                        let (start, end) = layout::node_range(*ino);
+                        batch.delete_range(layout.dmap, start.to_vec(), end.to_vec());
+                    }
+                    t.apply(batch)?;
+                    return Err(e);
+                }
+            }
+            None => self.apply(batch)?,
+        }
         for (state, attr) in locked.values_mut() {
             self.staged(state, *attr);
         }
         self.core.counters.pages_written.fetch_add(pages, Ordering::Relaxed);
         self.core.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The pages of these files, whose numbers ascend, as a run of the transaction.
+    fn pages_as_run(
+        &self,
+        transaction: &Transaction,
+        made: &[(Ino, Attributes, &Whole)],
+    ) -> kvdb::Result<Option<BulkRun>> {
+        let mut bulk = transaction.bulk(self.core.layout.dmap, &self.core.db.view())?;
+        for (ino, attr, whole) in made {
+            if let Body::Paged(count) = attr.body {
+                let mut keys = PageKeys::with_capacity(count as usize);
+                for (block, page) in (0..).zip(whole.content.chunks(PAGE as usize)) {
+                    bulk.push(&keys.key(*ino, block), page)?;
+                }
+            }
+        }
+        bulk.finish()
     }
 }

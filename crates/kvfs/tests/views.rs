@@ -8,8 +8,8 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
 use kvfs::{
-    ChangeSet, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, View, Views, Wait,
-    Watcher,
+    ChangeSet, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Timestamp, View,
+    Views, Wait, Watcher, Whole,
 };
 use world::{USER, World, fails};
 
@@ -399,6 +399,60 @@ fn a_transaction_larger_than_memory() {
     assert!(
         content[..1 << 20] == vec![1; 1 << 20] && content[1 << 20..2 << 20] == vec![2; 1 << 20]
     );
+}
+
+#[test]
+fn files_that_are_made_whole_in_a_transaction_come_with_it() {
+    let whole = |name: &str, data: Vec<u8>| Whole {
+        parent: ROOT,
+        name: name.as_bytes().into(),
+        kind: FileKind::File,
+        perm: 0o644,
+        uid: 1,
+        gid: 2,
+        rdev: 0,
+        atime: Timestamp::default(),
+        mtime: Timestamp::default(),
+        content: data.into(),
+    };
+    let content = |n: usize| vec![n as u8; [0, 300, 4096, 5000, 70_001][n % 5]];
+    let mut b = Both::new();
+    let (id, fs) = b.begin();
+    // More calls than a transaction has runs.
+    for call in 0..50 {
+        let all: Vec<Whole> =
+            (0..20).map(|n| whole(&format!("{call}-{n}"), content(call + n))).collect();
+        fs.make_whole(&all).unwrap();
+    }
+    // A name that is there: nothing of the call is done.
+    let again = [whole("new", content(4)), whole("7-7", content(4))];
+    assert!(matches!(fs.make_whole(&again), Err(Error::Exists)));
+    assert_eq!(read(&fs, "/new"), None);
+    // What was made is replaced as any other file.
+    fs.unlink(ROOT, b"3-1").unwrap();
+    fs.make_whole(&[whole("3-1", content(9))]).unwrap();
+    let check = |fs: &Fs| {
+        for (call, n) in (0..50).flat_map(|call| (0..20).map(move |n| (call, n))) {
+            let made = if (call, n) == (3, 1) { content(9) } else { content(call + n) };
+            assert_eq!(read(fs, &format!("/{call}-{n}")), Some(made), "{call}-{n}");
+        }
+    };
+    check(&fs);
+    assert!(names(&b.w.fs, ROOT).is_empty(), "before the commit nobody else sees it");
+    drop(fs);
+    b.views.commit(id, Durability::Synced).unwrap();
+    b.w.check();
+    check(&b.w.fs);
+    // After an abort nothing is left.
+    let (id, fs) = b.begin();
+    fs.make_whole(&[whole("gone", content(4)), whole("gone too", content(4))]).unwrap();
+    drop(fs);
+    b.views.abort(id).unwrap();
+    assert_eq!(read(&b.w.fs, "/gone"), None);
+    b.w.check();
+    b.w.crash();
+    check(&b.w.fs);
+    b.w.check();
 }
 
 #[test]

@@ -339,6 +339,12 @@ impl WriteSet {
         self.estimate() >= limit
     }
 
+    /// Whether a dictionary has so many parts above the oldest `keep` that a spill should make them
+    /// fewer.
+    pub(crate) fn is_stacked(&self, dict: DictionaryId, keep: usize) -> bool {
+        self.trees.get(&dict).is_some_and(|parts| parts.len() > keep + RUNS)
+    }
+
     /// [`WriteSet::memory`], or a little less.
     pub(crate) fn estimate(&mut self) -> usize {
         /// Looked at now and then: it takes a walk over all parts.

@@ -156,7 +156,8 @@ impl Transaction {
         db.writable()?;
         drop(self.read()?);
         let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
-        let options = MergeOptions { priority: Priority::User, ..options };
+        // The writer of the transaction waits for this.
+        let options = MergeOptions { priority: Priority::User, write_behind: true, ..options };
         Ok(Bulk {
             db: db.clone(),
             dict,
@@ -183,6 +184,11 @@ impl Transaction {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
         open.write_set.adopt(dict, run);
+        let kept = open.savepoints.last().and_then(|mark| mark.parts.get(&dict).copied());
+        if open.write_set.is_stacked(dict, kept.unwrap_or(0)) {
+            // The run stays a part of the transaction if this fails; a later spill tries again.
+            let _ = open.spill(&self.group.db);
+        }
         Ok(())
     }
 }
