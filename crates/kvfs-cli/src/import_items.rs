@@ -2,6 +2,7 @@
 //! copied: to another thread, or over the socket to the daemon of a mounted store. The daemon
 //! believes nothing of it: every length is checked here, every name and path where it is used.
 
+use bytes::{Buf, Bytes};
 use kvfs::{FileKind, Timestamp};
 
 use crate::output::{Exit, Failure, Outcome};
@@ -53,7 +54,7 @@ pub enum Item {
     },
     Data {
         at: u64,
-        bytes: Vec<u8>,
+        bytes: Bytes,
     },
     /// Of the file.
     End,
@@ -124,8 +125,17 @@ impl Item {
         }
     }
 
-    /// Takes one off the front of `from`; `None`: there is nothing left.
-    pub fn decode(from: &mut &[u8]) -> Outcome<Option<Item>> {
+    /// Takes one off the front of `from`; `None`: there is nothing left. Data is a slice of it.
+    pub fn decode(from: &mut Bytes) -> Outcome<Option<Item>> {
+        let mut left = &from[..];
+        let item = Item::decode_slice(&mut left, from)?;
+        let taken = from.len() - left.len();
+        from.advance(taken);
+        Ok(item)
+    }
+
+    /// The same of a slice of `buffer`.
+    fn decode_slice(from: &mut &[u8], buffer: &Bytes) -> Outcome<Option<Item>> {
         let Some((&kind, rest)) = from.split_first() else { return Ok(None) };
         *from = rest;
         let special = |kind, from: &mut &[u8]| {
@@ -158,7 +168,8 @@ impl Item {
                 })
             })(),
             b'+' => (|| {
-                Some(Item::Data { at: u64::from_le_bytes(take(from)?), bytes: take_bytes(from)? })
+                let at = u64::from_le_bytes(take(from)?);
+                Some(Item::Data { at, bytes: buffer.slice_ref(take_slice(from)?) })
             })(),
             b'.' => Some(Item::End),
             _ => None,
@@ -198,11 +209,15 @@ fn take<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
     Some(*first)
 }
 
-fn take_bytes(from: &mut &[u8]) -> Option<Vec<u8>> {
+fn take_slice<'b>(from: &mut &'b [u8]) -> Option<&'b [u8]> {
     let len = u32::from_le_bytes(take(from)?) as usize;
     let (bytes, rest) = from.split_at_checked(len)?;
     *from = rest;
-    Some(bytes.to_vec())
+    Some(bytes)
+}
+
+fn take_bytes(from: &mut &[u8]) -> Option<Vec<u8>> {
+    take_slice(from).map(<[u8]>::to_vec)
 }
 
 fn take_time(from: &mut &[u8]) -> Option<Timestamp> {
@@ -251,7 +266,7 @@ mod tests {
             Item::Special { path: path(), kind: FileKind::Socket, rdev: 0, meta: Meta::default() },
             Item::Link { path: path(), to: b"c".to_vec() },
             Item::File { path: path(), meta, size: 1 << 60 },
-            Item::Data { at: 1 << 50, bytes: vec![7; 5000] },
+            Item::Data { at: 1 << 50, bytes: vec![7; 5000].into() },
             Item::End,
         ]
     }
@@ -260,7 +275,7 @@ mod tests {
     fn items_come_as_they_were_sent() {
         let mut bytes = Vec::new();
         all().iter().for_each(|item| item.encode(&mut bytes));
-        let (mut from, mut came) = (&bytes[..], Vec::new());
+        let (mut from, mut came) = (Bytes::from(bytes), Vec::new());
         while let Some(item) = Item::decode(&mut from).expect("well formed") {
             came.push(item);
         }
@@ -274,18 +289,21 @@ mod tests {
             let mut bytes = Vec::new();
             item.encode(&mut bytes);
             for len in 1..bytes.len() {
-                assert!(Item::decode(&mut &bytes[..len]).is_err(), "{item:?} of {len} bytes");
+                assert!(
+                    Item::decode(&mut Bytes::copy_from_slice(&bytes[..len])).is_err(),
+                    "{item:?} of {len} bytes"
+                );
             }
             for at in 0..bytes.len().min(100) {
                 for value in [0, 1, 0x7f, 0xff] {
                     let mut bytes = bytes.clone();
                     bytes[at] = value;
-                    let mut from = &bytes[..];
+                    let mut from = Bytes::from(bytes);
                     while let Ok(Some(_)) = Item::decode(&mut from) {}
                 }
             }
         }
         let many = [&b"d\0\0\0\0"[..], &[0; 35], &u32::MAX.to_le_bytes()].concat();
-        assert!(Item::decode(&mut &many[..]).is_err());
+        assert!(Item::decode(&mut Bytes::from(many)).is_err());
     }
 }

@@ -8,6 +8,7 @@
 
 use std::collections::HashSet;
 
+use bytes::Bytes;
 use kvfs::{Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Whole, WriteHints, XattrFlags};
 use serde::Serialize;
 
@@ -44,8 +45,9 @@ enum At {
     Nowhere,
     /// It is written to.
     Made(Ino),
-    /// It is gathered, to be made with all that it has.
-    Gathered { parent: Ino, name: Vec<u8>, data: Vec<u8> },
+    /// It is gathered, to be made with all that it has: one piece that is all of it, or pieces one
+    /// behind the other.
+    Gathered { parent: Ino, name: Vec<u8>, all: Bytes, pieces: Vec<u8> },
 }
 
 /// Files that are made together: so many, or so many bytes of them.
@@ -149,10 +151,11 @@ impl Importer {
                 let file = self.file.as_mut().ok_or_else(unexpected)?;
                 self.counts.bytes +=
                     if matches!(file.at, At::Nowhere) { 0 } else { bytes.len() as u64 };
-                if let At::Gathered { data, .. } = &mut file.at {
-                    match at == data.len() as u64 && at + bytes.len() as u64 <= file.size {
-                        true if data.is_empty() => *data = bytes,
-                        true => data.extend_from_slice(&bytes),
+                if let At::Gathered { all, pieces, .. } = &mut file.at {
+                    let came = (all.len() + pieces.len()) as u64;
+                    match at == came && bytes.len() as u64 <= file.size - came {
+                        true if bytes.len() as u64 == file.size => *all = bytes,
+                        true => pieces.extend_from_slice(&bytes),
                         false => {
                             self.make_gathered()?;
                             return self.write(at, &bytes);
@@ -164,8 +167,8 @@ impl Importer {
             }
             Item::End => {
                 let file = self.file.as_ref().ok_or_else(unexpected)?;
-                if let At::Gathered { data, .. } = &file.at
-                    && data.len() as u64 != file.size
+                if let At::Gathered { all, pieces, .. } = &file.at
+                    && (all.len() + pieces.len()) as u64 != file.size
                 {
                     self.make_gathered()?;
                 }
@@ -177,7 +180,10 @@ impl Importer {
                         self.fs.forget(ino, 1);
                         done
                     }
-                    At::Gathered { parent, name, data } => self.gather(parent, name, data, &meta),
+                    At::Gathered { parent, name, all, pieces } => {
+                        let content = if all.is_empty() { pieces.into() } else { all };
+                        self.gather(parent, name, content, &meta)
+                    }
                 }
             }
             _ if self.file.is_some() => Err(unexpected()),
@@ -355,7 +361,8 @@ impl Importer {
         };
         self.clear(parent, name, false).map_err(|e| cannot("make", &path, e))?;
         self.counts.files += 1;
-        let at = At::Gathered { parent, name: name.to_vec(), data: Vec::new() };
+        let name = name.to_vec();
+        let at = At::Gathered { parent, name, all: Bytes::new(), pieces: Vec::new() };
         let whole = size <= GATHERED && meta.xattrs.is_empty();
         self.file = Some(Open { at, path, meta, size });
         if whole { Ok(()) } else { self.make_gathered() }
@@ -364,12 +371,13 @@ impl Importer {
     /// Makes the file that is coming, for what comes is more than can be gathered, or in another
     /// order.
     fn make_gathered(&mut self) -> Outcome {
-        let Some(Open { at: At::Gathered { parent, name, data }, path, .. }) = &self.file else {
+        let Some(Open { at: At::Gathered { parent, name, all, pieces }, path, .. }) = &self.file
+        else {
             return Ok(());
         };
         let made = self.fs.mknod(*parent, name, FileKind::File, 0o600, 0, self.caller);
         let ino = made.map_err(|e| cannot("make", path, e))?.ino;
-        let data = data.clone();
+        let data = if all.is_empty() { Bytes::copy_from_slice(pieces) } else { all.clone() };
         if let Some(file) = &mut self.file {
             file.at = At::Made(ino);
         }
@@ -388,12 +396,12 @@ impl Importer {
     }
 
     /// A file has come whole.
-    fn gather(&mut self, parent: Ino, name: Vec<u8>, data: Vec<u8>, meta: &Meta) -> Outcome {
+    fn gather(&mut self, parent: Ino, name: Vec<u8>, content: Bytes, meta: &Meta) -> Outcome {
         let name: Box<[u8]> = name.into();
         self.names_waiting.insert((parent, name.clone()));
-        self.bytes_waiting += data.len();
+        self.bytes_waiting += content.len();
         let (atime, mtime) = (meta.atime.unwrap_or(meta.mtime), meta.mtime);
-        let (kind, rdev, content) = (FileKind::File, 0, data.into());
+        let (kind, rdev) = (FileKind::File, 0);
         self.waiting.push(Whole {
             parent,
             name,

@@ -63,7 +63,7 @@ impl<'a> Source<'a> {
             if got == 0 {
                 break;
             }
-            self.give(Item::Data { at: at + done, bytes })?;
+            self.give(Item::Data { at: at + done, bytes: bytes.into() })?;
             done += got;
         }
         Ok(done)

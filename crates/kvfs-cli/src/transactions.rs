@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
 use kvdb_server::{
     Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose,
@@ -88,7 +89,7 @@ impl Transactions for OverFiles {
             }
         };
         // Whatever fails from here on, one of its own ends with it.
-        let mut import = Import { views: self.0.clone(), id, own, importer: None };
+        let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };
         let inside = self.0.fs(&View::Transaction(id)).map_err(of_store)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
         import.importer = Some(Importer::new(inside, to, owner).map_err(said)?);
@@ -170,6 +171,9 @@ impl Walking for Walk {
 /// An import into a transaction of its own from which nothing comes for so long is given up.
 const IDLE_IMPORT: Duration = Duration::from_secs(3600);
 
+/// Bytes of requests that are kept for files which are not made yet, at most, before a last one.
+const MOST_KEPT: usize = 8 << 20;
+
 /// Files that come over the socket.
 struct Import {
     views: Views,
@@ -177,6 +181,8 @@ struct Import {
     /// The transaction was begun for it.
     own: bool,
     importer: Option<Importer>,
+    /// Bytes of requests that files which are not made yet may keep in memory.
+    kept: usize,
 }
 
 /// As the other end is told.
@@ -190,11 +196,17 @@ fn said(failure: Failure) -> kvdb::Error {
 }
 
 impl Importing for Import {
-    fn add(&mut self, mut entries: &[u8]) -> Result<()> {
+    fn add(&mut self, entries: &[u8]) -> Result<()> {
         let over = || kvdb::Error::Invalid("the import has ended".into());
         let importer = self.importer.as_mut().ok_or_else(over)?;
+        self.kept += entries.len();
+        let mut entries = Bytes::copy_from_slice(entries);
         while let Some(item) = Item::decode(&mut entries).map_err(said)? {
             importer.take(item).map_err(said)?;
+        }
+        if self.kept > MOST_KEPT {
+            self.kept = 0;
+            importer.make_waiting().map_err(of_store)?;
         }
         Ok(())
     }

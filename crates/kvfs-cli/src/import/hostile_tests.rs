@@ -19,7 +19,7 @@ fn importer(fs: &Fs, stream: impl BufRead) -> Outcome {
     let mut give = |item: Item| {
         let mut bytes = Vec::new();
         item.encode(&mut bytes);
-        let again = Item::decode(&mut &bytes[..])?.expect("it is there");
+        let again = Item::decode(&mut bytes.into())?.expect("it is there");
         assert_eq!(again, item);
         importer.take(again)
     };
