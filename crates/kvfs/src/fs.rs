@@ -18,10 +18,11 @@ use crate::error::{Error, Result};
 use crate::freeze_lock::{CallGuard, FreezeLock};
 use crate::fs::superseded::Superseded;
 use crate::inode::{Inode, InodeState};
-use crate::inode_allocator::{INO_LIMIT, InodeAllocator};
+use crate::inode_allocator::InodeAllocator;
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Numbers, Super};
 use crate::lost::Lost;
+use crate::reservation::INO_LIMIT;
 use crate::space_account::SpaceAccount;
 use crate::ticker::Ticker;
 

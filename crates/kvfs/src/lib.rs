@@ -68,6 +68,7 @@ mod reflink;
 mod remove_tree;
 mod rename;
 mod repair;
+mod reservation;
 mod salvage;
 mod snapshots;
 mod space_account;

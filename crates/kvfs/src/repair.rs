@@ -15,10 +15,11 @@ use kvdb::{Batch, Kvdb, RepairReport, View};
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::{Error, Result};
 use crate::fs::{largest_ino, largest_kept, largest_taken, noted};
-use crate::inode_allocator::{INO_LIMIT, collisions};
+use crate::inode_allocator::collisions;
 use crate::layout::{
     self, Attributes, Body, ImapKey, Layout, Numbers, PAGE, Super, XattrValue, Xattrs,
 };
+use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
 /// What a repair did.

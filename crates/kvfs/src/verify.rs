@@ -7,10 +7,11 @@ use kvdb::{Kvdb, View};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode_allocator::{Reservation, collisions};
+use crate::inode_allocator::collisions;
 use crate::layout::{
     self, Attributes, Body, ImapKey, Layout, Numbers, PAGE, XattrValue, blocks_of,
 };
+use crate::reservation::Reservation;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]

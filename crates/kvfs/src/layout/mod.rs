@@ -23,7 +23,7 @@ use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
 
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
-use crate::inode_allocator::INO_LIMIT;
+use crate::reservation::INO_LIMIT;
 pub(crate) use node::{
     Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, is_xattr_name, parse_node,
     put_node,

@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use crate::attr::{Attr, FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
-use crate::inode_allocator::Reservation;
+use crate::reservation::Reservation;
 
 const VERSION: u8 = 1;
 const CTIME: u16 = 1;
