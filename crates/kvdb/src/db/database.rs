@@ -243,7 +243,8 @@ impl Database {
         })
     }
 
-    /// Changes how a dictionary keeps what is written from now on, durably and for merges under way.
+    /// Changes how a dictionary keeps what is written from now on, durably and for merges under
+    /// way.
     pub(crate) fn set_dictionary_options(
         &self,
         dict: DictionaryId,
