@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag lint-bench install clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -135,6 +135,13 @@ bench-transactions: build
 ## make bench-defrag  the paper's §4.4 at size: what defragmentation reclaims, what it does to scans and to a client (MIB=2048)
 bench-defrag:
 	@bash scripts/defrag.sh $(THRESHOLDS)
+
+## make bench-papers  the papers' tables on a modelled disk beside ext4, btrfs and xfs (docs/bench/papers.md; SLOWDISK=folder of slowdisk.c, see bench/papers; ROUNDS=7, PROFILE=hdd, PAPERS_OPTIONS)
+PROFILE ?= hdd
+bench-papers: build
+	$(CARGO) build --release --quiet --package measure --bin kvdb_shape
+	python3 bench/papers/papers.py --kvfs $(KVFS) --rounds $(ROUNDS) --profile $(PROFILE) $(PAPERS_OPTIONS) \
+		--record docs/bench/papers.jsonl --out docs/bench/papers.md
 
 lint-bench:
 	cd bench/kvbench && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings

@@ -1,5 +1,5 @@
-//! What the shape of the tree and the stitching threshold cost, counted: loads a store on a file,
-//! lets it settle, scans it.
+//! What the shape of the tree and the stitching threshold cost, counted: loads a store on a file or
+//! a block device, lets it settle, scans it.
 //!
 //! `cargo run --release -p measure --bin kvdb_shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD
 //! one of `sequential`, `random`, `append`, `overwrite` (random, four times), `wdw` (write, delete
@@ -119,7 +119,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             _ => return Err(format!("{name} is no option").into()),
         }
     }
-    let _ = std::fs::remove_file(path);
+    // A block device is formatted in its place.
+    if std::fs::metadata(path).is_ok_and(|m| m.is_file()) {
+        std::fs::remove_file(path)?;
+    }
     let db = Kvdb::create(
         Arc::new(FileDevice::create(path)?),
         Arc::new(Machine::default()),

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""The tables of the papers on a modelled disk: KVFS beside ext4, btrfs and xfs, interleaved round
+by round, with what the disk counted. Needs root, and SLOWDISK in the environment (README.md).
+
+    papers.py --record FILE                  rounds more in FILE, a line of JSON for each measurement
+    papers.py --report FILE --out papers.md  the tables of all rounds in FILE
+
+Groups of cases: tree (fresh), commits and random (aged), large, small, mail, names, kvdb."""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import cases
+import disk
+import report
+import systems
+
+GROUPS = ("tree", "commits", "random", "large", "small", "mail", "names", "kvdb")
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--kvfs", default="target/release/kvfs", help="the kvfs program, a release build")
+    p.add_argument("--shape", default="target/release/kvdb_shape", help="kvdb_shape of bench/measure, a release build")
+    p.add_argument("--options", default="allow_other", help="mount options of kvfs")
+    p.add_argument("--record", help="measure, and append to this file")
+    p.add_argument("--report", help="only report what this file has")
+    p.add_argument("--out", help="where the tables go")
+    p.add_argument("--json", action="store_true", help="print each measurement as a line of JSON")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--quick", action="store_true", help="small sizes, one round: minutes")
+    p.add_argument("--cases", default=",".join(GROUPS), help="groups of cases")
+    p.add_argument("--systems", default=",".join(systems.SYSTEMS))
+    p.add_argument("--profile", default="hdd", choices=disk.PROFILES)
+    p.add_argument("--dir", default="/dev/shm", help="where images lie: a tmpfs")
+    a = p.parse_args()
+    if not a.report and not a.record and not a.json:
+        p.error("give --record, --report or --json")
+    for given, known in ((a.cases, GROUPS), (a.systems, systems.SYSTEMS)):
+        for name in given.split(","):
+            if name not in known:
+                p.error(f"{name} is none of {', '.join(known)}")
+    return a
+
+
+def out_of_time(*_):
+    raise TimeoutError(f"took more than {disk.LIMIT} s")
+
+
+@contextlib.contextmanager
+def at_most(seconds):
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+class Bench:
+    def __init__(self, a, work):
+        self.a, self.work = a, work
+        self.sizes = cases.QUICK if a.quick else cases.FULL
+        self.slowdisk = disk.build(os.environ["SLOWDISK"], work)
+        self.file = open(a.record, "a") if a.record else None
+        self.seen = report.read(a.record) if a.record else []
+        self.write({"machine": report.machine(), "sizes": self.sizes._asdict(), "profile": a.profile})
+
+    def write(self, line):
+        for to in (self.file, sys.stdout if self.a.json else None):
+            if to:
+                print(json.dumps(line), file=to, flush=True)
+
+    def next_round(self, group):
+        """A round that was measured before is not measured again under its number."""
+        numbers = (x["round"] + 1 for x in self.seen if x.get("group") == group and x["profile"] == self.a.profile)
+        return max(numbers, default=0)
+
+    def left_out(self, what, error):
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        said = said.replace(str(self.work), "")
+        print(f"left out: {what} ({said})", file=sys.stderr)
+        self.write({"left_out": what, "why": said, "profile": self.a.profile})
+
+    @contextlib.contextmanager
+    def folder(self, name):
+        folder = self.work / name
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def prepare(self, group, fs, image):
+        """Makes the file system and its contents at the speed of memory."""
+        device = disk.Loop(image.path, self.a.profile, direct=False)
+        try:
+            fs.make(device.device)
+            fs.mount(device.device)
+            with at_most(disk.LIMIT):
+                group.prepare(fs)
+            fs.sync()
+            steps = group.steps(fs)
+            fs.umount()
+            return steps
+        finally:
+            if fs.mounted:
+                fs.remove()
+                fs.dir.mkdir()
+            device.close()
+
+    def step(self, step, fs, slow, line):
+        slow.reset()
+        begun = time.monotonic()
+        fs.mount(slow.loop.device)
+        mount = {"seconds": time.monotonic() - begun, "counted": slow.counters()}
+        # What mounting has begun is not the step's.
+        time.sleep(0.2)
+        slow.reset()
+        begun = time.monotonic()
+        with at_most(disk.LIMIT):
+            step.run(fs)
+            if step.sync:
+                fs.sync()
+        seconds = time.monotonic() - begun
+        counted = slow.counters()
+        fs.umount()
+        settled = slow.counters()
+        self.write({**line, "case": step.name, "files": step.files, "bytes": step.bytes, "seconds": seconds, "mount": mount,
+                    "counted": counted, "settled": settled})
+        mib = counted["read_bytes"] / 2**20, counted["write_bytes"] / 2**20
+        print(f"{line['system']:6} {step.name:40} {seconds:8.2f} s {counted['seeks']:7.0f} seeks {mib[0]:8.1f} MiB read "
+              f"{mib[1]:8.1f} written", file=sys.stderr)
+
+    def run(self, group, name, round_):
+        line = {"profile": self.a.profile, "round": round_, "group": group.name, "system": name}
+        with self.folder(f"{group.name}-{name}") as folder:
+            fs = systems.make(name, folder, self.a.kvfs, self.a.options)
+            image, slow = disk.Image(folder, self.sizes.disk << 30), None
+            try:
+                begun = time.monotonic()
+                steps = self.prepare(group, fs, image)
+                print(f"{name:6} {group.name} prepared in {time.monotonic() - begun:.1f} s", file=sys.stderr)
+                slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, folder)
+                for step in steps:
+                    if step.only in ("", name):
+                        self.step(step, fs, slow, line)
+            finally:
+                fs.remove()
+                if slow:
+                    slow.close()
+                image.remove()
+
+    def kvdb(self, load, value, threshold, round_):
+        with self.folder("kvdb") as folder:
+            image, slow = disk.Image(folder, self.sizes.disk << 30), None
+            try:
+                slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, folder)
+                said = cases.kvdb(self.a.shape, slow.loop.device, load, value, self.sizes.kvdb, threshold)
+                figures = json.loads(said)
+                self.write({"profile": self.a.profile, "round": round_, "group": "kvdb", "system": threshold,
+                            "case": f"{load}, {value} B", "figures": figures, "counted": slow.counters()})
+                print(f"kvdb {load} {value} at {threshold}: {figures['ops_per_s']:,} /s, {figures['write_amp']} written, "
+                      f"{figures['scan_mb_s']} MB/s", file=sys.stderr)
+            finally:
+                if slow:
+                    slow.close()
+                image.remove()
+
+    def kvdb_round(self, round_):
+        for load, value, thresholds in cases.kvdb_loads(self.sizes):
+            for threshold in thresholds:
+                try:
+                    self.kvdb(load, value, threshold, round_)
+                except (OSError, subprocess.SubprocessError, ValueError) as e:
+                    self.left_out(f"kvdb {load}, {value} B at {threshold}", e)
+
+    def all_rounds(self):
+        names = self.a.systems.split(",")
+        first = {group: self.next_round(group) for group in self.a.cases.split(",")}
+        for n in range(1 if self.a.quick else self.a.rounds):
+            with self.folder("shared") as shared:
+                made = {}
+                for group, start in first.items():
+                    round_ = start + n
+                    if group == "kvdb":
+                        self.kvdb_round(round_)
+                        continue
+                    # Each round has trees, places and orders of its own.
+                    made.setdefault(round_, cases.Cases(shared, self.sizes, round_))
+                    turn = round_ % len(names)
+                    for name in names[turn:] + names[:turn]:
+                        try:
+                            self.run(made[round_].groups()[group], name, round_)
+                        except (OSError, subprocess.SubprocessError) as e:
+                            self.left_out(f"{group} on {name}", e)
+
+
+def main():
+    a = arguments()
+    if a.record or a.json:
+        if os.geteuid() != 0:
+            sys.exit("papers: making and mounting file systems needs root")
+        if "SLOWDISK" not in os.environ:
+            sys.exit("papers: SLOWDISK in the environment must name the folder of slowdisk.c")
+        a.kvfs, a.shape = (str(Path(path).resolve()) for path in (a.kvfs, a.shape))
+        # A kill must unmount, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        with tempfile.TemporaryDirectory(prefix="kvfs-papers-", dir=a.dir) as work:
+            os.chmod(work, 0o755)
+            Bench(a, Path(work)).all_rounds()
+    if a.report or a.out:
+        text = report.report(report.read(a.report or a.record), Path(a.out) if a.out else None)
+        print(text)
+        if a.out:
+            Path(a.out).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

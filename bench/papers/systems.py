@@ -1,0 +1,99 @@
+"""The file systems that are compared: how each is made on a device, mounted and unmounted."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+
+from disk import sh
+
+SYSTEMS = ("kvfs", "ext4", "btrfs", "xfs")
+MAKE = {
+    "ext4": ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+    "btrfs": ["mkfs.btrfs", "-q", "-f"],
+    "xfs": ["mkfs.xfs", "-q", "-f"],
+}
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Kernel:
+    """ext4, btrfs or xfs with the options that mkfs and mount have by default."""
+
+    def __init__(self, name, folder):
+        self.name, self.dir, self.mounted = name, folder / "mnt", False
+        self.dir.mkdir()
+
+    def make(self, device):
+        sh(*MAKE[self.name], device)
+
+    def mount(self, device):
+        sh("mount", "-t", self.name, device, self.dir)
+        self.mounted = True
+
+    def sync(self):
+        """Waits until the whole file system is durable."""
+        fd = os.open(self.dir, os.O_RDONLY)
+        try:
+            if libc.syncfs(fd) != 0:
+                raise OSError(ctypes.get_errno(), "syncfs")
+        finally:
+            os.close(fd)
+
+    def umount(self):
+        sh("umount", self.dir)
+        self.mounted = False
+
+    def remove(self):
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.dir)], capture_output=True)
+            self.mounted = False
+        self.dir.rmdir()
+
+
+class Kvfs(Kernel):
+    def __init__(self, name, folder, program, options):
+        super().__init__(name, folder)
+        self.program, self.options, self.pid, self.socket = program, options, None, None
+
+    def make(self, device):
+        sh(self.program, "create", device)
+
+    def mount(self, device):
+        words = [self.program, "mount", "--json", "-o", self.options, device, self.dir]
+        said = json.loads(sh(*words, stdin=subprocess.DEVNULL))
+        self.pid, self.socket, self.mounted = said["pid"], said["socket"], True
+
+    def sync(self):
+        """`syncfs` does not reach a FUSE daemon; `SAVE` on its socket promises the same."""
+        super().sync()
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(self.socket)
+            s.sendall(b"SAVE\r\n")
+            if (said := s.recv(100)) != b"+OK\r\n":
+                raise OSError(f"SAVE: {said.decode(errors='replace')}")
+
+    def umount(self):
+        sh(self.program, "umount", self.dir)
+        self.mounted, self.pid = False, None
+
+    def defrag(self):
+        """Defragments, and waits until that has ended."""
+        return sh(self.program, "defrag", self.dir)
+
+    def remove(self):
+        pid, self.pid = self.pid, None
+        super().remove()
+        if pid:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    break
+                time.sleep(1)
+
+
+def make(name, folder, program, options):
+    return Kvfs(name, folder, program, options) if name == "kvfs" else Kernel(name, folder)
