@@ -111,7 +111,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
     in_multi(InMulti::Refused, writes("clonetree", "from to [TXN id]", -3, NONE, tree::clonetree)),
     reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
-    in_multi(InMulti::Refused, reads("compact", "[start end]", -1, NONE, dict::compact)),
+    in_multi(InMulti::Refused, reads("compact", "[start end] | STORE", -1, NONE, dict::compact)),
     reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
     reads("dbsize", "", 1, NONE, scan::dbsize),
     writes("decr", "key", 2, FIRST, numbers::decr),

@@ -473,6 +473,7 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         ("COMPACT", "OK"),
         ("COMPACT a b", "OK"),
         ("COMPACT - +", "OK"),
+        ("COMPACT STORE", "OK"),
         ("GET a", "\"1\""),
         ("DICT CREATE plain", "OK"),
         ("DICT INFO plain", usual),

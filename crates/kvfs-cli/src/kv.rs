@@ -359,7 +359,7 @@ fn integer(reply: Reply) -> Outcome<i64> {
     if let Reply::Integer(n) = reply { Ok(n) } else { Err(unexpected(&reply)) }
 }
 
-fn bulks(reply: Reply) -> Outcome<Vec<Vec<u8>>> {
+pub(crate) fn bulks(reply: Reply) -> Outcome<Vec<Vec<u8>>> {
     let Reply::Array(items) = reply else { return Err(unexpected(&reply)) };
     let bulk = |item| match item {
         Reply::Bulk(bytes) => Ok(bytes),

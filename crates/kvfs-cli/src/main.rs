@@ -13,6 +13,7 @@ mod create;
 mod daemon;
 mod daemons;
 mod defrag;
+mod dict;
 mod du;
 mod export;
 mod figures;
@@ -74,6 +75,7 @@ enum Command {
     Mount(mount::Args),
     Umount(umount::Args),
     Kv(kv::Args),
+    Dict(dict::Args),
     Run(run::Args),
     Txn(txn::Args),
     Snapshot(snapshot::Args),
@@ -92,6 +94,7 @@ enum Command {
     Du(du::Args),
     Find(find::Args),
     Defrag(defrag::Args),
+    Compact(dict::CompactArgs),
     Import(import::Args),
     Export(export::Args),
     Bench(bench::Args),
@@ -114,6 +117,8 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),
         Command::Kv(args) => kv::run(args, &output),
+        Command::Dict(args) => dict::run(args, &output),
+        Command::Compact(args) => dict::compact(args, &output),
         Command::Snapshot(args) => snapshot::run(args, &output),
         Command::Clone(args) => snapshot::clone(args, &output),
         Command::Diff(args) => snapshot::diff(args, &output),

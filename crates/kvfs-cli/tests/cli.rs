@@ -294,6 +294,131 @@ fn dictionaries_are_apart_and_those_of_the_file_system_closed() {
     lab.kv("scan", &["--dict", ""]).fails(1, "1 to 128 bytes long");
 }
 
+const USUAL: &str = "compression none, false-positives 80, separate-at 2048, stitch-at adaptive, \
+                     value-compression none";
+
+impl Lab {
+    /// Runs "dict ACTION STORE REST…".
+    fn dict(&self, action: &str, rest: &[&str]) -> Ended {
+        let mut args: Vec<&OsStr> = vec!["dict".as_ref(), action.as_ref(), self.store.as_os_str()];
+        args.extend(rest.iter().map(OsStr::new));
+        kvfs(args)
+    }
+}
+
+#[test]
+fn a_dictionary_is_made_changed_and_dropped() {
+    let lab = Lab::new();
+    lab.dict("list", &[]).prints("");
+    lab.dict("create", &["log", "--stitch-at", "never", "--compression", "zstd"]).prints("");
+    lab.dict("info", &["log"]).prints(
+        "compression       zstd\nfalse-positives   80\nseparate-at       2048\n\
+         stitch-at         never\nvalue-compression none\n",
+    );
+    lab.kv("put", &["k", "v", "--dict", "log"]).prints("");
+    lab.kv("put", &["k", "v"]).prints("");
+    let some = ["log", "--separate-at", "4K", "--stitch-at", "64K", "--false-positives", "0"];
+    lab.dict("set", &some).prints("");
+    lab.dict("list", &[]).prints(&format!(
+        "0    {USUAL}\nlog  compression zstd, false-positives 0, separate-at 4096, \
+         stitch-at 65536, value-compression none\n"
+    ));
+    let codecs = ["log", "--value-compression", "lz4", "--compression", "none"];
+    assert_eq!(lab.dict("set", &[&codecs[..], &["--json"]].concat()).json()["changed"], "log");
+    let info = lab.dict("info", &["log", "--json"]).json();
+    assert_eq!(info["name"], "log");
+    assert_eq!(info["options"]["value-compression"], "lz4");
+    assert_eq!(info["options"]["separate-at"], "4096", "what is not named stays as it is");
+    assert_eq!(lab.dict("list", &["--json"]).json()[1]["options"], info["options"]);
+    lab.kv("get", &["k", "--dict", "log"]).prints("v");
+    assert_eq!(lab.dict("drop", &["log", "--json"]).json()["dropped"], "log");
+    lab.dict("ls", &[]).prints(&format!("0  {USUAL}\n"));
+    lab.kv("get", &["k", "--dict", "log"]).fails(NOT_FOUND, "no such key");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}
+
+#[test]
+fn what_is_wrong_with_a_dictionarys_options_is_said_and_changes_nothing() {
+    let lab = Lab::new();
+    lab.dict("create", &["log"]).prints("");
+    let wrong: &[(&[&str], i32, &str)] = &[
+        (&["set", "log"], 2, "no option of dictionary log is given"),
+        (&["set", "log", "--separate-at=-1"], 2, "is not a size"),
+        (&["set", "log", "--separate-at", "4G"], 2, "write less than 4G, or `never`"),
+        (&["set", "log", "--separate-at", "adaptive"], 2, "is not a size"),
+        (&["set", "log", "--stitch-at", "soon"], 2, "is not a size"),
+        (&["set", "log", "--compression", "gzip"], 2, "possible values: none, lz4, zstd"),
+        (&["set", "log", "--value-compression", "gzip"], 2, "possible values: none, lz4, zstd"),
+        (&["set", "log", "--false-positives", "10001"], 2, "10001 is not in 0..=10000"),
+        (&["set", "log", "--separate-at", "1", "--colour", "red"], 2, "--colour"),
+        (&["set", "nowhere", "--separate-at", "1"], NOT_FOUND, "no dictionary 'nowhere'"),
+        (&["info", "nowhere"], NOT_FOUND, "no dictionary 'nowhere'"),
+        (&["drop", "nowhere"], NOT_FOUND, "no dictionary 'nowhere'"),
+        (&["create", "log"], 1, "exists"),
+        (&["create", "other", "--stitch-at", "x"], 2, "is not a size"),
+        (&["create", ""], 1, "1 to 128 bytes long"),
+        (&["create", "a\nb"], 1, "without control characters"),
+    ];
+    for (words, code, says) in wrong {
+        lab.dict(words[0], &words[1..]).fails(*code, says);
+    }
+    lab.dict("list", &[]).prints(&format!("log  {USUAL}\n"));
+    let missing = lab.path("missing.kvfs");
+    kvfs([OsStr::new("dict"), "list".as_ref(), missing.as_os_str()]).fails(NOT_FOUND, "cannot");
+    assert!(!missing.exists());
+}
+
+#[test]
+fn the_dictionaries_of_the_file_system_cannot_be_changed_or_dropped() {
+    let lab = Lab::new();
+    fs::create_dir(lab.path("in")).unwrap();
+    fs::write(lab.path("in/file"), "content").unwrap();
+    assert_eq!(lab.run("import", &[lab.path("in").to_str().expect("text")]).code, 0);
+    let reserved = "is reserved for the file system";
+    for dict in ["nmap", "imap", "dmap"] {
+        lab.dict("drop", &[dict]).fails(NOT_PERMITTED, reserved);
+        lab.dict("set", &[dict, "--separate-at", "1"]).fails(NOT_PERMITTED, reserved);
+        lab.dict("create", &[dict]).fails(NOT_PERMITTED, reserved);
+        lab.dict("info", &[dict]).fails(NOT_PERMITTED, reserved);
+        lab.run("compact", &[dict]).fails(NOT_PERMITTED, reserved);
+    }
+    lab.dict("list", &[]).prints("");
+    lab.run("cat", &["/file"]).prints("content");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}
+
+#[test]
+fn a_store_a_dictionary_or_a_range_is_compacted() {
+    let lab = Lab::new();
+    let value = "v".repeat(1000);
+    for i in 0..20 {
+        lab.kv("put", &[&format!("k{i:02}"), &value, "--dict", "log"]).prints("");
+    }
+    lab.dict("set", &["log", "--separate-at", "100"]).prints("");
+    lab.run("compact", &["log", "k05", "k10"]).prints("");
+    lab.run("compact", &["log", "-", "+"]).prints("");
+    lab.run("compact", &["log"]).prints("");
+    let runs = |name: &str| {
+        let stat = lab.run("stat", &["--json"]).json();
+        let all = stat["dictionaries"].as_array().expect("a list").clone();
+        let of = all.into_iter().find(|d| d["name"] == name).expect("the dictionary");
+        let levels = of["levels"].as_array().expect("levels");
+        levels.iter().map(|runs| runs.as_array().expect("runs").len()).sum::<usize>()
+    };
+    assert_eq!(runs("log"), 1);
+    let done = lab.run("compact", &["--json"]).json();
+    assert_eq!((&done["compacted"], &done["dictionary"]), (&true.into(), &Value::Null));
+    for name in ["log", "imap"] {
+        assert_eq!(runs(name), 1, "{name}");
+    }
+    lab.run("compact", &["log", "k05"]).fails(2, "<TO>");
+    lab.run("compact", &["log", "k10", "k05"]).fails(2, "FROM is not before TO");
+    lab.run("compact", &["nowhere"]).fails(NOT_FOUND, "no dictionary 'nowhere'");
+    lab.kv("get", &["k07", "--dict", "log"]).prints(&value);
+    lab.kv("count", &["--dict", "log"]).prints("20\n");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}
+
 /// A folder with one of everything.
 fn sample(at: &Path) {
     fs::create_dir_all(at.join("d/e")).expect("folders");
@@ -772,6 +897,19 @@ fn keys_of_a_mounted_store() {
     kv(&["put", "@", "x", "y", "--dict", "imap"])
         .fails(NOT_PERMITTED, "is reserved for the file system");
     kv(&["range", "@"]).prints("a\t42\n");
+    let at = mnt.to_str().expect("text");
+    kvfs(["dict", "create", at, "log", "--compression", "lz4"]).prints("");
+    kvfs(["dict", "set", at, "log", "--separate-at", "never"]).prints("");
+    let info = kvfs(["dict", "info", at, "log", "--json"]).json();
+    assert_eq!(
+        (&info["options"]["separate-at"], &info["options"]["compression"]),
+        (&"never".into(), &"lz4".into())
+    );
+    kvfs(["dict", "drop", at, "imap"]).fails(NOT_PERMITTED, "is reserved for the file system");
+    kvfs(["compact", at]).prints("");
+    kvfs(["compact", at, "0", "a", "b"]).prints("");
+    kvfs(["compact", at, "nowhere"]).fails(NOT_FOUND, "no dictionary 'nowhere'");
+    lab.dict("drop", &["log"]).prints("");
     // The store's file names the mount as well; what needs it for itself is told where it is.
     lab.kv("get", &["a"]).prints("42");
     lab.run("ls", &[]).fails(BUSY, "is mounted on");

@@ -372,6 +372,11 @@ fn a_mount_for_reading_has_a_socket_that_reads() {
         &["clone", "create", "MNT", "s", "c"],
         &["txn", "begin", "MNT"],
         &["defrag", "MNT"],
+        &["dict", "create", "MNT", "d"],
+        &["dict", "set", "MNT", "0", "--separate-at", "1K"],
+        &["dict", "drop", "MNT", "0"],
+        &["compact", "MNT"],
+        &["compact", "MNT", "0", "a", "b"],
     ] {
         let mut command = kvfs(&[]);
         command.args(words.iter().map(|word| if *word == "MNT" { p.mnt() } else { word.into() }));

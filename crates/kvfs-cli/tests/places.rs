@@ -124,6 +124,10 @@ fn what_is_done_to_the_whole_store_is_not_done_to_a_view() {
             &["diff", &path, "s"],
             &["send", &path, "s", "-o", "/dev/null"],
             &["defrag", &path],
+            &["dict", "list", &path],
+            &["dict", "create", &path, "d"],
+            &["dict", "drop", &path, "0"],
+            &["compact", &path],
             &["stat", &path],
         ] {
             refused(&mut kvfs(words), &name);

@@ -61,8 +61,20 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// `COMPACT [start end]`: merges the runs of the dictionary, or what they have in a range of keys,
-/// and replies when that is done.
+/// and replies when that is done. `COMPACT STORE` merges those of every dictionary of the store, of
+/// the file system's as well: nothing is read or changed by it that a client could not.
 pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if args.len() == 2 && is(args.at(1), "store") {
+        for dictionary in s.db().dictionaries() {
+            match s.db().compact(dictionary.id) {
+                // It was dropped since it was listed.
+                Err(kvdb::Error::NoDictionary(_)) => {}
+                done => done?,
+            }
+        }
+        out.ok();
+        return Ok(());
+    }
     let name = s.dictionary.name().as_bytes().to_vec();
     let info = existing(s, &name)?;
     match args.len() {

@@ -1,0 +1,240 @@
+//! `kvfs dict`, `kvfs compact`: the dictionaries of keys, how each keeps its tuples, and merging
+//! them at once, in a store that is mounted or not.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use kvdb_server::Reply;
+use serde_json::{Map, Value, json};
+
+use crate::kv::{Connection, bulks};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store;
+use crate::txn::fields;
+
+/// List, make, change and drop the dictionaries of keys.
+#[derive(clap::Args)]
+#[command(after_help = "\
+TARGET is the folder a store is mounted on, or the file of a store that is not mounted.
+A dictionary is a key space of its own, with options that say how it keeps its tuples. Options are durable when the command ends, and
+hold for what is written from then on; `kvfs compact` writes what is stored already again. The options are those of DICT on the socket.
+The file system's own dictionaries are not listed and cannot be changed. In a program that `kvfs run` has started, these commands
+change the store itself, at once.
+
+  kvfs dict create my.kvfs log --stitch-at never --compression zstd
+  kvfs dict set my.kvfs photos --separate-at 4K    # values from 4 KiB on lie outside their block
+  kvfs compact my.kvfs photos                      # those that are stored already, too
+  kvfs dict info my.kvfs photos")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// List the dictionaries by name, each with its options.
+    #[command(visible_alias = "ls")]
+    List { target: PathBuf },
+    /// Show the options of a dictionary.
+    Info { target: PathBuf, name: String },
+    /// Make a dictionary. What is not given is as in one that the first write makes.
+    Create {
+        target: PathBuf,
+        name: String,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Change options of a dictionary; the others stay as they are.
+    Set {
+        target: PathBuf,
+        name: String,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Drop a dictionary with all its keys. Snapshots keep theirs.
+    #[command(visible_alias = "rm")]
+    Drop { target: PathBuf, name: String },
+}
+
+/// How a dictionary keeps its tuples.
+#[derive(clap::Args)]
+struct Options {
+    /// Values of this length and more lie outside their block: bytes, or with a unit (4K).
+    #[arg(long, value_name = "BYTES|never", value_parser = separate_at)]
+    separate_at: Option<String>,
+    /// Merges copy what lies in shorter spans than this and refer to the rest. 0 copies nothing
+    /// that need not be merged; `never` copies everything, as an LSM-tree does; `adaptive` follows
+    /// the spans that there are.
+    #[arg(long, value_name = "BYTES|adaptive|never", value_parser = stitch_at)]
+    stitch_at: Option<String>,
+    /// How blocks of keys and small values are compressed.
+    #[arg(long, value_name = "CODEC", value_parser = ["none", "lz4", "zstd"])]
+    compression: Option<String>,
+    /// How values outside their block are compressed.
+    #[arg(long, value_name = "CODEC", value_parser = ["none", "lz4", "zstd"])]
+    value_compression: Option<String>,
+    /// Of 10,000 missing keys at most so many are looked for on the device. 0: no filters.
+    #[arg(long, value_name = "OF-10000", value_parser = clap::value_parser!(u16).range(..=10_000))]
+    false_positives: Option<u16>,
+}
+
+impl Options {
+    /// Those that are given, as the socket's words.
+    fn words(self) -> Vec<String> {
+        let given = [
+            ("separate-at", self.separate_at),
+            ("stitch-at", self.stitch_at),
+            ("compression", self.compression),
+            ("value-compression", self.value_compression),
+            ("false-positives", self.false_positives.map(|rate| rate.to_string())),
+        ];
+        let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        given.flat_map(|(name, value)| [name.into(), value]).collect()
+    }
+}
+
+fn separate_at(text: &str) -> Result<String, String> {
+    match text {
+        "never" => Ok(text.into()),
+        // The greatest number is how `never` is stored.
+        _ => match store::parse_size(text)? {
+            bytes if bytes < u64::from(u32::MAX) => Ok(bytes.to_string()),
+            _ => Err("values are never so long: write less than 4G, or `never`".into()),
+        },
+    }
+}
+
+fn stitch_at(text: &str) -> Result<String, String> {
+    match text {
+        "adaptive" | "never" => Ok(text.into()),
+        _ => store::parse_size(text).map(|bytes| bytes.to_string()),
+    }
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    match args.action {
+        Action::List { target } => {
+            let mut connection = Connection::open(&target, false)?;
+            let listed = list(&mut connection);
+            connection.close()?;
+            let listed = listed?;
+            let width = listed.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+            let lines = listed
+                .iter()
+                .map(|(name, options)| format!("{name:width$}  {}\n", line(options)))
+                .collect::<String>();
+            let all = listed
+                .iter()
+                .map(|(name, options)| json!({"name": name, "options": options}))
+                .collect::<Vec<_>>();
+            output.print(lines, all)
+        }
+        Action::Info { target, name } => {
+            let options = fields(with(&target, false, &["DICT", "INFO", &name])?)?;
+            let lines = options
+                .iter()
+                .map(|(option, value)| format!("{option:18}{}\n", value.as_str().unwrap_or("?")))
+                .collect::<String>();
+            output.print(lines, json!({"name": name, "options": options}))
+        }
+        Action::Create { target, name, options } => {
+            change(&target, "CREATE", &name, options.words())?;
+            output.print("", json!({"created": name}))
+        }
+        Action::Set { target, name, options } => {
+            let words = options.words();
+            if words.is_empty() {
+                let what = format!("no option of dictionary {name} is given to be changed");
+                return Err(Failure::new(Exit::Usage, what)
+                    .hint("kvfs dict set --help lists them; kvfs dict info shows what is set"));
+            }
+            change(&target, "SET", &name, words)?;
+            output.print("", json!({"changed": name}))
+        }
+        Action::Drop { target, name } => {
+            with(&target, true, &["DICT", "DROP", &name])?;
+            output.print("", json!({"dropped": name}))
+        }
+    }
+}
+
+fn change(target: &Path, action: &str, name: &str, options: Vec<String>) -> Outcome {
+    let mut words = vec!["DICT", action, name];
+    words.extend(options.iter().map(String::as_str));
+    with(target, true, &words).map(drop)
+}
+
+fn list(connection: &mut Connection) -> Outcome<Vec<(String, Map<String, Value>)>> {
+    let mut all = Vec::new();
+    for name in bulks(connection.call(&[b"DICT", b"LIST"])?)? {
+        let options = fields(connection.call(&[b"DICT", b"INFO", &name])?)?;
+        all.push((String::from_utf8_lossy(&name).into_owned(), options));
+    }
+    Ok(all)
+}
+
+/// The options in one line.
+fn line(options: &Map<String, Value>) -> String {
+    let shown =
+        options.iter().map(|(name, value)| format!("{name} {}", value.as_str().unwrap_or("?")));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// Runs one command on the store.
+fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
+    let mut connection = Connection::open(target, writes)?;
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    let reply = connection.call(&words);
+    let closed = connection.close();
+    reply.and_then(|reply| closed.map(|()| reply))
+}
+
+/// Merge the runs of a store, of one dictionary, or of a range of its keys, at once.
+#[derive(clap::Args)]
+#[command(after_help = "\
+TARGET is the folder a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
+What was deleted gives its space back, reads meet one run, and changed options of a dictionary (`kvfs dict set`) hold for what was
+stored before. A store merges by itself as it is written; this does it now, and ends when it is done.
+Without DICT all dictionaries are merged, those of the file system as well; clones keep theirs as they are.
+The range is from FROM up to TO, without TO; `-` as FROM and `+` as TO stand for no bound.")]
+pub struct CompactArgs {
+    target: PathBuf,
+    /// A dictionary of keys.
+    dict: Option<String>,
+    /// The first key.
+    #[arg(requires = "to")]
+    from: Option<OsString>,
+    /// The key behind the last.
+    to: Option<OsString>,
+}
+
+pub fn compact(args: CompactArgs, output: &Output) -> Outcome {
+    if let (Some(from), Some(to)) = (&args.from, &args.to)
+        && (from != "-" && !from.is_empty() && to != "+" && !to.is_empty())
+        && from.as_bytes() >= to.as_bytes()
+    {
+        let what = "the range has no keys: FROM is not before TO";
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    let mut connection = Connection::open(&args.target, true)?;
+    let mut words: Vec<&[u8]> = vec![b"COMPACT"];
+    let chosen = match &args.dict {
+        Some(dict) => {
+            words.extend(args.from.iter().chain(&args.to).map(|bound| bound.as_bytes()));
+            connection.call(&[b"USE", dict.as_bytes()]).map(drop)
+        }
+        None => {
+            words.push(b"STORE");
+            Ok(())
+        }
+    };
+    let bar = output.progress("compacting", None, false);
+    bar.enable_steady_tick(std::time::Duration::from_millis(100));
+    let done = chosen.and_then(|()| connection.call(&words));
+    bar.finish_and_clear();
+    let closed = connection.close();
+    done.and(closed)?;
+    output.print("", json!({"target": args.target, "dictionary": args.dict, "compacted": true}))
+}
