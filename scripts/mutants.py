@@ -16,7 +16,7 @@ is not run again, so a run can be cut and resumed.
     scripts/mutants.py --only pins     those in whose name the regular expression "pins" is found
     scripts/mutants.py --commit C      the code of another commit than HEAD (to go on with a run after a change of documents)
     scripts/mutants.py --report        the table of docs/mutants.md, from the results
-    scripts/mutants.py --check         only see that each patch applies and names its test (quick; part of make test)
+    scripts/mutants.py --check         only see that each patch applies and names tests that exist (quick; part of make test)
 """
 import argparse
 import hashlib
@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -55,13 +56,75 @@ def mutants(only):
     return [Mutant(p) for p in sorted(PATCHES.glob("*.patch")) if re.search(only, p.stem)]
 
 
+def packages():
+    """The folder of each package, by its name."""
+    manifests = [ROOT / path for path in git("ls-files", "*Cargo.toml").stdout.split()]
+    names = ((m, re.search(r'^name = "(.*)"', m.read_text(), re.M)) for m in manifests)
+    return {name[1]: m.parent for m, name in names if name}
+
+
+def functions(root, source):
+    """The paths of all functions of a file, as the test harness prints those that are tests."""
+    parts = list(source.relative_to(root).with_suffix("").parts)
+    modules = [(-1, part) for part in parts if part not in ("main", "lib", "mod")]
+    for line in source.read_text().splitlines():
+        found = re.match(r"( *)(?:pub(?:\([^)]*\))? )?(mod|fn) (\w+)(.*)", line)
+        if not found:
+            continue
+        indent, kind, name, rest = len(found[1]), found[2], found[3], found[4]
+        modules = [m for m in modules if m[0] < indent]
+        if kind == "fn":
+            yield "::".join([m[1] for m in modules] + [name])
+        elif rest.strip() == "{":
+            modules.append((indent, name))
+
+
+def missing(command, folders):
+    """What a `cargo test` names that does not exist: a package, a suite or a test; None when all of it does."""
+    words = shlex.split(command)
+    if "test" not in words:
+        return None
+    words = words[words.index("test") + 1 :]
+    words = words[: words.index("--")] if "--" in words else words
+    package, suite, filters = None, None, []
+    while words:
+        word = words.pop(0)
+        if word in ("-p", "--package"):
+            package = words.pop(0)
+        elif word == "--test":
+            suite = words.pop(0)
+        elif word == "--profile":
+            words.pop(0)
+        elif not word.startswith("-"):
+            filters.append(word)
+    if package not in folders:
+        return f"package {package}"
+    tests = folders[package] / "tests"
+    if suite is None:
+        root = folders[package] / "src"
+        sources = root.rglob("*.rs")
+    elif (tests / f"{suite}.rs").exists():
+        root, sources = tests, [tests / f"{suite}.rs"]
+    elif (tests / suite).is_dir():
+        root = tests / suite
+        sources = root.rglob("*.rs")
+    else:
+        return f"suite {suite}"
+    names = [name for source in sources for name in functions(root, source)]
+    return next((name for name in filters if not any(name in n for n in names)), None)
+
+
 def check(all_of_them):
     wrong = []
+    folders = packages()
     for m in all_of_them:
         if not m.commands:
             wrong.append(f"{m.name}: no line '# caught by: COMMAND'")
         if not m.what:
             wrong.append(f"{m.name}: no line '# what: SENTENCE'")
+        for command in m.commands:
+            if what := missing(command, folders):
+                wrong.append(f"{m.name}: there is no {what}: '{command}' would run nothing")
         applied = git("apply", "--check", str(m.path))
         if applied.returncode:
             wrong.append(f"{m.name}: does not apply: {applied.stderr.strip().splitlines()[:1]}")
