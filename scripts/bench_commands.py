@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The commands that work on whole trees beside those of the system: interleaved rounds, medians, ranges.
 
-    scripts/bench_doors.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
-    scripts/bench_doors.py FOLDER [--kvfs PROGRAM] [--rounds 7] --before PROGRAM
+    scripts/bench_commands.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
+    scripts/bench_commands.py FOLDER [--kvfs PROGRAM] [--rounds 7] --before PROGRAM
 
 FOLDER is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 folders. Before
 each measurement is a sync(1) of everything. Load of the machine is shown, since both sides suffer from it, but not alike.
@@ -35,7 +35,7 @@ def make_tree(at):
 class Bench:
     def __init__(self, args):
         self.kvfs, self.rounds = args.kvfs, args.rounds
-        self.top = pathlib.Path(args.folder).resolve() / "bench-doors"
+        self.top = pathlib.Path(args.folder).resolve() / "bench-commands"
         self.top.mkdir()
         self.store, self.mnt, self.source = self.top / "s.kvfs", self.top / "mnt", self.top / "source"
         self.tar, self.copy = self.top / "source.tar", self.top / "copy"
