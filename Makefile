@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench install clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -145,6 +145,10 @@ bench-papers: build
 
 lint-bench:
 	cd bench/kvbench && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings
+
+# Whether the fuzz targets compile; needs no nightly toolchain.
+lint-fuzz:
+	cd fuzz && RUSTFLAGS="--cfg fuzzing" $(CARGO) check --bins --quiet
 
 ## make install      install kvfs and its helpers for mount(8) and umount(8) (PREFIX=/usr/local)
 PREFIX ?= /usr/local

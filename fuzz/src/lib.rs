@@ -1,5 +1,5 @@
-//! Doors to the readers of bytes in the `kvfs` command, which is no library: its modules are taken
-//! in here.
+//! Entry points to the readers of bytes in the `kvfs` command, which is no library: its modules are
+//! taken in here.
 #![allow(dead_code)]
 
 use std::ffi::OsString;
@@ -14,18 +14,18 @@ mod figures;
 mod identity;
 #[path = "../../crates/kvfs-cli/src/import.rs"]
 mod import;
+#[path = "../../crates/kvfs-cli/src/import_items.rs"]
+mod import_items;
 #[path = "../../crates/kvfs-cli/src/import_mounted.rs"]
 mod import_mounted;
-#[path = "../../crates/kvfs-cli/src/intake.rs"]
-mod intake;
+#[path = "../../crates/kvfs-cli/src/importer.rs"]
+mod importer;
 #[path = "../../crates/kvfs-cli/src/mount_options.rs"]
 mod mount_options;
 #[path = "../../crates/kvfs-cli/src/mounted.rs"]
 mod mounted;
 #[path = "../../crates/kvfs-cli/src/output.rs"]
 mod output;
-#[path = "../../crates/kvfs-cli/src/parcels.rs"]
-mod parcels;
 #[path = "../../crates/kvfs-cli/src/pax.rs"]
 mod pax;
 #[path = "../../crates/kvfs-cli/src/place.rs"]

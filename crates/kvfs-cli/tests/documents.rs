@@ -1,4 +1,4 @@
-//! The documents: what they refer to is there.
+//! The documents, and the fuzz targets: what they refer to is there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -95,4 +95,18 @@ fn every_decision_is_in_the_index() {
             "docs/decisions/README.md lacks {name} as '{title}'"
         );
     }
+}
+
+/// The fuzz targets are a workspace of their own, which `make test` does not build.
+#[test]
+fn every_module_that_the_fuzz_targets_take_in_is_there() {
+    let folder = root().join("fuzz/src");
+    let text = fs::read_to_string(folder.join("lib.rs")).expect("the fuzz targets");
+    let paths: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("#[path = \"")?.strip_suffix("\"]"))
+        .collect();
+    assert!(paths.len() > 10, "these are not all: {paths:?}");
+    let missing: Vec<_> = paths.iter().filter(|path| !folder.join(path).exists()).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
