@@ -22,7 +22,7 @@ pub struct DictionaryOptions {
     /// solid state it leaves large values where they are. Can be changed at any time:
     /// [`crate::Kvdb::set_stitch_at`].
     pub stitch_at: u64,
-    /// Dictionaries of the file system are reserved: the key-value doors refuse them.
+    /// Dictionaries of the file system are reserved: key-value interfaces refuse them.
     pub reserved: bool,
     /// How blocks of keys and small values are stored. They count as many bytes of the cache as
     /// they have when read.

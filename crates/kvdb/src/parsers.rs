@@ -1,6 +1,6 @@
-//! Every reader of bytes in this crate behind one kind of door, for the fuzz targets under `fuzz/`
-//! and the test below: each takes any bytes and must neither panic nor run away. Checksums are put
-//! right, so that what lies behind them is reached. Not in normal builds.
+//! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the test
+//! below. Each takes any bytes and must neither panic nor run without end. Checksums are made to
+//! fit, so that the code behind them is reached. Not in normal builds.
 
 use std::hint::black_box;
 
@@ -129,7 +129,7 @@ mod tests {
     use env::Random;
     use vt_tree::{Compression, ExtentRef, Value};
 
-    const DOORS: [fn(&[u8]); 6] = [root, manifest, journal, transaction_log, stream, chunk];
+    const PARSERS: [fn(&[u8]); 6] = [root, manifest, journal, transaction_log, stream, chunk];
 
     /// Whole bytes of each kind, to be spoilt.
     fn whole() -> Vec<Vec<u8>> {
@@ -226,7 +226,7 @@ mod tests {
             if random.one_in(4) {
                 bytes.truncate(random.below(bytes.len() as u64) as usize);
             }
-            DOORS.iter().for_each(|door| door(&bytes));
+            PARSERS.iter().for_each(|parse| parse(&bytes));
         }
     }
 }

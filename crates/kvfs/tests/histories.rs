@@ -3,10 +3,10 @@
 //! strictly serializable; files that are read on the mainline included.
 //!
 //! Transactions append to lists that are keys or files; they delete ranges and write them anew, cut
-//! files off, put others in their place, go back to savepoints, change keys by drafts; some are
-//! durable. Ingests put pairs of keys down that must show together. In some lives the store goes
-//! back to a snapshot now and then, which begins a new epoch (see `history/epoch.rs`); others end
-//! with a power cut, after which each transaction is there whole or not at all, those that were
+//! files off, put others in their place, go back to savepoints, change keys by nested batches; some
+//! are durable. Ingests put pairs of keys down that must show together. In some lives the store
+//! goes back to a snapshot now and then, which begins a new epoch (see `history/epoch.rs`); others
+//! end with a power cut, after which each transaction is there whole or not at all, those that were
 //! synced in any case, and durable ones that were left open read what they read.
 //!
 //! `KVFS_TRANSACTIONS=n` runs n transactions at each level instead of the usual few,
@@ -100,8 +100,8 @@ impl Open {
     }
 }
 
-/// A transaction under way, by both of its doors.
-struct Doors {
+/// A transaction under way, by both of its interfaces.
+struct Handles {
     id: TransactionId,
     fs: Fs,
     t: Transaction,
@@ -116,11 +116,11 @@ impl Life {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn read(&self, doors: &Doors, list: u64, did: &mut Vec<Did>) -> Result<Vec<u64>> {
+    fn read(&self, handles: &Handles, list: u64, did: &mut Vec<Did>) -> Result<Vec<u64>> {
         let bytes = match is_file(list) {
-            true => content(&doors.fs, list)?,
+            true => content(&handles.fs, list)?,
             false => {
-                doors.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default().to_vec()
+                handles.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default().to_vec()
             }
         };
         let found = decode(&bytes);
@@ -130,31 +130,31 @@ impl Life {
 
     fn append(
         &self,
-        doors: &Doors,
+        handles: &Handles,
         list: u64,
         random: &mut Random,
         did: &mut Vec<Did>,
     ) -> Result<()> {
-        let mut numbers = self.read(doors, list, did)?;
+        let mut numbers = self.read(handles, list, did)?;
         let number = self.number();
         numbers.push(number);
         if is_file(list) {
-            let ino = doors.fs.resolve(name(list).as_bytes())?.ino;
+            let ino = handles.fs.resolve(name(list).as_bytes())?.ino;
             let at = (numbers.len() as u64 - 1) * 8;
             match random.below(4) {
                 // Cut off and written anew.
                 0 => {
-                    doors.fs.setattr(
+                    handles.fs.setattr(
                         ino,
                         &SetAttr { size: Some(0), ..SetAttr::default() },
                         Caller::default(),
                     )?;
-                    doors.fs.write(ino, 0, &encode(&numbers), Default::default())?;
+                    handles.fs.write(ino, 0, &encode(&numbers), Default::default())?;
                 }
                 // Another one in its place.
                 1 => {
                     let new = format!("new{number}");
-                    let attr = doors.fs.mknod(
+                    let attr = handles.fs.mknod(
                         ROOT,
                         new.as_bytes(),
                         FileKind::File,
@@ -162,29 +162,29 @@ impl Life {
                         0,
                         Caller::default(),
                     )?;
-                    doors.fs.write(attr.ino, 0, &encode(&numbers), Default::default())?;
-                    let renamed = doors.fs.rename(
+                    handles.fs.write(attr.ino, 0, &encode(&numbers), Default::default())?;
+                    let renamed = handles.fs.rename(
                         ROOT,
                         new.as_bytes(),
                         ROOT,
                         name(list).as_bytes(),
                         Default::default(),
                     );
-                    doors.fs.forget(attr.ino, 1);
+                    handles.fs.forget(attr.ino, 1);
                     renamed?;
                 }
                 sync => {
                     assert_eq!(
-                        doors.fs.write(ino, at, &number.to_be_bytes(), Default::default())?,
+                        handles.fs.write(ino, at, &number.to_be_bytes(), Default::default())?,
                         8
                     );
                     if sync == 2 {
-                        doors.fs.fsync(ino, false)?;
+                        handles.fs.fsync(ino, false)?;
                     }
                 }
             }
         } else {
-            doors.t.put(self.open.rows, name(list), encode(&numbers))?;
+            handles.t.put(self.open.rows, name(list), encode(&numbers))?;
         }
         did.push(Did::Append(list, number));
         Ok(())
@@ -194,7 +194,7 @@ impl Life {
     /// something behind.
     fn range(
         &self,
-        doors: &Doors,
+        handles: &Handles,
         rewrite: bool,
         random: &mut Random,
         did: &mut Vec<Did>,
@@ -202,7 +202,7 @@ impl Life {
         let from = random.below(LISTS / 2);
         let to = from + 1 + random.below(LISTS / 2 - from);
         let (start, end) = (name(from), name(to));
-        let found = doors.t.scan(self.open.rows, start.as_bytes(), end.as_bytes(), usize::MAX)?;
+        let found = handles.t.scan(self.open.rows, start.as_bytes(), end.as_bytes(), usize::MAX)?;
         let list_of = |list: u64| {
             found
                 .iter()
@@ -215,36 +215,45 @@ impl Life {
         if !rewrite {
             return Ok(());
         }
-        doors.t.delete_range(self.open.rows, start, end)?;
+        handles.t.delete_range(self.open.rows, start, end)?;
         for (list, mut numbers) in all {
             if random.one_in(2) || numbers.is_empty() {
                 let number = self.number();
                 numbers.push(number);
                 did.push(Did::Append(list, number));
             }
-            doors.t.put(self.open.rows, name(list), encode(&numbers))?;
+            handles.t.put(self.open.rows, name(list), encode(&numbers))?;
         }
         Ok(())
     }
 
-    /// Appends to a key by a draft, of which the transaction sees nothing until it is made.
-    fn draft(&self, doors: &Doors, random: &mut Random, did: &mut Vec<Did>) -> Result<()> {
+    /// Appends to a key by a nested batch, of which the transaction sees nothing until it is
+    /// finished.
+    fn nested_batch(
+        &self,
+        handles: &Handles,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> Result<()> {
         let list = random.below(LISTS / 2);
-        doors.t.lock_key(self.open.rows, name(list).as_bytes(), true)?;
-        let mut draft = doors.t.nested_batch()?;
+        handles.t.lock_key(self.open.rows, name(list).as_bytes(), true)?;
+        let mut nested = handles.t.nested_batch()?;
         let mut numbers =
-            decode(&draft.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
+            decode(&nested.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
         let (read, number) = (Did::Read(list, numbers.clone()), self.number());
         numbers.push(number);
         let mut batch = Batch::new();
         batch.put(self.open.rows, name(list), encode(&numbers));
-        draft.apply(batch)?;
+        nested.apply(batch)?;
         let outside =
-            decode(&doors.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
-        assert!(!outside.contains(&number), "a transaction sees what is only drafted");
+            decode(&handles.t.get(self.open.rows, name(list).as_bytes())?.unwrap_or_default());
+        assert!(
+            !outside.contains(&number),
+            "a transaction sees what its nested batch may still drop"
+        );
         did.push(read);
         if !random.one_in(4) {
-            draft.finish()?;
+            nested.finish()?;
             did.push(Did::Append(list, number));
         }
         Ok(())
@@ -256,7 +265,7 @@ impl Life {
         random: &mut Random,
         did: &mut Vec<Did>,
     ) -> Result<()> {
-        let doors = Doors {
+        let handles = Handles {
             id,
             fs: self.open.views.fs(&View::Transaction(id))?,
             t: self.open.views.transaction(id)?,
@@ -264,23 +273,23 @@ impl Life {
         let newest = (self.ingested.load(Ordering::Relaxed) + random.below(2)).saturating_sub(1);
         let pair = random.one_in(4).then_some(INGESTED + 2 * newest);
         if let Some(first) = pair {
-            self.read(&doors, first, did)?;
+            self.read(&handles, first, did)?;
         }
         for _ in 0..1 + random.below(4) {
             let list = random.below(LISTS);
             match random.below(12) {
-                0..3 => drop(self.read(&doors, list, did)?),
-                kind @ (3 | 4) => self.range(&doors, kind == 4, random, did)?,
-                5 => self.draft(&doors, random, did)?,
+                0..3 => drop(self.read(&handles, list, did)?),
+                kind @ (3 | 4) => self.range(&handles, kind == 4, random, did)?,
+                5 => self.nested_batch(&handles, random, did)?,
                 _ => {
                     let savepoint = random
                         .one_in(6)
-                        .then(|| self.open.views.savepoint(doors.id))
+                        .then(|| self.open.views.savepoint(handles.id))
                         .transpose()?;
                     let before = did.len();
-                    self.append(&doors, list, random, did)?;
+                    self.append(&handles, list, random, did)?;
                     if let Some(savepoint) = savepoint.filter(|_| random.one_in(2)) {
-                        self.open.views.rollback_to(doors.id, &savepoint)?;
+                        self.open.views.rollback_to(handles.id, &savepoint)?;
                         // It never happened; what was read for it stands.
                         did.truncate(before + 1);
                     }
@@ -291,7 +300,7 @@ impl Life {
             }
         }
         if let Some(first) = pair {
-            self.read(&doors, first + 1, did)?;
+            self.read(&handles, first + 1, did)?;
         }
         Ok(())
     }

@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    const DOORS: [fn(&[u8]); 6] = [tuple_block, index_node, index_entry, frame, filter, frame];
+    const PARSERS: [fn(&[u8]); 6] = [tuple_block, index_node, index_entry, frame, filter, frame];
 
     #[test]
     fn what_is_spoilt_below_is_whole() {
@@ -223,7 +223,7 @@ mod tests {
         assert!(Node::parse(whole(1).into(), 1, 0).is_ok());
         assert!(Entry::decode(&whole(2)[4..].to_vec().into(), &mut 0, b"key").is_some());
         assert!(Filter::parse(whole(4).into()).is_ok());
-        (0..DOORS.len()).for_each(|kind| DOORS[kind](&whole(kind)));
+        (0..PARSERS.len()).for_each(|kind| PARSERS[kind](&whole(kind)));
     }
 
     proptest! {
@@ -231,7 +231,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_a_reader_panic(
-            kind in 0..DOORS.len(),
+            kind in 0..PARSERS.len(),
             changes in proptest::collection::vec((any::<prop::sample::Index>(), prop_oneof![any::<u8>(), Just(0), Just(255)]), 0..6),
             cut in proptest::option::of(any::<prop::sample::Index>()),
             garbage in proptest::collection::vec(any::<u8>(), 0..300),
@@ -244,8 +244,8 @@ mod tests {
             if let Some(cut) = cut {
                 bytes.truncate(cut.index(bytes.len()));
             }
-            DOORS[kind](&bytes);
-            DOORS[kind](&garbage);
+            PARSERS[kind](&bytes);
+            PARSERS[kind](&garbage);
         }
     }
 }

@@ -83,7 +83,7 @@ mod tests {
             if random.one_in(4) {
                 bytes.truncate(random.below(bytes.len() as u64) as usize);
             }
-            [superblock, zone_use, varints].iter().for_each(|door| door(&bytes));
+            [superblock, zone_use, varints].iter().for_each(|parse| parse(&bytes));
         }
     }
 }
