@@ -214,15 +214,15 @@ impl Session {
         }
     }
     /// What `EXEC` is going to change in the joined transaction.
-    fn draft(&self) -> Option<MutexGuard<'_, NestedBatch>> {
+    fn nested_batch(&self) -> Option<MutexGuard<'_, NestedBatch>> {
         match &self.executing {
-            Some(Executing::Joined(draft)) => Some(draft.lock()),
+            Some(Executing::Joined(nested)) => Some(nested.lock()),
             _ => None,
         }
     }
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
-        if let Some(draft) = self.draft() {
-            return Ok(draft.get(dict, key)?);
+        if let Some(nested) = self.nested_batch() {
+            return Ok(nested.get(dict, key)?);
         }
         if let Some(Executing::Own(transaction)) = &self.executing {
             transaction.read_conflict_key(dict, key)?;
@@ -241,8 +241,8 @@ impl Session {
     /// What is seen now. What is read through it must have been announced by `reads`; or see
     /// `view_of`.
     pub fn view(&self) -> Result<View, Failure> {
-        if let Some(draft) = self.draft() {
-            return Ok(draft.view()?);
+        if let Some(nested) = self.nested_batch() {
+            return Ok(nested.view()?);
         }
         Ok(match (&self.place, self.inside()) {
             (Place::Snapshot(view), _) => view.clone(),
@@ -281,8 +281,8 @@ impl Session {
     /// Commits; durability, where asked for, is the output's business (see there). In a transaction
     /// it is seen there alone.
     pub fn commit(&self, batch: Batch) -> Result<(), Failure> {
-        if let Some(mut draft) = self.draft() {
-            return Ok(draft.apply(batch)?);
+        if let Some(mut nested) = self.nested_batch() {
+            return Ok(nested.apply(batch)?);
         }
         match self.inside() {
             None => Ok(self.shared.db.commit(batch, Durability::Buffered)?),

@@ -8,8 +8,8 @@
 //! the history of the survivors is valid, too.
 //!
 //! Transactions delete ranges and write them anew, take runs in bulk, go back to savepoints, change
-//! things by drafts, survive a restart; and some are what `WATCH` and `EXEC` are: a commit that
-//! depends on what was read before it began. Ingests put pairs of keys down that must show
+//! things by nested batches, survive a restart; and some are what `WATCH` and `EXEC` are: a commit
+//! that depends on what was read before it began. Ingests put pairs of keys down that must show
 //! together. In some lives the store goes back to a snapshot now and then while all this goes on:
 //! that begins a new *epoch*, a history of its own which starts with what the rollback has left.
 //! What had ended before a rollback began and is not in the snapshot must be gone, and a
@@ -240,40 +240,49 @@ impl Life {
         Ok(())
     }
 
-    /// Appends by a draft, while something else is changed in the transaction. The draft sees
-    /// nothing of that.
-    fn draft(&self, t: &Transaction, random: &mut Random, did: &mut Vec<Did>) -> kvdb::Result<()> {
+    /// Appends by a nested batch, while something else is changed in the transaction. The nested
+    /// batch sees nothing of that.
+    fn nested_batch(
+        &self,
+        t: &Transaction,
+        random: &mut Random,
+        did: &mut Vec<Did>,
+    ) -> kvdb::Result<()> {
         let key = random.below(LISTS);
         let other = (key + 2) % LISTS;
         let ((dict, name), (other_dict, other_name)) = (self.place(key), self.place(other));
         // Whoever has locked both waits for nobody amid this.
         t.lock_key(dict, &name, true)?;
         t.lock_key(other_dict, &other_name, true)?;
-        let mut draft = t.nested_batch()?;
-        let before = draft.get(other_dict, &other_name)?;
-        let mut list = decode(&draft.get(dict, &name)?.unwrap_or_default());
+        let mut nested = t.nested_batch()?;
+        let before = nested.get(other_dict, &other_name)?;
+        let mut list = decode(&nested.get(dict, &name)?.unwrap_or_default());
         let read = Did::Read(key, list.clone());
         let number = self.number();
         list.push(number);
         let mut batch = Batch::new();
         batch.put(dict, name.clone(), encode(&list));
-        draft.apply(batch)?;
+        nested.apply(batch)?;
         let mut theirs = decode(&before.clone().unwrap_or_default());
         let (their_read, their_number) = (Did::Read(other, theirs.clone()), self.number());
         theirs.push(their_number);
         t.put(other_dict, &other_name, encode(&theirs))?;
-        assert_eq!(draft.get(other_dict, &other_name)?, before, "a draft sees what others change");
         assert_eq!(
-            decode(&draft.get(dict, &name)?.unwrap_or_default()),
+            nested.get(other_dict, &other_name)?,
+            before,
+            "a nested batch sees what others change"
+        );
+        assert_eq!(
+            decode(&nested.get(dict, &name)?.unwrap_or_default()),
             list,
-            "a draft sees what it changes"
+            "a nested batch sees what it changes"
         );
         did.extend([their_read, Did::Append(other, their_number)]);
         if random.one_in(4) {
-            drop(draft);
+            drop(nested);
             did.push(read);
         } else {
-            draft.finish()?;
+            nested.finish()?;
             did.extend([read, Did::Append(key, number)]);
         }
         Ok(())
@@ -302,7 +311,7 @@ impl Life {
                 0 | 1 => self.scan(&reader, random, did)?,
                 2..=4 => drop(self.read(&reader, random.below(LISTS), did)?),
                 5 if !simple => self.rewrite(t, random, did)?,
-                6 => self.draft(t, random, did)?,
+                6 => self.nested_batch(t, random, did)?,
                 _ => self.append(t, random, did)?,
             }
             if random.one_in(4) {

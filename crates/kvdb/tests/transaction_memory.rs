@@ -1,6 +1,6 @@
 //! What open transactions may pile up, against the store's memory: their changes, the transactions
-//! themselves, savepoints, drafts and what they say that they have read. Each has a limit, and an
-//! error that changes nothing.
+//! themselves, savepoints, nested batches and what they say that they have read. Each has a limit,
+//! and an error that changes nothing.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ fn savepoints_have_a_limit() {
 }
 
 #[test]
-fn drafts_have_a_limit_all_together() {
+fn nested_batches_have_a_limit_all_together() {
     let db = store();
     let dict = db.open_dictionary("d").expect("made").id();
     let batch = |n: usize| {
@@ -127,15 +127,15 @@ fn drafts_have_a_limit_all_together() {
     };
     let t = db.begin(Isolation::Snapshot).expect("begun");
     let (mut one, mut two) = (t.nested_batch().expect("begun"), t.nested_batch().expect("begun"));
-    one.apply(batch(100)).expect("drafted");
-    two.apply(batch(90)).expect("drafted");
+    one.apply(batch(100)).expect("applied");
+    two.apply(batch(90)).expect("applied");
     assert!(matches!(two.apply(batch(50)), Err(Error::Limit(_))), "together they are too much");
     drop(one);
     two.apply(batch(100)).expect("there is room again");
     two.finish().expect("made");
     let mut three = t.nested_batch().expect("begun");
     assert!(matches!(three.apply(batch(1000)), Err(Error::Limit(_))));
-    three.apply(batch(150)).expect("drafted");
+    three.apply(batch(150)).expect("applied");
     three.finish().expect("made");
     t.commit(Durability::Buffered).expect("committed");
     assert_eq!(db.view().iter(dict).count(), 150);

@@ -4,9 +4,9 @@
 //! store, so that they are seen by others, and survive a crash, together or not at all. `EXEC`
 //! holds the locks of what they touch, so other clients do not come between; a transaction that
 //! commits in between is a conflict, upon which they are run again. In a joined transaction they
-//! are run on a draft of it, which is made when all of them were run. As in Redis, a command that
-//! fails does not keep the others from being done; but when the store fails (a lock is not to be
-//! had, there is no room), none is, and `EXEC` itself is the error.
+//! are run on a nested batch of it, which is made when all of them were run. As in Redis, a command
+//! that fails does not keep the others from being done; but when the store fails (a lock is not to
+//! be had, there is no room), none is, and `EXEC` itself is the error.
 //!
 //! `WATCH` begins a transaction whose commit would depend on the watched keys, and which never
 //! commits. That of `EXEC` depends on it: so the store looks whether a watched key was changed at
@@ -208,7 +208,7 @@ fn attempt(
         }
     }
     match s.executing.take() {
-        Some(Executing::Joined(draft)) => draft.into_inner().finish()?,
+        Some(Executing::Joined(nested)) => nested.into_inner().finish()?,
         _ => transaction.commit(Durability::Buffered)?,
     }
     Ok(())

@@ -93,8 +93,8 @@ pub(crate) struct WriteSet {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
     /// The transaction's changes up to this one are seen.
     pub at: Seq,
-    /// What lies under it and stays as it is: of a draft, the transaction as it was when the draft
-    /// began.
+    /// What lies under it and stays as it is: of a nested batch, the transaction as it was when
+    /// that began.
     beneath: Option<Arc<WriteSet>>,
     /// Keeps the places of values that were stored before it put them under other keys.
     places: Arc<Mutex<ZonePin>>,

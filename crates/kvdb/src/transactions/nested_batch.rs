@@ -1,9 +1,10 @@
-//! A draft: changes that are to be made in a transaction all at once or not at all, and are seen by
-//! whoever makes them before that.
+//! A nested batch: changes that a transaction takes all at once or not at all, and that only reads
+//! through the batch see before that.
 //!
-//! They stand in memtables of their own, numbered by themselves, above what the transaction had
-//! written when the draft began. What others change in the transaction in the meantime is not seen
-//! in the draft, and is not undone when it is dropped, as it would be by going back to a savepoint.
+//! They are kept in memtables of their own, with sequence numbers of their own, above the
+//! transaction's write set as of the batch's beginning. Changes that other callers make to the
+//! transaction during that time are not seen in the batch, and are not undone when it is dropped,
+//! as they would be by a rollback to a savepoint.
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
@@ -42,13 +43,13 @@ impl NestedBatch {
         }
     }
 
-    /// The value of `key` with what is drafted.
+    /// The value of `key` with the changes of the batch.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.transaction.lock_key(dict, key, false)?;
         self.view()?.get(dict, key)
     }
 
-    /// What the transaction would see if the draft were made now. Reading it locks nothing.
+    /// What the transaction would see if the batch were finished now. Reading it locks nothing.
     pub fn view(&self) -> Result<View> {
         Ok(self.transaction.base()?.with(self.write_set.clone()))
     }
@@ -58,10 +59,11 @@ impl NestedBatch {
         let Valid { changes, claim, pin } = self.transaction.validate(batch)?;
         let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
         let db = &self.transaction.group.db;
-        db.transactions.draft(db, bytes)?;
+        db.transactions.reserve_nested(db, bytes)?;
         self.bytes += bytes;
         self.claim.removes &= claim.removes;
-        // Places of values are held for the transaction, not just for the draft: they are shared.
+        // Places of values are held for the transaction, not just for the nested batch: they are
+        // shared.
         self.write_set.write(&changes, pin);
         self.changes.extend(changes);
         Ok(())
@@ -75,7 +77,12 @@ impl NestedBatch {
 
 impl Drop for NestedBatch {
     fn drop(&mut self) {
-        self.transaction.group.db.transactions.drafted.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.transaction
+            .group
+            .db
+            .transactions
+            .nested_bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -91,30 +98,31 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_is_seen_in_itself_until_it_is_made() {
+    fn a_nested_batch_is_seen_in_itself_until_it_is_finished() {
         for isolation in [Isolation::Snapshot, Isolation::Serializable] {
             let db = Kvdb::in_memory();
             let dict = db.open_dictionary("d").expect("made").id();
             let t = db.begin(isolation).expect("begun");
             t.put(dict, "a", "0").expect("put");
-            let mut draft = t.nested_batch().expect("begun");
-            draft.apply(batch(dict, &["a", "b"], "1")).expect("drafted");
+            let mut nested = t.nested_batch().expect("begun");
+            nested.apply(batch(dict, &["a", "b"], "1")).expect("applied");
             let mut gone = Batch::new();
             gone.delete(dict, "b");
-            draft.apply(gone).expect("drafted");
-            assert_eq!(draft.get(dict, b"a").expect("read").as_deref(), Some(&b"1"[..]));
-            assert_eq!(draft.get(dict, b"b").expect("read"), None);
+            nested.apply(gone).expect("applied");
+            assert_eq!(nested.get(dict, b"a").expect("read").as_deref(), Some(&b"1"[..]));
+            assert_eq!(nested.get(dict, b"b").expect("read"), None);
             assert_eq!(
                 t.get(dict, b"a").expect("read").as_deref(),
                 Some(&b"0"[..]),
                 "not made yet"
             );
-            // What others have added to the transaction stays, whatever becomes of the draft.
+            // What others have added to the transaction stays, whatever becomes of the nested
+            // batch.
             t.put(dict, "c", "1").expect("put");
-            drop(draft);
-            let mut draft = t.nested_batch().expect("begun");
-            draft.apply(batch(dict, &["b"], "2")).expect("drafted");
-            draft.finish().expect("made");
+            drop(nested);
+            let mut nested = t.nested_batch().expect("begun");
+            nested.apply(batch(dict, &["b"], "2")).expect("applied");
+            nested.finish().expect("made");
             t.commit(Durability::Buffered).expect("committed");
             let values = [b"a", b"b", b"c"].map(|key| db.get(dict, key).expect("read"));
             assert_eq!(
@@ -125,52 +133,52 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_does_not_see_what_others_change_in_the_transaction_meanwhile() {
+    fn a_nested_batch_does_not_see_what_others_change_in_the_transaction() {
         let db = Kvdb::in_memory();
         let dict = db.open_dictionary("d").expect("made").id();
         let t = db.begin(Isolation::Snapshot).expect("begun");
         t.put(dict, "a", "0").expect("put");
         t.put(dict, "b", "0").expect("put");
-        let mut draft = t.nested_batch().expect("begun");
-        draft.apply(batch(dict, &["mine", "more", "most"], "1")).expect("drafted");
+        let mut nested = t.nested_batch().expect("begun");
+        nested.apply(batch(dict, &["mine", "more", "most"], "1")).expect("applied");
         t.put(dict, "a", "theirs").expect("put");
         t.put(dict, "new", "theirs").expect("put");
         t.delete(dict, "b").expect("deleted");
-        let seen = |draft: &NestedBatch| -> Vec<(Bytes, Bytes)> {
-            let view = draft.view().expect("read");
+        let seen = |nested: &NestedBatch| -> Vec<(Bytes, Bytes)> {
+            let view = nested.view().expect("read");
             let found = view.scan(dict, b"", b"", 100).expect("read");
             for (key, value) in &found {
-                assert_eq!(draft.get(dict, key).expect("read").as_ref(), Some(value));
+                assert_eq!(nested.get(dict, key).expect("read").as_ref(), Some(value));
             }
             found
         };
         let want = [("a", "0"), ("b", "0"), ("mine", "1"), ("more", "1"), ("most", "1")];
         let want: Vec<(Bytes, Bytes)> =
             want.iter().map(|(k, v)| (Bytes::from(*k), Bytes::from(*v))).collect();
-        assert_eq!(seen(&draft), want);
-        assert_eq!(draft.get(dict, b"new").expect("read"), None);
+        assert_eq!(seen(&nested), want);
+        assert_eq!(nested.get(dict, b"new").expect("read"), None);
         // Neither when the transaction writes out what it has in memory.
         for i in 0..40 {
             t.put(dict, format!("much/{i}"), vec![0; 100_000]).expect("put");
         }
         assert!(t.info().run_bytes > 0, "it was written out");
-        assert_eq!(seen(&draft), want);
-        draft.finish().expect("made");
+        assert_eq!(seen(&nested), want);
+        nested.finish().expect("made");
         assert_eq!(t.get(dict, b"a").expect("read").as_deref(), Some(&b"theirs"[..]));
         assert_eq!(t.get(dict, b"most").expect("read").as_deref(), Some(&b"1"[..]));
     }
 
     #[test]
-    fn a_draft_of_a_transaction_that_has_ended_is_refused() {
+    fn a_nested_batch_of_a_transaction_that_has_ended_is_refused() {
         let db = Kvdb::in_memory();
         let dict = db.open_dictionary("d").expect("made").id();
         let t = db.begin_with(TransactionOptions::default()).expect("begun");
-        let mut draft = t.nested_batch().expect("begun");
-        draft.apply(batch(dict, &["a"], "1")).expect("drafted");
+        let mut nested = t.nested_batch().expect("begun");
+        nested.apply(batch(dict, &["a"], "1")).expect("applied");
         t.abort();
-        assert!(matches!(draft.get(dict, b"a"), Err(Error::NoTransaction(_))));
-        assert!(matches!(draft.apply(batch(dict, &["b"], "1")), Err(Error::NoTransaction(_))));
-        assert!(matches!(draft.finish(), Err(Error::NoTransaction(_))));
+        assert!(matches!(nested.get(dict, b"a"), Err(Error::NoTransaction(_))));
+        assert!(matches!(nested.apply(batch(dict, &["b"], "1")), Err(Error::NoTransaction(_))));
+        assert!(matches!(nested.finish(), Err(Error::NoTransaction(_))));
         assert!(matches!(t.nested_batch(), Err(Error::NoTransaction(_))));
     }
 }

@@ -42,8 +42,8 @@ pub(crate) struct Transactions {
     pub(super) held: AtomicUsize,
     /// Held while idle ones are written out.
     spilling: Mutex<()>,
-    /// Bytes of all drafts.
-    pub(super) drafted: AtomicUsize,
+    /// Bytes of all nested batches.
+    pub(super) nested_bytes: AtomicUsize,
     /// Held while a log begins that no open transaction has yet, and while logs are dropped that
     /// none has.
     pub(super) logging: Mutex<()>,
@@ -194,8 +194,8 @@ impl Transactions {
     }
 
     /// Writes out what idle transactions have in memory, the largest first, where all of them have
-    /// more than their part of it together. `asking`: one that is about to change something, and
-    /// looks after itself.
+    /// more than their part of it together. `asking`: the transaction that is about to change
+    /// something, which writes out by itself.
     pub(super) fn make_room(&self, db: &Database, asking: TransactionId) {
         let most = Self::most_held(db);
         if self.held.load(Ordering::Relaxed) <= most {
@@ -219,11 +219,11 @@ impl Transactions {
         }
     }
 
-    /// Takes `bytes` more for a draft, of what all drafts may take together.
-    pub(super) fn draft(&self, db: &Database, bytes: usize) -> Result<()> {
+    /// Takes `bytes` more for a nested batch, of what all nested batches may take together.
+    pub(super) fn reserve_nested(&self, db: &Database, bytes: usize) -> Result<()> {
         let most = db.shares.memtables / 2;
-        if self.drafted.fetch_add(bytes, Ordering::Relaxed) + bytes > most {
-            self.drafted.fetch_sub(bytes, Ordering::Relaxed);
+        if self.nested_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > most {
+            self.nested_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(Error::Limit(format!(
                 "more than {most} bytes are to be changed at once: do it in parts, or give the store more memory"
             )));

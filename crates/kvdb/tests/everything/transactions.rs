@@ -253,8 +253,8 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             compare(w, open)?;
         }
         13 => {
-            // What is drafted is not seen in the transaction, nor the other way round, until it is
-            // made.
+            // What a nested batch changes is not seen in the transaction, nor the other way round,
+            // until it is made.
             for name in [
                 "Transaction::nested_batch",
                 "NestedBatch::apply",
@@ -263,9 +263,9 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             ] {
                 w.call(name);
             }
-            let mut draft = w.ok(t.nested_batch())?;
+            let mut nested = w.ok(t.nested_batch())?;
             let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)], !open.durable);
-            match draft.apply(batch) {
+            match nested.apply(batch) {
                 // With little memory that is soon; nothing is changed then.
                 Err(Error::Limit(_)) => return compare(w, open),
                 applied => {
@@ -274,21 +274,26 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                     }
                 }
             }
-            let mut drafted = open.sees.clone();
-            drafted.apply(&changes);
+            let mut seen_nested = open.sees.clone();
+            seen_nested.apply(&changes);
             let value = w.value();
             let put = w.unless_full(t.put(id, &key, &value))?.is_some();
-            let found = w.ok(tuples(&w.ok(draft.view())?, id))?;
-            assert_eq!(Some(&found), drafted.table(&branch, &dict), "{}: a draft", w.what());
-            assert_eq!(w.ok(draft.get(id, &key))?.map(|v| v.to_vec()), found.get(&key).cloned());
+            let found = w.ok(tuples(&w.ok(nested.view())?, id))?;
+            assert_eq!(
+                Some(&found),
+                seen_nested.table(&branch, &dict),
+                "{}: a nested batch",
+                w.what()
+            );
+            assert_eq!(w.ok(nested.get(id, &key))?.map(|v| v.to_vec()), found.get(&key).cloned());
             if put {
                 open.step(&[change(Kind::Put(key, value))]);
             }
             if w.random.one_in(3) {
-                drop(draft);
+                drop(nested);
             } else {
                 w.call("NestedBatch::finish");
-                if w.unless_full(draft.finish())?.is_none() {
+                if w.unless_full(nested.finish())?.is_none() {
                     return compare(w, open);
                 }
                 open.step(&changes);

@@ -46,7 +46,7 @@ fn the_store_has_one_order_of_operations_whatever_the_schedule() {
     run_all(300, program::Kind::Mainline);
 }
 
-/// Several programs that share one transaction: single changes, drafts, views.
+/// Several programs that share one transaction: single changes, nested batches, views.
 #[test]
 fn a_shared_transaction_has_one_order_of_operations_whatever_the_schedule() {
     run_all(150, program::Kind::Transaction);

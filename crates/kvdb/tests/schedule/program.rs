@@ -216,32 +216,32 @@ impl World {
         Ok(Effect::Change { read: Vec::new(), wrote })
     }
 
-    /// Reads and changes in a draft: all that it reads of others is of one moment, and what it
-    /// changed appears at one moment.
-    fn draft(&self, t: &Transaction, random: &mut Random) -> kvdb::Result<Vec<Effect>> {
-        let mut draft = t.nested_batch()?;
+    /// Reads and changes in a nested batch: all that it reads of others is of one moment, and what
+    /// it changed appears at one moment.
+    fn nested_batch(&self, t: &Transaction, random: &mut Random) -> kvdb::Result<Vec<Effect>> {
+        let mut nested = t.nested_batch()?;
         let mut read: BTreeMap<usize, Option<u64>> = BTreeMap::new();
         let mut wrote: BTreeMap<usize, Option<u64>> = BTreeMap::new();
         for _ in 0..1 + random.below(4) {
             let register = random.below(REGISTERS as u64) as usize;
-            let seen = decode(draft.get(self.dict, &key(register))?);
+            let seen = decode(nested.get(self.dict, &key(register))?);
             match wrote.get(&register) {
-                Some(own) => assert_eq!(seen, *own, "a draft sees its own changes"),
+                Some(own) => assert_eq!(seen, *own, "a nested batch sees its own changes"),
                 None => assert_eq!(
                     seen,
                     *read.entry(register).or_insert(seen),
-                    "a draft reads the same again"
+                    "a nested batch reads the same again"
                 ),
             }
             if random.one_in(2) {
                 let value = self.number();
                 let mut batch = Batch::new();
                 batch.put(self.dict, key(register), encode(value));
-                draft.apply(batch)?;
+                nested.apply(batch)?;
                 wrote.insert(register, Some(value));
             }
         }
-        draft.finish()?;
+        nested.finish()?;
         let reads = Effect::Change { read: read.into_iter().collect(), wrote: Vec::new() };
         Ok(vec![reads, Effect::Change { read: Vec::new(), wrote: wrote.into_iter().collect() }])
     }
@@ -257,7 +257,7 @@ impl World {
                 let (batch, wrote) = self.changes(random);
                 ("apply", t.apply(batch).map(|()| vec![Effect::Change { read: Vec::new(), wrote }]))
             }
-            (Some(t), 5..10) => ("draft", self.draft(t, random)),
+            (Some(t), 5..10) => ("nested batch", self.nested_batch(t, random)),
             (Some(t), _) => {
                 let read = t.view().and_then(|view| self.read_all(&Reader::View(&view), random));
                 (
@@ -378,7 +378,7 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
         "rollback",
         "snapshot",
         "apply",
-        "draft",
+        "nested batch",
     ];
     names
         .into_iter()
