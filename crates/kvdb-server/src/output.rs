@@ -216,7 +216,7 @@ impl Output {
     pub fn is_overfull(&self) -> bool {
         self.overfull
     }
-    /// Counts what is there now.
+    /// Counts the bytes that wait now.
     fn charge(&mut self) {
         let more = self.bytes.len().saturating_sub(self.send_at).saturating_sub(self.charged);
         if more > 0 {

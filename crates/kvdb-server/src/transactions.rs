@@ -14,8 +14,8 @@ use crate::locks::KeyLocks;
 pub struct FileChange {
     /// From the root of the file system, without a slash in front.
     pub path: Vec<u8>,
-    /// `d` a folder, `f` a file, `l` a symbolic link, `o` anything else; of what is there now, or
-    /// was.
+    /// `d` a folder, `f` a file, `l` a symbolic link, `o` anything else; of the entry as it is now,
+    /// or was.
     pub kind: char,
     /// Bytes before; `None`: it was not there.
     pub before: Option<u64>,

@@ -49,7 +49,7 @@ pub(crate) struct Snapshots {
     all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
     /// Those that wait for the flush of a generation, oldest first.
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
-    /// Branches beside the main one, and what they were cloned from.
+    /// Branches other than the main one, and what they were cloned from.
     branches: Mutex<BTreeMap<String, String>>,
     /// Of each dictionary what the newest snapshot has: the next one may have the same.
     newest: Mutex<BTreeMap<DictionaryId, Weak<Tree>>>,

@@ -17,8 +17,7 @@ use parking_lot::Mutex;
 pub(crate) struct Intake(Mutex<()>);
 
 impl Intake {
-    /// Takes the next request. With `in_order`, `announce` is done with it before another one is
-    /// taken so.
+    /// Takes the next request. With `in_order`, `announce` returns before another one is taken so.
     pub fn take<T, E>(
         &self,
         in_order: impl Fn() -> bool,

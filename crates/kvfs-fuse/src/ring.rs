@@ -128,7 +128,7 @@ impl Slot {
     }
 
     fn headers(&self) -> &[u8] {
-        // SAFETY: the memory is the slot's, and nobody writes to it while this is borrowed.
+        // SAFETY: the memory is the slot's, and is not written to while this is borrowed.
         unsafe { std::slice::from_raw_parts(self.memory.headers(self.number).as_ptr(), HEADERS) }
     }
 

@@ -135,7 +135,7 @@ impl Session {
                 }
             }
         };
-        let look = move || pool.look_after(|| dispatcher.stalls(), help);
+        let look = move || pool.supervise(|| dispatcher.stalls(), help);
         session.supervisor =
             Some(std::thread::Builder::new().name("fuse-supervisor".into()).spawn(look)?);
         Ok(session)
@@ -185,7 +185,7 @@ impl Session {
     }
 }
 
-/// What is there, or a word about why requests come over `/dev/fuse`.
+/// The value, or a warning that requests come over `/dev/fuse`, and why.
 fn or_device<T>(rings: io::Result<T>) -> Option<T> {
     rings
         .inspect_err(|e| tracing::warn!("requests come over /dev/fuse, and not over io_uring: {e}"))

@@ -124,9 +124,9 @@ impl WorkerPool {
         self.slots.lock().len()
     }
 
-    /// Looks after the threads until the end. `stalls`: whether a request may take long now; `help`
+    /// Supervises the threads until the end. `stalls`: whether a request may take long now; `help`
     /// starts one more thread.
-    pub fn look_after(&self, stalls: impl Fn() -> bool, mut help: impl FnMut()) {
+    pub fn supervise(&self, stalls: impl Fn() -> bool, mut help: impl FnMut()) {
         let mut before = Vec::new();
         let mut ended = self.ended.lock();
         while !*ended {
@@ -158,7 +158,7 @@ mod tests {
         let (call, called) = channel();
         let looking = {
             let pool = pool.clone();
-            std::thread::spawn(move || pool.look_after(|| true, || call.send(pool.join()).unwrap()))
+            std::thread::spawn(move || pool.supervise(|| true, || call.send(pool.join()).unwrap()))
         };
         let working = a.work(false);
         assert!(called.recv_timeout(OFTEN * 5).is_err(), "one of them is free");

@@ -1,5 +1,5 @@
-//! How a transaction's changes come to the mainline's file system: what of it is in memory there
-//! must be what is in the store, from the commit on, for every call.
+//! Applies a transaction's commit to the mainline's inodes in memory: from the commit on, every
+//! call must see there what the store has.
 //!
 //! The mainline is frozen, so no call is under way. What is dirty is committed first, so that the
 //! database finds conflicts with it: a write to the mainline counts as made before the
@@ -20,9 +20,9 @@
 //! such a file before it was locked, and was not committed in time, is a conflict if the
 //! transaction changed the file, too.
 //!
-//! Numbers of references stay in every case: the kernel knows nothing of it yet. Orphans that
-//! nobody has open are removed afterwards, each with its record; a crash in between leaves them to
-//! the next opening.
+//! Numbers of references stay in every case: the kernel knows nothing of it yet. Orphans that are
+//! not open are removed afterwards, each with its record; a crash in between leaves them to the
+//! next opening.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -222,9 +222,8 @@ impl Fs {
         Ok(Some(Unlinking { inode, content }))
     }
 
-    /// Undoes what a transaction has changed in the content of files that it removes and that
-    /// somebody has open here. Gives those of which the store has something then; they have an
-    /// orphan record.
+    /// Undoes what a transaction has changed in the content of files that it removes and that are
+    /// open here. Returns those of which the store has content then; they have an orphan record.
     fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
         let mut stored = HashSet::new();
         if unlinking.is_empty() {

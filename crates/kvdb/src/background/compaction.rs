@@ -305,8 +305,8 @@ impl Subcompaction {
         Ok(())
     }
 
-    /// It is done with, handed back, or has failed. `true`: no thread works on the compaction any
-    /// more, nor will be.
+    /// Ends this thread's work on a subcompaction, which is finished, handed back, or has failed.
+    /// `true`: no thread works on the compaction any more, nor will one.
     pub(crate) fn leave(self, failed: bool) -> bool {
         if failed {
             self.whole.give_up();

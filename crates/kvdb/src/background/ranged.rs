@@ -88,8 +88,8 @@ impl Compactor {
         let (merged, next, stats) = merge.cut()?;
         // What was cut off lies before `next`, or before the end of the range.
         let end = next.clone().or_else(|| range.end.clone());
-        // The part goes into the oldest run at the bottom that reaches into the range, or else
-        // beside any.
+        // The part goes into the oldest run at the bottom that reaches into the range, or else into
+        // the last one there.
         let bottom =
             || tree.levels.get(BOTTOM).and_then(|runs| runs.last()).map(|p| (BOTTOM, p.clone()));
         let home = inputs

@@ -36,9 +36,9 @@ impl Kvdb {
     /// Copies the store to a new file at `path`, as of a moment during the call: everything
     /// committed before it is in the copy, branches and snapshots too, which is a store of its own,
     /// closed properly. What is in memory is flushed first; the copy costs what the zones in use
-    /// weigh, or nothing where the host shares them (XFS, Btrfs). Others go on reading and writing
-    /// meanwhile. The file appears under its name when it is whole and durable; a file that is
-    /// there already is an error.
+    /// weigh, or nothing where the host shares them (XFS, Btrfs). Reads and writes continue during
+    /// the call. The file appears under its name when it is whole and durable; a file that is there
+    /// already is an error.
     ///
     /// ```
     /// # let folder = tempfile::tempdir()?;

@@ -101,7 +101,7 @@ impl Salvage {
         &self.notes
     }
 
-    /// What is there and not brought out, since it is not of the main branch: sentences.
+    /// What was found but not brought out, since it is not of the main branch: a sentence each.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }

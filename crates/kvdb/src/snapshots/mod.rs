@@ -170,7 +170,7 @@ impl Kvdb {
         self.db.0.create_branch(name)
     }
 
-    /// The branches beside the main one, by name.
+    /// The branches other than the main one, by name.
     pub fn branches(&self) -> Vec<BranchInfo> {
         let of = |snapshot: String| Some(snapshot).filter(|s| !s.is_empty());
         let all =

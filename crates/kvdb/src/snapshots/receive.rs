@@ -1,11 +1,11 @@
-//! Receiving a snapshot that another store has sent. What comes is applied to a branch that nobody
-//! sees, together with a note of how far it came, so that a stream that was cut off goes on where
-//! it ended. With the stream's end the branch takes its place, and the snapshot is there, in one
-//! edit of the manifest.
+//! Receiving a snapshot that another store has sent. The stream is applied to a hidden branch,
+//! together with a note of the position reached, so that a stream that was cut off can be resumed.
+//! At the end of the stream, one edit of the manifest puts the branch in place of the old one and
+//! adds the snapshot.
 //!
-//! A stream is sorted, so what comes is built straight into runs, as bulk ingest does it; a
-//! transaction takes some megabytes of them, with the note, and commits. Only the first megabyte
-//! goes the way of other commits: short streams are the frequent ones, and runs must be synced.
+//! A stream is sorted, so its tuples are built straight into runs, as bulk ingest does it; a
+//! transaction binds some megabytes of them, with the note, and commits. Only the first megabyte is
+//! committed as batches: most streams are short, and runs must be synced.
 
 use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;

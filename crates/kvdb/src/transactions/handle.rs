@@ -65,8 +65,8 @@ pub struct TransactionOptions {
     pub durable: bool,
     /// For people who look at a list of transactions.
     pub label: String,
-    /// The user of the system that began it, for doors that keep users apart. The store itself
-    /// takes no notice of it.
+    /// The user of the system that began it, for interfaces that keep users apart. The store itself
+    /// ignores it.
     pub user: Option<u32>,
 }
 
@@ -121,8 +121,8 @@ pub struct Savepoint {
     pub(super) id: u64,
 }
 
-/// An open transaction: reads see what was there when it began and its own changes; nobody else
-/// sees these before it commits.
+/// An open transaction. Its reads see the store as of its beginning and its own changes, which no
+/// other reader sees before it commits.
 ///
 /// ```
 /// # let db = kvdb::Kvdb::in_memory();

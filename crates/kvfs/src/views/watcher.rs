@@ -10,7 +10,7 @@ use crate::fs::Fs;
 pub enum Wait {
     /// For every page.
     ForAll,
-    /// Not for what cannot be written until a serializable transaction ends: whoever asks may be
+    /// Not for what cannot be written until a serializable transaction ends: the caller may be
     /// about to end that very one.
     ButForLocks,
 }

@@ -58,7 +58,7 @@ pub(crate) struct ManifestState {
     pub dictionaries: Dictionaries,
     /// By name.
     pub snapshots: Arc<BTreeMap<String, Arc<SnapshotState>>>,
-    /// Branches beside the main one, and the snapshots that they were cloned from.
+    /// Branches other than the main one, and the snapshots that they were cloned from.
     pub branches: Arc<BTreeMap<String, String>>,
     /// Dictionaries that were rolled back: what the journal has of them up to this commit is void.
     pub since: BTreeMap<DictionaryId, Seq>,
