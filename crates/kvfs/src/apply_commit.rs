@@ -44,13 +44,13 @@ const REMOVED_AT_ONCE: usize = 64;
 const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
 /// Directory and name; `true`: removed.
-type Named = (Ino, Box<[u8]>, bool);
+type ChangedName = (Ino, Box<[u8]>, bool);
 
 /// What a transaction has changed of a file system.
 #[derive(Clone, Debug, Default)]
 pub struct ChangeSet {
     /// Names in their directories: made, replaced or (`true`) removed.
-    pub names: Vec<Named>,
+    pub names: Vec<ChangedName>,
     /// Inodes that were made or changed, or (`true`) removed.
     pub inodes: Vec<(Ino, bool)>,
     /// Inodes without a name of which something is stored.
@@ -361,7 +361,7 @@ impl Fs {
                 _ => self.core.inode_cache.strand(ino, before),
             }
         }
-        let after: HashSet<Named> = self.known_names()?.into_iter().collect();
+        let after: HashSet<ChangedName> = self.known_names()?.into_iter().collect();
         // Listings that stopped at a name that is gone must find where they were.
         for gone in names.iter().filter(|named| !after.contains(named)) {
             if let Some(dir) = self.core.inode_cache.get(gone.0) {
@@ -399,7 +399,7 @@ impl Fs {
     }
 
     /// The names in all directories that the kernel refers to.
-    fn known_names(&self) -> Result<Vec<Named>> {
+    fn known_names(&self) -> Result<Vec<ChangedName>> {
         let mut names = Vec::new();
         let view = self.core.scope.view()?;
         for ino in self.referenced().into_iter().chain([crate::ROOT]) {

@@ -57,7 +57,7 @@ pub fn repair(db: &Kvdb, env: &dyn Env) -> Result<Repaired> {
 }
 
 /// An inode as it is, and what was found of it.
-struct Seen {
+struct Examined {
     attr: Attributes,
     xattrs: Option<Xattrs>,
     content: Bytes,
@@ -79,7 +79,7 @@ struct Mend<'a> {
     numbers: Option<Numbers>,
     batch: Batch,
     mended: Vec<Finding>,
-    inodes: BTreeMap<Ino, Seen>,
+    inodes: BTreeMap<Ino, Examined>,
     orphans: HashSet<Ino>,
 }
 
@@ -596,8 +596,8 @@ impl<'a> Mend<'a> {
     }
 }
 
-fn seen(attr: Attributes, xattrs: Option<Xattrs>, content: Bytes) -> Seen {
-    Seen {
+fn seen(attr: Attributes, xattrs: Option<Xattrs>, content: Bytes) -> Examined {
+    Examined {
         attr,
         xattrs,
         content,

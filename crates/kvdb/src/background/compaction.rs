@@ -23,7 +23,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
 use zones::{Priority, ZONE_SIZE};
 
 use super::Compactor;
-use super::part::Part;
+use super::part::MergedPart;
 use super::policy::{BOTTOM, CompactionLock, CompactionPlan, PLENTY, lifetime};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
@@ -379,7 +379,7 @@ impl Subcompaction {
             .chain(others(self.number + 1..state.ranges.len()));
         let whole = compactor.joined(all)?;
         let (dict, target) = (state.plan.dict, state.plan.level);
-        let mut part = Part::of(dict);
+        let mut part = MergedPart::of(dict);
         let mut left = Vec::new();
         for input in &state.plan.inputs {
             let rest =

@@ -30,7 +30,7 @@ use vt_tree::{
 };
 use zones::{Priority, ZONE_SIZE, ZoneId, Zones};
 
-use super::part::Part;
+use super::part::MergedPart;
 use super::policy::{CompactionLock, lifetime};
 use super::{BackgroundParts, Compactor, Flusher};
 use crate::counters::Counters;
@@ -438,7 +438,7 @@ impl Defragmenter {
             }
         }
         let (moved, next, stats) = merge.cut()?;
-        let mut part = Part::of(dict);
+        let mut part = MergedPart::of(dict);
         part.set(id, level, self.compactor.with_part(run, from, next.as_ref(), moved)?);
         self.compactor.install_part(part, &stats)?;
         Ok(Evacuated::Moved(stats.written(), next))

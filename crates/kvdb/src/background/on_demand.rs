@@ -17,7 +17,7 @@ pub(super) fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
 }
 
 /// Says whether a compaction is to end early.
-type Stop<'a> = &'a (dyn Fn() -> bool + Sync);
+type ShouldStop<'a> = &'a (dyn Fn() -> bool + Sync);
 
 fn never() -> bool {
     false
@@ -26,7 +26,7 @@ fn never() -> bool {
 impl Compactor {
     /// Does a whole plan here and now, a large one in several threads; `false` when the store is
     /// being closed, or `stop` says so, which gives the rest of it up.
-    fn compact_now(&self, plan: CompactionPlan, stop: Stop<'_>) -> Result<bool> {
+    fn compact_now(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
         let (mut first, _) = Compaction::begin(self, plan, 0);
         first.prepare(self)?;
         let whole = first.whole().clone();
@@ -78,7 +78,7 @@ impl Compactor {
 
     /// Merges a plan; when there is no space for it, together with everything older, which may make
     /// some.
-    fn compact_somehow(&self, plan: CompactionPlan, stop: Stop<'_>) -> Result<bool> {
+    fn compact_somehow(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
         let (dict, level, to_bottom) =
             (plan.dict, plan.inputs.first().map_or(0, |p| plan.level_of(p.id)), plan.to_bottom);
         match self.compact_now(plan, stop) {
@@ -115,7 +115,7 @@ impl Compactor {
         &self,
         dict: DictionaryId,
         placement: Option<Placement>,
-        stop: Stop<'_>,
+        stop: ShouldStop<'_>,
     ) -> Result<()> {
         let _alone = self.merge_alone();
         // The version is let go of before the merge: it would keep what the merge leaves behind.

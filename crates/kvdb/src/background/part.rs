@@ -17,16 +17,16 @@ use crate::read::version::Placed;
 use crate::read::version_set::VersionEdit;
 
 /// What a part of a merge makes of the runs of a dictionary.
-pub(crate) struct Part {
+pub(crate) struct MergedPart {
     dict: DictionaryId,
     /// Runs that are others now. Under its number a run keeps its place among the others.
-    changed: Vec<Changed>,
+    changed: Vec<ChangedRun>,
     /// A run that is to be the newest of a level.
     new: Option<(usize, Arc<Run>)>,
 }
 
 /// A run by its number and level, and what it is from now on; `None`: nothing is left of it.
-struct Changed {
+struct ChangedRun {
     id: RunId,
     level: usize,
     run: Option<Arc<Run>>,
@@ -38,9 +38,9 @@ pub(crate) struct Installed {
     pub new: Option<RunId>,
 }
 
-impl Part {
-    pub(crate) fn of(dict: DictionaryId) -> Part {
-        Part { dict, changed: Vec::new(), new: None }
+impl MergedPart {
+    pub(crate) fn of(dict: DictionaryId) -> MergedPart {
+        MergedPart { dict, changed: Vec::new(), new: None }
     }
 
     /// Takes what `input` has from `from` to just below `to` (`None`: to the end) out of it; what
@@ -64,7 +64,7 @@ impl Part {
 
     /// From now on the run with this number is `run`; `None`: it is no more.
     pub(crate) fn set(&mut self, id: RunId, level: usize, run: Option<Arc<Run>>) {
-        self.changed.push(Changed { id, level, run });
+        self.changed.push(ChangedRun { id, level, run });
     }
 
     /// Adds a run as the newest of its level.
@@ -111,15 +111,19 @@ impl Compactor {
 
     /// Syncs what a part of a merge has written and makes it part of the store. `None`: its
     /// dictionary was dropped during the merge, and so is the part.
-    pub(crate) fn install_part(&self, part: Part, stats: &MergeStats) -> Result<Option<Installed>> {
-        let Part { dict, changed, new } = part;
+    pub(crate) fn install_part(
+        &self,
+        part: MergedPart,
+        stats: &MergeStats,
+    ) -> Result<Option<Installed>> {
+        let MergedPart { dict, changed, new } = part;
         self.zones.sync().map_err(|e| self.health.fail("syncing a merge", &e.into()))?;
         self.counters.merged(stats);
         let mut installed = None;
         self.versions.install(|state| {
             let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
             if state.dictionaries.contains_key(&dict) {
-                for Changed { id, level, run } in changed {
+                for ChangedRun { id, level, run } in changed {
                     change.edits.push(Edit::DropRun { dict, id });
                     run.iter().for_each(|run| change.add_run(dict, level, id, run));
                 }

@@ -9,7 +9,7 @@ use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run};
 use zones::Priority;
 
 use super::Compactor;
-use super::part::Part;
+use super::part::MergedPart;
 use super::policy::{BOTTOM, CompactionPlan, lifetime};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -98,7 +98,7 @@ impl Compactor {
             .cloned()
             .or_else(bottom)
             .map(|(_, p)| p);
-        let mut part = Part::of(dict);
+        let mut part = MergedPart::of(dict);
         for (level, input) in
             inputs.iter().filter(|(_, p)| home.as_ref().is_none_or(|home| home.id != p.id))
         {

@@ -53,7 +53,7 @@ pub(crate) struct Database {
 }
 
 /// What recovery found and made, out of which a database is built.
-pub(crate) struct Parts {
+pub(crate) struct DatabaseParts {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
     pub cache: Arc<BlockCache>,
@@ -67,7 +67,7 @@ pub(crate) struct Parts {
 }
 
 impl Database {
-    pub(crate) fn new(parts: Parts) -> Database {
+    pub(crate) fn new(parts: DatabaseParts) -> Database {
         let shares = Shares::of(&parts.options);
         let versions = Arc::new(VersionSet::new(
             parts.cache.clone(),

@@ -40,7 +40,7 @@ use zones::Purpose;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::Label;
-use crate::log::codec::{Reader, put_bytes, put_varint};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const NUMBER: u8 = 1;
 const MARK: u8 = 2;
@@ -350,7 +350,7 @@ pub(crate) enum Record {
 
 /// Decodes what stands behind the length. Keys and values share the record's memory.
 pub(crate) fn decode(record: &Bytes) -> Result<Record> {
-    let mut r = Reader::new(record, "a journal record");
+    let mut r = Decoder::new(record, "a journal record");
     let kind = r.u8()?;
     let decoded = match kind {
         NUMBER => Record::Number(r.u64()?),
@@ -393,10 +393,10 @@ pub(crate) fn decode(record: &Bytes) -> Result<Record> {
     Ok(decoded)
 }
 
-fn change(record: &Bytes, r: &mut Reader, code: u8, alone: bool) -> Result<(DictionaryId, Op)> {
+fn change(record: &Bytes, r: &mut Decoder, code: u8, alone: bool) -> Result<(DictionaryId, Op)> {
     let dict = DictionaryId(r.varint_u32()?);
     let key = record.slice_ref(r.bytes()?);
-    let payload = |r: &mut Reader| {
+    let payload = |r: &mut Decoder| {
         Ok::<_, crate::Error>(record.slice_ref(if alone { r.rest() } else { r.bytes()? }))
     };
     let op = match code {

@@ -7,12 +7,12 @@ use vt_tree::KeyRange;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRangeRef<'a> {
     pub start: &'a [u8],
-    pub end: End<'a>,
+    pub end: RangeEnd<'a>,
 }
 
 /// Where a range ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End<'a> {
+pub(crate) enum RangeEnd<'a> {
     /// Its start is its only key.
     Start,
     /// Before this key.
@@ -23,16 +23,16 @@ pub(crate) enum End<'a> {
 
 impl<'a> KeyRangeRef<'a> {
     pub(crate) fn key(key: &'a [u8]) -> Self {
-        KeyRangeRef { start: key, end: End::Start }
+        KeyRangeRef { start: key, end: RangeEnd::Start }
     }
 
     pub(crate) fn between(start: &'a [u8], end: &'a [u8]) -> Self {
-        KeyRangeRef { start, end: End::Before(end) }
+        KeyRangeRef { start, end: RangeEnd::Before(end) }
     }
 
     /// Every key from `start` on.
     pub(crate) fn starting_at(start: &'a [u8]) -> Self {
-        KeyRangeRef { start, end: End::Last }
+        KeyRangeRef { start, end: RangeEnd::Last }
     }
 
     /// `true` when no key lies in it.
@@ -43,9 +43,9 @@ impl<'a> KeyRangeRef<'a> {
     /// `true` when `key` lies before its end.
     pub(crate) fn ends_behind(&self, key: &[u8]) -> bool {
         match self.end {
-            End::Start => key <= self.start,
-            End::Before(end) => key < end,
-            End::Last => true,
+            RangeEnd::Start => key <= self.start,
+            RangeEnd::Before(end) => key < end,
+            RangeEnd::Last => true,
         }
     }
 
@@ -57,23 +57,23 @@ impl<'a> KeyRangeRef<'a> {
     /// A copy to keep, with a buffer of its own.
     pub(crate) fn to_range(self) -> KeyRange {
         match self.end {
-            End::Start => {
+            RangeEnd::Start => {
                 // The smallest key behind it is the key and a zero byte: one buffer holds both.
                 let end = Bytes::from([self.start, &[0]].concat());
                 KeyRange { start: end.slice(..self.start.len()), end: Some(end) }
             }
-            End::Before(end) => KeyRange {
+            RangeEnd::Before(end) => KeyRange {
                 start: Bytes::copy_from_slice(self.start),
                 end: Some(Bytes::copy_from_slice(end)),
             },
-            End::Last => KeyRange { start: Bytes::copy_from_slice(self.start), end: None },
+            RangeEnd::Last => KeyRange { start: Bytes::copy_from_slice(self.start), end: None },
         }
     }
 }
 
 impl<'a> From<&'a KeyRange> for KeyRangeRef<'a> {
     fn from(range: &'a KeyRange) -> Self {
-        let end = range.end.as_deref().map_or(End::Last, End::Before);
+        let end = range.end.as_deref().map_or(RangeEnd::Last, RangeEnd::Before);
         KeyRangeRef { start: &range.start, end }
     }
 }

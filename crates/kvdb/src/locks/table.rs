@@ -46,14 +46,14 @@ pub(super) enum Verdict {
 /// A call that waits.
 struct Waiting {
     /// What it would lock; none: it only waits.
-    want: Option<Wanted>,
+    want: Option<LockRequest>,
     /// The owner it waits for: nothing changes for it before that one ends, or stops waiting
     /// without a lock.
     on: Option<u64>,
     bell: Arc<Condvar>,
 }
 
-struct Wanted {
+struct LockRequest {
     owner: u64,
     dict: DictionaryId,
     range: KeyRange,
@@ -157,7 +157,7 @@ impl Table {
     }
 
     pub(super) fn queue(&mut self, owner: u64, want: &Want) -> (u64, Arc<Condvar>) {
-        self.enqueue(Some(Wanted {
+        self.enqueue(Some(LockRequest {
             owner,
             dict: want.dict,
             range: want.range.to_range(),
@@ -170,7 +170,7 @@ impl Table {
         self.enqueue(None)
     }
 
-    fn enqueue(&mut self, want: Option<Wanted>) -> (u64, Arc<Condvar>) {
+    fn enqueue(&mut self, want: Option<LockRequest>) -> (u64, Arc<Condvar>) {
         let (ticket, bell) = (self.next_ticket, Arc::new(Condvar::new()));
         self.next_ticket += 1;
         self.queue.insert(ticket, Waiting { want, on: None, bell: bell.clone() });

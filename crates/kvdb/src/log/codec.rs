@@ -8,15 +8,15 @@ use crate::error::{Error, Result};
 
 /// A position in bytes that came from a device.
 #[derive(Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct Decoder<'a> {
     rest: &'a [u8],
     /// What is being read, for the error.
     what: &'static str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Decoder<'a> {
     pub(crate) fn new(bytes: &'a [u8], what: &'static str) -> Self {
-        Reader { rest: bytes, what }
+        Decoder { rest: bytes, what }
     }
     pub(crate) fn is_empty(&self) -> bool {
         self.rest.is_empty()
@@ -86,7 +86,7 @@ mod tests {
         for v in [0, 1, 127, 128, 16383, 16384, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
             let mut out = Vec::new();
             put_varint(&mut out, v);
-            let mut r = Reader::new(&out, "number");
+            let mut r = Decoder::new(&out, "number");
             assert_eq!(r.varint().unwrap(), v);
             assert!(r.is_empty());
         }
@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn short_or_absurd_bytes_are_errors() {
-        assert!(Reader::new(&[0x80], "number").varint().is_err());
-        assert!(Reader::new(&[0xff; 11], "number").varint().is_err());
-        assert!(Reader::new(&[5, 1, 2], "string").bytes().is_err());
-        assert!(Reader::new(&[200, 1, 0], "list").count(1).is_err());
+        assert!(Decoder::new(&[0x80], "number").varint().is_err());
+        assert!(Decoder::new(&[0xff; 11], "number").varint().is_err());
+        assert!(Decoder::new(&[5, 1, 2], "string").bytes().is_err());
+        assert!(Decoder::new(&[200, 1, 0], "list").count(1).is_err());
     }
 }

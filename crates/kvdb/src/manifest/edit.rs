@@ -44,7 +44,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::Result;
 use crate::ids::{Label, RunId};
 use crate::journal::Segment;
-use crate::log::codec::{Reader, put_bytes, put_varint};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 /// Where the part of the journal begins that runs do not hold yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -296,7 +296,7 @@ impl Edit {
         }
     }
 
-    fn decode(record: &Bytes, r: &mut Reader) -> Result<Edit> {
+    fn decode(record: &Bytes, r: &mut Decoder) -> Result<Edit> {
         Ok(match r.u8()? {
             1 => Edit::Dictionary(dictionary(r, String::new())?),
             2 => Edit::DropDictionary(DictionaryId(r.varint_u32()?)),
@@ -369,7 +369,7 @@ impl Edit {
 
     /// The edits of one record, its length taken off.
     pub(crate) fn decode_all(record: &Bytes) -> Result<Vec<Edit>> {
-        let mut r = Reader::new(record, "a manifest record");
+        let mut r = Decoder::new(record, "a manifest record");
         let mut edits = Vec::new();
         while !r.is_empty() {
             edits.push(Edit::decode(record, &mut r)?);
@@ -406,7 +406,7 @@ impl Label {
         put_varint(out, self.seq);
     }
 
-    pub(crate) fn decode(r: &mut Reader) -> Result<Label> {
+    pub(crate) fn decode(r: &mut Decoder) -> Result<Label> {
         let (name, branch) = (text(r)?, text(r)?);
         let mut id = [0; 16];
         id.copy_from_slice(r.take(16)?);
@@ -420,12 +420,12 @@ fn put_kept(out: &mut Vec<u8>, (level, id, kept): &Kept) {
     put_varint(out, *kept);
 }
 
-pub(crate) fn text(r: &mut Reader) -> Result<String> {
+pub(crate) fn text(r: &mut Decoder) -> Result<String> {
     let bytes = r.bytes()?;
     Ok(std::str::from_utf8(bytes).map_err(|_| r.corrupt("a name is not UTF-8"))?.to_owned())
 }
 
-pub(crate) fn dictionary(r: &mut Reader, branch: String) -> Result<DictionaryInfo> {
+pub(crate) fn dictionary(r: &mut Decoder, branch: String) -> Result<DictionaryInfo> {
     let id = DictionaryId(r.varint_u32()?);
     let name = text(r)?;
     let (separate_at, stitch_at, reserved) = (r.varint_u32()?, r.varint()?, r.u8()? != 0);
@@ -446,12 +446,12 @@ pub(crate) fn dictionary(r: &mut Reader, branch: String) -> Result<DictionaryInf
     Ok(DictionaryInfo { id, name, branch, options })
 }
 
-fn branched(r: &mut Reader) -> Result<DictionaryInfo> {
+fn branched(r: &mut Decoder) -> Result<DictionaryInfo> {
     let branch = text(r)?;
     dictionary(r, branch)
 }
 
-fn kept(r: &mut Reader) -> Result<Kept> {
+fn kept(r: &mut Decoder) -> Result<Kept> {
     Ok((r.varint_u32()?, RunId(r.varint()?), r.varint()?))
 }
 

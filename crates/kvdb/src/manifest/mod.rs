@@ -18,7 +18,7 @@ pub(crate) use state::{DictionaryState, ManifestState};
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
-use crate::log::codec::{Reader, put_varint};
+use crate::log::codec::{Decoder, put_varint};
 use crate::log::stream::{Records, StreamPart, StreamReader};
 
 /// Version of everything that the root leads to.
@@ -51,7 +51,7 @@ impl Root {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Root> {
-        let mut r = Reader::new(bytes, "the superblock's root");
+        let mut r = Decoder::new(bytes, "the superblock's root");
         let format = r.u8()?;
         if format != FORMAT {
             return Err(Error::Corrupt(format!(

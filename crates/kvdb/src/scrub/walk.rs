@@ -33,7 +33,7 @@ const ATTEMPTS: usize = 8;
 
 type Read<'a> = &'a mut dyn FnMut(u64) -> ControlFlow<()>;
 /// A snapshot, and what it has.
-type Kept = (Arc<Snapshot>, Arc<Version>);
+type SnapshotVersion = (Arc<Snapshot>, Arc<Version>);
 type Find<'a> = &'a mut dyn FnMut(ScrubFault);
 
 fn fault(place: impl Into<String>, what: impl ToString) -> ScrubFault {
@@ -70,7 +70,7 @@ impl Scrubber {
 
     /// The version and what the snapshots have, of one moment: what moves from one to the other is
     /// in either.
-    fn all_states(&self) -> (Arc<Version>, Vec<Kept>) {
+    fn all_states(&self) -> (Arc<Version>, Vec<SnapshotVersion>) {
         loop {
             let version = self.versions.load_full();
             let snapshots = self.snapshots.list();

@@ -14,7 +14,7 @@ use std::io::Read;
 use bytes::Bytes;
 
 use super::check_name;
-use super::stream::{Frame, Header, Received, read_magic};
+use super::stream::{Frame, Received, StreamHeader, read_magic};
 use crate::commit::batch::{Batch, Durability};
 use crate::db::Kvdb;
 use crate::db::database::Database;
@@ -168,7 +168,7 @@ impl Kvdb {
     }
 
     /// The name here of the snapshot that the stream's changes are made to.
-    fn base(&self, header: &Header) -> Result<Option<String>> {
+    fn base(&self, header: &StreamHeader) -> Result<Option<String>> {
         let Some((id, name)) = &header.base else { return Ok(None) };
         let found = self.db.0.snapshots.list().into_iter().find(|s| s.label.id == *id);
         Ok(Some(
@@ -219,7 +219,7 @@ impl Kvdb {
     }
 
     /// The hidden branch, with the dictionaries of the header.
-    fn prepare(&self, branch: &str, base: Option<&str>, header: &Header) -> Result<()> {
+    fn prepare(&self, branch: &str, base: Option<&str>, header: &StreamHeader) -> Result<()> {
         let db = &self.db.0;
         if !db.snapshots.has_branch(branch) {
             match base {
@@ -247,11 +247,11 @@ struct Taking<'a> {
     received: Received,
     /// ValueBuffers of this call.
     taken: u64,
-    open: Option<Open>,
+    open: Option<OpenRuns>,
 }
 
 /// Runs that are not committed yet.
-struct Open {
+struct OpenRuns {
     transaction: Transaction,
     run: Option<(DictionaryId, Bulk)>,
     bytes: usize,
@@ -344,7 +344,7 @@ impl Taking<'_> {
             let options =
                 TransactionOptions { check_conflicts: false, ..TransactionOptions::default() };
             self.open =
-                Some(Open { transaction: self.db.begin_with(options)?, run: None, bytes: 0 });
+                Some(OpenRuns { transaction: self.db.begin_with(options)?, run: None, bytes: 0 });
         }
         let Some(open) = &mut self.open else { return Ok(()) };
         let taken = open.take(self.db, dict, tuples);
@@ -387,7 +387,7 @@ impl Taking<'_> {
     }
 }
 
-impl Open {
+impl OpenRuns {
     fn take(
         &mut self,
         db: &Kvdb,

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use bytes::Bytes;
 
-use super::stream::{Frame, Header, Received, write_magic};
+use super::stream::{Frame, Received, StreamHeader, write_magic};
 use crate::db::Kvdb;
 use crate::error::{Error, Result};
 
@@ -97,7 +97,7 @@ impl Kvdb {
         }
         let begun = from.cloned().unwrap_or_default();
         let dictionaries = view.dictionaries();
-        let header = Header {
+        let header = StreamHeader {
             uuid: db.zones.superblock().uuid,
             label,
             base: base.as_ref().map(|(label, _)| (label.id, label.name.clone())),

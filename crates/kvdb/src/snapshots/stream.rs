@@ -20,7 +20,7 @@ use zones::{ZONE_SIZE, crc32c};
 use crate::dictionary::DictionaryInfo;
 use crate::error::{Error, Result};
 use crate::ids::Label;
-use crate::log::codec::{Reader, put_bytes, put_varint};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{dictionary, put_dictionary, text};
 
 const MAGIC: &[u8; 8] = b"KVFSsend";
@@ -60,7 +60,7 @@ impl Received {
 
     /// Decodes what [`Received::to_bytes`] has made.
     pub fn from_bytes(bytes: &[u8]) -> Result<Received> {
-        let mut r = Reader::new(bytes, "a received position");
+        let mut r = Decoder::new(bytes, "a received position");
         let mut received = Received::default();
         received.id.copy_from_slice(r.take(16)?);
         (received.chunks, received.tuples, received.dictionary) =
@@ -72,7 +72,7 @@ impl Received {
 
 /// What a stream begins with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct StreamHeader {
     pub uuid: [u8; 16],
     pub label: Label,
     /// Id and name of the snapshot that the changes are made to; `None`: the stream has everything.
@@ -84,7 +84,7 @@ pub(crate) struct Header {
 /// A piece of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    Header(Box<Header>),
+    Header(Box<StreamHeader>),
     Chunk {
         number: u64,
         dictionary: u32,
@@ -136,7 +136,7 @@ impl Frame {
     }
 
     pub(crate) fn decode(kind: u8, payload: &Bytes) -> Result<Frame> {
-        let mut r = Reader::new(payload, "a stream");
+        let mut r = Decoder::new(payload, "a stream");
         let frame = match kind {
             HEADER => {
                 let version = r.varint()?;
@@ -160,7 +160,7 @@ impl Frame {
                 let dictionaries = (0..r.count(6)?)
                     .map(|_| dictionary(&mut r, String::new()))
                     .collect::<Result<_>>()?;
-                Frame::Header(Box::new(Header { uuid, label, base, first, dictionaries }))
+                Frame::Header(Box::new(StreamHeader { uuid, label, base, first, dictionaries }))
             }
             CHUNK => {
                 let (number, dictionary) = (r.varint()?, r.varint_u32()?);
@@ -271,7 +271,7 @@ mod tests {
             (Bytes::from_static(b"l"), None),
         ];
         [
-            Frame::Header(Box::new(Header {
+            Frame::Header(Box::new(StreamHeader {
                 uuid: [1; 16],
                 label,
                 base,

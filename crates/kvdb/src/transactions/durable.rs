@@ -24,7 +24,7 @@ use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::journal::record::{self, Op, Ops, Record};
-use crate::log::codec::{Reader, put_bytes, put_varint};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::read::version::read;
 
 /// Where the logs are.
@@ -58,7 +58,7 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
-    let mut r = Reader::new(bytes, "the log of a transaction");
+    let mut r = Decoder::new(bytes, "the log of a transaction");
     if r.u8()? != 1 {
         return Err(r.corrupt("it was written by a newer version"));
     }

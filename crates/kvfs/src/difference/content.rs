@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvdb::Cursor;
 
 use super::XattrChange;
-use super::side::{Node, Side};
+use super::side::{Side, StoredNode};
 use crate::error::{Error, Result};
 use crate::layout::{self, Body, XattrValue};
 
@@ -18,7 +18,7 @@ pub(super) fn same_but_for_zeros(a: &[u8], b: &[u8]) -> bool {
 
 /// Whether both keep their data in the same kind of place, so that for one inode the pages that
 /// differ say all.
-pub(super) fn lie_alike(a: &Node, b: &Node) -> bool {
+pub(super) fn lie_alike(a: &StoredNode, b: &StoredNode) -> bool {
     matches!(
         (a.attr.body, b.attr.body),
         (Body::Inline(_), Body::Inline(_)) | (Body::Paged(_), Body::Paged(_))
@@ -32,7 +32,7 @@ enum Pages {
 }
 
 impl Pages {
-    fn of((side, node): (&Side, &Node)) -> Result<Pages> {
+    fn of((side, node): (&Side, &StoredNode)) -> Result<Pages> {
         Ok(match node.attr.body {
             Body::Inline(_) => Pages::Inline(Some(node.content.clone())),
             Body::Paged(_) => {
@@ -58,7 +58,7 @@ impl Pages {
 }
 
 /// Whether two files have the same bytes, wherever they lie.
-pub(super) fn same(a: (&Side, &Node), b: (&Side, &Node)) -> Result<bool> {
+pub(super) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
     if a.1.attr.size != b.1.attr.size {
         return Ok(false);
     }
@@ -89,28 +89,30 @@ pub(super) fn same(a: (&Side, &Node), b: (&Side, &Node)) -> Result<bool> {
 
 /// The extended attributes that differ; all of them where there is nothing on the other side.
 pub(super) fn xattrs(
-    a: (&Side, Option<&Node>),
-    b: (&Side, Option<&Node>),
+    a: (&Side, Option<&StoredNode>),
+    b: (&Side, Option<&StoredNode>),
 ) -> Result<Vec<XattrChange>> {
-    let all = |node: Option<&Node>| node.and_then(|node| node.xattrs.clone()).unwrap_or_default();
+    let all =
+        |node: Option<&StoredNode>| node.and_then(|node| node.xattrs.clone()).unwrap_or_default();
     let (mut before, mut after) = (all(a.1), all(b.1));
     let names: BTreeSet<Box<[u8]>> = before.keys().chain(after.keys()).cloned().collect();
     let mut changes = Vec::new();
     for name in names {
-        let value =
-            |(side, node): (&Side, Option<&Node>), value: Option<XattrValue>| match (node, value) {
-                (Some(_), Some(XattrValue::Inline(value))) => Ok(Some(Bytes::from(value))),
-                (Some(node), Some(XattrValue::External(_))) => {
-                    let stored =
-                        side.state.get(side.layout.imap, &layout::xattr_key(node.ino, &name))?;
-                    let missing = || Error::Corrupt {
-                        ino: node.ino,
-                        what: "the value of an extended attribute is missing".into(),
-                    };
-                    stored.ok_or_else(missing).map(Some)
-                }
-                _ => Ok(None),
-            };
+        let value = |(side, node): (&Side, Option<&StoredNode>), value: Option<XattrValue>| match (
+            node, value,
+        ) {
+            (Some(_), Some(XattrValue::Inline(value))) => Ok(Some(Bytes::from(value))),
+            (Some(node), Some(XattrValue::External(_))) => {
+                let stored =
+                    side.state.get(side.layout.imap, &layout::xattr_key(node.ino, &name))?;
+                let missing = || Error::Corrupt {
+                    ino: node.ino,
+                    what: "the value of an extended attribute is missing".into(),
+                };
+                stored.ok_or_else(missing).map(Some)
+            }
+            _ => Ok(None),
+        };
         let (before, after) = (value(a, before.remove(&name))?, value(b, after.remove(&name))?);
         if before != after {
             changes.push(XattrChange { name, before, after });

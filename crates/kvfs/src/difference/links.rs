@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
-use super::side::{Node, Side, joined};
+use super::side::{Side, StoredNode, joined};
 use crate::attr::{FileKind, Ino};
 use crate::error::Result;
 
@@ -33,11 +33,11 @@ pub(super) struct Groups {
 
 impl Linked {
     /// A path leads to something else than before.
-    pub fn note(&mut self, path: &[u8], was: Option<&Node>, is: Option<&Node>) {
-        let several = |node: &&Node| node.attr.kind != FileKind::Dir && node.attr.nlink > 1;
+    pub fn note(&mut self, path: &[u8], was: Option<&StoredNode>, is: Option<&StoredNode>) {
+        let several = |node: &&StoredNode| node.attr.kind != FileKind::Dir && node.attr.nlink > 1;
         let files = [was.filter(several), is.filter(several)];
         self.inodes.extend(files.iter().flatten().map(|node| node.ino));
-        let file = |node: &&Node| node.attr.kind != FileKind::Dir;
+        let file = |node: &&StoredNode| node.attr.kind != FileKind::Dir;
         if let (Some(was), Some(is)) = (was.filter(file), is.filter(file))
             && files.iter().any(Option::is_some)
         {

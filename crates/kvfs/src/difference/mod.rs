@@ -29,7 +29,7 @@ use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey, Layout};
 use links::Linked;
-use side::Node;
+use side::StoredNode;
 pub(crate) use side::{Side, joined};
 
 /// A path at which the two states are not alike.
@@ -65,12 +65,12 @@ pub struct XattrChange {
 }
 
 impl FileChange {
-    fn of(path: Vec<u8>, before: Option<&Node>, after: Option<&Node>) -> FileChange {
-        let targets = (before.and_then(Node::target), after.and_then(Node::target));
+    fn of(path: Vec<u8>, before: Option<&StoredNode>, after: Option<&StoredNode>) -> FileChange {
+        let targets = (before.and_then(StoredNode::target), after.and_then(StoredNode::target));
         FileChange {
             path,
-            before: before.map(Node::public),
-            after: after.map(Node::public),
+            before: before.map(StoredNode::public),
+            after: after.map(StoredNode::public),
             content: false,
             targets,
             xattrs: Vec::new(),
@@ -260,8 +260,13 @@ impl Comparison {
     }
 
     /// Compares what one path leads to, and notes the directories that are to be compared next.
-    fn compare(&mut self, path: Vec<u8>, was: Option<Node>, is: Option<Node>) -> Result<()> {
-        let dir = |node: &Option<Node>| {
+    fn compare(
+        &mut self,
+        path: Vec<u8>,
+        was: Option<StoredNode>,
+        is: Option<StoredNode>,
+    ) -> Result<()> {
+        let dir = |node: &Option<StoredNode>| {
             node.as_ref().filter(|n| n.attr.kind == FileKind::Dir).map(|n| n.ino)
         };
         let (old, new) = (dir(&was), dir(&is));

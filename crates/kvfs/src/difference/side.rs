@@ -16,14 +16,14 @@ pub(crate) struct Side {
 }
 
 /// An inode.
-pub(crate) struct Node {
+pub(crate) struct StoredNode {
     pub ino: Ino,
     pub attr: Attributes,
     pub xattrs: Option<Xattrs>,
     pub content: Bytes,
 }
 
-impl Node {
+impl StoredNode {
     pub fn public(&self) -> Attr {
         self.attr.public(self.ino)
     }
@@ -49,15 +49,15 @@ impl Side {
         Side { state, layout }
     }
 
-    pub fn node(&self, ino: Ino) -> Result<Option<Node>> {
+    pub fn node(&self, ino: Ino) -> Result<Option<StoredNode>> {
         let Some(value) = self.state.get(self.layout.imap, &layout::node_key(ino))? else {
             return Ok(None);
         };
         let (attr, xattrs, content) = layout::decode_node(ino, &value)?;
-        Ok(Some(Node { ino, attr, xattrs, content }))
+        Ok(Some(StoredNode { ino, attr, xattrs, content }))
     }
 
-    pub fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<Node>> {
+    pub fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<StoredNode>> {
         let Some(value) = self.state.get(self.layout.nmap, &layout::name_key(parent, name))? else {
             return Ok(None);
         };
@@ -109,7 +109,7 @@ impl Side {
     pub fn names_of(&self, inodes: &HashSet<Ino>) -> Result<Vec<Named>> {
         let (mut missing, mut hints) = (0, BTreeSet::new());
         for &ino in inodes {
-            let Some(Node { attr, .. }) = self.node(ino)? else { continue };
+            let Some(StoredNode { attr, .. }) = self.node(ino)? else { continue };
             if ino != ROOT {
                 missing += if attr.kind == FileKind::Dir { 1 } else { u64::from(attr.nlink) };
                 hints.insert(attr.parent);

@@ -25,7 +25,7 @@ use zones::{Device, FormatOptions, Zones};
 
 pub(crate) use self::found::Found;
 pub(crate) use self::journal::{Journal, read_journal};
-use crate::db::database::{Database, Parts};
+use crate::db::database::{Database, DatabaseParts};
 use crate::error::Result;
 use crate::health::Health;
 use crate::journal::Writer;
@@ -91,7 +91,7 @@ pub(crate) fn create(
     let snapshots = Snapshots::new(BTreeMap::new());
     let options = OpenOptions { read_only: false, ..options.open };
     let writer = Writer::new(zones.clone(), 0);
-    let parts = Parts {
+    let parts = DatabaseParts {
         env,
         zones,
         cache,
@@ -143,7 +143,7 @@ pub(crate) fn open(
     drop(found.manifest_hold);
 
     version.generation.pin(zones.pin(bound.uses())?);
-    let db = Arc::new(Database::new(Parts {
+    let db = Arc::new(Database::new(DatabaseParts {
         env: env.clone(),
         zones,
         cache,
