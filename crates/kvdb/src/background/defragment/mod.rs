@@ -17,29 +17,32 @@
 //! two parts it pauses, so that it takes no more of the device than its rate allows; by itself it
 //! goes faster the more is lost, so that writers are not held up before space really runs short. A
 //! store that has run short does rounds of it on the spot, see `reclaim`.
+//!
+//! - `victims`: which zones to empty;
+//! - `evacuate`: emptying them, part by part;
+//! - `request`: what is asked for, and how far it is;
+//! - here: the rounds.
 
-use env::sync::atomic::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+mod evacuate;
+mod request;
+mod victims;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use env::sync::{Condvar, Mutex};
-use vt_tree::{
-    BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run, RunStats, ZoneWeight,
-};
-use zones::{Priority, ZONE_SIZE, ZoneId, Zones};
+use vt_tree::{BlockCache, Placement, RunStats};
+use zones::{ZONE_SIZE, Zones};
 
-use super::part::MergedPart;
-use super::policy::{CompactionLock, lifetime};
+pub(crate) use victims::Holes;
+
+use self::request::DefragState;
 use super::{BackgroundParts, Compactor, Flusher};
 use crate::counters::Counters;
-use crate::dictionary::{DictionaryId, DictionaryOptions};
+use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
-use crate::ids::RunId;
 use crate::options::OpenOptions;
-use crate::read::version::{Placed, Version};
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 use crate::snapshot_set::Snapshots;
@@ -48,8 +51,6 @@ use crate::snapshot_set::Snapshots;
 const ROUND: u64 = 128 << 20;
 /// Bytes that a part moves before it is installed.
 const PART: u64 = 16 << 20;
-/// Bytes of work after which it is seen whether to stop.
-const STEP: u64 = 2 << 20;
 /// By itself it begins when this many percent of what runs hold are holes, and some zones can be
 /// had.
 const BEGIN_PERCENT: u64 = 12;
@@ -67,8 +68,6 @@ const SMALL_BESIDE: u64 = 16;
 const TOGETHER: u64 = 256 << 10;
 /// What is read together at least, bytes: a folder of small files, say.
 const READ_TOGETHER: u64 = 2 * TOGETHER;
-/// A run that is being merged is waited for this long.
-const WAIT: Duration = Duration::from_millis(50);
 
 /// How a store is defragmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,16 +102,6 @@ pub struct DefragProgress {
     pub rounds: u64,
 }
 
-#[derive(Default)]
-struct DefragState {
-    /// The holes when it began by itself the last time: zones, and bytes alive in them.
-    seen: (u64, u64),
-    request: Option<DefragOptions>,
-    progress: DefragProgress,
-    /// The caller has asked it to end.
-    stop: bool,
-}
-
 /// Empties zones that are mostly holes.
 pub(crate) struct Defragmenter {
     inline: bool,
@@ -129,53 +118,6 @@ pub(crate) struct Defragmenter {
     state: Mutex<DefragState>,
     /// It begins, ends, or is to stop.
     changed: Condvar,
-}
-
-/// Zones to empty.
-#[derive(Default)]
-struct Victims {
-    pub zones: BTreeSet<ZoneId>,
-    pub live: u64,
-}
-
-impl Victims {
-    /// Zones that are free when their live bytes lie elsewhere.
-    fn gain(&self) -> u64 {
-        (self.zones.len() as u64).saturating_sub(self.live.div_ceil(ZONE_SIZE))
-    }
-}
-
-/// What runs keep of the store.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Holes {
-    pub zones: u64,
-    pub live: u64,
-}
-
-impl Holes {
-    /// What the runs of a version hold, by zone, from the sums that they carry: no I/O.
-    pub(super) fn of(version: &Version) -> Holes {
-        let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
-        for tree in version.trees.values() {
-            tree.runs()
-                .flat_map(|p| p.run.uses().iter())
-                .for_each(|(zone, bytes)| *zones.entry(zone).or_default() += bytes);
-        }
-        Holes {
-            zones: zones.len() as u64,
-            live: zones.values().map(|live| (*live).min(ZONE_SIZE)).sum(),
-        }
-    }
-
-    fn percent(&self) -> u64 {
-        let held = self.zones * ZONE_SIZE;
-        held.saturating_sub(self.live) * 100 / held.max(1)
-    }
-
-    /// Zones that could be free if the rest were full.
-    pub(crate) fn reclaimable(&self) -> u64 {
-        self.zones.saturating_sub(self.live.div_ceil(ZONE_SIZE))
-    }
 }
 
 impl Defragmenter {
@@ -199,249 +141,6 @@ impl Defragmenter {
             state: Mutex::default(),
             changed: Condvar::default(),
         }
-    }
-
-    pub(crate) fn progress(&self) -> DefragProgress {
-        self.state.lock().progress
-    }
-
-    /// Asks for it; `false`: one is under way already (an automatic one takes up the options).
-    fn request(&self, options: DefragOptions, automatic: bool) -> bool {
-        let mut state = self.state.lock();
-        let new = state.request.is_none();
-        if new {
-            state.progress =
-                DefragProgress { running: true, automatic, ..DefragProgress::default() };
-            state.stop = false;
-        } else if !automatic && state.progress.automatic {
-            state.progress.automatic = false;
-        } else {
-            return false;
-        }
-        state.request = Some(options);
-        self.changed.notify_all();
-        true
-    }
-
-    pub(crate) fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stop = true;
-        self.changed.notify_all();
-    }
-
-    pub(crate) fn stopping(&self) -> bool {
-        self.state.lock().stop
-    }
-
-    /// Waits until there is something to do. `None`: the store is being closed.
-    fn wait(&self, closing: impl Fn() -> bool) -> Option<DefragOptions> {
-        let mut state = self.state.lock();
-        loop {
-            if closing() {
-                return None;
-            }
-            if let Some(options) = state.request {
-                return Some(options);
-            }
-            self.changed.wait(&mut state);
-        }
-    }
-
-    /// Sleeps, unless it is to stop.
-    fn pause(&self, time: Duration, closing: impl Fn() -> bool) {
-        let mut state = self.state.lock();
-        if !state.stop && !closing() {
-            self.changed.wait_for(&mut state, time);
-        }
-    }
-
-    fn end(&self) {
-        let mut state = self.state.lock();
-        state.request = None;
-        state.stop = false;
-        state.progress.running = false;
-        self.changed.notify_all();
-    }
-
-    /// Returns when none is under way.
-    pub(crate) fn wait_for_end(&self) {
-        let mut state = self.state.lock();
-        while state.progress.running {
-            self.changed.wait(&mut state);
-        }
-    }
-
-    pub(crate) fn wake(&self) {
-        let _state = self.state.lock();
-        self.changed.notify_all();
-    }
-
-    /// What the runs of the store hold.
-    pub(crate) fn holes(&self) -> Holes {
-        Holes::of(&self.versions.load())
-    }
-
-    /// The cheapest zones to empty, `most` bytes of them; none when nothing is to be gained.
-    fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
-        let version = self.versions.load_full();
-        let mut weights: BTreeMap<ZoneId, ZoneWeight> = BTreeMap::new();
-        for placed in version.trees.values().flat_map(|t| t.runs()) {
-            placed.run.weigh_zones(&mut weights)?;
-        }
-        // What a snapshot keeps is not gained by moving what others have there.
-        let kept = self.snapshots.zones();
-        let open: BTreeSet<ZoneId> =
-            self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
-        // What is held elsewhere as well, by a reader of an older version or a flush under way,
-        // would not become free.
-        let held: BTreeMap<ZoneId, u64> =
-            self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
-        let alone = |zone: &ZoneId, bytes: u64| held.get(zone).is_some_and(|live| *live <= bytes);
-        let mut candidates: Vec<(u64, u64, ZoneId)> = weights
-            .iter()
-            .filter(|(zone, w)| {
-                w.bytes.saturating_mul(100) < ZONE_SIZE * fullest_percent
-                    && !open.contains(zone)
-                    && !kept.contains(zone)
-                    && alone(zone, w.bytes)
-            })
-            .map(|(zone, w)| {
-                (
-                    w.bytes.saturating_add(w.spans.saturating_mul(self.options.seek_bytes)),
-                    w.bytes,
-                    *zone,
-                )
-            })
-            .collect();
-        candidates.sort_unstable();
-        let mut victims = Victims::default();
-        for (_, live, zone) in candidates {
-            if victims.live + live > most && !victims.zones.is_empty() {
-                break;
-            }
-            victims.live += live;
-            victims.zones.insert(zone);
-        }
-        if victims.gain() == 0 { Ok(Victims::default()) } else { Ok(victims) }
-    }
-
-    /// Empties `victims`. `between` is told of each part what it moved, and says whether to go on.
-    /// The bytes moved.
-    fn evacuate(
-        &self,
-        victims: &Victims,
-        part: u64,
-        gated: bool,
-        between: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<u64> {
-        let zones = Arc::new(victims.zones.clone());
-        let touches = |run: &Run| run.uses().iter().any(|(zone, _)| zones.contains(&zone));
-        let version = self.versions.load_full();
-        let runs: Vec<(DictionaryId, RunId)> = version
-            .trees
-            .iter()
-            .flat_map(|(&dict, tree)| {
-                tree.runs()
-                    .filter(|p| touches(&p.run))
-                    .map(move |p| (dict, p.id))
-                    .collect::<Vec<_>>()
-            })
-            .collect();
-        drop(version);
-        let mut all = 0;
-        for (dict, id) in runs {
-            let mut start = Some(Bytes::new());
-            while let Some(from) = start {
-                let (moved, next) =
-                    match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
-                        Evacuated::Moved(bytes, next) => (bytes, next),
-                        Evacuated::Busy => {
-                            self.pause(WAIT, || self.signals.stopping());
-                            (0, Some(from))
-                        }
-                    };
-                all += moved;
-                start = next;
-                if !between(moved) {
-                    return Ok(all);
-                }
-            }
-        }
-        Ok(all)
-    }
-
-    /// Copies what a run has in `victims` from the key `from` on, about `part` bytes of it.
-    fn evacuate_part(
-        &self,
-        dict: DictionaryId,
-        id: RunId,
-        victims: &Arc<BTreeSet<ZoneId>>,
-        from: &Bytes,
-        part: u64,
-        gated: bool,
-    ) -> Result<Evacuated> {
-        // A caller that has the gate alone already needs no other.
-        let _shared = gated.then(|| self.compactor.pausing());
-        let find = |version: &Version| {
-            let tree = version.trees.get(&dict)?;
-            let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;
-            let placed = tree.levels[level].iter().find(|p| p.id == id)?;
-            Some((level, placed.run.clone(), tree.info.options.clone()))
-        };
-        let mut found = None;
-        let claimed = self.compactor.compaction_lock(|compaction_locks| {
-            found = find(&self.versions.load());
-            let level = found.as_ref()?.0;
-            let busy = compaction_locks
-                .iter()
-                .any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
-            (!busy).then(|| CompactionLock { number: 0, dict, runs: vec![id], level })
-        });
-        let Some((level, run, options)) = found else {
-            // It was merged away since, and with it what it had there.
-            return Ok(Evacuated::Moved(0, None));
-        };
-        let Some(number) = claimed else { return Ok(Evacuated::Busy) };
-        let done =
-            self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
-        self.compactor.release(number);
-        done
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn replace_part(
-        &self,
-        placed: &Placed,
-        dict: DictionaryId,
-        level: usize,
-        options: &DictionaryOptions,
-        victims: &Arc<BTreeSet<ZoneId>>,
-        from: &Bytes,
-        part: u64,
-    ) -> Result<Evacuated> {
-        let (id, run) = (placed.id, &placed.run);
-        if !run.uses().iter().any(|(zone, _)| victims.contains(&zone)) {
-            return Ok(Evacuated::Moved(0, None));
-        }
-        let options = MergeOptions {
-            drop_tombstones: false,
-            old_seq: self.versions.visible.load(Ordering::Acquire),
-            priority: Priority::Merge,
-            lifetime: lifetime(&self.zones, [placed], level),
-            ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
-        };
-        let range = KeyRange { start: from.clone(), end: None };
-        let mut merge = Merge::new(&self.cache, &[Input::Run(run.clone())], &range, options)?;
-        while !merge.step(STEP.min(part))? {
-            if merge.stats().written() >= part || self.signals.stopping() {
-                break;
-            }
-        }
-        let (moved, next, stats) = merge.cut()?;
-        let mut part = MergedPart::of(dict);
-        part.set(id, level, self.compactor.with_part(run, from, next.as_ref(), moved)?);
-        self.compactor.install_part(part, &stats)?;
-        Ok(Evacuated::Moved(stats.written(), next))
     }
 
     /// Rounds of it until nothing is to be gained, or it is to stop.
@@ -623,12 +322,4 @@ impl Defragmenter {
             }
         }
     }
-}
-
-/// What came of a part.
-enum Evacuated {
-    /// So many bytes were moved; the rest begins at this key.
-    Moved(u64, Option<Bytes>),
-    /// A merge has the run.
-    Busy,
 }

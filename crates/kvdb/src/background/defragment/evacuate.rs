@@ -1,0 +1,154 @@
+//! Emptying zones: one run after another is merged alone, in parts. What it has in the zones is
+//! copied, the rest is stitched.
+
+use env::sync::atomic::Ordering;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run};
+use zones::{Priority, ZoneId};
+
+use super::Defragmenter;
+use super::victims::Victims;
+use crate::background::part::MergedPart;
+use crate::background::policy::{CompactionLock, lifetime};
+use crate::dictionary::{DictionaryId, DictionaryOptions};
+use crate::error::Result;
+use crate::ids::RunId;
+use crate::read::version::{Placed, Version};
+
+/// Bytes of work after which it is seen whether to stop.
+const STEP: u64 = 2 << 20;
+/// A run that is being merged is waited for this long.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// What came of a part.
+enum Evacuated {
+    /// So many bytes were moved; the rest begins at this key.
+    Moved(u64, Option<Bytes>),
+    /// A merge has the run.
+    Busy,
+}
+
+impl Defragmenter {
+    /// Empties `victims`. `between` is told of each part what it moved, and says whether to go on.
+    /// The bytes moved.
+    pub(super) fn evacuate(
+        &self,
+        victims: &Victims,
+        part: u64,
+        gated: bool,
+        between: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64> {
+        let zones = Arc::new(victims.zones.clone());
+        let touches = |run: &Run| run.uses().iter().any(|(zone, _)| zones.contains(&zone));
+        let version = self.versions.load_full();
+        let runs: Vec<(DictionaryId, RunId)> = version
+            .trees
+            .iter()
+            .flat_map(|(&dict, tree)| {
+                tree.runs()
+                    .filter(|p| touches(&p.run))
+                    .map(move |p| (dict, p.id))
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        drop(version);
+        let mut all = 0;
+        for (dict, id) in runs {
+            let mut start = Some(Bytes::new());
+            while let Some(from) = start {
+                let (moved, next) =
+                    match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
+                        Evacuated::Moved(bytes, next) => (bytes, next),
+                        Evacuated::Busy => {
+                            self.pause(WAIT, || self.signals.stopping());
+                            (0, Some(from))
+                        }
+                    };
+                all += moved;
+                start = next;
+                if !between(moved) {
+                    return Ok(all);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Copies what a run has in `victims` from the key `from` on, about `part` bytes of it.
+    fn evacuate_part(
+        &self,
+        dict: DictionaryId,
+        id: RunId,
+        victims: &Arc<BTreeSet<ZoneId>>,
+        from: &Bytes,
+        part: u64,
+        gated: bool,
+    ) -> Result<Evacuated> {
+        // A caller that has the gate alone already needs no other.
+        let _shared = gated.then(|| self.compactor.pausing());
+        let find = |version: &Version| {
+            let tree = version.trees.get(&dict)?;
+            let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;
+            let placed = tree.levels[level].iter().find(|p| p.id == id)?;
+            Some((level, placed.run.clone(), tree.info.options.clone()))
+        };
+        let mut found = None;
+        let claimed = self.compactor.compaction_lock(|compaction_locks| {
+            found = find(&self.versions.load());
+            let level = found.as_ref()?.0;
+            let busy = compaction_locks
+                .iter()
+                .any(|c| c.dict == dict && (c.runs.contains(&id) || c.level == level));
+            (!busy).then(|| CompactionLock { number: 0, dict, runs: vec![id], level })
+        });
+        let Some((level, run, options)) = found else {
+            // It was merged away since, and with it what it had there.
+            return Ok(Evacuated::Moved(0, None));
+        };
+        let Some(number) = claimed else { return Ok(Evacuated::Busy) };
+        let done =
+            self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
+        self.compactor.release(number);
+        done
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn replace_part(
+        &self,
+        placed: &Placed,
+        dict: DictionaryId,
+        level: usize,
+        options: &DictionaryOptions,
+        victims: &Arc<BTreeSet<ZoneId>>,
+        from: &Bytes,
+        part: u64,
+    ) -> Result<Evacuated> {
+        let (id, run) = (placed.id, &placed.run);
+        if !run.uses().iter().any(|(zone, _)| victims.contains(&zone)) {
+            return Ok(Evacuated::Moved(0, None));
+        }
+        let options = MergeOptions {
+            drop_tombstones: false,
+            old_seq: self.versions.visible.load(Ordering::Acquire),
+            priority: Priority::Merge,
+            lifetime: lifetime(&self.zones, [placed], level),
+            ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
+        };
+        let range = KeyRange { start: from.clone(), end: None };
+        let mut merge = Merge::new(&self.cache, &[Input::Run(run.clone())], &range, options)?;
+        while !merge.step(STEP.min(part))? {
+            if merge.stats().written() >= part || self.signals.stopping() {
+                break;
+            }
+        }
+        let (moved, next, stats) = merge.cut()?;
+        let mut part = MergedPart::of(dict);
+        part.set(id, level, self.compactor.with_part(run, from, next.as_ref(), moved)?);
+        self.compactor.install_part(part, &stats)?;
+        Ok(Evacuated::Moved(stats.written(), next))
+    }
+}
