@@ -16,7 +16,8 @@ use bytes::Bytes;
 use vt_tree::Value;
 use zones::ZonePin;
 
-use super::handle::{Isolation, Open, TransactionOptions, TransactionState};
+use super::options::{Isolation, TransactionOptions};
+use super::state::{Open, TransactionState};
 use crate::commit::SpaceClaim;
 use crate::commit::batch::{Batch, Durability};
 use crate::db::database::Database;

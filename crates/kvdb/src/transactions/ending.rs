@@ -12,8 +12,9 @@ use vt_tree::{BlockCache, BodyRef, KeyRange, Lookup, Run, Seq, Update};
 use zones::ZonePin;
 
 use super::conflicts;
-use super::handle::{Isolation, Open, TransactionState};
+use super::options::Isolation;
 use super::reads;
+use super::state::{Open, TransactionState};
 use crate::commit::batch::Durability;
 use crate::commit::{Applied, Outcome, SpaceClaim, Valid};
 use crate::db::database::Database;

@@ -1,21 +1,18 @@
 //! A transaction in hand. Clones are the same transaction, wherever they are: it ends for all of
 //! them.
 
-use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use env::sync::{RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::{Lookup, Update};
 
 use super::nested_batch::NestedBatch;
-use super::reads::{Claim, ReadSet};
+use super::options::{Isolation, TransactionInfo, TransactionOptions};
+use super::state::{Last, Mark, Open, OpenState, TransactionState};
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::{SpaceClaim, Valid, check_put};
 use crate::db::Kvdb;
-use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
@@ -25,92 +22,6 @@ use crate::read::cursor::Cursor;
 use crate::read::version::read;
 use crate::read::view::View;
 use crate::read::write_set::WriteSet;
-
-/// What a transaction sees of others, and they of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Isolation {
-    /// It reads the store as it was when it began, with its own changes. Of two that change the
-    /// same key the first one to commit wins; the other gets [`Error::Conflict`], unless a
-    /// [`super::MergeRoutine`] can join both.
-    #[default]
-    Snapshot,
-    /// As if it ran alone: what it reads or writes is locked until it ends (strict two-phase
-    /// locking). It reads what is committed now. Of two that want the same key the older one goes
-    /// first, so there is no deadlock.
-    Serializable,
-}
-
-/// How a transaction is begun.
-#[derive(Clone, Debug)]
-pub struct TransactionOptions {
-    /// How it is isolated from others.
-    pub isolation: Isolation,
-    /// Snapshot isolation only. `false`: the last commit wins. For callers who know that no other
-    /// else touches their keys.
-    pub check_conflicts: bool,
-    /// It stays when its last handle is dropped, to be joined by its number, until it is ended or
-    /// idle for too long. Otherwise it is aborted with its last handle.
-    pub detached: bool,
-    /// It is aborted after so long without a call. `None`: never.
-    pub idle_limit: Option<Duration>,
-    /// Serializable only: how long a call waits for a lock before it gives up with
-    /// [`Error::Locked`].
-    pub lock_timeout: Duration,
-    /// Serializable only: it is begun in place of one that was aborted for an older one, and is as
-    /// old as that.
-    pub retry_of: Option<TransactionId>,
-    /// It survives a crash and a restart, as it was some moments (the flush interval) before at the
-    /// latest: its changes are logged, and hence written once more. Snapshot isolation only;
-    /// detached whether or not that is said.
-    pub durable: bool,
-    /// For people who look at a list of transactions.
-    pub label: String,
-    /// The user of the system that began it, for interfaces that keep users apart. The store itself
-    /// ignores it.
-    pub user: Option<u32>,
-}
-
-impl Default for TransactionOptions {
-    fn default() -> Self {
-        TransactionOptions {
-            isolation: Isolation::Snapshot,
-            check_conflicts: true,
-            detached: false,
-            idle_limit: None,
-            lock_timeout: Duration::from_secs(10),
-            retry_of: None,
-            durable: false,
-            label: String::new(),
-            user: None,
-        }
-    }
-}
-
-/// An open transaction as listed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TransactionInfo {
-    /// Its number, by which it can be joined.
-    pub id: TransactionId,
-    /// How it is isolated from others.
-    pub isolation: Isolation,
-    /// The label that it was begun with.
-    pub label: String,
-    /// It survives a restart.
-    pub durable: bool,
-    /// Since it began, or since the store was opened.
-    pub age: Duration,
-    /// Since its last call.
-    pub idle: Duration,
-    /// Changes made so far, those undone included.
-    pub changes: u64,
-    /// Memory of what is not in runs of its own, bytes.
-    pub memory: u64,
-    /// Bytes of those runs.
-    pub run_bytes: u64,
-    /// The transaction whose end a call of this one waits for, since that one holds what it would
-    /// lock.
-    pub waits_for: Option<TransactionId>,
-}
 
 /// Savepoints that a transaction may have: what each of them goes back to is kept apart.
 pub const MAX_SAVEPOINTS: usize = 1024;
@@ -139,93 +50,6 @@ pub struct Savepoint {
 pub struct Transaction {
     pub(super) group: Arc<TransactionState>,
     _last: Arc<Last>,
-}
-
-/// Aborts a transaction that is not detached with its last handle.
-pub(super) struct Last(Arc<TransactionState>);
-
-impl Drop for Last {
-    fn drop(&mut self) {
-        if !self.0.options.detached {
-            self.0.end("its last handle was dropped");
-        }
-    }
-}
-
-/// What all handles of a transaction share.
-pub(crate) struct TransactionState {
-    pub(super) id: TransactionId,
-    pub(super) options: TransactionOptions,
-    pub(super) db: Arc<Database>,
-    /// When it began, and when it was last used, of the database's clock.
-    pub(super) begun: Duration,
-    pub(super) used_nanos: AtomicU64,
-    /// Makes handles; the last one of them ends it.
-    pub(super) handles: env::sync::Mutex<std::sync::Weak<Last>>,
-    /// The number of the newest commit when it began.
-    pub(super) since: u64,
-    pub(super) state: RwLock<OpenState>,
-    /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for
-    /// no call and no commit.
-    size: env::sync::Mutex<(u64, u64, u64)>,
-    /// Memory of its changes as it is counted in that of all transactions.
-    pub(super) held: AtomicUsize,
-    /// It is not to go on: why. Looked at by every call; set without waiting for one that is under
-    /// way.
-    pub(super) doomed: env::sync::Mutex<Option<String>>,
-}
-
-pub(super) struct OpenState {
-    /// `None`: it has ended.
-    pub open: Option<Open>,
-    /// Why it has ended, when that was not its user's wish.
-    pub why: Option<String>,
-}
-
-pub(super) struct Open {
-    /// What it reads below its own changes; `None`: what is committed now.
-    pub base: Option<View>,
-    pub write_set: WriteSet,
-    /// What others must not have changed when it commits, besides what it changes itself.
-    pub reads: Arc<ReadSet>,
-    /// What others must not have changed of what other transactions that joined this one have read.
-    pub depends: Vec<Claim>,
-    /// Where its changes are logged.
-    pub log: Option<DictionaryId>,
-    /// What it reads may be older than the number that conflicts are looked for from: what others
-    /// have changed is told by values as well.
-    pub by_value: bool,
-    pub(super) savepoints: Vec<Mark>,
-    pub(super) next_savepoint: u64,
-}
-
-/// What a savepoint goes back to.
-pub(super) struct Mark {
-    id: u64,
-    pub(super) parts: BTreeMap<DictionaryId, usize>,
-    /// Changes made so far.
-    at: u64,
-}
-
-impl Open {
-    pub(super) fn new(base: Option<View>) -> Open {
-        Open {
-            base,
-            write_set: WriteSet::default(),
-            reads: Arc::default(),
-            depends: Vec::new(),
-            log: None,
-            by_value: false,
-            savepoints: Vec::new(),
-            next_savepoint: 1,
-        }
-    }
-
-    /// Writes out what it has in memory; what savepoints go back to stays apart.
-    pub(super) fn spill(&mut self, db: &Database) -> Result<()> {
-        let keep = self.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-        self.write_set.spill(&db.run_writer(), &keep)
-    }
 }
 
 impl Kvdb {
@@ -264,105 +88,8 @@ impl Kvdb {
 }
 
 impl TransactionState {
-    pub(super) fn new(
-        db: Arc<Database>,
-        id: TransactionId,
-        options: TransactionOptions,
-        now: Duration,
-        since: u64,
-        open: Open,
-    ) -> Arc<TransactionState> {
-        Arc::new(TransactionState {
-            id,
-            options: TransactionOptions {
-                detached: options.detached || options.durable,
-                ..options
-            },
-            db,
-            begun: now,
-            used_nanos: AtomicU64::new(now.as_nanos() as u64),
-            handles: env::sync::Mutex::default(),
-            since,
-            state: RwLock::new(OpenState { open: Some(open), why: None }),
-            size: env::sync::Mutex::default(),
-            held: AtomicUsize::new(0),
-            doomed: env::sync::Mutex::default(),
-        })
-    }
-
     pub(super) fn handle(group: &Arc<TransactionState>) -> Transaction {
-        let mut handles = group.handles.lock();
-        let last = handles.upgrade().unwrap_or_else(|| {
-            let last = Arc::new(Last(group.clone()));
-            *handles = Arc::downgrade(&last);
-            last
-        });
-        Transaction { group: group.clone(), _last: last }
-    }
-
-    pub(super) fn ended(&self, state: &OpenState) -> Error {
-        match &state.why {
-            Some(why) => self.aborted(why),
-            None => Error::NoTransaction(self.id),
-        }
-    }
-
-    pub(super) fn aborted(&self, why: &str) -> Error {
-        Error::Locked(format!("transaction {} was aborted: {why}", self.id))
-    }
-
-    /// What every call begins with.
-    fn used(&self) -> Result<()> {
-        self.used_nanos.store(self.db.now().as_nanos() as u64, Ordering::Relaxed);
-        match &*self.doomed.lock() {
-            Some(why) => Err(self.aborted(why)),
-            None => Ok(()),
-        }
-    }
-
-    /// Notes how large it is.
-    pub(super) fn measure(&self, state: &OpenState) {
-        let size = state.open.as_ref().map(|open| {
-            (open.write_set.at, open.write_set.memory() as u64, open.write_set.run_bytes())
-        });
-        *self.size.lock() = size.unwrap_or_default();
-    }
-
-    /// Counts the memory of its changes in that of all transactions.
-    pub(super) fn count(&self, open: &mut Open) {
-        let now = open.write_set.estimate();
-        let before = self.held.swap(now, Ordering::Relaxed);
-        // Of both directions: it wraps.
-        self.db.transactions.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
-    }
-
-    /// Writes out what it has in memory, for the sake of others; not while a call is under way.
-    pub(super) fn make_small(&self) -> Result<()> {
-        let Some(mut state) = self.state.try_write() else { return Ok(()) };
-        let Some(open) = &mut state.open else { return Ok(()) };
-        open.spill(&self.db)?;
-        self.count(open);
-        Ok(())
-    }
-
-    pub(super) fn info(&self) -> TransactionInfo {
-        let now = self.db.now();
-        if let Some(state) = self.state.try_read() {
-            self.measure(&state);
-        }
-        let (changes, memory, run_bytes) = *self.size.lock();
-        TransactionInfo {
-            id: self.id,
-            isolation: self.options.isolation,
-            label: self.options.label.clone(),
-            durable: self.options.durable,
-            age: now.saturating_sub(self.begun),
-            idle: now.saturating_sub(Duration::from_nanos(self.used_nanos.load(Ordering::Relaxed))),
-            changes,
-            memory,
-            run_bytes,
-            waits_for: self.db.locks.waits_for(self.id.0).map(TransactionId),
-        }
+        Transaction { group: group.clone(), _last: Last::of(group) }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Where locks meet transactions and commits: a serializable transaction locks what it reads and
 //! writes before it does; a commit that holds no locks keeps clear of those that others hold.
 
-use super::handle::{Isolation, Transaction};
+use super::handle::Transaction;
+use super::options::Isolation;
 use crate::commit::locking::{held, patience, range_of};
 use crate::db::Kvdb;
 use crate::db::database::Database;

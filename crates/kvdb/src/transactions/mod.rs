@@ -3,7 +3,8 @@
 //!
 //! - `write_set`: what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
-//! - `handle`: a transaction in hand;
+//! - `options`: how a transaction is begun and listed;
+//! - `handle`: the calls of a transaction; `state`: what its handles share;
 //! - `nested_batch`: changes of a transaction that are made all at once or not at all;
 //! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
@@ -24,16 +25,17 @@ mod ending;
 mod handle;
 pub(crate) mod locking;
 mod nested_batch;
+mod options;
 mod reads;
 pub(crate) mod registry;
 mod scope;
+mod state;
 mod updates;
 
 pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
-pub use handle::{
-    Isolation, MAX_SAVEPOINTS, Savepoint, Transaction, TransactionInfo, TransactionOptions,
-};
+pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};
 pub use nested_batch::NestedBatch;
+pub use options::{Isolation, TransactionInfo, TransactionOptions};
 pub use scope::Scope;

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{KeyRange, Seq};
 
-use super::handle::{Isolation, Open, Transaction};
+use super::handle::Transaction;
+use super::options::Isolation;
+use super::state::Open;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};

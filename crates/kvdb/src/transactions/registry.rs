@@ -9,8 +9,9 @@ use env::sync::{Mutex, RwLock};
 use vt_tree::Seq;
 
 use super::conflicts::MergeRoutine;
-use super::handle::{Isolation, Open, TransactionOptions, TransactionState};
 use super::locking::WOUNDED;
+use super::options::{Isolation, TransactionOptions};
+use super::state::{Open, TransactionState};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};

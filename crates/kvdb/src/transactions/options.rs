@@ -1,0 +1,91 @@
+//! How a transaction is begun, and how it is listed.
+
+use std::time::Duration;
+
+use crate::ids::TransactionId;
+
+/// What a transaction sees of others, and they of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// It reads the store as it was when it began, with its own changes. Of two that change the
+    /// same key the first one to commit wins; the other gets [`Error::Conflict`], unless a
+    /// [`super::MergeRoutine`] can join both.
+    #[default]
+    Snapshot,
+    /// As if it ran alone: what it reads or writes is locked until it ends (strict two-phase
+    /// locking). It reads what is committed now. Of two that want the same key the older one goes
+    /// first, so there is no deadlock.
+    Serializable,
+}
+
+/// How a transaction is begun.
+#[derive(Clone, Debug)]
+pub struct TransactionOptions {
+    /// How it is isolated from others.
+    pub isolation: Isolation,
+    /// Snapshot isolation only. `false`: the last commit wins. For callers who know that no other
+    /// else touches their keys.
+    pub check_conflicts: bool,
+    /// It stays when its last handle is dropped, to be joined by its number, until it is ended or
+    /// idle for too long. Otherwise it is aborted with its last handle.
+    pub detached: bool,
+    /// It is aborted after so long without a call. `None`: never.
+    pub idle_limit: Option<Duration>,
+    /// Serializable only: how long a call waits for a lock before it gives up with
+    /// [`Error::Locked`].
+    pub lock_timeout: Duration,
+    /// Serializable only: it is begun in place of one that was aborted for an older one, and is as
+    /// old as that.
+    pub retry_of: Option<TransactionId>,
+    /// It survives a crash and a restart, as it was some moments (the flush interval) before at the
+    /// latest: its changes are logged, and hence written once more. Snapshot isolation only;
+    /// detached whether or not that is said.
+    pub durable: bool,
+    /// For people who look at a list of transactions.
+    pub label: String,
+    /// The user of the system that began it, for interfaces that keep users apart. The store itself
+    /// ignores it.
+    pub user: Option<u32>,
+}
+
+impl Default for TransactionOptions {
+    fn default() -> Self {
+        TransactionOptions {
+            isolation: Isolation::Snapshot,
+            check_conflicts: true,
+            detached: false,
+            idle_limit: None,
+            lock_timeout: Duration::from_secs(10),
+            retry_of: None,
+            durable: false,
+            label: String::new(),
+            user: None,
+        }
+    }
+}
+
+/// An open transaction as listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransactionInfo {
+    /// Its number, by which it can be joined.
+    pub id: TransactionId,
+    /// How it is isolated from others.
+    pub isolation: Isolation,
+    /// The label that it was begun with.
+    pub label: String,
+    /// It survives a restart.
+    pub durable: bool,
+    /// Since it began, or since the store was opened.
+    pub age: Duration,
+    /// Since its last call.
+    pub idle: Duration,
+    /// Changes made so far, those undone included.
+    pub changes: u64,
+    /// Memory of what is not in runs of its own, bytes.
+    pub memory: u64,
+    /// Bytes of those runs.
+    pub run_bytes: u64,
+    /// The transaction whose end a call of this one waits for, since that one holds what it would
+    /// lock.
+    pub waits_for: Option<TransactionId>,
+}

@@ -1,0 +1,209 @@
+//! What all handles of a transaction share, until it ends.
+
+use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::sync::RwLock;
+
+use super::options::{TransactionInfo, TransactionOptions};
+use super::reads::{Claim, ReadSet};
+use crate::db::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::ids::TransactionId;
+use crate::read::view::View;
+use crate::read::write_set::WriteSet;
+
+/// Aborts a transaction that is not detached with its last handle.
+pub(super) struct Last(Arc<TransactionState>);
+
+impl Last {
+    /// That of the handles of a transaction, made with the first of them.
+    pub(super) fn of(group: &Arc<TransactionState>) -> Arc<Last> {
+        let mut handles = group.handles.lock();
+        handles.upgrade().unwrap_or_else(|| {
+            let last = Arc::new(Last(group.clone()));
+            *handles = Arc::downgrade(&last);
+            last
+        })
+    }
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if !self.0.options.detached {
+            self.0.end("its last handle was dropped");
+        }
+    }
+}
+
+/// What all handles of a transaction share.
+pub(crate) struct TransactionState {
+    pub(super) id: TransactionId,
+    pub(super) options: TransactionOptions,
+    pub(super) db: Arc<Database>,
+    /// When it began, and when it was last used, of the database's clock.
+    pub(super) begun: Duration,
+    pub(super) used_nanos: AtomicU64,
+    /// Makes handles; the last one of them ends it.
+    handles: env::sync::Mutex<std::sync::Weak<Last>>,
+    /// The number of the newest commit when it began.
+    pub(super) since: u64,
+    pub(super) state: RwLock<OpenState>,
+    /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for
+    /// no call and no commit.
+    size: env::sync::Mutex<(u64, u64, u64)>,
+    /// Memory of its changes as it is counted in that of all transactions.
+    pub(super) held: AtomicUsize,
+    /// It is not to go on: why. Looked at by every call; set without waiting for one that is under
+    /// way.
+    pub(super) doomed: env::sync::Mutex<Option<String>>,
+}
+
+pub(super) struct OpenState {
+    /// `None`: it has ended.
+    pub open: Option<Open>,
+    /// Why it has ended, when that was not its user's wish.
+    pub why: Option<String>,
+}
+
+pub(super) struct Open {
+    /// What it reads below its own changes; `None`: what is committed now.
+    pub base: Option<View>,
+    pub write_set: WriteSet,
+    /// What others must not have changed when it commits, besides what it changes itself.
+    pub reads: Arc<ReadSet>,
+    /// What others must not have changed of what other transactions that joined this one have read.
+    pub depends: Vec<Claim>,
+    /// Where its changes are logged.
+    pub log: Option<DictionaryId>,
+    /// What it reads may be older than the number that conflicts are looked for from: what others
+    /// have changed is told by values as well.
+    pub by_value: bool,
+    pub(super) savepoints: Vec<Mark>,
+    pub(super) next_savepoint: u64,
+}
+
+/// What a savepoint goes back to.
+pub(super) struct Mark {
+    pub(super) id: u64,
+    pub(super) parts: BTreeMap<DictionaryId, usize>,
+    /// Changes made so far.
+    pub(super) at: u64,
+}
+
+impl Open {
+    pub(super) fn new(base: Option<View>) -> Open {
+        Open {
+            base,
+            write_set: WriteSet::default(),
+            reads: Arc::default(),
+            depends: Vec::new(),
+            log: None,
+            by_value: false,
+            savepoints: Vec::new(),
+            next_savepoint: 1,
+        }
+    }
+
+    /// Writes out what it has in memory; what savepoints go back to stays apart.
+    pub(super) fn spill(&mut self, db: &Database) -> Result<()> {
+        let keep = self.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
+        self.write_set.spill(&db.run_writer(), &keep)
+    }
+}
+
+impl TransactionState {
+    pub(super) fn new(
+        db: Arc<Database>,
+        id: TransactionId,
+        options: TransactionOptions,
+        now: Duration,
+        since: u64,
+        open: Open,
+    ) -> Arc<TransactionState> {
+        Arc::new(TransactionState {
+            id,
+            options: TransactionOptions {
+                detached: options.detached || options.durable,
+                ..options
+            },
+            db,
+            begun: now,
+            used_nanos: AtomicU64::new(now.as_nanos() as u64),
+            handles: env::sync::Mutex::default(),
+            since,
+            state: RwLock::new(OpenState { open: Some(open), why: None }),
+            size: env::sync::Mutex::default(),
+            held: AtomicUsize::new(0),
+            doomed: env::sync::Mutex::default(),
+        })
+    }
+
+    pub(super) fn ended(&self, state: &OpenState) -> Error {
+        match &state.why {
+            Some(why) => self.aborted(why),
+            None => Error::NoTransaction(self.id),
+        }
+    }
+
+    pub(super) fn aborted(&self, why: &str) -> Error {
+        Error::Locked(format!("transaction {} was aborted: {why}", self.id))
+    }
+
+    /// What every call begins with.
+    pub(super) fn used(&self) -> Result<()> {
+        self.used_nanos.store(self.db.now().as_nanos() as u64, Ordering::Relaxed);
+        match &*self.doomed.lock() {
+            Some(why) => Err(self.aborted(why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes how large it is.
+    pub(super) fn measure(&self, state: &OpenState) {
+        let size = state.open.as_ref().map(|open| {
+            (open.write_set.at, open.write_set.memory() as u64, open.write_set.run_bytes())
+        });
+        *self.size.lock() = size.unwrap_or_default();
+    }
+
+    /// Counts the memory of its changes in that of all transactions.
+    pub(super) fn count(&self, open: &mut Open) {
+        let now = open.write_set.estimate();
+        let before = self.held.swap(now, Ordering::Relaxed);
+        // Of both directions: it wraps.
+        self.db.transactions.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Writes out what it has in memory, for the sake of others; not while a call is under way.
+    pub(super) fn make_small(&self) -> Result<()> {
+        let Some(mut state) = self.state.try_write() else { return Ok(()) };
+        let Some(open) = &mut state.open else { return Ok(()) };
+        open.spill(&self.db)?;
+        self.count(open);
+        Ok(())
+    }
+
+    pub(super) fn info(&self) -> TransactionInfo {
+        let now = self.db.now();
+        if let Some(state) = self.state.try_read() {
+            self.measure(&state);
+        }
+        let (changes, memory, run_bytes) = *self.size.lock();
+        TransactionInfo {
+            id: self.id,
+            isolation: self.options.isolation,
+            label: self.options.label.clone(),
+            durable: self.options.durable,
+            age: now.saturating_sub(self.begun),
+            idle: now.saturating_sub(Duration::from_nanos(self.used_nanos.load(Ordering::Relaxed))),
+            changes,
+            memory,
+            run_bytes,
+            waits_for: self.db.locks.waits_for(self.id.0).map(TransactionId),
+        }
+    }
+}
