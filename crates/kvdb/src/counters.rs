@@ -25,6 +25,7 @@ pub(crate) struct Counters {
     pub commits: Counter,
     pub user_bytes: Counter,
     pub bound_bytes: Counter,
+    pub discarded_bytes: Counter,
     pub syncs: Counter,
     pub flushes: Counter,
     pub compactions: Counter,

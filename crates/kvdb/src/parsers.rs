@@ -171,6 +171,7 @@ mod tests {
             (d, Op::Put(text("a"), Value::Inline(text("value")))),
             (d, Op::Put(text("b"), Value::Extent(ExtentRef::plain(1 << 23, 5000, 4)))),
             (d, Op::Put(text("c"), Value::Extent(packed))),
+            (d, Op::PutDiscarded(text("d"), 1 << 40)),
             (d, Op::Update(text("c"), vt_tree::Update::add(1 << 40))),
             (d, Op::Delete(text("d"))),
             (d, Op::DeleteRange(text("e"), text("f"))),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use env::{Machine, Random};
-use kvdb::{Compression, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{Batch, Compression, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 use zones::{MemoryDevice, Purpose};
 
 const KEY: usize = 16;
@@ -103,4 +103,47 @@ fn compressed_pages_are_written_once_and_are_few_bytes() {
         let random = load(PAGES / 4, 4096, options, |i| scattered(i, PAGES / 4));
         assert!(random.amplification < 0.3, "random: {}", random.amplification);
     }
+}
+
+/// Bytes written for each byte that is put and removed before a sync, a mebibyte at a time.
+fn removed(mut remove: impl FnMut(&Kvdb, kvdb::DictionaryId, &[Vec<u8>])) -> f64 {
+    const ROUNDS: u64 = 1024;
+    let device = Arc::new(MemoryDevice::new());
+    let open = OpenOptions { threads: false, ..OpenOptions::default() };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(device, Arc::new(Machine::default()), options).unwrap();
+    let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let made = db.stats().io.total().write_bytes;
+    let user = ROUNDS << 20;
+    for round in 0..ROUNDS {
+        let keys: Vec<Vec<u8>> =
+            (0..256u32).map(|i| format!("{round:06}{i:06}").into_bytes()).collect();
+        keys.iter().for_each(|k| db.put(dict, k, &[5; 4096], Durability::Buffered).unwrap());
+        remove(&db, dict, &keys);
+        while db.step().unwrap() {}
+    }
+    db.sync().unwrap();
+    let stats = db.stats();
+    assert!(stats.discarded_bytes > user / 1000 * 997, "{} discarded", stats.discarded_bytes);
+    assert!(db.view().cursor(dict, b"", b"").unwrap().next().unwrap().is_none());
+    (stats.io.total().write_bytes - made) as f64 / user as f64
+}
+
+#[test]
+fn what_is_removed_before_it_has_a_place_is_never_written() {
+    let range = removed(|db, dict, keys| {
+        let end = [keys.last().unwrap(), &b"0"[..]].concat();
+        let mut batch = Batch::new();
+        batch.delete_range(dict, keys[0].clone(), end);
+        db.commit(batch, Durability::Buffered).unwrap();
+    });
+    assert!(range < 0.01, "by ranges: {range}");
+    let one_by_one = removed(|db, dict, keys| {
+        for key in keys {
+            let mut batch = Batch::new();
+            batch.delete(dict, key.clone());
+            db.commit(batch, Durability::Buffered).unwrap();
+        }
+    });
+    assert!(one_by_one < 0.015, "one by one: {one_by_one}");
 }

@@ -55,7 +55,7 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
         },
         "io": io,
         "commits": {
-            "count": stats.commits, "bytes": stats.user_bytes, "bound_in_place_bytes": stats.bound_bytes, "syncs": stats.syncs,
+            "count": stats.commits, "bytes": stats.user_bytes, "bound_in_place_bytes": stats.bound_bytes, "discarded_bytes": stats.discarded_bytes, "syncs": stats.syncs,
             "delays": stats.delays, "delayed_micros": stats.delayed_micros, "stops": stats.stops,
         },
         "merges": {

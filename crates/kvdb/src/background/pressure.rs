@@ -232,7 +232,7 @@ impl Admission {
         if (tight || long) && self.commits.sealed.lock().is_empty() {
             seal = Some(self.versions.load().generation.number);
         }
-        let write = applied.pending >= self.shares.journal_write_at
+        let write = applied.gathered >= self.shares.journal_write_at
             || applied.deferred >= self.shares.window;
         if !self.inline {
             if write || seal.is_some() {
@@ -245,7 +245,7 @@ impl Admission {
         }
         if write {
             // Without space for it, it stays as it is until there is some.
-            Self::warn_of_failed_work(self.commits.write_out());
+            Self::warn_of_failed_work(self.commits.write_gathered());
         }
         if let Some(generation) = seal {
             Self::warn_of_failed_work(self.commits.seal(generation));

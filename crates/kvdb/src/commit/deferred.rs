@@ -6,12 +6,17 @@
 //!
 //! This is the late-binding journal of BetrFS 0.2 (§3) for values that come one by one: logged in
 //! order first, bound to places before the record is durable.
+//!
+//! A value that a later commit of the same write has overwritten or deleted, and that no view
+//! reads, gets no place: it is discarded, and its record says up to which position the journal must
+//! reach to hide it. Recovery takes the journal to end before such a record if it does not reach
+//! that far.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use vt_tree::{Compression, DEFERRED_OVERHEAD, DeferredSlot, ExtentRef, Packer, place_packed};
+use vt_tree::{Compression, DEFERRED_OVERHEAD, DeferredSlot, ExtentRef, Packer, Seq, place_packed};
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
 use crate::commit::CommitPipeline;
@@ -30,6 +35,7 @@ const AT_ONCE: usize = 256;
 pub(crate) struct DeferredValue {
     pub dict: DictionaryId,
     pub key: Bytes,
+    pub seq: Seq,
     pub value: Bytes,
     /// How it is compressed, if that makes it smaller.
     pub codec: Compression,
@@ -105,13 +111,29 @@ pub(crate) struct Pending {
     pub values: Vec<DeferredValue>,
     /// What they need of [`room`].
     pub cost: u64,
+    /// What was discarded of it would have needed as much.
+    pub discarded: u64,
+    /// Bytes of stream that it had when it was left to wait, see
+    /// [`CommitPipeline::write_gathered`].
+    pub looked_at: usize,
+    /// Where it ends, once it was taken to be written.
+    pub end: PendingEnd,
+}
+
+/// Where the journal's stream and the commits stood.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PendingEnd {
+    pub position: u64,
+    /// The newest commit.
+    pub seq: Seq,
 }
 
 impl Pending {
     pub(crate) fn new(mut stream: Vec<u8>) -> Pending {
         stream.clear();
         stream.resize(HEADER, 0);
-        Pending { stream, values: Vec::new(), cost: 0 }
+        let end = PendingEnd::default();
+        Pending { stream, values: Vec::new(), cost: 0, discarded: 0, looked_at: 0, end }
     }
 
     /// Bytes of the stream.
@@ -136,6 +158,7 @@ impl Pending {
         self.stream.extend_from_slice(&later.stream[HEADER..]);
         self.values.append(&mut later.values);
         self.cost += later.cost;
+        self.discarded += later.discarded;
     }
 }
 
@@ -191,6 +214,48 @@ impl CommitPipeline {
         self.counters.bound_bytes.add(bytes);
         self.signals.memory_is_free();
         Ok(())
+    }
+
+    /// Discards the values of a write that nothing reads any more.
+    pub(crate) fn discard_hidden(&self, pending: &mut Pending) {
+        let memtable = |v: &DeferredValue| Arc::as_ptr(&v.layer.memtable);
+        let same = |a: &DeferredValue, b: &DeferredValue| memtable(a) == memtable(b);
+        if !pending.values.chunk_by(same).any(|values| values[0].layer.memtable.hides()) {
+            return;
+        }
+        // A commit behind the end hides nothing yet: its record may never be durable.
+        let newest = pending.end.seq;
+        let read = self.versions.read_by_views(newest);
+        let read_since = |seq| read[read.partition_point(|at| *at < seq)..].first().copied();
+        let mut discarded = Vec::with_capacity(pending.values.len());
+        for values in pending.values.chunk_by(same) {
+            for values in values.chunks(AT_ONCE) {
+                let each = values
+                    .iter()
+                    .map(|v| (&v.key[..], v.seq, v.slot, read_since(v.seq).unwrap_or(newest)));
+                discarded.extend(values[0].layer.memtable.discard(each));
+            }
+        }
+        let (mut discarded, mut memory, mut bytes) = (discarded.into_iter(), 0, 0);
+        let Pending { values, stream, cost, discarded: saved, end, .. } = pending;
+        values.retain(|v| {
+            let keep = !discarded.next().unwrap_or_default();
+            if !keep {
+                if let Some(at) = v.at {
+                    record::hide(stream, at, end.position);
+                }
+                memory += heap(v.value.len());
+                bytes += v.value.len() as u64;
+                *cost -= self::cost(v.value.len());
+                *saved += self::cost(v.value.len());
+            }
+            keep
+        });
+        self.deferred_bytes.fetch_sub(memory, env::sync::atomic::Ordering::Release);
+        self.counters.discarded_bytes.add(bytes);
+        if memory > 0 {
+            self.signals.memory_is_free();
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use crate::dictionary::DictionaryId;
 use crate::journal::record::Op;
 use crate::read::version::{Layer, Version};
 
-/// Is told of a deferred value: dictionary, put, and where it is.
-type Told<'a> = dyn FnMut(DictionaryId, &Op, Option<(&Layer, DeferredSlot)>) + 'a;
+/// Is told of a deferred value: dictionary, put, its number, and where it is.
+type Told<'a> = dyn FnMut(DictionaryId, &Op, Seq, Option<(&Layer, DeferredSlot)>) + 'a;
 
 /// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those
 /// of deferred values apart. `deferred` is told of each of these: where it is, or `None` when its
@@ -28,10 +28,10 @@ pub(crate) fn write_memtables(
         let Some(layer) = version.trees.get(&stretch[0].0).and_then(|t| t.layers.first()) else {
             for (dict, op) in stretch {
                 if matches!(op, Op::PutDeferred(..)) {
-                    deferred(*dict, op, None);
+                    deferred(*dict, op, seq, None);
                 }
+                seq += 1;
             }
-            seq += stretch.len() as u64;
             continue;
         };
         let before = layer.memtable.bytes();
@@ -45,10 +45,11 @@ pub(crate) fn write_memtables(
                     Op::PutDeferred(k, v, _) => {
                         let slot = writer.put_deferred(k, seq, v.clone());
                         waiting += deferred::heap(v.len());
-                        deferred(*dict, op, Some((layer, slot)));
+                        deferred(*dict, op, seq, Some((layer, slot)));
                     }
                     Op::Update(k, update) => writer.update(k, seq, update),
-                    Op::Delete(k) => writer.delete(k, seq),
+                    // What hides it follows.
+                    Op::Delete(k) | Op::PutDiscarded(k, _) => writer.delete(k, seq),
                     Op::DeleteRange(s, e) => writer.delete_range(s, e, seq),
                 }
                 seq += 1;

@@ -326,6 +326,7 @@ impl CommitPipeline {
                     pipeline.pending.push(DeferredValue {
                         dict,
                         key,
+                        seq,
                         value,
                         codec,
                         at,
@@ -373,7 +374,9 @@ impl CommitPipeline {
         let deferred = self.deferred_bytes.fetch_add(deferred, Ordering::Relaxed) + deferred;
         let full = active + deferred.min(self.shares.window) >= self.shares.seal_at;
         let seal = full.then_some(version.generation.number);
-        Applied { end: pipeline.end(), pending: pipeline.pending.len(), deferred, seal }
+        let pending = pipeline.pending.len();
+        let gathered = pending - pipeline.pending.looked_at;
+        Applied { end: pipeline.end(), pending, gathered, deferred, seal }
     }
 
     /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
@@ -475,14 +478,24 @@ impl CommitPipeline {
             .chunk_by(|a, b| a.0 == b.0)
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
         self.versions.forget_tombstones(&version, changes);
-        let (grown, deferred) = write_memtables(&version, first, changes, &mut |dict, op, slot| {
-            let (Op::PutDeferred(key, value, codec), Some((layer, slot))) = (op, slot) else {
-                return;
-            };
-            let (key, value, codec, layer, at) =
-                (key.clone(), value.clone(), *codec, layer.clone(), None);
-            pipeline.pending.push(DeferredValue { dict, key, value, codec, at, layer, slot });
-        });
+        let (grown, deferred) =
+            write_memtables(&version, first, changes, &mut |dict, op, seq, slot| {
+                let (Op::PutDeferred(key, value, codec), Some((layer, slot))) = (op, slot) else {
+                    return;
+                };
+                let (key, value, codec, layer, at) =
+                    (key.clone(), value.clone(), *codec, layer.clone(), None);
+                pipeline.pending.push(DeferredValue {
+                    dict,
+                    key,
+                    seq,
+                    value,
+                    codec,
+                    at,
+                    layer,
+                    slot,
+                });
+            });
         if self.options.journal {
             let mut places = Vec::new();
             record::encode(changes, pipeline.stream(), |at| places.push(at));
@@ -524,6 +537,8 @@ pub(crate) struct Applied {
     pub end: u64,
     /// Bytes of stream that wait to be written.
     pub pending: usize,
+    /// Of these, what came since it was last looked whether they may wait.
+    pub gathered: usize,
     /// Memory of values that wait for their place.
     pub deferred: usize,
     /// The generation, when it should be sealed.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use vt_tree::{KeyRange, Run, Seq};
 use zones::{Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin};
 
-use crate::commit::deferred::{self, Pending};
+use crate::commit::deferred::{self, Pending, PendingEnd};
 use crate::commit::locking::borrowed;
 use crate::commit::recent::RecentCommit;
 use crate::commit::{CommitEnv, CommitPipeline, Outcome, SpaceClaim};
@@ -72,8 +72,9 @@ impl Pipeline {
     /// write is sure to leave.
     fn take(&mut self, writer: &Writer) -> Pending {
         let empty = Pending::new(std::mem::take(&mut self.spare));
-        let taken = std::mem::replace(&mut self.pending, empty);
+        let mut taken = std::mem::replace(&mut self.pending, empty);
         self.position += taken.len() as u64;
+        taken.end = PendingEnd { position: self.position, seq: self.next_seq - 1 };
         self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
         self.place_room =
             deferred::room(writer.reserved.len().saturating_sub(deferred::zones_for(taken.cost)));
@@ -116,16 +117,37 @@ impl CommitPipeline {
     pub(crate) fn make_room(
         &self,
         len: usize,
-        (cost, claim): (u64, SpaceClaim),
+        values: (u64, SpaceClaim),
         depth: Priority,
     ) -> Result<()> {
         let mut writer = self.writer.lock();
-        self.write_out_with(&mut writer)?;
-        while writer.room() < len {
-            self.add_segment(&mut writer, depth)?;
+        self.write_out_unless(&mut writer, |left| self.is_little(left))?;
+        match self.make_room_with(&mut writer, len, values, depth) {
+            // What was not written yet takes room, too.
+            Err(Error::NoSpace) => {
+                self.write_out_with(&mut writer)?;
+                self.make_room_with(&mut writer, len, values, depth)
+            }
+            made => made,
         }
-        self.reserve_zones(&mut writer, cost, claim)?;
-        self.pipeline.lock().look(&writer);
+    }
+
+    fn make_room_with(
+        &self,
+        writer: &mut Writer,
+        len: usize,
+        (cost, claim): (u64, SpaceClaim),
+        depth: Priority,
+    ) -> Result<()> {
+        let (pending, pending_cost) = {
+            let pipeline = self.pipeline.lock();
+            (pipeline.pending.len(), pipeline.pending.cost)
+        };
+        while writer.room() < pending + len {
+            self.add_segment(writer, depth)?;
+        }
+        self.reserve_zones(writer, pending_cost + cost, claim)?;
+        self.pipeline.lock().look(writer);
         Ok(())
     }
 
@@ -204,6 +226,26 @@ impl CommitPipeline {
     }
 
     pub(crate) fn write_out_with(&self, writer: &mut Writer) -> Result<u64> {
+        self.write_out_unless(writer, |_| false)
+    }
+
+    /// Writes what has gathered, because it is much, unless so many values of it could be discarded
+    /// that it is not: the rest may still be overwritten or deleted in time.
+    pub(crate) fn write_gathered(&self) -> Result<()> {
+        self.write_out_unless(&mut self.writer.lock(), |left| self.is_little(left)).map(drop)
+    }
+
+    /// Whether this may wait a little longer.
+    fn is_little(&self, left: &Pending) -> bool {
+        left.len() < 3 * self.shares.journal_write_at && left.cost < self.shares.window as u64 / 2
+    }
+
+    /// Writes what is pending, unless some of its values were discarded and the rest is `little`.
+    fn write_out_unless(
+        &self,
+        writer: &mut Writer,
+        little: impl FnOnce(&Pending) -> bool,
+    ) -> Result<u64> {
         self.health.check()?;
         let mut taken = {
             let mut pipeline = self.pipeline.lock();
@@ -212,6 +254,13 @@ impl CommitPipeline {
             }
             pipeline.take(writer)
         };
+        self.discard_hidden(&mut taken);
+        if taken.discarded > 0 && little(&taken) {
+            let mut pipeline = self.pipeline.lock();
+            taken.looked_at = taken.len();
+            pipeline.put_back(taken, writer);
+            return Ok(pipeline.position);
+        }
         if let Err(e) = self.place_values(&mut taken, writer) {
             // They stay what they are, readable and not yet durable; the next write tries again.
             self.pipeline.lock().put_back(taken, writer);
@@ -401,6 +450,7 @@ impl CommitPipeline {
         // What came since belongs to this generation too. Its values must have their places before
         // it is flushed.
         let mut rest = pipeline.take(writer);
+        self.discard_hidden(&mut rest);
         if let Err(e) = self.place_values(&mut rest, writer) {
             pipeline.put_back(rest, writer);
             return Err(self.unless_full("writing values", e));
@@ -481,5 +531,39 @@ impl CommitPipeline {
     /// Segments that should lie ready.
     pub(crate) fn stock(&self) -> usize {
         (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{DictionaryOptions, Durability, Kvdb};
+
+    /// The record of a commit that comes while values are on their way may never be durable.
+    #[test]
+    fn what_comes_behind_a_write_discards_nothing_of_it() {
+        let db = Kvdb::in_memory();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let put = |value: &[u8]| db.put(dict, b"k", value, Durability::Buffered).unwrap();
+        let commits = &db.db.0.commits;
+        let take = || {
+            let writer = commits.writer.lock();
+            commits.pipeline.lock().take(&writer)
+        };
+        let put_back = |taken| {
+            let writer = commits.writer.lock();
+            commits.pipeline.lock().put_back(taken, &writer);
+        };
+        put(&[1; 5000]);
+        let mut taken = take();
+        put(b"small");
+        commits.discard_hidden(&mut taken);
+        assert_eq!((taken.values.len(), commits.counters.discarded_bytes.get()), (1, 0));
+        put_back(taken);
+        let mut taken = take();
+        commits.discard_hidden(&mut taken);
+        assert_eq!((taken.values.len(), commits.counters.discarded_bytes.get()), (0, 5000));
+        put_back(taken);
+        db.sync().unwrap();
+        assert_eq!(db.get(dict, b"k").unwrap().unwrap(), b"small"[..]);
     }
 }

@@ -34,6 +34,8 @@ pub struct Stats {
     pub user_bytes: u64,
     /// Of these, values written once, straight to their place.
     pub bound_bytes: u64,
+    /// Values that were overwritten or deleted before they had a place, and so never written.
+    pub discarded_bytes: u64,
     /// Flushes.
     pub flushes: u64,
     /// Compactions.
@@ -121,6 +123,7 @@ impl Database {
             syncs: c.syncs.get(),
             user_bytes: c.user_bytes.get(),
             bound_bytes: c.bound_bytes.get(),
+            discarded_bytes: c.discarded_bytes.get(),
             flushes: c.flushes.get(),
             compactions: c.compactions.get(),
             split_merges: c.split_merges.get(),

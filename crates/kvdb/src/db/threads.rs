@@ -112,7 +112,7 @@ impl Database {
             let values = self.commits.deferred_bytes.load(Ordering::Relaxed) > 0;
             let written = match seal {
                 Some(generation) => self.commits.seal(generation),
-                None => self.commits.write_out().map(|_| ()),
+                None => self.commits.write_gathered(),
             };
             {
                 let mut wanted = self.signals.wanted.lock();

@@ -29,7 +29,9 @@
 //! begins with a number, which must agree.
 //!
 //! A value on its way to its place has room in its record for the reference, which is filled in
-//! before the record is written (BetrFS 0.2, §3: the journal is late-binding).
+//! before the record is written (BetrFS 0.2, §3: the journal is late-binding). A reference to a
+//! value of no bytes says that the value was discarded: a later change that the journal has before
+//! the position in place of the address hides it.
 
 use std::sync::Arc;
 
@@ -72,6 +74,9 @@ pub(crate) enum Op {
     /// A large value that gets its place when its record is written, compressed so if it gets
     /// smaller; it shares its buffer with others. Never read from a journal.
     PutDeferred(Bytes, Bytes, Compression),
+    /// The put of a value that was discarded: a change before this position of the journal's stream
+    /// hides it. Only read from a journal.
+    PutDiscarded(Bytes, u64),
     Update(Bytes, Update),
     Delete(Bytes),
     DeleteRange(Bytes, Bytes),
@@ -87,6 +92,7 @@ impl Op {
             Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
                 put_extent(*codec)
             }
+            Op::PutDiscarded(..) => PUT_EXTENT,
             Op::Update(..) => UPDATE,
             Op::Delete(_) => DELETE,
             Op::DeleteRange(..) => DELETE_RANGE,
@@ -98,6 +104,7 @@ impl Op {
         match self {
             Op::Put(k, _)
             | Op::PutDeferred(k, ..)
+            | Op::PutDiscarded(k, _)
             | Op::Update(k, _)
             | Op::Delete(k)
             | Op::DeleteRange(k, _) => k,
@@ -110,8 +117,16 @@ impl Op {
             Op::Put(k, v) => k.len() + v.len(),
             Op::PutDeferred(k, v, _) => k.len() + v.len(),
             Op::Update(k, update) => k.len() + update.bytes().len(),
-            Op::Delete(k) => k.len(),
+            Op::Delete(k) | Op::PutDiscarded(k, _) => k.len(),
             Op::DeleteRange(s, e) => s.len() + e.len(),
+        }
+    }
+
+    /// The position that the journal must reach for this change to count; 0: any.
+    pub(crate) fn hidden_before(&self) -> u64 {
+        match self {
+            Op::PutDiscarded(_, until) => *until,
+            _ => 0,
         }
     }
 
@@ -121,7 +136,10 @@ impl Op {
             Op::Put(_, Value::Inline(v)) => Some(v),
             Op::Update(_, update) => Some(update.bytes()),
             Op::DeleteRange(_, end) => Some(end),
-            Op::Put(_, Value::Extent(_)) | Op::PutDeferred(..) | Op::Delete(_) => None,
+            Op::Put(_, Value::Extent(_))
+            | Op::PutDeferred(..)
+            | Op::PutDiscarded(..)
+            | Op::Delete(_) => None,
         }
     }
 
@@ -131,6 +149,7 @@ impl Op {
             Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
                 reference_len(*codec)
             }
+            Op::PutDiscarded(..) => REFERENCE,
             _ => 0,
         }
     }
@@ -151,6 +170,10 @@ impl Op {
             }
             Op::PutDeferred(..) => {
                 out.extend_from_slice(&[0; PACKED_REFERENCE][..self.reference_len()])
+            }
+            Op::PutDiscarded(_, until) => {
+                out.extend_from_slice(&until.to_le_bytes());
+                out.extend_from_slice(&[0; REFERENCE - 8]);
             }
             _ => {}
         }
@@ -186,6 +209,12 @@ fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
 pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef, codec: Compression) {
     let len = reference_len(codec);
     stream[at..at + len].copy_from_slice(&reference(e)[..len]);
+}
+
+/// Says that the value whose reference would stand in `stream` at `at` was discarded: what is in
+/// the stream before position `until` hides it. The rest of the reference is zeros.
+pub(crate) fn hide(stream: &mut [u8], at: usize, until: u64) {
+    stream[at..at + 8].copy_from_slice(&until.to_le_bytes());
 }
 
 /// Bytes of the record of `changes`, its length included.
@@ -401,9 +430,16 @@ fn change(record: &Bytes, r: &mut Decoder, code: u8, alone: bool) -> Result<(Dic
     };
     let op = match code {
         PUT => Op::Put(key, Value::Inline(payload(r)?)),
-        PUT_EXTENT => Op::Put(key, Value::Extent(ExtentRef::plain(r.u64()?, r.u32()?, r.u32()?))),
+        PUT_EXTENT => match (r.u64()?, r.u32()?, r.u32()?) {
+            (until, 0, 0) => Op::PutDiscarded(key, until),
+            (addr, len, crc) => Op::Put(key, Value::Extent(ExtentRef::plain(addr, len, crc))),
+        },
         PUT_PACKED => {
             let (addr, len, crc, stored) = (r.u64()?, r.u32()?, r.u32()?, r.u32()?);
+            if (len, crc, stored) == (0, 0, 0) {
+                r.u8()?;
+                return Ok((dict, Op::PutDiscarded(key, addr)));
+            }
             let e = match Compression::of_code(r.u8()?) {
                 Some(Compression::None) if stored == len => Some(ExtentRef::plain(addr, len, crc)),
                 Some(codec) => ExtentRef::packed(addr, len, stored, crc, codec),
@@ -449,6 +485,7 @@ mod tests {
                 ),
             ),
             (DictionaryId(1), Op::Delete(Bytes::new())),
+            (d, Op::PutDiscarded("gone".into(), u64::MAX)),
             (d, Op::Update("sum".into(), Update::add(-7).then(&Update::append(b"x").unwrap()))),
             (DictionaryId(1), Op::DeleteRange("a".into(), "b".into())),
         ]
@@ -523,9 +560,14 @@ mod tests {
             changes.extend(others.clone());
             let (mut bytes, mut places) = (vec![5; 7], Vec::new());
             encode(&changes, &mut bytes, |at| places.push(at));
+            let mut hidden = bytes.clone();
+            places.iter().for_each(|&at| hide(&mut hidden, at, 77));
             places.iter().for_each(|&at| place(&mut bytes, at, &extent, codec));
             changes[0].1 = Op::Put(key.clone(), Value::Extent(extent));
-            assert_eq!(decode(&Bytes::from(bytes).slice(8..)).unwrap(), Record::Commit(changes));
+            let says = |bytes: Vec<u8>| decode(&Bytes::from(bytes).slice(8..)).unwrap();
+            assert_eq!(says(bytes), Record::Commit(changes.clone()));
+            changes[0].1 = Op::PutDiscarded(key.clone(), 77);
+            assert_eq!(says(hidden), Record::Commit(changes));
         }
     }
 

@@ -131,16 +131,28 @@ impl ReadSnapshots {
 
     /// See [`ReadSnapshots::floor`]; `before` is what others do before the slot of this number is
     /// looked at.
-    fn floor_with(&self, visible: Seq, mut before: impl FnMut(usize)) -> Seq {
+    fn floor_with(&self, visible: Seq, before: impl FnMut(usize)) -> Seq {
+        self.before_with(visible, before).first().copied().unwrap_or(visible)
+    }
+
+    /// The commits before `visible`, the newest, that views read, ascending. No view will ever read
+    /// another one before it.
+    pub(crate) fn before(&self, visible: Seq) -> Vec<Seq> {
+        self.before_with(visible, |_| ())
+    }
+
+    fn before_with(&self, visible: Seq, mut before: impl FnMut(usize)) -> Vec<Seq> {
         self.announced_floor.fetch_max(visible, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let look = |(i, slot): (usize, &Slot)| {
             before(i);
             slot.note.load(Ordering::SeqCst).checked_sub(1)
         };
-        let noted = self.slots.iter().enumerate().filter_map(look).min();
-        let more = self.more.lock().first_key_value().map(|(at, _)| *at);
-        [noted, more].into_iter().flatten().fold(visible, Seq::min)
+        let mut noted: Vec<Seq> = self.slots.iter().enumerate().filter_map(look).collect();
+        noted.extend(self.more.lock().keys());
+        noted.retain(|at| *at < visible);
+        noted.sort_unstable();
+        noted
     }
 }
 

@@ -319,6 +319,12 @@ impl VersionSet {
         infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
     }
 
+    /// The commits before `newest` that views read, ascending. No view comes to read another one
+    /// before it. `newest` is visible.
+    pub(crate) fn read_by_views(&self, newest: Seq) -> Vec<Seq> {
+        self.read_snapshots.before(newest)
+    }
+
     /// Call before `changes` enter the memtables of `version`. Where they delete a range, the
     /// memtable forgets older range tombstones that no view can tell from newer ones.
     pub(crate) fn forget_tombstones<'a>(

@@ -225,6 +225,8 @@ impl WriteSet {
                     }
                     Op::Put(key, value) => writer.put(key, seq, value.clone()),
                     Op::Update(key, update) => writer.update(key, seq, update),
+                    // Only the journal of the store has these.
+                    Op::PutDiscarded(..) => {}
                     Op::Delete(key) => writer.delete(key, seq),
                     Op::DeleteRange(start, end) => writer.delete_range(start, end, seq),
                 }

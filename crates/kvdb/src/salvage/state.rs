@@ -332,7 +332,9 @@ impl Replay<'_> {
     fn commit(&mut self, mut changes: Ops) -> Result<()> {
         let first = self.advance(changes.len() as u64)?;
         for (seq, (dict, op)) in (first..).zip(changes.iter_mut()) {
-            if !self.state.takes(*dict, seq) {
+            // What hides a discarded value may be lost: then the value before it is the best there
+            // is.
+            if !self.state.takes(*dict, seq) || matches!(op, Op::PutDiscarded(..)) {
                 *dict = crate::DictionaryId(0);
             }
             if let Op::Put(_, Value::Extent(e)) = op
@@ -343,7 +345,7 @@ impl Replay<'_> {
                 ));
             }
         }
-        write_memtables(&self.version, first, &changes, &mut |_, _, _| {});
+        write_memtables(&self.version, first, &changes, &mut |_, _, _, _| {});
         Ok(())
     }
 

@@ -225,6 +225,11 @@ impl Database {
                     "the log of transaction {id} has a record that is no change"
                 )));
             };
+            if changes.iter().any(|(_, op)| matches!(op, Op::PutDiscarded(..))) {
+                return Err(Error::Corrupt(format!(
+                    "the log of transaction {id} has a put without its value"
+                )));
+            }
             if open.write_set.is_full(share) {
                 match open.write_set.spill(&self.run_writer(), &Default::default()) {
                     // As much stays in memory as a transaction in a full store has there.

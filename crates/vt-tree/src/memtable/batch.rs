@@ -61,7 +61,7 @@ impl Batch {
                 Some(KeptValue::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
                 Some(KeptValue::Own(Value::Extent(e))) => BatchBody::Extent(*e),
                 // Copied: the caller may keep the value, which must not keep its neighbours.
-                Some(KeptValue::Deferred(b)) => BatchBody::Kept(Bytes::copy_from_slice(b)),
+                Some(KeptValue::Deferred(d)) => BatchBody::Kept(Bytes::copy_from_slice(&d.bytes)),
                 Some(KeptValue::Updated(updated)) => {
                     BatchBody::Update(updated.0, updated.1.bytes().clone())
                 }

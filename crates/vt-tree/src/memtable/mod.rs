@@ -71,6 +71,10 @@ struct MemtableState {
     kept_bytes: usize,
     /// Bytes on the device of large values that were forgotten.
     forgotten: u64,
+    /// Versions were forgotten.
+    hides: bool,
+    /// Here, something else hides whatever was discarded.
+    discarded_at: Seq,
     /// No reader requests a state below this sequence number.
     floor: Seq,
     /// No reader requests a range tombstone that is hidden at this sequence number.
@@ -86,10 +90,18 @@ enum KeptValue {
     Own(Value),
     /// It shares a buffer with its neighbours until it has a place on the device, see
     /// `Writer::put_deferred`.
-    Deferred(Bytes),
+    Deferred(Deferred),
     /// A change of a value on the device, or of one in an older source. A value in this memtable
     /// whose bytes are in memory is changed at once.
     Updated(Box<(Option<ExtentRef>, Update)>),
+}
+
+struct Deferred {
+    bytes: Bytes,
+    /// An update was applied to it: whoever replays the writes needs it for that.
+    folded: bool,
+    /// It was forgotten, and is counted as such.
+    forgotten: bool,
 }
 
 /// Identifies a value in a memtable that has no address on the device yet, see
@@ -121,6 +133,8 @@ impl Memtable {
                 free_kept: Vec::new(),
                 kept_bytes: 0,
                 forgotten: 0,
+                hides: false,
+                discarded_at: 0,
                 floor: 0,
                 tombstone_floor: 0,
                 arrivals: 0,
@@ -172,20 +186,9 @@ impl Memtable {
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let s = &*self.state.read();
         let at = at.max(s.tombstone_floor).max(s.floor);
-        let version = s.tree.get(&s.arena, key, at);
-        // A version newer than all range tombstones is hidden by none.
-        if !s.fragments.is_empty() && version.is_none_or(|v| v.seq <= s.fragments.newest()) {
-            let tombstone = s.fragments.covering(key).and_then(|(_, f)| f.visible(at));
-            if let Some(t) = tombstone
-                && version.is_none_or(|v| v.stamp() < t)
-            {
-                return Lookup::Deleted(t.seq);
-            }
-        }
-        match version {
-            None => Lookup::Absent,
-            Some(v) => s.lookup(v.seq, v.value),
-        }
+        // A caller without a cursor, which may have any state from its own on, may come upon what
+        // was discarded.
+        s.get(key, at).or_else(|| s.get(key, s.discarded_at)).unwrap_or(Lookup::Absent)
     }
 
     /// A cursor on the disjoint items that a reader at `at` sees, not yet positioned. Writes above
@@ -201,14 +204,35 @@ impl Memtable {
         let before = writer.state.kept_bytes;
         for (DeferredSlot(i), extent) in placed {
             if let Some(Some(kept)) = writer.state.kept.get_mut(i as usize)
-                && let KeptValue::Deferred(bytes) = kept
+                && let KeptValue::Deferred(deferred) = kept
             {
-                let heap = DEFERRED_OVERHEAD + bytes.len();
+                let heap = DEFERRED_OVERHEAD + deferred.bytes.len();
                 *kept = KeptValue::Own(Value::Extent(extent));
                 writer.state.kept_bytes -= heap;
             }
         }
         before - writer.state.kept_bytes
+    }
+
+    /// Discards those of the given deferred values that nothing reads any more. Each is given by
+    /// its key, its sequence number, its slot, and the oldest state since it was written that a
+    /// reader requests or will request: if a later write hides it there, it is discarded. The
+    /// answers come in the same order. A value to which an update was applied stays, since a replay
+    /// of the writes needs it. A `get` as of an older state gets a newer one.
+    pub fn discard<'a>(
+        &self,
+        values: impl IntoIterator<Item = (&'a [u8], Seq, DeferredSlot, Seq)>,
+    ) -> Vec<bool> {
+        let mut writer = self.writer();
+        let s = &mut *writer.state;
+        values.into_iter().map(|(key, seq, slot, at)| s.discard(key, seq, slot.0, at)).collect()
+    }
+
+    /// Whether some write has hidden an earlier one, so that [`Memtable::discard`] may find
+    /// something.
+    pub fn hides(&self) -> bool {
+        let s = &*self.state.read();
+        s.hides || s.tree.superseded() > 0 || !s.fragments.is_empty()
     }
 
     /// Promises that every cursor, including existing ones, is as of `floor` or later; a `get` as
@@ -282,29 +306,46 @@ impl Memtable {
 }
 
 impl MemtableState {
+    /// See [`Memtable::get`]; `None`: the version was discarded.
+    fn get(&self, key: &[u8], at: Seq) -> Option<Lookup> {
+        let version = self.tree.get(&self.arena, key, at);
+        // A version newer than all range tombstones is hidden by none.
+        if !self.fragments.is_empty() && version.is_none_or(|v| v.seq <= self.fragments.newest()) {
+            let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(at));
+            if let Some(t) = tombstone
+                && version.is_none_or(|v| v.stamp() < t)
+            {
+                return Some(Lookup::Deleted(t.seq));
+            }
+        }
+        match version {
+            None => Some(Lookup::Absent),
+            Some(v) => self.lookup(v.seq, v.value),
+        }
+    }
+
     /// What the version of `seq` at `place` says of its key.
-    fn lookup(&self, seq: Seq, place: Place) -> Lookup {
+    fn lookup(&self, seq: Seq, place: Place) -> Option<Lookup> {
         // Copied: the caller may keep the value, which must keep neither its neighbours nor a
         // region of the pool.
         let copied =
             |bytes: &[u8]| Lookup::Found(seq, Value::Inline(Bytes::copy_from_slice(bytes)));
         if place == Place::DELETE {
-            return Lookup::Deleted(seq);
+            return Some(Lookup::Deleted(seq));
         }
-        let Some(i) = place.as_kept() else { return copied(self.arena.get(place)) };
-        match &self.kept[i as usize] {
-            None => Lookup::Deleted(seq),
-            Some(KeptValue::Own(value)) => Lookup::Found(seq, value.clone()),
-            Some(KeptValue::Deferred(bytes)) => copied(bytes),
-            Some(KeptValue::Updated(updated)) => {
+        let Some(i) = place.as_kept() else { return Some(copied(self.arena.get(place))) };
+        Some(match self.kept[i as usize].as_ref()? {
+            KeptValue::Own(value) => Lookup::Found(seq, value.clone()),
+            KeptValue::Deferred(deferred) => copied(&deferred.bytes),
+            KeptValue::Updated(updated) => {
                 Lookup::Updated { seq, base: updated.0, update: updated.1.clone() }
             }
-        }
+        })
     }
 
     /// What the memtable has of `key`, over which an update is written. Only its bytes are used, so
     /// nothing is copied.
-    fn updated(&self, key: &[u8], update: &Update) -> KeptValue {
+    fn updated(&mut self, key: &[u8], update: &Update) -> KeptValue {
         let version = self.tree.get(&self.arena, key, Seq::MAX);
         let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(Seq::MAX));
         let updated = |base, update| KeptValue::Updated(Box::new((base, update)));
@@ -321,10 +362,12 @@ impl MemtableState {
         let Some(i) = version.value.as_kept() else {
             return whole(Some(self.arena.get(version.value)));
         };
-        match &self.kept[i as usize] {
+        match &mut self.kept[i as usize] {
             None => whole(None),
-            Some(KeptValue::Own(Value::Inline(bytes)) | KeptValue::Deferred(bytes)) => {
-                whole(Some(bytes))
+            Some(KeptValue::Own(Value::Inline(bytes))) => whole(Some(bytes)),
+            Some(KeptValue::Deferred(deferred)) => {
+                deferred.folded = true;
+                whole(Some(&deferred.bytes))
             }
             Some(KeptValue::Own(Value::Extent(e))) => updated(Some(*e), update.clone()),
             Some(KeptValue::Updated(older)) => updated(older.0, older.1.then(update)),
@@ -360,10 +403,14 @@ impl MemtableState {
         if released.is_empty() {
             return;
         }
+        self.hides = true;
         for i in released.into_iter().filter_map(Place::as_kept) {
-            self.forgotten += match self.kept[i as usize].as_ref() {
+            self.forgotten += match self.kept[i as usize].as_mut() {
                 Some(KeptValue::Own(Value::Extent(e))) => u64::from(e.stored),
-                Some(KeptValue::Deferred(bytes)) => bytes.len() as u64,
+                Some(KeptValue::Deferred(deferred)) => {
+                    deferred.forgotten = true;
+                    deferred.bytes.len() as u64
+                }
                 _ => 0,
             };
             // A deferred value keeps its slot until `place` is called with it.
@@ -374,6 +421,34 @@ impl MemtableState {
                 self.free_kept.push(i);
             }
         }
+    }
+
+    /// Discards the value in slot `i`, if nothing reads it, see [`Memtable::discard`].
+    fn discard(&mut self, key: &[u8], seq: Seq, i: u32, at: Seq) -> bool {
+        let Some(Some(KeptValue::Deferred(deferred))) = self.kept.get(i as usize) else {
+            return false;
+        };
+        if deferred.folded || seq > at {
+            return false;
+        }
+        let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(at));
+        let hidden = match self.tree.get(&self.arena, key, at) {
+            Some(v) if v.value == Place::kept(i) => tombstone.is_some_and(|t| t > v.stamp()),
+            // Another version, as of the same commit or later.
+            Some(v) => v.seq >= seq,
+            None => false,
+        };
+        if !hidden {
+            return false;
+        }
+        if deferred.forgotten {
+            self.forgotten -= deferred.bytes.len() as u64;
+        }
+        self.kept_bytes -= DEFERRED_OVERHEAD + deferred.bytes.len();
+        self.discarded_at = self.discarded_at.max(at);
+        // The version goes on referring to the slot, which is not used again.
+        self.kept[i as usize] = None;
+        true
     }
 
     fn heap(&self) -> usize {
@@ -395,7 +470,7 @@ impl KeptValue {
         match self {
             KeptValue::Own(Value::Inline(b)) => b.len() + 48,
             KeptValue::Own(Value::Extent(_)) => 0,
-            KeptValue::Deferred(b) => b.len() + DEFERRED_OVERHEAD,
+            KeptValue::Deferred(d) => d.bytes.len() + DEFERRED_OVERHEAD,
             KeptValue::Updated(updated) => updated.1.bytes().len() + 48 + size_of_val(&**updated),
         }
     }
@@ -425,7 +500,8 @@ impl Writer<'_> {
     /// others.
     pub fn put_deferred(&mut self, key: &[u8], seq: Seq, value: Bytes) -> DeferredSlot {
         let s = &mut *self.state;
-        let slot = s.keep(KeptValue::Deferred(value));
+        let deferred = Deferred { bytes: value, folded: false, forgotten: false };
+        let slot = s.keep(KeptValue::Deferred(deferred));
         s.write(key, seq, NewValue::Kept(slot));
         DeferredSlot(slot)
     }

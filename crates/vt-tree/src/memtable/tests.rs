@@ -475,3 +475,52 @@ fn a_value_is_read_before_and_after_it_has_a_place() {
     assert_eq!(m.get(&1u64.to_be_bytes(), 3), Lookup::Found(2, Value::Extent(extent)));
     assert_eq!(m.get(&1u64.to_be_bytes(), 9), Lookup::Found(5, Value::Inline("new".into())));
 }
+
+#[test]
+fn a_deferred_value_is_discarded_when_nothing_reads_it_any_more() {
+    let m = Memtable::new();
+    let value = Bytes::from(vec![7; 5000]);
+    let put = |key: &str, seq| (seq, m.writer().put_deferred(key.as_bytes(), seq, value.clone()));
+    let gone = |key: &str, (seq, slot), at| m.discard([(key.as_bytes(), seq, slot, at)])[0];
+    let found = |key: &str, at| m.get(key.as_bytes(), at);
+    assert!(!m.hides());
+    let (kept, deleted, covered) = (put("kept", 1), put("deleted", 2), put("covered", 3));
+    let (overwritten, updated) = (put("overwritten", 4), put("updated", 5));
+    assert!(!m.hides());
+    m.delete(b"deleted", 6);
+    assert!(m.hides());
+    m.delete_range(b"c", b"d", 7);
+    let again = put("overwritten", 8);
+    m.update(b"updated", 9, &Update::append(b"x").unwrap());
+    let behind = put("covered", 10);
+
+    assert!(!gone("deleted", deleted, 5), "a reader at 5 sees it");
+    assert!(!gone("covered", covered, 6) && !gone("overwritten", overwritten, 7));
+    assert_eq!(found("deleted", 5), Lookup::Found(2, Value::Inline(value.clone())));
+    let before = m.bytes();
+    assert!(gone("deleted", deleted, 6) && gone("covered", covered, 7));
+    assert!(gone("overwritten", overwritten, 10));
+    assert_eq!(before - m.bytes(), 3 * (5000 + DEFERRED_OVERHEAD));
+    for (key, value) in [("kept", kept), ("overwritten", again), ("covered", behind)] {
+        assert!(!gone(key, value, 10), "{key} is the newest");
+    }
+    m.put(b"updated", 11, Value::Inline("whole".into()));
+    assert!(!gone("updated", updated, 11), "a replay applies the update to it");
+    assert!(!gone("deleted", deleted, 6), "it is discarded already");
+    assert_eq!(found("deleted", 6), Lookup::Deleted(6));
+    // Without a cursor, a reader gets a newer state.
+    assert_eq!(found("deleted", 5), Lookup::Deleted(6));
+    assert_eq!(found("covered", 3), found("covered", 10));
+    assert_eq!(found("overwritten", 5), Lookup::Found(8, Value::Inline(value.clone())));
+    assert_eq!(found("covered", 9), Lookup::Deleted(7));
+    assert_eq!(found("covered", 10), Lookup::Found(10, Value::Inline(value.clone())));
+    assert_eq!(found("overwritten", 10), Lookup::Found(8, Value::Inline(value.clone())));
+
+    // What was forgotten counts as lying on the device, unless it is discarded.
+    let m = Memtable::new();
+    let old = m.writer().put_deferred(b"k", 1, value.clone());
+    m.put(b"k", 1, Value::Inline("new".into()));
+    assert_eq!(m.forgotten_bytes(), 5000);
+    assert_eq!(m.discard([(&b"k"[..], 1, old, 1)]), [true]);
+    assert_eq!(m.forgotten_bytes(), 0);
+}

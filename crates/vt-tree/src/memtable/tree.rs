@@ -89,6 +89,11 @@ impl Tree {
         self.keys + self.versions.superseded()
     }
 
+    /// The number of versions that are not the newest of their key.
+    pub fn superseded(&self) -> usize {
+        self.versions.superseded()
+    }
+
     /// The number of leaves.
     pub fn leaves(&self) -> usize {
         self.leaves.len()

@@ -131,7 +131,25 @@ struct Unsynced {
     /// `None`: no commit.
     last_seq: Option<u64>,
     extents: Vec<ExtentRef>,
+    /// The position that the journal must reach to hide what was discarded.
+    until: u64,
     bound: Option<Bound>,
+}
+
+/// How many of these records count, which may not have been durable: up to the first that binds
+/// what is `missing`, and up to the first that needs more of the journal than is left by that.
+fn countable(unsynced: &VecDeque<Unsynced>, missing: impl Fn(&Unsynced) -> bool) -> usize {
+    let mut count = unsynced.iter().position(missing).unwrap_or(unsynced.len());
+    loop {
+        let end = match count.checked_sub(1) {
+            Some(last) => unsynced[last].end,
+            None => return 0,
+        };
+        match unsynced.iter().take(count).position(|record| record.until > end) {
+            Some(first) => count = first,
+            None => return count,
+        }
+    }
 }
 
 /// The first pass over the journal. Each durable extent that the journal binds is shown to
@@ -180,10 +198,11 @@ pub(crate) fn read_journal(
         let mut begin = records.position();
         records.push(&piece, |end, bytes| {
             let commit = numbers.take(record::decode(&bytes)?)?;
-            let (mut extents, mut bound) = (Vec::new(), None);
+            let (mut extents, mut until, mut bound) = (Vec::new(), 0, None);
             match &commit {
                 None => {}
                 Some((first, Content::Ops(changes))) => {
+                    until = changes.iter().map(|(_, op)| op.hidden_before()).max().unwrap_or(0);
                     extents.extend((*first..).zip(changes).filter_map(
                         |(seq, (dict, op))| match op {
                             // What was bound for a dictionary that is gone may be gone too.
@@ -195,11 +214,13 @@ pub(crate) fn read_journal(
                 Some((_, Content::Bound(runs))) => bound = Some(runs.clone()),
             }
             let last_seq = commit.as_ref().map(|_| numbers.next - 1);
-            unsynced.push_back(Unsynced { begin, end, last_seq, extents, bound });
+            unsynced.push_back(Unsynced { begin, end, last_seq, extents, until, bound });
             begin = end;
             Ok(true)
         })?;
-        while unsynced.front().is_some_and(|r| r.end <= reader.synced()) {
+        // What hides a discarded value is synced with it.
+        let synced = reader.synced();
+        while unsynced.front().is_some_and(|r| r.end.max(r.until) <= synced) {
             if let Some(record) = unsynced.pop_front() {
                 journal.take(cache, state, &record, bound)?;
             }
@@ -207,14 +228,22 @@ pub(crate) fn read_journal(
     }
     let tail = reader.tail()?;
     recovery.torn_bytes += tail.torn + records.unfinished();
-    for record in &unsynced {
-        if record.end > tail.synced
+    let count = countable(&unsynced, |record| {
+        // The record is there, what it binds is not: both were under way.
+        record.end > tail.synced
             && record.extents.iter().any(|e| cache.read_value(&Value::Extent(*e)).is_err())
-        {
-            // The record is there, what it binds is not: both were under way.
-            recovery.torn_bytes += records.position() - record.begin;
-            break;
+    });
+    if let Some(first) = unsynced.get(count) {
+        if first.end <= tail.synced {
+            return Err(Error::Corrupt(format!(
+                "the journal ends at {}, before the change that hides a value discarded at {}",
+                records.position(),
+                first.begin
+            )));
         }
+        recovery.torn_bytes += records.position() - first.begin;
+    }
+    for record in unsynced.iter().take(count) {
         journal.take(cache, state, record, bound)?;
     }
     (recovery.records, recovery.bytes) = (journal.records, journal.end - start.position);
