@@ -160,15 +160,15 @@ class Bench:
                     slow.close()
                 image.remove()
 
-    def kvdb(self, load, value, threshold, round_):
+    def kvdb(self, load, value, mib, threshold, round_):
         with self.folder("kvdb") as folder:
             image, slow = disk.Image(folder, self.sizes.disk << 30), None
             try:
                 slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, folder)
-                said = cases.kvdb(self.a.shape, slow.loop.device, load, value, self.sizes.kvdb, threshold)
+                said = cases.kvdb(self.a.shape, slow.loop.device, load, value, mib, threshold)
                 figures = json.loads(said)
                 self.write({"profile": self.a.profile, "round": round_, "group": "kvdb", "system": threshold,
-                            "case": f"{load}, {value} B", "figures": figures, "counted": slow.counters()})
+                            "case": f"{load}, {value} B", "mib": mib, "figures": figures, "counted": slow.counters()})
                 print(f"kvdb {load} {value} at {threshold}: {figures['ops_per_s']:,} /s, {figures['write_amp']} written, "
                       f"{figures['scan_mb_s']} MB/s", file=sys.stderr)
             finally:
@@ -177,10 +177,10 @@ class Bench:
                 image.remove()
 
     def kvdb_round(self, round_):
-        for load, value, thresholds in cases.kvdb_loads(self.sizes):
+        for load, value, mib, thresholds in cases.kvdb_loads(self.sizes):
             for threshold in thresholds:
                 try:
-                    self.kvdb(load, value, threshold, round_)
+                    self.kvdb(load, value, mib, threshold, round_)
                 except (OSError, subprocess.SubprocessError, ValueError) as e:
                     self.left_out(f"kvdb {load}, {value} B at {threshold}", e)
 

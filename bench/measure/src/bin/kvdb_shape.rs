@@ -4,7 +4,7 @@
 //! `cargo run --release -p measure --bin kvdb_shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD
 //! one of `sequential`, `random`, `append`, `overwrite` (random, four times), `wdw` (write, delete
 //! half, write again). Names: `threads`, `stitch_at` (bytes, `max`, `adaptive`), `ranges`, `memory`
-//! (MiB), and any shape option. One line of JSON.
+//! (MiB), `scan` (MiB at most), and any shape option. One line of JSON.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,6 +101,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         threads: 1,
     };
     let mut options = DictionaryOptions::default();
+    let mut most_scanned = usize::MAX;
     for option in rest {
         let (name, v) = option.split_once('=').ok_or("name=value")?;
         match (name, v) {
@@ -115,6 +116,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ("merge_threads", v) => open.merge_threads = v.parse()?,
             ("seek_bytes", v) => open.seek_bytes = v.parse()?,
             ("defrag_rate", v) => open.defrag_rate = v.parse()?,
+            ("scan", v) => most_scanned = v.parse::<usize>()? << 20,
             ("memory", v) => open.memory = v.parse::<usize>()? << 20,
             _ => return Err(format!("{name} is no option").into()),
         }
@@ -198,6 +200,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut scanned = 0;
     while let Some(t) = cursor.next()? {
         scanned += t.value()?.len() + 16;
+        if scanned >= most_scanned {
+            break;
+        }
     }
     let scan = begun.elapsed().as_secs_f64();
     let at = |part: f64| f64::from(took[((took.len() - 1) as f64 * part) as usize]) / 1e3;
