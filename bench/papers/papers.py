@@ -126,17 +126,18 @@ class Bench:
         # What mounting has begun is not the step's.
         time.sleep(0.2)
         slow.reset()
-        begun = time.monotonic()
+        begun, before = time.monotonic(), systems.processor_seconds(fs.pid)
         with at_most(disk.LIMIT):
             step.run(fs)
             if step.sync:
                 fs.sync()
         seconds = time.monotonic() - begun
+        after = systems.processor_seconds(fs.pid)
         counted = slow.counters()
         fs.umount()
         settled = slow.counters()
         self.write({**line, "case": step.name, "files": step.files, "bytes": step.bytes, "seconds": seconds, "mount": mount,
-                    "counted": counted, "settled": settled})
+                    "client": after[0] - before[0], "daemon": after[1] - before[1], "counted": counted, "settled": settled})
         mib = counted["read_bytes"] / 2**20, counted["write_bytes"] / 2**20
         print(f"{line['system']:6} {step.name:40} {seconds:8.2f} s {counted['seeks']:7.0f} seeks {mib[0]:8.1f} MiB read "
               f"{mib[1]:8.1f} written", file=sys.stderr)
@@ -160,12 +161,12 @@ class Bench:
                     slow.close()
                 image.remove()
 
-    def kvdb(self, load, value, mib, threshold, round_):
+    def kvdb(self, load, value, mib, threshold, options, round_):
         with self.folder("kvdb") as folder:
             image, slow = disk.Image(folder, self.sizes.disk << 30), None
             try:
                 slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, folder)
-                said = cases.kvdb(self.a.shape, slow.loop.device, load, value, mib, threshold)
+                said = cases.kvdb(self.a.shape, slow.loop.device, load, value, mib, threshold, options)
                 figures = json.loads(said)
                 self.write({"profile": self.a.profile, "round": round_, "group": "kvdb", "system": threshold,
                             "case": f"{load}, {value} B", "mib": mib, "figures": figures, "counted": slow.counters()})
@@ -177,10 +178,10 @@ class Bench:
                 image.remove()
 
     def kvdb_round(self, round_):
-        for load, value, mib, thresholds in cases.kvdb_loads(self.sizes):
+        for load, value, mib, thresholds, options in cases.kvdb_loads(self.sizes):
             for threshold in thresholds:
                 try:
-                    self.kvdb(load, value, mib, threshold, round_)
+                    self.kvdb(load, value, mib, threshold, options, round_)
                 except (OSError, subprocess.SubprocessError, ValueError) as e:
                     self.left_out(f"kvdb {load}, {value} B at {threshold}", e)
 

@@ -3,10 +3,12 @@
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 from disk import sh
 
@@ -19,8 +21,19 @@ MAKE = {
 libc = ctypes.CDLL(None, use_errno=True)
 
 
+def processor_seconds(pid):
+    """User and system time of this process with its children, and of a daemon."""
+    client = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    if not pid:
+        return client, 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return client, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Kernel:
     """ext4, btrfs or xfs with the options that mkfs and mount have by default."""
+
+    pid = None
 
     def __init__(self, name, folder):
         self.name, self.dir, self.mounted = name, folder / "mnt", False

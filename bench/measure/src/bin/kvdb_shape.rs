@@ -3,8 +3,8 @@
 //!
 //! `cargo run --release -p measure --bin kvdb_shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD
 //! one of `sequential`, `random`, `append`, `overwrite` (random, four times), `wdw` (write, delete
-//! half, write again). Names: `threads`, `stitch_at` (bytes, `max`, `adaptive`), `ranges`, `memory`
-//! (MiB), `scan` (MiB at most), and any shape option. One line of JSON.
+//! half, write again). Names: `threads`, `stitch_at` (bytes, `max`, `adaptive`), `separate_at`,
+//! `ranges`, `memory` (MiB), `scan` (MiB at most), and any shape option. One line of JSON.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,6 +108,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ("stitch_at", "max") => options.stitch_at = u64::MAX,
             ("stitch_at", "adaptive") => options.stitch_at = ADAPTIVE,
             ("stitch_at", v) => options.stitch_at = v.parse()?,
+            ("separate_at", v) => options.separate_at = v.parse()?,
             ("threads", v) => load.threads = v.parse()?,
             ("ranges", v) => load.ranges = v.parse()?,
             ("runs_per_level", v) => open.compaction.runs_per_level = v.parse()?,
