@@ -25,7 +25,7 @@ class Repository:
     def __init__(self, folder, files, commits, changes, seed):
         self.path, self.commits, self.rng = folder / "repository.git", commits, random.Random(seed)
         self.text = " ".join(self.rng.choices(WORDS, k=1 << 18)).encode()
-        self.paths, self.next = [], files
+        self.paths, self.first, self.made = [], files, files
         sh("git", "init", "-q", "--bare", self.path)
         words = ["git", f"--git-dir={self.path}", "fast-import", "--quiet", "--depth=0"]
         with subprocess.Popen(words, stdin=subprocess.PIPE) as git:
@@ -36,9 +36,14 @@ class Repository:
             raise OSError("git fast-import failed")
 
     def place(self, n):
-        """Twenty files a directory; what is added comes to any of them."""
-        module = n // 20 if n < self.next else self.rng.randrange(self.next // 20)
+        module = n // 20
         return f"part-{module // 20}/module-{module}/file-{n}.c"
+
+    def another(self):
+        """A path that no commit has had, in any of the directories, which have twenty files each."""
+        self.made += 1
+        module = self.rng.randrange(self.first // 20)
+        return f"part-{module // 20}/module-{module}/file-{self.made}.c"
 
     def content(self):
         size = min(int(self.rng.lognormvariate(8.0, 1.2)), 1 << 16)
@@ -66,9 +71,9 @@ class Repository:
                 self.to.write(f"D {self.paths[at]}\n".encode())
                 self.paths[at] = self.paths[-1]
                 self.paths.pop()
-                added.append(self.place(self.next + n * changes + at))
+                added.append(self.another())
             else:
-                target = self.place(self.next + n * changes + at)
+                target = self.another()
                 self.to.write(f"R {self.paths[at]} {target}\n".encode())
                 self.paths[at] = target
         for path in added:
