@@ -54,7 +54,7 @@ use crate::coalescer::Coalescer;
 use crate::fuse_adapter::FuseAdapter;
 use crate::handler::{FileKind, Handler, Ino, Invalidator, NodeAttr, NodeId};
 use crate::mount::Mounted;
-use crate::place::{Place, open_by_handle};
+use crate::mount_root::{MountRoot, open_by_handle};
 use crate::queues::Queues;
 use crate::recall::Recall;
 use crate::unshared_thread::UnsharedThread;
@@ -82,7 +82,7 @@ pub struct KernelNotifier {
     invalidator: Arc<dyn Invalidator>,
     adapter: Arc<FuseAdapter>,
     mainline: Fs,
-    place: Place,
+    mount_root: MountRoot,
     pool: Arc<WorkerPool>,
     /// Where requests come over io_uring.
     queues: Option<Arc<Queues>>,
@@ -120,9 +120,12 @@ impl KernelNotifier {
     ) -> io::Result<Arc<KernelNotifier>> {
         let invalidator = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
         let pool = mounted.pool().ok_or(io::ErrorKind::NotConnected)?;
-        let place = Place::of(mounted.mount_point())?;
-        let recall =
-            Arc::new(Recall::start(place.clone(), invalidator.clone(), mounted.gathers_writes())?);
+        let mount_root = MountRoot::of(mounted.mount_point())?;
+        let recall = Arc::new(Recall::start(
+            mount_root.clone(),
+            invalidator.clone(),
+            mounted.gathers_writes(),
+        )?);
         adapter.set_recall(recall.clone());
         let (drop_queue, dropped) = channel::<Vec<NodeId>>();
         let size_setter = UnsharedThread::start("fuse-set-size")?;
@@ -138,7 +141,7 @@ impl KernelNotifier {
             invalidator,
             adapter: adapter.clone(),
             mainline: views.mainline().clone(),
-            place,
+            mount_root,
             pool,
             queues: mounted.queues(),
             syncfs_thread: UnsharedThread::start("fuse-write-back")?,
@@ -161,9 +164,9 @@ impl KernelNotifier {
     pub fn round_trip(&self) -> Option<Duration> {
         const TIMES: u32 = 16;
         const LONGEST: Duration = Duration::from_secs(2);
-        let place = self.place.clone();
+        let mount_root = self.mount_root.clone();
         let ask = move || {
-            let root = place.open().ok()?;
+            let root = mount_root.open().ok()?;
             let begun = Instant::now();
             (0..TIMES).try_for_each(|_| rustix::fs::fstatfs(&root).map(drop)).ok()?;
             Some(begun.elapsed() / TIMES)
@@ -260,7 +263,7 @@ impl Watcher for KernelNotifier {
     ) -> Result<(), String> {
         // Tearing a name out would tear out mounts below it as well.
         let path = control_directory::path_in(view, fs.user(), path);
-        match self.place.mounted_below(&path) {
+        match self.mount_root.mounted_below(&path) {
             Ok(None) => {}
             Ok(Some(mount)) => {
                 return Err(format!(
@@ -352,8 +355,8 @@ impl KernelNotifier {
         let failed = |e: io::Error| {
             HandedOver::Failed(format!("the kernel did not hand over what it holds: {e}"))
         };
-        let place = self.place.clone();
-        let sent = self.syncfs_thread.ask(move || match place.open() {
+        let mount_root = self.mount_root.clone();
+        let sent = self.syncfs_thread.ask(move || match mount_root.open() {
             Ok(root) => rustix::fs::syncfs(&root).map(|()| true).map_err(io::Error::from),
             // Something else is mounted there, or it was unmounted while programs use it.
             Err(_) => Ok(false),
@@ -415,8 +418,9 @@ impl KernelNotifier {
             return Ok(queues.settle(SETTLING));
         }
         let round = self.adapter.quiesce_barrier().call();
-        let (place, pages) = (self.place.clone(), self.pool.threads() + 1);
-        let sent = self.syncfs_thread.begin(move || barrier::send_pages(&place.open()?, pages))?;
+        let (mount_root, pages) = (self.mount_root.clone(), self.pool.threads() + 1);
+        let sent =
+            self.syncfs_thread.begin(move || barrier::send_pages(&mount_root.open()?, pages))?;
         let met = round.has_all(|| self.pool.otherwise_busy());
         // A thread that waits there has the answer to a page in hand.
         drop(round);
@@ -454,15 +458,15 @@ impl KernelNotifier {
         if invalidations.files.is_empty() {
             return result;
         }
-        let (place, files, by_handle) = (
-            self.place.clone(),
+        let (mount_root, files, by_handle) = (
+            self.mount_root.clone(),
             invalidations.files.clone(),
             self.by_handle.load(Ordering::Relaxed),
         );
         let shown = self.size_setter.ask(move || {
             // No path may lead there any more; then they are shown as where opening by handle is
             // not permitted.
-            let root = place.open().ok().filter(|_| by_handle);
+            let root = mount_root.open().ok().filter(|_| by_handle);
             let show = |(file, resized): &(NodeAttr, bool)| match &root {
                 Some(root) => set_as_it_is(root, file, *resized),
                 None => Err(io::ErrorKind::Unsupported.into()),

@@ -30,8 +30,8 @@
 //!
 //! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `node_id` (which view
 //! a number of the kernel names), `control_directory` (the directory with all views),
-//! `kernel_notifier` (tells the kernel what has changed), `unshared_thread` and `place` (how the
-//! daemon uses its own mount), `recall` (asks the kernel for the dirty pages of one file),
+//! `kernel_notifier` (tells the kernel what has changed), `unshared_thread` and `mount_root` (how
+//! the daemon uses its own mount), `recall` (asks the kernel for the dirty pages of one file),
 //! `quiesce_barrier`, `barrier` and `coalescer` (how it is known that all dirty pages have
 //! arrived).
 //!
@@ -59,9 +59,9 @@ mod intake;
 mod ioctl;
 mod kernel_notifier;
 pub mod mount;
+mod mount_root;
 pub mod mounts;
 mod node_id;
-mod place;
 mod queues;
 mod quiesce_barrier;
 mod recall;

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::handler::{Invalidator, NodeId};
-use crate::place::{Place, open_by_handle};
+use crate::mount_root::{MountRoot, open_by_handle};
 use crate::unshared_thread::UnsharedThread;
 
 pub(crate) struct Recall {
-    place: Place,
+    mount_root: MountRoot,
     invalidator: Arc<dyn Invalidator>,
     thread: UnsharedThread,
     by_handle: AtomicBool,
@@ -34,12 +34,12 @@ pub(crate) struct Recall {
 
 impl Recall {
     pub fn start(
-        place: Place,
+        mount_root: MountRoot,
         invalidator: Arc<dyn Invalidator>,
         gathers_writes: bool,
     ) -> io::Result<Recall> {
         Ok(Recall {
-            place,
+            mount_root,
             invalidator,
             thread: UnsharedThread::start("fuse-recall")?,
             by_handle: AtomicBool::new(true),
@@ -50,8 +50,8 @@ impl Recall {
     /// Everything that programs have written to this inode has come when this returns.
     pub fn file(&self, node: NodeId) -> io::Result<()> {
         if self.by_handle.load(Ordering::Relaxed) {
-            let place = self.place.clone();
-            match self.thread.ask(move || send_dirty_pages(&place, node))? {
+            let mount_root = self.mount_root.clone();
+            match self.thread.ask(move || send_dirty_pages(&mount_root, node))? {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // The kernel has not got it in memory, and nothing of it.
@@ -76,8 +76,8 @@ impl Recall {
 }
 
 /// `false`: no path leads into the mount.
-fn send_dirty_pages(place: &Place, node: NodeId) -> io::Result<bool> {
-    let Ok(root) = place.open() else { return Ok(false) };
+fn send_dirty_pages(mount_root: &MountRoot, node: NodeId) -> io::Result<bool> {
+    let Ok(root) = mount_root.open() else { return Ok(false) };
     let file = open_by_handle(&root, node, libc::O_RDONLY)?;
     drop(root);
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE

@@ -1,4 +1,5 @@
-//! Where the mount is, for those of our own threads that use it as programs do (`unshared_thread`).
+//! The root of the mount, for those of our own threads that use it as programs do
+//! (`unshared_thread`).
 
 use std::fs::File;
 use std::io;
@@ -10,14 +11,17 @@ use crate::handler::NodeId;
 use crate::mounts;
 
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct MountRoot {
     mount_point: PathBuf,
     device: u64,
 }
 
-impl Place {
-    pub fn of(mount_point: &Path) -> io::Result<Place> {
-        Ok(Place { mount_point: mount_point.to_path_buf(), device: mount_point.metadata()?.dev() })
+impl MountRoot {
+    pub fn of(mount_point: &Path) -> io::Result<MountRoot> {
+        Ok(MountRoot {
+            mount_point: mount_point.to_path_buf(),
+            device: mount_point.metadata()?.dev(),
+        })
     }
 
     /// The root, opened. Not kept open, as that would keep the mount busy.
