@@ -81,7 +81,7 @@ impl Conversation {
                 Ok(Progress::Request(len)) => {
                     commands::run(&mut self.session, self.parser.arguments(bytes), &mut self.out);
                     at += len;
-                    self.out.relieve();
+                    self.out.send_if_large();
                     open = !self.session.closing && !self.out.is_broken();
                 }
                 Err(error) => {

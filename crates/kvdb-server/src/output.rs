@@ -1,10 +1,10 @@
 //! Replies into bytes, RESP2 or RESP3, and on to the client.
 //!
-//! The replies of a pipelined group gather here and leave in one write. Two things may make them
-//! leave earlier or otherwise: a group of more than `Limits::reply` bytes is sent on in pieces, so
-//! that memory stays bounded; and where a connection asked for durable writes, no reply to a write
-//! leaves before the store is synced, once for all of them. If that sync fails, each of those
-//! replies becomes the error, because what they would acknowledge did not happen.
+//! The replies of a pipelined group gather here and leave in one write. Two things change that: a
+//! group of more than `Limits::reply` bytes is sent in pieces, so that memory stays bounded; and
+//! where a connection asked for durable writes, no reply to a write leaves before the store is
+//! synced, once for all of them. If that sync fails, each of those replies becomes the error,
+//! because what they would acknowledge did not happen.
 
 use std::io;
 use std::ops::Range;
@@ -60,7 +60,7 @@ pub struct Output {
     /// What of `bytes` beyond `send_at` is counted there.
     budget: Arc<Budget>,
     charged: usize,
-    /// What is kept has grown beyond the budget.
+    /// The replies that are held back have exceeded the budget.
     overfull: bool,
     /// Bytes sent so far.
     pub sent: u64,
@@ -181,7 +181,7 @@ impl Output {
         self.bytes.len()
     }
     /// Takes back what was written since `position`. Only before anything of it was sent: that is,
-    /// without `relieve` in between.
+    /// without `send_if_large` in between.
     pub fn rewind(&mut self, position: usize) {
         self.bytes.truncate(position);
         self.overfull = false;
@@ -192,9 +192,9 @@ impl Output {
     pub fn hold(&mut self, position: usize) {
         self.unsynced.push(position..self.bytes.len());
     }
-    /// From here on nothing leaves, so that `rewind` can take all of it back, until `release`. What
-    /// is much is counted in the budget of all connections until it has left; where that is used
-    /// up, this is overfull, and all of it must be taken back.
+    /// Holds all replies back until `release`, so that `rewind` can take them back. Those that are
+    /// large are counted in the budget of all connections until they are sent; when the budget is
+    /// exhausted, the output is overfull, and all of them must be taken back.
     pub fn keep(&mut self) {
         self.keep = true;
     }
@@ -212,7 +212,7 @@ impl Output {
         }
         written
     }
-    /// What is kept is too much.
+    /// Whether the replies that are held back exceed the budget.
     pub fn is_overfull(&self) -> bool {
         self.overfull
     }
@@ -234,12 +234,12 @@ impl Output {
             self.bytes.shrink_to(self.send_at);
         }
     }
-    /// `true` when enough is ready to be sent on.
+    /// `true` when enough is ready to be sent.
     pub fn is_full(&self) -> bool {
         self.bytes.len() >= self.send_at
     }
-    /// Sends on what is ready if it is much. Long replies call this between their elements.
-    pub fn relieve(&mut self) {
+    /// Sends what is ready if it is large. Long replies call this between their elements.
+    pub fn send_if_large(&mut self) {
         if self.keep {
             self.charge();
         } else if self.is_full() {
@@ -365,10 +365,10 @@ mod tests {
     fn long_replies_leave_in_pieces() {
         let (mut out, sent) = output();
         out.bulk(&[b'x'; 50]);
-        out.relieve();
+        out.send_if_large();
         assert!(sent.lock().is_empty());
         out.bulk(&[b'x'; 50]);
-        out.relieve();
+        out.send_if_large();
         assert_eq!(sent.lock().len(), 114);
     }
 
@@ -377,15 +377,15 @@ mod tests {
         let (mut out, sent) = output();
         out.keep();
         out.bulk(&[b'x'; 500]);
-        out.relieve();
+        out.send_if_large();
         assert!(sent.lock().is_empty() && out.budget.used() >= 400);
         out.rewind(0);
         assert_eq!(out.budget.used(), 0);
         out.bulk(&[b'x'; 500]);
-        out.relieve();
+        out.send_if_large();
         out.release();
         assert!(out.budget.used() >= 400, "it has not left yet");
-        out.relieve();
+        out.send_if_large();
         assert_eq!((sent.lock().len(), out.budget.used()), (508, 0));
         // Of two that want too much together the second one hears of it.
         let mut other =
@@ -393,7 +393,7 @@ mod tests {
         for (out, fits) in [(&mut out, true), (&mut other, false)] {
             out.keep();
             out.bulk(&[b'x'; 800]);
-            out.relieve();
+            out.send_if_large();
             assert_eq!(out.is_overfull(), !fits);
         }
         other.rewind(0);

@@ -27,7 +27,7 @@ use multi::{Counted, Queue, Watch};
 /// How often a change is tried again after a conflict.
 pub const TRIES: usize = 64;
 
-/// Gives what the owner of the store knows about it, as JSON.
+/// Returns what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Says what keys of a dictionary are to the owner of the store, from the first up to the second: a
@@ -296,8 +296,8 @@ impl Session {
             Some((_, group)) => &group.locks,
         }
     }
-    /// Keeps others from changing these keys between reading and writing them. What waits long (for
-    /// another transaction's lock) is waited for first.
+    /// Locks these keys against other commands between reading and writing them. A lock of a
+    /// transaction, which may take long, is waited for first.
     pub fn hold<'k>(
         &self,
         dict: DictionaryId,
@@ -360,7 +360,7 @@ impl Session {
         }
         Err(Failure::again_and_again())
     }
-    /// Keeps others from changing anything.
+    /// Locks all keys against other commands.
     pub fn hold_all(&self) -> Held<'_> {
         if self.executing.is_some() { Held::Already } else { self.locks().all() }
     }
@@ -396,7 +396,7 @@ impl Session {
         }
         Ok(())
     }
-    /// Called now and then by whatever takes long.
+    /// Called from time to time by commands that take long.
     pub fn check_stopping(&self) -> Outcome {
         if self.shared.stopping.load(Relaxed) { Err(Failure::STOPPING) } else { Ok(()) }
     }

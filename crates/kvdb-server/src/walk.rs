@@ -105,7 +105,7 @@ pub fn answer(
         {
             write(&tuple, out)?;
             owed -= 1;
-            out.relieve();
+            out.send_if_large();
         }
         Ok(())
     };
@@ -113,7 +113,7 @@ pub fn answer(
         let text = failure.to_string();
         for _ in 0..owed * each as u64 {
             out.error(&text);
-            out.relieve();
+            out.send_if_large();
         }
     }
     Ok(())

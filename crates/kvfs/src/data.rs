@@ -43,7 +43,7 @@ impl Fs {
         Ok(data)
     }
 
-    /// As `read`, for as many bytes as there is room; how many there were.
+    /// Reads as many bytes as `room` has; returns how many there were.
     pub fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Result<usize> {
         let length = self.reading(ino, |state| {
             let end = offset.saturating_add(room.len() as u64).min(state.attr.size);
@@ -253,7 +253,7 @@ impl Fs {
         Ok(Written { bytes: data.len() as u64, lost_privileges })
     }
 
-    /// `write` for a call that has entered the view. Gives whether the file has lost set-uid or
+    /// `write` for a call that has entered the view. Returns whether the file has lost set-uid or
     /// set-gid bits.
     pub(crate) fn write_in_call(
         &self,

@@ -27,11 +27,11 @@ const GROUP: usize = 256;
 /// Inodes that it takes out of the queue at once, to commit them in the order of their numbers.
 const ORDERED: usize = 16 * GROUP;
 const GROUP_BYTES: usize = 4 << 20;
-/// Dirty bytes of a file that are committed by who must not wait for the device: they go into the
-/// journal's buffer.
+/// Most dirty bytes of a file that a caller commits which must not wait for the device: they go
+/// into the journal's buffer.
 const MOST_COMMITTED_IN_PLACE: usize = 16 << 10;
-/// Dirty bytes at which one file is committed by its writer, so that the batches of a stream stay
-/// of a size.
+/// Dirty bytes at which the writer of a file commits it, so that the batches of a stream have about
+/// the same size.
 const FILE_LIMIT: usize = 8 << 20;
 
 /// How far [`Fs::begin_fsync`] has come.
@@ -54,7 +54,7 @@ struct Held<'a> {
 
 impl Fs {
     /// Commits what is dirty of this inode and waits until that, and its names, are on disk. Other
-    /// files' data does not join.
+    /// files' data is not committed with it.
     ///
     /// [`Error::NotSynced`] (EIO) once the store has failed. For want of space (ENOSPC) what was
     /// written stays in memory, in its place, and a later sync or the interval writes it.
@@ -75,9 +75,9 @@ impl Fs {
         }
     }
 
-    /// What of an fsync is done without waiting for anything: a small file is committed, and on
-    /// disk when [`Fs::sync_store`] has returned, which many files can share. Everything else is
-    /// left to [`Fs::fsync`].
+    /// The part of an fsync that waits for nothing: a small file is committed, and is on disk when
+    /// [`Fs::sync_store`] has returned, which many files can share. All other files are left to
+    /// [`Fs::fsync`].
     pub fn begin_fsync(&self, ino: Ino) -> Result<FSync> {
         if self.core.options.read_only {
             return Ok(FSync::Done);
@@ -142,8 +142,8 @@ impl Fs {
         flushed
     }
 
-    /// Goes through the queue once, in groups: files of middling size together fill a batch that
-    /// the store writes straight to its place, while one of them alone would go through the journal
+    /// Commits the queue once, in groups: files of medium size together fill a batch whose pages
+    /// the store writes to their final place, while one of them alone would go through the journal
     /// and be written twice. An inode that cannot be committed stays dirty and does not stop the
     /// others. (Under the freeze lock.)
     pub(crate) fn flush_older_than(&self, limit: Duration) -> Result<()> {
@@ -157,7 +157,7 @@ impl Fs {
                 break;
             }
             rounds -= groups.len();
-            // What is committed together lies together: files of one directory, that is.
+            // Inodes committed together lie together on the device: here those of one directory.
             groups.sort_unstable_by_key(|inode| inode.ino);
             for group in groups.chunks_mut(GROUP) {
                 if let Err(e) = self.flush_group(group, false)
@@ -231,7 +231,7 @@ impl Fs {
         Ok(())
     }
 
-    /// When a group cannot be committed, some of its members may be.
+    /// Commits the members of a group one by one, after the group as a whole has failed.
     fn commit_one_by_one(&self, held: &mut Vec<Held<'_>>) -> Result<()> {
         let mut result = Ok(());
         for mut one in held.drain(..) {

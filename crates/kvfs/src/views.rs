@@ -1,10 +1,10 @@
-//! Views: the file system as each of those sees it who look at the store in their own way: the
-//! mainline, every open transaction, every snapshot, every clone. One [`Fs`] for each, with its own
-//! inodes in memory and its own data that awaits its commit.
+//! Views: the states of the file system that can be used at once, those of the mainline, of every
+//! open transaction, snapshot and clone. Each has an [`Fs`] of its own, with its own inodes in
+//! memory and its own data that waits for its commit.
 //!
 //! [`Views`] ties them to transactions of the database. Callers begin and end transactions here,
-//! never at the database itself, so that what is in memory (here, and in the kernel's caches) goes
-//! with what is in the store:
+//! never at the database itself, so that memory (the inodes here, and the kernel's caches) agrees
+//! with the store:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -23,10 +23,10 @@
 //! # Ok::<(), kvfs::Error>(())
 //! ```
 //!
-//! **Beginning.** What was written to the mainline before is in what the transaction sees: the
-//! kernel is asked to hand over what it holds ([`Watcher::write_back`]) and what waits in memory is
-//! committed. The mainline is frozen for the moment of the beginning, so that what the
-//! transaction sees of files and keys is one state that was; the same goes for a snapshot.
+//! **Beginning.** A transaction sees everything that was written to the mainline before: the kernel
+//! is asked for its dirty pages ([`Watcher::write_back`]), and what waits in memory is committed.
+//! The mainline is frozen at the moment of the beginning, so that the transaction sees files and
+//! keys as one state that existed; the same holds for a snapshot.
 //!
 //! **Ending.** In this order, and each only when the one before has succeeded:
 //!
@@ -95,7 +95,7 @@ pub(crate) struct Shared {
     pub db: Kvdb,
     pub mainline: Fs,
     pub open: RwLock<OpenViews>,
-    /// Held by who opens a clone.
+    /// Held while a clone is opened.
     pub opening: Mutex<()>,
     watchers: RwLock<Vec<Weak<dyn Watcher>>>,
     /// Of ended transactions: unlinked, open nowhere, to be removed.
@@ -299,8 +299,8 @@ impl Views {
         watchers.iter().for_each(|watcher| what(&**watcher));
     }
 
-    /// What programs have written has come. On an error the caller must not continue: it would
-    /// miss a part of what they have written.
+    /// Waits until what programs have written has arrived from the kernel. On an error the caller
+    /// must not continue: it would miss a part of that.
     pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
         let watchers: Vec<_> =
             self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
@@ -329,7 +329,7 @@ impl Views {
     // --- background
     // -------------------------------------------------------------------------------------------------
 
-    /// What the background does from time to time: moves what waits in the views' memory into their
+    /// The periodic work of the background: moves what waits in the views' memory into their
     /// transactions, lets go of views whose transaction has ended by itself, and removes orphans.
     /// Called by its own thread; by the owner under an environment that runs inline.
     pub fn tick(&self) {

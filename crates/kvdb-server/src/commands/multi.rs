@@ -195,7 +195,7 @@ fn attempt(
         if let Some(failure) = s.stopped.take() {
             return Err(failure);
         }
-        out.relieve();
+        out.send_if_large();
         if out.is_overfull() {
             let most = s.shared.limits.whole_replies;
             return Err(Failure::Limit(format!(

@@ -217,7 +217,7 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if count % 256 == 0 {
                 s.check_stopping()?;
             }
-            out.relieve();
+            out.send_if_large();
             if out.is_overfull() {
                 return Err(Failure::Limit(format!(
                     "more than {most} bytes of changes, with the replies to others"

@@ -150,7 +150,7 @@ pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Ok(value) => out.value(value.as_deref()),
             Err(error) => out.error(&Failure::from(error).to_string()),
         }
-        out.relieve();
+        out.send_if_large();
     }
     Ok(())
 }

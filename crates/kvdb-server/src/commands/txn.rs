@@ -352,7 +352,7 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             }
         }
         count += 1;
-        out.relieve();
+        out.send_if_large();
         if out.is_overfull() {
             return Err(Failure::Limit(format!(
                 "more than {most} bytes of changes, with the replies to others"
@@ -394,7 +394,7 @@ pub fn list_files(all: Vec<FileChange>, out: &mut Output) {
                 }
             }
         }
-        out.relieve();
+        out.send_if_large();
     }
 }
 
