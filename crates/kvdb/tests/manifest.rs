@@ -71,3 +71,18 @@ fn a_power_cut_within_the_move_of_the_manifest_leaves_the_old_one_or_the_new_one
     }
     assert!(found.iter().all(|&times| times > 0), "both were seen: {found:?}");
 }
+
+/// Neither the manifest nor the journal is read sector by sector to find out where it ends.
+#[test]
+fn a_store_is_opened_in_a_few_large_reads() {
+    let world = World::new();
+    (1..100).for_each(|number| _ = world.edit(number).unwrap());
+    (0..1000u32).for_each(|i| {
+        world.db.put(world.d, &i.to_be_bytes(), &[7; 4000], Durability::Synced).unwrap();
+    });
+    let image: MemoryDevice = world.device.crash(1);
+    let (db, _) = Kvdb::open(Arc::new(image), Arc::new(Simulated::new(2)), options()).unwrap();
+    let reads = db.stats().io.total().read_ops;
+    assert!(reads < 250, "{reads} reads");
+    assert_eq!(db.get(world.d, &999u32.to_be_bytes()).unwrap().map(|v| v.len()), Some(4000));
+}

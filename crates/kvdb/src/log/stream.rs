@@ -290,25 +290,24 @@ impl<'a> StreamReader<'a> {
 
     /// To be called at the end: tells a torn tail from a hole in the middle, which is an error.
     pub(crate) fn tail(&mut self) -> Result<Tail> {
+        let (parts, purpose) = (self.parts, self.purpose());
         let mut torn = 0;
-        for (i, part) in self.parts.iter().enumerate().skip(self.part) {
+        for (i, part) in parts.iter().enumerate().skip(self.part) {
             let mut offset = if i == self.part { self.offset } else { 0 };
             if part.end.is_some_and(|end| end <= self.position) {
                 continue;
             }
-            let mut head = [0; crate::log::chunk::HEADER];
-            while offset < ZONE_SIZE {
+            while offset + SECTOR <= ZONE_SIZE {
                 let addr = part.zone.start() + offset;
-                self.zones.read(self.purpose(), addr, &mut head)?;
-                match Header::read(self.kind, &head) {
+                let sector =
+                    self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;
+                match Header::read(self.kind, sector) {
                     Some(h) if h.epoch == part.epoch => {
                         if h.synced > self.position {
                             let why = format!(
                                 "a later write at {addr:#x} tells that it was durable once"
                             );
-                            return Err(
-                                self.missing(self.parts[self.part.min(self.parts.len() - 1)], why)
-                            );
+                            return Err(self.missing(parts[self.part.min(parts.len() - 1)], why));
                         }
                         torn += u64::from(h.len);
                         // Not by its length: what it covers may have been torn and hold other,
