@@ -73,7 +73,7 @@ class Bench:
         self.slowdisk = disk.build(os.environ["SLOWDISK"], work)
         self.file = open(a.record, "a") if a.record else None
         self.seen = report.read(a.record) if a.record else []
-        self.write({"machine": report.machine(), "sizes": self.sizes._asdict(), "profile": a.profile})
+        self.write({"machine": report.machine(), "commit": report.commit(), "sizes": self.sizes._asdict(), "profile": a.profile})
 
     def write(self, line):
         for to in (self.file, sys.stdout if self.a.json else None):

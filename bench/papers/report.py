@@ -3,6 +3,7 @@
 import json
 import os
 import statistics
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def read(path):
 def machine():
     models = (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
     return f"{os.cpu_count()} cores ({next(models, '?')}), Linux {os.uname().release}"
+
+
+def commit():
+    """The last commit that changed what is measured."""
+    here = Path(__file__).resolve().parents[2]
+    words = ["git", "-C", here, "log", "-1", "--format=%h", "--", "crates", "bench/measure", "Cargo.lock"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "?"
 
 
 def unique(values):
@@ -258,7 +266,8 @@ def report(lines, out=None):
     by_profile = [r for r in by_profile if r.lines]
     text = [
         "# The papers' tables on a modelled disk\n",
-        f"`make bench-papers` · {'; '.join(unique(x['machine'] for x in runs))}. Medians of interleaved rounds, with their range where "
+        f"`make bench-papers` · {'; '.join(unique(x['machine'] for x in runs))} · commit "
+        f"{', '.join(unique(x.get('commit', '?') for x in runs))}. Medians of interleaved rounds, with their range where "
         "there are three or more; ratios are of one round, over the best of ext4, btrfs and xfs in it, and above 1 is faster. "
         f"A tree has {s['tree']:,} files; {s['commits']} commits of {s['changes']} changes or {s['moves']:,} random operations age it; a file "
         f"of {s['big']:,} MiB is overwritten. What is there before a case was made at the speed of memory; the case runs on the model "
