@@ -1,4 +1,4 @@
-//! ValueBuffers: how the journal and the manifest lie on the device.
+//! Chunks: how the journal and the manifest lie on the device.
 //!
 //! Both are streams of bytes that only grow; a byte's place in its stream is its *position* (u64,
 //! never used twice in one part of the stream). A chunk is what one write puts on the device: a

@@ -49,13 +49,25 @@ pub(crate) struct StreamReader<'a> {
     first: bool,
     synced: u64,
     window: Window,
-    /// ValueBuffers of which one of two copies is unreadable: device address of the copy, position
+    /// Chunks of which one of two copies is unreadable: device address of the copy, position
     /// of the chunk.
     damaged: Vec<(u64, u64)>,
     /// Position of the chunk read last.
     last: u64,
     /// Of what the medium has, not of what the host keeps of it.
     medium: bool,
+    /// The rest of a part that was searched for the next chunk in vain.
+    searched: Option<Searched>,
+}
+
+/// The headers of a part's epoch that a search without success passed, so that
+/// [`StreamReader::tail`] need not read them again.
+struct Searched {
+    part: usize,
+    /// The search began here and went on to the end of the zone.
+    offset: u64,
+    /// Device addresses and headers, in order.
+    headers: Vec<(u64, Header)>,
 }
 
 /// Bytes read ahead, so that many small chunks cost few reads.
@@ -120,6 +132,7 @@ impl<'a> StreamReader<'a> {
             damaged,
             last,
             medium: false,
+            searched: None,
         }
     }
 
@@ -198,16 +211,8 @@ impl<'a> StreamReader<'a> {
     }
 
     fn continues_in(&mut self, part: Option<&StreamPart>) -> Result<bool> {
-        let Some(part) = part else { return Ok(false) };
-        let bytes = self.window.get(
-            self.zones,
-            self.medium,
-            self.purpose(),
-            part.zone,
-            part.zone.start(),
-            SECTOR,
-        )?;
-        Ok(Header::read(self.kind, bytes).is_some_and(|h| h.epoch == part.epoch && self.fits(&h)))
+        let Some(&part) = part else { return Ok(false) };
+        Ok(self.header(part, 0)?.is_some_and(|h| self.fits(&h)))
     }
 
     /// `true` when the chunk holds the position wanted, at its start unless it is the first one
@@ -234,19 +239,31 @@ impl<'a> StreamReader<'a> {
             self.offset += header.size();
             return Ok(Some((header, piece)));
         }
-        while self.offset < ZONE_SIZE {
-            self.offset += SECTOR;
-            if let Some((header, piece)) = self.chunk_here(part)? {
-                self.damaged.push((part.zone.start() + expected, header.position));
-                self.offset += header.size();
-                return Ok(Some((header, piece)));
+        let mut headers = Vec::new();
+        while self.offset + SECTOR <= ZONE_SIZE {
+            if let Some(header) = self.header(part, self.offset)? {
+                if let Some((header, piece)) = self.chunk_here(part)? {
+                    self.damaged.push((part.zone.start() + expected, header.position));
+                    self.offset += header.size();
+                    return Ok(Some((header, piece)));
+                }
+                headers.push((part.zone.start() + self.offset, header));
             }
+            self.offset += SECTOR;
         }
         self.offset = expected;
+        self.searched = Some(Searched { part: self.part, offset: expected, headers });
         Ok(None)
     }
 
-    /// ValueBuffers of which one copy is unreadable, for a check: device addresses. `closed`: also
+    /// The header at `offset` of a part, if there is one of the part's epoch.
+    fn header(&mut self, part: StreamPart, offset: u64) -> Result<Option<Header>> {
+        let (kind, purpose, addr) = (self.kind, self.purpose(), part.zone.start() + offset);
+        let sector = self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;
+        Ok(Header::read(kind, sector).filter(|h| h.epoch == part.epoch))
+    }
+
+    /// Chunks of which one copy is unreadable, for a check: device addresses. `closed`: also
     /// the last one, which a crash can leave so.
     pub(crate) fn damaged(&self, closed: bool) -> Vec<u64> {
         self.damaged
@@ -260,20 +277,11 @@ impl<'a> StreamReader<'a> {
         if self.offset + SECTOR > ZONE_SIZE {
             return Ok(None);
         }
-        let addr = part.zone.start() + self.offset;
-        let (kind, purpose) = (self.kind, self.purpose());
-        let Some(header) = Header::read(
-            kind,
-            self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?,
-        ) else {
-            return Ok(None);
-        };
-        if header.epoch != part.epoch
-            || !self.fits(&header)
-            || self.offset + header.size() > ZONE_SIZE
-        {
+        let Some(header) = self.header(part, self.offset)? else { return Ok(None) };
+        if !self.fits(&header) || self.offset + header.size() > ZONE_SIZE {
             return Ok(None);
         }
+        let (addr, purpose) = (part.zone.start() + self.offset, self.purpose());
         let bytes =
             self.window.get(self.zones, self.medium, purpose, part.zone, addr, header.size())?;
         Ok(header.piece(bytes).map(|piece| (header, Bytes::copy_from_slice(piece))))
@@ -290,35 +298,37 @@ impl<'a> StreamReader<'a> {
 
     /// To be called at the end: tells a torn tail from a hole in the middle, which is an error.
     pub(crate) fn tail(&mut self) -> Result<Tail> {
-        let (parts, purpose) = (self.parts, self.purpose());
+        let parts = self.parts;
         let mut torn = 0;
         for (i, part) in parts.iter().enumerate().skip(self.part) {
-            let mut offset = if i == self.part { self.offset } else { 0 };
             if part.end.is_some_and(|end| end <= self.position) {
                 continue;
             }
-            while offset + SECTOR <= ZONE_SIZE {
-                let addr = part.zone.start() + offset;
-                let sector =
-                    self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;
-                match Header::read(self.kind, sector) {
-                    Some(h) if h.epoch == part.epoch => {
-                        if h.synced > self.position {
-                            let why = format!(
-                                "a later write at {addr:#x} tells that it was durable once"
-                            );
-                            return Err(self.missing(parts[self.part.min(parts.len() - 1)], why));
-                        }
-                        torn += u64::from(h.len);
-                        // Not by its length: what it covers may have been torn and hold other,
-                        // older chunks.
-                        offset += SECTOR;
-                    }
-                    _ => offset += SECTOR,
+            let offset = if i == self.part { self.offset } else { 0 };
+            for (addr, h) in self.headers_from(i, offset)? {
+                if h.synced > self.position {
+                    let why = format!("a later write at {addr:#x} tells that it was durable once");
+                    return Err(self.missing(parts[self.part.min(parts.len() - 1)], why));
                 }
+                torn += u64::from(h.len);
             }
         }
         Ok(Tail { position: self.position, synced: self.synced, torn })
+    }
+
+    /// The headers of a part's epoch from `offset` to the end of its zone, in whatever sector:
+    /// what a header covers may have been torn and hold other, older chunks.
+    fn headers_from(&mut self, i: usize, offset: u64) -> Result<Vec<(u64, Header)>> {
+        if let Some(searched) = self.searched.take_if(|s| (s.part, s.offset) == (i, offset)) {
+            return Ok(searched.headers);
+        }
+        let part = self.parts[i];
+        let mut headers = Vec::new();
+        for offset in (offset..=ZONE_SIZE - SECTOR).step_by(SECTOR as usize) {
+            let header = self.header(part, offset)?;
+            headers.extend(header.map(|h| (part.zone.start() + offset, h)));
+        }
+        Ok(headers)
     }
 }
 

@@ -36,7 +36,7 @@ const KEY: &[u8] = b"received";
 /// Why serializable transactions of the branch end.
 const REPLACED: &str =
     "what it has read or changed was replaced by what was received: begin it again";
-/// ValueBuffers that are committed one by one before runs are made of what follows.
+/// Chunks that are committed one by one before runs are made of what follows.
 const FIRST: u64 = 8;
 /// Bytes of a stream that one transaction takes: what a crash may cost.
 const TOGETHER: usize = 64 << 20;
@@ -245,7 +245,7 @@ struct Taking<'a> {
     progress: DictionaryId,
     /// Everything up to here is committed, or in what is open.
     received: Received,
-    /// ValueBuffers of this call.
+    /// Chunks of this call.
     taken: u64,
     open: Option<OpenRuns>,
 }
