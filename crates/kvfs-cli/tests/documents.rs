@@ -97,6 +97,141 @@ fn every_decision_is_in_the_index() {
     }
 }
 
+/// The sections of a decision record, in their order.
+const SECTIONS: [&str; 5] = ["Context", "Decision", "Alternatives", "Consequences", "Measurement"];
+
+/// What a measurement says instead of a command.
+const NOTHING_MEASURED: &str = "Nothing was measured";
+
+#[test]
+fn every_decision_has_its_date_its_sections_and_a_command() {
+    let folder = root().join("docs/decisions");
+    let mut wrong = Vec::new();
+    let mut commands = 0;
+    for entry in fs::read_dir(&folder).expect("the decisions") {
+        let path = entry.expect("an entry").path();
+        if path.ends_with("README.md") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("a decision");
+        let mut found = Vec::new();
+        match problems(&text, &mut found) {
+            problems if problems.is_empty() => commands += found.len(),
+            problems => wrong.push(format!("{}: {problems:?}", path.display())),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(commands > 30, "only {commands} commands were found");
+}
+
+/// What a decision record lacks. Its commands are added to `commands`.
+fn problems(text: &str, commands: &mut Vec<String>) -> Vec<String> {
+    let mut problems = Vec::new();
+    if !text.lines().nth(2).is_some_and(has_date_and_status) {
+        problems.push("its third line is not 'Date: YYYY-MM-DD · Status: ...'".to_string());
+    }
+    let mut sections = text.split("\n## ").skip(1).map(|s| s.split_once('\n').unwrap_or((s, "")));
+    let bodies: Vec<&str> = sections.clone().map(|(_, body)| body).collect();
+    if !sections.by_ref().map(|(title, _)| title).eq(SECTIONS) {
+        problems.push(format!("its sections are not {SECTIONS:?}"));
+    }
+    if bodies.iter().any(|body| !body.contains('.')) {
+        problems.push("a section has no sentence".to_string());
+    }
+    let measurement = bodies.last().copied().unwrap_or("");
+    commands.extend(commands_in(measurement));
+    if commands.is_empty() && !measurement.contains(NOTHING_MEASURED) {
+        problems.push(format!("its measurement has no command, nor '{NOTHING_MEASURED}'"));
+    }
+    problems.extend(commands.iter().flat_map(|command| missing_of(command)));
+    problems
+}
+
+/// Whether a line is "Date: 2026-11-21 · Status: holds", or has another status.
+fn has_date_and_status(line: &str) -> bool {
+    let Some((date, status)) =
+        line.strip_prefix("Date: ").and_then(|rest| rest.split_once(" · Status: "))
+    else {
+        return false;
+    };
+    let digits =
+        |part: &str, count| part.len() == count && part.chars().all(|digit| digit.is_ascii_digit());
+    let parts: Vec<&str> = date.split('-').collect();
+    let dated = matches!(parts[..], [y, m, d] if digits(y, 4) && digits(m, 2) && digits(d, 2));
+    dated && !status.trim().is_empty()
+}
+
+/// The commands of a text of Markdown, in backticks, fences or indented by four spaces, each on one
+/// line.
+fn commands_in(text: &str) -> Vec<String> {
+    let indented = text.lines().filter_map(|line| line.strip_prefix("    "));
+    let spans = text.split('`').skip(1).step_by(2);
+    let is_number = |word: &str| word.chars().all(|digit| digit.is_ascii_digit());
+    let is_command = |code: &String| {
+        // Variables of the environment and `nice -n N` come before the program.
+        let mut words = code.split(' ').skip_while(|word| {
+            word.contains('=') || *word == "nice" || word.starts_with('-') || is_number(word)
+        });
+        let program = words.next().unwrap_or("");
+        let has_arguments = words.next().is_some();
+        has_arguments && ["cargo", "make", "python3", "git", "kvfs"].contains(&program)
+    };
+    indented
+        .chain(spans)
+        .map(|code| code.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(is_command)
+        .collect()
+}
+
+/// What a command names that is not in the repository: targets of the Makefile, scripts, tests and
+/// programs of packages.
+fn missing_of(command: &str) -> Vec<String> {
+    let words: Vec<&str> = command.split(' ').collect();
+    let package = words.iter().position(|word| *word == "-p").map(|at| words[at + 1]);
+    let makefile = fs::read_to_string(root().join("Makefile")).expect("the Makefile");
+    let mut missing = Vec::new();
+    for (before, word) in words.iter().zip(words.iter().skip(1)) {
+        let there = match *before {
+            "make" => makefile.lines().any(|line| line.starts_with(&format!("{word}:"))),
+            "python3" | "--manifest-path" => root().join(word).exists(),
+            "--bin" => root().join(format!("bench/measure/src/bin/{word}.rs")).exists(),
+            "--test" => {
+                let tests = root().join("crates").join(package.unwrap_or("")).join("tests");
+                tests.join(format!("{word}.rs")).exists() || tests.join(word).is_dir()
+            }
+            _ => true,
+        };
+        if !there {
+            missing.push(format!("'{word}' of the command '{command}' is not there"));
+        }
+    }
+    missing
+}
+
+#[test]
+fn a_decision_that_lacks_something_is_found() {
+    let whole = "# 001: A title\n\nDate: 2026-11-21 · Status: holds\n\n## Context\n\nIt was so.\n\n\
+                 ## Decision\n\nDo it.\n\n## Alternatives\n\nNone.\n\n## Consequences\n\nNone.\n\n\
+                 ## Measurement\n\n`make ace` prints it.\n";
+    let of = |text: &str| problems(text, &mut Vec::new()).len();
+    assert_eq!(of(whole), 0);
+    assert_eq!(of(&whole.replace("`make ace` prints it", NOTHING_MEASURED)), 0);
+    for (from, to) in [
+        ("2026-11-21", "today"),
+        ("Status: holds", ""),
+        ("## Context", "## Background"),
+        ("Do it.", ""),
+        ("## Alternatives\n\nNone.\n\n", ""),
+        ("`make ace` prints it", "It was fast"),
+        ("make ace", "make haste"),
+        ("make ace", "python3 scripts/none.py"),
+        ("make ace", "cargo test -p kvdb --test none"),
+        ("make ace", "cargo run -p measure --bin none"),
+    ] {
+        assert_eq!(of(&whole.replace(from, to)), 1, "with '{to}' in place of '{from}'");
+    }
+}
+
 /// The fuzz targets are a workspace of their own, which `make test` does not build.
 #[test]
 fn every_module_that_the_fuzz_targets_take_in_is_there() {
