@@ -112,7 +112,7 @@ MODE ?= plain
 syscalls: build
 	$(CARGO) run --release --quiet --package kvfs-syscalls -- --kvfs $(KVFS) --calls $(CALLS) --seed $(SEED) --mode $(MODE) $(SYSCALLS)
 
-## make bench-files  KVFS beside ext4, btrfs, xfs, bindfs, JuiceFS, AgentFS and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression, FILES_OPTIONS)
+## make bench-files  KVFS compared with ext4, btrfs, xfs, bindfs, JuiceFS, AgentFS and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression, FILES_OPTIONS)
 ROUNDS ?= 7
 bench-files: build
 	$(CARGO) build --release --quiet --package measure --bin memory_mount
@@ -120,11 +120,11 @@ bench-files: build
 	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/memory_mount --rounds $(ROUNDS) --cases "$(CASES)" $(FILES_OPTIONS) \
 		--record docs/bench/files.jsonl --out docs/bench/files.md
 
-## make bench-kv     kvdb beside RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
+## make bench-kv     kvdb compared with RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
 bench-kv: setup
 	@bash scripts/bench_kv.sh $(STAGES)
 
-## make bench-transactions  builds, files with keys, snapshots, clones and differences beside the same without (docs/bench/transactions.md)
+## make bench-transactions  builds, files with keys, snapshots, clones and differences, compared with the same work without them (docs/bench/transactions.md)
 STAGES_OF_TRANSACTIONS ?= build build ends four four four serial serial serial together latency library many
 bench-transactions: build
 	$(CARGO) build --release --package measure --bin kvfs_views
@@ -136,7 +136,7 @@ bench-transactions: build
 bench-defrag:
 	@bash scripts/defrag.sh $(THRESHOLDS)
 
-## make bench-papers  the papers' tables on a modelled disk beside ext4, btrfs and xfs (docs/bench/papers.md; SLOWDISK=folder of slowdisk.c, see bench/papers; ROUNDS=7, PROFILE=hdd, PAPERS_OPTIONS)
+## make bench-papers  the papers' tables on a modelled disk, compared with ext4, btrfs and xfs (docs/bench/papers.md; SLOWDISK=folder of slowdisk.c, see bench/papers; ROUNDS=7, PROFILE=hdd, PAPERS_OPTIONS)
 PROFILE ?= hdd
 bench-papers: build
 	$(CARGO) build --release --quiet --package measure --bin kvdb_shape

@@ -7,7 +7,7 @@ writes:     writes go through at once (the default), or the kernel gathers them 
 transports: requests come over /dev/fuse, or over io_uring
 
 KVFS is the program, TREE a git repository to unpack, clone and read. Both modes run in turn in each round, on a new store each; the
-medians of the rounds are printed, and their quotient, and how busy the machine was. BUSY endless loops run beside. Needs root, git, tar.
+medians of the rounds are printed, and their quotient, and how busy the machine was. BUSY endless loops run at the same time. Needs root, git, tar.
 """
 import concurrent.futures
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The commands that work on whole trees beside those of the system: interleaved rounds, medians, ranges.
+"""The commands that work on whole trees against those of the system: interleaved rounds, medians, ranges.
 
     scripts/bench_commands.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
     scripts/bench_commands.py FOLDER [--kvfs PROGRAM] [--rounds 7] --before PROGRAM

@@ -70,7 +70,7 @@ class Filebench:
 
 
 class Restated:
-    """The same five as scripts/bench_personalities.py states them; their cases have names of their own, since the figures differ."""
+    """The five personalities as scripts/bench_personalities.py states them; their cases have names of their own, since the figures differ."""
 
     def __init__(self, seconds):
         self.seconds = seconds

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""KVFS as a file system beside others: the same operations by the same programs, interleaved round by round. Every case is prepared for
+"""KVFS as a file system against others: the same operations by the same programs, interleaved round by round. Every case is prepared for
 a system right before it is timed there; before a cold one that system is unmounted, the caches are dropped and it is mounted again.
 Ratios are of one round, medians of all. Needs root.
 
@@ -46,7 +46,7 @@ def arguments():
     p.add_argument("--restated", action="store_true", help="its personalities as scripts/bench_personalities.py states them, even so")
     p.add_argument("--record", help="measure, and append to this file")
     p.add_argument("--report", help="only report what this file has")
-    p.add_argument("--out", help="where the table goes; the picture goes beside it")
+    p.add_argument("--out", help="where the table goes; the picture goes next to it")
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--files", type=int, default=3_000)
     p.add_argument("--mib", type=int, default=128)

@@ -169,10 +169,10 @@ def aims_table(results):
     for case, aim in AIMS.items():
         row(case, aim, {name: results.ratios(case, name) for name in columns})
     for base, case, aim in PEER_AIMS:
-        row(f"{case}, beside {base}", aim, {name: results.ratios(case, name, base) for name in columns})
+        row(f"{case}, against {base}", aim, {name: results.ratios(case, name, base) for name in columns})
     text = ["\n## Aims\n", *table(["÷ ext4 where nothing else is said", "aim", *columns, "met by"], rows)]
     text.append(
-        "\nA file and its key durable together, beside ext4 and SQLite on a loop device, is to be ≥ 5: "
+        "\nA file and its key durable together, against ext4 and SQLite on a loop device, is to be ≥ 5: "
         + "; ".join(f"{shown(values)} with {clients} client{'s' * (clients > 1)}" for clients, values in together())
         + " (`python3 scripts/bench_transactions.py together`, in [transactions.md](transactions.md)). "
         f"`{CEILING}` is the ceiling: what it misses, no file system behind this transport can reach."
@@ -186,14 +186,14 @@ def report(lines, out=None):
     counts = [results.rounds(case) for case in unique(line["case"] for line in results.lines)] or [0]
     busy = [line["busy"] for line in results.lines] or [0]
     text = [
-        "# KVFS as a file system, beside others\n",
+        "# KVFS as a file system, compared with others\n",
         f"`make bench-files` · {min(counts)}{f' to {max(counts)}' * (min(counts) < max(counts))} interleaved rounds of each case · {sizes['files']:,} files, a large file of "
         f"{sizes['mib']} MiB, a tree of {sizes['tree']:,} files and a large one of {sizes['large_tree']:,}, 10.8 KB each on average · "
         f"{'; '.join(unique(run['machine'] for run in results.runs))}, clients and daemons unpinned. The rest of the machine was "
         f"{statistics.median(busy):.0%} busy before a case (median; the most: {max(busy):.0%}). All files lie on one disk; ext4, btrfs and xfs "
         "are on loop devices there, bindfs passes through to an ext4 of its own; JuiceFS keeps content in files of the disk and names in Badger, "
         "which it opens without synced writes, so its fsync promises less; AgentFS keeps all in a SQLite file. `memory` is a file system in memory that does as little "
-        "as the kernel needs, behind the same transport: the ceiling. “Busy machine”: an endless loop for each CPU runs beside the case.\n",
+        "as the kernel needs, behind the same transport: the ceiling. “Busy machine”: an endless loop for each CPU runs during the case.\n",
         "How many times as fast as ext4: the median of the rounds' ratios, and their range where there are three or more; above 1 is "
         "faster. `kvfs`: on /dev/fuse; `kvfs-uring`: `-o transport=uring`; `kvfs-root`: the same with `nodefault_permissions`; "
         "`kvfs-writeback`: on /dev/fuse with `-o writeback`.",

@@ -10,7 +10,7 @@
 #   more        overwrites, write–delete–write, range deletes, YCSB
 #   growth      kvdb at 1, 2, 4, … GiB, from GROWTH_FROM (1) up to GROWTH_GIB (16) or to what the free disk allows (long), with the values of
 #               GROWTH_VALUES (4096,64)
-#   ranges      range deletes beside RocksDB's, up to RANGE_DELETES (a million) (docs/bench/range_deletes.md)
+#   ranges      range deletes against RocksDB's, up to RANGE_DELETES (a million) (docs/bench/range_deletes.md)
 #
 # ROUNDS: how often, engines interleaved (1). MIB, SMALL_MIB: data sets of 4 KiB and of 64 B values (1024, 256). DIR: scratch, on the
 # file system to be measured. OUT: where the results go. KEEP=1: results are added to what is there. ENGINES: a list with commas; with
@@ -144,7 +144,7 @@ rmdir "$DIR" 2>/dev/null || true
 [ "${STAGES[*]}" != ranges ] || exit 0
 "$kvbench" plot --out "$OUT" "$lines" >/dev/null
 {
-    echo "# kvdb beside the engines that people use"
+    echo "# kvdb compared with the engines that people use"
     echo
     echo "\`make bench-kv\` · $(nproc) cores ($(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)), Linux $(uname -r) · $ROUNDS" \
         "rounds, engines interleaved, each phase in a process of its own · 256 MiB of memory for each engine, 64 MiB of them a write" \

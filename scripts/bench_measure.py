@@ -21,7 +21,7 @@ class Case(NamedTuple):
     cold: bool = False
     # What the preparation has left dirty is written before the case, since it is not the case's.
     settled: bool = False
-    # An endless loop for each CPU runs beside it.
+    # An endless loop for each CPU runs during it.
     busy: bool = False
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What transactions, snapshots and clones cost on a real mount, each beside the same work without them, interleaved in one run.
+"""What transactions, snapshots and clones cost on a real mount, each compared with the same work without them, interleaved in one run.
 
 Each stage is a run of its own, of less than a minute, and appends its figures to a file of JSON lines; `report` writes the table:
 
@@ -10,7 +10,7 @@ Each stage is a run of its own, of less than a minute, and appends its figures t
     together a file and its key made durable together, and an ext4 file and a SQLite row
     latency  begin, snapshot, clone, drop and differences through the socket, at 1,000 files and at many
     library  the same in the library, and `together` in it
-    many     stat and GET beside 1,000 snapshots and 100 open transactions, and without them
+    many     stat and GET with 1,000 snapshots and 100 open transactions, and without them
 
 The C library is zstd, whose sources lie in Cargo's registry. `together` needs a C compiler and libsqlite3-dev. Needs root."""
 
@@ -398,7 +398,7 @@ def report(a):
         row(f"KVFS library, {who}", f"{mid(l):,.0f}")
         row(f"ext4 on a loop device and SQLite, {who}", f"{mid(e):,.0f}; mount {ratio(k, e)}, library {ratio(l, e)} times", "≥ 5")
         row(f"ext4 of the host and SQLite, {who}", f"{mid(h):,.0f}; mount {ratio(k, h)}, library {ratio(l, h)} times", "≥ 5")
-    row("**d, e. beside the size of the store**", f"1,000 files; {a.files:,} files")
+    row("**d, e. by the size of the store**", f"1,000 files; {a.files:,} files")
     for what, aim in (
         ("begin si", "< 1 ms"),
         ("begin ser", "< 1 ms"),
@@ -414,7 +414,7 @@ def report(a):
             if f"{name}, 1000 files, ms" in values:
                 few, lots = mid(f"{name}, 1000 files, ms"), mid(f"{name}, {a.files} files, ms")
                 row(f"{what}, {where}", f"{few:.3f} ms; {lots:.3f} ms", aim)
-    row("**f. 1,000 snapshots and 100 open transactions**", "alone; beside them; ratio of times")
+    row("**f. 1,000 snapshots and 100 open transactions**", "alone; with them; ratio of times")
     for what in ("stat", "read", "GET"):
         x, y = f"{what} alone, /s", f"{what} beside, /s"
         row(f"{what}, mount", f"{mid(x):,.0f}/s; {mid(y):,.0f}/s; {ratio(x, y)}", "≤ 1.2")

@@ -40,7 +40,7 @@ def in_memory(path):
 
 
 class Packages:
-    """An install as npm does it: each package is unpacked below a name that nobody else has, gets its own by a rename, and its
+    """An install as npm does it: each package is unpacked below a name of its own, gets its own by a rename, and its
     program is linked into .bin."""
 
     FILES = 20

@@ -45,7 +45,7 @@ class State:
 
 
 def walk(root):
-    """The same of what is there."""
+    """What is found below `root`, in the form of the oracle's tree."""
     found, least = {}, {}
     for folder, folders, files in os.walk(root):
         for name in sorted(folders + files):
@@ -75,7 +75,7 @@ class Historian:
         self.states = [State()]
         # A durable transaction that was kept: number, name, content; and one of which that is not known.
         self.kept, self.done = None, Counter()
-        # What it did, for whoever looks into a difference.
+        # What it did, for the reader of a difference.
         self.steps = deque(maxlen=12)
         # The whole store is rolled back only when nothing else is at work in it.
         self.alone = False

@@ -243,7 +243,7 @@ class Lab:
         ended = select.select([fd], [], [], 60)[0]
         os.close(fd)
         if not ended:
-            # Its threads wait for answers that nobody gives: a finding. This sets them free.
+            # Its threads wait for answers that never come: a finding. This sets them free.
             subprocess.run(["umount", "-f", str(self.mnt)], capture_output=True)
             raise SystemExit(f"the daemon {pid} was killed and has not ended within a minute")
 

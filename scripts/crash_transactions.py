@@ -193,7 +193,7 @@ def verify(lab, workers, problems, round_number):
     for worker in workers:
         if worker.kept and not problems:
             worker.take_up(lab.mnt, client, problems, f"round {round_number}: {worker.name}")
-    # Others may be there that were durable, but of which nobody was told that they are kept.
+    # Others may be there that were durable, but were not reported as kept.
     for txn in os.listdir(lab.mnt / ".kvfs" / "txn"):
         if any(txn in worker.passing for worker in workers):
             problems.append(f"round {round_number}: transaction {txn} is open after a restart")

@@ -40,9 +40,9 @@ print(f"""# Defragmentation at size
 `make bench-defrag` (`scripts/defrag.sh`, `bench/measure/src/bin/kvdb_defragment.rs`) · {os.cpu_count()} cores ({model}), Linux {os.uname().release}
 
 The run of VT-tree §4.4: a file server that only writes, as tuples of 4 KiB. Files are created (32 pages), appended to (1 to 8 pages), overwritten at random
-places and deleted, with nothing defragmented meanwhile. Then the store is compacted, for what is dead is known once what hides it has been merged with
+places and deleted, with nothing defragmented until then. Then the store is compacted, for what is dead is known once what hides it has been merged with
 it (values stay where they are); everything is read in the order of its keys with nothing cached (median of three), the
-store is defragmented as fast as it goes, `fullest_percent` 99, beside a client that reads and overwrites pages 2,000 times a second, and everything is read
+store is defragmented as fast as it goes, `fullest_percent` 99, while a client reads and overwrites pages 2,000 times a second, and everything is read
 again. "Reclaimed" is of what was reclaimable when it began or became so since. Spans are the seeks of a scan that reads value after value.
 
 | threshold | written, of which alive | load | zones held → after | reclaimable → after | reclaimed | in | moved | value spans | cold scan MB/s | client's worst put · get | p99.9 |
@@ -59,7 +59,7 @@ for r in rows:
 print("""
 Where hardly anything is moved, both scans read the same bytes: how far they are apart there is what the machine's moods amount to.
 
-The paper's: 38 GB written at 64 KiB, 9,477 zones held, 4,483 reclaimable, all of them reclaimed in 96 s by moving 4.8 GB, with nobody at work
-beside it; the scan 29% faster afterwards.""")
+The paper's: 38 GB written at 64 KiB, 9,477 zones held, 4,483 reclaimable, all of them reclaimed in 96 s by moving 4.8 GB, with no client at work;
+the scan 29% faster afterwards.""")
 PYTHON
 echo "$OUT/defrag.md"

@@ -6,7 +6,7 @@ A mutant is a unified diff with comment lines before it:
     # what: the journal is not synced before a synced commit is acknowledged
     # caught by: cargo test -p kvdb --test power_cut
 
-It is applied to a work tree of its own (target/mutants/tree, with a target directory beside it), the command runs there, and
+It is applied to a work tree of its own (target/mutants/tree, with a target directory next to it), the command runs there, and
 the mutant is *caught* when a test fails. It *survives* when the tests pass; a mutant that does not apply or does not compile is
 broken. Each distinct command is first run without a mutant and has to pass. Results, the names of the tests that failed among
 them, are appended to target/mutants/results.jsonl as they come, and a mutant with a result for the same patch and the same commit

@@ -31,13 +31,13 @@ def stage(row):
     return f"{row['deletes']:,}" + (", flushed and quiet" if row["settled"] else "")
 
 
-print(f"""# Range deletes beside RocksDB's
+print(f"""# Range deletes compared with RocksDB's
 
 `scripts/bench_kv.sh ranges` (`kvbench ranges`) · {os.cpu_count()} cores ({model}), Linux {os.uname().release} · each engine alone in its process, 256 MiB of
 memory, 64 MiB of them a write buffer, an unsynced journal, no compression
 
 {2 * most:,} tuples (16 B keys, 64 B values) in order, flushed. Every second one is deleted by a range of its own, in scattered order; each delete is a commit. The
-reads ask for live tuples at random, each of which lies beside one that is dead in the end. "Delete, then get" deletes a range that is deleted already and
+reads ask for live tuples at random, each of which lies next to one that is dead in the end. "Delete, then get" deletes a range that is deleted already and
 gets a live tuple: what a client pays that does both. Everything is in memory or in the page cache; processor time is what counts.
 """)
 for engine in engines:

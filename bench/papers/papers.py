@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables of the papers on a modelled disk: KVFS beside ext4, btrfs and xfs, interleaved round
+"""The tables of the papers on a modelled disk: KVFS against ext4, btrfs and xfs, interleaved round
 by round, with what the disk counted. Needs root, and SLOWDISK in the environment (README.md).
 
     papers.py --record FILE                  rounds more in FILE, a line of JSON for each measurement

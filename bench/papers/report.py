@@ -272,12 +272,12 @@ def report(lines, out=None):
         f"A tree has {s['tree']:,} files; {s['commits']} commits of {s['changes']} changes or {s['moves']:,} random operations age it; a file "
         f"of {s['big']:,} MiB is overwritten. What is there before a case was made at the speed of memory; the case runs on the model "
         "(`hdd`, `hdd-tb` with a track buffer, `sata-ssd`), on a file system that was mounted for it. All that writes ends when it is "
-        "durable. Only the model's time is a disk's; the processor is that of the machine, which others used as well. So beside the ratio "
+        "durable. Only the model's time is a disk's; the processor is that of the machine, which others used as well. So in addition to the ratio "
         "of times there is that of the time for which the disk was busy, and the processor time of the client and of the daemon of kvfs. "
         "“With the mount” adds what mounting took, which is not part of a case.\n",
         "## Aims\n",
         *aims(by_profile),
-        "\n## Theirs beside ours\n\nRatios as above where nothing else is said. Theirs are of the machines and sizes of their time.\n",
+        "\n## Theirs and ours\n\nRatios as above where nothing else is said. Theirs are of the machines and sizes of their time.\n",
         *theirs(by_profile),
     ]
     for r in by_profile:

@@ -114,7 +114,7 @@ static int connected(const char *path) {
     strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0) {
-        /* Nobody else's server is told keys. */
+        /* A server of another user is told no keys. */
         struct ucred them;
         socklen_t size = sizeof them;
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &them, &size) == 0 &&

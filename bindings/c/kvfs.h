@@ -11,8 +11,8 @@
  *     } while (kvfs_commit(store, t, KVFS_SYNC) == KVFS_CONFLICT);
  *     kvfs_close(store);
  *
- * A transaction belongs to the store, not to the process: it has a number, and whoever knows that can join it. It covers everything
- * that is done in it to files and keys, commits as a whole or not at all, and is seen by nobody else before.
+ * A transaction belongs to the store, not to the process: it has a number, and a process that knows it can join. It covers everything
+ * that is done in it to files and keys, commits as a whole or not at all, and is not seen by others before.
  *
  * Every function returns KVFS_OK (0) or one of the codes below; kvfs_error tells in words what was wrong. A `kvfs` is a connection to
  * the store's daemon, for one thread at a time. No dependency but the C library; Linux. */
@@ -63,7 +63,7 @@ const char *kvfs_mount_point(const kvfs *store);
 /* Begins a transaction. `isolation`: KVFS_SI or KVFS_SER; `flags`: KVFS_NOCHECK, KVFS_ATTACHED. */
 int kvfs_begin(kvfs *store, int isolation, unsigned flags, kvfs_txn *txn);
 
-/* Makes the transaction's changes everybody's, all at once. `flags`: KVFS_SYNC. Leaves it first if it was entered. */
+/* Makes the transaction's changes visible to all, all at once. `flags`: KVFS_SYNC. Leaves it first if it was entered. */
 int kvfs_commit(kvfs *store, kvfs_txn txn, unsigned flags);
 
 /* Ends it without a trace. Leaves it first if it was entered. */
@@ -78,7 +78,7 @@ int kvfs_join(kvfs *store, kvfs_txn txn);
  * mount; files that are open already stay what they are. */
 int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags);
 
-/* Back to the store as it is for everybody: keys and, if they were entered, files. The transaction stays open. */
+/* Back to the store as all others see it: keys and, if they were entered, files. The transaction stays open. */
 int kvfs_leave(kvfs *store);
 
 /* The folder in which the transaction's view of the files lies, for those who rather work there. `path` has room for `size` bytes. */

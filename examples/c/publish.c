@@ -66,7 +66,7 @@ int main(int count, char **words) {
             fprintf(stderr, "nothing was changed: %s\n", why);
             break;
         }
-        /* Somebody else was there first: once more, from what is there now. */
+        /* Another program was there first: once more, from what is there now. */
         code = KVFS_OK;
     }
     kvfs_close(store);

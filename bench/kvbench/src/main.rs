@@ -1,4 +1,4 @@
-//! `kvbench`: the project's key-value database beside the engines that people use, each case alone
+//! `kvbench`: the project's key-value database against the engines that people use, each case alone
 //! in its process, engines interleaved, with the same memory and the same journal setting.
 
 mod case;

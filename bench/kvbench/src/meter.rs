@@ -18,8 +18,8 @@ pub struct Reading {
     /// Bytes that this process fetched from storage.
     pub read: u64,
     pub cpu_s: f64,
-    /// Requests read and bytes written by the device, everybody's; `None`: the file system has no
-    /// device of its own.
+    /// Requests read and bytes written by the device, for all processes; `None`: the file system
+    /// has no device of its own.
     pub device: Option<(u64, u64)>,
 }
 

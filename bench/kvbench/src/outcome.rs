@@ -60,10 +60,10 @@ pub struct Outcome {
     /// Bytes written by the process per user byte when the last put returned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_amp_load: Option<f64>,
-    /// The same when the engine was quiet.
+    /// Bytes written by the process per user byte when the engine was quiet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_amp: Option<f64>,
-    /// What the file system's device wrote per user byte, everybody's writes included.
+    /// What the file system's device wrote per user byte, the writes of all processes included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_write_amp: Option<f64>,
     /// Bytes that live tuples have, keys and values.
@@ -85,7 +85,7 @@ pub struct Outcome {
     /// Read from storage by the process, per operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_op: Option<f64>,
-    /// Requests that the device completed per operation, everybody's included.
+    /// Requests that the device completed per operation, those of all processes included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_reads_per_op: Option<f64>,
     /// Gets that found nothing.

@@ -1,7 +1,7 @@
 //! `kvbench ranges`: what range deletes cost, and what they do to reads. Tuples in the order of
 //! their keys, every second one deleted by a range of its own, in scattered order; read before,
 //! after a thousand, ten thousand, … of them, and when all is flushed and quiet. The live tuples
-//! are the same at every stage, and each lies beside one that is dead in the end.
+//! are the same at every stage, and each lies next to one that is dead in the end.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -80,7 +80,11 @@ fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
     if keys.len() > SHOWN {
         out += &format!(" and {} more", keys.len() - SHOWN);
     }
-    out + if keys.len() == 1 { " was changed meanwhile" } else { " were changed meanwhile" }
+    out + if keys.len() == 1 {
+        " was changed by another commit"
+    } else {
+        " were changed by other commits"
+    }
 }
 
 /// The outcome of an operation on a store.

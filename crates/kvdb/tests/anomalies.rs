@@ -8,10 +8,10 @@
 //! - `T1 get k -> v`, or `nothing`
 //! - `T1 scan -> k=v k=v` (all keys), or `nothing`
 //! - `T1 commit`, or `-> conflict k k` with the keys, or `-> conflict` over a range
-//! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's,
+//! - `-> locked`: refused for another's lock, because that one is older and took this one's,
 //!   or held it for too long
 //! - `plain put k v`, `plain ingest k v`, `plain get k`: what belongs to no transaction; it waits
-//!   for nobody here, but is refused
+//!   for no other here, but is refused
 
 mod script;
 
@@ -365,7 +365,7 @@ fn pmp_a_range_is_not_deleted_from_under_its_writer() {
          T2 commit -> conflict
          now x=20 y=30",
     );
-    // What comes into a deleted range meanwhile is a conflict as well.
+    // What comes into a deleted range in between is a conflict as well.
     play(
         Snapshot,
         "begin T1 T2
@@ -412,7 +412,7 @@ fn p4_no_update_is_lost() {
          T2 commit -> conflict x
          now x=11 y=20",
     );
-    // Whoever commits first wins, not whoever began first; and a deletion is an update.
+    // The first to commit wins, not the first to begin; and a deletion is an update.
     play(
         Snapshot,
         "begin T1 T2
@@ -678,7 +678,7 @@ fn plain_writes_respect_transactions() {
          T1 commit -> conflict x
          now x=11 y=20",
     );
-    // What a serializable transaction has read stays as it is; whoever writes beside it goes on.
+    // What a serializable transaction has read stays as it is; other writers go on.
     play(
         Serializable,
         "begin T1

@@ -1,5 +1,5 @@
 //! Online defragmentation: it gives back what can be given back, changes nothing that is read, and
-//! keeps nobody waiting.
+//! makes no caller wait.
 
 mod model;
 
@@ -148,7 +148,7 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
     });
     assert!(contents(&db).unwrap() == expected);
     assert!(db.defrag_progress().bytes_moved > 0, "it moved something while the writer went on");
-    // What was written meanwhile is flushed and merged behind it, which may leave holes too. In the
+    // What was written during it is flushed and merged behind it, which may leave holes too. In the
     // end there is nothing to gain.
     let begun = std::time::Instant::now();
     loop {

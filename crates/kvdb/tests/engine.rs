@@ -244,7 +244,7 @@ fn the_threshold_is_durable_and_changes_while_merges_run() {
     assert!(adaptive * 3 < plain && log * 3 < plain, "{log} and {adaptive} of {plain} bytes");
 }
 
-/// A large merge goes on in parts; what is flushed meanwhile is merged among itself, and reads see
+/// A large merge goes on in parts; what is flushed during it is merged among itself, and reads see
 /// one store throughout.
 #[test]
 fn young_runs_are_merged_while_a_large_merge_is_under_way() {
@@ -282,15 +282,15 @@ fn young_runs_are_merged_while_a_large_merge_is_under_way() {
     let expected = 5_000 * 4 + 5_000 * 3 + 10_000 * 2;
     assert_eq!(newest(&db), expected);
     let bottom = |db: &Kvdb| db.stats().dictionaries[0].levels[15].len();
-    let mut meanwhile = false;
+    let mut merged_young = false;
     while db.step().unwrap() {
         // The young merge is done, and the large one is not: its inputs and its result lie at the
         // bottom and just above.
-        meanwhile |=
+        merged_young |=
             db.stats().compactions == 1 && db.stats().dictionaries[0].levels[14].len() == 2;
         assert_eq!(newest(&db), expected);
     }
-    assert!(meanwhile, "the young runs had to wait");
+    assert!(merged_young, "the young runs had to wait");
     assert_eq!(bottom(&db), 1);
     db.close().unwrap();
     drop(db);

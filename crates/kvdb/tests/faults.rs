@@ -311,7 +311,7 @@ fn a_hole_in_the_middle_of_the_journal_is_corruption_and_not_its_end() {
     }
 }
 
-/// After a failed sync nobody can say what is on the device. The device may take everything from
+/// After a failed sync it is unknown what is on the device. The device may take everything from
 /// then on: the store does not.
 #[test]
 fn a_failed_sync_is_never_forgotten() {

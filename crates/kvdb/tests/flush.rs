@@ -31,8 +31,8 @@ fn a_power_cut_within_the_sync_of_a_flush_finds_the_journal_as_it_was() {
     let device = Arc::new(HeldSync::over(CrashDevice::new()));
     let create = CreateOptions { open: options(96 << 20), ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
-    let (d, beside) =
-        (db.open_dictionary("d").unwrap().id(), db.open_dictionary("beside").unwrap().id());
+    let (d, bound) =
+        (db.open_dictionary("d").unwrap().id(), db.open_dictionary("bound").unwrap().id());
     let mut random = Random::new(1);
     // Short values lie in the journal itself: several of its segments full of them.
     let tuples: Vec<(String, Vec<u8>)> =
@@ -48,7 +48,7 @@ fn a_power_cut_within_the_sync_of_a_flush_finds_the_journal_as_it_was() {
     let images: Vec<MemoryDevice> = std::thread::scope(|scope| {
         let flush = scope.spawn(|| db.flush().unwrap());
         device.wait_until_held();
-        let mut bulk = t.bulk(beside, &t.view().unwrap()).unwrap();
+        let mut bulk = t.bulk(bound, &t.view().unwrap()).unwrap();
         for i in 0..5000 {
             bulk.push(format!("key{i:06}").as_bytes(), &value(&mut random, 8000)).unwrap();
         }

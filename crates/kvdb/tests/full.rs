@@ -166,7 +166,7 @@ fn a_quarter_of_a_full_store_of_small_values_gives_its_space_back() {
         .unwrap();
     let count = fill(&db, d, 0, 20, 500);
     // Every fourth one goes: all of what is left must be written anew, and there is no room for it
-    // beside what is there.
+    // in addition to what is there.
     for i in (0..count).step_by(400) {
         let mut batch = Batch::new();
         (i..count.min(i + 400)).step_by(4).for_each(|i| batch.delete(d, key(i)));

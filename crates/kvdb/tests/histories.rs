@@ -88,8 +88,8 @@ struct Life {
     numbers: AtomicU64,
     fresh: AtomicU64,
     ingested: AtomicU64,
-    /// Held by each attempt while it is under way; alone by whoever looks at what a rollback has
-    /// left.
+    /// Held by each attempt while it is under way; alone by the thread that looks at what a
+    /// rollback has left.
     gate: RwLock<()>,
     epoch: AtomicU64,
     /// Durable transactions that are left open, and what they have read of keys that they have not
@@ -251,7 +251,7 @@ impl Life {
         let key = random.below(LISTS);
         let other = (key + 2) % LISTS;
         let ((dict, name), (other_dict, other_name)) = (self.place(key), self.place(other));
-        // Whoever has locked both waits for nobody amid this.
+        // A thread that has locked both waits for no other one here.
         t.lock_key(dict, &name, true)?;
         t.lock_key(other_dict, &other_name, true)?;
         let mut nested = t.nested_batch()?;

@@ -265,9 +265,9 @@ fn a_transaction_that_began_before_it_finds_a_conflict_and_one_that_begins_after
     let (_, db) = store();
     let d = db.open_dictionary("d").unwrap();
     let begin = || db.begin(Isolation::Snapshot).unwrap();
-    let (same, beside, range) = (begin(), begin(), begin());
+    let (same, other_key, range) = (begin(), begin(), begin());
     same.put(d.id(), key(5), "mine").unwrap();
-    beside.put(d.id(), key(1000), "mine").unwrap();
+    other_key.put(d.id(), key(1000), "mine").unwrap();
     range.delete_range(d.id(), key(0), key(3)).unwrap();
     d.ingest(tuples(0, 10, 64)).unwrap();
     let after = begin();
@@ -277,7 +277,7 @@ fn a_transaction_that_began_before_it_finds_a_conflict_and_one_that_begins_after
     };
     conflicts(same.commit(Durability::Buffered));
     conflicts(range.commit(Durability::Buffered));
-    beside.commit(Durability::Buffered).unwrap();
+    other_key.commit(Durability::Buffered).unwrap();
     after.commit(Durability::Buffered).unwrap();
     let expected =
         tuples(0, 10, 64).map(|(k, v)| if k == key(6) { (k, Bytes::from("mine")) } else { (k, v) });

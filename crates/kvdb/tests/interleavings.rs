@@ -178,7 +178,7 @@ fn a_plain_commit_comes_before_a_rollback_or_behind_it() {
 #[test]
 fn a_serializable_transaction_does_not_outlive_a_rollback_of_what_it_has_read() {
     let (_, db, d) = store();
-    let beside = db.open_dictionary_in("", "beside").unwrap().id();
+    let second = db.open_dictionary_in("", "second").unwrap().id();
     db.put(d, b"k", b"1", BUFFERED).unwrap();
     snapshot(&db, "one");
     db.create_branch("other").unwrap();
@@ -187,7 +187,7 @@ fn a_serializable_transaction_does_not_outlive_a_rollback_of_what_it_has_read() 
     let begin = || db.begin(Isolation::Serializable).unwrap();
     let (reader, writer, idle, elsewhere) = (begin(), begin(), begin(), begin());
     assert_eq!(text(reader.get(d, b"k").unwrap()).as_deref(), Some("7"));
-    writer.put(beside, "k", "mine").unwrap();
+    writer.put(second, "k", "mine").unwrap();
     elsewhere.put(other, "k", "mine").unwrap();
     db.rollback("one").unwrap();
     let again = reader.get(d, b"k").map(text);
@@ -196,7 +196,7 @@ fn a_serializable_transaction_does_not_outlive_a_rollback_of_what_it_has_read() 
         let outcome = t.commit(BUFFERED);
         assert!(matches!(outcome, Err(Error::Locked(_))), "{outcome:?}");
     }
-    assert_eq!(get(&db, beside, "k"), None);
+    assert_eq!(get(&db, second, "k"), None);
     // One that had not looked, and one that was in another branch, go on.
     assert_eq!(text(idle.get(d, b"k").unwrap()).as_deref(), Some("1"));
     idle.commit(BUFFERED).unwrap();
@@ -367,7 +367,7 @@ fn a_commit_to_a_dictionary_that_is_dropped_meanwhile_is_made_whole_or_refused()
     assert!((10..590).contains(&refused), "both happen: {refused} were refused");
 }
 
-/// The same of what a transaction has written, however it is committed.
+/// What a transaction has written does not come to a dropped dictionary, however it is committed.
 #[test]
 fn a_transaction_does_not_commit_to_a_dictionary_that_is_gone() {
     for count in [1, 20_000] {

@@ -1,4 +1,4 @@
-//! What stays for as long as somebody can ask for it: values behind tuples, values under a second
+//! What stays for as long as it can be asked for: values behind tuples, values under a second
 //! key, versions that a view reads.
 
 mod model;

@@ -14,7 +14,7 @@ use kvdb::{CompactionPolicy, CreateOptions, DefragOptions, Error, Kvdb, OpenOpti
 use model::*;
 use zones::{Device, MemoryDevice, Purpose, Reading, ZONE_SIZE};
 
-/// The same changes, steps and compactions, merged in up to so many pieces.
+/// Runs the changes, steps and compactions of `seed`, merged in up to `pieces` subcompactions.
 fn run(seed: u64, pieces: usize) -> (Model, u64, u64) {
     let mut random = Random::new(seed);
     let device = Arc::new(MemoryDevice::new());
@@ -90,11 +90,11 @@ fn the_outcome_is_that_of_one_piece() {
 
 /// A device on which the first thread of a merge that writes waits until a second one does.
 #[derive(Default)]
-struct Meeting {
+struct TwoWriters {
     device: MemoryDevice,
     writers: Mutex<BTreeSet<u64>>,
     met: Condvar,
-    /// Nobody came.
+    /// No other writer came.
     alone: Mutex<bool>,
 }
 
@@ -108,7 +108,7 @@ fn number(thread: ThreadId) -> u64 {
         .unwrap_or(0)
 }
 
-impl Device for Meeting {
+impl Device for TwoWriters {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
         self.device.read_at(purpose, offset, buf)
     }
@@ -181,10 +181,10 @@ fn threads(n: usize) -> OpenOptions {
 
 #[test]
 fn two_threads_merge_one_pair_of_levels_at_the_same_time() {
-    let device = Arc::new(Meeting::default());
+    let device = Arc::new(TwoWriters::default());
     several_runs(device.clone(), 4, 8000);
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), threads(2)).unwrap();
-    // One merge is due, of all there is. Whoever of the two is first waits in the middle of it for
+    // One merge is due, of all there is. The first of the two waits in the middle of it for
     // the other.
     db.flush().unwrap();
     await_rest(&db);
@@ -207,7 +207,7 @@ fn await_rest(db: &Kvdb) {
 
 #[test]
 fn a_compaction_by_hand_takes_several_threads() {
-    let device = Arc::new(Meeting::default());
+    let device = Arc::new(TwoWriters::default());
     several_runs(device.clone(), 3, 8000);
     let (db, _) = Kvdb::open(device.clone(), Arc::new(Machine::default()), threads(2)).unwrap();
     let d = db.open_dictionary("d").unwrap();
@@ -217,7 +217,7 @@ fn a_compaction_by_hand_takes_several_threads() {
         let caller = std::thread::Builder::new().name("kvdb-merge".into());
         caller.spawn_scoped(scope, || db.compact(d.id()).unwrap()).unwrap();
     });
-    assert!(!*device.alone.lock() && device.writers.lock().len() > 1, "somebody helped");
+    assert!(!*device.alone.lock() && device.writers.lock().len() > 1, "another thread helped");
     assert_eq!((db.stats().split_merges, d.iter().count()), (1, 24_000));
 }
 

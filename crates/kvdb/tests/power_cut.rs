@@ -104,7 +104,7 @@ fn enlarge(change: &mut Change) {
 fn options(random: &mut Random) -> OpenOptions {
     // Parts so small that most merges consist of several.
     let merge_part = 16 << 10 << random.below(4);
-    // And those that are large beside them in several pieces.
+    // And the large ones among them in several pieces.
     let merge_threads = 1 + random.below(4) as usize;
     OpenOptions {
         memory: (1 << 20) << random.below(2),

@@ -118,7 +118,7 @@ fn a_few_range_tombstones_leave_the_filters_at_work() {
     let ops = |db: &Kvdb| db.stats().io.by_purpose[Purpose::Tuples as usize].read_ops;
     let before = ops(&db);
     for _ in 0..300 {
-        // In no run, and beside the tombstone.
+        // In no run, and next to the tombstone.
         let i = random.below(6_000);
         assert_eq!(d.get([&key(i)[..], b"z"].concat()).unwrap(), None);
     }
@@ -163,7 +163,7 @@ fn tombstones_over_one_another_cost_no_more_than_their_number() {
     some(2_000);
     assert_eq!(view.iter(d.id()).count(), 10_000, "a view sees none of them");
     drop(view);
-    // Nobody reads the states between any more.
+    // The states in between are not read any more.
     some(20_000);
     let taken = db.stats().memtable_bytes - before;
     assert!(taken < 4 << 20, "{taken} bytes");

@@ -359,7 +359,7 @@ fn a_store_that_fits_into_the_hosts_memory_is_there_after_few_waits() {
                 [Purpose::Tuples, Purpose::Index, Purpose::Pages].map(|p| s.io(p).ahead_bytes);
             (s.device.waits() - waits, now.iter().sum::<u64>() - ahead.iter().sum::<u64>())
         };
-        // Nobody says anything of memory, or there is too little: what is read is what was asked
+        // Nothing is known of memory, or there is too little: what is read is what was asked
         // for.
         let (waits, ahead) = get(1000);
         assert!(waits > 500 && ahead == 0, "{waits} waits, {ahead} bytes in vain");

@@ -85,7 +85,7 @@ fn beside_writers_merges_snapshots_and_rollbacks_nothing_is_found() {
         });
         let mut scrubs = 0;
         while scrubs < 6 || commits.load(SeqCst) < 1500 {
-            // Some slow enough that much goes on meanwhile.
+            // Some slow enough that much goes on during them.
             let rate = [None, Some(200 << 20), Some(40 << 20)][scrubs % 3];
             assert!(db.scrub(ScrubOptions { bytes_per_second: rate }).unwrap());
             db.wait_for_scrub();

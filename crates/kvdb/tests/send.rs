@@ -307,7 +307,7 @@ fn a_long_stream_is_written_once_and_power_cuts_leave_all_or_nothing_of_it() {
     assert!(whole > 0 && not > 5, "{whole} whole, {not} not");
 }
 
-/// A stream in the middle of which somebody does something.
+/// A stream in the middle of which another thread does something.
 struct Amid<'a> {
     stream: &'a [u8],
     then: Option<Box<dyn FnOnce() + 'a>>,
@@ -357,8 +357,8 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
     assert_eq!(there.get("mine").unwrap().unwrap(), "v");
     there.remove("mine").unwrap();
 
-    // One that reads or changes the branch in a transaction meanwhile does not commit to what is no
-    // more.
+    // One that reads or changes the branch in a transaction during this does not commit to what is
+    // no more.
     let (snapshot, serializable) =
         (other.begin(Isolation::Snapshot).unwrap(), other.begin(Isolation::Serializable).unwrap());
     snapshot.put(there.id(), "mine", "v").unwrap();

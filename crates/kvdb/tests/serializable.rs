@@ -1,5 +1,5 @@
-//! What a serializable transaction promises: as if it ran alone, whoever else reads and writes
-//! meanwhile.
+//! What a serializable transaction promises: as if it ran alone, whatever others read and write
+//! at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -50,7 +50,7 @@ fn what_it_has_read_stays_as_it_was_until_it_ends() {
         };
         scope.spawn(write(b"a"));
         scope.spawn(write(b"l"));
-        // What nobody has locked is free, for plain writes and for other transactions.
+        // What is not locked is free, for plain writes and for other transactions.
         db.put(d, b"m", b"2", Durability::Buffered).unwrap();
         let s = db.begin(Isolation::Snapshot).unwrap();
         s.put(d, "n", "2").unwrap();

@@ -1,5 +1,5 @@
-//! What a store takes beside its live data, while it is written and after it has settled. In memory
-//! and step by step: nothing here depends on time.
+//! What a store takes in addition to its live data, while it is written and after it has settled.
+//! In memory and step by step: nothing here depends on time.
 
 use std::sync::Arc;
 use std::time::Duration;

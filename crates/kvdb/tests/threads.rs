@@ -1,4 +1,4 @@
-//! A store with its background threads: commits that share syncs, readers beside writers, memory
+//! A store with its background threads: commits that share syncs, readers next to writers, memory
 //! that holds.
 
 mod model;

@@ -30,7 +30,7 @@ impl Running {
     fn begin(db: &Kvdb, random: &mut Random, base: &Model) -> kvdb::Result<Running> {
         let isolation =
             if random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
-        // There is one thread: nobody else could end what it would wait for. Commits are made
+        // There is one thread: no other could end what it would wait for. Commits are made
         // `at_once` for the same reason.
         let options = TransactionOptions {
             isolation,

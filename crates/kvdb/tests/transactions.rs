@@ -1,5 +1,5 @@
 //! What a transaction promises under snapshot isolation: it sees a frozen store and its own
-//! changes, nobody sees those before it commits, and then everybody sees all of them.
+//! changes, no other reader sees those before it commits, and then all readers see all of them.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn it_sees_the_store_as_it_was_and_its_own_changes() {
     let mut cursor = t.cursor(d, b"", b"").unwrap();
     cursor.seek_to_end().unwrap();
     assert_eq!(cursor.prev().unwrap().unwrap().key, "d");
-    // Nobody else sees any of it.
+    // No other reader sees any of it.
     assert_eq!(all(&db.view(), d), pairs(&[("a", "2"), ("b", "1"), ("c", "2")]));
 }
 
@@ -230,7 +230,7 @@ fn ranges_conflict_with_what_lies_in_them() {
             "flush: {flush}"
         );
     }
-    // Beside each other they do not.
+    // On keys next to each other they do not.
     let t = db.begin(Isolation::Snapshot).unwrap();
     t.delete_range(d, "a", "c").unwrap();
     put(&db, d, "c", "1");
@@ -517,8 +517,8 @@ fn what_a_large_commit_changed_conflicts_with_others() {
     let (db, d, _) = small();
     let late = db.begin(Isolation::Snapshot).unwrap();
     late.put(d, "key000500", "late").unwrap();
-    let beside = db.begin(Isolation::Snapshot).unwrap();
-    beside.put(d, "beside", "fine").unwrap();
+    let disjoint = db.begin(Isolation::Snapshot).unwrap();
+    disjoint.put(d, "disjoint", "fine").unwrap();
     let t = db.begin(Isolation::Snapshot).unwrap();
     for i in 0..10_000 {
         t.put(d, format!("key{i:06}"), vec![1; 300]).unwrap();
@@ -531,9 +531,9 @@ fn what_a_large_commit_changed_conflicts_with_others() {
     db.compact(d).unwrap();
     assert!(matches!(late.commit(Durability::Buffered), Err(Error::Conflict { .. })));
     assert!(matches!(u.commit(Durability::Buffered), Err(Error::Conflict { .. })));
-    beside.commit(Durability::Buffered).unwrap();
+    disjoint.commit(Durability::Buffered).unwrap();
     assert_eq!(db.get(d, b"key007000").unwrap().unwrap(), vec![1; 300]);
-    assert_eq!(get(&db, d, "beside").as_deref(), Some("fine"));
+    assert_eq!(get(&db, d, "disjoint").as_deref(), Some("fine"));
 }
 
 #[test]

@@ -889,7 +889,7 @@ fn keys_of_a_mounted_store() {
         );
         kvfs(args)
     };
-    fs::write(mnt.join("file"), "beside the keys").expect("a file");
+    fs::write(mnt.join("file"), "next to the keys").expect("a file");
     kv(&["put", "@", "a", "1"]).prints("");
     kv(&["incr", "@", "a", "41"]).prints("42\n");
     kv(&["get", "@", "a"]).prints("42");
@@ -926,7 +926,7 @@ fn keys_of_a_mounted_store() {
     assert!(text.text().contains("mounted on"), "{}", text.text());
     drop(mounted);
     lab.kv("get", &["a"]).prints("42");
-    lab.run("cat", &["/file"]).prints("beside the keys");
+    lab.run("cat", &["/file"]).prints("next to the keys");
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
 }
 
@@ -970,7 +970,7 @@ fn what_would_lie_under_the_views_is_not_imported() {
     let from = lab.path("from");
     fs::create_dir_all(from.join(".kvfs")).expect("folders");
     fs::write(from.join(".kvfs/file"), "content").expect("a file");
-    fs::write(from.join("beside"), "content").expect("a file");
+    fs::write(from.join("sibling"), "content").expect("a file");
     let folder = from.to_str().expect("text");
     lab.run("import", &[folder]).fails(1, "the name .kvfs belongs to its views");
     lab.run("import", &[folder, "--to", "/.kvfs/a"])
@@ -987,7 +987,7 @@ fn what_would_lie_under_the_views_is_not_imported() {
     }
     // Anywhere else it is a name like others.
     lab.run("import", &[folder, "--to", "/below"]).prints_something();
-    lab.run("ls", &["-R"]).prints("below\nbelow/.kvfs\nbelow/.kvfs/file\nbelow/beside\n");
+    lab.run("ls", &["-R"]).prints("below\nbelow/.kvfs\nbelow/.kvfs/file\nbelow/sibling\n");
 }
 
 /// What `create` names as the least is enough to work with.

@@ -199,7 +199,7 @@ fn it_takes_the_right_to_administrate_and_a_flag_that_exists() {
     }
     let root = File::open(p.mnt()).expect("open");
     assert_eq!(go_down(&root, 3), Err(libc::EINVAL));
-    // SAFETY: an ioctl that nobody knows reads nothing.
+    // SAFETY: an ioctl of an unknown number reads nothing.
     assert_eq!(unsafe { libc::ioctl(root.as_raw_fd(), 0x587e) }, -1);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
     // SAFETY: what lies at this address cannot be read, and is not.

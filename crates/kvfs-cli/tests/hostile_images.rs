@@ -103,7 +103,7 @@ fn commands_end_and_write_into_their_folder_only() {
         if !make(&store, seed) {
             continue;
         }
-        for file in [&tar, &stream, &dir.path().join("deep/beside")] {
+        for file in [&tar, &stream, &dir.path().join("deep/sibling")] {
             fs::write(file, "").expect("a file");
         }
         let before = names(dir.path(), &inside);

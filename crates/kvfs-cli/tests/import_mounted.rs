@@ -132,7 +132,7 @@ fn in_a_transaction_it_is_part_of_that() {
     let said = fails(2, &mut import(&p, ".kvfs/snapshot/s/x", &tree));
     assert!(said.contains("snapshot s"), "{said}");
     assert!(!p.mnt().join(".kvfs/snapshot/s/x").exists());
-    // Others have made the same name meanwhile.
+    // Others have made the same name in between.
     let id = begin();
     succeeds(&mut import(&p, &format!(".kvfs/txn/{id}/both"), &tree));
     fs::write(p.mnt().join("both"), "theirs").expect("write");
@@ -158,7 +158,7 @@ fn what_fails_leaves_nothing() {
     for len in [whole.len() / 2, whole.len() - 3000, 700] {
         fs::write(&cut, &whole[..len]).expect("write");
         let ended = import(&p, "new", &cut).output().expect("it runs");
-        // A stream may end between two entries, of which nobody can tell.
+        // A stream may end between two entries, which cannot be told.
         if !ended.status.success() {
             assert_eq!(left(&p), (0, 0), "{len} bytes");
         } else {
@@ -195,12 +195,12 @@ fn what_fails_leaves_nothing() {
     p.mounted();
     assert_eq!(left(&p), (0, 0));
     // A folder that the store itself lies in.
-    let beside = p.dir.path().join("beside");
-    fs::create_dir(&beside)
-        .and_then(|()| fs::hard_link(p.store(), beside.join("store")))
+    let sibling = p.dir.path().join("sibling");
+    fs::create_dir(&sibling)
+        .and_then(|()| fs::hard_link(p.store(), sibling.join("store")))
         .expect("made");
-    fs::write(beside.join("file"), "file").expect("write");
-    let said = succeeds(&mut import(&p, "new", &beside));
+    fs::write(sibling.join("file"), "file").expect("write");
+    let said = succeeds(&mut import(&p, "new", &sibling));
     assert!(said.contains("1 skipped") && p.mnt().join("new/file").exists(), "{said}");
     assert!(!p.mnt().join("new/store").exists());
     succeeds(kvfs(&["rm"]).arg(p.mnt().join("new")));
@@ -228,7 +228,7 @@ fn a_full_store_says_so_and_is_as_it_was() {
     fs::File::open(p.mnt().join("fits")).and_then(|file| file.sync_all()).expect("synced");
 }
 
-/// Whoever is let in at the socket is believed nothing.
+/// A client that is let in at the socket is believed nothing.
 #[test]
 fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
     let Some(p) = Place::new() else { return };

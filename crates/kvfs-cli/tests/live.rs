@@ -248,7 +248,7 @@ fn a_store_that_was_removed_or_replaced_is_not_let_go_without_a_word() {
         }
         assert!(is_alive(pid) && fs::read(p.mnt().join("g")).expect("there") == b"more");
         if replaced {
-            // The new store is another one: it is mounted beside the old one, and neither answers
+            // The new store is another one: it is mounted next to the old one, and neither answers
             // for the other.
             let other = p.dir.path().join("other");
             fs::create_dir(&other).expect("mkdir");

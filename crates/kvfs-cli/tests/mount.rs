@@ -157,7 +157,7 @@ struct TakesTheNumber(Vec<std::path::PathBuf>);
 impl TakesTheNumber {
     fn new(under: &Path, of: &str) -> Option<TakesTheNumber> {
         let mut taken = TakesTheNumber(Vec::new());
-        // The kernel gives the lowest number that is free. Tests that run beside this one may take
+        // The kernel gives the lowest number that is free. Tests that run with this one may take
         // it first.
         for i in 0..64 {
             taken.mount(under.join(format!("tmpfs-{i}")));
@@ -386,7 +386,7 @@ fn a_mount_for_reading_has_a_socket_that_reads() {
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k")), "v");
 }
 
-/// What the kernel's switch says while nobody has it turned on for a moment; `None`: this kernel
+/// What the kernel's switch says while it is not turned on for a moment; `None`: this kernel
 /// has none.
 fn switched_on() -> Option<String> {
     let switch = fs::File::open("/sys/module/fuse/parameters/enable_uring").ok()?;

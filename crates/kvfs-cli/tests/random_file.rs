@@ -56,7 +56,7 @@ struct Run {
     direct: Option<File>,
     model: Vec<u8>,
     random: Random,
-    /// What was done, for whoever reads a failure.
+    /// What was done, for the reader of a failure.
     log: Vec<String>,
 }
 
@@ -210,7 +210,7 @@ impl Run {
             )
         };
         assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-        // SAFETY: the mapping is as long as the file, which nobody shortens while it exists.
+        // SAFETY: the mapping is as long as the file, which is not shortened while it exists.
         let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), size) };
         let range = at as usize..(at + length) as usize;
         self.check("mapping", &bytes[range.clone()], &self.model[range.clone()], at);

@@ -83,7 +83,7 @@ fn a_file_without_its_bad_page_and_the_others_as_they_were() {
     lab.damage(&content[5 * 4096..][..64]);
     assert_eq!(lab.run("check", &[]).status.code(), Some(DAMAGED));
     let before = fs::read(&lab.store).expect("the store");
-    // Nobody is there to be asked, so nothing happens.
+    // No user is there to be asked, so nothing happens.
     let mut unattended = Command::new("setsid");
     let asked = unattended
         .args(["--wait", env!("CARGO_BIN_EXE_kvfs"), "check", "--repair"])

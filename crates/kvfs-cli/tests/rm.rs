@@ -260,7 +260,7 @@ fn a_store_that_is_not_mounted() {
     succeeds(kvfs(&["check"]).arg(&store));
 }
 
-/// The socket is its owner's and root's, and nobody else removes anything by it.
+/// The socket is its owner's and root's, and no other user removes anything by it.
 #[test]
 fn another_user_removes_nothing() {
     let Some(p) = Place::new() else { return };

@@ -375,7 +375,7 @@ fn a_serializable_transaction_goes_back_and_commits_and_is_waited_for_in_files_a
     assert_eq!(read(mount.path("file")).as_deref(), Some("outside\n"), "behind the commit");
     assert_eq!(say(&mut other, "GET k"), "1");
     assert!(!mount.path("more").exists());
-    // With nobody in between both are seen.
+    // With no other transaction in between both are seen.
     let id = say(&mut inside, "TXN BEGIN SER");
     say(&mut inside, &format!("TXN JOIN {id}"));
     fs::write(mount.path(".kvfs/txn").join(&id).join("file"), "both").expect("write");
@@ -495,7 +495,7 @@ fn views_let_in_their_user_and_root_alone() {
         assert!(read(root.join(path)).is_some(), "root reads {path}");
         assert_eq!(read_by_user(path), None, "{path}");
     }
-    // The kernel may have cached the way by now; it lets nobody else in for that.
+    // The kernel may have cached the way by now; it lets no other user in for that.
     assert_eq!(read_by_user(&in_roots), None);
     // His own he reads and writes, and root, too.
     let own = succeeds(user.kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();

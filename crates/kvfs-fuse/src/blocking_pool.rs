@@ -298,7 +298,7 @@ mod tests {
             assert_eq!(who[0] == here, !alone);
             assert!(
                 who[1..].iter().all(|&id| id == who[1] && id != here),
-                "nobody else is woken for each"
+                "no other thread is woken for each"
             );
             assert_eq!(pool.shared.queue.lock().threads, 1);
         }
@@ -319,7 +319,7 @@ mod tests {
         assert_ne!(
             told.recv().expect("it ran"),
             std::thread::current().id(),
-            "nobody would answer what it waits for"
+            "no thread would answer what it waits for"
         );
     }
 }

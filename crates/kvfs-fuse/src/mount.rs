@@ -33,7 +33,7 @@ pub enum Error {
     /// The mount point is not a directory.
     #[error("cannot mount on {0}: it is not a folder")]
     NotAFolder(PathBuf),
-    /// Everybody is let in, and permissions are not checked.
+    /// All users are let in, and permissions are not checked.
     #[error(
         "allow_other without default_permissions would let every user do everything: the kernel has to check permissions"
     )]

@@ -128,7 +128,7 @@ mod tests {
         let round = place.call();
         assert!(
             !round.has_all(|| vec![(a, true), (b, true)]),
-            "nobody has taken a page of the barrier yet"
+            "no thread has taken a page of the barrier yet"
         );
         go_a.send(()).unwrap();
         assert!(round.has_all(|| vec![(a, false), (b, true)]), "the other one has other work");

@@ -159,7 +159,7 @@ const OPERATIONS: &[Operation] = &[
 ];
 
 /// The fewest requests that an operation was done with: on a busy machine a tick of the kernel's
-/// clock may end amid it, and then there are times to send.
+/// clock may end during it, and then there are times to send.
 fn least(m: &Real, operation: &Operation) -> String {
     let counters = m.mounted.counters();
     let rounds = (0..150).map(|i| {

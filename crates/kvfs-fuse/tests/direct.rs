@@ -1,4 +1,4 @@
-//! Direct I/O beside reads through the page cache: whoever reads after a direct write has ended
+//! Direct I/O and reads through the page cache: a reader that begins after a direct write has ended
 //! sees it.
 
 mod real;

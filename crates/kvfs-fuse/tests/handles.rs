@@ -45,7 +45,7 @@ fn handle_of(path: &Path) -> Handle {
 fn open(mount: &Path, handle: &Handle) -> io::Result<File> {
     let root = File::open(mount)?;
     let mut handle = handle.clone();
-    // SAFETY: the handle is one that the kernel gave; the descriptor is nobody else's.
+    // SAFETY: the handle is one that the kernel gave; the descriptor is owned here alone.
     unsafe {
         match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), libc::O_RDONLY) {
             -1 => Err(io::Error::last_os_error()),

@@ -1,6 +1,6 @@
-//! What the kernel holds back of files that programs have open: nobody who looks at a file, renames
-//! it, begins a transaction or commits one is to see less of it than the program that writes it,
-//! whether writes go through at once or are gathered.
+//! What the kernel holds back of files that programs have open: no program that looks at a file,
+//! renames it, begins a transaction or commits one is to see less of it than the program that
+//! writes it, whether writes go through at once or are gathered.
 
 mod real;
 
@@ -328,7 +328,8 @@ fn pages_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
 }
 
 /// A program with a mapping of a file whose view ends. The kernel writes the times of the file back
-/// when the mapping goes, and keeps an error of that for whoever has it hand over everything next.
+/// when the mapping goes, and keeps an error of that for the next caller that has it hand over
+/// everything.
 #[test]
 fn times_of_a_view_that_is_over_are_no_error_of_those_who_begin() {
     const PROGRAM: &str = "import mmap, sys
@@ -402,7 +403,7 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
             b"old"
         );
         fs::write(inside.join("g"), b"new").expect("write");
-        // It comes to the daemon when somebody asks for it, and has to wait there.
+        // It comes to the daemon when it is asked for, and has to wait there.
         mapping.put(0, b"new");
         let refused = |what: &str, result: kvfs::Result<()>| match result {
             Err(kvfs::Error::NotHandedOver(said)) => assert!(said.contains(why), "{what}: {said}"),

@@ -35,8 +35,8 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
 fn serve() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let memory = Arc::new(Memory::default());
-    // Whoever makes the folder has the lock of the root until it is answered, which the message
-    // below then waits for.
+    // The thread that makes the folder has the lock of the root until it is answered, which the
+    // message below then waits for.
     let asked = memory.never_make(NEVER);
     let mounted =
         mount(memory.clone(), Path::new(&folder), &MountOptions::default(), &way::policy(false))
@@ -139,7 +139,7 @@ fn killed_amid_a_message_to_the_kernel() {
     wait_until("the end of the daemon", || daemon.1.try_wait().expect("wait").is_some());
     wait_until("the end of the program", || program.try_wait().expect("wait").is_some());
     assert!(!program.wait().expect("wait").success());
-    assert!(kvfs_fuse::mounts::is_dead(&folder), "whoever uses the mount is told so");
+    assert!(kvfs_fuse::mounts::is_dead(&folder), "the users of the mount are told so");
 }
 
 /// The shell that ends the connection of a daemon that cannot end.

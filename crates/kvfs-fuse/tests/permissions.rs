@@ -1,5 +1,5 @@
 //! A mount for root alone, of which the kernel checks no permissions: root sees what it sees in one
-//! where the kernel does, and nobody else gets in.
+//! where the kernel does, and no other user gets in.
 
 mod real;
 

@@ -1,5 +1,5 @@
 //! Set-user-ID and set-group-ID bits go when a user without privileges changes a file, and from
-//! then on nobody gets rights by it: neither the store nor the kernel's cache has them when the
+//! then on no user gets rights by it: neither the store nor the kernel's cache has them when the
 //! call returns.
 
 mod real;
@@ -91,7 +91,7 @@ const WAYS: [Way; 9] = [
     }),
 ];
 
-/// The effective user that `program`, which is `id`, runs as when nobody starts it.
+/// The effective user that `program`, which is `id`, runs as when the user `nobody` starts it.
 fn effective(program: &Path) -> String {
     let output = as_nobody(|| Command::new(program).arg("-u").output().expect("run"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -113,7 +113,7 @@ fn whoever_changes_a_program_gets_no_rights_by_it() {
         let Some(m) = Real::new(write_back) else { return };
         for (way, change) in WAYS {
             let (path, length) = set_user_id_program(&m, &format!("program of {way}"));
-            assert_eq!(effective(&path), "0", "as long as nobody has changed it");
+            assert_eq!(effective(&path), "0", "as long as it was not changed");
             as_nobody(|| change(&path, length));
             assert_eq!(effective(&path), "65534", "after {way}, write-back: {write_back}");
             let mode = fs::metadata(&path).expect("stat").mode() & 0o7777;

@@ -200,10 +200,10 @@ fn a_busy_mount_refuses_to_go_and_a_dropped_one_goes() {
     let Some(mut m) = Mount::new(way::policy(false)) else { return };
     write_file(&m.path("a"), b"hello");
     let open = fs::File::open(m.path("a")).expect("open");
-    assert!(m.mounted.unmount().is_err(), "somebody has a file open");
+    assert!(m.mounted.unmount().is_err(), "a file is open");
     assert_eq!(fs::read(m.path("a")).expect("still mounted"), b"hello");
     drop(open);
-    m.mounted.unmount().expect("nobody uses it");
+    m.mounted.unmount().expect("it is not in use");
     assert!(!m.path("a").exists());
     assert!(kvfs_fuse::mounts::mount_at(m.dir.path()).expect("mountinfo").is_none());
 }

@@ -289,7 +289,7 @@ fn a_write_request_is_whole_or_not_there() {
 }
 
 /// Where the kernel ends the requests of one long write at `offset`: at the end of the first page
-/// if it begins amid one, then after each MiB.
+/// if it begins within one, then after each MiB.
 fn ends_of_requests(offset: usize, length: usize) -> Vec<usize> {
     const MIB: usize = 1 << 20;
     let first = if offset.is_multiple_of(4096) { offset } else { offset.next_multiple_of(4096) };
@@ -308,7 +308,7 @@ fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
     }
     assert_eq!(ends_of_requests(0, 3 << 20), [1 << 20, 2 << 20]);
     assert_eq!(ends_of_requests(5000, (1 << 20) + 5000), [8192, 8192 + (1 << 20)]);
-    // Through the kernel's cache, from the start of a page and amid one, and around the cache.
+    // Through the kernel's cache, from the start of a page and within one, and around the cache.
     for (offset, direct) in [(0, false), (1234, false), (4096, true)] {
         let mut cut = 0;
         for round in 0..40 {

@@ -371,7 +371,7 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it(write_
     while asked() < before + PROGRAMS as u64 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // Everybody else goes on, the transaction, too.
+    // All others go on, the transaction, too.
     fs::write(m.path("other"), "x").expect("write");
     fs::write(t.join("f0"), "from the transaction").expect("write");
     assert_eq!(fs::read(file(0)).expect("read"), b"old");

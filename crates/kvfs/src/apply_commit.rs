@@ -491,7 +491,7 @@ mod tests {
         };
         stale(fs.write(b, 0, b"OURS", Default::default()).map(drop));
         stale(fs.read(b, 0, 4).map(drop));
-        assert!(fs.resolve(b"/a").is_err(), "nobody can tell who asks");
+        assert!(fs.resolve(b"/a").is_err(), "it is not known who asks");
         fs.forget(b, 1);
         let back = fs.resolve(b"/a").unwrap();
         assert_eq!(&fs.read(back.ino, 0, 10).unwrap()[..], b"theirs");

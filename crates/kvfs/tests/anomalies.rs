@@ -16,9 +16,9 @@
 //! - `T1 clear`: all files and keys go
 //! - `T1 commit`, or `-> conflict file #y`: a file or name and a key have been changed by others;
 //!   `T1 abort`
-//! - `-> locked`: refused for somebody else's lock, because that one is older and took this one's,
+//! - `-> locked`: refused for another's lock, because that one is older and took this one's,
 //!   or held it for too long; a commit finds that there is no such transaction any more: `-> over`
-//! - `plain write x v` and so on: in no transaction; it waits for nobody here, but is refused
+//! - `plain write x v` and so on: in no transaction; it does not wait here, but is refused
 
 #[path = "../../kvdb/tests/script/mod.rs"]
 mod script;
@@ -333,7 +333,7 @@ fn g0_writes_of_two_transactions_do_not_interleave() {
          now x=11 y=21",
     );
     // Nothing of a file is locked against readers while it is in memory only; but it has been read,
-    // by whoever writes it.
+    // by its writer.
     play_as_written(
         Serializable,
         MIXED,
@@ -700,7 +700,7 @@ fn p4_no_update_is_lost() {
              now x=10 y=20";
         play(Snapshot, &script.replace("write", write));
     }
-    // Whoever commits first wins, not whoever began first; and a removal is an update.
+    // The first to commit wins, not the first to begin; and a removal is an update.
     play(
         Snapshot,
         "begin T1 T2
@@ -1116,7 +1116,7 @@ fn plain_writes_respect_transactions() {
          T1 commit -> conflict x
          now x=11 y=20",
     );
-    // What a serializable transaction has read stays as it is; whoever writes beside it goes on.
+    // What a serializable transaction has read stays as it is; other writers go on.
     play(
         Serializable,
         "begin T1

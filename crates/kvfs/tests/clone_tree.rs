@@ -392,7 +392,8 @@ fn a_copy_between_two_savepoints_is_there_when_the_transaction_goes_back_to_the_
     is_sound(&world);
 }
 
-/// Inside the gate a copy would wait for the very commit that has to close it.
+/// With the freeze lock held shared, a copy would wait for the very commit that has to take it
+/// alone.
 #[test]
 fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_name() {
     let world = World::new();

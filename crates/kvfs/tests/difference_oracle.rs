@@ -1,4 +1,4 @@
-//! A difference beside a naive one: both trees walked, everything at every path compared. Random
+//! A difference against a naive one: both trees walked, everything at every path compared. Random
 //! trees, random changes: hard links, renames and swaps of directories, types replaced, trees
 //! removed and made again, extended attributes, owners, modes, times.
 //!
@@ -164,7 +164,7 @@ fn naive(old: &Tree, new: &Tree) -> Vec<String> {
     lines
 }
 
-/// The same of what is to be tested.
+/// The lines of the difference that is under test.
 fn told(changes: &[FileChange]) -> Vec<String> {
     changes
         .iter()
@@ -461,7 +461,7 @@ fn case(seed: u64) {
     let few = 1 + random.below(20);
     let log = changes(&fs, &mut random, few);
     let found = views.difference(id).expect("a difference");
-    check(found, &a, &walk(&inside), "transaction beside others", &log);
+    check(found, &a, &walk(&inside), "transaction among others", &log);
     views.abort(id).expect("aborted");
 
     if random.below(3) == 0 {

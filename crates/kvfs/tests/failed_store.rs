@@ -75,7 +75,7 @@ fn after_a_failed_sync_nothing_is_taken_and_what_was_taken_is_said_to_be_lost() 
     fs.write(open_elsewhere, 0, b"G", Default::default()).unwrap();
 
     device.inject(Fault::always(Operation::Sync, FaultKind::Error));
-    // The first to hear of it, and whoever else relies on what was written.
+    // The first to hear of it, and all others that rely on what was written.
     fails(fs.fsync(f, false), libc::EIO);
     fails(fs.fsync(open_elsewhere, true), libc::EIO);
     fails(fs.sync_all(), libc::EIO);
@@ -129,7 +129,7 @@ fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
 }
 
 /// Files are committed in groups. One of them whose node cannot be read at that moment is not in
-/// the group, and no part of it: not even that it has lost its capability, whose value lies beside
+/// the group, and no part of it: not even that it has lost its capability, whose value lies next to
 /// the node.
 #[test]
 fn of_a_file_that_cannot_be_staged_no_part_is_committed_with_others() {

@@ -57,7 +57,7 @@ fn is_clean(db: &Kvdb) {
 }
 
 /// A durable transaction that has no room in memory when the store is opened, and none on disk,
-/// goes on only at the next opening: meanwhile nothing says which numbers it has given.
+/// goes on only at the next opening: until then nothing says which numbers it has given.
 #[test]
 fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     let device = Arc::new(MemoryDevice::new());
@@ -100,7 +100,7 @@ fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     is_clean(&db);
 }
 
-/// Nor are those of files that are removed: a handle that somebody has kept (of NFS, say) is of
+/// Nor are those of files that are removed: a handle that a client has kept (of NFS, say) is of
 /// none that is made later.
 #[test]
 fn numbers_of_files_that_are_gone_are_not_given_again() {

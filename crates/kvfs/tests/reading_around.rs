@@ -1,4 +1,4 @@
-//! What is fetched from the device beside the page that was asked for.
+//! What is fetched from the device around the page that was asked for.
 
 use std::io;
 use std::sync::Arc;

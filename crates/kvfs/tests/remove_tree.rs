@@ -30,7 +30,7 @@ fn folder(fs: &Fs, parent: Ino, name: &str) -> Ino {
     ino
 }
 
-/// A tree with one of everything, and a file beside it that has a name in it.
+/// A tree with one of everything, and a file next to it that has a name in it.
 fn make(fs: &Fs) -> Ino {
     let top = folder(fs, ROOT, "top");
     let sub = folder(fs, top, "sub");
@@ -283,12 +283,12 @@ fn in_a_transaction_it_is_part_of_that() {
         assert_eq!((stats.directories, stats.files), (4, 9));
         assert!(inside.resolve(b"top").is_err());
         assert_eq!(inside.resolve(b"outside").unwrap().nlink, 1);
-        assert_eq!(world.contents("/top/sub/large"), content(1, 100_000), "nobody else sees it");
+        assert_eq!(world.contents("/top/sub/large"), content(1, 100_000), "no other view sees it");
         views.abort(id).unwrap();
         world.fs.sync_all().unwrap();
         assert_eq!(stored(&world.db), all, "an abort leaves everything");
 
-        // Somebody has it open over the commit.
+        // A program has it open over the commit.
         let large = world.fs.lookup(world.stat("/top/sub").ino, b"large").unwrap().ino;
         let (id, view, inside) = begin();
         folder(&inside, inside.resolve(b"top/sub").unwrap().ino, "own");
@@ -322,9 +322,9 @@ fn a_transaction_that_has_changed_something_in_it_and_it_do_not_both_happen() {
         ("a file moved in", |fs| {
             fs.rename(
                 ROOT,
-                b"beside",
+                b"adjacent",
                 fs.resolve(b"top/sub").unwrap().ino,
-                b"beside",
+                b"adjacent",
                 Default::default(),
             )
             .unwrap();
@@ -339,7 +339,7 @@ fn a_transaction_that_has_changed_something_in_it_and_it_do_not_both_happen() {
         for in_transaction in [false, true] {
             let world = World::new();
             make(&world.fs);
-            closed(&world.fs, ROOT, "beside", b"beside");
+            closed(&world.fs, ROOT, "adjacent", b"adjacent");
             world.fs.sync_all().unwrap();
             let views = Views::new(world.db.clone(), world.fs.clone());
             let begin = || {
@@ -359,7 +359,7 @@ fn a_transaction_that_has_changed_something_in_it_and_it_do_not_both_happen() {
                 Err(Error::Store(kvdb::Error::Conflict { .. })) => {}
                 done => panic!("{what}: {done:?}"),
             }
-            assert_eq!(world.list(ROOT), [".", "..", "beside", "outside"], "{what}");
+            assert_eq!(world.list(ROOT), [".", "..", "adjacent", "outside"], "{what}");
         }
     }
 }
@@ -378,7 +378,7 @@ fn what_others_have_changed_since_a_transaction_began_it_does_not_remove() {
     }
     assert_eq!(world.contents("/top/sub/empty/new"), b"new");
     assert_eq!(world.contents("/top/sub/large"), content(1, 100_000));
-    // And what others do beside it is none of its business.
+    // And what others do next to it does not concern it.
     let id = views.begin(TransactionOptions::default()).unwrap();
     views.remove_tree(&View::Transaction(id), b"top").unwrap();
     closed(&world.fs, ROOT, "new", b"new");
@@ -422,7 +422,7 @@ fn a_link_is_removed_from_a_file_as_it_is_when_it_is_locked() {
     let world = World::new();
     make(&world.fs);
     let large = world.stat("/top/sub/large").ino;
-    world.fs.link(large, ROOT, b"beside").unwrap();
+    world.fs.link(large, ROOT, b"adjacent").unwrap();
     world.fs.sync_all().unwrap();
     let views = Views::new(world.db.clone(), world.fs.clone());
     let options =
@@ -433,7 +433,7 @@ fn a_link_is_removed_from_a_file_as_it_is_when_it_is_locked() {
         .fs
         .setattr(large, &kvfs::SetAttr { mode: Some(0o604), ..Default::default() }, USER)
         .unwrap();
-    views.remove_tree(&View::Transaction(id), b"beside").unwrap();
+    views.remove_tree(&View::Transaction(id), b"adjacent").unwrap();
     views.commit(id, Durability::Buffered).unwrap();
     assert_eq!((world.stat("/top/link").perm, world.stat("/top/link").nlink), (0o604, 2));
 }

@@ -1,5 +1,5 @@
 //! Many threads on one small tree: whatever each of them gets, the file system stays one, and
-//! nobody waits for ever.
+//! no thread waits for ever.
 
 mod world;
 

@@ -294,7 +294,7 @@ fn what_is_open_here_and_removed_there_lives_until_its_last_user_goes() {
     assert_eq!((report.orphans, report.pages), (0, 0));
 }
 
-/// What it was when the transaction removed it is not what it is here, where nobody has changed it.
+/// What it was when the transaction removed it is not what it is here, where it was not changed.
 #[test]
 fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
     let w = World::new();
@@ -438,7 +438,7 @@ fn files_that_are_made_whole_in_a_transaction_come_with_it() {
         }
     };
     check(&fs);
-    assert!(names(&b.w.fs, ROOT).is_empty(), "before the commit nobody else sees it");
+    assert!(names(&b.w.fs, ROOT).is_empty(), "before the commit no other view sees it");
     drop(fs);
     b.views.commit(id, Durability::Synced).unwrap();
     b.w.check();
@@ -618,7 +618,7 @@ fn what_a_serializable_transaction_has_read_stays_as_it_is() {
     let (id, t) = b.begin_serializable();
     assert_eq!(read(&t, "dir/f").unwrap(), b"read");
     assert!(read(&t, "dir/none").is_none());
-    // Nobody waits here: this world has one thread.
+    // No call waits here: this world has one thread.
     fails(b.w.fs.write(f, 0, b"changed", Default::default()), libc::EDEADLK);
     fails(b.w.fs.setattr(f, &SetAttr { size: Some(0), ..Default::default() }, USER), libc::EDEADLK);
     fails(b.w.fs.unlink(dir, b"f"), libc::EDEADLK);
@@ -728,14 +728,14 @@ fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
     std::thread::scope(|scope| {
         let committed = scope.spawn(|| views.commit(si, Durability::Buffered));
         let written = scope.spawn(|| fs.write(f, 0, b"!", Default::default()));
-        // Both wait, and keep nobody from reading.
+        // Both wait, and keep no other from reading.
         std::thread::sleep(std::time::Duration::from_millis(30));
         assert!(!committed.is_finished() && !written.is_finished());
         assert_eq!(read(&fs, "f").unwrap(), b"old");
         views.commit(ser, Durability::Buffered).unwrap();
         let committed = committed.join().unwrap();
         written.join().unwrap().unwrap();
-        // Whoever came first.
+        // The one that came first.
         match committed {
             Ok(()) => assert_eq!(read(&fs, "f").unwrap(), b"!ew"),
             Err(Error::Store(kvdb::Error::Conflict { .. })) => {

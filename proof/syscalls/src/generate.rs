@@ -22,7 +22,8 @@ pub struct Taste {
     pub zero_range: bool,
 }
 
-struct Hands {
+/// What a worker has open, mapped and listed, as far as it is known before the calls are made.
+struct WorkerState {
     open: [bool; SLOTS],
     mapped: [bool; MAPS],
     scanning: [bool; SCANS],
@@ -32,7 +33,7 @@ struct Hands {
 struct Generator<'t> {
     taste: &'t Taste,
     random: Random,
-    hands: Vec<Hands>,
+    workers: Vec<WorkerState>,
 }
 
 const OWN: &str = "fixed";
@@ -41,14 +42,14 @@ const LEAVES: &[&str] = &["a", "b", "c", "e", "f", "g"];
 
 /// A history of `calls` calls.
 pub fn history(seed: u64, stream: u64, calls: usize, taste: &Taste) -> Vec<Step> {
-    let hands = (0..taste.workers).map(|_| Hands {
+    let workers = (0..taste.workers).map(|_| WorkerState {
         open: [false; SLOTS],
         mapped: [false; MAPS],
         scanning: [false; SCANS],
         away: false,
     });
     let mut generator =
-        Generator { taste, random: Random::new(seed, stream), hands: hands.collect() };
+        Generator { taste, random: Random::new(seed, stream), workers: workers.collect() };
     let mut steps = Vec::with_capacity(calls);
     for (path, mode) in [("d0", 0o777), ("d1", 0o1777), ("d0/d2", 0o755)] {
         let path = Name(path.to_owned());
@@ -69,8 +70,8 @@ pub fn history(seed: u64, stream: u64, calls: usize, taste: &Taste) -> Vec<Step>
         steps.push(Step { worker, timed, call });
         if taste.kills && generator.random.one_in(400) {
             steps.push(Step { worker: 0, timed: false, call: Call::Kill {} });
-            for hands in &mut generator.hands {
-                *hands = Hands {
+            for state in &mut generator.workers {
+                *state = WorkerState {
                     open: [false; SLOTS],
                     mapped: [false; MAPS],
                     scanning: [false; SCANS],
@@ -85,7 +86,7 @@ pub fn history(seed: u64, stream: u64, calls: usize, taste: &Taste) -> Vec<Step>
 impl Generator<'_> {
     fn slot(&mut self, worker: u8) -> u8 {
         let open: Vec<u8> = (0..SLOTS as u8)
-            .filter(|&slot| self.hands[usize::from(worker)].open[usize::from(slot)])
+            .filter(|&slot| self.workers[usize::from(worker)].open[usize::from(slot)])
             .collect();
         if open.is_empty() || self.random.one_in(40) {
             self.random.below(SLOTS as u64) as u8
@@ -96,7 +97,7 @@ impl Generator<'_> {
 
     fn map(&mut self, worker: u8) -> u8 {
         let mapped: Vec<u8> = (0..MAPS as u8)
-            .filter(|&map| self.hands[usize::from(worker)].mapped[usize::from(map)])
+            .filter(|&map| self.workers[usize::from(worker)].mapped[usize::from(map)])
             .collect();
         if mapped.is_empty() {
             self.random.below(MAPS as u64) as u8
@@ -219,12 +220,12 @@ impl Generator<'_> {
     }
 
     fn call(&mut self, worker: u8) -> Call {
-        let hands = usize::from(worker);
-        if self.hands[hands].away && self.random.one_in(12) {
-            self.hands[hands].away = false;
+        let index = usize::from(worker);
+        if self.workers[index].away && self.random.one_in(12) {
+            self.workers[index].away = false;
             return Call::Home {};
         }
-        let open = self.hands[hands].open.iter().filter(|open| **open).count();
+        let open = self.workers[index].open.iter().filter(|open| **open).count();
         let kind = self.random.below(1000);
         if open == 0 || (open < 5 && kind < 80) {
             return self.open(worker);
@@ -243,7 +244,7 @@ impl Generator<'_> {
 
     fn open(&mut self, worker: u8) -> Call {
         let slot = self.random.below(SLOTS as u64) as u8;
-        self.hands[usize::from(worker)].open[usize::from(slot)] = true;
+        self.workers[usize::from(worker)].open[usize::from(slot)] = true;
         let mode = self.mode();
         if self.random.one_in(20) {
             let flags = OpenFlags(
@@ -289,11 +290,11 @@ impl Generator<'_> {
             30 => Call::Forget { slot },
             31 => {
                 let to = self.random.below(SLOTS as u64) as u8;
-                self.hands[usize::from(worker)].open[usize::from(to)] = true;
+                self.workers[usize::from(worker)].open[usize::from(to)] = true;
                 Call::Dup { slot, to }
             }
             _ => {
-                self.hands[usize::from(worker)].open[usize::from(slot)] = false;
+                self.workers[usize::from(worker)].open[usize::from(slot)] = false;
                 Call::Close { slot }
             }
         }
@@ -355,7 +356,7 @@ impl Generator<'_> {
 
     fn mapping(&mut self, worker: u8) -> Call {
         let mapped =
-            self.hands[usize::from(worker)].mapped.iter().filter(|mapped| **mapped).count();
+            self.workers[usize::from(worker)].mapped.iter().filter(|mapped| **mapped).count();
         let slot = self.slot(worker);
         let map = self.map(worker);
         let (at, len, tag) = (self.at(), self.len(), self.tag());
@@ -363,7 +364,7 @@ impl Generator<'_> {
         match if mapped == 0 { 0 } else { self.random.below(16) } {
             0..3 => {
                 let map = self.random.below(MAPS as u64) as u8;
-                self.hands[usize::from(worker)].mapped[usize::from(map)] = true;
+                self.workers[usize::from(worker)].mapped[usize::from(map)] = true;
                 let shared = !self.random.one_in(4);
                 Call::Mmap {
                     map,
@@ -380,7 +381,7 @@ impl Generator<'_> {
             12 => Call::WriteMap { slot, at, map, map_at, len },
             13 => Call::ReadMap { slot, at, map, map_at, len },
             _ => {
-                self.hands[usize::from(worker)].mapped[usize::from(map)] = false;
+                self.workers[usize::from(worker)].mapped[usize::from(map)] = false;
                 Call::Munmap { map }
             }
         }
@@ -434,7 +435,7 @@ impl Generator<'_> {
             36 => Call::Mkfifo { path, mode: self.mode() },
             37..39 => {
                 let text = self.random.of(&["d0", "d1", "d0/d2", "l0", "a"]).to_owned();
-                self.hands[usize::from(worker)].away = true;
+                self.workers[usize::from(worker)].away = true;
                 Call::Chdir { path: Name(text) }
             }
             _ => Call::Umask { mode: Mode(self.random.of(&[0o022, 0o077, 0o000, 0o002])) },
@@ -499,12 +500,12 @@ impl Generator<'_> {
             17..20 => Call::Access { path, mode: self.random.below(8) as u32 },
             20..23 => Call::List { path: self.directory() },
             23 if self.random.one_in(4) => Call::Tree { path: Name(".".to_owned()) },
-            _ if !self.hands[usize::from(worker)].scanning[usize::from(scan)] => {
-                self.hands[usize::from(worker)].scanning[usize::from(scan)] = true;
+            _ if !self.workers[usize::from(worker)].scanning[usize::from(scan)] => {
+                self.workers[usize::from(worker)].scanning[usize::from(scan)] = true;
                 Call::ScanStart { scan, path: self.directory() }
             }
             _ if self.random.one_in(3) => {
-                self.hands[usize::from(worker)].scanning[usize::from(scan)] = false;
+                self.workers[usize::from(worker)].scanning[usize::from(scan)] = false;
                 Call::ScanEnd { scan }
             }
             _ => Call::ScanSome { scan },

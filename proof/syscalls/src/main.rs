@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use kvfs_syscalls::{Bench, Mode, Mounted, Outcome, Step, Taste, history, read_history, shrink};
 
-/// The same random system calls on two file systems, every result compared.
+/// Makes the same random system calls on two file systems and compares every result.
 #[derive(Parser)]
 struct Args {
     /// A directory of the file system under test. Without it a KVFS store is made and mounted

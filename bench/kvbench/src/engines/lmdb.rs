@@ -23,8 +23,8 @@ impl Store {
     pub fn open(settings: &Settings) -> Result<Store> {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES);
-        // SAFETY: the directory is this process's own, so that nobody changes the mapped file or
-        // opens it twice; a crash of the machine would leave scratch data broken, which nobody
+        // SAFETY: the directory is this process's own, so no other process changes the mapped file
+        // or opens it twice; a crash of the machine would leave scratch data broken, which is not
         // reads.
         let env = unsafe { options.flags(EnvFlags::NO_SYNC).open(&settings.dir)? };
         let mut transaction = env.write_txn()?;

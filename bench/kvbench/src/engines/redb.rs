@@ -16,7 +16,7 @@ pub struct Store {
 
 impl Store {
     pub fn open(settings: &Settings) -> Result<Store> {
-        // It has no write buffer beside its cache.
+        // It has no write buffer in addition to its cache.
         let db = Database::builder()
             .set_cache_size(settings.memory as usize)
             .create(settings.dir.join("store.redb"))?;

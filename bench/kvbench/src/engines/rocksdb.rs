@@ -1,4 +1,4 @@
-//! RocksDB by its C interface: Debian's version, and beside it a newer one, the shared library that
+//! RocksDB by its C interface: Debian's version, and a newer one, the shared library that
 //! `KVBENCH_ROCKSDB_NEW` names (scripts/bench_kv.sh fetches the one that RocksDB's makers publish
 //! for Java; the C interface is in it). Each leveled, universal, and with large values in blob
 //! files (BlobDB).

@@ -1,5 +1,5 @@
 //! Insert against scan throughput by stitching threshold, the paper's Figure 6, with the peers as
-//! points beside the curve.
+//! points next to the curve.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub fn draw(all: &BTreeMap<Setting, Phases>) -> Vec<Picture> {
             largest(|p| p.2),
             largest(|p| p.3),
         );
-        // The curve follows the threshold; the default, which may choose its own, lies beside it.
+        // The curve follows the threshold; the default, which may choose its own, lies next to it.
         let mut curve: Vec<(u64, f64, f64)> = Vec::new();
         for (_, load, scan, insert) in &points {
             if let Some(at) =

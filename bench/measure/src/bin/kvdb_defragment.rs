@@ -2,7 +2,7 @@
 //! kvdb_defragment -- FILE [MiB [threshold]]`. `scripts/defrag.sh` runs it for several thresholds.
 //!
 //! Files of 4 KiB pages are created, appended to, overwritten in places and deleted, until twice
-//! MiB were written and about MiB are left; nothing is defragmented meanwhile. Then it is
+//! MiB were written and about MiB are left; nothing is defragmented until then. Then it is
 //! compacted, and all is read in the order of the keys with cold caches, the store is defragmented
 //! while a client reads and writes two thousand times a second, and all is read again. Prints one
 //! line of JSON.
@@ -25,7 +25,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 const PAGE: usize = 4096;
 /// Pages of a file when it is created.
 const FRESH: u64 = 32;
-/// Of the client beside the defragmentation, in a second.
+/// Operations of the client during the defragmentation, in a second.
 const OPERATIONS: u32 = 2000;
 
 fn key(file: u64, page: u64) -> [u8; 16] {

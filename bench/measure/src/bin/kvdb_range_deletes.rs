@@ -3,9 +3,9 @@
 //!
 //! A store of twice as many tuples as tombstones (16 B keys, 64 B values) is read, then the
 //! tombstones are committed one by one, then it is read again: with them in memory, in runs above
-//! the data, and merged. Each time beside a dictionary that has none, by turns. Half of the tuples
+//! the data, and merged. Each time in turn with a dictionary that has none. Half of the tuples
 //! stay alive in every case, so the reads ask for the same keys; a live tuple of a scan has a dead
-//! one beside it. In memory or in FILE, which is overwritten.
+//! one next to it. In memory or in FILE, which is overwritten.
 
 use std::sync::Arc;
 use std::time::Instant;

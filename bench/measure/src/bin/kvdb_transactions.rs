@@ -1,7 +1,7 @@
 //! What transactions cost: `cargo run --release -p measure --bin kvdb_transactions -- FILE
-//! [what…]`, where what is any of `latency` (begin, commit and abort beside the size of the store),
+//! [what…]`, where what is any of `latency` (begin, commit and abort, by the size of the store),
 //! `large` (a transaction of 2 GiB under 256 MiB of memory), `partitioned` (writers on keys of
-//! their own, in transactions and on the mainline) and `many` (reads beside open transactions).
+//! their own, in transactions and on the mainline) and `many` (reads with open transactions).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -196,10 +196,10 @@ fn many(path: &Path) -> Outcome {
         (0..1000u64).try_for_each(|k| t.put(d, (i as u64 * 1000 + k).to_be_bytes(), [1; 64]))?;
     }
     let memory: u64 = open.iter().map(|t| t.info().memory).sum();
-    let beside = gets(&db)?;
+    let first = gets(&db)?;
     let again = gets(&db)?;
     println!(
-        "gets: {alone:.0}/s alone, {beside:.0}/s and {again:.0}/s beside 100 open transactions ({} KiB in memory)",
+        "gets: {alone:.0}/s alone, {first:.0}/s and {again:.0}/s with 100 open transactions ({} KiB in memory)",
         memory >> 10
     );
     Ok(())

@@ -1,6 +1,6 @@
-//! How long a copy of a tree by reference takes, beside `cp -a` of the same tree on the file system
-//! that the store lies on: `cargo run --release -p measure --bin kvfs_clone_tree -- FILE [files
-//! [rounds]]`. Both in turn, round by round.
+//! How long a copy of a tree by reference takes, against `cp -a` of the same tree on the file
+//! system that the store lies on: `cargo run --release -p measure --bin kvfs_clone_tree -- FILE
+//! [files [rounds]]`. Both in turn, round by round.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files: u64 = args.get(2).map_or(Ok(20_000), |n| n.parse())?;
     let rounds: usize = args.get(3).map_or(Ok(7), |n| n.parse())?;
     let _ = std::fs::remove_file(path);
-    let beside = format!("{path}.trees");
-    let _ = std::fs::remove_dir_all(&beside);
+    let trees = format!("{path}.trees");
+    let _ = std::fs::remove_dir_all(&trees);
     let machine = Arc::new(Machine::default());
     let db = Kvdb::create(
         Arc::new(FileDevice::create(path)?),
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let fs = Fs::open(db.clone(), machine, FsOptions::default())?;
     let who = Caller::default();
     let top = fs.mkdir(ROOT, b"tree", 0o755, who)?.ino;
-    let (mut dir, mut dir_path) = (top, Path::new(&beside).join("tree"));
+    let (mut dir, mut dir_path) = (top, Path::new(&trees).join("tree"));
     let plain = dir_path.clone();
     for i in 0..files {
         if i % 10 == 0 {
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let stats = fs.clone_tree(top, ROOT, copy.as_bytes())?;
         times[0].push(begun.elapsed());
         // It stays until the end: ext4 is slow to use again the inodes of what was just removed.
-        let to = Path::new(&beside).join(&copy);
+        let to = Path::new(&trees).join(&copy);
         let begun = Instant::now();
         if !std::process::Command::new("cp").arg("-a").arg(&plain).arg(&to).status()?.success() {
             return Err("cp -a has failed".into());
@@ -73,7 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         median[1].as_secs_f64() / median[0].as_secs_f64()
     );
     fs.shutdown()?;
-    std::fs::remove_dir_all(&beside)?;
+    std::fs::remove_dir_all(&trees)?;
     std::fs::remove_file(path)?;
     Ok(())
 }

@@ -5,8 +5,8 @@
 //! - `together CLIENTS SECONDS`: a file of 4 KiB and its key in one synced transaction, over and
 //!   over;
 //! - `latency`: begin, abort, snapshot, clone, drop, and the difference after ten files have
-//!   changed, beside what is in the store;
-//! - `many`: gets and lookups beside 1,000 snapshots and 100 open transactions, against the same in
+//!   changed, by what is in the store;
+//! - `many`: gets and lookups with 1,000 snapshots and 100 open transactions, against the same in
 //!   `STORE.alone`, which has had the same changes without them; in short slices, in turn;
 //! - `gets TIMES`: how quick gets and lookups are in what `many` has left.
 //!
@@ -295,12 +295,12 @@ impl Alike {
 }
 
 /// Short slices of the one and the other in turn.
-fn compare(what: &str, alone: &mut Alike, beside: &mut Alike) -> Outcome {
+fn compare(what: &str, alone: &mut Alike, loaded: &mut Alike) -> Outcome {
     const SLICE: u64 = 10_000;
     const SLICES: usize = 40;
     let mut slices = Vec::new();
     for _ in 0..SLICES {
-        slices.push((alone.speed(SLICE)?, beside.speed(SLICE)?));
+        slices.push((alone.speed(SLICE)?, loaded.speed(SLICE)?));
     }
     for (at, name) in ["gets", "lookups"].into_iter().enumerate() {
         let middle = |mut all: Vec<f64>| {
@@ -326,37 +326,37 @@ fn runs(db: &Kvdb) -> Vec<(String, usize)> {
         .collect()
 }
 
-fn many(mut beside: Alike, mut alone: Alike) -> Outcome {
-    compare("before", &mut alone, &mut beside)?;
+fn many(mut loaded: Alike, mut alone: Alike) -> Outcome {
+    compare("before", &mut alone, &mut loaded)?;
     alone.change(false)?;
     let begun = Instant::now();
-    beside.change(true)?;
+    loaded.change(true)?;
     println!(
         "{{\"what\": \"1000 snapshots made\", \"seconds\": {:.2}}}",
         begun.elapsed().as_secs_f64()
     );
-    eprintln!("runs: {:?} and {:?}", runs(&alone.db), runs(&beside.db));
-    compare("beside 1000 snapshots", &mut alone, &mut beside)?;
+    eprintln!("runs: {:?} and {:?}", runs(&alone.db), runs(&loaded.db));
+    compare("beside 1000 snapshots", &mut alone, &mut loaded)?;
     let mut open = Vec::new();
-    let keys = beside.db.open_dictionary(KEYS)?.id();
+    let keys = loaded.db.open_dictionary(KEYS)?.id();
     for i in 0..100u64 {
-        let id = beside.views.begin(TransactionOptions::default())?;
-        let transaction = beside.views.transaction(id)?;
+        let id = loaded.views.begin(TransactionOptions::default())?;
+        let transaction = loaded.views.transaction(id)?;
         (0..100).try_for_each(|k| transaction.put(keys, (i * 1000 + k).to_be_bytes(), [1; 64]))?;
-        change_ten(&beside.views.fs(&View::Transaction(id))?, &beside.dirs, &mut beside.noise)?;
+        change_ten(&loaded.views.fs(&View::Transaction(id))?, &loaded.dirs, &mut loaded.noise)?;
         open.push(id);
     }
-    compare("beside 1000 snapshots and 100 transactions", &mut alone, &mut beside)?;
-    let memory: u64 = beside.views.list().iter().map(|info| info.memory).sum();
+    compare("beside 1000 snapshots and 100 transactions", &mut alone, &mut loaded)?;
+    let memory: u64 = loaded.views.list().iter().map(|info| info.memory).sum();
     println!("{{\"what\": \"memory of 100 transactions\", \"kib\": {}}}", memory >> 10);
     alone.db.flush()?;
-    beside.db.flush()?;
-    eprintln!("runs: {:?} and {:?}", runs(&alone.db), runs(&beside.db));
-    compare("the same, with nothing in memory", &mut alone, &mut beside)?;
-    open.into_iter().try_for_each(|id| beside.views.abort(id))?;
-    compare("beside 1000 snapshots again", &mut alone, &mut beside)?;
-    for snapshot in beside.views.snapshots() {
-        beside.views.drop_snapshot(&snapshot.name)?;
+    loaded.db.flush()?;
+    eprintln!("runs: {:?} and {:?}", runs(&alone.db), runs(&loaded.db));
+    compare("the same, with nothing in memory", &mut alone, &mut loaded)?;
+    open.into_iter().try_for_each(|id| loaded.views.abort(id))?;
+    compare("beside 1000 snapshots again", &mut alone, &mut loaded)?;
+    for snapshot in loaded.views.snapshots() {
+        loaded.views.drop_snapshot(&snapshot.name)?;
     }
-    compare("after it all", &mut alone, &mut beside)
+    compare("after it all", &mut alone, &mut loaded)
 }

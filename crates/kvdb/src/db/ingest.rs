@@ -242,7 +242,7 @@ impl Database {
             self.commits.install_commit(&mut pipeline, past, |state| {
                 if !state.dictionaries.contains_key(&dict) {
                     return Err(Error::NoDictionary(format!(
-                        "{} (by number): dropped meanwhile",
+                        "{} (by number): dropped during the ingest",
                         dict.0
                     )));
                 }

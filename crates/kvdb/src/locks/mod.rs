@@ -453,7 +453,7 @@ mod tests {
         let locks = three();
         let guard = locks
             .try_guard([(DICT, KeyRangeRef::key(b"k"))], None)
-            .unwrap_or_else(|_| panic!("nobody holds anything"));
+            .unwrap_or_else(|_| panic!("nothing is held"));
         env::thread::scope(|scope| {
             let (asked, asks) = std::sync::mpsc::channel();
             let locks = &locks;

@@ -49,7 +49,7 @@ fn touch(cell: &AtomicU32, exclusive: bool) {
     let before = cell.fetch_add(weight, Ordering::SeqCst);
     assert!(
         before < WRITER && (!exclusive || before == 0),
-        "{before} beside a lock that excludes them"
+        "{before} are held with a lock that excludes them"
     );
     std::hint::spin_loop();
     cell.fetch_sub(weight, Ordering::SeqCst);
@@ -125,7 +125,7 @@ fn every_transaction_comes_to_its_end() {
                 }
             });
         }
-        // Commits without locks, beside them.
+        // Commits without locks, at the same time.
         for thread in 0..2 {
             scope.spawn(move || {
                 let mut random = Random::new(100 + thread);

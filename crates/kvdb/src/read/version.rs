@@ -157,8 +157,8 @@ impl Tree {
     /// The newest value of `key` among commits up to `at`. `cache` reads what an update changes.
     pub(crate) fn get(&self, cache: &BlockCache, key: &[u8], at: Seq) -> Result<Option<Value>> {
         for layer in &self.layers {
-            // It is stored before a commit becomes visible that the memtable is not empty: whoever
-            // may see the commit looks into it.
+            // It is stored before a commit becomes visible that the memtable is not empty: a reader
+            // that sees the commit looks into it.
             if !layer.memtable.is_empty() {
                 match layer.memtable.get(key, at) {
                     Lookup::Absent => {}

@@ -72,7 +72,7 @@ pub fn drain(w: &mut World) -> Result<(), Dead> {
     let durability = w.durability();
     if w.random.one_in(8) {
         w.ok(w.db.drop_dictionary(ballast))?;
-        // Nobody else looks at it, and what was committed before may or may not be on disk.
+        // No other thread looks at it, and what was committed before may or may not be on disk.
         return Ok(());
     }
     let batch = removal(w, ballast);

@@ -93,7 +93,7 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
         let (name, _, run) = chosen.expect("the weights add up");
         w.operation = name;
         run(w)?;
-        // For whoever looks for the step at which it began.
+        // For a reader who looks for the step at which it began.
         if number("KVFS_EACH").is_some() {
             operations::everything(w)?;
         }

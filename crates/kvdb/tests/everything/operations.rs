@@ -665,7 +665,7 @@ fn dictionaries(w: &mut World) -> Result<(), Dead> {
         return Ok(());
     }
     if w.random.one_in(4) {
-        // Nobody's changes meet where it is asked: they are compared elsewhere.
+        // It does not run: changes that meet are compared elsewhere.
         struct Never;
         impl MergeRoutine for Never {
             fn merge(
@@ -836,7 +836,7 @@ fn checkpoint(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// The same to a file, and stores in files.
+/// Makes a checkpoint in a file, and opens stores in files.
 fn files(w: &mut World) -> Result<(), Dead> {
     if !w.random.one_in(4) {
         return Ok(());

@@ -205,7 +205,7 @@ impl History {
         let n = self.len();
         let newest = state.differs(self.newest());
         self.keep(|s| *s == state).unwrap_or_else(|| {
-            panic!("{when}: none of {n} possible states; beside the newest: {newest}")
+            panic!("{when}: none of {n} possible states; what differs from the newest: {newest}")
         });
     }
 }

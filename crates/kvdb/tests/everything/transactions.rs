@@ -124,7 +124,7 @@ pub fn work(w: &mut World) -> Result<(), Dead> {
 
 fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
     let t = open.t.clone();
-    // A place that both the transaction and everybody knows, and whose number has not changed
+    // A place that both the transaction and the mainline have, and whose number has not changed
     // since.
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     if open.sees.table(&branch, &dict).is_none() || w.made_since(&branch, &dict, open.since) {
@@ -421,7 +421,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         18 => {
             w.call("Transaction::is_outdated");
             let outdated = w.ok(t.is_outdated())?;
-            // After a restart nobody knows what came before it.
+            // After a restart it is not known what came before it.
             if !open.restored && !w.rolled_back_since(open.since) {
                 assert_eq!(
                     outdated,
@@ -509,7 +509,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
         Err(Error::Conflict { keys }) => {
             assert!(
                 touched || unclear,
-                "{}: a conflict over {keys:?}, which nobody has changed",
+                "{}: a conflict over {keys:?}, which no other has changed",
                 w.what()
             );
             w.history.refused();
@@ -538,7 +538,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     }
 }
 
-/// A serializable one, from its beginning to its end, and what others meet meanwhile.
+/// A serializable one, from its beginning to its end, and what others meet until then.
 pub fn serializable(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     let options =

@@ -93,7 +93,8 @@ impl World {
         assert!(self.device.is_dead(), "{}: {doing}: {e}", self.what());
     }
 
-    /// The same of what may need space. `None`: the store is full, and nothing has changed.
+    /// The outcome of a call that may need space. `None`: the store is full, and nothing has
+    /// changed.
     #[track_caller]
     pub fn unless_full<T>(&mut self, result: kvdb::Result<T>) -> Result<Option<T>, Dead> {
         match result {
@@ -246,7 +247,7 @@ impl World {
         Ok(())
     }
 
-    /// The same for what is more than tuples, and on disk by itself when `work` returns.
+    /// Makes a change of more than tuples, which is on disk by itself when `work` returns.
     pub fn alter(
         &mut self,
         alter: impl Fn(&mut ManifestState),
@@ -259,7 +260,7 @@ impl World {
         Ok(())
     }
 
-    /// The same for what needs space. `false`: it was refused.
+    /// Makes a change that needs space. `false`: it was refused.
     pub fn add(
         &mut self,
         alter: impl Fn(&mut ManifestState),

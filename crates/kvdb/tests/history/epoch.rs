@@ -106,7 +106,7 @@ impl Epoch {
                     );
                 }
             }
-            // Of what was under way nobody knows on which side of it it read.
+            // For what was under way it is not known on which side of it it read.
             let shift = history
                 .iter()
                 .zip(&self.attempts)
@@ -142,7 +142,7 @@ pub fn judge(isolation: Isolation, attempts: &[Attempt], left: &Lists, what: &st
         gap.is_none(),
         "{what}: lost, though what began after it is there: {gap:?}, {newest:?}"
     );
-    // Failures stay in it: nobody may have seen them.
+    // Failures stay in it: no transaction may have seen them.
     let end = attempts.iter().map(|a| a.to).max().unwrap_or(0);
     let mut history: Vec<Attempt> =
         survivors.into_iter().map(|a| Attempt { end: End::Committed, ..a.clone() }).collect();

@@ -72,7 +72,7 @@ pub fn check(isolation: Isolation, attempts: &[Attempt], what: &str) {
     let mut events: Vec<(u64, Op)> = Vec::new();
     for a in attempts {
         let mut id = |n: u64| names.intern(Scalar::Int(n as i64));
-        // Of one whose end is not known nobody knows whether it has read anything that is: what it
+        // Of one whose end is not known, nor is whether it has read anything that is: what it
         // wrote may have been seen.
         let counts = |did: &&Did| a.end != End::Unknown || matches!(did, Did::Append(..));
         let mops = a.did.iter().filter(counts).map(|did| match did {

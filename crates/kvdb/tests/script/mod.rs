@@ -1,4 +1,4 @@
-//! Plays scripts in which several take steps in turn, and a step may have to wait for somebody
+//! Plays scripts in which several take steps in turn, and a step may have to wait for another
 //! else's end.
 //!
 //! A script has one step a line, `who verb arguments -> outcome`; without an outcome the step must
@@ -7,7 +7,7 @@
 //! - `begin T1 T2`: transactions begin; the first is the oldest
 //! - `-> waits`: the step does not come to its end yet; `T1 goes on -> outcome`: now it has
 //! - `-> conflict`: with whatever is said about it; `-> conflict k`: with just that
-//! - `now x=1 y=2`: what everybody sees
+//! - `now x=1 y=2`: what is seen outside of transactions
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -23,7 +23,7 @@ pub type Step = Box<dyn FnOnce() -> String + Send>;
 pub trait Stage {
     fn begin(&mut self, who: &str);
     fn step(&self, who: &str, verb: &str, args: &[String]) -> Step;
-    /// Whether a step of `who` waits for somebody else.
+    /// Whether a step of `who` waits for another.
     fn waits(&self, who: &str) -> bool;
     fn now(&self) -> String;
 }
@@ -41,7 +41,7 @@ pub fn play(stage: &mut dyn Stage, title: &str, script: &str) {
             std::panic::resume_unwind(panic);
         }
     }
-    assert!(waiting.is_empty(), "{title}: somebody still waits at the end of {script}");
+    assert!(waiting.is_empty(), "{title}: a step still waits at the end of {script}");
 }
 
 fn play_line(stage: &mut dyn Stage, waiting: &mut BTreeMap<String, Receiver<String>>, line: &str) {

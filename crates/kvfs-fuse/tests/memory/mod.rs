@@ -26,7 +26,7 @@ impl Node {
 pub struct Memory {
     nodes: Mutex<BTreeMap<NodeId, Node>>,
     pub syncs: AtomicU32,
-    /// A folder that is never made, and who is told that somebody asks for it.
+    /// A folder that is never made, and who is told that it is asked for.
     never: Mutex<Option<(Vec<u8>, Sender<()>)>>,
 }
 
@@ -71,7 +71,7 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// From now on whoever makes a folder of this name gets no answer.
+    /// From now on a program that makes a folder of this name gets no answer.
     #[allow(dead_code, reason = "not all tests want it")]
     pub fn never_make(&self, name: &str) -> Receiver<()> {
         let (say, asked) = channel();

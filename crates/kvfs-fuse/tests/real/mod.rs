@@ -150,7 +150,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     pub fn of(file: &File, length: usize) -> Mapping {
         let (read_write, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
-        // SAFETY: a new mapping, of which nobody else knows.
+        // SAFETY: a new mapping, which is known here alone.
         let at = unsafe {
             libc::mmap(std::ptr::null_mut(), length, read_write, libc::MAP_SHARED, fd, 0)
         };
@@ -168,7 +168,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // What is dirty is written back here, since munmap would do it with the address space
-        // locked, in which the daemon is, too. SAFETY: nobody has a reference into it.
+        // locked, in which the daemon is, too. SAFETY: there is no reference into it.
         unsafe {
             libc::msync(self.0.cast(), self.1, libc::MS_SYNC);
             libc::munmap(self.0.cast(), self.1);

@@ -298,7 +298,7 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// All that there is, as everybody sees it.
+/// All that there is, as all others see it.
 pub fn compare(w: &mut World) -> Result<(), Dead> {
     w.hand_over()?;
     let found = w.ok(observe(&w.db, &w.views))?;

@@ -50,7 +50,7 @@ impl World {
         Ok(self.ino(site, id)?.map(|ino| Target { id, ino, node, nameless }))
     }
 
-    /// Makes a call that changes what an inode has beside its names. `between`: states on the way
+    /// Makes a call that changes what an inode has besides its names. `between`: states on the way
     /// there that a power cut may show.
     #[track_caller]
     pub fn change<T: std::fmt::Debug>(

@@ -101,7 +101,13 @@ impl World {
             let Some(dir) = known.get(&at.0) else { continue };
             let same = before.entries.get(at) == after.entries.get(at);
             let heard = same || told.names.contains(&(*dir, at.1.clone()));
-            assert!(heard, "{}: nobody was told of {}/{}", self.what(), at.0, at.1.escape_ascii());
+            assert!(
+                heard,
+                "{}: the kernel was not told of {}/{}",
+                self.what(),
+                at.0,
+                at.1.escape_ascii()
+            );
         }
         for (id, ino) in &known {
             let (was, is) = (before.nodes.get(id), after.nodes.get(id));
@@ -113,7 +119,7 @@ impl World {
             };
             assert!(
                 same || told.inodes.contains(ino),
-                "{}: nobody was told of node {id}, inode {ino}",
+                "{}: the kernel was not told of node {id}, inode {ino}",
                 self.what()
             );
         }
@@ -125,7 +131,7 @@ impl World {
         let mut told = self.kernel.told.lock().expect("no one has panicked");
         assert!(
             told.1.remove(&number),
-            "{}: nobody was told of the end of view {number}",
+            "{}: the kernel was not told of the end of view {number}",
             self.what()
         );
     }

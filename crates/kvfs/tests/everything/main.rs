@@ -44,7 +44,7 @@ use tree::{Overlay, Tree};
 use world::{Dead, Site, World};
 
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-/// Whose operations are wanted, and functions beside.
+/// Whose operations are wanted, and what else is drawn.
 const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 
@@ -163,7 +163,7 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
             Once(run) => run(w)?,
         }
         w.reap();
-        // For whoever looks for the step at which it began.
+        // For a reader who looks for the step at which it began.
         if number("KVFS_EACH").is_some() {
             branches::compare(w)?;
         }

@@ -283,7 +283,7 @@ pub fn remove_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
-/// The same as one call.
+/// Removes a tree by one call.
 pub fn remove_at_once(w: &mut World, site: &Site) -> Result<(), Dead> {
     let tree = w.tree(site);
     let at = w.entry(&tree);

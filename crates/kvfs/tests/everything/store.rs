@@ -128,7 +128,7 @@ pub fn ingest(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A dictionary beside the files' comes and goes; only when nobody is in the middle of something.
+/// A dictionary besides the files' comes and goes; only when nothing else is under way.
 pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
     if !w.open.is_empty() {
         return Ok(());
@@ -233,7 +233,7 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
         return w.judge(site, e, "fsync", &[]);
     }
     let named = w.tree(site).nodes.get(&id).cloned();
-    // Nobody can find after a crash what has no name.
+    // What has no name cannot be found after a crash.
     let Some(node) = named else { return Ok(()) };
     let read_only = matches!(site, Site::Transaction(label) if !w.running(label).checks);
     if read_only {

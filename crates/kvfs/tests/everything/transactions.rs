@@ -67,7 +67,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         check_conflicts: checks,
         label: label.clone(),
         user: Some(USER_ID),
-        // There is one thread: nobody else could end what it would wait for.
+        // There is one thread: no other could end what it would wait for.
         lock_timeout: Duration::ZERO,
         ..TransactionOptions::default()
     };
@@ -390,7 +390,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             let named = isolation == Isolation::Snapshot && checks && meets;
             assert!(
                 named,
-                "{}: {label} has a conflict over {keys:?}, which nobody has changed",
+                "{}: {label} has a conflict over {keys:?}, which no other has changed",
                 w.what()
             );
             w.history.refused();

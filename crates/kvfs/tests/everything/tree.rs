@@ -18,7 +18,7 @@ const SGID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 pub const CAPABILITY: &[u8] = b"security.capability";
 
-/// What an inode has beside its names; it may wait in memory for its commit.
+/// What an inode has besides its names; it may wait in memory for its commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Own {
     pub perm: u16,
@@ -272,7 +272,7 @@ impl Tree {
             }
         }
         let mut tree = self.clone();
-        // What others have put into a range since is deleted as well, if nobody looks for
+        // What others have put into a range since is deleted as well, if no caller looks for
         // conflicts.
         for (dict, start, end) in &over.ranges {
             tree.keys.retain(|(d, key), _| d != dict || key < start || key >= end);

@@ -129,7 +129,7 @@ impl World {
         })
     }
 
-    /// The same, of the database.
+    /// The outcome of a call of the database, which may fail only when the device is dead.
     #[track_caller]
     pub fn stored<T>(&self, result: kvdb::Result<T>) -> Result<T, Dead> {
         self.ok(result.map_err(Error::from))
@@ -265,7 +265,7 @@ impl World {
         self.judge_removal(site, e, what, expected)
     }
 
-    /// The same of what removes, which a full store does not refuse.
+    /// Judges the failure of a removal, which a full store does not refuse.
     #[track_caller]
     pub fn judge_removal(
         &mut self,
@@ -416,7 +416,7 @@ impl World {
         self.altered(alter, work, false)
     }
 
-    /// The same of what needs space.
+    /// Makes a change that needs space; `false`: the store is full, and nothing has changed.
     pub fn add(
         &mut self,
         alter: impl Fn(&mut State),

@@ -81,8 +81,8 @@ fn judge(image: &Image, live: &Live, target: &Range<u64>, from: &[u8], deep: boo
     if counts == (false, false) {
         assert!(clean, "nothing that is alive was changed, but: {:?}", report.faults);
     }
-    // A copy of the superblock as it was is a valid one; the other is newer. What nobody refers to
-    // any more is a value's old bytes.
+    // A copy of the superblock as it was is a valid one; the other is newer. What is not referred
+    // to any more is a value's old bytes.
     assert!(!clean || !counts.0, "something that is alive was changed, and check found nothing");
     let hurt = read(image, device.clone(), true) | read(image, device.clone(), false);
     assert!(!hurt || !clean, "reading failed on something that check calls clean");

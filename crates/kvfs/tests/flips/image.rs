@@ -18,7 +18,7 @@ pub enum End {
     /// Commits in the journal, some of them with large values bound in place; synced, and a mark
     /// behind them.
     PowerCut,
-    /// The same with more than one segment of journal, and no run.
+    /// As after a power cut, with more than one segment of journal, and no run.
     LongJournal,
     /// Closed, everything in runs.
     Closed,

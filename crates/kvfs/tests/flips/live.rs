@@ -94,7 +94,7 @@ impl Live {
         ranges.insert(Class::Index, sorted(of(Purpose::Index).collect()));
         ranges.insert(Class::Tuples, sorted(of(Purpose::Tuples).collect()));
         for class in [Class::Index, Class::Tuples] {
-            // Each read is one frame: its checksum, and nothing beside it.
+            // Each read is one frame: its checksum, and nothing else.
             for frame in &ranges[&class] {
                 let bytes = bytes(image, frame.clone());
                 assert_eq!(

@@ -123,7 +123,7 @@ fn run(what: &str, quick: u64, case: impl Fn(u64)) -> u64 {
     cases
 }
 
-/// Runs it, and checks that it did not take more memory than twice the budget beside what came to
+/// Runs it, and checks that it did not take more memory than twice the budget besides what came to
 /// lie on the device.
 fn within_budget(seed: u64, device: &MemoryDevice, it: impl FnOnce()) {
     let (before, lies) = (NOW.load(Ordering::Relaxed), device.allocated());

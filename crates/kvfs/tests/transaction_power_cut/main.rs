@@ -1,4 +1,4 @@
-//! Power cuts of stores in which transactions change files and keys together, beside changes
+//! Power cuts of stores in which transactions change files and keys together, among changes
 //! outside of them, snapshots, clones and rollbacks. What comes back is one state of the common
 //! history of all of it, not older than the last sync: each transaction is there whole or not at
 //! all, files and keys alike; durable ones that had not ended are open again with what they had
@@ -100,7 +100,7 @@ struct World<'a> {
     keys: DictionaryId,
     history: &'a mut History,
     running: Vec<Running>,
-    /// Inodes of the mainline that somebody has open.
+    /// Inodes of the mainline that a program has open.
     held: Vec<Ino>,
     fresh: &'a mut Id,
     commits: u64,
@@ -154,7 +154,7 @@ impl World<'_> {
             isolation,
             durable: durable.is_some(),
             label: durable.clone().unwrap_or_default(),
-            // There is one thread: nobody else could end what it would wait for.
+            // There is one thread: no other could end what it would wait for.
             lock_timeout: Duration::ZERO,
             ..TransactionOptions::default()
         };
@@ -278,7 +278,7 @@ impl World<'_> {
             .lost_update(base, &self.history.now().main)
             .filter(|_| isolation == Isolation::Snapshot);
         let alone = *since == self.commits;
-        // Sometimes somebody asks first what it has changed, and it is in the transaction then.
+        // Sometimes it is asked first what it has changed, and it is in the transaction then.
         let asked = if random.one_in(3) { self.views.change_set(id).map(drop) } else { Ok(()) };
         let before = match asked.and_then(|()| self.views.transaction(id)) {
             Ok(transaction) => transaction.info(),
@@ -502,7 +502,7 @@ impl World<'_> {
                 34 => self.fs.tick()?,
                 35 => self.views.tick(),
                 36 => {
-                    // Whoever had them open closes them.
+                    // The programs that had them open close them.
                     self.held.drain(..).for_each(|ino| self.fs.forget(ino, 1));
                     if let Some(running) = self.running.get_mut(one)
                         && let Ok(inside) = self.views.fs(&View::Transaction(running.id))

@@ -98,7 +98,7 @@ enum KeptValue {
 
 struct Deferred {
     bytes: Bytes,
-    /// An update was applied to it: whoever replays the writes needs it for that.
+    /// An update was applied to it: a replay of the writes needs it for that.
     folded: bool,
     /// It was forgotten, and is counted as such.
     forgotten: bool,
