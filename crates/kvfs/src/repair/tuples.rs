@@ -1,0 +1,290 @@
+//! The first half of a repair: the tuples of the three dictionaries, one by one, in the order of
+//! their keys. What contradicts a node is cut or removed; a node is made where only pages or
+//! entries of an inode are left.
+
+use std::collections::BTreeMap;
+
+use super::{Mend, seen, word};
+use crate::attr::{FileKind, Ino, ROOT};
+use crate::error::Result;
+use crate::layout::{self, Body, ImapKey, PAGE, Super, XattrValue};
+use crate::reservation::INO_LIMIT;
+use crate::verify::Finding;
+
+impl Mend<'_> {
+    /// Reads `imap`: keeps the inodes, and removes what means nothing.
+    pub(super) fn nodes(&mut self) -> Result<()> {
+        let imap = self.layout.imap;
+        let mut has_super = false;
+        // Values of the inode at hand that lie under keys of their own.
+        let mut external: (Ino, BTreeMap<Box<[u8]>, u64>) = (0, BTreeMap::new());
+        let mut cursor = self.view.cursor(imap, &[], &[])?;
+        while let Some(tuple) = cursor.next()? {
+            let decoded = layout::decode_imap_key(&tuple.key);
+            if !matches!(decoded, Ok(ImapKey::Xattr(ino, _)) if ino == external.0) {
+                self.settle_xattrs(std::mem::take(&mut external));
+            }
+            match decoded {
+                Err(_) => {
+                    self.note(
+                        0,
+                        format!(
+                            "the key `{}` of imap means nothing: removed",
+                            tuple.key.escape_ascii()
+                        ),
+                    );
+                    self.batch.delete(imap, tuple.key);
+                }
+                Ok(ImapKey::Super) => match Super::decode(&tuple.value()?) {
+                    Ok(_) => has_super = true,
+                    // Of another version, perhaps: nothing here is for this program to mend.
+                    Err(e) if tuple.value()?.starts_with(b"kvfs") => return Err(e),
+                    Err(_) => {}
+                },
+                Ok(ImapKey::Moves) => {}
+                Ok(ImapKey::Scrub) => {
+                    if crate::describe::decode_scrub(&tuple.value()?).is_none() {
+                        self.note(0, "the note of the last scrub was malformed: removed");
+                        self.batch.delete(imap, tuple.key);
+                    }
+                }
+                Ok(ImapKey::Numbers) => {
+                    self.numbers = layout::decode_numbers(&tuple.value()?);
+                    if self.numbers.is_none() {
+                        self.note(0, "the bound of the inode numbers was malformed: removed");
+                        self.batch.delete(imap, tuple.key);
+                    }
+                }
+                Ok(ImapKey::Orphan(ino)) => drop(self.orphans.insert(ino)),
+                Ok(ImapKey::Node(ino)) => match layout::decode_node(ino, &tuple.value()?) {
+                    Ok((attr, xattrs, content)) => {
+                        external.0 = ino;
+                        self.inodes.insert(ino, seen(attr, xattrs, content));
+                    }
+                    Err(e) => {
+                        self.note(ino, format!("{e}: removed"));
+                        self.batch.delete(imap, tuple.key);
+                    }
+                },
+                Ok(ImapKey::Xattr(ino, name)) => {
+                    let known = self.inodes.get(&ino).and_then(|s| s.xattrs.as_ref()?.get(name));
+                    let len = tuple.value_len() as u64;
+                    if matches!(known, Some(XattrValue::External(expected)) if u64::from(*expected) == len)
+                    {
+                        external.1.insert(name.into(), len);
+                    } else if !self.orphans.contains(&ino) {
+                        self.note(
+                            ino,
+                            format!(
+                                "the value of an attribute `{}` that no node knows: removed",
+                                name.escape_ascii()
+                            ),
+                        );
+                        self.batch.delete(imap, tuple.key.clone());
+                    }
+                }
+            }
+        }
+        self.settle_xattrs(external);
+        for ino in self.orphans.clone() {
+            if self.inodes.contains_key(&ino) {
+                self.note(ino, "it had a node and was to be removed: it stays");
+                self.batch.delete(imap, layout::orphan_key(ino));
+                self.orphans.remove(&ino);
+            }
+        }
+        if !has_super {
+            let mut hash_key = [0; 16];
+            hash_key[..8].copy_from_slice(&self.random[0].to_le_bytes());
+            hash_key[8..].copy_from_slice(&self.random[1].to_le_bytes());
+            self.note(0, "the file system's own record was lost: it has a new one");
+            self.batch.put(imap, layout::SUPER_KEY.to_vec(), Super { hash_key }.encode());
+        }
+        if self.inodes.get(&ROOT).is_none_or(|root| root.attr.kind != FileKind::Dir) {
+            self.make(ROOT, FileKind::Dir);
+            if let Some(root) = self.inodes.get_mut(&ROOT) {
+                root.attr.perm = 0o755;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes attributes whose values are missing out of their node.
+    fn settle_xattrs(&mut self, (ino, found): (Ino, BTreeMap<Box<[u8]>, u64>)) {
+        let Some(seen) = self.inodes.get_mut(&ino) else { return };
+        let Some(xattrs) = &mut seen.xattrs else { return };
+        let lost: Vec<Box<[u8]>> = xattrs
+            .iter()
+            .filter(|(name, value)| {
+                matches!(value, XattrValue::External(_)) && !found.contains_key(*name)
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in lost {
+            xattrs.remove(&name);
+            seen.changed = true;
+            let what = format!(
+                "the value of its attribute `{}` was lost: the attribute is removed",
+                name.escape_ascii()
+            );
+            self.mended.push(Finding { ino, what });
+        }
+    }
+
+    /// Reads `dmap`: counts the pages of each file, and makes a node where only pages are left.
+    pub(super) fn pages(&mut self) -> Result<()> {
+        let dmap = self.layout.dmap;
+        let mut cursor = self.view.cursor(dmap, &[], &[])?;
+        while let Some(tuple) = cursor.next()? {
+            let len = tuple.value_len() as u64;
+            let page = layout::decode_page_key(&tuple.key).ok().filter(|(ino, block)| {
+                let fits = block.checked_mul(PAGE).is_some_and(|at| at <= i64::MAX as u64 - PAGE);
+                (ROOT + 1..INO_LIMIT).contains(ino) && fits && len <= PAGE
+            });
+            let Some((ino, block)) = page else {
+                self.note(
+                    0,
+                    format!("the page `{}` means nothing: removed", tuple.key.escape_ascii()),
+                );
+                self.batch.delete(dmap, tuple.key);
+                continue;
+            };
+            if self.orphans.contains(&ino) {
+                continue;
+            }
+            let new = !self.inodes.contains_key(&ino);
+            if new {
+                self.make(ino, FileKind::File);
+            }
+            let end = block * PAGE + len;
+            let Some(seen) = self.inodes.get_mut(&ino) else { continue };
+            let made = seen.changed
+                && seen.attr.nlink == 1
+                && seen.attr.parent == 0
+                && matches!(seen.attr.body, Body::Inline(0));
+            let paged = matches!(seen.attr.body, Body::Paged(_))
+                || (made && seen.attr.kind == FileKind::File);
+            if made && paged {
+                // What is known of its size is where its data ends.
+                seen.attr.size = seen.attr.size.max(end);
+            }
+            let size = seen.attr.size;
+            if !paged || seen.attr.kind != FileKind::File || block * PAGE >= size {
+                self.note(ino, format!("page {block} is none of its: removed"));
+                self.batch.delete(dmap, tuple.key);
+                continue;
+            }
+            seen.pages += 1;
+            if end > size {
+                let value = tuple.value()?.slice(..(size - block * PAGE) as usize);
+                self.note(ino, format!("page {block} reached beyond the size: cut"));
+                self.batch.put(dmap, tuple.key, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads `nmap`: counts the names of each inode, and makes a directory where only entries are
+    /// left.
+    pub(super) fn names(&mut self) -> Result<()> {
+        let nmap = self.layout.nmap;
+        let mut cursor = self.view.cursor(nmap, &[], &[])?;
+        // Entries that lead to nothing: a directory may turn out to be there by what is in it.
+        let mut dangling = Vec::new();
+        while let Some(tuple) = cursor.next()? {
+            let value = tuple.value()?;
+            let entry = layout::decode_name_key(&tuple.key).and_then(|(parent, name)| {
+                Ok((parent, name.to_vec(), layout::decode_name(parent, &value)?))
+            });
+            let Ok((parent, name, (ino, kind))) = entry else {
+                self.note(
+                    0,
+                    format!("the entry `{}` is impossible: removed", tuple.key.escape_ascii()),
+                );
+                self.batch.delete(nmap, tuple.key);
+                continue;
+            };
+            match self.inodes.get(&parent).map(|s| s.attr.kind) {
+                Some(FileKind::Dir) => {}
+                None if (ROOT..INO_LIMIT).contains(&parent) && !self.orphans.contains(&parent) => {
+                    self.make(parent, FileKind::Dir)
+                }
+                _ => {
+                    self.note(
+                        parent,
+                        format!(
+                            "the entry `{}` in what is no directory: removed",
+                            name.escape_ascii()
+                        ),
+                    );
+                    self.batch.delete(nmap, tuple.key);
+                    continue;
+                }
+            }
+            match self.inodes.contains_key(&ino) {
+                true => self.entry(parent, name, ino, kind),
+                false => dangling.push((parent, name, ino, kind)),
+            }
+        }
+        for (parent, name, ino, kind) in dangling {
+            if self.inodes.contains_key(&ino) {
+                self.entry(parent, name, ino, kind);
+            } else {
+                self.note(
+                    parent,
+                    format!(
+                        "the entry `{}` named inode {ino}, which does not exist: removed",
+                        name.escape_ascii()
+                    ),
+                );
+                self.batch.delete(nmap, layout::name_key(parent, &name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes an entry that leads from a directory to an inode. Entries of directories are counted
+    /// later, when it is known which of them stay.
+    fn entry(&mut self, parent: Ino, name: Vec<u8>, ino: Ino, kind: FileKind) {
+        let nmap = self.layout.nmap;
+        let Some(seen) = self.inodes.get_mut(&ino) else { return };
+        let (real, home) = (seen.attr.kind, seen.attr.parent);
+        let mut goes = None;
+        if real != FileKind::Dir {
+            seen.names += 1;
+            if let Some(dir) = self.inodes.get_mut(&parent) {
+                dir.entries += 1;
+            }
+        } else {
+            goes = match &seen.found_in {
+                None => None,
+                // Of several the one stays that its node knows.
+                Some((before, _)) if *before != home && parent == home => seen.found_in.take(),
+                Some(_) => Some((parent, name.clone())),
+            };
+            if seen.found_in.is_none() {
+                seen.found_in = Some((parent, name.clone()));
+            }
+        }
+        if kind != real {
+            let what = format!(
+                "the entry `{}` said that it is a {}: it is a {}",
+                name.escape_ascii(),
+                word(kind),
+                word(real)
+            );
+            self.note(ino, what);
+            self.batch.put(nmap, layout::name_key(parent, &name), layout::encode_name(ino, real));
+        }
+        if let Some((dir, name)) = goes {
+            self.note(
+                ino,
+                format!(
+                    "the directory had another name, `{}` in inode {dir}: removed",
+                    name.escape_ascii()
+                ),
+            );
+            self.batch.delete(nmap, layout::name_key(dir, &name));
+        }
+    }
+}
