@@ -9,9 +9,12 @@
 
 mod coverage;
 mod full;
+mod maintenance;
 mod operations;
 mod oracle;
 mod possible;
+mod reads;
+mod snapshots;
 mod steps;
 mod transactions;
 mod world;
@@ -95,7 +98,7 @@ fn live(w: &mut World, range: Range<u64>, steps: &Steps) -> Result<(), Dead> {
         run(w)?;
         // For a reader who looks for the step at which it began.
         if number("KVFS_EACH").is_some() {
-            operations::everything(w)?;
+            reads::everything(w)?;
         }
     }
     Ok(())
@@ -174,7 +177,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         w.open.iter_mut().for_each(|open| open.begins_at(from));
     }
     w.operation = "the end";
-    operations::everything(&mut w).expect("the power is on");
+    reads::everything(&mut w).expect("the power is on");
     (w.called, w.full)
 }
 

@@ -1,0 +1,261 @@
+//! Operations on dictionaries as such and on the whole store: options, merges, defragmentation,
+//! scrubs, syncs, checkpoints and stores in files.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdb::{
+    Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Kvdb, MergeRoutine,
+    Merged, OpenOptions, Scope, ScrubOptions,
+};
+use zones::MemoryDevice;
+
+use crate::oracle::{ManifestState, observe};
+use crate::world::{Dead, World};
+
+pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
+    let Some((branch, dict, id)) = w.place() else { return Ok(()) };
+    if w.history.newest().branches[&branch].len() > 2 && w.random.one_in(3) {
+        w.call("Kvdb::drop_dictionary");
+        let gone = |state: &mut ManifestState| {
+            drop(state.branches.get_mut(&branch).and_then(|b| b.remove(&dict)))
+        };
+        w.alter(gone, |w| w.db.drop_dictionary(id))?;
+        w.replaced(&branch, &dict);
+        return Ok(());
+    }
+    if w.random.one_in(4) {
+        w.call("Kvdb::set_dictionary_options");
+        let options = options(w);
+        if w.unless_full(w.db.set_dictionary_options(id, options.clone()))?.is_none() {
+            return Ok(());
+        }
+        let info = w.db.dictionaries_in(&branch).into_iter().find(|i| i.id == id);
+        assert_eq!(info.map(|i| i.options), Some(options), "{}", w.what());
+        return Ok(());
+    }
+    if w.random.one_in(3) {
+        w.call("Kvdb::set_stitch_at");
+        let bytes = [0, 4096, 64 << 10, u64::MAX, kvdb::ADAPTIVE][w.random.below(5) as usize];
+        if w.unless_full(w.db.set_stitch_at(id, bytes))?.is_none() {
+            return Ok(());
+        }
+        let info = w.db.dictionaries_in(&branch).into_iter().find(|i| i.id == id);
+        assert_eq!(info.map(|i| i.options.stitch_at), Some(bytes), "{}", w.what());
+        return Ok(());
+    }
+    if w.random.one_in(4) {
+        // It does not run: changes that meet are compared elsewhere.
+        struct Never;
+        impl MergeRoutine for Never {
+            fn merge(
+                &self,
+                _: &[u8],
+                _: Option<&[u8]>,
+                _: Option<&[u8]>,
+                _: Option<&[u8]>,
+            ) -> Merged {
+                Merged::Conflict
+            }
+        }
+        w.call("Kvdb::set_merge");
+        w.db.set_merge(id, Arc::new(Never));
+        return Ok(());
+    }
+    let name = ["a", "b", "c", "d"][w.random.below(4) as usize];
+    if w.history.newest().table(&branch, name).is_some() {
+        return Ok(());
+    }
+    let options = options(w);
+    for name in
+        ["Kvdb::create_dictionary", "Kvdb::create_dictionary_in", "Kvdb::open_dictionary_with"]
+    {
+        w.call(name);
+    }
+    let way = w.random.below(2);
+    let made = |state: &mut ManifestState| {
+        if let Some(dicts) = state.branches.get_mut(&branch) {
+            dicts.entry(name.into()).or_default();
+        }
+    };
+    let done = w.add(made, |w| match (branch.is_empty(), way) {
+        (true, 0) => w.db.create_dictionary(name, options).map(drop),
+        (true, _) => w.db.open_dictionary_with(name, options).map(drop),
+        (false, _) => w.db.create_dictionary_in(&branch, name, options).map(drop),
+    })?;
+    if done {
+        w.replaced(&branch, name);
+    }
+    Ok(())
+}
+
+fn options(w: &mut World) -> DictionaryOptions {
+    let random = &mut w.random;
+    DictionaryOptions {
+        separate_at: [512, 2048, u32::MAX][random.below(3) as usize],
+        compression: [Compression::None, Compression::Lz4, Compression::Zstd]
+            [random.below(3) as usize],
+        compress_values: [Compression::None, Compression::Lz4][random.below(2) as usize],
+        false_positives: [0, 80][random.below(2) as usize],
+        ..DictionaryOptions::default()
+    }
+}
+
+pub fn maintenance(w: &mut World) -> Result<(), Dead> {
+    let Some((_, _, id)) = w.place() else { return Ok(()) };
+    match w.random.below(10) {
+        0 => {
+            w.call("Kvdb::flush");
+            if w.unless_full(w.db.flush())?.is_some() {
+                w.history.certain();
+            }
+        }
+        1 => {
+            w.call("Kvdb::compact");
+            if w.unless_full(w.db.compact(id))?.is_some() {
+                w.history.certain();
+            }
+        }
+        2 => {
+            w.call("Kvdb::compact_range");
+            let (a, b) = w.range();
+            let (a, b) = if a < b { (a, b) } else { (b, a) };
+            w.unless_full(w.db.compact_range(id, a..b))?;
+        }
+        3 => {
+            for name in ["Kvdb::defragment", "Kvdb::stop_defragment", "Kvdb::wait_for_defragment"] {
+                w.call(name);
+            }
+            w.unless_full(
+                w.db.defragment(DefragOptions { fullest_percent: 99, ..DefragOptions::default() }),
+            )?;
+            w.db.stop_defragment();
+            w.db.wait_for_defragment();
+        }
+        7 => {
+            w.call("Kvdb::repair");
+            let repaired = w.db.repair(|_| Ok::<_, kvdb::Error>(Batch::new()));
+            let Some(report) = w.unless_full(repaired)? else { return Ok(()) };
+            assert_eq!(report, kvdb::RepairReport::default(), "nothing is damaged");
+            w.history.certain();
+        }
+        6 => {
+            for name in [
+                "Kvdb::scrub",
+                "Kvdb::scrub_progress",
+                "Kvdb::scrub_faults",
+                "Kvdb::stop_scrub",
+                "Kvdb::wait_for_scrub",
+            ] {
+                w.call(name);
+            }
+            w.ok(w.db.scrub(ScrubOptions::default()))?;
+            w.db.wait_for_scrub();
+            w.db.stop_scrub();
+            // A device that fails is found to; damage there is none.
+            let failed = |what: &str| what.contains("reading ");
+            assert!(
+                w.db.scrub_faults().iter().all(|fault| failed(&fault.what)),
+                "{:?}",
+                w.db.scrub_faults()
+            );
+            assert!(w.db.scrub_progress().complete);
+        }
+        4 => {
+            w.call("Kvdb::reclaim");
+            w.db.reclaim();
+        }
+        5 => {
+            w.call("Kvdb::write_out");
+            w.unless_full(w.db.write_out())?;
+        }
+        _ => {
+            w.call("Kvdb::step");
+            for _ in 0..w.random.below(20) {
+                if w.unless_full(w.db.step())? != Some(true) {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub fn time(w: &mut World) -> Result<(), Dead> {
+    w.env.advance(Duration::from_millis(w.random.below(60)));
+    w.unless_full(w.db.step()).map(drop)
+}
+
+pub fn sync(w: &mut World) -> Result<(), Dead> {
+    w.call("Kvdb::sync");
+    let scope = Scope::Mainline(w.db.clone());
+    let plain = w.random.one_in(2);
+    w.ok(if plain { w.db.sync() } else { scope.sync() })?;
+    w.history.certain();
+    Ok(())
+}
+
+pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
+    w.call("Kvdb::checkpoint_to");
+    let copy = Arc::new(MemoryDevice::new());
+    if w.unless_full(w.db.checkpoint_to(copy.clone()))?.is_none() {
+        return Ok(());
+    }
+    w.history.certain();
+    w.call("Kvdb::open");
+    let (db, _) =
+        Kvdb::open(copy, w.env.clone(), OpenOptions { threads: false, ..OpenOptions::default() })
+            .unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
+    let found = observe(&db).expect("memory does not fail");
+    assert!(
+        found == *w.history.newest(),
+        "{}: a checkpoint: {}",
+        w.what(),
+        found.differs(w.history.newest())
+    );
+    Ok(())
+}
+
+/// Makes a checkpoint in a file, and opens stores in files.
+pub fn files(w: &mut World) -> Result<(), Dead> {
+    if !w.random.one_in(4) {
+        return Ok(());
+    }
+    for name in [
+        "Kvdb::checkpoint",
+        "Kvdb::open_path",
+        "Kvdb::open_path_with",
+        "Kvdb::recover_path",
+        "Kvdb::create_path",
+    ] {
+        w.call(name);
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("copy.kvfs");
+    if w.unless_full(w.db.checkpoint(&path))?.is_none() {
+        return Ok(());
+    }
+    w.history.certain();
+    let options = OpenOptions { threads: false, ..OpenOptions::default() };
+    let whole = |db: &Kvdb, how: &str| {
+        let found = observe(db).unwrap_or_else(|e| panic!("{}: {how}: {e}", w.what()));
+        assert!(
+            found == *w.history.newest(),
+            "{}: {how}: {}",
+            w.what(),
+            found.differs(w.history.newest())
+        );
+    };
+    whole(&Kvdb::open_path(&path).expect("it is a store"), "a checkpoint in a file");
+    let (db, recovery) = Kvdb::recover_path(&path, options.clone()).expect("it is a store");
+    assert!(recovery.clean);
+    whole(&db, "the same, opened again");
+    drop(db);
+    whole(&Kvdb::open_path_with(&path, options.clone()).expect("it is a store"), "and once more");
+    let new = Kvdb::create_path(
+        dir.path().join("new.kvfs"),
+        CreateOptions { open: options, ..CreateOptions::default() },
+    );
+    assert!(observe(&new.expect("made")).expect("it is empty").branches[""].is_empty());
+    Ok(())
+}

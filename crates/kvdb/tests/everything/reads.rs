@@ -1,0 +1,193 @@
+//! Operations that read the store and compare what they find: gets, scans, cursors, views that are
+//! held, and values where they are stored.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use kvdb::{Batch, Durability, Error, Scope, StoredValue};
+
+use crate::oracle::{Change, Kind, ManifestState, observe, seen, tuples};
+use crate::world::{Dead, World};
+
+pub fn read(w: &mut World) -> Result<(), Dead> {
+    let Some((branch, dict, id)) = w.place() else { return Ok(()) };
+    for name in [
+        "Kvdb::get",
+        "Kvdb::multi_get",
+        "Kvdb::view",
+        "View::get",
+        "View::value_len",
+        "View::contains",
+        "View::multi_get",
+    ] {
+        w.call(name);
+    }
+    for name in [
+        "View::iter",
+        "View::range",
+        "View::prefix",
+        "View::scan",
+        "View::cursor",
+        "View::for_each",
+        "View::estimate",
+        "View::dictionaries",
+    ] {
+        w.call(name);
+    }
+    let table = w.history.newest().table(&branch, &dict).cloned().unwrap_or_default();
+    let keys: Vec<Vec<u8>> = (0..5).map(|_| w.key()).collect();
+    let want: Vec<Option<Vec<u8>>> = keys.iter().map(|key| table.get(key).cloned()).collect();
+    let view = w.db.view();
+    let plain = |found: Vec<Option<bytes::Bytes>>| {
+        found.into_iter().map(|v| v.map(|v| v.to_vec())).collect::<Vec<_>>()
+    };
+    assert_eq!(plain(w.ok(w.db.multi_get(id, &keys))?), want, "{}", w.what());
+    assert_eq!(plain(w.ok(view.multi_get(id, &keys))?), want, "{}", w.what());
+    for (key, want) in keys.iter().zip(&want) {
+        assert_eq!(w.ok(w.db.get(id, key))?.map(|v| v.to_vec()), *want, "{}", w.what());
+        assert_eq!(w.ok(view.get(id, key))?.map(|v| v.to_vec()), *want, "{}", w.what());
+        assert_eq!(w.ok(view.value_len(id, key))?, want.as_ref().map(Vec::len), "{}", w.what());
+        assert_eq!(w.ok(view.contains(id, key))?, want.is_some(), "{}", w.what());
+    }
+    let (a, b) = (keys[0].clone().min(keys[1].clone()), keys[0].clone().max(keys[1].clone()));
+    let want: Vec<(Vec<u8>, Vec<u8>)> =
+        table.range(a.clone()..b.clone()).map(|(k, v)| (k.clone(), v.clone())).collect();
+    let plain = |all: Vec<(bytes::Bytes, bytes::Bytes)>| {
+        all.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect::<Vec<_>>()
+    };
+    assert_eq!(plain(w.ok(view.range(id, a.clone()..b.clone()).collect())?), want, "{}", w.what());
+    if a < b {
+        assert_eq!(plain(w.ok(view.scan(id, &a, &b, usize::MAX))?), want, "{}", w.what());
+        let mut walked = Vec::new();
+        w.ok(view.for_each(id, &a, &b, |key, value| {
+            walked.push((key.to_vec(), value.to_vec()));
+            ControlFlow::Continue(())
+        }))?;
+        assert_eq!(walked, want, "{}", w.what());
+        let mut cursor = w.ok(view.cursor(id, &a, &b))?;
+        w.ok(cursor.seek_to_end())?;
+        let last = w.ok(cursor.prev())?;
+        assert_eq!(
+            last.map(|t| t.key.to_vec()),
+            want.last().map(|(k, _)| k.clone()),
+            "{}",
+            w.what()
+        );
+    }
+    assert_eq!(
+        w.ok(view.iter(id).collect::<kvdb::Result<Vec<_>>>())?.len(),
+        table.len(),
+        "{}",
+        w.what()
+    );
+    assert_eq!(
+        view.prefix(id, "k0").count(),
+        table.keys().filter(|k| k.starts_with(b"k0")).count(),
+        "{}",
+        w.what()
+    );
+    let all = w.ok(view.estimate::<Vec<u8>>(id, ..))?;
+    assert!(table.len() as u64 <= all.items + all.items_error, "{}: {all:?}", w.what());
+    assert!(view.dictionaries().iter().any(|info| info.id == id));
+    for name in [
+        "View::dictionary",
+        "View::dictionary_in",
+        "Kvdb::dictionaries",
+        "Kvdb::dictionaries_in",
+        "Kvdb::branches",
+        "Kvdb::takes_writes",
+    ] {
+        w.call(name);
+    }
+    assert_eq!(view.dictionary_in(&branch, &dict), Some(id));
+    assert_eq!(view.dictionary("no such one"), None);
+    assert_eq!(w.db.dictionaries().len(), w.db.dictionaries_in("").len());
+    w.ok(w.db.takes_writes())?;
+    for name in ["Kvdb::stats", "Kvdb::space", "Kvdb::defrag_progress"] {
+        w.call(name);
+    }
+    assert!(w.db.space().free <= w.db.space().total);
+    assert!(!w.db.defrag_progress().running);
+    assert!(w.db.stats().write_amplification() >= 0.0);
+    Ok(())
+}
+
+/// Views, and scopes on them, are held, and show the same for ever.
+pub fn views(w: &mut World) -> Result<(), Dead> {
+    if w.views.len() < 4 {
+        let state = ManifestState {
+            branches: w.history.newest().branches.clone(),
+            ..ManifestState::default()
+        };
+        w.views.push((w.db.view(), state));
+        return Ok(());
+    }
+    let at = w.random.below(4) as usize;
+    let (view, state) = w.views.swap_remove(at);
+    let found = w.ok(seen(&view, &state))?;
+    assert!(found == state, "{}: a view that was held: {}", w.what(), found.differs(&state));
+    let scope = Scope::Frozen(view);
+    assert!(!scope.writable());
+    assert!(matches!(scope.apply(Batch::new(), Durability::Buffered), Err(Error::ReadOnly(_))));
+    Ok(())
+}
+
+/// Values are put under other keys where they are stored.
+pub fn stored(w: &mut World) -> Result<(), Dead> {
+    let (Some((branch, dict, id)), Some((to_branch, to_dict, to))) = (w.place(), w.place()) else {
+        return Ok(());
+    };
+    for name in [
+        "View::stored",
+        "View::scan_stored",
+        "StoredValue::len",
+        "StoredValue::of",
+        "StoredTuple::stored",
+        "Batch::put_stored",
+    ] {
+        w.call(name);
+    }
+    let table = w.history.newest().table(&branch, &dict).cloned().unwrap_or_default();
+    let view = Arc::new(w.db.view());
+    let (key, new) = (w.key(), w.key());
+    let value = w.ok(view.stored(id, &key))?;
+    assert_eq!(value.as_ref().map(StoredValue::len), table.get(&key).map(Vec::len), "{}", w.what());
+    let mut all = w.ok(view.scan_stored(id, &key, b"", 3))?;
+    assert_eq!(all.len(), table.range(key.clone()..).take(3).count(), "{}", w.what());
+    let mut cursor = w.ok(view.cursor(id, &key, b""))?;
+    if let Some(tuple) = w.ok(cursor.next())? {
+        all.push((tuple.key.clone(), StoredValue::of(&tuple, &view)));
+    }
+    let mut tuples = w.ok(view.stored_tuples(id))?;
+    tuples.seek(&key);
+    if w.ok(tuples.advance())?
+        && let Some(tuple) = tuples.current()
+    {
+        all.push((bytes::Bytes::copy_from_slice(tuple.key), tuple.stored(&view)));
+    }
+    let mut batch = Batch::new();
+    let mut changes = Vec::new();
+    for (i, (key, value)) in all.into_iter().enumerate() {
+        let name = [&new[..], &[b'a' + i as u8]].concat();
+        batch.put_stored(to, name.clone(), value);
+        let kind = Kind::Put(name, table[&key[..]].clone());
+        changes.push(Change { branch: to_branch.clone(), dict: to_dict.clone(), kind });
+    }
+    drop((cursor, tuples, view));
+    let durability = w.durability();
+    // One of nothing syncs what was before.
+    w.change(changes, durability == Durability::Synced, |w| w.db.commit(batch, durability))
+}
+
+/// Compares all that the store has.
+pub fn everything(w: &mut World) -> Result<(), Dead> {
+    let found = w.ok(observe(&w.db))?;
+    assert!(found == *w.history.newest(), "{}: {}", w.what(), found.differs(w.history.newest()));
+    for (branch, dicts) in &found.branches {
+        for (dict, table) in dicts {
+            let id = w.db.dictionary_in(branch, dict).expect("it was listed");
+            assert_eq!(w.ok(tuples(&w.db.view(), id))?, **table);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Operations on snapshots and branches: differences, rollbacks, clones, and streams between
+//! stores.
+
+use std::sync::Arc;
+
+use kvdb::{Durability, Error, Kvdb, ReceiveOptions, Received};
+
+use crate::oracle::{Branch, ManifestState, branch_of};
+use crate::reads::everything;
+use crate::world::{Dead, World};
+
+pub fn snapshot(w: &mut World) -> Result<(), Dead> {
+    if w.history.newest().snapshots.len() >= 5 {
+        return drop_snapshot(w);
+    }
+    let name = w.new_name('s');
+    let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
+    let branch = branches[w.random.below(branches.len() as u64) as usize].clone();
+    let durability = w.durability();
+    let content = w.history.newest().branches[&branch].clone();
+    w.history
+        .attempt(|state| drop(state.snapshots.insert(name.clone(), (branch.clone(), content))));
+    let done = if branch.is_empty() && durability == Durability::Synced {
+        w.call("Kvdb::snapshot");
+        w.db.snapshot(&name)
+    } else {
+        w.call("Kvdb::snapshot_of");
+        w.db.snapshot_of(&branch, &name, durability)
+    };
+    if w.unless_full(done)?.is_none() {
+        w.history.refused();
+        return Ok(());
+    }
+    if durability == Durability::Synced {
+        w.history.certain();
+    }
+    for name in ["Kvdb::snapshots", "Kvdb::open_snapshot", "View::difference"] {
+        w.call(name);
+    }
+    assert!(w.db.snapshots().iter().any(|s| s.name == name && s.branch == branch));
+    assert!(matches!(w.db.snapshot_of(&branch, &name, durability), Err(Error::Exists(_))));
+    differences(w)
+}
+
+/// What differs between a snapshot and now.
+pub fn differences(w: &mut World) -> Result<(), Dead> {
+    let Some((name, (branch, content))) = pick_snapshot(w) else { return Ok(()) };
+    let (before, after) = (w.ok(w.db.open_snapshot(&name))?, w.db.view());
+    let Some(now) = w.history.newest().branches.get(&branch).cloned() else { return Ok(()) };
+    for (dict, old) in &content {
+        let (Some(a), Some(b), Some(new)) =
+            (before.dictionary(dict), after.dictionary_in(&branch, dict), now.get(dict))
+        else {
+            continue;
+        };
+        let mut keys: Vec<&Vec<u8>> =
+            old.keys().chain(new.keys()).filter(|k| old.get(*k) != new.get(*k)).collect();
+        keys.sort();
+        keys.dedup();
+        let found =
+            w.ok(w.ok(before.difference(a, &after, b))?.collect::<kvdb::Result<Vec<_>>>())?;
+        let found: Vec<Vec<u8>> = found.iter().map(|c| c.key.to_vec()).collect();
+        let wrong = |key: &&Vec<u8>| found.contains(key) != (old.get(*key) != new.get(*key));
+        let wrong: Vec<_> = found
+            .iter()
+            .chain(old.keys())
+            .chain(new.keys())
+            .filter(wrong)
+            .map(|k| (k, found.contains(k)))
+            .collect();
+        assert!(
+            wrong.is_empty() && found.len() == keys.len(),
+            "{}: from {name} to {branch:?} now, {dict}: {wrong:?}",
+            w.what()
+        );
+    }
+    Ok(())
+}
+
+fn pick_snapshot(w: &mut World) -> Option<(String, (String, Branch))> {
+    let all: Vec<_> =
+        w.history.newest().snapshots.iter().map(|(name, of)| (name.clone(), of.clone())).collect();
+    all.get(w.random.below(all.len().max(1) as u64) as usize).cloned()
+}
+
+pub fn drop_snapshot(w: &mut World) -> Result<(), Dead> {
+    let Some((name, _)) = pick_snapshot(w) else { return Ok(()) };
+    w.call("Kvdb::drop_snapshot");
+    w.alter(|state| drop(state.snapshots.remove(&name)), |w| w.db.drop_snapshot(&name))?;
+    assert!(matches!(w.db.drop_snapshot(&name), Err(Error::NoSnapshot(_))));
+    Ok(())
+}
+
+pub fn rollback(w: &mut World) -> Result<(), Dead> {
+    let Some((name, (branch, content))) = pick_snapshot(w) else { return Ok(()) };
+    w.call("Kvdb::rollback");
+    let alter = |state: &mut ManifestState| {
+        state.branches.insert(branch.clone(), content.clone());
+        state.snapshots.insert(name.clone(), (branch.clone(), content.clone()));
+    };
+    if !w.add(alter, |w| w.db.rollback(&name))? {
+        return everything(w);
+    }
+    w.replaced(&branch, "");
+    everything(w)
+}
+
+pub fn clone(w: &mut World) -> Result<(), Dead> {
+    if w.history.newest().branches.len() >= 4 {
+        return drop_branch(w);
+    }
+    let name = w.new_name('b');
+    if w.random.one_in(4) {
+        w.call("Kvdb::create_branch");
+        if !w.add(
+            |state| drop(state.branches.insert(name.clone(), Branch::new())),
+            |w| w.db.create_branch(&name),
+        )? {
+            return Ok(());
+        }
+    } else {
+        let Some((snapshot, of)) = pick_snapshot(w) else { return Ok(()) };
+        w.call("Kvdb::clone_snapshot");
+        let alter = |state: &mut ManifestState| {
+            state.branches.insert(name.clone(), of.1.clone());
+            state.snapshots.insert(snapshot.clone(), of.clone());
+        };
+        if !w.add(alter, |w| w.db.clone_snapshot(&snapshot, &name))? {
+            return Ok(());
+        }
+    }
+    w.replaced(&name, "");
+    Ok(())
+}
+
+pub fn drop_branch(w: &mut World) -> Result<(), Dead> {
+    let names: Vec<String> =
+        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
+    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else {
+        return Ok(());
+    };
+    w.call("Kvdb::drop_branch");
+    w.alter(|state| drop(state.branches.remove(&name)), |w| w.db.drop_branch(&name))?;
+    w.replaced(&name, "");
+    Ok(())
+}
+
+/// To another store, with a stream that is cut off at first; and back as a branch.
+pub fn send(w: &mut World) -> Result<(), Dead> {
+    let Some((name, (branch, content))) = pick_snapshot(w) else { return Ok(()) };
+    for name in [
+        "Kvdb::send",
+        "Kvdb::receive",
+        "Kvdb::receiving",
+        "Kvdb::forget_received",
+        "Kvdb::in_memory",
+        "Received::to_bytes",
+        "Received::from_bytes",
+    ] {
+        w.call(name);
+    }
+    let mut stream = Vec::new();
+    w.ok(w.db.send(&name, None, &mut stream, None))?;
+    if stream.len() > 8 << 20 {
+        // Ballast, which takes long and says nothing.
+        return Ok(());
+    }
+    let other = Kvdb::in_memory();
+    let options = ReceiveOptions { branch: "came".into(), ..ReceiveOptions::default() };
+    let cut = 1 + w.random.below(stream.len() as u64 - 1) as usize;
+    assert!(
+        other.receive(&stream[..cut], &options).is_err(),
+        "{}: a stream that is cut off",
+        w.what()
+    );
+    let so_far = other.receiving().expect("memory does not fail");
+    match so_far.first() {
+        Some(received) if w.random.one_in(3) => {
+            other.forget_received(received).expect("it was there");
+            other.receive(&stream[..], &options).expect("received");
+        }
+        Some(received) => {
+            let from = Received::from_bytes(&received.to_bytes()).expect("as it was");
+            let mut rest = Vec::new();
+            w.ok(w.db.send(&name, None, &mut rest, Some(&from)))?;
+            other.receive(&rest[..], &options).expect("received");
+        }
+        None => drop(other.receive(&stream[..], &options).expect("received")),
+    }
+    let came = branch_of(&other.view(), "came").expect("memory does not fail");
+    assert!(came == content, "{}: what was sent of {branch:?}", w.what());
+    if w.history.newest().branches.len() >= 4 {
+        return Ok(());
+    }
+    // It goes its own way there, and comes back.
+    let dict = other.open_dictionary_in("came", "a").expect("made");
+    let value = w.value();
+    dict.insert("back", value.clone()).expect("put");
+    let back = w.new_name('r');
+    other.snapshot_of("came", &back, Durability::Synced).expect("made");
+    let mut stream = Vec::new();
+    let base = w.random.one_in(2).then_some(name.as_str());
+    other.send(&back, base, &mut stream, None).expect("sent");
+    let mut content = content;
+    Arc::make_mut(content.entry("a".into()).or_default()).insert(b"back".to_vec(), value);
+    let options =
+        ReceiveOptions { branch: back.clone(), replace: true, ..ReceiveOptions::default() };
+    let state = content.clone();
+    let came = w.add(
+        |s| {
+            s.branches.insert(back.clone(), state.clone());
+            s.snapshots.insert(back.clone(), (back.clone(), state.clone()));
+        },
+        |w| w.db.receive(&stream[..], &options).map(drop),
+    )?;
+    if !came {
+        return everything(w);
+    }
+    w.replaced(&back, "");
+    assert_eq!(w.ok(branch_of(&w.db.view(), &back))?, content, "{}: what came back", w.what());
+    Ok(())
+}
