@@ -85,7 +85,7 @@ impl MergeCursor {
         })
     }
 
-    /// The current element; `None` at the end of the input.
+    /// The current item; `None` before an unopened block or subtree, and at the end of the input.
     #[inline(always)]
     fn item(&self) -> Option<ItemRef<'_>> {
         match (&self.cut, &self.source) {
@@ -97,6 +97,7 @@ impl MergeCursor {
         }
     }
 
+    /// The current element; `None` at the end of the input.
     #[inline(always)]
     pub fn element(&self) -> Option<Element<'_>> {
         if let Some(item) = self.item() {
@@ -265,7 +266,7 @@ impl MergeCursor {
     }
 
     /// Cuts the current item, a range tombstone: what is left of it begins at `key`.
-    pub fn cut(&mut self, key: &[u8]) {
+    pub fn cut_range(&mut self, key: &[u8]) {
         self.cut = self.item().map(|i| Item { key: Bytes::copy_from_slice(key), ..i.to_item() });
     }
 
@@ -294,7 +295,7 @@ impl MergeCursor {
                 return Ok(());
             } else {
                 match self.item().map(|i| i.body) {
-                    Some(BodyRef::DeleteRange { .. }) => self.cut(key),
+                    Some(BodyRef::DeleteRange { .. }) => self.cut_range(key),
                     // A point below `key` also ends at or below it.
                     Some(_) => return Ok(()),
                     None => self.descend()?,

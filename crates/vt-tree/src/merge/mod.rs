@@ -73,7 +73,7 @@ pub struct Merge {
     /// which it ends.
     stitched: Option<(usize, u64)>,
     /// The last item, if it is a range tombstone that the next one may extend.
-    open: Option<Item>,
+    pending_range: Option<Item>,
     /// The height of the tallest run, if it is the only one of that height.
     tallest: Option<u16>,
     done: bool,
@@ -94,6 +94,7 @@ impl Merge {
                 Input::Run(r) => MergeCursor::run(r.clone()),
             };
             cursor.skip_to(&range.start)?;
+            // What lies before the range was not pruned by a tombstone.
             cursor.pruned = 0;
             cursors.push(cursor);
         }
@@ -112,7 +113,7 @@ impl Merge {
             copying: None,
             spans: Spans::default(),
             stitched: None,
-            open: None,
+            pending_range: None,
             tallest,
             done: false,
         })
@@ -132,14 +133,14 @@ impl Merge {
     }
 
     fn work(&self) -> u64 {
-        self.builder.written() + self.inputs.iter().map(|w| w.blocks_read).sum::<u64>()
+        self.builder.written() + self.inputs.iter().map(|input| input.blocks_read).sum::<u64>()
     }
 
     /// The bytes read and written so far.
     pub fn stats(&self) -> MergeStats {
         let mut stats = self.builder.stats;
-        stats.blocks_read += self.inputs.iter().map(|w| w.blocks_read).sum::<u64>();
-        stats.pruned += self.inputs.iter().map(|w| w.pruned).sum::<u64>();
+        stats.blocks_read += self.inputs.iter().map(|input| input.blocks_read).sum::<u64>();
+        stats.pruned += self.inputs.iter().map(|input| input.pruned).sum::<u64>();
         stats
     }
 
@@ -155,7 +156,7 @@ impl Merge {
     /// input has passed; `None` if everything is merged. A merge of the same inputs from that key
     /// on yields the rest.
     pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
-        self.release()?;
+        self.push_pending_range()?;
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
         let walked = self.stats();
         let (run, built) = self.builder.finish()?;
@@ -174,8 +175,8 @@ impl Merge {
             return Some(0);
         }
         let mut best: Option<(usize, &[u8])> = None;
-        for (i, w) in self.inputs.iter().enumerate() {
-            if let Some(low) = w.low()
+        for (i, input) in self.inputs.iter().enumerate() {
+            if let Some(low) = input.low()
                 && best.is_none_or(|(_, b)| low < b)
             {
                 best = Some((i, low));
@@ -186,7 +187,12 @@ impl Merge {
 
     /// The least lower bound of the elements of the inputs that `which` selects.
     fn next_low(&self, which: impl Fn(usize) -> bool) -> Option<&[u8]> {
-        self.inputs.iter().enumerate().filter(|(i, _)| which(*i)).filter_map(|(_, w)| w.low()).min()
+        self.inputs
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| which(*i))
+            .filter_map(|(_, input)| input.low())
+            .min()
     }
 
     fn merge_element(&mut self) -> Result<()> {
@@ -207,8 +213,8 @@ impl Merge {
                 }
                 // A point hides everything older at its key. It is passed on without a copy.
                 if !(self.options.drop_tombstones && matches!(item.body, BodyRef::Delete)) {
-                    if let Some(open) = self.open.take() {
-                        self.builder.push_item(open)?;
+                    if let Some(range) = self.pending_range.take() {
+                        self.builder.push_item(range)?;
                     }
                     self.builder.push(ItemRef { seq, ..item })?;
                 }
@@ -247,7 +253,7 @@ impl Merge {
         if self.options.drop_tombstones {
             lookup = lookup.over(Lookup::Deleted(0));
         }
-        self.release()?;
+        self.push_pending_range()?;
         let (seq, body) = match lookup {
             Lookup::Updated { seq, base, update } => {
                 (seq, Body::Update { base, update: update.bytes().clone() })
@@ -293,7 +299,7 @@ impl Merge {
         match cut {
             // A newer item begins inside: the rest of the tombstone is an element again.
             Some(cut) => {
-                self.inputs[i].cut(&cut);
+                self.inputs[i].cut_range(&cut);
                 self.push_range(Item { body: Body::DeleteRange { end: cut }, ..item })
             }
             None => {
@@ -306,7 +312,8 @@ impl Merge {
     /// Appends a range tombstone to the result. Adjacent ones with equal sequence numbers become
     /// one: a queue leaves a million of them behind, which then cost as little as one.
     fn push_range(&mut self, item: Item) -> Result<()> {
-        if let Some(Item { body: Body::DeleteRange { end: reached }, seq, .. }) = &mut self.open
+        if let Some(Item { body: Body::DeleteRange { end: reached }, seq, .. }) =
+            &mut self.pending_range
             && let Body::DeleteRange { end } = &item.body
             && *reached == item.key
             && *seq == item.seq
@@ -314,19 +321,19 @@ impl Merge {
             *reached = end.clone();
             return Ok(());
         }
-        self.release()?;
-        self.open = Some(item);
+        self.push_pending_range()?;
+        self.pending_range = Some(item);
         Ok(())
     }
 
-    /// Appends the pending range tombstone, which nothing extends.
-    fn release(&mut self) -> Result<()> {
-        self.open.take().map_or(Ok(()), |item| self.builder.push_item(item))
+    /// Appends the pending range tombstone, if there is one: the next item does not extend it.
+    fn push_pending_range(&mut self) -> Result<()> {
+        self.pending_range.take().map_or(Ok(()), |item| self.builder.push_item(item))
     }
 
     /// Merges an unopened block or subtree, the element that begins first: stitches or opens it.
     fn merge_subtree(&mut self, i: usize) -> Result<()> {
-        self.release()?;
+        self.push_pending_range()?;
         let Some(Element::Subtree(entry, level)) = self.inputs[i].element() else { return Ok(()) };
         let others = self.next_low(|j| j != i);
         let limit = match (others, self.end.as_deref()) {
@@ -389,15 +396,15 @@ impl Merge {
             return self.inputs[i].descend();
         }
         // A span may continue across index nodes: the last one of a node in the next node, the
-        // first one from the node before. Its length is not known then.
+        // first one from the node before. Only a part of its length is known then.
         let begun =
             self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
-        let cut = begun || (count == entries.len() && self.inputs[i].goes_on());
+        let partial = begun || (count == entries.len() && self.inputs[i].goes_on());
         let threshold = self.spans.threshold(placement);
-        if !cut {
+        if !partial {
             self.spans.saw(bytes, 1);
         }
-        if bytes >= threshold || (cut && threshold != u64::MAX) {
+        if bytes >= threshold || (partial && threshold != u64::MAX) {
             let span = entries[..count].to_vec();
             self.stitched = span.last().map(|e| (i, e.at.end()));
             self.builder.push_blocks(&span, filter)?;

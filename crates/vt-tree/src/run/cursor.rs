@@ -57,7 +57,7 @@ impl BlockReadAhead {
         let forward = self.forward;
         let mut blocks = Vec::new();
         while self.bytes < self.window {
-            let turned = scout.turn(run, forward, |above, i| {
+            let moved = scout.to_neighbour(run, forward, |above, i| {
                 let near = if forward {
                     i + 1..(i + 1 + LEAVES).min(above.len())
                 } else {
@@ -71,7 +71,9 @@ impl BlockReadAhead {
                 }
             });
             // The cursor will meet the error again when it gets there.
-            let Some(child) = turned.ok().filter(|t| *t).and_then(|_| scout.here()) else { break };
+            let Some(child) = moved.ok().filter(|moved| *moved).and_then(|_| scout.here()) else {
+                break;
+            };
             self.bytes += u64::from(child.at.len);
             if !run.cache().has_block(child) {
                 blocks.push((child.at.addr, child.at.end()));
@@ -151,16 +153,16 @@ impl RunCursor {
     }
 
     /// Opens the neighbouring block; `false` at the end of the run.
-    fn turn(&mut self, forward: bool) -> Result<bool> {
+    fn open_neighbour(&mut self, forward: bool) -> Result<bool> {
         if self.ahead.forward != forward {
             self.ahead = BlockReadAhead { forward, ..BlockReadAhead::default() };
         }
         self.ahead.streak = self.ahead.streak.saturating_add(1);
-        let turned = self.path.turn(&self.run, forward, |_, _| {});
-        if !matches!(turned, Ok(true)) {
+        let moved = self.path.to_neighbour(&self.run, forward, |_, _| {});
+        if !matches!(moved, Ok(true)) {
             self.clear();
         }
-        Ok(turned? && self.open().map(|()| true)?)
+        Ok(moved? && self.open().map(|()| true)?)
     }
 
     /// Moves forward over the ends of restart intervals and blocks to an item.
@@ -169,7 +171,7 @@ impl RunCursor {
             let Some(block) = &self.block else { return Ok(()) };
             let next = if self.interval + 1 < block.intervals() {
                 self.interval + 1
-            } else if self.turn(true)? {
+            } else if self.open_neighbour(true)? {
                 0
             } else {
                 return Ok(());
@@ -190,7 +192,7 @@ impl RunCursor {
             let Some(block) = &self.block else { return Ok(()) };
             let interval = if self.interval > 0 && block.intervals() > 0 {
                 self.interval - 1
-            } else if self.turn(false)? {
+            } else if self.open_neighbour(false)? {
                 match &self.block {
                     Some(b) => b.intervals().saturating_sub(1),
                     None => 0,
@@ -207,7 +209,7 @@ impl RunCursor {
     }
 
     /// Forgets the position, at the beginning of a seek.
-    fn leave(&mut self) {
+    fn forget_position(&mut self) {
         self.clear();
         self.aimed = false;
         self.ahead = BlockReadAhead::default();
@@ -217,7 +219,7 @@ impl RunCursor {
     /// block and reads only the index. Returns the address and length of the block if it is not
     /// cached.
     pub(crate) fn aim(&mut self, key: &[u8], before: bool) -> Result<Option<(u64, u32)>> {
-        self.leave();
+        self.forget_position();
         if before {
             self.path.descend(&self.run, |n| n.before(key))?;
         } else if key < self.run.fences().1 {
@@ -338,7 +340,7 @@ impl Source for RunCursor {
     }
 
     fn last(&mut self) -> Result<()> {
-        self.leave();
+        self.forget_position();
         self.path.descend(&self.run, |n| n.len().checked_sub(1))?;
         self.open()?;
         let Some(b) = &self.block else { return Ok(()) };

@@ -42,11 +42,11 @@ pub struct Run {
     /// The root node, once it was read: every read needs it.
     top: OnceLock<Arc<IndexNode>>,
     /// The filter of the root, if that is a leaf index node.
-    pin: OnceLock<FilterPin>,
+    root_filter: OnceLock<FilterPin>,
     /// The number of successive counted gets that found their key, at most [`SURE`].
     found: AtomicU32,
     uses: ZoneUse,
-    _pin: ZonePin,
+    _zones: ZonePin,
 }
 
 /// Sums over a run.
@@ -94,10 +94,10 @@ impl Run {
             root,
             level,
             top: OnceLock::new(),
-            pin: OnceLock::new(),
+            root_filter: OnceLock::new(),
             found: AtomicU32::new(0),
             uses,
-            _pin: pin,
+            _zones: pin,
         })
     }
 
@@ -210,15 +210,15 @@ impl Run {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
         }
-        let mut node = NodeRef::Top(self.root_node()?);
+        let mut node = NodeRef::Borrowed(self.root_node()?);
         let mut probe = loop {
             let Some(at) = node.covering(key) else { return Ok(None) };
             if node.level <= 2 {
                 break Probe { run: self, node, at, filter: None, sure };
             }
             node = match &node {
-                NodeRef::Top(above) => self.beneath(above, at)?,
-                NodeRef::Below(above) => NodeRef::Below(
+                NodeRef::Borrowed(above) => self.beneath(above, at)?,
+                NodeRef::Shared(above) => NodeRef::Shared(
                     self.cache.index_node(above.child_pointer(at).at, above.level - 1)?,
                 ),
             };
@@ -228,7 +228,7 @@ impl Run {
         }
         let (filter, pinned) = match probe.node.level {
             2 => (probe.node.filter(probe.at), probe.node.pins.get(probe.at)),
-            _ => (self.root.filter, Some(&self.pin)),
+            _ => (self.root.filter, Some(&self.root_filter)),
         };
         if let Some(f) = filter {
             let have = pinned.and_then(OnceLock::get).map(FilterPin::filter);
@@ -271,11 +271,11 @@ impl Run {
     /// The node beneath entry `i` of `above`.
     fn beneath<'a>(&self, above: &'a IndexNode, i: usize) -> Result<NodeRef<'a>> {
         if let Some(node) = above.child(i) {
-            return Ok(NodeRef::Top(node));
+            return Ok(NodeRef::Borrowed(node));
         }
         let node = self.cache.index_node(above.child_pointer(i).at, above.level - 1)?;
         self.cache.keep_beneath(above, i, &node);
-        Ok(NodeRef::Below(node))
+        Ok(NodeRef::Shared(node))
     }
 
     fn root_node(&self) -> Result<&Arc<IndexNode>> {
@@ -294,16 +294,16 @@ impl Run {
 
 /// A node that is borrowed if possible: counting references costs more than a search in it.
 enum NodeRef<'a> {
-    Top(&'a IndexNode),
-    Below(Arc<IndexNode>),
+    Borrowed(&'a IndexNode),
+    Shared(Arc<IndexNode>),
 }
 
 impl std::ops::Deref for NodeRef<'_> {
     type Target = IndexNode;
     fn deref(&self) -> &IndexNode {
         match self {
-            NodeRef::Top(node) => node,
-            NodeRef::Below(node) => node,
+            NodeRef::Borrowed(node) => node,
+            NodeRef::Shared(node) => node,
         }
     }
 }
@@ -329,7 +329,7 @@ impl Probe<'_> {
         match (&self.filter, self.node.level) {
             (Some(filter), _) => Some(filter),
             (None, 2) => self.node.pins.get(self.at)?.get().map(FilterPin::filter),
-            (None, _) => self.run.pin.get().map(FilterPin::filter),
+            (None, _) => self.run.root_filter.get().map(FilterPin::filter),
         }
     }
 
@@ -342,7 +342,7 @@ impl Probe<'_> {
 
     /// The second part of [`Run::get`], with the same key and hash as the first.
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
-        let found = match self.lead(key, hash)? {
+        let found = match self.leaf_entry(key, hash)? {
             None => None,
             Some(LeafEntry::Here) => self.run.cache.find(&self.node, self.at, key)?,
             Some(LeafEntry::Below(leaf, i)) => self.run.cache.find(&leaf, i, key)?,
@@ -353,14 +353,14 @@ impl Probe<'_> {
 
     /// The one block that may cover `key`; `None` if none does.
     fn locate(&self, key: &[u8], hash: u64) -> Result<Option<ChildPointer>> {
-        Ok(self.lead(key, hash)?.map(|lead| match lead {
+        Ok(self.leaf_entry(key, hash)?.map(|entry| match entry {
             LeafEntry::Here => self.node.child_pointer(self.at),
             LeafEntry::Below(leaf, i) => leaf.child_pointer(i),
         }))
     }
 
     /// The entry of the leaf index node that may cover `key`; `None` if none does.
-    fn lead(&self, key: &[u8], hash: u64) -> Result<Option<LeafEntry<'_>>> {
+    fn leaf_entry(&self, key: &[u8], hash: u64) -> Result<Option<LeafEntry<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
         // If the filter denies the key, only blocks whose keys are in no filter and blocks with
         // range tombstones can cover it.
@@ -368,9 +368,9 @@ impl Probe<'_> {
         let child = self.node.child_pointer(self.at);
         if self.node.level == 1 {
             let root = &self.run.root;
-            let any = left(root.unfiltered, root.range_tombstones)
+            let may_cover = left(root.unfiltered, root.range_tombstones)
                 && left(child.unfiltered, child.range_tombstones);
-            return Ok(any.then_some(LeafEntry::Here));
+            return Ok(may_cover.then_some(LeafEntry::Here));
         }
         if !left(child.unfiltered, child.range_tombstones) {
             return Ok(None);
@@ -382,10 +382,11 @@ impl Probe<'_> {
     }
 }
 
-/// The result of a probe: an entry of a leaf index node.
+/// An entry of a leaf index node, where a probe has found it.
 enum LeafEntry<'a> {
-    /// The probe's own.
+    /// In the probe's own node, which is the root.
     Here,
+    /// In a leaf index node beneath it, at this index.
     Below(NodeRef<'a>, usize),
 }
 
