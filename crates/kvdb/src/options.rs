@@ -125,9 +125,9 @@ impl OpenOptions {
         }
     }
 
-    /// Pieces that a large merge is cut into. A store without threads does the same on every
-    /// machine.
-    pub(crate) fn merge_pieces(&self, inline: bool) -> usize {
+    /// The number of subcompactions of a large merge. A store without threads does the same on
+    /// every machine.
+    pub(crate) fn merge_subcompactions(&self, inline: bool) -> usize {
         if inline { self.merge_threads.clamp(1, 64) } else { self.merge_threads() }
     }
 }

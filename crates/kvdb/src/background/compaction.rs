@@ -1,17 +1,17 @@
-//! One merge of runs, under way. Which runs is decided in `shape`; who does it, in `merging`.
+//! One compaction under way. `policy` decides which runs it merges, `merging` which threads do it.
 //!
-//! A merge is installed in parts. Once it has written enough, or as much as there is room for, what
-//! is merged becomes a run of its own at the level below, the inputs lose those keys, and what only
-//! they held is free for the next part: runs are ropes, so this costs a few index nodes. Each part
-//! is one edit of the manifest, so the store is whole after any of them; however large the runs, it
-//! never holds more than one part twice.
+//! A compaction is installed in parts. Once it has written enough, or as much as there is room for,
+//! what is merged becomes a run of its own at the level below, the inputs lose those keys, and what
+//! only they held is free for the next part. Runs are sliced and joined by pointer, so this costs a
+//! few index nodes. Each part is one edit of the manifest, so the store is whole after any of them;
+//! however large the runs, it never holds more than one part twice.
 //!
-//! A large merge consists of several *pieces*: disjoint ranges of keys of the same inputs, cut
-//! where index nodes begin, each for a thread of its own. What they have merged is joined by
-//! pointer into one run under one number; the inputs have a hole where each of them has been. A
-//! piece that is installed looks at the inputs anew; the others go on with what they began with
-//! until their own part is done, so what the merge holds twice is a part of each at most, and such
-//! parts are as much smaller as there are pieces.
+//! A large one consists of several *subcompactions*: disjoint ranges of keys of the same inputs,
+//! split where index nodes begin, each for a thread of its own. What they have merged is joined by
+//! pointer into one run under one number; the inputs have a hole where each of them has been. After
+//! an install a subcompaction goes on with the inputs as they are then; the others go on with those
+//! that they began their part with. So a compaction holds twice at most one part of each of them,
+//! and parts are smaller in proportion to their number.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -35,32 +35,33 @@ use crate::read::version_set::VersionEdit;
 const SMALLEST: u64 = 256 << 10;
 /// Zones that a part leaves alone: the last ones, and the open ones that it may begin.
 const LEFT: u64 = 3;
-/// Bytes of work after which a compaction looks up.
+/// Bytes of work in one step.
 const STEP: u64 = 4 << 20;
 /// A part is no more than this share of the store, but for small stores.
 const SHARE: u64 = 20;
 const PART_MIN: u64 = 2 * ZONE_SIZE;
-/// A piece is worth a thread when it has at least this share of the largest part to merge.
+/// A subcompaction is worth a thread when it has at least the largest part divided by this to
+/// merge.
 const WORTH: u64 = 2;
 
-/// A compaction under way, shared by those who merge its pieces.
+/// A compaction under way, shared by the threads that work on its subcompactions.
 pub(crate) struct Compaction {
-    /// The number of its claim.
+    /// The number of its compaction lock.
     pub number: u64,
     /// The youngest level that it takes runs from.
     from: AtomicUsize,
-    /// Bytes that a piece writes before the next install.
+    /// Bytes that a subcompaction writes before the next install.
     part: AtomicU64,
     workers: Mutex<Workers>,
     /// Held while a part is installed; no thread waits for it with another lock held.
     state: Mutex<CompactionState>,
 }
 
-/// Who is at what.
+/// Which subcompactions wait and which are worked on.
 #[derive(Default)]
 struct Workers {
-    /// For each piece what it is in the middle of, but for the time of a step. `None`: not begun,
-    /// or just installed.
+    /// For each subcompaction the merge that it is in the middle of; a step takes it out. `None`:
+    /// not begun, just installed, or in a step.
     merges: Vec<Option<Merge>>,
     /// Unclaimed subcompactions.
     waiting: VecDeque<usize>,
@@ -72,17 +73,17 @@ struct Workers {
 struct CompactionState {
     plan: CompactionPlan,
     /// By key; one until it is prepared.
-    ranges: Vec<Range>,
-    /// What is merged and installed.
+    ranges: Vec<SubcompactionRange>,
+    /// The run of what is merged and installed.
     result: Option<RunId>,
     /// Items of the inputs that hide older ones, and all of them, when it began.
     overwriting: (f64, u64),
 }
 
-/// The keys of a piece, and how far it is.
+/// The keys of a subcompaction, and how far it is.
 #[derive(Default)]
-struct Range {
-    /// What is before it is installed.
+struct SubcompactionRange {
+    /// Everything below this key is installed.
     at: Bytes,
     end: Option<Bytes>,
     merged: Option<Arc<Run>>,
@@ -98,8 +99,7 @@ pub(crate) struct Subcompaction {
 }
 
 impl Compaction {
-    /// A compaction of one piece; more are made of it when the first step finds that it is worth
-    /// it.
+    /// A compaction of one subcompaction; [`Subcompaction::prepare`] splits it if that is worth it.
     pub(crate) fn begin(
         compactor: &Compactor,
         plan: CompactionPlan,
@@ -116,8 +116,12 @@ impl Compaction {
             plan.inputs.iter().map(|p| p.run.stats().items).sum(),
         );
         let from = AtomicUsize::new(plan.from());
-        let state =
-            CompactionState { plan, ranges: vec![Range::default()], result: None, overwriting };
+        let state = CompactionState {
+            plan,
+            ranges: vec![SubcompactionRange::default()],
+            result: None,
+            overwriting,
+        };
         let workers = Workers { taken: 1, merges: vec![None], ..Workers::default() };
         let part = AtomicU64::new(compactor.part_size());
         let whole = Arc::new(Compaction {
@@ -157,15 +161,15 @@ impl Compaction {
     }
 
     fn reset_part(&self, compactor: &Compactor) {
-        let pieces = self.workers.lock().merges.len() as u64;
-        self.part.store((compactor.part_size() / pieces.max(1)).max(SMALLEST), Ordering::Relaxed);
+        let count = self.workers.lock().merges.len() as u64;
+        self.part.store((compactor.part_size() / count.max(1)).max(SMALLEST), Ordering::Relaxed);
     }
 }
 
 impl CompactionState {
     /// Moves the inputs of a merge into the bottom down to the last levels above it, so that
     /// younger runs are merged during it.
-    fn step_aside(&mut self, compactor: &Compactor) -> Result<()> {
+    fn move_inputs_down(&mut self, compactor: &Compactor) -> Result<()> {
         let upper: Vec<usize> = self
             .plan
             .levels
@@ -217,16 +221,19 @@ impl CompactionState {
         let work: u64 =
             stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
         let most = work / (compactor.options.merge_part / WORTH).max(1);
-        let pieces = most.min(compactor.options.merge_pieces(compactor.inline) as u64) as usize;
-        if pieces < 2 {
+        let count =
+            most.min(compactor.options.merge_subcompactions(compactor.inline) as u64) as usize;
+        if count < 2 {
             return Ok(());
         }
         let runs: Vec<Arc<Run>> = self.plan.inputs.iter().map(|p| p.run.clone()).collect();
-        let cuts = split_points(&runs, pieces, values)?;
+        let cuts = split_points(&runs, count, values)?;
         let starts = std::iter::once(Bytes::new()).chain(cuts.iter().cloned());
         let ends = cuts.iter().cloned().map(Some).chain([None]);
-        self.ranges =
-            starts.zip(ends).map(|(at, end)| Range { at, end, ..Range::default() }).collect();
+        self.ranges = starts
+            .zip(ends)
+            .map(|(at, end)| SubcompactionRange { at, end, ..Default::default() })
+            .collect();
         Ok(())
     }
 }
@@ -246,29 +253,29 @@ impl Subcompaction {
         self.whole.workers.lock().merges.len() > 1
     }
 
-    /// Readies the compaction for others to take pieces of it, the first time. `true`: just now,
-    /// and there are some.
+    /// The first time: splits the compaction, so that other threads can take subcompactions of it.
+    /// `true`: this call has, and there are some.
     pub(crate) fn prepare(&mut self, compactor: &Compactor) -> Result<bool> {
         if !std::mem::replace(&mut self.first, false) {
             return Ok(false);
         }
         let mut state = self.whole.state.lock();
-        state.step_aside(compactor)?;
+        state.move_inputs_down(compactor)?;
         state.split(compactor)?;
         self.whole.from.store(state.plan.from(), Ordering::Relaxed);
-        let pieces = state.ranges.len();
+        let count = state.ranges.len();
         {
             let mut workers = self.whole.workers.lock();
-            workers.merges.resize_with(pieces, || None);
-            workers.waiting = (1..pieces).collect();
+            workers.merges.resize_with(count, || None);
+            workers.waiting = (1..count).collect();
         }
         self.whole.reset_part(compactor);
-        compactor.counters.split_merges.add(u64::from(pieces > 1));
-        Ok(pieces > 1)
+        compactor.counters.split_merges.add(u64::from(count > 1));
+        Ok(count > 1)
     }
 
-    /// A bounded part of the work; `true` when the piece is done, or its compaction given up. What
-    /// finds no space is tried again in smaller parts.
+    /// Does a bounded part of the work; `true` when the subcompaction is done, or its compaction
+    /// given up. Without space it is tried again in smaller parts.
     pub(crate) fn step(&mut self, compactor: &Compactor) -> Result<bool> {
         match self.work(compactor) {
             Err(Error::NoSpace) => {
@@ -277,16 +284,16 @@ impl Subcompaction {
                     return Err(Error::NoSpace);
                 }
                 self.whole.part.store((part / 4).max(SMALLEST), Ordering::Relaxed);
-                self.whole.state.lock().plan.press();
+                self.whole.state.lock().plan.copy_short_spans();
                 Ok(false)
             }
             done => done,
         }
     }
 
-    /// Goes on with another piece of the same compaction, and leaves this one as it is: what a
-    /// store without threads does in their place.
-    pub(crate) fn turn(&mut self) {
+    /// Goes on with another subcompaction of the same compaction, and leaves this one as it is: a
+    /// store without threads does so in place of working on several at once.
+    pub(crate) fn rotate(&mut self) {
         let mut workers = self.whole.workers.lock();
         if let Some(number) = workers.waiting.pop_front() {
             let before = std::mem::replace(&mut self.number, number);
@@ -294,8 +301,8 @@ impl Subcompaction {
         }
     }
 
-    /// Installs what it has so that it holds nothing, and leaves it to the next idle thread. The
-    /// piece is to be left next.
+    /// Installs what is merged, so that it holds nothing, and leaves the rest to the next idle
+    /// thread. The caller calls [`Subcompaction::leave`] next.
     pub(crate) fn hand_back(&mut self, compactor: &Compactor) -> Result<()> {
         let done = self.take_merge().map_or(Ok(false), |merge| self.install(compactor, merge))?;
         let mut workers = self.whole.workers.lock();
@@ -362,7 +369,7 @@ impl Subcompaction {
     }
 
     /// Makes what is merged part of the store, in place of that much of the inputs. `true`: the
-    /// piece is done.
+    /// subcompaction is done.
     fn install(&mut self, compactor: &Compactor, merge: Merge) -> Result<bool> {
         let (run, next, stats) = merge.cut()?;
         let mut state = self.whole.state.lock();

@@ -27,8 +27,7 @@ use crate::journal::{Owned, Segment};
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
 use crate::read::version::{Generation, Layer};
-use crate::read::version_set::VersionEdit;
-use crate::read::version_set::VersionSet;
+use crate::read::version_set::{VersionEdit, VersionSet};
 use crate::signals::Signals;
 use crate::snapshot_set::{Snapshot, Snapshots};
 
@@ -116,13 +115,13 @@ impl Flush {
         let before = self.sealed.map_or(0, |s| s.start.segment);
         // A few of the zones that become free are listed for the journal's next segments in the
         // same edit. The writer is not locked during the sync of that: commits go on.
-        let (mut released, again) = {
+        let (mut released, reused) = {
             let mut writer = flusher.commits.writer.lock();
             let released = writer.release(before);
-            let again = writer.announce(flusher.commits.stock(), released.len());
-            (released, again)
+            let reused = writer.announce(flusher.commits.stock(), released.len());
+            (released, reused)
         };
-        let mut rest = released.split_off(again);
+        let mut rest = released.split_off(reused);
         let mut recycled = Vec::new();
         let plan = |state: &ManifestState| {
             let mut change = VersionEdit::of([Edit::Streams(flusher.zones.positions())]);
@@ -163,7 +162,7 @@ impl Flush {
             released.append(&mut rest);
             let mut writer = flusher.commits.writer.lock();
             writer.take_back(released);
-            writer.arrived(again);
+            writer.arrived(reused);
             return outcome;
         }
         let recycled = released
@@ -172,7 +171,7 @@ impl Flush {
             .map(|(old, segment)| Owned { segment, pin: old.pin })
             .collect();
         let mut writer = flusher.commits.writer.lock();
-        writer.arrived(again);
+        writer.arrived(reused);
         flusher.commits.give_to(&mut writer, recycled)?;
         flusher.counters.journal_device.set(writer.bytes());
         Ok(())

@@ -1,12 +1,12 @@
 //! How much of what the runs hold is dead: older versions that newer ones hide, which only a merge
-//! can drop. What compaction is chosen by, and writers are held back by, in addition to the number
-//! of runs: a tree may have few runs and be mostly dead, or many and not at all.
+//! can drop. Compactions are chosen and writers are delayed by it, in addition to the number of
+//! runs: a tree may have few runs and be mostly dead, or many and not at all.
 //!
 //! It is not known exactly without reading; a sample estimates it. Of each memtable that is flushed
 //! some keys are looked up in the filters of the runs below: the share of them that is there is the
 //! share of its items that hide an older one. A run keeps its share as it is cut; one merged from
 //! several has what is left of theirs. It is a guess, kept in memory: after opening nothing is
-//! known to be dead until something is overwritten again, and the shape bounds it as ever.
+//! known to be dead until something is overwritten again, and only the bounds on runs hold.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! Who merges. Each thread has a stack of merges under way: one that becomes due at a younger level
-//! goes first, so that a large merge does not let the young runs pile up; parallel threads take
-//! plans without a lock, or a subcompaction of a large merge that another one has begun. A thread
-//! that turns to a younger merge leaves its subcompaction to the next idle thread. Work that must
-//! not find a merge under way goes through [`Compactor::merge_alone`]: the threads pause between
-//! two steps, and give up what they had begun; what of it is installed stays.
+//! Which thread merges what. Each thread has a stack of merges under way: one that becomes due at a
+//! younger level goes first, so that a large merge does not let the young runs pile up; parallel
+//! threads take plans without a lock, or a subcompaction of a large merge that another one has
+//! begun. A thread that turns to a younger merge leaves its subcompaction to the next idle thread.
+//! Work that must not find a merge under way goes through [`Compactor::merge_alone`]: the threads
+//! pause between two steps, and give up what they had begun; what of it is installed stays.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(crate) struct Compactor {
     /// What runs hide of older ones.
     pub(super) garbage: Arc<GarbageEstimate>,
     /// Shared for a step of a merge; alone by work that must not find one.
-    gate: RwLock<()>,
+    pause: RwLock<()>,
     /// Changes when all merges under way are given up.
     round: AtomicU64,
     compaction_locks: Mutex<Vec<CompactionLock>>,
@@ -58,7 +58,7 @@ pub(crate) struct Compactor {
     starved: AtomicU64,
 }
 
-/// The merges that one thread has under way, or its pieces of them, the youngest last.
+/// The merges that one thread has under way, or its subcompactions of them, the youngest last.
 #[derive(Default)]
 pub(crate) struct MergeStack {
     round: u64,
@@ -82,7 +82,7 @@ impl Compactor {
             versions: parts.versions.clone(),
             activity,
             garbage,
-            gate: RwLock::new(Rank::Merges, ()),
+            pause: RwLock::new(Rank::Merges, ()),
             round: AtomicU64::default(),
             compaction_locks: Mutex::default(),
             next_lock: AtomicU64::default(),
@@ -92,8 +92,8 @@ impl Compactor {
         }
     }
 
-    /// A merge into the bottom is under way: what it leaves behind is not known yet.
-    pub(crate) fn below(&self) -> bool {
+    /// Whether a merge into the bottom is under way: what it leaves behind is not known yet.
+    pub(crate) fn merges_into_bottom(&self) -> bool {
         self.compaction_locks.lock().iter().any(|c| c.level == BOTTOM && c.runs.len() > 1)
     }
 
@@ -109,7 +109,7 @@ impl Compactor {
 
     /// Keeps [`Compactor::merge_alone`] waiting.
     pub(crate) fn pausing(&self) -> RwLockReadGuard<'_, ()> {
-        self.gate.read()
+        self.pause.read()
     }
 
     /// Locks the runs that `choose` names, given those that are locked already; the number to
@@ -152,20 +152,20 @@ impl Compactor {
         above: usize,
     ) -> Option<CompactionPlan> {
         let version = self.versions.load();
-        let shape = self.options.compaction.sane();
-        let shapes = version.trees.values().filter_map(|t| {
+        let policy = self.options.compaction.sane();
+        let plans = version.trees.values().filter_map(|t| {
             Some((
                 t.levels.first().map_or(0, Vec::len),
                 CompactionPlan::for_policy(
                     t,
-                    &shape,
+                    &policy,
                     compaction_locks,
                     above,
                     self.garbage.dead(t),
                 )?,
             ))
         });
-        if let Some((_, plan)) = shapes.max_by_key(|(runs, _)| *runs) {
+        if let Some((_, plan)) = plans.max_by_key(|(runs, _)| *runs) {
             return Some(plan);
         }
         if !tombstones {
@@ -174,8 +174,8 @@ impl Compactor {
         let free = |t: &&std::sync::Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
         let dead = |t: &Tree| self.garbage.dead(t);
         let quiet = |t: &std::sync::Arc<Tree>| {
-            CompactionPlan::for_dead(t, dead(t), &shape)
-                .or_else(|| CompactionPlan::for_readers(t, &shape))
+            CompactionPlan::for_dead(t, dead(t), &policy)
+                .or_else(|| CompactionPlan::for_readers(t, &policy))
         };
         version
             .trees
@@ -186,23 +186,23 @@ impl Compactor {
 
     /// Keeps all merges from going on; those under way are given up.
     pub(crate) fn merge_alone(&self) -> RwLockWriteGuard<'_, ()> {
-        let gate = self.gate.write();
+        let alone = self.pause.write();
         self.round.fetch_add(1, Ordering::AcqRel);
         self.compaction_locks.lock().clear();
         self.under_way.lock().drain(..).for_each(|whole| whole.give_up());
-        gate
+        alone
     }
 
     /// One bounded step of the youngest merge of `stack`, or of one that is due. `false`: there is
     /// nothing to do.
     pub(crate) fn merge_step(&self, stack: &mut MergeStack) -> Result<bool> {
-        let _shared = self.gate.read();
+        let _shared = self.pause.read();
         let round = self.round.load(Ordering::Acquire);
         if std::mem::replace(&mut stack.round, round) != round {
             stack.merges.clear();
         }
         if stack.merges.len() < DEEPEST
-            && let Some(younger) = self.next_piece(stack)
+            && let Some(younger) = self.next_subcompaction(stack)
         {
             let older = stack.merges.pop_if(|older| older.is_shared());
             stack.merges.push(younger);
@@ -213,14 +213,14 @@ impl Compactor {
                 left?;
             }
         }
-        let Some(piece) = stack.merges.last_mut() else { return Ok(false) };
-        let new = piece.prepare(self);
+        let Some(subcompaction) = stack.merges.last_mut() else { return Ok(false) };
+        let new = subcompaction.prepare(self);
         if self.inline {
-            piece.turn();
+            subcompaction.rotate();
         } else if new.as_ref().is_ok_and(|new| *new) {
             self.signals.compaction_wanted();
         }
-        match new.and_then(|_| piece.step(self)) {
+        match new.and_then(|_| subcompaction.step(self)) {
             Ok(false) => {}
             done => {
                 let starved = if matches!(done, Err(Error::NoSpace)) {
@@ -228,8 +228,8 @@ impl Compactor {
                 } else {
                     0
                 };
-                if let Some(piece) = stack.merges.pop() {
-                    self.end(piece, done.is_err());
+                if let Some(subcompaction) = stack.merges.pop() {
+                    self.end(subcompaction, done.is_err());
                 }
                 self.starved.store(starved, Ordering::Relaxed);
                 done?;
@@ -238,29 +238,30 @@ impl Compactor {
         Ok(true)
     }
 
-    /// A merge that is due and goes before all of `stack`, or a piece of one.
-    fn next_piece(&self, stack: &MergeStack) -> Option<Subcompaction> {
+    /// The first subcompaction of a merge that is due and goes before all of `stack`, or another
+    /// one of a merge that is under way.
+    fn next_subcompaction(&self, stack: &MergeStack) -> Option<Subcompaction> {
         let (tombstones, above) = match stack.merges.last() {
             None => (self.activity.is_quiet(), usize::MAX),
-            Some(piece) => (false, piece.from()),
+            Some(subcompaction) => (false, subcompaction.from()),
         };
         let mut compaction_locks = self.compaction_locks.lock();
         match self.next_plan(tombstones, false, &compaction_locks, above) {
             Some(plan) => {
                 let number = self.next_lock.fetch_add(1, Ordering::Relaxed);
-                let (piece, compaction_lock) = Compaction::begin(self, plan, number);
+                let (subcompaction, compaction_lock) = Compaction::begin(self, plan, number);
                 compaction_locks.push(compaction_lock);
-                self.under_way.lock().push(piece.whole().clone());
-                Some(piece)
+                self.under_way.lock().push(subcompaction.whole().clone());
+                Some(subcompaction)
             }
             None => self.take(above),
         }
     }
 
     /// A thread has finished a subcompaction.
-    fn end(&self, piece: Subcompaction, failed: bool) {
-        let number = piece.whole().number;
-        if piece.leave(failed) {
+    fn end(&self, subcompaction: Subcompaction, failed: bool) {
+        let number = subcompaction.whole().number;
+        if subcompaction.leave(failed) {
             self.release(number);
         }
     }

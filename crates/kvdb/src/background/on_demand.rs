@@ -24,19 +24,19 @@ fn never() -> bool {
 }
 
 impl Compactor {
-    /// Does a whole plan here and now, a large one in several threads; `false` when the store is
-    /// being closed, or `stop` says so, which gives the rest of it up.
+    /// Carries out a plan to its end, a large one by several threads; `false` when the store is
+    /// being closed, or `stop` says so: then the rest of it is given up.
     fn compact_now(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
         let (mut first, _) = Compaction::begin(self, plan, 0);
         first.prepare(self)?;
         let whole = first.whole().clone();
         let stop = || self.signals.stopping() || stop();
         let work = |first: Option<Subcompaction>| {
-            let mut piece = first;
-            while let Some(mut own) = piece.take().or_else(|| whole.take()) {
+            let mut next = first;
+            while let Some(mut own) = next.take().or_else(|| whole.take()) {
                 let done = loop {
                     if self.inline {
-                        own.turn();
+                        own.rotate();
                     }
                     match own.step(self) {
                         Ok(false) if !stop() => {}
@@ -76,9 +76,9 @@ impl Compactor {
         })
     }
 
-    /// Merges a plan; when there is no space for it, together with everything older, which may make
-    /// some.
-    fn compact_somehow(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
+    /// Carries out a plan; if there is no space for it, merges its runs with everything older into
+    /// the bottom, which may make some.
+    fn compact_or_reach_bottom(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
         let (dict, level, to_bottom) =
             (plan.dict, plan.inputs.first().map_or(0, |p| plan.level_of(p.id)), plan.to_bottom);
         match self.compact_now(plan, stop) {
@@ -92,7 +92,7 @@ impl Compactor {
                 let Some(mut plan) = plan.filter(|plan| !plan.inputs.is_empty()) else {
                     return Ok(true);
                 };
-                plan.press();
+                plan.copy_short_spans();
                 self.compact_now(plan, stop)
             }
             done => done,
@@ -104,7 +104,7 @@ impl Compactor {
         let _alone = self.merge_alone();
         let plan = CompactionPlan::for_all(self.versions.load().tree(dict)?);
         if let Some(plan) = plan {
-            self.compact_somehow(plan, &never)?;
+            self.compact_or_reach_bottom(plan, &never)?;
         }
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Compactor {
             }
         };
         if let Some(plan) = plan {
-            self.compact_somehow(plan, stop)?;
+            self.compact_or_reach_bottom(plan, stop)?;
         }
         Ok(())
     }
@@ -149,14 +149,14 @@ impl Compactor {
             .filter_map(|tree| CompactionPlan::for_tombstones(tree, true))
             .collect();
         for mut plan in plans {
-            plan.press();
+            plan.copy_short_spans();
             if unless_full(self.compact_now(plan, &never))? == Some(false) {
                 return Ok(());
             }
         }
         while let Some(mut plan) = self.next_plan(true, true, &[], usize::MAX) {
-            plan.press();
-            if !self.compact_somehow(plan, &never)? {
+            plan.copy_short_spans();
+            if !self.compact_or_reach_bottom(plan, &never)? {
                 break;
             }
         }

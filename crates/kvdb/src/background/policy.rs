@@ -1,8 +1,8 @@
-//! The shape of a dictionary's runs, and so which of them to merge next. Tiered above, one run at
-//! the bottom: when a level has gathered its runs they become one run of the next level, or, once
-//! what lies above the bottom run weighs enough, all of it is merged into the bottom run. Deletions
-//! are debts of their own: a run with tombstones above older runs keeps dead data alive, so when
-//! the store is quiet, or short of space, it is merged with everything below it.
+//! The compaction policy: which runs of a dictionary are merged next. The levels are tiered, with
+//! one run at the bottom: when a level has gathered its runs they become one run of the next level,
+//! or, once what lies above the bottom run weighs enough, all of it is merged into the bottom run.
+//! Deletions are debts of their own: a run with tombstones above older runs keeps dead data alive,
+//! so when the store is quiet, or short of space, it is merged with everything below it.
 //!
 //! Several merges may be under way in one dictionary. What makes that safe is age: a run may only
 //! move below runs that are older. So a merge takes all runs of its level, and none of them is in
@@ -23,8 +23,8 @@ use crate::read::version_set::VersionSet;
 
 /// The level of the bottom run.
 pub(crate) const BOTTOM: usize = 15;
-/// Spans of key blocks that stay where they are when space is short, bytes.
-const PRESSED: u64 = 1 << 20;
+/// The shortest span of key blocks that is stitched when space is short, bytes.
+const LEAST_SPAN: u64 = 1 << 20;
 /// Space is short when less than this part of the store is free.
 const TIGHT: u64 = 8;
 /// Seeks that cost more than this many bytes of reading are dear: large values are moved for the
@@ -139,11 +139,11 @@ impl CompactionPlan {
         self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
     }
 
-    /// Space is short: no value is moved for the sake of scans, and no few key blocks stay behind
-    /// that would keep a zone.
-    pub(crate) fn press(&mut self) {
+    /// For a store that is short of space: copies short spans of key blocks, each of which would
+    /// keep a zone, and moves no value for the sake of scans.
+    pub(crate) fn copy_short_spans(&mut self) {
         if self.placement.is_none() {
-            self.placement = Some(Placement { stitch_at: PRESSED, ..Placement::stitch() });
+            self.placement = Some(Placement { stitch_at: LEAST_SPAN, ..Placement::stitch() });
         }
     }
 
@@ -161,7 +161,7 @@ impl CompactionPlan {
         // before the inputs are.
         let space = zones.space();
         if space.free_for_user / ZONE_SIZE < space.zones_total / TIGHT {
-            return Placement { stitch_at: PRESSED, ..Placement::stitch() };
+            return Placement { stitch_at: LEAST_SPAN, ..Placement::stitch() };
         }
         let stitch_at =
             versions.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
@@ -290,7 +290,7 @@ impl CompactionPlan {
     /// stitched, since each would keep a zone.
     fn for_space(tree: &Tree, level: usize) -> CompactionPlan {
         let mut plan = CompactionPlan::everything_from(tree, level);
-        plan.press();
+        plan.copy_short_spans();
         plan
     }
 

@@ -46,7 +46,7 @@ pub(crate) struct DeferredValue {
     pub slot: DeferredSlot,
 }
 
-/// Memory that a value of so many bytes takes while it is unplaced.
+/// Memory that a value of `len` bytes takes while it waits for its place.
 pub(crate) fn heap(len: usize) -> usize {
     len + DEFERRED_OVERHEAD
 }
@@ -59,17 +59,18 @@ pub(crate) fn cost(len: usize) -> u64 {
     (len as u64).next_multiple_of(SECTOR)
 }
 
-/// What surely finds its place in so many zones, bytes: the last value in a zone may not quite fit.
+/// Bytes of values that are guaranteed to fit into so many zones: the last value of a zone may need
+/// the next one.
 pub(crate) fn room(zones: usize) -> u64 {
     zones as u64 * (ZONE_SIZE - LONGEST)
 }
 
-/// Zones that this much needs at most.
+/// Zones that values of this cost need at most.
 pub(crate) fn zones_for(cost: u64) -> usize {
     cost.div_ceil(ZONE_SIZE - LONGEST) as usize
 }
 
-/// Memory that values are copied into. ValueBuffers are used again once nothing refers to them:
+/// Chunks of memory that values are copied into. They are used again once nothing refers to them:
 /// memory from the system costs more than the copy.
 #[derive(Default)]
 pub(crate) struct ValueBuffers {
@@ -111,7 +112,7 @@ pub(crate) struct Pending {
     pub values: Vec<DeferredValue>,
     /// What they need of [`room`].
     pub cost: u64,
-    /// What was discarded of it would have needed as much.
+    /// What the discarded values would have needed of it, see [`room`].
     pub discarded: u64,
     /// Bytes of stream that it had when it was left to wait, see
     /// [`CommitPipeline::write_gathered`].
@@ -145,13 +146,13 @@ impl Pending {
         self.len() == 0 && self.values.is_empty()
     }
 
-    /// One more value.
+    /// Adds a value.
     pub(crate) fn push(&mut self, value: DeferredValue) {
         self.cost += cost(value.value.len());
         self.values.push(value);
     }
 
-    /// Puts what came later behind this.
+    /// Appends what was committed later.
     pub(crate) fn append(&mut self, mut later: Pending) {
         let by = self.len();
         later.values.iter_mut().flat_map(|v| &mut v.at).for_each(|at| *at += by);

@@ -11,8 +11,8 @@ use crate::journal::record;
 use crate::lock_order::MutexGuard;
 
 impl CommitPipeline {
-    /// Takes the pipeline's lock with room for `need` bytes of stream and for values that cost so
-    /// much.
+    /// Takes the pipeline's lock with room for `need` bytes of stream and for deferred values of
+    /// cost `cost`.
     pub(crate) fn enter(
         &self,
         engine: &impl CommitEnv,
@@ -20,7 +20,7 @@ impl CommitPipeline {
         cost: u64,
         claim: SpaceClaim,
     ) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, cost, |need| self.make_room_somehow(engine, need, (cost, claim)))
+        self.enter_with(need, cost, |need| self.make_room_or_reclaim(engine, need, (cost, claim)))
     }
 
     /// Enters for changes that only delete, of which the journal may be written wherever flushes
@@ -31,10 +31,10 @@ impl CommitPipeline {
         need: usize,
     ) -> Result<MutexGuard<'_, Pipeline>> {
         let nothing = (0, SpaceClaim::default());
-        self.enter_with(need, 0, |need| match self.make_room_somehow(engine, need, nothing) {
+        self.enter_with(need, 0, |need| match self.make_room_or_reclaim(engine, need, nothing) {
             Err(Error::NoSpace) => {
-                // Then the journal is one segment, the one that it writes in. Another is in the way
-                // of nothing for long: it is flushed next.
+                // After this flush the journal is the one segment that it writes in. A second one
+                // does no harm: it is flushed next.
                 engine.flush_all()?;
                 self.make_room(need, nothing, Priority::Flush)
             }
@@ -42,7 +42,9 @@ impl CommitPipeline {
         })
     }
 
-    pub(super) fn make_room_somehow(
+    /// Makes room as [`CommitPipeline::make_room`] does; if there is no space, reclaims or flushes
+    /// first.
+    pub(super) fn make_room_or_reclaim(
         &self,
         engine: &impl CommitEnv,
         need: usize,

@@ -34,8 +34,9 @@ pub fn at_once<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Past whose locks this thread commits to the store; see [`Transaction::past_its_locks`].
-pub(crate) fn past() -> Option<u64> {
+/// The transaction whose locks do not stop commits of this thread; see
+/// [`Transaction::past_its_locks`].
+pub(crate) fn lock_owner() -> Option<u64> {
     PAST.get()
 }
 

@@ -37,11 +37,11 @@ use zones::Zones;
 use self::batch::{Batch, Durability};
 use self::deferred::{DeferredValue, ValueBuffers};
 pub(crate) use self::memtables::write_memtables;
-use self::pipeline::{Pipeline, Sealed, Syncing};
+use self::pipeline::{Pipeline, Sealed};
 use self::recent::{RecentCommit, RecentCommits};
 pub use self::validate::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
-use crate::commit::locking::{past, ranges};
+use crate::commit::locking::{lock_owner, ranges};
 use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -117,7 +117,8 @@ pub(crate) struct CommitPipeline {
     pub journal_tight: AtomicBool,
     pub pipeline: lock_order::Mutex<Pipeline>,
     pub writer: lock_order::Mutex<Writer>,
-    syncing: Mutex<Syncing>,
+    /// Whether a thread syncs the journal.
+    syncing: Mutex<bool>,
     sync_done: Condvar,
     /// The journal's stream is durable up to this position.
     pub durable: AtomicU64,
@@ -173,6 +174,8 @@ impl CommitPipeline {
             + self.deferred_bytes.load(Ordering::Relaxed)
     }
 
+    /// Commits a batch: validates it, places or copies its large values, makes its changes visible,
+    /// and syncs if `durability` asks for that.
     pub(crate) fn commit(
         &self,
         engine: &impl CommitEnv,
@@ -191,7 +194,7 @@ impl CommitPipeline {
         }
         self.fold_updates(engine, &valid.changes)?;
         if let Outcome::Applied(applied) =
-            self.commit_changes(engine, valid, placing, past(), |_| Ok(true))?
+            self.commit_changes(engine, valid, placing, lock_owner(), |_| Ok(true))?
         {
             if placing == Durability::Synced {
                 self.synced_commits.store(true, Ordering::Relaxed);

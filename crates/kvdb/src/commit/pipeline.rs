@@ -86,11 +86,11 @@ impl Pipeline {
         self.position -= taken.len() as u64;
         taken.append(std::mem::replace(&mut self.pending, Pending::new(Vec::new())));
         self.pending = taken;
-        self.look(writer);
+        self.update_room(writer);
     }
 
-    /// Takes note of what the writer has room for.
-    fn look(&mut self, writer: &Writer) {
+    /// Sets the room that commits count on to what the writer has.
+    fn update_room(&mut self, writer: &Writer) {
         self.room = writer.room();
         self.place_room = deferred::room(writer.reserved.len());
     }
@@ -105,15 +105,10 @@ pub(crate) struct Sealed {
     pub start: JournalStart,
 }
 
-/// Whether a thread syncs the journal. How far it is durable: `CommitPipeline::durable`.
-#[derive(Default)]
-pub(crate) struct Syncing {
-    pub running: bool,
-}
-
 impl CommitPipeline {
-    /// Prepares segments until a record of `len` bytes fits, from as deep in the reserve as `depth`
-    /// at most, and zones for values that cost so much, whose claim this is.
+    /// Adds segments until a record of `len` bytes fits, and reserves zones for the values of a
+    /// commit: `values` is their cost, and the claim of that commit. Segments are taken from as
+    /// deep in the reserve as `depth` allows.
     pub(crate) fn make_room(
         &self,
         len: usize,
@@ -147,11 +142,11 @@ impl CommitPipeline {
             self.add_segment(writer, depth)?;
         }
         self.reserve_zones(writer, pending_cost + cost, claim)?;
-        self.pipeline.lock().look(writer);
+        self.pipeline.lock().update_room(writer);
         Ok(())
     }
 
-    /// Takes zones until values that cost so much are sure to find a place.
+    /// Reserves zones until `cost` bytes of values are guaranteed to fit.
     fn reserve_zones(&self, writer: &mut Writer, cost: u64, claim: SpaceClaim) -> Result<()> {
         while deferred::room(writer.reserved.len()) < cost {
             writer.reserved.push(self.zones.reserve_zone(claim.reserve())?);
@@ -159,8 +154,8 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Takes zones ahead for the windows of values that may be pending and one more, when there is
-    /// plenty of space and such values come.
+    /// Reserves zones ahead of need, when there is plenty of space: for the two windows of values
+    /// that may be pending and one more.
     pub(crate) fn reserve_zones_ahead(&self) -> Result<()> {
         let cost = 3 * self.shares.window as u64;
         if self.zones.space().free_for_user < 16 * cost {
@@ -168,7 +163,7 @@ impl CommitPipeline {
         }
         let mut writer = self.writer.lock();
         self.reserve_zones(&mut writer, cost, SpaceClaim::default())?;
-        self.pipeline.lock().look(&writer);
+        self.pipeline.lock().update_room(&writer);
         Ok(())
     }
 
@@ -177,7 +172,7 @@ impl CommitPipeline {
         let mut writer = self.writer.lock();
         let mut pipeline = self.pipeline.lock();
         writer.reserved.truncate(deferred::zones_for(pipeline.pending.cost));
-        pipeline.look(&writer);
+        pipeline.update_room(&writer);
     }
 
     /// Lists one more segment in the manifest and gives it to the writer.
@@ -229,13 +224,13 @@ impl CommitPipeline {
         self.write_out_unless(writer, |_| false)
     }
 
-    /// Writes what has gathered, because it is much, unless so many values of it could be discarded
-    /// that it is not: the rest may still be overwritten or deleted in time.
+    /// Writes what has gathered. If values of it can be discarded and little is left, that is not
+    /// written yet: it may still be overwritten or deleted in time.
     pub(crate) fn write_gathered(&self) -> Result<()> {
         self.write_out_unless(&mut self.writer.lock(), |left| self.is_little(left)).map(drop)
     }
 
-    /// Whether this may wait a little longer.
+    /// Whether what is left after a discard is too little to be written now.
     fn is_little(&self, left: &Pending) -> bool {
         left.len() < 3 * self.shares.journal_write_at && left.cost < self.shares.window as u64 / 2
     }
@@ -286,7 +281,7 @@ impl CommitPipeline {
         }
         let mut pipeline = self.pipeline.lock();
         // What was committed during the write was admitted by the more careful figures.
-        pipeline.look(writer);
+        pipeline.update_room(writer);
         if stream.capacity() <= 2 * self.shares.journal_buffer {
             pipeline.spare = stream;
         }
@@ -326,12 +321,12 @@ impl CommitPipeline {
                 return Ok(());
             }
             self.health.check()?;
-            if !syncing.running {
+            if !*syncing {
                 break;
             }
             self.sync_done.wait(&mut syncing);
         }
-        syncing.running = true;
+        *syncing = true;
         drop(syncing);
         let result = self.write_out().and_then(|written| {
             // The writer is not locked here: others fill and write the buffer while this sync is
@@ -341,7 +336,7 @@ impl CommitPipeline {
             Ok(written)
         });
         let mut syncing = self.syncing.lock();
-        syncing.running = false;
+        *syncing = false;
         if let Ok(written) = result {
             self.durable.fetch_max(written, Ordering::AcqRel);
         }
@@ -499,8 +494,8 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Lays a segment ready for the journal, its space on the host allocated and written, so that
-    /// no synced commit waits for it.
+    /// Prepares a segment for the journal, its space on the host allocated and written, so that no
+    /// synced commit waits for that.
     pub(crate) fn prepare_segment(&self) -> Result<()> {
         if !self.options.journal || self.writer.lock().announce(self.stock(), 1) == 0 {
             return Ok(());
@@ -528,7 +523,7 @@ impl CommitPipeline {
         self.list_segment(zone, pin).map(Some)
     }
 
-    /// Segments that should lie ready.
+    /// The number of prepared segments that the writer should have.
     pub(crate) fn stock(&self) -> usize {
         (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
     }

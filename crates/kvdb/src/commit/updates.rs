@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vt_tree::{Lookup, Memtable, Seq, Value};
 use zones::ZonePin;
 
-use super::locking::past;
+use super::locking::lock_owner;
 use super::{CommitEnv, CommitPipeline, Outcome, SpaceClaim, Valid};
 use crate::commit::batch::Durability;
 use crate::error::{Error, Result};
@@ -60,7 +60,7 @@ impl CommitPipeline {
                 let same = newest().is_some_and(|now| Arc::ptr_eq(&now, &memtable));
                 Ok(same && updates(&memtable, Seq::MAX).is_some_and(|(now, _)| now == seq))
             };
-            match self.commit_changes(engine, put, Durability::Buffered, past(), still) {
+            match self.commit_changes(engine, put, Durability::Buffered, lock_owner(), still) {
                 Ok(Outcome::Applied(applied)) => engine.after_commit(applied)?,
                 // The update itself is shorter, and may find space.
                 Ok(Outcome::Stale) | Err(Error::NoSpace) => {}

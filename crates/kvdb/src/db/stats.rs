@@ -40,7 +40,7 @@ pub struct Stats {
     pub flushes: u64,
     /// Compactions.
     pub compactions: u64,
-    /// Compactions that were cut into pieces for several threads.
+    /// Compactions that were split into subcompactions for several threads.
     pub split_merges: u64,
     /// Bytes that merges left where they were.
     pub stitched_bytes: u64,

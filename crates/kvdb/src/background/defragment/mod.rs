@@ -62,9 +62,9 @@ const CHEAP_PERCENT: u8 = 75;
 const HURRY_PERCENT: u64 = 22;
 /// When not even a part of this size finds room, there is none.
 const SMALLEST: u64 = 256 << 10;
-/// Key blocks are merged first where values weigh so many times as much.
-const SMALL_BESIDE: u64 = 16;
-/// Values lie scattered when their stretches are shorter than this, bytes on average.
+/// Key blocks are merged first where values weigh at least this many times as much.
+const SMALL_BLOCKS: u64 = 16;
+/// Values lie scattered when their spans are shorter than this, bytes on average.
 const TOGETHER: u64 = 256 << 10;
 /// What is read together at least, bytes: a folder of small files, say.
 const READ_TOGETHER: u64 = 2 * TOGETHER;
@@ -157,8 +157,10 @@ impl Defragmenter {
             let all = self.victims(u64::MAX, fullest)?.gain();
             update(&|p| p.zones_reclaimable = p.zones_reclaimable.max(p.zones_reclaimed + all));
             let automatic = self.progress().automatic;
-            let enough =
-                || self.holes().percent() < BEGIN_PERCENT * 3 / 4 || self.compactor.below();
+            let enough = || {
+                self.holes().percent() < BEGIN_PERCENT * 3 / 4
+                    || self.compactor.merges_into_bottom()
+            };
             if stop() || all == 0 || (automatic && enough()) {
                 return Ok(());
             }
@@ -209,7 +211,7 @@ impl Defragmenter {
             let (blocks, values, spans) =
                 (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
             drop(version);
-            if blocks.saturating_mul(SMALL_BESIDE) <= values && !self.stopping() {
+            if blocks.saturating_mul(SMALL_BLOCKS) <= values && !self.stopping() {
                 let room = self.zones.space().free_for_user
                     > values.saturating_add(self.flusher.unflushed_bytes());
                 let scattered =
@@ -281,7 +283,7 @@ impl Defragmenter {
     pub(crate) fn look_for_holes(&self) {
         // A merge that moves values empties zones by and by; what is left of them for the moment is
         // not worth moving.
-        if !self.compactor.below() && self.holes_due() {
+        if !self.compactor.merges_into_bottom() && self.holes_due() {
             let holes = self.holes();
             self.state.lock().seen = (holes.zones, holes.live);
             self.request(
