@@ -57,7 +57,7 @@ impl BlockReadAhead {
         let forward = self.forward;
         let mut blocks = Vec::new();
         while self.bytes < self.window {
-            let moved = scout.to_neighbour(run, forward, |above, i| {
+            let moved = scout.move_to_neighbour(run, forward, |above, i| {
                 let near = if forward {
                     i + 1..(i + 1 + LEAVES).min(above.len())
                 } else {
@@ -158,7 +158,7 @@ impl RunCursor {
             self.ahead = BlockReadAhead { forward, ..BlockReadAhead::default() };
         }
         self.ahead.streak = self.ahead.streak.saturating_add(1);
-        let moved = self.path.to_neighbour(&self.run, forward, |_, _| {});
+        let moved = self.path.move_to_neighbour(&self.run, forward, |_, _| {});
         if !matches!(moved, Ok(true)) {
             self.clear();
         }

@@ -59,7 +59,7 @@ impl Path {
     /// Moves to the neighbouring block; at the end of the run, returns `false` and leaves the path
     /// empty. `entered` is called with the parent of each leaf index node that is entered and its
     /// index there.
-    pub fn to_neighbour(
+    pub fn move_to_neighbour(
         &mut self,
         run: &Run,
         forward: bool,
