@@ -8,7 +8,7 @@ use crate::ids::TransactionId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
     /// It reads the store as it was when it began, with its own changes. Of two that change the
-    /// same key the first one to commit wins; the other gets [`Error::Conflict`], unless a
+    /// same key the first one to commit wins; the other gets [`crate::Error::Conflict`], unless a
     /// [`super::MergeRoutine`] can join both.
     #[default]
     Snapshot,
@@ -32,7 +32,7 @@ pub struct TransactionOptions {
     /// It is aborted after so long without a call. `None`: never.
     pub idle_limit: Option<Duration>,
     /// Serializable only: how long a call waits for a lock before it gives up with
-    /// [`Error::Locked`].
+    /// [`crate::Error::Locked`].
     pub lock_timeout: Duration,
     /// Serializable only: it is begun in place of one that was aborted for an older one, and is as
     /// old as that.
