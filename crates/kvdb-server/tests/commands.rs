@@ -456,7 +456,7 @@ fn pipelined_requests_are_answered_in_order() {
 fn dictionaries_say_and_change_how_they_keep_tuples() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
-    let usual = r#"["separate-at" "2048" "stitch-at" "adaptive" "compression" "none" "value-compression" "none" "false-positives" "80"]"#;
+    let usual = r#"["separate-at" "2048" "stitch-at" "adaptive" "compression" "none" "value-compression" "none" "false-positives" "80" "merge" "none"]"#;
     c.expect(&[
         ("DICT LIST", "[]"),
         ("DICT INFO", "(error) ERR there is no dictionary '0'"),
@@ -465,10 +465,10 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         ("DICT LIST", r#"["log"]"#),
         ("USE log", "OK"),
         ("SET a 1", "OK"),
-        ("DICT SET log separate-at 64 stitch-at 4096 false-positives 0", "OK"),
+        ("DICT SET log separate-at 64 stitch-at 4096 false-positives 0 merge UNION", "OK"),
         (
             "DICT INFO",
-            r#"["separate-at" "64" "stitch-at" "4096" "compression" "zstd" "value-compression" "none" "false-positives" "0"]"#,
+            r#"["separate-at" "64" "stitch-at" "4096" "compression" "zstd" "value-compression" "none" "false-positives" "0" "merge" "union"]"#,
         ),
         ("COMPACT", "OK"),
         ("COMPACT a b", "OK"),
@@ -489,6 +489,7 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         "DICT SET log compression gzip",
         "DICT SET log false-positives 10001",
         "DICT SET log separate-at 1 colour red",
+        "DICT SET log merge sum",
         "DICT SET log separate-at",
         "DICT SET log",
         "DICT SET nowhere separate-at 1",
@@ -504,7 +505,7 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
     c.expect(&[
         (
             "DICT INFO log",
-            r#"["separate-at" "64" "stitch-at" "4096" "compression" "zstd" "value-compression" "none" "false-positives" "0"]"#,
+            r#"["separate-at" "64" "stitch-at" "4096" "compression" "zstd" "value-compression" "none" "false-positives" "0" "merge" "union"]"#,
         ),
         ("DICT LIST", r#"["log"]"#),
     ]);

@@ -35,6 +35,58 @@ pub struct DictionaryOptions {
     /// device: the default is 80, 0.8%, for about eleven bits of filter a key. Half the rate costs
     /// a bit more. 0: no filters, for dictionaries whose missing keys are never asked for.
     pub false_positives: u16,
+    /// How a commit joins a key that its transaction and others have changed.
+    pub join: Join,
+}
+
+/// How a commit joins a value that its transaction has changed with what others have made of it
+/// since the transaction began (snapshot isolation): KEVIN's and the VT-tree's merge routines, of
+/// the kinds that need no code of the user. What a rule cannot join is a conflict, as without one.
+/// A routine of the program, [`crate::Kvdb::set_merge`], comes before the rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Join {
+    /// It does not: the first to commit wins.
+    #[default]
+    None,
+    /// Values are whole numbers in decimal, as `INCR` keeps them: both changes are added.
+    Add,
+    /// Whole numbers in decimal: the larger one stays.
+    Max,
+    /// Whole numbers in decimal: the smaller one stays.
+    Min,
+    /// Values are sets of lines: it has those that either side has added, without those that either
+    /// side has removed. A key that is not there is a set without lines.
+    Union,
+}
+
+impl Join {
+    /// All of them, in the order of their codes.
+    pub const ALL: [Join; 5] = [Join::None, Join::Add, Join::Max, Join::Min, Join::Union];
+
+    /// Its name in commands.
+    pub fn name(self) -> &'static str {
+        match self {
+            Join::None => "none",
+            Join::Add => "add",
+            Join::Max => "max",
+            Join::Min => "min",
+            Join::Union => "union",
+        }
+    }
+
+    /// The rule of that name, in upper or lower case.
+    pub fn named(name: &[u8]) -> Option<Join> {
+        Join::ALL.into_iter().find(|join| name.eq_ignore_ascii_case(join.name().as_bytes()))
+    }
+
+    /// Its number in the manifest.
+    pub(crate) fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn of_code(code: u8) -> Option<Join> {
+        Join::ALL.get(usize::from(code)).copied()
+    }
 }
 
 impl DictionaryOptions {
@@ -60,6 +112,7 @@ impl Default for DictionaryOptions {
             compression: Compression::None,
             compress_values: Compression::None,
             false_positives: FALSE_POSITIVES,
+            join: Join::None,
         }
     }
 }

@@ -79,7 +79,7 @@ pub use db::repair::RepairReport;
 pub use db::stats::{DictionaryStats, Stats};
 pub use db::{Kvdb, Space};
 pub use dictionary::{
-    ADAPTIVE, Compression, DictionaryId, DictionaryInfo, DictionaryOptions, FALSE_POSITIVES,
+    ADAPTIVE, Compression, DictionaryId, DictionaryInfo, DictionaryOptions, FALSE_POSITIVES, Join,
     MAX_DICTIONARY_NAME,
 };
 pub use error::{Error, Result};

@@ -78,6 +78,11 @@ struct Options {
     /// Of 10,000 missing keys at most so many are looked for on the device. 0: no filters.
     #[arg(long, value_name = "OF-10000", value_parser = clap::value_parser!(u16).range(..=10_000))]
     false_positives: Option<u16>,
+    /// How a commit joins a key that its transaction and others have changed, instead of a
+    /// conflict: add both changes to a whole number, keep the larger or the smaller one, or join
+    /// sets of lines.
+    #[arg(long, value_name = "RULE", value_parser = ["none", "add", "max", "min", "union"])]
+    merge: Option<String>,
 }
 
 impl Options {
@@ -89,6 +94,7 @@ impl Options {
             ("compression", self.compression),
             ("value-compression", self.value_compression),
             ("false-positives", self.false_positives.map(|rate| rate.to_string())),
+            ("merge", self.merge),
         ];
         let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
         given.flat_map(|(name, value)| [name.into(), value]).collect()

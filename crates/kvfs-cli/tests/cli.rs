@@ -294,8 +294,8 @@ fn dictionaries_are_apart_and_those_of_the_file_system_closed() {
     lab.kv("scan", &["--dict", ""]).fails(1, "1 to 128 bytes long");
 }
 
-const USUAL: &str = "compression none, false-positives 80, separate-at 2048, stitch-at adaptive, \
-                     value-compression none";
+const USUAL: &str = "compression none, false-positives 80, merge none, separate-at 2048, \
+                     stitch-at adaptive, value-compression none";
 
 impl Lab {
     /// Runs "dict ACTION STORE REST…".
@@ -312,15 +312,16 @@ fn a_dictionary_is_made_changed_and_dropped() {
     lab.dict("list", &[]).prints("");
     lab.dict("create", &["log", "--stitch-at", "never", "--compression", "zstd"]).prints("");
     lab.dict("info", &["log"]).prints(
-        "compression       zstd\nfalse-positives   80\nseparate-at       2048\n\
+        "compression       zstd\nfalse-positives   80\nmerge             none\n\
+         separate-at       2048\n\
          stitch-at         never\nvalue-compression none\n",
     );
     lab.kv("put", &["k", "v", "--dict", "log"]).prints("");
     lab.kv("put", &["k", "v"]).prints("");
-    let some = ["log", "--separate-at", "4K", "--stitch-at", "64K", "--false-positives", "0"];
+    let some = ["log", "--separate-at", "4K", "--stitch-at", "64K", "--merge", "max"];
     lab.dict("set", &some).prints("");
     lab.dict("list", &[]).prints(&format!(
-        "0    {USUAL}\nlog  compression zstd, false-positives 0, separate-at 4096, \
+        "0    {USUAL}\nlog  compression zstd, false-positives 80, merge max, separate-at 4096, \
          stitch-at 65536, value-compression none\n"
     ));
     let codecs = ["log", "--value-compression", "lz4", "--compression", "none"];
@@ -349,6 +350,7 @@ fn what_is_wrong_with_a_dictionarys_options_is_said_and_changes_nothing() {
         (&["set", "log", "--stitch-at", "soon"], 2, "is not a size"),
         (&["set", "log", "--compression", "gzip"], 2, "possible values: none, lz4, zstd"),
         (&["set", "log", "--value-compression", "gzip"], 2, "possible values: none, lz4, zstd"),
+        (&["set", "log", "--merge", "sum"], 2, "invalid value 'sum'"),
         (&["set", "log", "--false-positives", "10001"], 2, "10001 is not in 0..=10000"),
         (&["set", "log", "--separate-at", "1", "--colour", "red"], 2, "--colour"),
         (&["set", "nowhere", "--separate-at", "1"], NOT_FOUND, "no dictionary 'nowhere'"),

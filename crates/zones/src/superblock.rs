@@ -25,7 +25,7 @@ use std::io;
 use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
 /// The format version that this program reads and writes.
-pub const FORMAT_VERSION: u32 = 6;
+pub const FORMAT_VERSION: u32 = 7;
 /// The oldest version that is readable. The store gets the newest version with its next root.
 const OLDEST_VERSION: u32 = 3;
 

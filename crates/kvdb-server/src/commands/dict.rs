@@ -1,6 +1,6 @@
 //! `DICT`: dictionaries and how they keep their tuples; `COMPACT`: merges what lies in one.
 
-use kvdb::{ADAPTIVE, Compression, DictionaryInfo, DictionaryOptions};
+use kvdb::{ADAPTIVE, Compression, DictionaryInfo, DictionaryOptions, Join};
 
 use super::ranges::bounds;
 use super::{is, wrong_arity};
@@ -13,7 +13,8 @@ use crate::session::Session;
 pub const USAGE: &str = "LIST | INFO [name] | CREATE name [option value ...] | \
                          SET name option value ... | DROP name; options: separate-at bytes|never, \
                          stitch-at bytes|adaptive|never, compression none|lz4|zstd, \
-                         value-compression none|lz4|zstd, false-positives of-10000";
+                         value-compression none|lz4|zstd, false-positives of-10000, \
+                         merge none|add|max|min|union";
 
 pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if !matches!(s.place, Place::Store) {
@@ -136,6 +137,7 @@ fn changed(
                 let rate = u16::try_from(number()?).ok().filter(|rate| *rate <= 10_000);
                 options.false_positives = rate.ok_or_else(wrong)?
             }
+            o if is(o, "merge") => options.join = Join::named(value).ok_or_else(wrong)?,
             _ => return Err(wrong()),
         }
     }
@@ -167,6 +169,7 @@ fn describe(options: &DictionaryOptions, out: &mut Output) {
         ("compression", codec(options.compression).into()),
         ("value-compression", codec(options.compress_values).into()),
         ("false-positives", options.false_positives.to_string()),
+        ("merge", options.join.name().into()),
     ];
     out.array(fields.len() * 2);
     for (name, value) in fields {

@@ -3,7 +3,7 @@
 //! build the whole state from nothing.
 //!
 //! ```text
-//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved, u8 compression (of values × 16 + of blocks), varint false positives
+//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved + 2 × join, u8 compression (of values × 16 + of blocks), varint false positives
 //! 2  drop dictionary varint id
 //! 3  add run         varint dictionary, varint level, varint run id, bytes run (see "Runs")
 //! 4  drop run        varint dictionary, varint run id
@@ -40,7 +40,7 @@ use bytes::Bytes;
 use vt_tree::{Compression, Seq};
 use zones::{Purpose, ZoneId};
 
-use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
+use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, Join};
 use crate::error::Result;
 use crate::ids::{Label, RunId};
 use crate::journal::Segment;
@@ -392,7 +392,7 @@ pub(crate) fn put_dictionary(out: &mut Vec<u8>, d: &DictionaryInfo) {
     put_bytes(out, d.name.as_bytes());
     put_varint(out, u64::from(d.options.separate_at));
     put_varint(out, d.options.stitch_at);
-    out.push(u8::from(d.options.reserved));
+    out.push(d.options.join.code() << 1 | u8::from(d.options.reserved));
     out.push(d.options.compress_values.code() << 4 | d.options.compression.code());
     put_varint(out, u64::from(d.options.false_positives));
 }
@@ -428,7 +428,9 @@ pub(crate) fn text(r: &mut Decoder) -> Result<String> {
 pub(crate) fn dictionary(r: &mut Decoder, branch: String) -> Result<DictionaryInfo> {
     let id = DictionaryId(r.varint_u32()?);
     let name = text(r)?;
-    let (separate_at, stitch_at, reserved) = (r.varint_u32()?, r.varint()?, r.u8()? != 0);
+    let (separate_at, stitch_at, flags) = (r.varint_u32()?, r.varint()?, r.u8()?);
+    let join = Join::of_code(flags >> 1)
+        .ok_or_else(|| r.corrupt("how a dictionary joins changes is unknown"))?;
     let codecs = r.u8()?;
     let codec =
         |code| Compression::of_code(code).ok_or_else(|| r.corrupt("a compression is unknown"));
@@ -438,10 +440,11 @@ pub(crate) fn dictionary(r: &mut Decoder, branch: String) -> Result<DictionaryIn
     let options = DictionaryOptions {
         separate_at,
         stitch_at,
-        reserved,
+        reserved: flags & 1 == 1,
         compression,
         compress_values,
         false_positives,
+        join,
     };
     Ok(DictionaryInfo { id, name, branch, options })
 }
@@ -483,6 +486,7 @@ mod tests {
             compression: Compression::Zstd,
             compress_values: Compression::Lz4,
             false_positives: 300,
+            join: Join::Union,
         };
         let in_branch = DictionaryInfo {
             id: dict,

@@ -5,7 +5,7 @@
 //! 8 bytes  magic: KVFS then "send"; then frames:
 //! u8 kind · u32 length · payload · u32 CRC-32C of all before it in the frame
 //!
-//! 1 header: varint version (1), 16 bytes uuid of the store, label of the snapshot (see the manifest), u8 1 when there is a base, then
+//! 1 header: varint version (2), 16 bytes uuid of the store, label of the snapshot (see the manifest), u8 1 when there is a base, then
 //!           16 bytes its id and bytes its name; varint number of the first chunk; varint count of dictionaries, each as in edit 1
 //! 2 chunk:  varint number, varint which dictionary of the header, varint count, then each: u8 1 put: bytes key, bytes value; 2 delete:
 //!           bytes key. Keys ascend within a dictionary, dictionaries follow one another
@@ -24,7 +24,9 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{dictionary, put_dictionary, text};
 
 const MAGIC: &[u8; 8] = b"KVFSsend";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
+/// The oldest version that is read: without rules by which dictionaries join changes.
+const OLDEST_VERSION: u64 = 1;
 const HEADER: u8 = 1;
 const CHUNK: u8 = 2;
 const END: u8 = 3;
@@ -140,7 +142,7 @@ impl Frame {
         let frame = match kind {
             HEADER => {
                 let version = r.varint()?;
-                if version != VERSION {
+                if !(OLDEST_VERSION..=VERSION).contains(&version) {
                     return Err(r.corrupt(&format!(
                         "it has version {version}, this program reads {VERSION}: use a newer one"
                     )));

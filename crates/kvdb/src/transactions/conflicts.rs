@@ -13,7 +13,7 @@ use super::durable;
 use super::reads::ReadSet;
 use crate::db::Kvdb;
 use crate::db::database::Database;
-use crate::dictionary::DictionaryId;
+use crate::dictionary::{DictionaryId, Join};
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
 use crate::read::version::read;
@@ -283,8 +283,14 @@ pub(super) fn reconcile(
     let mut conflicts: Vec<(DictionaryId, Bytes)> = found.ranges.into_iter().collect();
     let mut changes = Ops::new();
     let routines = db.transactions.routines.read().clone();
+    let rule = |dict: &DictionaryId| now.version.trees.get(dict).map(|tree| tree.info.options.join);
     for (dict, key) in found.points {
-        let merged = match routines.get(&dict) {
+        let routine: Option<Arc<dyn MergeRoutine>> = match (routines.get(&dict), rule(&dict)) {
+            (Some(routine), _) => Some(routine.clone()),
+            (None, None | Some(Join::None)) => None,
+            (None, Some(join)) => Some(Arc::new(join)),
+        };
+        let merged = match routine {
             None => Merged::Conflict,
             Some(routine) => {
                 let (base, theirs) = (base.get(dict, &key)?, now.get(dict, &key)?);

@@ -9,7 +9,7 @@
 //! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that
-//!   reconcile it;
+//!   reconcile it; `join`: the routines that dictionaries name in their options;
 //! - `locking`: what serializable ones lock, and what that means for others;
 //! - `ending`: commit and abort;
 //! - `durable`: those that survive a crash and a restart;
@@ -23,6 +23,7 @@ mod conflicts;
 pub(crate) mod durable;
 mod ending;
 mod handle;
+mod join;
 pub(crate) mod locking;
 mod nested_batch;
 mod options;
