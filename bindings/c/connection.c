@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { LONGEST_VALUE = 64 << 20, LINE = 4096 };
+enum { LONGEST_VALUE = 64 << 20, LINE = 4096, MOST_ITEMS = 16 << 20, DEEPEST = 4 };
 
 int kvfs_fail(kvfs *store, int code, const char *format, ...) {
     va_list arguments;
@@ -90,7 +90,7 @@ static int connected(const char *path) {
     strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0) {
-        /* Keys go to no other user's server. */
+        /* A server of another user is told no keys. */
         struct ucred them;
         socklen_t size = sizeof them;
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &them, &size) == 0 &&
@@ -165,21 +165,23 @@ const char *kvfs_mount_point(const kvfs *store) { return store->mount_point[0] !
 
 /* --- commands ----------------------------------------------------------------------------------------------------- */
 
-int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply *reply) {
-    char line[LINE];
-    memset(reply, 0, sizeof *reply);
-    fprintf(store->out, "*%zu\r\n", count);
-    for (size_t i = 0; i < count; i++) {
-        fprintf(store->out, "$%zu\r\n", words[i].size);
-        fwrite(words[i].bytes, 1, words[i].size, store->out);
-        fputs("\r\n", store->out);
-    }
-    if (fflush(store->out) != 0 || fgets(line, sizeof line, store->in) == NULL)
+/* Reads a line of a reply, without its end. */
+static int line_of(kvfs *store, char *line) {
+    if (fgets(line, LINE, store->in) == NULL)
         return kvfs_lost(store);
     size_t length = strlen(line);
     if (length < 3 || strcmp(line + length - 2, "\r\n") != 0)
         return kvfs_lost(store);
     line[length - 2] = '\0';
+    return KVFS_OK;
+}
+
+static int read_reply(kvfs *store, int depth, struct reply *reply) {
+    char line[LINE];
+    memset(reply, 0, sizeof *reply);
+    int code = line_of(store, line);
+    if (code != KVFS_OK)
+        return code;
     reply->kind = line[0];
     switch (line[0]) {
     case '+':
@@ -195,13 +197,25 @@ int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply 
         }
         if (size > LONGEST_VALUE || (reply->text = malloc((size_t)size + 2)) == NULL)
             return kvfs_lost(store);
-        if (fread(reply->text, 1, (size_t)size + 2, store->in) != (size_t)size + 2) {
-            free(reply->text);
-            reply->text = NULL;
+        if (fread(reply->text, 1, (size_t)size + 2, store->in) != (size_t)size + 2)
             return kvfs_lost(store);
-        }
         reply->text[size] = '\0';
         reply->size = (size_t)size;
+        return KVFS_OK;
+    }
+    case '*': {
+        long long count = strtoll(line + 1, NULL, 10);
+        if (count < 0) {
+            reply->kind = 0;
+            return KVFS_OK;
+        }
+        if (count > MOST_ITEMS || depth == DEEPEST || (reply->items = calloc((size_t)count + 1, sizeof *reply)) == NULL)
+            return kvfs_lost(store);
+        for (; reply->count < (size_t)count; reply->count++)
+            if ((code = read_reply(store, depth + 1, &reply->items[reply->count])) != KVFS_OK) {
+                reply->count++;
+                return code;
+            }
         return KVFS_OK;
     }
     case '-': {
@@ -217,4 +231,35 @@ int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply 
     default:
         return kvfs_lost(store);
     }
+}
+
+void kvfs_reply_free(struct reply *reply) {
+    for (size_t i = 0; i < reply->count; i++)
+        kvfs_reply_free(&reply->items[i]);
+    free(reply->items);
+    free(reply->text);
+    memset(reply, 0, sizeof *reply);
+}
+
+int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply *reply) {
+    memset(reply, 0, sizeof *reply);
+    fprintf(store->out, "*%zu\r\n", count);
+    for (size_t i = 0; i < count; i++) {
+        fprintf(store->out, "$%zu\r\n", words[i].size);
+        fwrite(words[i].bytes, 1, words[i].size, store->out);
+        fputs("\r\n", store->out);
+    }
+    if (fflush(store->out) != 0)
+        return kvfs_lost(store);
+    int code = read_reply(store, 0, reply);
+    if (code != KVFS_OK)
+        kvfs_reply_free(reply);
+    return code;
+}
+
+int kvfs_say(kvfs *store, const struct word *words, size_t count) {
+    struct reply reply;
+    int code = kvfs_call(store, words, count, &reply);
+    kvfs_reply_free(&reply);
+    return code;
 }

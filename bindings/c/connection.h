@@ -20,12 +20,15 @@ struct kvfs {
     kvfs_txn inside; /* 0: none */
 };
 
-/* A reply: an integer, a string, or nothing (`kind` is RESP's: + - : $, and 0 for nothing). */
+/* A reply: an integer, a string, other replies, or nothing (`kind` is RESP's: + : $ *, and 0 for nothing). A zero byte follows the
+ * text, uncounted. */
 struct reply {
     char kind;
     long long number;
     char *text;
     size_t size;
+    struct reply *items;
+    size_t count;
 };
 
 /* A part of a command, of any bytes. */
@@ -43,8 +46,12 @@ static inline struct word text(const char *text) { return (struct word){text, st
 __attribute__((format(printf, 3, 4))) int kvfs_fail(kvfs *store, int code, const char *format, ...);
 int kvfs_lost(kvfs *store);
 
-/* Sends a command and reads its reply, whose `text` the caller frees. An error reply becomes a code. */
+/* Sends a command and reads its reply, which the caller frees. An error reply becomes a code, and leaves nothing to be freed. */
 int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply *reply);
+void kvfs_reply_free(struct reply *reply);
+
+/* The same for a command whose reply says no more than that it was done. */
+int kvfs_say(kvfs *store, const struct word *words, size_t count);
 
 #pragma GCC visibility pop
 

@@ -27,6 +27,7 @@ extern "C" {
 #endif
 
 typedef struct kvfs kvfs;
+typedef struct kvfs_cursor kvfs_cursor;
 typedef uint64_t kvfs_txn;
 
 enum {
@@ -84,6 +85,10 @@ int kvfs_leave(kvfs *store);
 /* The folder in which the transaction's view of the files lies, for those who rather work there. `path` has room for `size` bytes. */
 int kvfs_view(kvfs *store, kvfs_txn txn, char *path, size_t size);
 
+/* Marks the state of the transaction that the connection has joined or entered, under a name, and goes back to it: files and keys. */
+int kvfs_savepoint(kvfs *store, const char *name);
+int kvfs_rollback_to(kvfs *store, const char *name);
+
 /* The dictionary that keys are in; "0" at first. */
 int kvfs_use(kvfs *store, const char *dictionary);
 
@@ -95,6 +100,55 @@ int kvfs_get(kvfs *store, const void *key, size_t key_size, void **value, size_t
 
 /* Deletes a key; KVFS_ABSENT when there was none. */
 int kvfs_delete(kvfs *store, const void *key, size_t key_size);
+
+/* All that was acknowledged so far, files included, is on disk when this returns. */
+int kvfs_sync(kvfs *store);
+
+/* Deletes the keys from `from` up to `to`, without `to`, as one commit. A size of 0: no bound. */
+int kvfs_delete_range(kvfs *store, const void *from, size_t from_size, const void *to, size_t to_size);
+
+enum {
+    KVFS_REVERSE = 1, /* range: from the last key to the first */
+    KVFS_KEYS = 2     /* range: without values */
+};
+
+/* A cursor over the keys from `from` up to `to`, without `to`, in order. A size of 0: no bound. It reads some tuples at a time, each time
+ * what there is then: in a transaction or a snapshot all of it is one state. Valid as long as the connection is. */
+int kvfs_range(kvfs *store, const void *from, size_t from_size, const void *to, size_t to_size, unsigned flags,
+               kvfs_cursor **cursor);
+
+/* The next key and its value, valid until the next call with this cursor; KVFS_ABSENT behind the last one. `value` may be NULL. */
+int kvfs_next(kvfs_cursor *cursor, const void **key, size_t *key_size, const void **value, size_t *value_size);
+void kvfs_cursor_close(kvfs_cursor *cursor);
+
+/* Makes a dictionary, changes how one keeps its tuples, drops one with all its keys. `options`: names and values in turn, as of `kvfs
+ * dict` ("separate-at", "4096", "merge", "add"), and NULL behind the last; NULL: none. */
+int kvfs_dict_create(kvfs *store, const char *name, const char *const *options);
+int kvfs_dict_set(kvfs *store, const char *name, const char *const *options);
+int kvfs_dict_drop(kvfs *store, const char *name);
+
+/* Merges the runs of the dictionary that keys are in. */
+int kvfs_compact(kvfs *store);
+
+/* Snapshots of the whole store, files and keys. A rollback makes the store what it was at the snapshot. */
+int kvfs_snapshot_create(kvfs *store, const char *name);
+int kvfs_snapshot_drop(kvfs *store, const char *name);
+int kvfs_snapshot_rollback(kvfs *store, const char *name);
+
+/* The keys of this connection are those of a snapshot, until it is called with NULL. A transaction is left first. */
+int kvfs_snapshot_use(kvfs *store, const char *name);
+
+/* A key that differs, with the lengths of its values; -1: it is not there. */
+typedef struct {
+    char *dictionary;
+    char *key;
+    size_t key_size;
+    long long before, after;
+} kvfs_change;
+
+/* The keys that differ from a snapshot to another, or with NULL to what there is now; freed with kvfs_changes_free. */
+int kvfs_changes(kvfs *store, const char *before, const char *after, kvfs_change **changes, size_t *count);
+void kvfs_changes_free(kvfs_change *changes, size_t count);
 
 #ifdef __cplusplus
 }

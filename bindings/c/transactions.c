@@ -12,12 +12,11 @@
 /* A command of `TXN` about one transaction. */
 static int of(kvfs *store, const char *what, kvfs_txn txn, const char *option) {
     char number[24];
-    struct reply reply;
     snprintf(number, sizeof number, "%llu", (unsigned long long)txn);
     struct word words[4] = {text("TXN"), text(what), text(number)};
     if (option != NULL)
         words[3] = text(option);
-    return kvfs_call(store, words, option != NULL ? 4 : 3, &reply);
+    return kvfs_say(store, words, option != NULL ? 4 : 3);
 }
 
 int kvfs_begin(kvfs *store, int isolation, unsigned flags, kvfs_txn *txn) {
@@ -50,6 +49,15 @@ int kvfs_join(kvfs *store, kvfs_txn txn) {
         store->inside = txn;
     return code;
 }
+
+static int in_joined(kvfs *store, const char *what, const char *name) {
+    struct word words[3] = {text("TXN"), text(what), text(name)};
+    return kvfs_say(store, words, 3);
+}
+
+int kvfs_savepoint(kvfs *store, const char *name) { return in_joined(store, "SAVEPOINT", name); }
+
+int kvfs_rollback_to(kvfs *store, const char *name) { return in_joined(store, "ROLLBACK", name); }
 
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
@@ -148,10 +156,9 @@ int kvfs_leave(kvfs *store) {
         store->old_root = -1;
     }
     if (store->inside != 0) {
-        struct reply reply;
         struct word words[2] = {text("TXN"), text("LEAVE")};
         store->inside = 0;
-        int left = kvfs_call(store, words, 2, &reply);
+        int left = kvfs_say(store, words, 2);
         return code != KVFS_OK ? code : left;
     }
     return code;

@@ -159,6 +159,80 @@ int main(int n, char **words) {
     put("file", "gone");
     IS(kvfs_abort(s, t), KVFS_OK);
     IS(holds("file", "1"), 1);
+    /* Ranges, in pieces, both ways, with bytes of every kind in the keys. */
+    const char *options[] = {"separate-at", "512", "merge", "add", NULL};
+    IS(kvfs_dict_create(s, "many", options), KVFS_OK);
+    IS(kvfs_dict_create(s, "many", NULL), KVFS_ERROR);
+    IS(kvfs_dict_set(s, "many", &options[2]), KVFS_OK);
+    options[3] = "guess";
+    IS(kvfs_dict_set(s, "many", options), KVFS_ERROR);
+    options[1] = NULL;
+    IS(kvfs_dict_set(s, "many", options), KVFS_ERROR);
+    IS(kvfs_use(s, "many"), KVFS_OK);
+    char key[8] = {'k', 0};
+    const void *k, *v; size_t ks, vs; kvfs_cursor *c;
+    for (int i = 0; i < 3000; i++) {
+        key[2] = (char)(i / 256); key[3] = (char)(i % 256);
+        IS(kvfs_put(s, key, 4, &i, sizeof i), KVFS_OK);
+    }
+    for (unsigned flags = 0; flags < 4; flags++) {
+        int want = flags & KVFS_REVERSE ? 2999 : 0, seen = 0;
+        IS(kvfs_range(s, NULL, 0, NULL, 0, flags, &c), KVFS_OK);
+        while (kvfs_next(c, &k, &ks, &v, &vs) == KVFS_OK) {
+            const unsigned char *bytes = k;
+            IS(ks == 4 && bytes[2] * 256 + bytes[3] == want, 1);
+            IS(flags & KVFS_KEYS ? v == NULL && vs == 0 : vs == sizeof want && memcmp(v, &want, vs) == 0, 1);
+            want += flags & KVFS_REVERSE ? -1 : 1;
+            seen++;
+        }
+        IS(seen, 3000);
+        IS(kvfs_next(c, &k, &ks, NULL, NULL), KVFS_ABSENT);
+        kvfs_cursor_close(c);
+    }
+    IS(kvfs_range(s, "k\0\1", 3, "k\0\2", 3, KVFS_REVERSE, &c), KVFS_OK);
+    IS(kvfs_next(c, &k, &ks, NULL, NULL), KVFS_OK);
+    IS(memcmp(k, "k\0\1\xff", 4), 0);
+    kvfs_cursor_close(c);
+    kvfs_cursor_close(NULL);
+    /* Snapshots, and what differs. */
+    IS(kvfs_snapshot_create(s, "then"), KVFS_OK);
+    IS(kvfs_snapshot_create(s, "then"), KVFS_ERROR);
+    IS(kvfs_delete_range(s, "k\0\1", 3, NULL, 0), KVFS_OK);
+    IS(kvfs_put(s, "k\0\0\0", 4, "longer", 6), KVFS_OK);
+    IS(kvfs_put(s, "new", 3, "", 0), KVFS_OK);
+    kvfs_change *changes; size_t count;
+    IS(kvfs_changes(s, "then", NULL, &changes, &count), KVFS_OK);
+    IS(count, 3000 - 256 + 2);
+    IS(strcmp(changes[0].dictionary, "many") == 0 && changes[0].key_size == 4 && changes[0].before == 4 && changes[0].after == 6, 1);
+    IS(changes[1].before == 4 && changes[1].after == -1, 1);
+    IS(changes[count - 1].before == -1 && changes[count - 1].after == 0, 1);
+    kvfs_changes_free(changes, count);
+    IS(kvfs_changes(s, "never", NULL, &changes, &count), KVFS_ERROR);
+    IS(kvfs_snapshot_use(s, "then"), KVFS_OK);
+    IS(kvfs_get(s, "new", 3, &value, &size), KVFS_ABSENT);
+    IS(kvfs_put(s, "new", 3, "x", 1), KVFS_ERROR);
+    IS(kvfs_snapshot_use(s, NULL), KVFS_OK);
+    IS(kvfs_get(s, "new", 3, &value, &size), KVFS_OK);
+    free(value);
+    /* Savepoints. */
+    IS(kvfs_savepoint(s, "mark"), KVFS_ERROR);
+    IS(kvfs_begin(s, KVFS_SI, 0, &t), KVFS_OK);
+    IS(kvfs_join(s, t), KVFS_OK);
+    IS(kvfs_put(s, "kept", 4, "1", 1), KVFS_OK);
+    IS(kvfs_savepoint(s, "mark"), KVFS_OK);
+    IS(kvfs_put(s, "lost", 4, "1", 1), KVFS_OK);
+    IS(kvfs_rollback_to(s, "mark"), KVFS_OK);
+    IS(kvfs_rollback_to(s, "other"), KVFS_ERROR);
+    IS(kvfs_commit(s, t, 0), KVFS_OK);
+    IS(kvfs_get(s, "kept", 4, &value, &size), KVFS_OK);
+    free(value);
+    IS(kvfs_get(s, "lost", 4, &value, &size), KVFS_ABSENT);
+    IS(kvfs_compact(s), KVFS_OK);
+    IS(kvfs_sync(s), KVFS_OK);
+    IS(kvfs_snapshot_rollback(s, "then"), KVFS_OK);
+    IS(kvfs_get(s, "kept", 4, &value, &size), KVFS_ABSENT);
+    IS(kvfs_snapshot_drop(s, "then"), KVFS_OK);
+    IS(kvfs_dict_drop(s, "many"), KVFS_OK);
     IS(kvfs_use(s, ""), KVFS_ERROR);
     kvfs_close(s);
     kvfs_close(o);
