@@ -9,7 +9,7 @@ use std::time::Duration;
 use env::{Random, Simulated};
 use kvdb::{
     ADAPTIVE, Batch, CompactionPolicy, Compression, DictionaryId, DictionaryOptions, Durability,
-    Error, Kvdb, OpenOptions, View,
+    Error, Join, Kvdb, OpenOptions, View,
 };
 use model::*;
 use proptest::prelude::*;
@@ -315,6 +315,7 @@ fn dictionaries_are_durable_and_a_dropped_one_is_gone_with_its_space() {
         compression: Compression::Zstd,
         compress_values: Compression::Lz4,
         false_positives: 7,
+        join: Join::Max,
     };
     let b = db.create_dictionary("b", options.clone()).unwrap();
     assert_eq!((a, b), (DictionaryId(1), DictionaryId(2)));

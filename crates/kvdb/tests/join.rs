@@ -28,7 +28,7 @@ fn two(db: &Kvdb, d: DictionaryId, base: &str, values: [&str; 2]) -> Result<(), 
     put(db, d, base);
     let [first, second] = values.map(|value| {
         let t = db.begin(Isolation::Snapshot).unwrap();
-        t.put(d, "key", value.to_owned()).unwrap();
+        t.put(d, "key", value).unwrap();
         t
     });
     first.commit(Durability::Buffered)?;
