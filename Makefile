@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz install clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz python lint-python install clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -149,6 +149,13 @@ lint-bench:
 # Whether the fuzz targets compile; needs no nightly toolchain.
 lint-fuzz:
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" $(CARGO) check --bins --quiet
+
+lint-python:
+	cd bindings/python && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings
+
+## make python       build the Python package's wheel, install it in a virtual environment (target/python), and run its tests
+python: build
+	@sh scripts/python.sh $(KVFS)
 
 ## make install      install kvfs and its helpers for mount(8) and umount(8) (PREFIX=/usr/local)
 PREFIX ?= /usr/local

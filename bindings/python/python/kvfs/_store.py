@@ -1,0 +1,556 @@
+"""Stores, transactions and snapshots: the same objects for a store that is embedded in this process
+and for one that is mounted, behind its socket."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Literal, TypeVar
+
+from . import _kvfs
+from ._files import FileSystem
+from ._keys import Batch, Dictionary
+from .errors import Busy, Closed, Error, Invalid, Locked, Retryable, TransactionEnded
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+T = TypeVar("T")
+Isolation = Literal["si", "ser"]
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """A snapshot as listed."""
+
+    name: str
+    #: When it was made.
+    created: datetime
+    #: Bytes of what it refers to, shared with others or not.
+    size: int
+    #: Bytes that dropping it alone gives back, as far as is known.
+    unique_size: int
+    #: The clone that it is of; ``None``: the store itself.
+    clone: str | None
+
+
+@dataclass(frozen=True)
+class TransactionInfo:
+    """An open transaction as listed."""
+
+    number: int
+    label: str
+    isolation: Isolation
+    #: Seconds since it began.
+    age: float
+    #: Seconds since its last call.
+    idle: float
+    #: Changes made so far.
+    changes: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value is not the same in two states."""
+
+    dictionary: str
+    key: bytes
+    #: Bytes of the value before; ``None``: the key was not there.
+    size_before: int | None
+    #: Bytes of the value after; ``None``: the key is not there any more.
+    size_after: int | None
+    #: The values themselves, where they were asked for.
+    before: bytes | None = None
+    after: bytes | None = None
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A path at which two states are not alike."""
+
+    #: From the root, without a slash in front.
+    path: str
+    kind: Literal["directory", "file", "symlink", "other"]
+    #: Bytes before; ``None``: there was nothing.
+    size_before: int | None
+    #: Bytes after; ``None``: there is nothing any more.
+    size_after: int | None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What was sent."""
+
+    chunks: int
+    tuples: int
+    #: Bytes of the stream.
+    size: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """What was received."""
+
+    snapshot: str
+    tuples: int
+
+
+_KINDS: dict[str, Any] = {"d": "directory", "f": "file", "l": "symlink", "o": "other"}
+
+
+class _Keyed:
+    """What has dictionaries and files: the store, a transaction, a snapshot."""
+
+    _scope: Any
+
+    def __getitem__(self, name: str) -> Dictionary:
+        """The dictionary of that name, which is made by the first write."""
+        return Dictionary(self, self._scope, name)
+
+    def dictionary(self, name: str) -> Dictionary:
+        """The dictionary of that name, which is made by the first write."""
+        return self[name]
+
+    def dictionaries(self) -> list[str]:
+        """The names of all dictionaries, sorted."""
+        return self._scope.dictionaries()  # type: ignore[no-any-return]
+
+    @property
+    def fs(self) -> FileSystem:
+        """The files of the same state; over a socket, where this machine has the store mounted."""
+        return self._scope.files_of(self)  # type: ignore[no-any-return]
+
+
+class _Embedded:
+    """A native scope, with the files that belong to it."""
+
+    __slots__ = ("_files", "_native")
+
+    def __init__(self, native: _kvfs.Scope) -> None:
+        self._native = native
+        self._files: FileSystem | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def forget_files(self) -> None:
+        """What was open is closed: the next use opens it again."""
+        self._files = None
+
+    def files_of(self, owner: object) -> FileSystem:
+        if self._files is None:
+            from ._embedded_files import EmbeddedFiles
+
+            self._files = EmbeddedFiles(self._native.files())
+        return self._files
+
+
+class Savepoint:
+    """A state of a transaction to go back to. As a ``with`` block: an exception goes back to it."""
+
+    def __init__(self, transaction: Transaction, native: Any) -> None:
+        self._transaction = transaction
+        self._native = native
+
+    def rollback(self) -> None:
+        """Undoes what the transaction has changed since then; the savepoint stays."""
+        self._transaction._scope.rollback_to(self._native)
+
+    def __enter__(self) -> Savepoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and self._transaction.is_open:
+            self.rollback()
+
+
+class Transaction(_Keyed):
+    """A transaction over keys and files. As a ``with`` block it commits at the end, and aborts when
+    an exception leaves the block."""
+
+    def __init__(self, scope: Any, sync: bool | None) -> None:
+        self._scope = scope
+        self._sync = sync
+        #: Its number, by which others can join it while it is open.
+        self.number: int = scope.number
+
+    def __repr__(self) -> str:
+        return f"<kvfs.Transaction {self.number}{'' if self.is_open else ', ended'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor aborted by this object."""
+        return bool(self._scope.is_open())
+
+    def commit(self, *, sync: bool | None = None) -> None:
+        """Makes its changes part of the store, all at once. ``sync``: they are on disk then.
+
+        It has ended then, also after ``Conflict``. After ``NoSpace`` and the like it is still open.
+        """
+        self._scope.commit(self._sync if sync is None else sync)
+
+    def abort(self) -> None:
+        """Ends it without a trace. One that has ended stays as it is."""
+        self._scope.abort()
+
+    def savepoint(self) -> Savepoint:
+        """Marks the state that it has now."""
+        return Savepoint(self, self._scope.savepoint())
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            if self.is_open:
+                try:
+                    self.commit()
+                except Error:
+                    # One that cannot commit is of no use to who has left the block.
+                    with contextlib.suppress(Error):
+                        self.abort()
+                    raise
+            return
+        # The exception of the block is what the caller must see.
+        with contextlib.suppress(Error):
+            self.abort()
+
+
+class Snapshot(_Keyed):
+    """The store as it was: nothing in it changes. It outlives the snapshot, until it is closed."""
+
+    def __init__(self, scope: Any, name: str) -> None:
+        self._scope = scope
+        #: The snapshot's name.
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<kvfs.Snapshot {self.name!r}>"
+
+    def close(self) -> None:
+        """Lets go of it. The snapshot itself stays in the store."""
+        self._scope.close()
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+class Store(_Keyed):
+    """An open store: dictionaries of keys, and a file system. See ``kvfs.open``, ``kvfs.connect``.
+
+    It may be used by any number of threads at once.
+    """
+
+    def __init__(self, database: Any, scope: Any, where: str) -> None:
+        self._database = database
+        self._scope = scope
+        self._where = where
+        self._pid = os.getpid()
+        _OPEN.add(self)
+
+    def __repr__(self) -> str:
+        return f"<kvfs.Store {self._where!r}{'' if self.is_open else ', closed'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: it was not closed, and this process has opened it."""
+        return bool(self._database.is_open())
+
+    def close(self) -> None:
+        """Makes everything durable and lets go of the store. Open transactions are aborted; what is
+        open in it (files, iterators, snapshots) is closed. Closing it twice does nothing."""
+        self._database.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a store cannot be pickled: open or connect to it where it is needed")
+
+    # --- changing
+
+    def transaction(
+        self,
+        isolation: Isolation = "si",
+        *,
+        sync: bool | None = None,
+        check_conflicts: bool = True,
+        label: str = "",
+        lock_timeout: float = 10.0,
+    ) -> Transaction:
+        """Begins a transaction over keys and files.
+
+        ``isolation``: ``"si"``: it reads the store as it was when it began, and of two that change
+        the same key the first to commit wins; the other gets ``Conflict``. ``"ser"``: as if it ran
+        alone, by locks, for which it waits ``lock_timeout`` seconds at most before ``Locked``.
+        ``sync``: its commit waits for the disk. ``check_conflicts=False``: the last commit wins
+        (``"si"`` alone; files are read only then).
+        """
+        return self._begin(isolation, sync, check_conflicts, label, lock_timeout, None)
+
+    def _begin(
+        self,
+        isolation: Isolation,
+        sync: bool | None,
+        check_conflicts: bool,
+        label: str,
+        lock_timeout: float,
+        retry_of: int | None,
+    ) -> Transaction:
+        if isolation not in ("si", "ser"):
+            raise Invalid(f"isolation is 'si' or 'ser', not {isolation!r}")
+        scope = self._database.begin(
+            serializable=isolation == "ser",
+            check_conflicts=bool(check_conflicts),
+            label=label,
+            lock_timeout=float(lock_timeout),
+            retry_of=retry_of,
+        )
+        return Transaction(_adapted(scope), sync)
+
+    def join(self, number: int, *, sync: bool | None = None) -> Transaction:
+        """A transaction that was begun elsewhere, by its number, such as that of ``kvfs run``
+        (``$KVFS_TXN``). It stays open when the object is dropped; a ``with`` block ends it."""
+        return Transaction(_adapted(self._database.join(number)), sync)
+
+    def run(
+        self,
+        work: Callable[[Transaction], T],
+        isolation: Isolation = "si",
+        *,
+        sync: bool | None = None,
+        attempts: int = 100,
+        label: str = "",
+        lock_timeout: float = 10.0,
+    ) -> T:
+        """Calls ``work`` with a transaction, commits it, and gives what ``work`` has returned. On
+        ``Conflict`` and ``Locked`` all of it is done again, ``attempts`` times at most."""
+        if attempts < 1:
+            raise Invalid(f"attempts is at least 1, not {attempts}")
+        retry_of: int | None = None
+        for attempt in range(attempts):
+            try:
+                with self._begin(isolation, sync, True, label, lock_timeout, retry_of) as t:
+                    number = t.number
+                    return work(t)
+            except Retryable as failure:
+                if attempt + 1 == attempts:
+                    raise
+                # As old as the one that it takes the place of, so that it wins in the end.
+                if isinstance(failure, Locked) and isolation == "ser":
+                    retry_of = retry_of or number
+            # Others have won: they need not meet the same ones again at the same moment.
+            time.sleep(random.uniform(0, min(0.001 * 2 ** min(attempt, 6), 0.05)))
+        raise AssertionError("the last attempt has returned or raised")
+
+    def batch(self, *, sync: bool | None = None) -> Batch:
+        """Gathers changes of keys, and makes them as one at the end of the ``with`` block::
+
+        with store.batch() as batch:
+            batch["stock"][b"apples"] = b"97"
+            del batch["orders"][b"16"]
+        """
+        return Batch(self._scope, sync)
+
+    def sync(self) -> None:
+        """Waits until everything that was done before is on disk."""
+        self._database.sync()
+
+    def create_dictionary(self, name: str) -> Dictionary:
+        """Makes a dictionary, durably; one that is there stays as it is."""
+        self._database.create_dictionary(name)
+        return self[name]
+
+    def drop_dictionary(self, name: str) -> None:
+        """Drops a dictionary and everything in it, durably."""
+        self._database.drop_dictionary(name)
+
+    # --- snapshots
+
+    def create_snapshot(self, name: str) -> None:
+        """Keeps the store as it is now, keys and files, in the time of a sync."""
+        self._database.create_snapshot(name)
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """All snapshots, the oldest first."""
+        return [
+            SnapshotInfo(
+                name, datetime.fromtimestamp(created, timezone.utc), size, unique, clone or None
+            )
+            for name, clone, created, size, unique in self._database.snapshots()
+        ]
+
+    def open_snapshot(self, name: str) -> Snapshot:
+        """The store as it was when the snapshot was made, to be read."""
+        return Snapshot(_adapted(self._database.open_snapshot(name)), name)
+
+    def drop_snapshot(self, name: str) -> None:
+        """Drops a snapshot; its space comes back in the background."""
+        self._database.drop_snapshot(name)
+
+    def rollback(self, name: str) -> None:
+        """Gives the store the state of a snapshot, durably and as one step. Open transactions are
+        aborted; newer snapshots stay."""
+        self._database.rollback(name)
+
+    def changes(
+        self,
+        before: str,
+        after: str | None = None,
+        *,
+        dictionary: str | None = None,
+        values: bool = False,
+    ) -> Iterator[Change]:
+        """The keys that differ from a snapshot to another, or to what there is now, in order. What
+        both share is passed by unread. ``values``: the changes carry the values themselves."""
+        listed = self._database.changes(before, after, dictionary, values)
+
+        def each() -> Iterator[Change]:
+            try:
+                while portion := listed.take(1024):
+                    for change in portion:
+                        yield Change(*change)
+            finally:
+                listed.close()
+
+        return each()
+
+    def file_changes(self, before: str, after: str | None = None) -> list[FileChange]:
+        """The files that differ from a snapshot to another, or to what there is now, by path."""
+        return [
+            FileChange(os.fsdecode(path), _KINDS.get(kind, "other"), old, new)
+            for path, kind, old, new in self._database.file_changes(before, after)
+        ]
+
+    def send(self, snapshot: str, file: BinaryIO, *, base: str | None = None) -> Sent:
+        """Writes a snapshot to a binary file object, or what has changed since the snapshot
+        ``base``, for ``receive`` of another store. Embedded stores alone."""
+        return Sent(*self._database.send(snapshot, base, file))
+
+    def receive(
+        self, file: BinaryIO, *, snapshot: str | None = None, replace: bool = False
+    ) -> Received:
+        """Takes what ``send`` has written: the store becomes what was sent, and has a snapshot of
+        it, as one step at the end of the stream. Embedded stores alone.
+
+        A whole snapshot goes to an empty store, changes go to one that is as their base is, unless
+        ``replace`` gives up what is there. Transactions are aborted, and what is open in the store
+        is closed. After a stream that was cut off, the same one goes on with what has come.
+        """
+        try:
+            return Received(*self._database.receive(file, snapshot, replace))
+        finally:
+            self._scope.forget_files()
+
+    # --- looking at it
+
+    def transactions(self) -> list[TransactionInfo]:
+        """The open transactions, the oldest first."""
+        return [
+            TransactionInfo(number, label, "ser" if serializable else "si", age, idle, changes)
+            for number, label, serializable, age, idle, changes in self._database.transactions()
+        ]
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures of the store. Over a socket they are those of ``kvfs stat --json``."""
+        return dict(self._database.statistics())
+
+
+def _adapted(scope: Any) -> Any:
+    return _Embedded(scope) if isinstance(scope, _kvfs.Scope) else scope
+
+
+def open(
+    path: str | bytes | os.PathLike[str],
+    *,
+    create: bool = True,
+    size: int | None = None,
+    read_only: bool = False,
+    memory: int | None = None,
+    durable: bool = False,
+) -> Store:
+    """Opens the store in a file, or makes one.
+
+    The store is this process' alone while it is open: a store that is mounted is reached with
+    ``connect``.
+
+    ``create``: a missing one is made. ``size``: bytes that a new one may grow to, otherwise as far
+    as the host lets it. ``read_only``: nothing is written, and others may read it, too. ``memory``:
+    bytes for buffers and caches, 320 MiB by default. ``durable``: every write is on disk when its
+    call returns, in place of within a second.
+    """
+    path = os.fspath(path)
+    if b"\0" in os.fsencode(path):
+        raise Invalid(f"a path has no NUL: {path!r}")
+    for what, number in (("size", size), ("memory", memory)):
+        if number is not None and not 0 <= number < 1 << 63:
+            raise Invalid(f"{what} is a number of bytes, not {number}")
+    make = create and not read_only and not os.path.exists(path)
+    if os.path.isdir(path):
+        what = "a store is a file; connect() takes the folder of a mount"
+        raise IsADirectoryError(21, what, path)
+    try:
+        database = _kvfs.Database.open(
+            path, make=make, size=size, read_only=read_only, memory=memory, durable=durable
+        )
+    except FileExistsError as other:
+        what = f"{os.fsdecode(path)} is being made by another process: open it again"
+        raise Busy(what) from other
+    except OSError as failure:
+        if isinstance(failure, Error) or failure.filename is not None:
+            raise
+        raise OSError(failure.errno, failure.strerror, path) from None
+    return Store(database, _Embedded(database.mainline()), os.fsdecode(path))
+
+
+def connect(
+    where: str | bytes | os.PathLike[str] | None = None,
+    *,
+    durable: bool = False,
+    timeout: float | None = None,
+) -> Store:
+    """Connects to a store that is mounted: by the folder that it is mounted on, or one inside, by
+    its socket, or by its file.
+
+    ``None``: the store that ``kvfs run`` has started this program for (``$KVFS_SOCKET``).
+    ``durable``: every write is on disk when its call returns. ``timeout``: seconds to wait for a
+    reply before ``Disconnected``; ``None``: for ever.
+    """
+    from . import _remote
+
+    database = _remote.Database(where, durable=durable, timeout=timeout)
+    return Store(database, database.mainline(), database.where)
+
+
+@atexit.register
+def _close_all() -> None:
+    for store in list(_OPEN):
+        if store._pid == os.getpid():
+            with contextlib.suppress(Closed, TransactionEnded):
+                store.close()

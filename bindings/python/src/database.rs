@@ -1,0 +1,279 @@
+//! A store that is open in this process, as Python calls it.
+
+use std::io::BufWriter;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdb::{Durability, Isolation, Kvdb, ReceiveOptions, TransactionId, TransactionOptions};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::changes::{ChangedFile, Changes, Comparison, changed_file};
+use crate::failure::{Failure, Outcome};
+use crate::scope::Scope;
+use crate::shared::{Open, Shared, open};
+use crate::stream::{Failed, PythonReader, PythonWriter};
+
+/// Name, branch, when it was made (seconds since 1970), bytes, bytes of its own.
+type ListedSnapshot = (String, String, f64, u64, u64);
+
+/// Number, label, serializable, age and idle time in seconds, changes.
+type ListedTransaction = (u64, String, bool, f64, f64, u64);
+
+/// No snapshot, no key, no file: a stream may replace it without being asked.
+fn is_new(db: &Kvdb) -> kvdb::Result<bool> {
+    let view = db.view();
+    for dictionary in db.dictionaries() {
+        if (dictionary.name == "nmap" || !dictionary.options.reserved)
+            && !view.scan(dictionary.id, b"", b"", 1)?.is_empty()
+        {
+            return Ok(false);
+        }
+    }
+    Ok(db.snapshots().is_empty())
+}
+
+/// A store that is open in this process.
+#[pyclass(frozen, module = "kvfs._kvfs")]
+pub struct Database(Arc<Shared>);
+
+impl Database {
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&Open) -> Outcome<T> + Send,
+    ) -> PyResult<T> {
+        let shared = &self.0;
+        Ok(py.detach(|| call(&*shared.open()?))?)
+    }
+}
+
+#[pymethods]
+impl Database {
+    #[staticmethod]
+    #[pyo3(signature = (path, *, make, size, read_only, memory, durable))]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        make: bool,
+        size: Option<u64>,
+        read_only: bool,
+        memory: Option<u64>,
+        durable: bool,
+    ) -> PyResult<Database> {
+        let opened = py.detach(|| open(path, make, size, read_only, memory, durable))?;
+        Ok(Database(Arc::new(opened)))
+    }
+
+    /// The keys and files outside of all transactions.
+    fn mainline(&self) -> Scope {
+        Scope::mainline(self.0.clone())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (*, serializable, check_conflicts, label, lock_timeout, retry_of))]
+    fn begin(
+        &self,
+        py: Python<'_>,
+        serializable: bool,
+        check_conflicts: bool,
+        label: String,
+        lock_timeout: f64,
+        retry_of: Option<u64>,
+    ) -> PyResult<Scope> {
+        let lock_timeout = Duration::try_from_secs_f64(lock_timeout).map_err(|_| {
+            Failure::Invalid(format!("lock_timeout is a number of seconds, not {lock_timeout}"))
+        })?;
+        let isolation = if serializable { Isolation::Serializable } else { Isolation::Snapshot };
+        let options = TransactionOptions {
+            isolation,
+            check_conflicts,
+            lock_timeout,
+            label,
+            retry_of: retry_of.map(TransactionId),
+            ..TransactionOptions::default()
+        };
+        let transaction = self.call(py, |open| match &open.views {
+            Some(views) => Ok(views.transaction(views.begin(options)?)?),
+            None => Ok(open.db.begin_with(TransactionOptions { detached: true, ..options })?),
+        })?;
+        Ok(Scope::transaction(self.0.clone(), transaction, true))
+    }
+
+    /// A transaction that is open already.
+    fn join(&self, py: Python<'_>, number: u64) -> PyResult<Scope> {
+        let transaction =
+            self.call(py, |open| Ok(open.db.transaction(TransactionId(number))?))?;
+        Ok(Scope::transaction(self.0.clone(), transaction, false))
+    }
+
+    fn snapshots(&self, py: Python<'_>) -> PyResult<Vec<ListedSnapshot>> {
+        self.call(py, |open| {
+            let all = open.db.snapshots().into_iter();
+            Ok(all
+                .map(|s| (s.name, s.branch, s.created.as_secs_f64(), s.bytes, s.unique_bytes))
+                .collect())
+        })
+    }
+
+    fn create_snapshot(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.call(py, |open| match &open.views {
+            Some(views) => Ok(views.snapshot(&kvfs::View::Mainline, name, Durability::Synced)?),
+            None => Ok(open.db.snapshot(name)?),
+        })
+    }
+
+    fn open_snapshot(&self, py: Python<'_>, name: String) -> PyResult<Scope> {
+        let view = self.call(py, |open| Ok(open.db.open_snapshot(&name)?))?;
+        Ok(Scope::frozen(self.0.clone(), name, view))
+    }
+
+    fn drop_snapshot(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.call(py, |open| match &open.views {
+            Some(views) => Ok(views.drop_snapshot(name)?),
+            None => Ok(open.db.drop_snapshot(name)?),
+        })
+    }
+
+    fn rollback(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.call(py, |open| match open.views()?.rollback(name) {
+            Err(kvfs::Error::NotFound) => Err(kvdb::Error::NoSnapshot(name.into()).into()),
+            rolled_back => Ok(rolled_back?),
+        })
+    }
+
+    /// The keys that differ from a snapshot to another, or to what there is now.
+    #[pyo3(signature = (before, after, dictionary, values))]
+    fn changes(
+        &self,
+        py: Python<'_>,
+        before: &str,
+        after: Option<&str>,
+        dictionary: Option<&str>,
+        values: bool,
+    ) -> PyResult<Changes> {
+        let comparison = self.call(py, |open| {
+            let before = open.db.open_snapshot(before)?;
+            let after =
+                after.map_or_else(|| Ok(open.db.view()), |name| open.db.open_snapshot(name))?;
+            Comparison::of(before, after, dictionary, values)
+        })?;
+        Ok(Changes::new(self.0.slot("the list of changes", comparison)))
+    }
+
+    /// The files that differ: path, kind (d, f, l, o), bytes before, bytes after.
+    fn file_changes(
+        &self,
+        py: Python<'_>,
+        before: &str,
+        after: Option<&str>,
+    ) -> PyResult<Vec<ChangedFile>> {
+        self.call(py, |open| {
+            let changes = open.views()?.difference_of_snapshots(before, after)?;
+            Ok(changes.into_iter().map(changed_file).collect())
+        })
+    }
+
+    /// Writes a snapshot, or what has changed since another one, to a Python file object. Chunks,
+    /// tuples and bytes of the stream.
+    fn send(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        base: Option<&str>,
+        file: Py<PyAny>,
+    ) -> PyResult<(u64, u64, u64)> {
+        // Not under the store's lock: the file may be one of the store's.
+        let db = self.call(py, |open| Ok(open.db.clone()))?;
+        let sent = py.detach(|| {
+            let failed = Failed::default();
+            let out = BufWriter::with_capacity(1 << 20, PythonWriter::new(file, failed.clone()));
+            failed.or(db.send(name, base, out, None))
+        })?;
+        Ok((sent.chunks, sent.tuples, sent.bytes))
+    }
+
+    /// Takes a stream out of a Python file object; everything that is open in the store is closed
+    /// before. The snapshot's name and its number of tuples.
+    fn receive(
+        &self,
+        py: Python<'_>,
+        file: Py<PyAny>,
+        snapshot: Option<String>,
+        replace: bool,
+    ) -> PyResult<(String, u64)> {
+        let shared = &self.0;
+        let failed = Failed::default();
+        let received = py.detach(|| -> Outcome<_> {
+            let reader = PythonReader::new(file, failed.clone());
+            let received = shared.replacing(|db| {
+                let replace = replace || is_new(db)?;
+                db.receive(reader, &ReceiveOptions { snapshot, replace, ..Default::default() })
+            })?;
+            failed.or(received)
+        })?;
+        Ok((received.snapshot, received.tuples))
+    }
+
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |open| match &open.views {
+            Some(views) => Ok(views.sync_all()?),
+            None => Ok(open.db.sync()?),
+        })
+    }
+
+    /// Bytes that the store may take, and bytes that are free.
+    fn space(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let space = self.call(py, |open| Ok(open.db.space()))?;
+        Ok((space.total, space.free))
+    }
+
+    fn create_dictionary(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.call(py, |open| open.dictionary_to_write(name).map(drop))
+    }
+
+    fn drop_dictionary(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.call(py, |open| match open.dictionary(name)? {
+            Some(id) => Ok(open.db.drop_dictionary(id)?),
+            None => Err(kvdb::Error::NoDictionary(name.into()).into()),
+        })
+    }
+
+    /// The open transactions, the oldest first.
+    fn transactions(&self, py: Python<'_>) -> PyResult<Vec<ListedTransaction>> {
+        self.call(py, |open| {
+            let all = open.db.transactions().into_iter();
+            Ok(all
+                .map(|t| {
+                    let serializable = t.isolation == Isolation::Serializable;
+                    let (age, idle) = (t.age.as_secs_f64(), t.idle.as_secs_f64());
+                    (t.id.0, t.label, serializable, age, idle, t.changes)
+                })
+                .collect())
+        })
+    }
+
+    /// A few figures.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (space, transactions, snapshots) = self.call(py, |open| {
+            let transactions = open.db.transactions().len();
+            Ok((open.db.space(), transactions, open.db.snapshots().len()))
+        })?;
+        let figures = PyDict::new(py);
+        figures.set_item("total_bytes", space.total)?;
+        figures.set_item("free_bytes", space.free)?;
+        figures.set_item("transactions", transactions)?;
+        figures.set_item("snapshots", snapshots)?;
+        Ok(figures)
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.open().is_ok()
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let shared = &self.0;
+        Ok(py.detach(|| shared.close())?)
+    }
+}

@@ -1,0 +1,156 @@
+//! Errors of the store as Python exceptions. The classes are those of `kvfs.errors`, whose `make`
+//! chooses among them by a word; the sentences are those of the crates.
+
+use std::io;
+
+use kvdb::TransactionId;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Why a call failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// The database says so.
+    Store(kvdb::Error),
+    /// The file system says so, of this path.
+    Files(kvfs::Error, Option<Vec<u8>>),
+    /// The file of the store could not be opened or made.
+    Device(zones::Error),
+    /// The object was closed; the text says which.
+    Closed(&'static str),
+    /// A stream is being received, which replaces the store.
+    Receiving,
+    /// The store belongs to another process, of this number: this one was forked off it.
+    Forked(u32),
+    /// The transaction has ended.
+    Ended(TransactionId),
+    /// An argument makes no sense.
+    Invalid(String),
+    /// Python code raised an exception.
+    Raised(PyErr),
+}
+
+/// The outcome of a call.
+pub type Outcome<T> = Result<T, Failure>;
+
+impl From<kvdb::Error> for Failure {
+    fn from(error: kvdb::Error) -> Failure {
+        Failure::Store(error)
+    }
+}
+
+impl From<kvfs::Error> for Failure {
+    fn from(error: kvfs::Error) -> Failure {
+        match error {
+            kvfs::Error::Store(error) => Failure::Store(error),
+            error => Failure::Files(error, None),
+        }
+    }
+}
+
+impl Failure {
+    /// With the path that it concerns.
+    pub fn at(self, path: &[u8]) -> Failure {
+        match self {
+            Failure::Files(error, None) => Failure::Files(error, Some(path.to_vec())),
+            other => other,
+        }
+    }
+
+    /// The word for the class, and the errno where the class has one.
+    fn class(&self) -> (&'static str, i32) {
+        match self {
+            Failure::Store(error) => of_store(error),
+            Failure::Files(error, _) => match error {
+                kvfs::Error::Store(error) => of_store(error),
+                kvfs::Error::NoSpace => ("no_space", error.errno()),
+                kvfs::Error::ReadOnly => ("read_only", error.errno()),
+                kvfs::Error::Corrupt { .. } => ("corrupt", error.errno()),
+                kvfs::Error::NotSynced(_) => ("device", error.errno()),
+                error => ("file", error.errno()),
+            },
+            Failure::Device(error) => match error {
+                zones::Error::Busy(_) => ("busy", 0),
+                zones::Error::Io { source, .. } => of_io(source),
+                zones::Error::NoSpace => ("no_space", ENOSPC),
+                zones::Error::Corrupt { .. } => ("corrupt", EIO),
+                _ => ("not_a_store", 0),
+            },
+            Failure::Closed(_) | Failure::Receiving => ("closed", 0),
+            Failure::Forked(_) => ("forked", 0),
+            Failure::Ended(_) => ("ended", 0),
+            Failure::Invalid(_) => ("invalid", 0),
+            Failure::Raised(_) => ("error", 0),
+        }
+    }
+
+    fn sentence(&self) -> String {
+        match self {
+            Failure::Store(error) => error.to_string(),
+            Failure::Files(error, _) => error.to_string(),
+            Failure::Device(error) => error.to_string(),
+            Failure::Closed(what) => format!("{what} is closed: open it again"),
+            Failure::Receiving => {
+                "a stream is being received, which replaces the store: wait until that has ended"
+                    .into()
+            }
+            Failure::Forked(pid) => format!(
+                "the store was opened by process {pid}, and this one was forked off it: use it \
+                 there alone, or mount it and connect to it here"
+            ),
+            Failure::Ended(id) => kvdb::Error::NoTransaction(*id).to_string(),
+            Failure::Invalid(what) => what.clone(),
+            Failure::Raised(error) => error.to_string(),
+        }
+    }
+}
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const EROFS: i32 = 30;
+
+fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
+    use kvdb::Error;
+    match error {
+        Error::NoDictionary(_) | Error::NoSnapshot(_) | Error::NoBranch(_) => ("not_found", 0),
+        Error::Exists(_) => ("exists", 0),
+        Error::NoSpace => ("no_space", ENOSPC),
+        Error::ReadOnly(_) => ("read_only", EROFS),
+        Error::Corrupt(_) => ("corrupt", EIO),
+        Error::Invalid(_) => ("invalid", 0),
+        Error::Limit(_) => ("limit", 0),
+        Error::Conflict { .. } => ("conflict", 0),
+        Error::Locked(_) => ("locked", 0),
+        Error::NoTransaction(_) => ("ended", 0),
+        Error::Io(error) => of_io(error),
+    }
+}
+
+fn of_io(error: &io::Error) -> (&'static str, i32) {
+    match error.kind() {
+        io::ErrorKind::NotFound => ("file", 2),
+        io::ErrorKind::PermissionDenied => ("file", 13),
+        io::ErrorKind::AlreadyExists => ("file", 17),
+        io::ErrorKind::NotADirectory => ("file", 20),
+        io::ErrorKind::IsADirectory => ("file", 21),
+        _ => ("device", error.raw_os_error().unwrap_or(EIO)),
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> PyErr {
+        if let Failure::Raised(error) = failure {
+            return error;
+        }
+        let made = Python::attach(|py| -> PyResult<PyErr> {
+            let (class, errno) = failure.class();
+            let path = match &failure {
+                Failure::Files(_, Some(path)) => Some(PyBytes::new(py, path)),
+                _ => None,
+            };
+            let make = py.import("kvfs.errors")?.getattr("make")?;
+            Ok(PyErr::from_value(make.call1((class, failure.sentence(), errno, path))?))
+        });
+        made.unwrap_or_else(|error| error)
+    }
+}

@@ -1,0 +1,42 @@
+//! The native part of the Python package `kvfs`: an embedded store, over the crates `kvdb` and
+//! `kvfs`. What Python users see is in `python/kvfs`; this gives it objects with few, plain calls.
+//!
+//! - `database`, on `shared`: a store that is open in this process, and how it is closed;
+//! - `scope`: keys of the store, of a transaction or of a snapshot; `range`, `changes`: iterators;
+//! - `files`, `paths`, `open_file`: the file system of a scope;
+//! - `stream`: Python's file objects as readers and writers, for send and receive;
+//! - `slot`: what ends with the store, and what a forked child must leave alone;
+//! - `failure`: errors as exceptions; `octets`: arguments that are bytes.
+//!
+//! The interpreter's lock is released around every call that may wait for the disk, a lock or
+//! another thread. No lock of this crate is held while Python code runs.
+
+mod changes;
+mod database;
+mod failure;
+mod files;
+mod octets;
+mod open_file;
+mod paths;
+mod range;
+mod scope;
+mod shared;
+mod slot;
+mod stream;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _kvfs(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<database::Database>()?;
+    m.add_class::<scope::Scope>()?;
+    m.add_class::<scope::Savepoint>()?;
+    m.add_class::<range::Range>()?;
+    m.add_class::<changes::Changes>()?;
+    m.add_class::<files::Files>()?;
+    m.add_class::<open_file::OpenFile>()?;
+    m.add("MAX_KEY", kvdb::MAX_KEY)?;
+    m.add("MAX_VALUE", kvdb::MAX_VALUE)?;
+    m.add("LEAST_SIZE", shared::LEAST_SIZE)?;
+    Ok(())
+}

@@ -1,0 +1,296 @@
+//! The state of a store that is open in this process, as all objects that work on it share it:
+//! opening, closing, and the dictionaries by their names.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use env::Machine;
+use kvdb::{CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvfs::{Fs, FsOptions, Views};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use zones::FileDevice;
+
+use crate::failure::{Failure, Outcome};
+use crate::slot::{Closing, Owner, Slot, Slots};
+
+/// The least size of a store in bytes, that of `kvfs create`: a smaller one has room for nothing
+/// but what the store itself needs.
+pub const LEAST_SIZE: u64 = 160 << 20;
+
+/// All the memory that a store takes when not told otherwise, bytes.
+const MEMORY: u64 = 320 << 20;
+
+/// Longest name of a dictionary in bytes, as on the socket.
+const LONGEST_NAME: usize = 128;
+
+/// How long opening waits for a process, or a thread of this one, that is just letting go of it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// An open store, as its calls see it.
+pub struct Open {
+    pub db: Kvdb,
+    /// `None`: it is read-only and has no file system.
+    pub views: Option<Views>,
+    /// Of writes outside of transactions.
+    pub durability: Durability,
+    numbers: Mutex<HashMap<String, DictionaryId>>,
+}
+
+impl Open {
+    /// The number of a dictionary of the user's, if there is one of that name.
+    pub fn dictionary(&self, name: &str) -> Outcome<Option<DictionaryId>> {
+        if let Some(id) = self.numbers.lock().get(name).filter(|id| self.db.has_dictionary(**id)) {
+            return Ok(Some(*id));
+        }
+        check_name(name)?;
+        let Some(info) = self.db.dictionaries().into_iter().find(|d| d.name == name) else {
+            return Ok(None);
+        };
+        if info.options.reserved {
+            return Err(reserved(name));
+        }
+        self.numbers.lock().insert(name.to_owned(), info.id);
+        Ok(Some(info.id))
+    }
+
+    /// The number of a dictionary, which is made if there is none of that name.
+    pub fn dictionary_to_write(&self, name: &str) -> Outcome<DictionaryId> {
+        if let Some(id) = self.dictionary(name)? {
+            return Ok(id);
+        }
+        self.db.create_dictionary(name, DictionaryOptions::default())?;
+        self.dictionary(name)?.ok_or_else(|| kvdb::Error::NoDictionary(name.into()).into())
+    }
+
+    /// The views of files and keys.
+    pub fn views(&self) -> Outcome<&Views> {
+        self.views
+            .as_ref()
+            .ok_or_else(|| Failure::Invalid("the store is read-only and has no files yet".into()))
+    }
+}
+
+/// What is wrong with the name of a dictionary, if anything is.
+pub fn check_name(name: &str) -> Outcome<()> {
+    let wrong = match name {
+        _ if name.is_empty() || name.len() > LONGEST_NAME => {
+            format!("has 1 to {LONGEST_NAME} bytes, not {}", name.len())
+        }
+        _ if name.chars().any(char::is_control) => "has no control characters".into(),
+        _ => return Ok(()),
+    };
+    Err(Failure::Invalid(format!("the name of a dictionary {wrong}: {name:?}")))
+}
+
+/// The user has no business in the file system's dictionaries.
+pub fn reserved(name: &str) -> Failure {
+    Failure::Invalid(format!("dictionary '{name}' is reserved for the file system"))
+}
+
+enum State {
+    Open(Open),
+    Receiving,
+    Closed,
+}
+
+/// A store, shared by the objects that work on it.
+pub struct Shared {
+    owner: Owner,
+    state: RwLock<State>,
+    slots: Slots,
+    file_options: FsOptions,
+}
+
+impl Shared {
+    /// The open store, for one call: closing waits for its end.
+    pub fn open(&self) -> Outcome<impl std::ops::Deref<Target = Open> + '_> {
+        self.owner.check()?;
+        // Calls of one thread lie in one another when a stream is written into a file of the store.
+        let state = self.state.read_recursive();
+        match &*state {
+            State::Open(_) => Ok(RwLockReadGuard::map(state, |state| match state {
+                State::Open(open) => open,
+                _ => unreachable!("it was looked at under the lock"),
+            })),
+            State::Receiving => Err(Failure::Receiving),
+            State::Closed => Err(Failure::Closed("the store")),
+        }
+    }
+
+    /// A slot that is closed with the store.
+    pub fn slot<T: Send + 'static>(&self, what: &'static str, value: T) -> Arc<Slot<T>> {
+        let slot = Arc::new(Slot::new(what, value));
+        let weak = Arc::downgrade(&slot);
+        self.slots.add(weak as Weak<dyn Closing>);
+        slot
+    }
+
+    /// Ends all transactions first, so that calls which wait for their locks come back.
+    pub fn end_transactions(&self) {
+        let Ok(open) = self.open() else { return };
+        for transaction in open.db.transactions() {
+            if transaction.durable {
+                continue;
+            }
+            // It may have ended by itself.
+            let _ = match &open.views {
+                Some(views) => views.abort(transaction.id).map_err(drop),
+                None => open.db.transaction(transaction.id).map(|t| t.abort()).map_err(drop),
+            };
+        }
+    }
+
+    /// Makes everything durable and lets go of the store.
+    pub fn close(&self) -> Outcome<()> {
+        self.owner.check()?;
+        self.end_transactions();
+        let mut state = self.state.write();
+        self.slots.close();
+        match std::mem::replace(&mut *state, State::Closed) {
+            State::Open(open) => {
+                let files = put_to_rest(open.views);
+                open.db.close()?;
+                files
+            }
+            State::Closed => Ok(()),
+            State::Receiving => {
+                *state = State::Receiving;
+                Err(Failure::Receiving)
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Has `replace` change what the store consists of, with all that was open in it closed before
+    /// and the file system opened anew behind it. Other calls fail for so long.
+    pub fn replacing<T>(&self, replace: impl FnOnce(&Kvdb) -> T) -> Outcome<T> {
+        drop(self.open()?);
+        self.end_transactions();
+        let (db, durability) = {
+            let mut state = self.state.write();
+            match std::mem::replace(&mut *state, State::Receiving) {
+                State::Open(open) => {
+                    self.slots.close();
+                    if let Err(failure) = put_to_rest(open.views.clone()) {
+                        *state = State::Open(open);
+                        return Err(failure);
+                    }
+                    (open.db, open.durability)
+                }
+                other => {
+                    let failure = match other {
+                        State::Closed => Failure::Closed("the store"),
+                        _ => Failure::Receiving,
+                    };
+                    *state = other;
+                    return Err(failure);
+                }
+            }
+        };
+        // No lock is held: Python code may run in it.
+        let done = replace(&db);
+        let opened = with_files(db, durability, &self.file_options);
+        let mut state = self.state.write();
+        match opened {
+            Ok(open) => *state = State::Open(open),
+            Err(failure) => {
+                *state = State::Closed;
+                return Err(failure);
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = std::mem::replace(self.state.get_mut(), State::Closed);
+        if self.owner.is_another() {
+            std::mem::forget(state);
+        } else if let State::Open(open) = state {
+            // It cannot tell of errors; `close` does.
+            let _ = put_to_rest(open.views);
+            let _ = open.db.close();
+        }
+    }
+}
+
+/// Commits what waits in the memory of the file system, and ends its threads.
+fn put_to_rest(views: Option<Views>) -> Outcome<()> {
+    match views {
+        Some(views) => Ok(views.shutdown().and(views.mainline().shutdown())?),
+        None => Ok(()),
+    }
+}
+
+fn with_files(db: Kvdb, durability: Durability, options: &FsOptions) -> Outcome<Open> {
+    let views = match Fs::open(db.clone(), Arc::new(Machine::default()), options.clone()) {
+        Ok(fs) => Some(Views::new(db.clone(), fs)),
+        Err(kvfs::Error::ReadOnly) => None,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Open { db, views, durability, numbers: Mutex::default() })
+}
+
+/// Opens the file, waiting a moment for one that is letting go of it.
+fn device(path: &Path, read_only: bool) -> Outcome<FileDevice> {
+    let begun = Instant::now();
+    loop {
+        match FileDevice::open(path, read_only) {
+            Err(zones::Error::Busy(_)) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            other => return other.map_err(Failure::Device),
+        }
+    }
+}
+
+/// Opens a store, or makes it.
+pub fn open(
+    path: PathBuf,
+    make: bool,
+    size: Option<u64>,
+    read_only: bool,
+    memory: Option<u64>,
+    durable: bool,
+) -> Outcome<Shared> {
+    let memory = memory.unwrap_or(MEMORY);
+    let write_buffer = (memory / 5).clamp(1 << 20, 1 << 30);
+    let inodes = memory / 20;
+    let database = memory.saturating_sub(write_buffer + inodes).max(1 << 20);
+    let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let options = OpenOptions { read_only, memory: bytes(database), ..OpenOptions::default() };
+    if let Some(size) = size.filter(|size| *size < LEAST_SIZE) {
+        return Err(Failure::Invalid(format!(
+            "{size} bytes are too few for a store, the least is {LEAST_SIZE}: give a larger size, \
+             or none, for a file takes space only as it is needed"
+        )));
+    }
+    let db = if make {
+        Kvdb::create_path(
+            path,
+            CreateOptions { capacity: size, open: options, ..CreateOptions::default() },
+        )?
+    } else {
+        let device = Arc::new(device(&path, read_only)?);
+        Kvdb::open(device, Arc::new(Machine::default()), options)?.0
+    };
+    let file_options = FsOptions {
+        read_only,
+        write_buffer: bytes(write_buffer),
+        inode_memory: bytes(inodes),
+        root_uid: rustix::process::geteuid().as_raw(),
+        root_gid: rustix::process::getegid().as_raw(),
+        ..FsOptions::default()
+    };
+    let durability = if durable { Durability::Synced } else { Durability::Buffered };
+    Ok(Shared {
+        owner: Owner::current(),
+        state: RwLock::new(State::Open(with_files(db, durability, &file_options)?)),
+        slots: Slots::default(),
+        file_options,
+    })
+}

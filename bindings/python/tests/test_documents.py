@@ -1,0 +1,55 @@
+"""The examples in the documents are what happens."""
+
+from __future__ import annotations
+
+import doctest
+import tempfile
+from pathlib import Path
+
+import kvfs
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the sessions make their stores: it is cleared afterwards."""
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda: str(tmp_path))
+
+
+def test_the_session_of_the_readme(temporary_folder: None) -> None:
+    done = doctest.testfile(str(HERE.parent / "README.md"), module_relative=False)
+    assert done.failed == 0 and done.attempted >= 15
+
+
+def test_the_session_of_the_package(temporary_folder: None) -> None:
+    done = doctest.testmod(kvfs)
+    assert done.failed == 0 and done.attempted >= 5
+
+
+def test_the_example(store: kvfs.Store, capsys: pytest.CaptureFixture[str]) -> None:
+    source = HERE.parents[2] / "examples" / "python" / "ledger.py"
+    names: dict[str, object] = {"__name__": "example"}
+    exec(compile(source.read_text(), str(source), "exec"), names)
+    main = names["main"]
+    assert callable(main)
+    main(store)
+    assert capsys.readouterr().out.splitlines() == [
+        "refused: bob has 15",
+        "ann has 90",
+        "bob has 15",
+        "0001 ann pays 10 to bob",
+    ]
+
+
+def test_everything_public_is_described() -> None:
+    missing = []
+    for name in kvfs.__all__:
+        thing = getattr(kvfs, name)
+        if not thing.__doc__:
+            missing.append(name)
+        for member, value in vars(thing).items() if isinstance(thing, type) else ():
+            if not member.startswith("_") and callable(value) and not value.__doc__:
+                missing.append(f"{name}.{member}")
+    assert missing == []
