@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use kvfs::{
-    Attr, Caller, Error, FileKind, Fs, RenameFlags, SetAttr, TimeSet, Timestamp, XattrFlags,
+    Attr, Caller, Error, FileKind, Fs, RenameFlags, SetAttr, TimeSet, Timestamp, TransactionId,
+    XattrFlags,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -25,6 +26,7 @@ pub struct Files {
     shared: Arc<Shared>,
     fs: Arc<Slot<Fs>>,
     writes: bool,
+    transaction: Option<TransactionId>,
 }
 
 /// The user and group of what is made.
@@ -64,8 +66,13 @@ fn timestamp(nanos: i128) -> Outcome<Timestamp> {
 
 impl Files {
     /// Of a state whose file system lies in a slot of `shared`.
-    pub fn new(shared: Arc<Shared>, fs: Arc<Slot<Fs>>, writes: bool) -> Files {
-        Files { shared, fs, writes }
+    pub fn new(
+        shared: Arc<Shared>,
+        fs: Arc<Slot<Fs>>,
+        writes: bool,
+        transaction: Option<TransactionId>,
+    ) -> Files {
+        Files { shared, fs, writes, transaction }
     }
 
     fn call<T: Send>(
@@ -306,7 +313,8 @@ impl Files {
             }
             Ok((fs.clone(), ino))
         })?;
-        Ok(OpenFile::new(self.shared.clone(), fs, ino, write, path.to_vec()))
+        let path = path.to_vec();
+        Ok(OpenFile::new(self.shared.clone(), (fs, ino), write, path, self.transaction))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvfs::{Fs, Ino, SetAttr, WriteHints};
+use kvfs::{Fs, Ino, SetAttr, TransactionId, WriteHints};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -32,13 +32,20 @@ pub struct OpenFile {
     held: Arc<Slot<Held>>,
     write: bool,
     path: Vec<u8>,
+    transaction: Option<TransactionId>,
 }
 
 impl OpenFile {
-    /// `ino` has a reference for it.
-    pub fn new(shared: Arc<Shared>, fs: Fs, ino: Ino, write: bool, path: Vec<u8>) -> OpenFile {
+    /// The inode has a reference for it.
+    pub fn new(
+        shared: Arc<Shared>,
+        (fs, ino): (Fs, Ino),
+        write: bool,
+        path: Vec<u8>,
+        transaction: Option<TransactionId>,
+    ) -> OpenFile {
         let held = shared.slot("the file", Held { fs, ino });
-        OpenFile { shared, held, write, path }
+        OpenFile { shared, held, write, path, transaction }
     }
 
     fn call<T: Send>(
@@ -48,12 +55,12 @@ impl OpenFile {
     ) -> PyResult<T> {
         Ok(py
             .detach(|| {
-                let _open = self.shared.open()?;
+                let open = self.shared.open()?;
                 let (fs, ino) = match &*self.held.lock()? {
                     Some(held) => (held.fs.clone(), held.ino),
                     None => return Err(Failure::Closed("the file")),
                 };
-                call(&fs, ino)
+                call(&fs, ino).map_err(|failure| open.cause(self.transaction, failure))
             })
             .map_err(|failure: Failure| failure.at(&self.path))?)
     }

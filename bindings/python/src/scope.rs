@@ -77,9 +77,17 @@ impl Scope {
     ) -> PyResult<T> {
         Ok(py.detach(|| {
             let open = self.shared.open()?;
-            let scope = self.scope(&open)?;
-            call(&open, scope)
+            let done = self.scope(&open).and_then(|scope| call(&open, scope));
+            done.map_err(|failure| open.cause(self.id(), failure))
         })?)
+    }
+
+    /// The number of the transaction, where it is one.
+    fn id(&self) -> Option<kvdb::TransactionId> {
+        match &self.at {
+            At::Transaction { id, .. } => Some(*id),
+            _ => None,
+        }
     }
 
     /// The transaction, where it is one.
@@ -351,7 +359,8 @@ impl Scope {
             };
             Ok((fs, !matches!(self.at, At::Frozen(..))))
         })?;
-        Ok(Files::new(self.shared.clone(), self.shared.slot("the file system", fs), writes))
+        let slot = self.shared.slot("the file system", fs);
+        Ok(Files::new(self.shared.clone(), slot, writes, self.id()))
     }
 
     #[getter]

@@ -7,7 +7,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use env::Machine;
-use kvdb::{CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{
+    CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, TransactionId,
+};
 use kvfs::{Fs, FsOptions, Views};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use zones::FileDevice;
@@ -62,6 +64,21 @@ impl Open {
         }
         self.db.create_dictionary(name, DictionaryOptions::default())?;
         self.dictionary(name)?.ok_or_else(|| kvdb::Error::NoDictionary(name.into()).into())
+    }
+
+    /// Why a call in a transaction has failed: one that was ended for an older one may be begun
+    /// again, which an error that only says that it has ended does not tell.
+    pub fn cause(&self, transaction: Option<TransactionId>, failure: Failure) -> Failure {
+        let over = matches!(
+            failure,
+            Failure::Ended(_)
+                | Failure::Store(kvdb::Error::NoTransaction(_))
+                | Failure::Files(kvfs::Error::Stale(_), _)
+        );
+        match transaction.filter(|_| over).and_then(|id| self.db.lost_to_another(id)) {
+            Some(lost) => lost.into(),
+            None => failure,
+        }
     }
 
     /// The views of files and keys.

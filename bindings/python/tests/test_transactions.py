@@ -80,6 +80,24 @@ def test_serializable_ones_lock_what_they_read(store: kvfs.Store) -> None:
     assert store["d"][b"k"] == b"2"
 
 
+def test_the_loser_of_two_serializable_ones_can_be_begun_again(store: kvfs.Store) -> None:
+    store["d"][b"k"] = b"0"
+    older, younger = store.transaction("ser"), store.transaction("ser")
+    younger["d"][b"k"] = b"younger"
+    # The older one takes what the younger one holds, which is over then, and says why.
+    older["d"][b"k"] = b"older"
+    for call in (
+        lambda: younger["d"][b"k"],
+        lambda: younger["d"].update({b"a": b"b"}),
+        lambda: younger.commit(),
+    ):
+        with pytest.raises(kvfs.Locked):
+            call()
+    younger.abort()
+    older.commit()
+    assert store["d"][b"k"] == b"older"
+
+
 def test_counters_do_not_conflict(store: kvfs.Store) -> None:
     a, b = store.transaction(), store.transaction()
     a["d"].add(b"n", 3)

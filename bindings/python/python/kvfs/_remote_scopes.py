@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, cast
 from ._files import FileSystem
 from ._mounted_files import MountedFiles
 from ._resp import Connection
-from .errors import Closed, Disconnected, Error, Forked, Invalid, TransactionEnded, make
+from .errors import (
+    Closed,
+    Disconnected,
+    Error,
+    Forked,
+    Invalid,
+    Retryable,
+    TransactionEnded,
+    make,
+)
 
 if TYPE_CHECKING:
     from ._remote import Database
@@ -336,7 +345,7 @@ class TransactionScope(Held):
     def _is_over(self, connection: Connection) -> bool:
         try:
             connection.call(b"TXN", b"STATUS", b"%d" % self.number)
-        except TransactionEnded:
+        except (TransactionEnded, Retryable):
             return True
         return False
 
@@ -346,7 +355,7 @@ class TransactionScope(Held):
         with self._connection() as connection:
             try:
                 connection.call(b"TXN", b"ABORT", b"%d" % self.number)
-            except TransactionEnded:
+            except (TransactionEnded, Retryable):
                 return False
             finally:
                 self._let_go()
