@@ -1,5 +1,5 @@
-//! Dictionaries that say how a commit joins what two have changed: without a routine of the program,
-//! in every program that opens the store.
+//! Dictionaries that say how a commit joins what two have changed: without a routine of the
+//! program, in every program that opens the store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
