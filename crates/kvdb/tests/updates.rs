@@ -287,6 +287,36 @@ fn four_bytes_of_a_large_value_cost_a_record() {
 }
 
 #[test]
+fn keys_alone_are_walked_without_the_values_that_updates_change() {
+    let (db, _) = create(64 << 20);
+    let d = db.open_dictionary("d").unwrap();
+    for i in 0..100u8 {
+        d.insert(vec![i], vec![i; 5000]).unwrap();
+    }
+    settle(&d);
+    let read = || db.stats().io.of(zones::Purpose::Pages).read_bytes;
+    for flushed in [false, true] {
+        (0..100u8).for_each(|i| d.update(vec![i], patch(1, b"xyz")).unwrap());
+        if flushed {
+            db.flush().unwrap();
+        }
+        let before = read();
+        let mut keys = db.view().cursor(d.id(), b"", b"").unwrap().keys_only();
+        for i in 0..100u8 {
+            assert_eq!(keys.next().unwrap().unwrap().key, [i][..]);
+        }
+        assert!(keys.next().unwrap().is_none());
+        assert_eq!(keys.prev().unwrap().unwrap().key, [99][..]);
+        keys.seek(&[50]).unwrap();
+        assert_eq!(keys.next().unwrap().unwrap().key, [50][..]);
+        assert_eq!(keys.prev().unwrap().unwrap().key, [50][..]);
+        assert_eq!(read(), before, "flushed: {flushed}");
+    }
+    let all: Vec<_> = d.iter().map(|tuple| tuple.unwrap()).collect();
+    assert!(all.iter().all(|(key, value)| value[..5] == [key[0], b'x', b'y', b'z', key[0]]));
+}
+
+#[test]
 fn updates_of_one_key_do_not_pile_up() {
     for in_transaction in [false, true] {
         let (db, _) = create(64 << 20);

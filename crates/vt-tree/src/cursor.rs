@@ -142,6 +142,8 @@ pub struct TreeCursor {
     handed: bool,
     /// The value that the update in front makes, if it was returned.
     updated: Option<(Seq, Bytes)>,
+    /// See [`TreeCursor::keys_only`].
+    keys_only: bool,
     position: CursorPosition,
     /// The target of a jump, in memory that is reused.
     bound: Vec<u8>,
@@ -170,9 +172,16 @@ impl TreeCursor {
             direction: Direction::None,
             handed: false,
             updated: None,
+            keys_only: false,
             position: CursorPosition::Before(Vec::new()),
             bound: Vec::new(),
         }
+    }
+
+    /// Only keys are wanted: no update is applied, for which a large value might have to be read.
+    /// The value at its key is given as empty.
+    pub fn keys_only(&mut self) {
+        self.keys_only = true;
     }
 
     fn stand(&mut self, position: CursorPosition) {
@@ -327,7 +336,10 @@ impl TreeCursor {
                     return Ok(true);
                 }
                 Some((_, BodyRef::Update { .. })) => {
-                    self.updated = self.apply_update()?;
+                    self.updated = match self.keys_only {
+                        true => Some((0, Bytes::new())),
+                        false => self.apply_update()?,
+                    };
                     self.handed = true;
                     return Ok(true);
                 }

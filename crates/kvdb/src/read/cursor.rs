@@ -150,6 +150,23 @@ impl Cursor {
         }
     }
 
+    /// This cursor for callers that want keys only: no large value is read on the way, and those of
+    /// keys that an update changes are given as empty.
+    ///
+    /// ```
+    /// # use kvdb::Update;
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let visits = db.open_dictionary("visits")?;
+    /// visits.update("monday", Update::add(1))?;
+    /// let mut keys = db.view().cursor(visits.id(), b"", b"")?.keys_only();
+    /// assert_eq!(keys.next()?.unwrap().key, "monday");
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn keys_only(mut self) -> Cursor {
+        self.tree.keys_only();
+        self
+    }
+
     #[inline]
     fn step(&mut self, forward: bool) -> Result<Step> {
         if self.ahead.forward != forward {

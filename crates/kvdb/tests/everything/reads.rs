@@ -73,6 +73,14 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
             "{}",
             w.what()
         );
+        // Keys alone, from the end to the start.
+        let mut cursor = w.ok(view.cursor(id, &a, &b))?.keys_only();
+        w.ok(cursor.seek_to_end())?;
+        let mut keys = Vec::new();
+        while let Some(tuple) = w.ok(cursor.prev())? {
+            keys.push(tuple.key.to_vec());
+        }
+        assert!(keys.iter().rev().eq(want.iter().map(|(k, _)| k)), "{}", w.what());
     }
     assert_eq!(
         w.ok(view.iter(id).collect::<kvdb::Result<Vec<_>>>())?.len(),
