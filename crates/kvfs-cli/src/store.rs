@@ -378,7 +378,7 @@ pub fn statistics(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> S
         let s = fs.statistics();
         all["files"] = serde_json::json!({
             "inodes_in_memory": s.inodes, "dirty_bytes": s.dirty_bytes, "commits": s.commits, "pages_written": s.pages_written,
-            "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino,
+            "pages_patched": s.pages_patched, "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino,
         });
     }
     if let Some(MountFigures { requests, notifier, uses_rings }) = mount {

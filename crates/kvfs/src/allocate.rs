@@ -192,13 +192,8 @@ impl Fs {
         from: usize,
         to: usize,
     ) -> Result<Option<Vec<u8>>> {
-        let mut page = match state.buffer.pages.get(&block) {
-            Some(slot) => slot.page.bytes().to_vec(),
-            None => match self.stored_page(ino, state, block)? {
-                Some(page) => page.to_vec(),
-                None => return Ok(None),
-            },
-        };
+        let Some(page) = self.page(ino, state, block)? else { return Ok(None) };
+        let mut page = page.to_vec();
         let to = to.min(page.len());
         if from < to {
             page[from..to].fill(0);

@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Atime, Fs};
 use crate::inode::{Inode, InodeState, Page, Slot};
 use crate::layout::{self, Body, INLINE_MAX, PAGE, blocks_of};
+use crate::partial_page::PartialPage;
 
 /// The largest file: what a signed 64-bit offset can express, in whole pages.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64 & !(PAGE - 1);
@@ -138,13 +139,7 @@ impl Fs {
         if first == last {
             let from = (offset % PAGE) as usize;
             let to = from + (end - offset) as usize;
-            let page = match state.buffer.pages.get(&first) {
-                Some(slot) => match &slot.page {
-                    Page::Shared(b) => b.clone(),
-                    Page::Own(v) => Bytes::copy_from_slice(v),
-                },
-                None => self.stored_page(ino, state, first)?.unwrap_or_default(),
-            };
+            let page = self.page(ino, state, first)?.unwrap_or_default();
             if page.len() >= to {
                 return Ok(page.slice(from..to));
             }
@@ -157,14 +152,37 @@ impl Fs {
         Ok(data.into())
     }
 
+    /// A page as it is now, waiting or stored; `None` where the file has none.
+    pub(crate) fn page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
+        Ok(match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+            Some(Page::Shared(b)) => Some(b.clone()),
+            Some(Page::Own(v)) => Some(Bytes::copy_from_slice(v)),
+            Some(Page::Part(part)) => Some(self.whole(ino, state, block, part)?.into()),
+            None => self.stored_page(ino, state, block)?,
+        })
+    }
+
+    /// The page that `part` is of, which is read for it.
+    fn whole(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        block: u64,
+        part: &PartialPage,
+    ) -> Result<Vec<u8>> {
+        Ok(part.over(&self.stored_page(ino, state, block)?.unwrap_or_default()))
+    }
+
     /// Fills `room` from `offset` on with stored and waiting pages, both in order; of a block that
-    /// is both, the waiting one counts.
+    /// is both, the waiting one lies over the stored one.
     fn read_pages(&self, ino: Ino, state: &InodeState, offset: u64, room: &mut [u8]) -> Result<()> {
         let end = offset + room.len() as u64;
         let (first, behind) = (offset / PAGE, blocks_of(end));
         let mut waiting = state.buffer.pages.range(first..behind).peekable();
+        let whole = |&(_, slot): &(&u64, &Slot)| slot.page.is_whole();
         let all_waiting = !state.buffer.pages.is_empty()
-            && state.buffer.pages.range(first..behind).count() as u64 == behind - first;
+            && state.buffer.pages.range(first..behind).filter(whole).count() as u64
+                == behind - first;
         let stored = if all_waiting || !state.stored || first >= state.buffer.cut {
             Vec::new()
         } else {
@@ -181,13 +199,18 @@ impl Fs {
             };
             let waiting_block = waiting.peek().map(|(block, _)| **block);
             let Some(block) = waiting_block.into_iter().chain(stored_block).min() else { break };
-            // A page that waits hides the stored one.
             let slot = waiting.next_if(|(b, _)| **b == block);
             let page = if stored_block == Some(block) { stored.next() } else { None };
-            let bytes = match (&slot, &page) {
-                (Some((_, slot)), _) => slot.page.bytes(),
-                (_, Some((_, value))) => checked_page(ino, value)?,
-                _ => &[],
+            let stored_bytes = || page.as_ref().map_or(Ok(&[][..]), |(_, v)| checked_page(ino, v));
+            let joined;
+            let bytes: &[u8] = match slot.map(|(_, slot)| &slot.page) {
+                Some(Page::Shared(b)) => b,
+                Some(Page::Own(v)) => v,
+                Some(Page::Part(part)) => {
+                    joined = part.over(stored_bytes()?);
+                    &joined
+                }
+                None => stored_bytes()?,
             };
             let start = block * PAGE;
             let skip = offset.saturating_sub(start) as usize;
@@ -343,28 +366,38 @@ impl Fs {
         Ok(())
     }
 
-    /// The stored pages of which a write of `[offset, end)` keeps a part: at most the first and the
-    /// last.
+    /// The pages of which a write of `[offset, end)` keeps a part that is not in memory: at most
+    /// the first and the last. A page is read unless little of it is written.
     fn edges(
         &self,
         ino: Ino,
         state: &InodeState,
         offset: u64,
         end: u64,
-    ) -> Result<BTreeMap<u64, Vec<u8>>> {
+    ) -> Result<BTreeMap<u64, Edge>> {
         let mut edges = BTreeMap::new();
         for block in [offset / PAGE, (end - 1) / PAGE] {
-            let held = state.attr.size.saturating_sub(block * PAGE).min(PAGE);
-            let whole = offset <= block * PAGE && end >= block * PAGE + held;
-            if !whole
-                && !edges.contains_key(&block)
-                && !state.buffer.pages.contains_key(&block)
-                && let Some(page) = self.stored_page(ino, state, block)?
-            {
-                let mut own = Vec::with_capacity(PAGE as usize);
-                own.extend_from_slice(&page);
-                edges.insert(block, own);
+            let start = block * PAGE;
+            let held = state.attr.size.saturating_sub(start).min(PAGE);
+            // Nothing is stored at or beyond the size.
+            if offset <= start && end >= start + held || held == 0 || edges.contains_key(&block) {
+                continue;
             }
+            let inside = offset.saturating_sub(start) as usize;
+            let len = (end.min(start + PAGE) - start) as usize - inside;
+            let stored = state.stored && block < state.buffer.cut;
+            let edge = match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+                Some(Page::Part(part)) if !part.has_room(inside, len) => {
+                    Edge::Read(self.whole(ino, state, block, part)?)
+                }
+                Some(_) => continue,
+                None if stored && PartialPage::takes(len) => Edge::Unread,
+                None => match self.stored_page(ino, state, block)? {
+                    Some(page) => Edge::Read(page.into()),
+                    None => continue,
+                },
+            };
+            edges.insert(block, edge);
         }
         Ok(edges)
     }
@@ -387,7 +420,7 @@ impl Fs {
         state: &mut InodeState,
         offset: u64,
         data: &[u8],
-        edges: &mut BTreeMap<u64, Vec<u8>>,
+        edges: &mut BTreeMap<u64, Edge>,
     ) {
         let mut shared: Option<Bytes> = None;
         let mut at = 0;
@@ -396,21 +429,24 @@ impl Fs {
             let (block, inside) = (from / PAGE, (from % PAGE) as usize);
             let len = (PAGE as usize - inside).min(data.len() - at);
             let held = state.attr.size.saturating_sub(block * PAGE).min(PAGE) as usize;
+            let bytes = &data[at..at + len];
             let page = if inside == 0 && len >= held {
                 let shared = shared.get_or_insert_with(|| Bytes::copy_from_slice(data));
                 Page::Shared(shared.slice(at..at + len))
             } else {
-                let mut page = match state.buffer.pages.get_mut(&block) {
-                    Some(slot) => std::mem::take(slot.page.own()),
-                    None => {
-                        edges.remove(&block).unwrap_or_else(|| Vec::with_capacity(PAGE as usize))
+                let waiting = state
+                    .buffer
+                    .pages
+                    .get_mut(&block)
+                    .map(|slot| std::mem::replace(&mut slot.page, Page::Own(Vec::new())));
+                match (edges.remove(&block), waiting) {
+                    (Some(Edge::Unread), _) => Page::Part(PartialPage::of(inside, bytes)),
+                    (Some(Edge::Read(page)), _) => Page::Own(page).with(inside, bytes),
+                    (None, Some(page)) => page.with(inside, bytes),
+                    (None, None) => {
+                        Page::Own(Vec::with_capacity(PAGE as usize)).with(inside, bytes)
                     }
-                };
-                if page.len() < inside + len {
-                    page.resize(inside + len, 0);
                 }
-                page[inside..inside + len].copy_from_slice(&data[at..at + len]);
-                Page::Own(page)
             };
             self.put_page(state, block, page);
             at += len;
@@ -491,12 +527,18 @@ impl Fs {
         let rest = (size % PAGE) as usize;
         if rest > 0 {
             let block = kept - 1;
+            let joined = match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+                Some(Page::Part(part)) => Some(self.whole(ino, state, block, part)?),
+                _ => None,
+            };
             if let Some(slot) = state.buffer.pages.get_mut(&block) {
-                if slot.page.bytes().len() > rest {
-                    match &mut slot.page {
-                        Page::Shared(b) => b.truncate(rest),
-                        Page::Own(v) => v.truncate(rest),
-                    }
+                if let Some(joined) = joined {
+                    slot.page = Page::Own(joined);
+                }
+                match &mut slot.page {
+                    Page::Shared(b) => b.truncate(rest),
+                    Page::Own(v) => v.truncate(rest),
+                    Page::Part(_) => debug_assert!(false, "it was made whole"),
                 }
             } else if let Some(page) = self.stored_page(ino, state, block)?
                 && page.len() > rest
@@ -534,9 +576,17 @@ impl Fs {
     /// The blocks of `[from, to)` that the store has pages of, in order, without reading a page.
     pub(crate) fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {
         let (start, end) = (layout::page_key(ino, from), layout::page_key(ino, to));
-        let cursor = self.core.scope.cursor(self.core.layout.dmap, &start, &end)?;
+        let cursor = self.core.scope.cursor(self.core.layout.dmap, &start, &end)?.keys_only();
         Ok(StoredBlocks { cursor, ino, position: from })
     }
+}
+
+/// A page that a write keeps a part of.
+enum Edge {
+    /// As it was read.
+    Read(Vec<u8>),
+    /// What is written of it goes over it where it lies.
+    Unread,
 }
 
 /// The value of a page, which may not be longer than a page.

@@ -392,10 +392,13 @@ impl Fs {
         let pages = &mut state.buffer.pages;
         if !pages.is_empty() {
             let mut keys = PageKeys::with_capacity(pages.len());
+            let mut patched = 0;
             for (&block, slot) in pages.iter_mut() {
-                batch.put(layout.dmap, keys.key(ino, block), slot.page.share());
+                patched += u64::from(!slot.page.is_whole());
+                slot.page.stage(batch, layout.dmap, keys.key(ino, block));
             }
             self.core.counters.pages_written.fetch_add(pages.len() as u64, Ordering::Relaxed);
+            self.core.counters.pages_patched.fetch_add(patched, Ordering::Relaxed);
         }
         if state.buffer.lost_capability {
             batch.delete(layout.imap, layout::xattr_key(ino, CAPABILITY));

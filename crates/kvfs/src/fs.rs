@@ -92,6 +92,9 @@ pub struct Statistics {
     pub commits: u64,
     /// Pages put into batches.
     pub pages_written: u64,
+    /// Of these, pages of which only the bytes that were written were put, since the others were
+    /// not in memory.
+    pub pages_patched: u64,
     /// Bytes that calls have written.
     pub bytes_written: u64,
     /// Bytes that calls have read.
@@ -104,6 +107,7 @@ pub struct Statistics {
 pub(crate) struct Counters {
     pub commits: AtomicU64,
     pub pages_written: AtomicU64,
+    pub pages_patched: AtomicU64,
     pub bytes_written: AtomicU64,
     pub bytes_read: AtomicU64,
 }
@@ -343,6 +347,7 @@ impl Fs {
             dirty_bytes: self.core.space.dirty_bytes() as u64,
             commits: get(&c.commits),
             pages_written: get(&c.pages_written),
+            pages_patched: get(&c.pages_patched),
             bytes_written: get(&c.bytes_written),
             bytes_read: get(&c.bytes_read),
             next_ino: self.core.inode_allocator.next(),
@@ -680,7 +685,7 @@ pub(crate) fn largest_in(state: &View) -> Result<Ino> {
 pub(crate) fn largest_ino(view: &View, layout: &Layout) -> Result<Ino> {
     let mut largest = ROOT;
     for dict in [layout.imap, layout.dmap] {
-        let mut cursor = view.cursor(dict, &[], &[])?;
+        let mut cursor = view.cursor(dict, &[], &[])?.keys_only();
         cursor.seek_to_end()?;
         if let Some(tuple) = cursor.prev()?
             && let Some((ino, _)) = tuple.key.split_first_chunk::<8>()

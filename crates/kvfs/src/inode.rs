@@ -22,10 +22,12 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use env::sync::{Mutex, RwLock};
+use kvdb::{Batch, DictionaryId};
 
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::layout::{Attributes, Body, Xattrs};
 use crate::listing::Listing;
+use crate::partial_page::PartialPage;
 
 pub(crate) struct Inode {
     pub ino: Ino,
@@ -107,37 +109,47 @@ pub(crate) enum Page {
     Shared(Bytes),
     /// Put together from several writes.
     Own(Vec<u8>),
+    /// What small writes have changed of a page that was not read; it lies below the cut.
+    Part(PartialPage),
 }
 
 impl Page {
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Page::Shared(b) => b,
-            Page::Own(v) => v,
-        }
+    /// Whether all its bytes are here.
+    pub fn is_whole(&self) -> bool {
+        !matches!(self, Page::Part(_))
     }
 
-    /// For changing in place; a shared page is copied.
-    pub fn own(&mut self) -> &mut Vec<u8> {
-        if let Page::Shared(b) = self {
-            let mut copy = Vec::with_capacity(crate::layout::PAGE as usize);
-            copy.extend_from_slice(b);
-            *self = Page::Own(copy);
-        }
-        match self {
+    /// This page with other bytes at `at`. Of a partial one, call if there is room for them.
+    pub fn with(self, at: usize, bytes: &[u8]) -> Page {
+        let mut page = match self {
+            Page::Part(mut part) => {
+                part.write(at, bytes);
+                return Page::Part(part);
+            }
             Page::Own(v) => v,
-            Page::Shared(_) => unreachable!("made its own above"),
+            Page::Shared(b) => {
+                let mut copy = Vec::with_capacity(crate::layout::PAGE as usize);
+                copy.extend_from_slice(&b);
+                copy
+            }
+        };
+        if page.len() < at + bytes.len() {
+            page.resize(at + bytes.len(), 0);
         }
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+        Page::Own(page)
     }
 
-    /// For a batch; an own page becomes shared without a copy.
-    pub fn share(&mut self) -> Bytes {
-        if let Page::Own(v) = self {
-            *self = Page::Shared(std::mem::take(v).into());
-        }
+    /// Adds it to a batch as the page with this key; an own page becomes shared without a copy.
+    pub fn stage(&mut self, batch: &mut Batch, dmap: DictionaryId, key: Bytes) {
         match self {
-            Page::Shared(b) => b.clone(),
-            Page::Own(_) => unreachable!("made shared above"),
+            Page::Shared(b) => batch.put(dmap, key, b.clone()),
+            Page::Own(v) => {
+                let shared = Bytes::from(std::mem::take(v));
+                batch.put(dmap, key, shared.clone());
+                *self = Page::Shared(shared);
+            }
+            Page::Part(part) => batch.update(dmap, key, part.update()),
         }
     }
 }

@@ -64,6 +64,7 @@ mod merge;
 mod namespace;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
+mod partial_page;
 mod reflink;
 mod remove_tree;
 mod rename;

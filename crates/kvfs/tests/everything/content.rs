@@ -202,6 +202,39 @@ pub fn write(w: &mut World, site: &Site) -> Result<(), Dead> {
     Ok(())
 }
 
+/// A few bytes here and there in one page, which most often is not in memory.
+pub fn small_writes(w: &mut World, site: &Site) -> Result<(), Dead> {
+    let tree = w.tree(site);
+    let Some(on) = w.target(site, &tree, is_file)? else { return Ok(()) };
+    let size = on.node.now().data.len();
+    let page = w.random.below(1 + (size / PAGE) as u64) as usize * PAGE;
+    let count = if w.random.one_in(2) { 1 + w.random.below(3) } else { 1 + w.random.below(24) };
+    w.call(&["Fs::write"]);
+    for _ in 0..count {
+        let at = page + w.random.below(PAGE as u64) as usize;
+        let mut bytes = vec![0; 1 + w.random.below(9) as usize];
+        w.random.fill(&mut bytes);
+        let tree = w.tree(site);
+        // As it is now: written to, and perhaps refused.
+        let node = match w.nameless.get(&(site.clone(), on.id)) {
+            Some(node) => node.clone(),
+            None => match tree.nodes.get(&on.id) {
+                Some(node) => (**node).clone(),
+                None => return Ok(()),
+            },
+        };
+        let mut own = node.now().clone();
+        put(Arc::make_mut(&mut own.data), at, &bytes);
+        own.touch(w.now(), None);
+        let (ino, what) = (on.ino, format!("small write of {} at {at}", bytes.len()));
+        let on = Target { id: on.id, ino, node, nameless: on.nameless };
+        w.change(site, &on, what, Ok(own), Vec::new(), |fs| {
+            fs.write(ino, at as u64, &bytes, WriteHints::default())
+        })?;
+    }
+    Ok(())
+}
+
 impl World {
     /// `None`: the transaction has ended.
     pub fn fs_if_open(&self, site: &Site) -> Option<Fs> {

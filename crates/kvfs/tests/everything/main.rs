@@ -71,6 +71,7 @@ const OPERATIONS: &[(&str, u64, Run)] = &[
     ("walk", 2, Anywhere(names::walk)),
     ("handles", 6, Anywhere(names::handles)),
     ("write", 20, Anywhere(content::write)),
+    ("small writes", 8, Anywhere(content::small_writes)),
     ("allocate", 6, Anywhere(content::allocate)),
     ("copy", 6, Anywhere(content::copy)),
     ("read", 6, Anywhere(content::read)),

@@ -1,0 +1,141 @@
+//! Bytes of a page whose other bytes are not in memory: what small writes have changed of it. It
+//! lies over the page that the store has, and is committed as an update of it (the *upserts* of
+//! BetrFS 0.2), so that a small write waits for no read and costs its own bytes.
+
+use kvdb::Update;
+
+use crate::layout::PAGE;
+
+/// Pieces that a page is changed in at most. Each is an operation that every read of the page
+/// applies until a merge has done so.
+const MOST_PIECES: usize = 16;
+/// Bytes of all pieces together. With more it saves little not to write the page.
+const MOST_BYTES: usize = PAGE as usize / 4;
+
+/// The bytes of a page that are known.
+pub(crate) struct PartialPage {
+    /// Ascending; between two of them there are unknown bytes.
+    pieces: Vec<Piece>,
+}
+
+struct Piece {
+    at: usize,
+    bytes: Vec<u8>,
+}
+
+impl Piece {
+    fn end(&self) -> usize {
+        self.at + self.bytes.len()
+    }
+}
+
+impl PartialPage {
+    /// Whether so many bytes are few enough.
+    pub fn takes(len: usize) -> bool {
+        len <= MOST_BYTES
+    }
+
+    /// Call if it takes so many bytes.
+    pub fn of(at: usize, bytes: &[u8]) -> PartialPage {
+        PartialPage { pieces: vec![Piece { at, bytes: bytes.to_vec() }] }
+    }
+
+    /// Whether `write` takes `len` bytes at `at`.
+    pub fn has_room(&self, at: usize, len: usize) -> bool {
+        let (mut pieces, mut bytes) = (1, 0);
+        let (mut from, mut to) = (at, at + len);
+        for piece in &self.pieces {
+            if piece.end() < at || piece.at > at + len {
+                pieces += 1;
+                bytes += piece.bytes.len();
+            } else {
+                (from, to) = (from.min(piece.at), to.max(piece.end()));
+            }
+        }
+        pieces <= MOST_PIECES && bytes + (to - from) <= MOST_BYTES
+    }
+
+    /// Overwrites bytes. Call if there is room for them.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        debug_assert!(self.has_room(at, bytes.len()), "callers look before");
+        let end = at + bytes.len();
+        let first = self.pieces.partition_point(|piece| piece.end() < at);
+        let behind = self.pieces.partition_point(|piece| piece.at <= end).max(first);
+        let mut joined = Piece { at, bytes: bytes.to_vec() };
+        // Those that it overlaps or touches: of the first what precedes it, of the last what
+        // follows.
+        if let Some(before) = self.pieces[first..behind].first().filter(|piece| piece.at < at) {
+            joined.bytes.splice(..0, before.bytes[..at - before.at].iter().copied());
+            joined.at = before.at;
+        }
+        if let Some(after) = self.pieces[first..behind].last().filter(|piece| piece.end() > end) {
+            joined.bytes.extend_from_slice(&after.bytes[end - after.at..]);
+        }
+        self.pieces.splice(first..behind, [joined]);
+    }
+
+    /// The page, of which the store has `base`.
+    pub fn over(&self, base: &[u8]) -> Vec<u8> {
+        let mut page = Vec::with_capacity(PAGE as usize);
+        page.extend_from_slice(base);
+        for piece in &self.pieces {
+            if page.len() < piece.end() {
+                page.resize(piece.end(), 0);
+            }
+            page[piece.at..piece.end()].copy_from_slice(&piece.bytes);
+        }
+        page
+    }
+
+    /// What it makes of the value of the page.
+    pub fn update(&self) -> Update {
+        let patch = |piece: &Piece| Update::patch(piece.at, &piece.bytes);
+        let patches = self.pieces.iter().map(|p| patch(p).expect("pages are short for values"));
+        patches.reduce(|all, next| all.then(&next)).expect("it begins with a piece and loses none")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_join_where_they_meet_and_the_newest_bytes_count() {
+        let base = [b'.'; 40];
+        let mut page = PartialPage::of(10, b"abcd");
+        let mut model = base;
+        model[10..14].copy_from_slice(b"abcd");
+        let writes: [(usize, &[u8]); 8] = [
+            (20, b"xy"),
+            (14, b"e"),
+            (9, b"0"),
+            (12, b"CDEF"),
+            (11, b"b"),
+            (30, b"__"),
+            (8, b"0123456789ABCDEFGHIJKLM"),
+            (0, b"!"),
+        ];
+        for (n, (at, bytes)) in writes.into_iter().enumerate() {
+            page.write(at, bytes);
+            model[at..at + bytes.len()].copy_from_slice(bytes);
+            assert_eq!(page.over(&base), model, "after write {n}");
+            assert_eq!(page.update().apply(Some(&base)), model[..]);
+        }
+        assert_eq!(page.pieces.len(), 2, "one, and what touches none");
+        assert_eq!(page.over(b"")[1..8], [0; 7], "what is missing is zero");
+    }
+
+    #[test]
+    fn there_is_room_up_to_the_bounds() {
+        assert!(PartialPage::takes(MOST_BYTES) && !PartialPage::takes(MOST_BYTES + 1));
+        let mut page = PartialPage::of(0, b"x");
+        for n in 1..MOST_PIECES {
+            assert!(page.has_room(n * 10, 1));
+            page.write(n * 10, b"x");
+        }
+        assert!(!page.has_room(4000, 1), "one piece too many");
+        assert!(page.has_room(10, 1) && page.has_room(11, 9), "nor more than there are");
+        let rest = MOST_BYTES - MOST_PIECES;
+        assert!(page.has_room(151, rest) && !page.has_room(151, rest + 1));
+    }
+}
