@@ -90,17 +90,25 @@ impl Update {
         &self.0
     }
 
-    /// This update, then `newer`. Adjacent operations become one where that is shorter.
+    /// This update, then `newer`. Additions that follow one another become one; a patch takes the
+    /// place of those before it that it covers, up to the last operation of another kind.
     pub fn then(&self, newer: &Update) -> Update {
-        let mut operations: Vec<Operation<'_>> = Vec::new();
-        for mut operation in self.operations().chain(newer.operations()) {
-            while let Some(joined) = operations.last().and_then(|last| last.joined(&operation)) {
-                operations.pop();
-                if let Joined::Add(n) = joined {
-                    operation = Operation::Add(n);
+        let mut operations: Vec<Operation<'_>> = self.operations().collect();
+        for operation in newer.operations() {
+            match (operations.last_mut(), operation) {
+                (Some(Operation::Add(sum)), Operation::Add(n)) => *sum = sum.wrapping_add(n),
+                (_, Operation::Patch(..)) => {
+                    let patches = operations.iter().rev().take_while(|older| older.is_patch());
+                    let first = operations.len() - patches.count();
+                    let mut at = 0;
+                    operations.retain(|older| {
+                        at += 1;
+                        at <= first || !operation.covers(older)
+                    });
+                    operations.push(operation);
                 }
+                _ => operations.push(operation),
             }
-            operations.push(operation);
         }
         let mut out = Vec::with_capacity(self.0.len() + newer.0.len());
         operations.iter().for_each(|operation| operation.encode(&mut out));
@@ -148,14 +156,6 @@ impl Update {
     }
 }
 
-/// How two adjacent operations become one.
-enum Joined {
-    /// They add this.
-    Add(i64),
-    /// The newer one alone does what both do.
-    Newer,
-}
-
 impl<'a> Operation<'a> {
     fn encode(&self, out: &mut Vec<u8>) {
         match *self {
@@ -197,16 +197,17 @@ impl<'a> Operation<'a> {
         Some(operation)
     }
 
-    /// What replaces this operation and `newer`, which follows it directly, whatever the value is.
-    fn joined(&self, newer: &Operation<'_>) -> Option<Joined> {
-        match (*self, *newer) {
-            (Operation::Add(a), Operation::Add(b)) => Some(Joined::Add(a.wrapping_add(b))),
-            (Operation::Patch(a, older), Operation::Patch(b, newer))
-                if b <= a && a + older.len() <= b + newer.len() =>
-            {
-                Some(Joined::Newer)
+    fn is_patch(&self) -> bool {
+        matches!(self, Operation::Patch(..))
+    }
+
+    /// Whether this patch leaves nothing of what `older`, a patch as well, has done.
+    fn covers(&self, older: &Operation<'_>) -> bool {
+        match (*self, *older) {
+            (Operation::Patch(at, newer), Operation::Patch(from, older)) => {
+                at <= from && from + older.len() <= at + newer.len()
             }
-            _ => None,
+            _ => false,
         }
     }
 
@@ -326,6 +327,17 @@ mod tests {
         }
         assert_eq!(sum.bytes().len(), Update::add(1001).bytes().len());
         assert_eq!(patch.bytes().len(), 7);
+        // In turn, as the fields of a page's head are.
+        let mut fields = Update::patch(100, b"once").unwrap();
+        for i in 0..1000u32 {
+            for at in [8, 40, 60] {
+                fields = fields.then(&Update::patch(at, &i.to_le_bytes()).unwrap());
+            }
+        }
+        assert_eq!(fields.bytes().len(), 4 * 7);
+        // Not over an append, whose place depends on what was there.
+        let grown = Update::patch(4, b"x").unwrap().then(&Update::append(b"y").unwrap());
+        assert_eq!(grown.then(&Update::patch(4, b"z").unwrap()).apply(None), "\0\0\0\0zy");
     }
 
     #[test]
