@@ -493,6 +493,17 @@ fn a_part_over_a_damaged_page_is_an_error_and_never_zeros() {
     let merged = cold.db.compact(pages);
     assert!(matches!(merged, Err(kvdb::Error::Corrupt(_))), "{merged:?}");
     damaged(&cold);
+    // A repair says what was lost; what was written since stays.
+    let copy = Arc::new(cold.device.current());
+    let (db, _) = Kvdb::open(copy, cold.env.clone(), options(cold.memory)).expect("it opens");
+    let repaired = kvfs::repair(&db, &*cold.env).expect("repaired");
+    assert_eq!(repaired.store.removed.len(), 1, "{repaired:?}");
+    assert_eq!(kvfs::verify(&db).expect("checked").findings, []);
+    let fs = Fs::open(db, cold.env.clone(), FsOptions::default()).expect("it opens");
+    let mut left = vec![0; PAGE as usize];
+    left[20..24].copy_from_slice(b"part");
+    let read = fs.read(f, 77 * PAGE, PAGE as u32).expect("read");
+    assert!(read == left, "what is left of the page");
     // Whole pages need nothing of what was there.
     cold.write(f, 77 * PAGE, page);
     cold.fs.fsync(f, true).expect("synced");
@@ -557,4 +568,39 @@ fn a_nearly_full_store_keeps_every_part_that_it_took() {
     assert!(at > size, "{at} bytes find room where {size} were");
     cold.fs.sync_all().expect("synced");
     cold.check();
+}
+
+#[test]
+fn a_file_with_many_parts_is_read_in_order_by_as_many_reads() {
+    let mut model = content(8 << 20);
+    let (mut cold, f) = Cold::with(&model);
+    let reads = |cold: &Cold, model: &[u8]| {
+        let so_far = || {
+            let io = cold.db.stats().io;
+            let pages = io.of(Purpose::Pages);
+            (pages.read_ops, pages.read_bytes)
+        };
+        let before = so_far();
+        for (i, piece) in model.chunks(128 << 10).enumerate() {
+            let read = cold.fs.read(f, (i as u64) << 17, 128 << 10).expect("read");
+            assert!(read == piece, "piece {i}");
+        }
+        let after = so_far();
+        (after.0 - before.0, after.1 - before.1)
+    };
+    let (ops, bytes) = reads(&cold, &model);
+    for round in 0..8u64 {
+        for i in 0..500u64 {
+            let at = i * 4 * PAGE + i * 37 % 2000 + round * 100;
+            cold.write(f, at, &[round as u8; 9]);
+            model[at as usize..at as usize + 9].fill(round as u8);
+        }
+        cold.fs.fsync(f, true).expect("synced");
+        if round == 3 {
+            cold.reopen();
+        }
+    }
+    let (more_ops, more_bytes) = reads(&cold, &model);
+    println!("{ops} reads of {bytes} bytes, with parts {more_ops} of {more_bytes}");
+    assert!(more_ops * 10 <= ops * 11 && more_bytes * 10 <= bytes * 11);
 }

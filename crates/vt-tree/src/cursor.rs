@@ -19,6 +19,7 @@ use crate::item::{BodyRef, ItemRef, Lookup, Seq};
 use crate::memtable::MemtableCursor;
 use crate::run::RunCursor;
 use crate::source::Source;
+use crate::update::Update;
 use crate::value::{Value, ValueRef};
 
 /// A live tuple. A large value is read on demand, by
@@ -128,6 +129,24 @@ enum CursorPosition {
     End,
 }
 
+/// What is done with updates.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Updates {
+    Apply,
+    /// See [`TreeCursor::keep_updates`].
+    Keep,
+    /// See [`TreeCursor::keys_only`].
+    Skip,
+}
+
+/// The tuple of a key that an update changes.
+struct Updated {
+    seq: Seq,
+    value: Value,
+    /// It is to be applied to the value.
+    kept: Option<Update>,
+}
+
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
     /// Reads what an update changes.
@@ -140,10 +159,9 @@ pub struct TreeCursor {
     direction: Direction,
     /// The item in front was returned: it is skipped when the cursor moves on.
     handed: bool,
-    /// The value that the update in front makes, if it was returned.
-    updated: Option<(Seq, Bytes)>,
-    /// See [`TreeCursor::keys_only`].
-    keys_only: bool,
+    /// What the update in front comes to, if it was returned.
+    updated: Option<Updated>,
+    updates: Updates,
     position: CursorPosition,
     /// The target of a jump, in memory that is reused.
     bound: Vec<u8>,
@@ -172,7 +190,7 @@ impl TreeCursor {
             direction: Direction::None,
             handed: false,
             updated: None,
-            keys_only: false,
+            updates: Updates::Apply,
             position: CursorPosition::Before(Vec::new()),
             bound: Vec::new(),
         }
@@ -181,7 +199,20 @@ impl TreeCursor {
     /// Only keys are wanted: no update is applied, for which a large value might have to be read.
     /// The value at its key is given as empty.
     pub fn keys_only(&mut self) {
-        self.keys_only = true;
+        self.updates = Updates::Skip;
+    }
+
+    /// No update of a large value is applied, since the value would be read for it. The cursor
+    /// gives the value as it is, and [`TreeCursor::kept_update`] what changes it, for callers that
+    /// read many values together.
+    pub fn keep_updates(&mut self) {
+        self.updates = Updates::Keep;
+    }
+
+    /// What is to be applied to the value of [`TreeCursor::current`], see
+    /// [`TreeCursor::keep_updates`].
+    pub fn kept_update(&self) -> Option<&Update> {
+        self.updated.as_ref()?.kept.as_ref()
     }
 
     fn stand(&mut self, position: CursorPosition) {
@@ -336,9 +367,11 @@ impl TreeCursor {
                     return Ok(true);
                 }
                 Some((_, BodyRef::Update { .. })) => {
-                    self.updated = match self.keys_only {
-                        true => Some((0, Bytes::new())),
-                        false => self.apply_update()?,
+                    self.updated = match self.updates {
+                        Updates::Skip => {
+                            Some(Updated { seq: 0, value: Value::Inline(Bytes::new()), kept: None })
+                        }
+                        Updates::Apply | Updates::Keep => self.apply_update()?,
                     };
                     self.handed = true;
                     return Ok(true);
@@ -358,7 +391,7 @@ impl TreeCursor {
     }
 
     /// The value that the update in front makes of what older sources have at its key.
-    fn apply_update(&self) -> Result<Option<(Seq, Bytes)>> {
+    fn apply_update(&self) -> Result<Option<Updated>> {
         let mut lookup = Lookup::Absent;
         let mut key = None;
         // Items that cover the key follow it directly. A tombstone that begins before it (behind
@@ -375,8 +408,14 @@ impl TreeCursor {
             Lookup::Updated { seq, .. } | Lookup::Found(seq, _) | Lookup::Deleted(seq) => *seq,
             Lookup::Absent => 0,
         };
+        if self.updates == Updates::Keep
+            && let Lookup::Updated { base: Some(base), update, .. } = lookup
+        {
+            return Ok(Some(Updated { seq, value: Value::Extent(base), kept: Some(update) }));
+        }
         let Some(value) = self.cache.resolve(lookup)? else { return Ok(None) };
-        Ok(Some((seq, self.cache.read_value(&value)?)))
+        let value = Value::Inline(self.cache.read_value(&value)?);
+        Ok(Some(Updated { seq, value, kept: None }))
     }
 
     /// Skips the range tombstone in front, and what older sources have beneath it.
@@ -418,8 +457,12 @@ impl TreeCursor {
                 Some(TupleRef { key, seq, value })
             }
             Some(ItemRef { key, body: BodyRef::Update { .. }, .. }) => {
-                let (seq, value) = self.updated.as_ref()?;
-                Some(TupleRef { key, seq: *seq, value: ValueRef::Inline(value, value) })
+                let Updated { seq, value, .. } = self.updated.as_ref()?;
+                let value = match value {
+                    Value::Inline(bytes) => ValueRef::Inline(bytes, bytes),
+                    Value::Extent(e) => ValueRef::Extent(*e),
+                };
+                Some(TupleRef { key, seq: *seq, value })
             }
             _ => None,
         }

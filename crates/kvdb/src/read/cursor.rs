@@ -134,11 +134,7 @@ impl Cursor {
         start: &[u8],
         end: &[u8],
     ) -> Cursor {
-        let own = view.write_set.iter().flat_map(|set| set.inputs(dict));
-        let mut cursor = TreeCursor::as_of(
-            &view.cache,
-            own.chain(below.into_iter().map(|input| (input, view.at))),
-        );
+        let mut cursor = view.tree_cursor(dict, below);
         cursor.seek(start);
         // An inverted range holds nothing, as one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{BlockCache, Input, Lookup, Seq, Value};
+use vt_tree::{BlockCache, Input, Lookup, Seq, TreeCursor, TreeTuple, Update, Value};
 
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -140,6 +140,13 @@ impl View {
         Ok(Cursor::new(self, dict, self.inputs(dict)?, start, end))
     }
 
+    /// A cursor over all of `below`, newest first, and what a transaction has written above it.
+    pub(crate) fn tree_cursor(&self, dict: DictionaryId, below: Vec<Input>) -> TreeCursor {
+        let own = self.write_set.iter().flat_map(|set| set.inputs(dict));
+        let below = below.into_iter().map(|input| (input, self.at));
+        TreeCursor::as_of(&self.cache, own.chain(below))
+    }
+
     /// Everything that a cursor reads below what a transaction has written, newest first. A
     /// transaction may have written to a dictionary that was made after the state that it reads.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Result<Vec<Input>> {
@@ -158,17 +165,26 @@ impl View {
         end: &[u8],
         limit: usize,
     ) -> Result<Vec<(Bytes, Bytes)>> {
-        let mut cursor = self.cursor(dict, start, end)?;
+        let mut cursor = self.tree_cursor(dict, self.inputs(dict)?);
+        cursor.keep_updates();
+        cursor.seek(start);
         let mut out: Vec<(Bytes, Bytes)> = Vec::new();
-        // Large values are read together: their places in `out`, and where they lie.
+        // Large values are read together: their places in `out` with what changes them, and where
+        // they lie.
         let (mut places, mut extents, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while out.len() < limit {
-            let Some(tuple) = cursor.next()? else { break };
-            let (key, value) = tuple.into_raw();
+        let put = |out: &mut Vec<(Bytes, Bytes)>, (at, update): Place, value: Bytes| {
+            out[at].1 = update.map_or_else(|| value.clone(), |update| update.apply(Some(&value)));
+        };
+        while out.len() < limit
+            && cursor.advance()?
+            && let Some(tuple) = cursor.current()
+            && (end.is_empty() || tuple.key < end)
+        {
+            let TreeTuple { key, value, .. } = tuple.to_tuple();
             let value = match value {
                 Value::Inline(value) => value,
                 Value::Extent(e) => {
-                    places.push(out.len());
+                    places.push((out.len(), cursor.kept_update().cloned()));
                     extents.push(e);
                     bytes += e.len as usize;
                     Bytes::new()
@@ -176,11 +192,11 @@ impl View {
             };
             out.push((key, value));
             if bytes >= SCAN_AHEAD {
-                fill_in(&self.cache, &mut places, &mut extents, |at, value| out[at].1 = value)?;
+                fill_in(&self.cache, &mut places, &mut extents, |at, v| put(&mut out, at, v))?;
                 bytes = 0;
             }
         }
-        fill_in(&self.cache, &mut places, &mut extents, |at, value| out[at].1 = value)?;
+        fill_in(&self.cache, &mut places, &mut extents, |at, v| put(&mut out, at, v))?;
         Ok(out)
     }
 
@@ -258,12 +274,15 @@ impl View {
     }
 }
 
+/// Where a value goes, and what is applied to it.
+type Place = (usize, Option<Update>);
+
 /// Reads `extents` and hands each to `put` with its place; both are empty afterwards.
-fn fill_in(
+fn fill_in<P>(
     store: &BlockCache,
-    places: &mut Vec<usize>,
+    places: &mut Vec<P>,
     extents: &mut Vec<vt_tree::ExtentRef>,
-    mut put: impl FnMut(usize, Bytes),
+    mut put: impl FnMut(P, Bytes),
 ) -> Result<()> {
     let values = store.read_values(extents)?;
     places.drain(..).zip(values).for_each(|(at, value)| put(at, value));
