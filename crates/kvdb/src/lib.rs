@@ -96,8 +96,9 @@ pub use snapshots::{
     SendStats, SnapshotInfo,
 };
 pub use transactions::{
-    Bulk, BulkRun, Changed, Changes, Isolation, MAX_SAVEPOINTS, MergeRoutine, Merged, NestedBatch,
-    Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo, TransactionOptions,
+    Bulk, BulkRun, Changed, Changes, Isolation, KeptTuple, MAX_SAVEPOINTS, MergeRoutine, Merged,
+    NestedBatch, Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo,
+    TransactionOptions,
 };
 pub use vt_tree::{Estimate, Update, read_alone};
 

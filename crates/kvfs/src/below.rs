@@ -3,7 +3,7 @@
 //! once, in the order in which it is stored.
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use kvdb::{DictionaryId, Isolation, StoredTuple, Transaction};
@@ -204,8 +204,19 @@ pub(crate) fn for_each_of<T: Numbered>(
     inodes: &[T],
     mut visit: impl FnMut(usize, StoredTuple<'_>) -> Result<()>,
 ) -> Result<()> {
+    let visit = |at, tuple: StoredTuple<'_>| visit(at, tuple).map(ControlFlow::Continue);
+    for_each_until(view, dict, inodes, visit).map(|_: ControlFlow<()>| ())
+}
+
+/// [`for_each_of`] until `visit` breaks.
+pub(crate) fn for_each_until<T: Numbered, B>(
+    view: &kvdb::View,
+    dict: DictionaryId,
+    inodes: &[T],
+    mut visit: impl FnMut(usize, StoredTuple<'_>) -> Result<ControlFlow<B>>,
+) -> Result<ControlFlow<B>> {
     let (mut at, mut passed) = (0, 0);
-    let Some(first) = inodes.first() else { return Ok(()) };
+    let Some(first) = inodes.first() else { return Ok(ControlFlow::Continue(())) };
     let mut tuples = view.stored_tuples(dict)?;
     tuples.seek(&first.ino().to_be_bytes());
     while tuples.advance()?
@@ -219,7 +230,9 @@ pub(crate) fn for_each_of<T: Numbered>(
         let Some(wanted) = inodes.get(at).map(Numbered::ino) else { break };
         if wanted == ino {
             passed = 0;
-            visit(at, tuple)?;
+            if let ControlFlow::Break(why) = visit(at, tuple)? {
+                return Ok(ControlFlow::Break(why));
+            }
         } else {
             passed += 1;
             if passed == PASS {
@@ -228,7 +241,7 @@ pub(crate) fn for_each_of<T: Numbered>(
             }
         }
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
 pub(crate) trait Numbered {

@@ -2,12 +2,13 @@
 //! those of the originals, referred to a second time. It appears whole, in one commit, or not at
 //! all.
 //!
-//! First the names are walked, level by level. Then the copies get their numbers, in the order of
-//! the originals' numbers. So whatever is read in its order is written in order, too: of a large
-//! tree each of the three dictionaries is built straight into a run, concurrently with the others,
-//! by one pass over the original; nothing goes through memtables or the journal.
+//! First the names are walked, level by level. Then the copies get their numbers, in the order in
+//! which the tree is read (`tree_order`), however scattered the original lies. Of a large tree each
+//! of the three dictionaries is built straight into a run, concurrently with the others; nothing
+//! goes through memtables or the journal. So names and nodes of the copy lie in order. Its pages
+//! lie where they lay, until a defragmentation finds that they are scattered.
 //!
-//! While it is made it takes some sixty bytes of memory for each name, since the names of a file
+//! While it is made it takes some seventy bytes of memory for each name, since the names of a file
 //! may be anywhere in the tree.
 //!
 //! What is copied is what was committed when the call began. Hard links among the copied files stay
@@ -23,11 +24,12 @@ use kvdb::{
 
 use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, Timestamp};
-use crate::below::{Locked, Tree, for_each_of};
+use crate::below::{Dir, Locked, Tree};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
 use crate::namespace::{add_entry, check_name};
+use crate::tree_order::TreeOrder;
 use crate::views::{View, Views, Wait};
 
 /// Changes that are made together.
@@ -85,13 +87,15 @@ impl Fs {
             Scope::Frozen(_) => return Err(Error::ReadOnly),
         };
         let (view, tree) = self.tree_below(from, Some(&transaction), Locked::ToRead)?;
-        let copies = self.new_inos(tree.inodes.len() as u64)?;
+        let order = TreeOrder::of(&tree)?;
+        let copies = self.new_inos(order.len() as u64)?;
         let copying = Copying {
             fs: self,
             layout: self.core.layout,
             view,
             transaction: &transaction,
             tree,
+            order,
             copies,
             parent,
             now: self.now(),
@@ -228,7 +232,8 @@ struct Copying<'a> {
     view: Arc<kvdb::View>,
     transaction: &'a Transaction,
     tree: Tree,
-    /// The copies' numbers: of the inodes in their order.
+    order: TreeOrder,
+    /// The copies' numbers, by their positions in the order.
     copies: Range<Ino>,
     /// Where the copy of the top gets its name.
     parent: Ino,
@@ -237,14 +242,11 @@ struct Copying<'a> {
 
 impl Copying<'_> {
     fn copy_of(&self, ino: Ino) -> Result<Ino> {
-        let inodes = &self.tree.inodes;
-        // Often they are numbered without gaps.
-        let guess = inodes.first().map_or(0, |first| ino.wrapping_sub(first.ino) as usize);
-        let at = match inodes.get(guess) {
-            Some(node) if node.ino == ino => Ok(guess),
-            _ => inodes.binary_search_by_key(&ino, |node| node.ino),
-        };
-        at.map(|at| self.copies.start + at as u64).map_err(|_| Error::Stale(ino))
+        self.order.position_of(&self.tree, ino).map(|position| self.copy_at(position))
+    }
+
+    fn copy_at(&self, position: usize) -> Ino {
+        self.copies.start + position as u64
     }
 
     /// Copies everything but the name of the top.
@@ -254,7 +256,7 @@ impl Copying<'_> {
         if (tuples as u64) < 2 * BULK || !self.transaction.takes_bulk() {
             self.copy_names(self.sink(nmap, 0)?)?;
             let (copied, _) = self.copy_nodes(self.sink(imap, 0)?)?;
-            let run = self.copy_pages(self.sink(dmap, copied.pages)?, 0..self.tree.inodes.len())?;
+            let run = self.copy_pages(self.sink(dmap, copied.pages)?, 0..self.order.len())?;
             self.transaction.adopt(run)?;
             return Ok(copied);
         }
@@ -262,13 +264,12 @@ impl Copying<'_> {
         let names = || self.copy_names(self.sink(nmap, BULK)?);
         let nodes = || self.copy_nodes(self.sink(imap, BULK)?);
         // There is most to do for the pages: two runs, one behind the other.
-        let (middle, end) = (self.tree.inodes.len() / 2, self.tree.inodes.len());
-        let pages = |inodes| self.copy_pages(self.sink(dmap, BULK)?, inodes);
+        let (middle, end) = (self.order.len() / 2, self.order.len());
+        let pages = |positions| self.copy_pages(self.sink(dmap, BULK)?, positions);
         let (names, nodes, pages) = match self.fs.core.env.inline() {
             true => (names(), nodes(), [pages(0..end), Ok(None)]),
             false => env::thread::scope(|scope| {
-                let pages =
-                    [0..middle, middle..end].map(|inodes| scope.spawn(move || pages(inodes)));
+                let pages = [0..middle, middle..end].map(|half| scope.spawn(move || pages(half)));
                 let (names, nodes) = (names(), nodes());
                 (names, nodes, pages.map(joined))
             }),
@@ -291,9 +292,11 @@ impl Copying<'_> {
 
     fn copy_names(&self, mut sink: Sink<'_>) -> Result<Option<BulkRun>> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        for dir in &self.tree.dirs {
-            let to = self.copy_of(dir.ino)?;
-            for at in dir.names.clone() {
+        let number = |dir: &'_ Dir| Ok((self.copy_of(dir.ino)?, dir.names.clone()));
+        let mut dirs = self.tree.dirs.iter().map(number).collect::<Result<Vec<_>>>()?;
+        dirs.sort_unstable_by_key(|(to, _): &(Ino, _)| *to);
+        for (to, names) in dirs {
+            for at in names {
                 let name = &self.tree.names[at];
                 key.clear();
                 key.extend_from_slice(&to.to_be_bytes());
@@ -310,10 +313,10 @@ impl Copying<'_> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let (mut top, mut stats, mut pages) = (None, CloneStats::default(), 0);
         // The one whose node is expected.
-        let mut next = 0;
-        for_each_of(&self.view, self.layout.imap, &self.tree.inodes, |at, tuple| {
-            let node = &self.tree.inodes[at];
-            let copy = self.copies.start + at as u64;
+        let (mut next, all) = (0, 0..self.order.len());
+        let original = |position| self.tree.inodes[self.order.at(position)];
+        self.order.for_each(&self.view, self.layout.imap, &self.tree, all, |at, tuple| {
+            let (node, copy) = (original(at), self.copy_at(at));
             key.clear();
             key.extend_from_slice(&copy.to_be_bytes());
             if tuple.key.len() > 8 {
@@ -322,7 +325,7 @@ impl Copying<'_> {
                 return sink.put_stored(&key, &tuple);
             }
             if at != next {
-                return Err(Error::Stale(self.tree.inodes[next].ino));
+                return Err(Error::Stale(original(next).ino));
             }
             next += 1;
             let read;
@@ -355,22 +358,24 @@ impl Copying<'_> {
             layout::put_node(&mut value, &attr, xattrs.as_ref(), content);
             sink.put(&key, &value)
         })?;
-        match (top, self.tree.inodes.get(next)) {
-            (Some(top), None) => Ok((Copied { top, stats, pages }, sink.finish()?)),
-            (_, missing) => Err(Error::Stale(missing.map_or(0, |node| node.ino))),
+        match top {
+            Some(top) if next == self.order.len() => {
+                Ok((Copied { top, stats, pages }, sink.finish()?))
+            }
+            _ => Err(Error::Stale(if next < self.order.len() { original(next).ino } else { 0 })),
         }
     }
 
-    /// The pages of those inodes whose places are given.
-    fn copy_pages(&self, mut sink: Sink<'_>, inodes: Range<usize>) -> Result<Option<BulkRun>> {
-        let (mut pages, first) = (0, self.copies.start + inodes.start as u64);
-        for_each_of(&self.view, self.layout.dmap, &self.tree.inodes[inodes], |at, tuple| {
+    /// The pages of the copies at these positions.
+    fn copy_pages(&self, mut sink: Sink<'_>, positions: Range<usize>) -> Result<Option<BulkRun>> {
+        let (mut pages, dmap) = (0, self.layout.dmap);
+        self.order.for_each(&self.view, dmap, &self.tree, positions, |at, tuple| {
             let (_, block) = layout::decode_page_key(tuple.key)?;
             if matches!(sink, Sink::Run(_)) && pages % AT_ONCE == 0 {
                 self.fs.reserve(PAGE_COST * AT_ONCE as u64)?;
             }
             pages += 1;
-            sink.put_stored(&layout::page_key(first + at as u64, block), &tuple)
+            sink.put_stored(&layout::page_key(self.copy_at(at), block), &tuple)
         })?;
         sink.finish()
     }

@@ -27,7 +27,7 @@
 //!   `cached_writes`, `lost`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `superseded`,
 //!   `snapshots`, `difference`.
-//! - Whole trees: `walk`, `below`, `clone_tree`, `remove_tree`, `whole`.
+//! - Whole trees: `walk`, `below`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
 //! - Checking: `verify`, `repair`, `salvage`.
 //!
 //! `data`, `cached_writes`, `dirty`, `locks`, `attributes` and `fs` are methods of one [`Fs`] and
@@ -75,6 +75,7 @@ mod snapshots;
 mod space_account;
 mod statfs;
 mod ticker;
+mod tree_order;
 mod verify;
 mod views;
 mod walk;

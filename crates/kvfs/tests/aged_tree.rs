@@ -26,9 +26,15 @@ struct Disk {
     head: AtomicU64,
     seeks: AtomicU64,
     reads: AtomicU64,
+    opened: AtomicU64,
 }
 
 impl Disk {
+    /// Of another seed each time: the numbers that a store takes for unique must be.
+    fn env(&self) -> Arc<Simulated> {
+        Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
+    }
+
     fn moved(&self, offset: u64, len: u64) {
         let head = self.head.swap(offset + len, Relaxed);
         self.seeks.fetch_add(u64::from(offset < head || offset > head + GAP), Relaxed);
@@ -78,21 +84,26 @@ fn options(memory: usize) -> OpenOptions {
     OpenOptions { memory, threads: false, zero_journal: false, ..OpenOptions::default() }
 }
 
-fn files(db: &Kvdb, zone_size: u64) -> Fs {
+fn files(disk: &Disk, db: &Kvdb, zone_size: u64) -> Fs {
     let options = FsOptions { zone_size, ..FsOptions::default() };
-    Fs::open(db.clone(), Arc::new(Simulated::new(7)), options).unwrap()
+    Fs::open(db.clone(), disk.env(), options).unwrap()
 }
 
 /// Nothing of the store is in memory.
 fn cold(disk: &Arc<Disk>, zone_size: u64) -> (Kvdb, Fs) {
-    let db = Kvdb::open(disk.clone(), Arc::new(Simulated::new(7)), options(MEMORY)).unwrap().0;
-    let fs = files(&db, zone_size);
+    let db = Kvdb::open(disk.clone(), disk.env(), options(MEMORY)).unwrap().0;
+    let fs = files(disk, &db, zone_size);
     disk.begin();
     (db, fs)
 }
 
-fn folder(at: usize) -> Vec<u8> {
-    format!("folder{at:02}").into_bytes()
+/// A tree as it was made.
+const TREE: &str = "tree";
+/// Its copy by reference.
+const COPY: &str = "copy";
+
+fn folder(top: &str, at: usize) -> Vec<u8> {
+    format!("{top}/folder{at:02}").into_bytes()
 }
 
 fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
@@ -115,11 +126,11 @@ fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
 fn round_robin(zone_size: u64) -> Arc<Disk> {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
-    let db = Kvdb::create(disk.clone(), Arc::new(Simulated::new(7)), create).unwrap();
-    let fs = files(&db, zone_size);
-    let folders: Vec<Ino> = (0..FOLDERS)
-        .map(|at| fs.mkdir(ROOT, &folder(at), 0o755, Caller::default()).unwrap().ino)
-        .collect();
+    let db = Kvdb::create(disk.clone(), disk.env(), create).unwrap();
+    let fs = files(&disk, &db, zone_size);
+    let mkdir = |parent, name: &[u8]| fs.mkdir(parent, name, 0o755, Caller::default()).unwrap().ino;
+    let tree = mkdir(ROOT, TREE.as_bytes());
+    let folders: Vec<Ino> = (0..FOLDERS).map(|at| mkdir(tree, &folder("", at)[1..])).collect();
     for file in 0..FILES {
         write(&fs, folders[file % FOLDERS], &format!("file{file:05}"), SIZE);
         if file % 500 == 499 {
@@ -142,11 +153,11 @@ fn defragment(disk: &Arc<Disk>) {
 }
 
 /// As `grep -r` does.
-fn read_all(disk: &Arc<Disk>, zone_size: u64) -> Counted {
+fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
     let mut read = 0;
     for at in 0..FOLDERS {
-        let dir = fs.resolve(&folder(at)).unwrap().ino;
+        let dir = fs.resolve(&folder(top, at)).unwrap().ino;
         for (_, ino) in list(&fs, dir) {
             assert_eq!(fs.read(ino, 0, SIZE as u32).unwrap().len(), SIZE);
             read += 1;
@@ -156,10 +167,21 @@ fn read_all(disk: &Arc<Disk>, zone_size: u64) -> Counted {
     disk.counted()
 }
 
-/// As `ls -l` does, of one folder.
-fn list_one(disk: &Arc<Disk>, zone_size: u64) -> Counted {
+/// As `ls -lR` does: names and nodes of everything.
+fn list_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
-    let dir = fs.resolve(&folder(20)).unwrap().ino;
+    let mut listed = 0;
+    for at in 0..FOLDERS {
+        listed += list(&fs, fs.resolve(&folder(top, at)).unwrap().ino).len();
+    }
+    assert_eq!(listed, FILES);
+    disk.counted()
+}
+
+/// As `ls -l` does, of one folder.
+fn list_one(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
+    let (_db, fs) = cold(disk, zone_size);
+    let dir = fs.resolve(&folder(top, 20)).unwrap().ino;
     disk.begin();
     assert_eq!(list(&fs, dir).len(), FILES / FOLDERS);
     disk.counted()
@@ -191,25 +213,47 @@ fn show(what: &str, counted: Counted) -> Counted {
 #[test]
 fn the_files_of_a_folder_are_read_together_though_those_of_all_folders_were_made_in_turn() {
     let disk = round_robin(ZONE_SIZE);
-    let read = show("zones: read all", read_all(&disk, ZONE_SIZE));
+    let read = show("zones: read all", read_all(&disk, ZONE_SIZE, TREE));
     assert!(read.seeks * 4 <= FILES as u64, "{read:?}: what each sync wrote lies in order");
-    let listed = show("zones: list one", list_one(&disk, ZONE_SIZE));
+    let listed = show("zones: list one", list_one(&disk, ZONE_SIZE, TREE));
     assert!(listed.reads <= 10, "{listed:?}");
     defragment(&disk);
-    let read = show("zones: read all, defragmented", read_all(&disk, ZONE_SIZE));
+    let read = show("zones: read all, defragmented", read_all(&disk, ZONE_SIZE, TREE));
     assert!(read.seeks * 20 <= FILES as u64, "{read:?}: all lies in order");
-    let listed = show("zones: list one, defragmented", list_one(&disk, ZONE_SIZE));
+    let listed = show("zones: list one, defragmented", list_one(&disk, ZONE_SIZE, TREE));
     assert!(listed.reads <= 10, "{listed:?}");
 }
 
 #[test]
 fn without_zones_each_file_of_such_a_tree_is_a_seek() {
     let disk = round_robin(0);
-    let read = show("no zones: read all", read_all(&disk, 0));
+    let read = show("no zones: read all", read_all(&disk, 0, TREE));
     assert!(read.seeks >= FILES as u64, "{read:?}");
-    show("no zones: list one", list_one(&disk, 0));
+    show("no zones: list one", list_one(&disk, 0, TREE));
     defragment(&disk);
-    let read = show("no zones: read all, defragmented", read_all(&disk, 0));
+    let read = show("no zones: read all, defragmented", read_all(&disk, 0, TREE));
     assert!(read.seeks >= FILES as u64, "{read:?}");
-    show("no zones: list one, defragmented", list_one(&disk, 0));
+    show("no zones: list one, defragmented", list_one(&disk, 0, TREE));
+}
+
+#[test]
+fn a_copy_by_reference_has_its_names_and_nodes_in_order_and_its_pages_after_a_defragmentation() {
+    let disk = round_robin(0);
+    show("no zones: list all", list_all(&disk, 0, TREE));
+    let (db, fs) = cold(&disk, 0);
+    let from = fs.resolve(TREE.as_bytes()).unwrap().ino;
+    fs.clone_tree(from, ROOT, COPY.as_bytes()).unwrap();
+    fs.shutdown().unwrap();
+    drop(fs);
+    db.close().unwrap();
+    let listed = show("a copy: list all", list_all(&disk, 0, COPY));
+    assert!(listed.seeks * 20 <= FILES as u64, "{listed:?}: names and nodes lie in order");
+    let listed = show("a copy: list one", list_one(&disk, 0, COPY));
+    assert!(listed.reads <= 10, "{listed:?}");
+    let read = show("a copy: read all", read_all(&disk, 0, COPY));
+    assert!(read.seeks >= FILES as u64, "{read:?}: pages lie where the original's do");
+    defragment(&disk);
+    let read = show("a copy: read all, defragmented", read_all(&disk, 0, COPY));
+    assert!(read.seeks * 20 <= FILES as u64, "{read:?}");
+    show("its original: read all, defragmented", read_all(&disk, 0, TREE));
 }

@@ -37,6 +37,24 @@ pub struct StoredTuple<'a> {
     view: &'a View,
 }
 
+/// A tuple where it lies, kept until its turn comes: a small value is copied. Good with the view
+/// that it came from.
+pub struct KeptTuple {
+    key: Box<[u8]>,
+    value: Value,
+}
+
+impl KeptTuple {
+    /// The tuple. `view`: the one that it was kept of.
+    pub fn tuple<'a>(&'a self, view: &'a View) -> StoredTuple<'a> {
+        let value = match &self.value {
+            Value::Inline(bytes) => ValueRef::Inline(bytes, bytes),
+            Value::Extent(e) => ValueRef::Extent(*e),
+        };
+        StoredTuple { key: &self.key, value, view }
+    }
+}
+
 impl Kvdb {
     /// Writes what is committed to the device, without waiting until it is durable: all large
     /// values have their places then.
@@ -90,6 +108,16 @@ impl<'a> StoredTuple<'a> {
             "a value of another view"
         );
         StoredValue { value: self.value.to_value(), _view: view.clone() }
+    }
+
+    /// The tuple for as long as it is wanted. A small value is copied, so that it does not keep the
+    /// block that it lies in.
+    pub fn keep(&self) -> KeptTuple {
+        let value = match self.value {
+            ValueRef::Inline(bytes, _) => Value::Inline(Bytes::copy_from_slice(bytes)),
+            ValueRef::Extent(e) => Value::Extent(e),
+        };
+        KeptTuple { key: self.key.into(), value }
     }
 
     /// The value, read if need be.

@@ -33,7 +33,7 @@ mod scope;
 mod state;
 mod updates;
 
-pub use bulk::{Bulk, BulkRun, StoredTuple, StoredTuples};
+pub use bulk::{Bulk, BulkRun, KeptTuple, StoredTuple, StoredTuples};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};
