@@ -101,6 +101,7 @@ pub use transactions::{
     TransactionOptions,
 };
 pub use vt_tree::{Estimate, Update, read_alone};
+pub use zones::Profile;
 
 /// The guide's examples run as tests.
 #[cfg(doctest)]

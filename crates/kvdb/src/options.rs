@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use zones::Profile;
+
+/// What a seek costs on a hard disk, in bytes that it reads in the same time.
+const HARD_DISK_SEEK: u64 = 1 << 20;
+
 /// How a new store is made.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
@@ -9,13 +14,21 @@ pub struct CreateOptions {
     pub capacity: Option<u64>,
     /// Zones of 8 MiB that user data must leave for flushing, merging and deleting.
     pub reserve_zones: u32,
+    /// What kind of device it is made for: stored with it, the default of
+    /// [`OpenOptions::seek_bytes`] whenever it is opened.
+    pub profile: Profile,
     /// How it is opened afterwards.
     pub open: OpenOptions,
 }
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        CreateOptions { capacity: None, reserve_zones: 8, open: OpenOptions::default() }
+        CreateOptions {
+            capacity: None,
+            reserve_zones: 8,
+            profile: Profile::Unknown,
+            open: OpenOptions::default(),
+        }
     }
 }
 
@@ -35,8 +48,9 @@ pub struct OpenOptions {
     /// it may hold twice for a while.
     pub merge_part: u64,
     /// Bytes that the device reads in the time that a seek takes, at the queue depth of a scan: 8
-    /// KiB suits solid state, 1 MiB hard disks. What the adaptive stitching threshold goes by;
-    /// where seeks are dear (64 KiB or more), it moves large values too.
+    /// KiB suits solid state, 1 MiB hard disks. 0: as the store's profile says. What the adaptive
+    /// stitching threshold goes by; where seeks are dear (64 KiB or more), it moves large values
+    /// too. Reads pass over gaps that cost less than a seek.
     pub seek_bytes: u64,
     /// Commits are logged. Without a journal they are on disk when their memtable is flushed, which
     /// `sync` and synced commits then do; a crash brings back the state of the last flush.
@@ -72,7 +86,7 @@ impl Default for OpenOptions {
             flush_interval: Duration::from_secs(1),
             late_bind_at: 64 << 10,
             merge_part: 64 << 20,
-            seek_bytes: vt_tree::SOLID_STATE_SEEK,
+            seek_bytes: 0,
             journal: true,
             compaction: CompactionPolicy::default(),
             defrag_rate: 32 << 20,
@@ -118,6 +132,16 @@ impl CompactionPolicy {
 }
 
 impl OpenOptions {
+    /// With what the store's profile says where nothing else is asked for.
+    pub(crate) fn of_profile(self, profile: Profile) -> OpenOptions {
+        let seek_bytes = match (self.seek_bytes, profile) {
+            (0, Profile::HardDisk) => HARD_DISK_SEEK,
+            (0, Profile::SolidState | Profile::Unknown) => vt_tree::SOLID_STATE_SEEK,
+            (asked, _) => asked,
+        };
+        OpenOptions { seek_bytes, ..self }
+    }
+
     pub(crate) fn merge_threads(&self) -> usize {
         match self.merge_threads {
             0 => (env::thread::available_parallelism().map_or(1, |n| n.get()) / 2).clamp(1, 4),
@@ -178,6 +202,17 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_seek_costs_is_what_the_profile_says_but_for_what_is_asked() {
+        let seek = |seek_bytes, profile| {
+            OpenOptions { seek_bytes, ..Default::default() }.of_profile(profile).seek_bytes
+        };
+        assert_eq!(seek(0, Profile::Unknown), 8 << 10);
+        assert_eq!(seek(0, Profile::SolidState), 8 << 10);
+        assert_eq!(seek(0, Profile::HardDisk), 1 << 20);
+        assert_eq!(seek(100_000, Profile::HardDisk), 100_000);
+    }
 
     #[test]
     fn the_shares_stay_within_the_budget() {

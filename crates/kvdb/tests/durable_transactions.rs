@@ -252,7 +252,8 @@ fn a_full_store_takes_up_what_a_transaction_may_have_in_memory() {
     let device = Arc::new(MemoryDevice::new());
     let open = OpenOptions { memory: 64 << 20, ..options() };
     let capacity = Some(24 * zones::ZONE_SIZE);
-    let create = CreateOptions { capacity, reserve_zones: 4, open: open.clone() };
+    let create =
+        CreateOptions { capacity, reserve_zones: 4, open: open.clone(), ..Default::default() };
     let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), create).unwrap();
     let d = db.open_dictionary("d").unwrap().id();
     let w = World { db, d, device };

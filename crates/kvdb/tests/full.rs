@@ -21,7 +21,12 @@ fn create(
     capacity: Option<u64>,
     open: OpenOptions,
 ) -> (Kvdb, DictionaryId) {
-    let db = Kvdb::create(device, env, CreateOptions { capacity, reserve_zones: 4, open }).unwrap();
+    let db = Kvdb::create(
+        device,
+        env,
+        CreateOptions { capacity, reserve_zones: 4, open, ..Default::default() },
+    )
+    .unwrap();
     let d = db
         .create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() })
         .unwrap();
@@ -159,7 +164,12 @@ fn with_background_threads_it_is_no_different() {
 fn a_quarter_of_a_full_store_of_small_values_gives_its_space_back() {
     let env = Arc::new(Simulated::new(1));
     let open = OpenOptions { memory: 16 << 20, ..small() };
-    let options = CreateOptions { capacity: Some(24 * ZONE_SIZE), reserve_zones: 3, open };
+    let options = CreateOptions {
+        capacity: Some(24 * ZONE_SIZE),
+        reserve_zones: 3,
+        open,
+        ..Default::default()
+    };
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env, options).unwrap();
     let d = db
         .create_dictionary("d", DictionaryOptions { stitch_at: 0, ..Default::default() })

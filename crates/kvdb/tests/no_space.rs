@@ -286,6 +286,7 @@ fn power_fails_when_full(seed: u64, limit: Option<u64>) {
         capacity: limit.is_none().then_some(CAPACITY),
         reserve_zones: 4,
         open: small(),
+        ..CreateOptions::default()
     };
     let mut image = limit.map_or_else(MemoryDevice::new, MemoryDevice::with_limit);
     let len = [300, 3000, 20_000][random.below(3) as usize];
@@ -383,7 +384,7 @@ fn cycles(len: usize, per_batch: u64, reserve_zones: u32) {
     let db = Kvdb::create(
         device.clone(),
         env,
-        CreateOptions { capacity: Some(CAPACITY), reserve_zones, open },
+        CreateOptions { capacity: Some(CAPACITY), reserve_zones, open, ..Default::default() },
     )
     .unwrap();
     let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
@@ -452,7 +453,12 @@ fn full_for_long(seed: u64) {
         merge_part: (16 << 10) << random.below(4),
         ..small()
     };
-    let options = CreateOptions { capacity: Some(20 * ZONE_SIZE), reserve_zones: 8, open };
+    let options = CreateOptions {
+        capacity: Some(20 * ZONE_SIZE),
+        reserve_zones: 8,
+        open,
+        ..CreateOptions::default()
+    };
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
     let separate_at = [512, 2048, u32::MAX][random.below(3) as usize];
     let d =

@@ -31,7 +31,12 @@ fn beside_writers_merges_snapshots_and_rollbacks_nothing_is_found() {
         flush_interval: Duration::from_millis(20),
         ..OpenOptions::default()
     };
-    let options = CreateOptions { open, capacity: Some(400 << 20), reserve_zones: 8 };
+    let options = CreateOptions {
+        open,
+        capacity: Some(400 << 20),
+        reserve_zones: 8,
+        ..CreateOptions::default()
+    };
     let db = Kvdb::create(device, Arc::new(Machine::default()), options).unwrap();
     let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     let done = Arc::new(AtomicBool::new(false));

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::device_profile::{self, Asked};
 use crate::identity::FileMode;
 use crate::output::{Outcome, Output};
 use crate::store;
@@ -15,12 +16,16 @@ pub struct Args {
     /// file's space is taken as it is needed.
     #[arg(long, value_parser = store::parse_size)]
     size: Option<u64>,
+    /// What kind of device the store lies on: what a seek is taken to cost goes by it, hence what
+    /// merges move and how much is read ahead. Stored with it for all later mounts.
+    #[arg(long, value_enum, default_value = "auto")]
+    profile: Asked,
     #[command(flatten)]
     mode: FileMode,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let size = store::create(&args.store, args.size)?;
+    let (size, profile) = store::create(&args.store, args.size, args.profile)?;
     if args.store.is_file() {
         args.mode.apply(&args.store)?;
     }
@@ -29,6 +34,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     });
     output.print(
         format!("created {} ({room})", args.store.display()),
-        serde_json::json!({"store": args.store, "size": size}),
+        serde_json::json!({
+            "store": args.store, "size": size, "profile": device_profile::name(profile),
+        }),
     )
 }

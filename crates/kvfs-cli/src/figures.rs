@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::device_profile;
+
 /// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was
 /// opened.
 pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
@@ -45,6 +47,7 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
     io.insert("syncs".into(), stats.io.syncs.into());
     io.insert("discarded_bytes".into(), stats.io.discarded_bytes.into());
     let all = json!({
+        "device": {"profile": device_profile::name(stats.profile), "seek_bytes": stats.seek_bytes},
         "space": {"total": stats.space.total, "free": stats.space.free},
         "dictionaries": dictionaries,
         "memory": {"budget": stats.memory, "memtables": stats.memtable_bytes, "cache": stats.cache_bytes},

@@ -13,6 +13,7 @@ mod create;
 mod daemon;
 mod daemons;
 mod defrag;
+mod device_profile;
 mod dict;
 mod du;
 mod export;

@@ -152,6 +152,10 @@ fn show(all: &Map<String, Value>) -> String {
             format!("{} used, {} free", human_size(total.saturating_sub(free)), human_size(free)),
         );
     }
+    if let Some(profile) = all["device"]["profile"].as_str() {
+        let seek = bytes(&all["device"]["seek_bytes"]);
+        line("profile", format!("{profile}: a seek is taken to cost what reading {seek} costs"));
+    }
     if all["memory"].is_object() {
         let m = &all["memory"];
         line(

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Machine;
-use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvdb::{CreateOptions, Kvdb, OpenOptions, Profile};
 use kvfs::{Atime, Fs, FsOptions};
 use kvfs_fuse::mounts::{self, MountEntry};
 use kvfs_fuse::{Counters, KernelNotifier};
@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
 use crate::daemons::Record;
+use crate::device_profile::Asked;
 use crate::figures;
 use crate::output::{Exit, Failure, Outcome};
 
@@ -62,8 +63,8 @@ pub fn human_size(bytes: u64) -> String {
 pub const LEAST_SIZE: u64 = 160 << 20;
 
 /// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host
-/// lets it.
-pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
+/// lets it; and what kind of device it was made for.
+pub fn create(path: &Path, size: Option<u64>, profile: Asked) -> Outcome<(Option<u64>, Profile)> {
     let cannot = |e: kvdb::Error| failure(format!("cannot create {}", path.display()), e);
     let device = FileDevice::create(path).map_err(|e| device_failure(path, "create", e))?;
     let size = match size {
@@ -85,7 +86,8 @@ pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
         return Err(Failure::new(Exit::Usage, what)
             .hint("give a larger --size, or none: a file takes space only as it is needed"));
     }
-    let options = CreateOptions { capacity: size, ..Default::default() };
+    let profile = profile.of(path);
+    let options = CreateOptions { capacity: size, profile, ..Default::default() };
     let made = Kvdb::create(Arc::new(device), Arc::new(Machine::default()), options)
         .map_err(cannot)
         .and_then(|db| {
@@ -104,7 +106,7 @@ pub fn create(path: &Path, size: Option<u64>) -> Outcome<Option<u64>> {
         // Half a store is in the way of the next try.
         let _ = std::fs::remove_file(path);
     }
-    made.map(|()| size)
+    made.map(|()| (size, profile))
 }
 
 /// What an open store may be used for.

@@ -92,6 +92,38 @@ impl Lab {
 }
 
 #[test]
+fn a_store_is_made_for_a_device_and_later_mounts_know_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s.kvfs");
+    let create = |profile: &str| {
+        let args = [OsStr::new("create"), path.as_os_str(), "--profile".as_ref(), profile.as_ref()];
+        kvfs(args)
+    };
+    let refused = create("floppy");
+    assert_eq!(refused.code, 2);
+    for word in ["floppy", "auto", "ssd", "hdd"] {
+        assert!(refused.err.contains(word), "{}", refused.err);
+    }
+    assert!(!path.exists());
+    for (profile, seek_bytes) in [("hdd", 1 << 20), ("ssd", 8 << 10)] {
+        assert_eq!(create(profile).code, 0);
+        // Opened for writing since.
+        for (action, words) in [("put", &["key", "value"][..]), ("get", &["key"])] {
+            let mut args = vec![OsStr::new("kv"), action.as_ref(), path.as_os_str()];
+            args.extend(words.iter().map(OsStr::new));
+            assert_eq!(kvfs(args).code, 0);
+        }
+        let shown = kvfs([OsStr::new("stat"), path.as_os_str(), "--json".as_ref()]);
+        let shown: serde_json::Value = serde_json::from_slice(&shown.out).unwrap();
+        assert_eq!(shown["device"]["profile"], profile);
+        assert_eq!(shown["device"]["seek_bytes"], seek_bytes);
+        let shown = kvfs([OsStr::new("stat"), path.as_os_str()]);
+        assert!(String::from_utf8_lossy(&shown.out).contains(&format!("profile       {profile}")));
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
 fn defragmentation_says_what_it_gained() {
     let lab = Lab::new();
     fs::create_dir(lab.path("in")).unwrap();

@@ -18,7 +18,12 @@ const USER: Caller = Caller { uid: 1, gid: 1, pid: 1 };
 fn small(zones: u64) -> (Kvdb, Fs) {
     let open =
         OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, ..Default::default() };
-    let options = CreateOptions { capacity: Some(zones * ZONE), reserve_zones: 4, open };
+    let options = CreateOptions {
+        capacity: Some(zones * ZONE),
+        reserve_zones: 4,
+        open,
+        ..CreateOptions::default()
+    };
     let env = Arc::new(Simulated::new(1));
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
     let fs = Fs::open(db.clone(), env, FsOptions { write_buffer: 4 << 20, ..Default::default() })

@@ -22,7 +22,12 @@ fn files(db: &Kvdb) -> (Fs, Views) {
 
 fn create(device: &Arc<MemoryDevice>, capacity: Option<u64>) -> (Kvdb, Fs, Views) {
     // So that a transaction has nothing on disk but its log.
-    let create = CreateOptions { open: options(256 << 20), capacity, reserve_zones: 8 };
+    let create = CreateOptions {
+        open: options(256 << 20),
+        capacity,
+        reserve_zones: 8,
+        ..CreateOptions::default()
+    };
     let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(7)), create).unwrap();
     let (fs, views) = files(&db);
     (db, fs, views)

@@ -32,6 +32,7 @@ fn create(device: Arc<dyn Device>, env: Arc<dyn Env>, threads: bool) -> (Kvdb, F
         capacity: Some(ZONES * ZONE_SIZE),
         reserve_zones: RESERVE as u32,
         open: open_options(threads),
+        ..CreateOptions::default()
     };
     let db = Kvdb::create(device, env.clone(), options).unwrap();
     let fs = Fs::open(db.clone(), env, fs_options()).unwrap();
@@ -373,6 +374,7 @@ fn a_store_says_that_it_is_tight_a_gigabyte_before_it_is_full() {
             capacity: Some(capacity),
             reserve_zones: RESERVE as u32,
             open: open_options(false),
+            ..CreateOptions::default()
         };
         let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
         let fs = Fs::open(db, env, fs_options()).unwrap();

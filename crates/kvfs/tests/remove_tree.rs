@@ -608,7 +608,12 @@ fn after_a_power_cut_it_is_there_whole_or_not_at_all() {
 fn a_full_store_is_emptied_by_it() {
     let open =
         OpenOptions { memory: 8 << 20, threads: false, zero_journal: false, ..Default::default() };
-    let options = CreateOptions { capacity: Some(14 * (8 << 20)), reserve_zones: 4, open };
+    let options = CreateOptions {
+        capacity: Some(14 * (8 << 20)),
+        reserve_zones: 4,
+        open,
+        ..CreateOptions::default()
+    };
     let env = Arc::new(Simulated::new(1));
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
     let fs = Fs::open(db.clone(), env, FsOptions { write_buffer: 4 << 20, ..Default::default() })

@@ -66,7 +66,7 @@ pub use pin::ZonePin;
 pub use space::Space;
 pub use stats::{IoStats, PurposeStats};
 pub use store::{FormatOptions, Zones};
-pub use superblock::{FORMAT_VERSION, MAX_ROOT, Superblock};
+pub use superblock::{FORMAT_VERSION, MAX_ROOT, Profile, Superblock};
 pub use zone_use::ZoneUse;
 
 use std::fmt;

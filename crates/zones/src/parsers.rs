@@ -69,6 +69,7 @@ mod tests {
             generation: 3,
             capacity: None,
             reserve_zones: 4,
+            profile: crate::Profile::HardDisk,
             root: vec![1; 40],
         };
         let block = sound.encode(0);

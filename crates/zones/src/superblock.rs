@@ -17,6 +17,7 @@
 //! | 60 | 4 | length of the root |
 //! | 64 | 8 | zone size in bytes |
 //! | 72 | ≤ 2048 | root |
+//! | 2120 | 1 | profile of the device: 0 not known, 1 solid state, 2 hard disk |
 //!
 //! All else is zero.
 
@@ -38,6 +39,23 @@ pub(crate) const COPIES: [u64; 2] = [0, 4 << 20];
 pub(crate) const SIZE: usize = SECTOR as usize;
 pub(crate) const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
 const ROOT_AT: usize = 72;
+const PROFILE_AT: usize = ROOT_AT + MAX_ROOT;
+
+/// What kind of device a store was made for: what its defaults go by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Not known, as of stores of format versions before 7: taken for solid state.
+    #[default]
+    Unknown,
+    /// A seek costs little more than a read.
+    SolidState,
+    /// A seek costs as much as reading a megabyte.
+    HardDisk,
+}
+
+impl Profile {
+    const ALL: [Profile; 3] = [Profile::Unknown, Profile::SolidState, Profile::HardDisk];
+}
 
 /// The identity and the root of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +70,8 @@ pub struct Superblock {
     pub capacity: Option<u64>,
     /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
+    /// What kind of device the store was made for.
+    pub profile: Profile,
     /// The root, which is opaque here.
     pub root: Vec<u8>,
 }
@@ -70,6 +90,7 @@ impl Superblock {
         put(60, &(self.root.len() as u32).to_le_bytes());
         put(64, &ZONE_SIZE.to_le_bytes());
         put(ROOT_AT, &self.root);
+        put(PROFILE_AT, &[self.profile as u8]);
         let sum = checksum(&block);
         block[12..16].copy_from_slice(&sum.to_le_bytes());
         block
@@ -91,6 +112,10 @@ impl Superblock {
             return Err(Error::Version { found: version, supported: FORMAT_VERSION });
         }
         let root_len = u32_at(60) as usize;
+        let profile = Profile::ALL.get(usize::from(block[PROFILE_AT])).copied();
+        let Some(profile) = profile else {
+            return Err(Error::corrupt("a superblock names an unknown profile", addr));
+        };
         // A generation is incremented with each root, so one this large is corrupt.
         if u64_at(48) != addr
             || root_len > MAX_ROOT
@@ -105,6 +130,7 @@ impl Superblock {
             generation: u64_at(16),
             capacity: Some(u64_at(40)).filter(|&c| c > 0),
             reserve_zones: u32_at(56),
+            profile,
             root: block[ROOT_AT..ROOT_AT + root_len].to_vec(),
         })
     }
@@ -175,6 +201,7 @@ mod tests {
             generation: 7,
             capacity: Some(1 << 30),
             reserve_zones: 8,
+            profile: Profile::HardDisk,
             root: (0..=255).cycle().take(MAX_ROOT).collect(),
         }
     }
@@ -212,6 +239,15 @@ mod tests {
     fn the_version_before_is_read() {
         let old = Superblock { version: 3, ..sample() };
         assert_eq!(Superblock::decode(&old.encode(0), 0).unwrap(), old);
+    }
+
+    #[test]
+    fn a_profile_that_there_is_not_is_refused() {
+        let mut block = sample().encode(0);
+        block[PROFILE_AT] = 3;
+        let sum = checksum(&block);
+        block[12..16].copy_from_slice(&sum.to_le_bytes());
+        assert!(matches!(Superblock::decode(&block, 0), Err(Error::Corrupt { .. })));
     }
 
     #[test]

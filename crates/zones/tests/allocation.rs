@@ -90,8 +90,11 @@ fn live_extents_never_overlap_and_freed_zones_come_back() {
         let reserve_zones = random.below(5) as u32;
         let capacity = Some((8 + random.below(10)) * ZONE_SIZE);
         let device = Arc::new(MemoryDevice::new());
-        let mut zones =
-            Zones::format(device.clone(), FormatOptions { capacity, reserve_zones }).unwrap();
+        let mut zones = Zones::format(
+            device.clone(),
+            FormatOptions { capacity, reserve_zones, ..Default::default() },
+        )
+        .unwrap();
         let mut owners: Vec<Owner> = Vec::new();
         for _ in 0..30 {
             match random.below(12) {
@@ -199,7 +202,11 @@ fn reopen(
 
 #[test]
 fn user_data_never_takes_the_reserve() {
-    let zones = memory_store(FormatOptions { capacity: Some(12 * ZONE_SIZE), reserve_zones: 4 });
+    let zones = memory_store(FormatOptions {
+        capacity: Some(12 * ZONE_SIZE),
+        reserve_zones: 4,
+        ..Default::default()
+    });
     assert_eq!(zones.space().free_for_user, 7 * ZONE_SIZE);
     let mut pins: Vec<ZonePin> =
         (0..7).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();
@@ -371,7 +378,11 @@ fn two_streams_do_not_resume_in_one_zone() {
 #[test]
 fn the_store_grows_in_steps_and_by_one_when_the_host_is_nearly_full() {
     let device = Arc::new(MemoryDevice::with_limit(20 * ZONE_SIZE));
-    let zones = Zones::format(device, FormatOptions { capacity: None, reserve_zones: 2 }).unwrap();
+    let zones = Zones::format(
+        device,
+        FormatOptions { capacity: None, reserve_zones: 2, ..Default::default() },
+    )
+    .unwrap();
     let lens: Vec<u64> = std::iter::from_fn(|| {
         let (_, pin) = zones.take_zone(Purpose::Journal, Priority::User).ok()?;
         std::mem::forget(pin);
@@ -427,7 +438,7 @@ fn zones_given_back_are_allocated_again_before_they_are_used() {
     let device = Arc::new(FaultDevice::new(memory, 1));
     let zones = Zones::format(
         device.clone(),
-        FormatOptions { capacity: Some(33 * ZONE_SIZE), reserve_zones: 4 },
+        FormatOptions { capacity: Some(33 * ZONE_SIZE), reserve_zones: 4, ..Default::default() },
     )
     .unwrap();
     let take = || zones.take_zone(Purpose::Journal, Priority::User).map(|(_, pin)| pin);
@@ -501,7 +512,8 @@ type Placed = (u64, Vec<u8>);
 
 #[test]
 fn threads_fill_and_sync_together() {
-    let zones = memory_store(FormatOptions { capacity: None, reserve_zones: 4 });
+    let zones =
+        memory_store(FormatOptions { capacity: None, reserve_zones: 4, ..Default::default() });
     let pins: Vec<(ZonePin, Vec<Placed>)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8u64)
             .map(|thread| {

@@ -219,7 +219,7 @@ fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let allocated = || std::fs::metadata(&path).unwrap().blocks() * 512;
-    let options = FormatOptions { capacity: None, reserve_zones: 1 };
+    let options = FormatOptions { capacity: None, reserve_zones: 1, ..Default::default() };
     let zones = Zones::format(Arc::new(FileDevice::create(&path).unwrap()), options).unwrap();
     assert!(allocated() >= 9 * ZONE_SIZE, "zone 0 and a step of growth");
     assert!(zones.space().free_for_user > ZONE_SIZE, "the host's free space counts");

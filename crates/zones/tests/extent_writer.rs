@@ -155,7 +155,7 @@ fn a_failed_write_is_final_for_its_fill_but_a_full_store_is_not() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
     let zones = Zones::format(
         device.clone(),
-        FormatOptions { capacity: Some(10 * ZONE_SIZE), reserve_zones: 8 },
+        FormatOptions { capacity: Some(10 * ZONE_SIZE), reserve_zones: 8, ..Default::default() },
     )
     .unwrap();
     device.inject(Fault::once(Operation::Write, FaultKind::Error).of(Purpose::Pages));

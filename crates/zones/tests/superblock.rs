@@ -9,7 +9,7 @@ use env::Random;
 use world::SMALL;
 use zones::{
     CrashDevice, Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, MAX_ROOT,
-    MemoryDevice, Operation, Purpose, ZONE_SIZE, Zones,
+    MemoryDevice, Operation, Profile, Purpose, ZONE_SIZE, Zones, crc32c,
 };
 
 const COPIES: [u64; 2] = [0, 4 << 20];
@@ -30,16 +30,41 @@ fn what_was_formatted_is_found_again() {
     let device = Arc::new(MemoryDevice::new());
     let made = Zones::format(
         device.clone(),
-        FormatOptions { capacity: Some(20 * ZONE_SIZE + 5), reserve_zones: 3 },
+        FormatOptions {
+            capacity: Some(20 * ZONE_SIZE + 5),
+            reserve_zones: 3,
+            profile: Profile::HardDisk,
+        },
     )
     .unwrap();
     made.set_root(&[7; MAX_ROOT]).unwrap();
     let found = Zones::open(device).unwrap();
     assert_eq!(found.superblock(), made.superblock());
     assert_eq!(found.superblock().capacity, Some(20 * ZONE_SIZE));
+    assert_eq!(found.superblock().profile, Profile::HardDisk);
     assert_eq!(found.superblock().root, [7; MAX_ROOT]);
     assert!(matches!(found.set_root(&[0; MAX_ROOT + 1]), Err(Error::Invalid(_))));
     assert_ne!(world::memory_store(SMALL).superblock().uuid, made.superblock().uuid);
+}
+
+#[test]
+fn a_store_of_the_version_before_opens_and_its_device_is_not_known() {
+    let device = Arc::new(MemoryDevice::new());
+    Zones::format(device.clone(), SMALL).unwrap().set_root(b"old").unwrap();
+    for (copy, addr) in COPIES.into_iter().enumerate() {
+        let mut old = block(&device, copy);
+        old[8..12].copy_from_slice(&6u32.to_le_bytes());
+        old[12..16].fill(0);
+        let sum = crc32c(&old);
+        old[12..16].copy_from_slice(&sum.to_le_bytes());
+        device.write_at(Purpose::Superblock, addr, &old).unwrap();
+    }
+    let found = Zones::open(device.clone()).unwrap();
+    assert_eq!(found.superblock().version, 6);
+    assert_eq!(found.superblock().profile, Profile::Unknown);
+    found.set_root(b"new").unwrap();
+    let found = Zones::open(device).unwrap().superblock();
+    assert_eq!((found.version, found.root), (7, b"new".to_vec()));
 }
 
 #[test]
@@ -194,7 +219,11 @@ fn a_copy_that_cannot_be_read_may_be_the_newest() {
 #[test]
 fn a_store_too_small_to_work_is_refused() {
     for zones in 0..5 {
-        let options = FormatOptions { capacity: Some(zones * ZONE_SIZE), reserve_zones: 3 };
+        let options = FormatOptions {
+            capacity: Some(zones * ZONE_SIZE),
+            reserve_zones: 3,
+            ..Default::default()
+        };
         assert!(matches!(
             Zones::format(Arc::new(MemoryDevice::new()), options),
             Err(Error::Invalid(_))

@@ -36,7 +36,7 @@ fn a_deletion_has_a_journal_segment_when_puts_have_none() {
     let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
     let (capacity, reserve_zones) = (Some(20 * ZONE_SIZE), 8);
     let device = Arc::new(MemoryDevice::new());
-    let options = CreateOptions { capacity, reserve_zones, open };
+    let options = CreateOptions { capacity, reserve_zones, open, ..CreateOptions::default() };
     let db = Kvdb::create(device, Arc::new(Simulated::new(1)), options).unwrap();
     let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     let commits = &db.db.0.commits;

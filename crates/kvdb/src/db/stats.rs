@@ -1,7 +1,7 @@
 //! What the store has done and what it consists of, in figures.
 
 use vt_tree::RunStats;
-use zones::IoStats;
+use zones::{IoStats, Profile};
 
 use crate::Space;
 use crate::background::defragment::DefragProgress;
@@ -14,6 +14,10 @@ use crate::scrub::ScrubProgress;
 pub struct Stats {
     /// Room in the store.
     pub space: Space,
+    /// What kind of device it was made for.
+    pub profile: Profile,
+    /// What a seek is taken to cost: bytes that the device reads in the same time.
+    pub seek_bytes: u64,
     /// All dictionaries, of all branches.
     pub dictionaries: Vec<DictionaryStats>,
     /// Memory of all memtables.
@@ -113,6 +117,8 @@ impl Database {
         });
         Stats {
             space: self.space(),
+            profile: self.zones.superblock().profile,
+            seek_bytes: self.options.seek_bytes,
             dictionaries: dictionaries.collect(),
             memtable_bytes: version.memtable_bytes() as u64,
             cache_bytes: self.cache.cache_bytes(),

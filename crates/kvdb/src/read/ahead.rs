@@ -136,7 +136,9 @@ impl Ahead {
     pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<TreeTuple>>) {
         let budget = self.reader.store().cache_budget();
         self.forward = forward;
-        self.window = (self.window * 2).clamp(WINDOW_MIN, budget.clamp(WINDOW_MIN, WINDOW_MAX));
+        let first = self.reader.store().first_window(WINDOW_MIN);
+        let most = budget.clamp(first, WINDOW_MAX.max(first));
+        self.window = (self.window * 2).clamp(first, most);
         self.charge();
         let others = self.reader.store().ahead().load(Relaxed).saturating_sub(self.charged);
         let most = ((budget / SHARE) as usize).saturating_sub(others) / QUEUED;

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use env::{Random, Simulated};
 use kvdb::{CompactionPolicy, CreateOptions, Kvdb, OpenOptions};
-use zones::{CrashDevice, MemoryDevice};
+use zones::{CrashDevice, MemoryDevice, Profile};
 
 use operations::OPERATIONS;
 use oracle::{History, observe};
@@ -65,7 +65,7 @@ fn options(random: &mut Random) -> OpenOptions {
         late_bind_at: [4 << 10, 16 << 10, u64::MAX][random.below(3) as usize],
         merge_part: (16 << 10) << random.below(4),
         merge_threads: 1 + random.below(3) as usize,
-        seek_bytes: [8 << 10, 1 << 20][random.below(2) as usize],
+        seek_bytes: [0, 8 << 10, 1 << 20][random.below(3) as usize],
         compaction: CompactionPolicy {
             runs_per_level: 2 + random.below(7) as usize,
             ..CompactionPolicy::default()
@@ -111,7 +111,9 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     let device = Arc::new(CrashDevice::over(MemoryDevice::new()));
     let limited = seed.is_multiple_of(8);
     let (capacity, reserve_zones) = if limited { (Some(LEAST), 8) } else { (None, 4) };
-    let create = CreateOptions { open: options(&mut random), capacity, reserve_zones };
+    let profiles = [Profile::Unknown, Profile::SolidState, Profile::HardDisk];
+    let profile = profiles[random.below(3) as usize];
+    let create = CreateOptions { open: options(&mut random), capacity, reserve_zones, profile };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("memory does not fail");
     let ids = ["a", "b", "c"].map(|name| db.open_dictionary(name).expect("made").id());
     assert_eq!(ids.map(|id| id.0), [1, 2, 3]);

@@ -74,6 +74,7 @@ impl<'a> Reader<'a> {
         at.int(4, d, "zones in the reserve");
         at.int(4, d, "length of the root");
         assert_eq!(at.int(8, d, "zone size"), ZONE as u64);
+        assert_eq!(self.image[72 + 2048], 0, "profile: not known");
         at.int(1, d, "root: version of all above");
         at.int(8, d, "number of the manifest");
         let epoch = at.opaque(8, d, "epoch of its chunks");

@@ -6,7 +6,7 @@ use super::BlockCache;
 use crate::value::ExtentRef;
 
 /// Two spans with a gap below this, bytes, are announced as one: reading the gap takes less time
-/// than a second request.
+/// than a second request. On a device whose seeks cost more it may be as wide as a seek costs.
 const GAP: u64 = 16 << 10;
 
 impl BlockCache {
@@ -32,10 +32,11 @@ impl BlockCache {
         purpose: Purpose,
         ranges: impl Iterator<Item = (u64, u64)>,
     ) {
+        let gap = GAP.max(self.seek_bytes());
         let mut span: Option<(u64, u64)> = None;
         for (start, end) in ranges {
             span = match span {
-                Some((from, to)) if start.saturating_sub(to) < GAP => Some((from, to.max(end))),
+                Some((from, to)) if start.saturating_sub(to) < gap => Some((from, to.max(end))),
                 before => {
                     if let Some((from, to)) = before {
                         self.zones.will_read(purpose, from, to - from);

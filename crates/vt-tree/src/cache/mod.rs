@@ -41,6 +41,8 @@ const LONG_WAY: u64 = 2;
 /// misses: one miss for this many blocks in the cache. If all blocks are requested equally often,
 /// replacing one by another gains nothing.
 const SOON: usize = 16;
+/// The first that a scan announces costs a seek divided by this.
+const FIRST_SHARE: u64 = 4;
 /// Sparse indexes may take the budget divided by this.
 const SPARSE_INDEXES: u64 = 4;
 
@@ -117,6 +119,8 @@ pub struct BlockCache {
     /// the cache has room.
     soon: AtomicU32,
     around: ReadAround,
+    /// What the device reads in the time of a seek, bytes; 0: little.
+    seek_bytes: AtomicU64,
 }
 
 /// The error for a tuple block with keys outside its fences.
@@ -146,7 +150,24 @@ impl BlockCache {
             misses: AtomicU32::new(0),
             soon: AtomicU32::new(0),
             around: ReadAround::default(),
+            seek_bytes: AtomicU64::new(0),
         })
+    }
+
+    /// Bytes that the device reads in the time of a seek: reads pass over gaps that cost less, and
+    /// what is read ahead begins with a share of it.
+    pub fn set_seek_bytes(&self, bytes: u64) {
+        self.seek_bytes.store(bytes, Relaxed);
+    }
+
+    /// See [`BlockCache::set_seek_bytes`].
+    pub fn seek_bytes(&self) -> u64 {
+        self.seek_bytes.load(Relaxed)
+    }
+
+    /// What is announced in vain, at most, costs a quarter of a seek; at least `least` bytes.
+    pub fn first_window(&self, least: u64) -> u64 {
+        least.max(self.seek_bytes() / FIRST_SHARE)
     }
 
     /// The zones that the cache reads.

@@ -13,6 +13,9 @@ use crate::{Error, Result};
 
 /// The longest single read of contiguous extents, bytes.
 const READ_MOST: u64 = 1 << 20;
+/// From this cost of a seek on, bytes, one read passes over gaps that cost less than a seek. What a
+/// solid-state device reads for nothing, it reads later.
+const DEAR: u64 = 64 << 10;
 /// The most bytes of large values that are read at once.
 const READ_TOGETHER: u64 = 8 << 20;
 
@@ -58,6 +61,10 @@ impl BlockCache {
     pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut order: Vec<usize> = (0..extents.len()).collect();
         order.sort_unstable_by_key(|&i| extents[i].addr);
+        let gap = Some(self.seek_bytes()).filter(|&seek| seek >= DEAR).unwrap_or(0);
+        let joins = |a: &ExtentRef, b: &ExtentRef| {
+            contiguous(a, b) || b.addr >= a.end() && b.addr - a.end() < gap
+        };
         let mut out = vec![Bytes::new(); extents.len()];
         // Bounds the requests in flight; the memory of what was read is the caller's.
         let mut rest = &order[..];
@@ -65,30 +72,34 @@ impl BlockCache {
             // Spans: address, length, and number of values.
             let mut spans: Vec<(u64, u64, usize)> = Vec::new();
             let (mut taken, mut bytes) = (0, 0);
-            while let Some(e) = rest.get(taken).map(|&i| &extents[i])
-                && (taken == 0 || bytes + u64::from(e.stored) <= READ_TOGETHER)
-            {
+            while let Some(e) = rest.get(taken).map(|&i| &extents[i]) {
                 let last = taken.checked_sub(1).map(|l| &extents[rest[l]]);
-                match spans.last_mut() {
-                    Some((start, len, values))
-                        if last.is_some_and(|l| contiguous(l, e))
-                            && e.end() - *start <= READ_MOST =>
-                    {
-                        *len = e.end() - *start;
-                        *values += 1;
-                    }
-                    _ => spans.push((e.addr, u64::from(e.stored), 1)),
+                let span = spans.last_mut().filter(|(start, ..)| {
+                    last.is_some_and(|l| joins(l, e)) && e.end() - *start <= READ_MOST
+                });
+                // With the gap before it.
+                let more = span.as_ref().map_or(u64::from(e.stored), |s| e.end() - s.0 - s.1);
+                if taken > 0 && bytes + more > READ_TOGETHER {
+                    break;
                 }
-                (taken, bytes) = (taken + 1, bytes + u64::from(e.stored));
+                match span {
+                    Some((_, len, values)) => (*len, *values) = (*len + more, *values + 1),
+                    None => spans.push((e.addr, more, 1)),
+                }
+                (taken, bytes) = (taken + 1, bytes + more);
             }
             let mut values = rest[..taken].iter();
             for ((start, _, n), data) in spans.iter().zip(self.read_spans(&spans)?) {
                 for &i in values.by_ref().take(*n) {
                     let e = &extents[i];
                     let from = (e.addr - start) as usize;
-                    let value = data.slice(from..from + e.stored as usize);
-                    check_extent(e, &value)?;
-                    out[i] = value;
+                    let value = from..from + e.stored as usize;
+                    out[i] = match gap {
+                        0 => data.slice(value),
+                        // It would keep the gaps in memory for as long as it lives.
+                        _ => Bytes::copy_from_slice(&data[value]),
+                    };
+                    check_extent(e, &out[i])?;
                 }
             }
             rest = &rest[taken..];
@@ -133,11 +144,65 @@ fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     use super::*;
     use crate::value::place_value;
-    use zones::{FormatOptions, MemoryDevice, Zones};
+    use zones::{Device, FormatOptions, MemoryDevice, Zones};
+
+    /// A device that counts reads.
+    #[derive(Default)]
+    struct Reads {
+        memory: MemoryDevice,
+        count: AtomicU64,
+    }
+
+    impl Device for Reads {
+        fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.count.fetch_add(1, Relaxed);
+            self.memory.read_at(purpose, offset, buf)
+        }
+        fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+            self.memory.write_at(purpose, offset, buf)
+        }
+        fn sync(&self) -> io::Result<()> {
+            self.memory.sync()
+        }
+        fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+            self.memory.discard(offset, len)
+        }
+        fn len(&self) -> io::Result<u64> {
+            self.memory.len()
+        }
+        fn grow(&self, new_len: u64) -> io::Result<()> {
+            self.memory.grow(new_len)
+        }
+    }
+
+    #[test]
+    fn gaps_are_read_over_where_a_seek_costs_more() {
+        let device = Arc::new(Reads::default());
+        let zones = Zones::format(device.clone(), FormatOptions::default()).unwrap();
+        let cache = BlockCache::new(zones.clone(), 1 << 20);
+        let mut writer = zones.extent_writer(Purpose::Pages, zones::Priority::User);
+        let data = |i: usize| vec![i as u8; 4096];
+        let places: Vec<ExtentRef> =
+            (0..1000).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
+        let _pin = writer.finish().unwrap();
+        // Each eighth: gaps of 28 KiB, four megabytes in all.
+        let wanted: Vec<ExtentRef> = places.iter().copied().step_by(8).collect();
+        let reads = |seek_bytes| {
+            cache.set_seek_bytes(seek_bytes);
+            device.count.store(0, Relaxed);
+            let got = cache.read_values(&wanted).unwrap();
+            assert!(got.iter().map(|v| v.to_vec()).eq((0..1000).step_by(8).map(data)));
+            device.count.load(Relaxed)
+        };
+        assert_eq!(reads(8 << 10), wanted.len() as u64);
+        assert!(reads(1 << 20) <= 5, "a megabyte a read");
+    }
 
     #[test]
     fn values_come_in_the_order_asked_for_and_each_is_checked() {

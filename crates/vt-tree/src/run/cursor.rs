@@ -48,7 +48,8 @@ impl BlockReadAhead {
         if self.streak < STREAK || self.bytes > self.window / 2 {
             return;
         }
-        self.window = (self.window * 2).clamp(WINDOW_MIN, WINDOW_MAX);
+        let first = run.cache().first_window(WINDOW_MIN);
+        self.window = (self.window * 2).clamp(first, WINDOW_MAX.max(first));
         let mut scout = match self.scout.take() {
             Some(scout) if self.bytes > 0 => scout,
             _ => path.clone(),

@@ -13,7 +13,7 @@ use env::sync::Mutex;
 
 use crate::allocator::Allocator;
 use crate::device::copy_range;
-use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Superblock};
+use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Profile, Superblock};
 use crate::{
     CountDevice, Device, Error, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, ZonePin,
     ZoneUse, round_up,
@@ -27,11 +27,13 @@ pub struct FormatOptions {
     pub capacity: Option<u64>,
     /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
+    /// What kind of device it is.
+    pub profile: Profile,
 }
 
 impl Default for FormatOptions {
     fn default() -> Self {
-        FormatOptions { capacity: None, reserve_zones: 8 }
+        FormatOptions { capacity: None, reserve_zones: 8, profile: Profile::Unknown }
     }
 }
 
@@ -86,6 +88,7 @@ impl Zones {
             generation: 1,
             capacity,
             reserve_zones: options.reserve_zones,
+            profile: options.profile,
             root: Vec::new(),
         };
         let zones = Self::new(device, superblock, 1)?;
@@ -102,9 +105,9 @@ impl Zones {
     }
 
     /// Makes a store on `device` with a copy of every zone of `uses`, at the same address, and
-    /// holes between them, with the capacity and reserve of this store. The copy is not started:
-    /// its data must be pinned first, as after [`Zones::open`]; and it can be opened only after it
-    /// was given a root. The caller must keep these zones pinned until the call returns.
+    /// holes between them, with capacity, reserve and profile of this store. The copy is not
+    /// started: its data must be pinned first, as after [`Zones::open`]; and it can be opened only
+    /// after it was given a root. The caller must keep these zones pinned until the call returns.
     pub fn copy_to(
         &self,
         device: Arc<dyn Device>,
@@ -146,6 +149,7 @@ impl Zones {
                     generation: 0,
                     capacity: None,
                     reserve_zones: 0,
+                    profile: Profile::Unknown,
                     root,
                 },
                 0,

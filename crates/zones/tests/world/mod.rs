@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use env::Random;
-use zones::{ExtentWriter, FormatOptions, MemoryDevice, ZONE_SIZE, Zones};
+use zones::{ExtentWriter, FormatOptions, MemoryDevice, Profile, ZONE_SIZE, Zones};
 
-pub const SMALL: FormatOptions = FormatOptions { capacity: Some(64 * ZONE_SIZE), reserve_zones: 4 };
+pub const SMALL: FormatOptions =
+    FormatOptions { capacity: Some(64 * ZONE_SIZE), reserve_zones: 4, profile: Profile::Unknown };
 
 pub fn memory_store(options: FormatOptions) -> Arc<Zones> {
     Zones::format(Arc::new(MemoryDevice::new()), options).unwrap()

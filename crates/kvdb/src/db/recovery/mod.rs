@@ -81,7 +81,8 @@ pub(crate) fn create(
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&env.random().to_le_bytes());
     uuid[8..].copy_from_slice(&env.random().to_le_bytes());
-    let format = FormatOptions { capacity: options.capacity, reserve_zones: options.reserve_zones };
+    let CreateOptions { capacity, reserve_zones, profile, .. } = options;
+    let format = FormatOptions { capacity, reserve_zones, profile };
     let zones = Zones::format_as(device, format, uuid)?;
     let health = Arc::new(Health::default());
     let manifest =
@@ -89,7 +90,8 @@ pub(crate) fn create(
     let cache = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
     let version = Version::empty(Generation::first());
     let snapshots = Snapshots::new(BTreeMap::new());
-    let options = OpenOptions { read_only: false, ..options.open };
+    let options = OpenOptions { read_only: false, ..options.open }.of_profile(profile);
+    cache.set_seek_bytes(options.seek_bytes);
     let writer = Writer::new(zones.clone(), 0);
     let parts = DatabaseParts {
         env,
@@ -116,7 +118,9 @@ pub(crate) fn open(
 ) -> Result<(Arc<Database>, Recovery)> {
     let begun = env.monotonic();
     let zones = Zones::open(device)?;
+    let options = options.of_profile(zones.superblock().profile);
     let cache = BlockCache::new(zones.clone(), Shares::of(&options).cache);
+    cache.set_seek_bytes(options.seek_bytes);
     let found = Found::read(&zones, &cache)?;
     let mut recovery = found.recovery;
     let state = &found.loaded.state;

@@ -35,7 +35,12 @@ pub const KNOWN: u64 = 9;
 
 fn store(n: u64) -> MemoryDevice {
     let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(n)));
-    let create = CreateOptions { open: options(), capacity: Some(256 << 20), reserve_zones: 4 };
+    let create = CreateOptions {
+        open: options(),
+        capacity: Some(256 << 20),
+        reserve_zones: 4,
+        ..CreateOptions::default()
+    };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("a store");
     let fs = Fs::open(db.clone(), env.clone(), crate::options()).expect("a file system");
     content::sound(&fs);
