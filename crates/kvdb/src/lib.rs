@@ -100,7 +100,7 @@ pub use transactions::{
     NestedBatch, Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo,
     TransactionOptions,
 };
-pub use vt_tree::{Estimate, Update, read_alone};
+pub use vt_tree::{Estimate, Update, read_alone, read_onward};
 pub use zones::Profile;
 
 /// The guide's examples run as tests.

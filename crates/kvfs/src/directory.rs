@@ -29,6 +29,10 @@ use crate::listing::Emitted;
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
 const FIRST_HASH: u64 = 3;
+/// A directory of so many entries is large: its listing says from the start what it will read.
+const LARGE: u64 = 1024;
+/// What an entry takes in the store, about, its name and its node each, bytes.
+const ENTRY_BYTES: u64 = 32;
 
 impl Fs {
     /// Calls `emit` with the entries behind position `cookie` (0: from the start, with `.` and
@@ -43,12 +47,12 @@ impl Fs {
     ) -> Result<()> {
         let _call = self.enter()?;
         let dir = self.inode(ino)?;
-        let (parent, unlinked) = {
+        let (parent, entries, unlinked) = {
             let state = dir.state.read();
             match () {
                 () if state.gone => return Err(Error::NotFound),
                 () if !state.is_dir() => return Err(Error::NotDirectory),
-                () => (state.attr.parent, state.attr.nlink == 0),
+                () => (state.attr.parent, state.attr.size, state.attr.nlink == 0),
             }
         };
         if unlinked {
@@ -66,6 +70,22 @@ impl Fs {
             }
         }
 
+        // Names lie together, and mostly the nodes, too.
+        let ahead = match entries {
+            LARGE.. => entries.saturating_mul(ENTRY_BYTES),
+            _ => 0,
+        };
+        kvdb::read_onward(ahead, || self.list_names((ino, &dir), cookie, plus, emit))
+    }
+
+    /// The names of a directory behind a position, which is not one of the first.
+    fn list_names(
+        &self,
+        (ino, dir): (Ino, &Inode),
+        cookie: u64,
+        plus: bool,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
         let mut cursor = self.core.scope.cursor(self.core.layout.nmap, &start, &end)?;
         if cookie >= FIRST_HASH {

@@ -47,6 +47,11 @@ pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
+/// Whether this thread is inside of [`read_alone`].
+pub(super) fn reads_alone() -> bool {
+    ALONE.get()
+}
+
 #[derive(Default)]
 pub(crate) struct ReadAround(Mutex<ReadAroundState>);
 
@@ -67,27 +72,28 @@ impl ReadAround {
         begun.elapsed() > Duration::from_nanos(8_000 + len / 4)
     }
 
-    /// Fetches the neighbourhood of `addr`, after a read there that had to wait.
-    pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) {
-        if purpose == Purpose::Pages && ALONE.get() {
-            return;
+    /// Fetches the neighbourhood of `addr`, after a read there that had to wait. `false`: the store
+    /// does not fit.
+    pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) -> bool {
+        if purpose == Purpose::Pages && reads_alone() {
+            return false;
         }
         let mut state = self.0.lock();
         if state.pass > 0 {
             state.pass -= 1;
-            return;
+            return false;
         }
         let (zone, piece) = (addr / ZONE_SIZE, addr % ZONE_SIZE / PIECE);
         let bits = state.fetched.get(&zone).copied().unwrap_or(0);
         if bits >> piece & 1 == 1 {
-            return;
+            return true;
         }
         let n = (state.pieces / SHARE).clamp(1, PIECES_MOST);
         let n = 1 << n.ilog2();
         if state.left < n * PIECE {
             if !fits(zones, &state) {
                 state.pass = PASS;
-                return;
+                return false;
             }
             state.left = LOOK;
         }
@@ -101,6 +107,7 @@ impl ReadAround {
         for i in (first..first + n).filter(|i| wanted >> i & 1 == 1) {
             zones.will_read(purpose, zone * ZONE_SIZE + i * PIECE, PIECE);
         }
+        true
     }
 }
 

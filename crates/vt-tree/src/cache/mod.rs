@@ -11,6 +11,7 @@
 mod announce;
 mod around;
 mod medium;
+mod sequential;
 mod values;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use zones::{Purpose, ZONE_SIZE, Zones};
 
 use self::around::ReadAround;
+use self::sequential::SequentialReads;
 use crate::block::Block;
 use crate::block::sparse_index::SparseIndex;
 use crate::filter::Filter;
@@ -34,6 +36,7 @@ use crate::item::{Body, Seq};
 use crate::{Error, Result};
 
 pub use around::read_alone;
+pub use sequential::read_onward;
 
 /// A cursor that has read more than the budget divided by this no longer fills the cache.
 const LONG_WAY: u64 = 2;
@@ -50,7 +53,10 @@ const SPARSE_INDEXES: u64 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadMode {
     Alone,
-    /// With its neighbourhood on the device, see [`ReadAround`].
+    /// With what follows on the device, if reads go on there, see [`SequentialReads`].
+    Onward,
+    /// With its neighbourhood on the device, see [`ReadAround`], if that suits the store; else with
+    /// what follows.
     Around,
 }
 
@@ -119,6 +125,7 @@ pub struct BlockCache {
     /// the cache has room.
     soon: AtomicU32,
     around: ReadAround,
+    sequential: SequentialReads,
     /// What the device reads in the time of a seek, bytes; 0: little.
     seek_bytes: AtomicU64,
 }
@@ -150,6 +157,7 @@ impl BlockCache {
             misses: AtomicU32::new(0),
             soon: AtomicU32::new(0),
             around: ReadAround::default(),
+            sequential: SequentialReads::default(),
             seek_bytes: AtomicU64::new(0),
         })
     }
@@ -241,13 +249,28 @@ impl BlockCache {
         buf: &mut [u8],
         how: ReadMode,
     ) -> Result<bool> {
+        if how != ReadMode::Alone {
+            self.sequential.expect(self, purpose, addr, buf.len() as u64);
+        }
         let begun = Instant::now();
         self.zones.read(purpose, addr, buf)?;
         let waited = ReadAround::waited(begun, buf.len() as u64);
-        if how == ReadMode::Around && waited {
-            self.around.fetch(&self.zones, purpose, addr);
+        if waited {
+            self.go_on(purpose, addr, buf.len() as u64, how);
         }
         Ok(waited)
+    }
+
+    /// After a read that had to wait: fetches what is likely to be read next.
+    fn go_on(&self, purpose: Purpose, addr: u64, len: u64, how: ReadMode) {
+        let around = match how {
+            ReadMode::Alone => return,
+            ReadMode::Around => self.around.fetch(&self.zones, purpose, addr),
+            ReadMode::Onward => false,
+        };
+        if !around && !(purpose == Purpose::Pages && around::reads_alone()) {
+            self.sequential.waited(self, purpose, addr, len);
+        }
     }
 
     /// Returns a tuple block if it is cached.
@@ -283,7 +306,7 @@ impl BlockCache {
         if at.refers {
             return self.read_block(at, ReadMode::Around);
         }
-        let (block, _) = self.read_tuples(at.at, ReadMode::Alone)?;
+        let (block, _) = self.read_tuples(at.at, ReadMode::Onward)?;
         if read <= self.budget / LONG_WAY {
             self.keep_block(at, block.clone());
         }

@@ -1,10 +1,12 @@
 //! Reads large values, past the block cache, and compares each with the checksum in its reference.
 //! Neighbours on the device are read together.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use zones::{Purpose, Reading, ZONE_SIZE, crc32c};
 
-use super::{BlockCache, ReadMode};
+use super::{BlockCache, ReadMode, waited};
 use crate::block::contiguous;
 use crate::item::Lookup;
 use crate::value::compression::unpack_value;
@@ -16,6 +18,9 @@ const READ_MOST: u64 = 1 << 20;
 /// From this cost of a seek on, bytes, one read passes over gaps that cost less than a seek. What a
 /// solid-state device reads for nothing, it reads later.
 const DEAR: u64 = 64 << 10;
+/// A read of so many spans at most may be one of a reader that goes from place to place in order,
+/// as with small files.
+const FEW_SPANS: usize = 4;
 /// The most bytes of large values that are read at once.
 const READ_TOGETHER: u64 = 8 << 20;
 
@@ -120,7 +125,11 @@ impl BlockCache {
             .zip(&mut bufs)
             .map(|(s, buf)| Reading { offset: s.0, buf: buf.as_mut_slice() })
             .collect();
+        let begun = Instant::now();
         self.zones.read_many(Purpose::Pages, &mut reads)?;
+        if waited(begun, spans.iter().map(|s| s.1).sum()) && spans.len() <= FEW_SPANS {
+            spans.iter().for_each(|s| self.go_on(Purpose::Pages, s.0, s.1, ReadMode::Onward));
+        }
         Ok(bufs.into_iter().map(Bytes::from).collect())
     }
 }
