@@ -1,11 +1,12 @@
 //! What is imported, read item by item: a tar stream, or a folder of this machine.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::ffi::OsString;
+use std::fs::{File, ReadDir};
 use std::io::{self, BufRead, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use kvfs::{FileKind, Timestamp};
@@ -187,20 +188,18 @@ impl<'a> Source<'a> {
         let mut linked: HashMap<(u64, u64), Vec<u8>> = HashMap::new();
         let meta = host_meta(from, &std::fs::metadata(from).map_err(|e| cannot_read(from, e))?)?;
         self.give(Item::Folder { path: Vec::new(), meta })?;
-        let mut open =
-            vec![(std::fs::read_dir(from).map_err(|e| cannot_read(from, e))?, Vec::<u8>::new())];
-        while let Some((entries, inside)) = open.last_mut() {
-            let Some(entry) = entries.next() else {
+        let mut open = vec![Listing::of(from, Vec::new())?];
+        while let Some(listing) = open.last_mut() {
+            let Some(name) = listing.next()? else {
                 open.pop();
                 continue;
             };
-            let entry = entry.map_err(|e| cannot_read(from, e))?;
-            let source = entry.path();
-            let mut path = inside.clone();
+            let source = listing.folder.join(&name);
+            let mut path = listing.inside.clone();
             if !path.is_empty() {
                 path.push(b'/');
             }
-            path.extend_from_slice(entry.file_name().as_bytes());
+            path.extend_from_slice(name.as_bytes());
             let m = match std::fs::symlink_metadata(&source) {
                 // It went away since it was listed.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -215,7 +214,7 @@ impl<'a> Source<'a> {
             let kind = m.file_type();
             if kind.is_dir() {
                 self.give(Item::Folder { path: path.clone(), meta })?;
-                open.push((std::fs::read_dir(&source).map_err(|e| cannot_read(&source, e))?, path));
+                open.push(Listing::of(&source, path)?);
                 continue;
             }
             if m.nlink() > 1 {
@@ -277,6 +276,38 @@ impl<'a> Source<'a> {
             }
         }
         self.give(Item::End)
+    }
+}
+
+/// Names of a folder that are sorted at a time.
+const SORTED: usize = 64 << 10;
+
+/// A folder of the host that is being read. A store lists names in their order, so its files should
+/// come, and be numbered, in that order, not in the host's.
+struct Listing {
+    folder: PathBuf,
+    entries: ReadDir,
+    /// Its path in the import.
+    inside: Vec<u8>,
+    /// What was read and not given yet, last first.
+    names: Vec<OsString>,
+}
+
+impl Listing {
+    fn of(folder: &Path, inside: Vec<u8>) -> Outcome<Listing> {
+        let entries = std::fs::read_dir(folder).map_err(|e| cannot_read(folder, e))?;
+        Ok(Listing { folder: folder.into(), entries, inside, names: Vec::new() })
+    }
+
+    fn next(&mut self) -> Outcome<Option<OsString>> {
+        if self.names.is_empty() {
+            for entry in self.entries.by_ref().take(SORTED) {
+                let entry = entry.map_err(|e| cannot_read(&self.folder, e))?;
+                self.names.push(entry.file_name());
+            }
+            self.names.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        Ok(self.names.pop())
     }
 }
 

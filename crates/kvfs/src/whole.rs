@@ -140,7 +140,10 @@ impl Fs {
         }
         drop(names);
         let mut made: Vec<(Ino, Attributes, &Whole)> = Vec::with_capacity(all.len());
-        for whole in all {
+        // As they will be listed, in whatever order they came.
+        let mut order: Vec<&Whole> = all.iter().collect();
+        order.sort_unstable_by_key(|whole| (whole.parent, &whole.name));
+        for whole in order {
             let attr = whole.attributes(now);
             let ino = match locked.get_mut(&whole.parent) {
                 Some((state, dir)) => {

@@ -257,3 +257,77 @@ fn a_copy_by_reference_has_its_names_and_nodes_in_order_and_its_pages_after_a_de
     assert!(read.seeks * 20 <= FILES as u64, "{read:?}");
     show("its original: read all, defragmented", read_all(&disk, 0, TREE));
 }
+
+/// The tree as `kvfs import` makes it: folder by folder, many files at once; of a tar stream in the
+/// order of the host's folders, which is none.
+fn import() -> Arc<Disk> {
+    let disk = Arc::new(Disk::default());
+    let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
+    let db = Kvdb::create(disk.clone(), disk.env(), create).unwrap();
+    let fs = files(&disk, &db, ZONE_SIZE);
+    let mkdir = |parent, name: &[u8]| fs.mkdir(parent, name, 0o755, Caller::default()).unwrap().ino;
+    let tree = mkdir(ROOT, TREE.as_bytes());
+    let each = FILES / FOLDERS;
+    let mut waiting = Vec::new();
+    for at in 0..FOLDERS {
+        let parent = mkdir(tree, &folder("", at)[1..]);
+        for file in 0..each {
+            // 37 and 100 have no factor in common: each once.
+            let file = file * 37 % each;
+            let content: Vec<u8> = (0..SIZE as u64)
+                .map(|byte| (byte ^ (at * each + file) as u64).wrapping_mul(0x9e37_79b9) as u8)
+                .collect();
+            waiting.push(kvfs::Whole {
+                parent,
+                name: format!("file{file:05}").into_bytes().into(),
+                kind: FileKind::File,
+                perm: 0o644,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                atime: Default::default(),
+                mtime: Default::default(),
+                content: content.into(),
+            });
+            if waiting.len() == 1000 {
+                fs.make_whole(&std::mem::take(&mut waiting)).unwrap();
+            }
+        }
+    }
+    assert!(waiting.is_empty());
+    fs.shutdown().unwrap();
+    drop(fs);
+    db.close().unwrap();
+    disk
+}
+
+#[test]
+fn what_is_imported_lies_in_the_order_of_the_tree_at_once() {
+    let disk = import();
+    let listed = show("imported: list all", list_all(&disk, ZONE_SIZE, TREE));
+    assert!(listed.seeks * 20 <= FILES as u64, "{listed:?}");
+    let read = show("imported: read all", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(read.seeks * 20 <= FILES as u64, "{read:?}: pages lie in order, too");
+}
+
+#[test]
+fn what_is_received_whole_lies_in_the_order_of_its_numbers_at_once() {
+    let source = round_robin(ZONE_SIZE);
+    let (db, fs) = cold(&source, ZONE_SIZE);
+    fs.sync_all().unwrap();
+    db.snapshot("sent").unwrap();
+    let mut stream = Vec::new();
+    db.send("sent", None, &mut stream, None).unwrap();
+
+    let disk = Arc::new(Disk::default());
+    let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
+    let other = Kvdb::create(disk.clone(), disk.env(), create).unwrap();
+    other.receive(&stream[..], &Default::default()).unwrap();
+    other.close().unwrap();
+    drop(other);
+    let read = show("received: read all", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(
+        read.seeks * 20 <= FILES as u64,
+        "{read:?}: the numbers are those of the source's zones"
+    );
+}
