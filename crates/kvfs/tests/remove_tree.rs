@@ -641,3 +641,41 @@ fn a_full_store_is_emptied_by_it() {
     assert_eq!(fs.read(again, 0, 5 << 20).unwrap().to_vec(), content(1, 5 << 20));
     assert!(kvfs::verify(&db).unwrap().is_clean());
 }
+
+/// A tree of so many folders with so many files each, made in turn; what removing it writes,
+/// synced, bytes a file.
+fn cost(zone_size: u64, folders: usize, files: usize) -> f64 {
+    let world = World::with(FsOptions { zone_size, ..FsOptions::default() });
+    let top = world.dir(ROOT, "top");
+    let dirs: Vec<_> = (0..folders).map(|n| world.dir(top, &format!("d{n:04}"))).collect();
+    let outside = world.dir(ROOT, "outside");
+    for n in 0..files {
+        for dir in &dirs {
+            world.file_with(*dir, &format!("f{n:04}"), &[n as u8; 600]);
+        }
+        world.file_with(outside, &format!("f{n}"), &[n as u8; 600]);
+    }
+    world.fs.sync_all().unwrap();
+    let written = || world.db.stats().io.total().write_bytes;
+    let before = written();
+    let stats = world.fs.remove_tree(ROOT, b"top").unwrap();
+    assert_eq!(stats.files, (folders * files) as u64);
+    world.fs.sync_all().unwrap();
+    let each = (written() - before) as f64 / stats.files as f64;
+    if std::env::var_os("KVFS_MEASURE").is_some() {
+        println!("zone size {zone_size}, {folders} folders of {files}: {each:.2} bytes a file");
+    }
+    assert_eq!(world.list(outside).len(), files + 2);
+    world.check();
+    each
+}
+
+#[test]
+fn the_files_of_a_zone_cost_a_few_range_deletes_together() {
+    let zone_size = FsOptions::default().zone_size;
+    assert!(cost(zone_size, 50, 400) < 32.0);
+    assert!(cost(zone_size, 20, 1000) < 32.0);
+    // A folder whose files do not fill what it has reserved is a stretch of its own.
+    assert!(cost(zone_size, 1000, 7) < 100.0);
+    assert!(cost(0, 50, 100) < 100.0, "what lies outside is between them");
+}
