@@ -133,6 +133,7 @@ fn file_options(random: &mut Random) -> FsOptions {
         inode_memory: [0, 1 << 20][random.below(2) as usize],
         flush_interval: FLUSH_INTERVAL,
         atime: [Atime::Never, Atime::Relative][random.below(2) as usize],
+        zone_size: [0, 16 << 10, 512 << 10][random.below(3) as usize],
         ..FsOptions::default()
     }
 }
