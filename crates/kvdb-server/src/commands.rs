@@ -7,18 +7,25 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
+mod collections;
 mod connection;
 mod defrag;
 mod dict;
 mod dispatch;
+mod expiry;
+mod hashes;
+mod introspection;
 mod keys;
+mod lists;
 mod multi;
 mod numbers;
 mod ranges;
 mod scan;
 mod scrub;
 mod server;
+mod sets;
 mod snapshot;
+mod sorted_sets;
 mod strings;
 mod tree;
 mod txn;
@@ -42,6 +49,31 @@ pub struct Command {
     pub keys: (i32, i32, i32),
     pub run: Handler,
     pub in_multi: InMulti,
+    /// It may give a key a deadline or a value that is no string.
+    pub typed: bool,
+}
+
+impl Command {
+    /// The keys among its arguments.
+    pub fn keys_of<'a>(&self, args: Arguments<'a>) -> Vec<&'a [u8]> {
+        let (first, last, step) = self.keys;
+        // Those whose number is an argument.
+        let counted = match self.name {
+            "sintercard" | "zdiff" | "zinter" | "zintercard" | "zunion" => Some(1),
+            "zdiffstore" | "zinterstore" | "zunionstore" => Some(2),
+            _ => None,
+        };
+        if let Some(at) = counted {
+            let count = crate::request::integer(args.at(at)).and_then(|n| usize::try_from(n).ok());
+            let stored = args.from(1).take(at - 1);
+            return stored.chain(args.from(at + 1).take(count.unwrap_or(0))).collect();
+        }
+        if first == 0 {
+            return Vec::new();
+        }
+        let last = if last < 0 { args.len() } else { (last as usize + 1).min(args.len()) };
+        (first as usize..last).step_by(step as usize).map(|i| args.at(i)).collect()
+    }
 }
 
 /// What becomes of a command between `MULTI` and `EXEC`.
@@ -67,6 +99,7 @@ const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler)
         keys: (0, 0, 0),
         run,
         in_multi: InMulti::Queued,
+        typed: false,
     }
 }
 const fn reads(
@@ -76,7 +109,7 @@ const fn reads(
     keys: (i32, i32, i32),
     run: Handler,
 ) -> Command {
-    Command { name, usage, arity, writes: false, open: false, keys, run, in_multi: InMulti::Queued }
+    Command { keys, open: false, ..open(name, usage, arity, run) }
 }
 const fn writes(
     name: &'static str,
@@ -85,7 +118,17 @@ const fn writes(
     keys: (i32, i32, i32),
     run: Handler,
 ) -> Command {
-    Command { name, usage, arity, writes: true, open: false, keys, run, in_multi: InMulti::Queued }
+    Command { writes: true, ..reads(name, usage, arity, keys, run) }
+}
+
+const fn typed(
+    name: &'static str,
+    usage: &'static str,
+    arity: i32,
+    keys: (i32, i32, i32),
+    run: Handler,
+) -> Command {
+    Command { typed: true, ..writes(name, usage, arity, keys, run) }
 }
 
 const fn in_multi(in_multi: InMulti, command: Command) -> Command {
@@ -96,6 +139,11 @@ const NONE: (i32, i32, i32) = (0, 0, 0);
 const FIRST: (i32, i32, i32) = (1, 1, 1);
 const EACH: (i32, i32, i32) = (1, -1, 1);
 const PAIRS: (i32, i32, i32) = (1, -1, 2);
+const TWO: (i32, i32, i32) = (1, 2, 1);
+
+const GETEX_USAGE: &str =
+    "key [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|PERSIST]";
+const SET_USAGE: &str = "key value [NX|XX] [GET] [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|KEEPTTL]";
 
 /// All commands, sorted by name.
 pub static COMMANDS: &[Command] = &[
@@ -110,10 +158,21 @@ pub static COMMANDS: &[Command] = &[
     ),
     in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
     in_multi(InMulti::Refused, writes("clonetree", "from to [TXN id]", -3, NONE, tree::clonetree)),
-    reads("command", "[COUNT | LIST | INFO name ... | DOCS name ...]", -1, NONE, server::command),
+    reads(
+        "command",
+        "[COUNT | LIST [FILTERBY PATTERN pattern] | INFO [name ...] | DOCS [name ...] | GETKEYS command ...]",
+        -1,
+        NONE,
+        introspection::command,
+    ),
     in_multi(InMulti::Refused, reads("compact", "[start end] | STORE", -1, NONE, dict::compact)),
     reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
+    writes("copy", "source destination [REPLACE]", -3, TWO, keys::copy),
     reads("dbsize", "", 1, NONE, scan::dbsize),
+    in_multi(
+        InMulti::Refused,
+        reads("debug", "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1", -2, NONE, server::debug),
+    ),
     writes("decr", "key", 2, FIRST, numbers::decr),
     writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
     in_multi(
@@ -137,20 +196,37 @@ pub static COMMANDS: &[Command] = &[
     reads("estimate", "start end [EXACT]", -3, NONE, ranges::estimate),
     in_multi(InMulti::AtOnce, writes("exec", "", 1, NONE, multi::exec)),
     reads("exists", "key ...", -2, EACH, keys::exists),
-    reads("expire", "(not supported)", -3, FIRST, keys::expiry),
-    reads("expireat", "(not supported)", -3, FIRST, keys::expiry),
+    typed("expire", "key seconds [NX|XX|GT|LT]", -3, FIRST, expiry::expire),
+    typed("expireat", "key unix-time [NX|XX|GT|LT]", -3, FIRST, expiry::expireat),
+    reads("expiretime", "key", 2, FIRST, expiry::expiretime),
     in_multi(InMulti::Refused, reads("export", tree::WALK_USAGE, -2, NONE, tree::export)),
     writes("flushall", "[ASYNC|SYNC]", -1, NONE, ranges::flushall),
     writes("flushdb", "[ASYNC|SYNC]", -1, NONE, ranges::flushdb),
     reads("get", "key", 2, FIRST, strings::get),
     writes("getdel", "key", 2, FIRST, strings::getdel),
-    reads("getex", "key [PERSIST]", -2, FIRST, strings::getex),
+    typed("getex", GETEX_USAGE, -2, FIRST, strings::getex),
     reads("getrange", "key start end", 4, FIRST, strings::getrange),
     writes("getset", "key value", 3, FIRST, strings::getset),
+    writes("hdel", "key field ...", -3, FIRST, hashes::hdel),
     in_multi(
         InMulti::Refused,
         open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello),
     ),
+    reads("hexists", "key field", 3, FIRST, hashes::hexists),
+    reads("hget", "key field", 3, FIRST, hashes::hget),
+    reads("hgetall", "key", 2, FIRST, hashes::hgetall),
+    typed("hincrby", "key field increment", 4, FIRST, hashes::hincrby),
+    typed("hincrbyfloat", "key field increment", 4, FIRST, hashes::hincrbyfloat),
+    reads("hkeys", "key", 2, FIRST, hashes::hkeys),
+    reads("hlen", "key", 2, FIRST, hashes::hlen),
+    reads("hmget", "key field ...", -3, FIRST, hashes::hmget),
+    typed("hmset", "key field value ...", -4, FIRST, hashes::hmset),
+    reads("hrandfield", "key [count [WITHVALUES]]", -2, FIRST, hashes::hrandfield),
+    reads("hscan", "key cursor [MATCH pattern] [COUNT count] [NOVALUES]", -3, FIRST, hashes::hscan),
+    typed("hset", "key field value ...", -4, FIRST, hashes::hset),
+    typed("hsetnx", "key field value", 4, FIRST, hashes::hsetnx),
+    reads("hstrlen", "key field", 3, FIRST, hashes::hstrlen),
+    reads("hvals", "key", 2, FIRST, hashes::hvals),
     in_multi(InMulti::Refused, writes("import", tree::IMPORT_USAGE, -2, NONE, tree::import)),
     writes("incr", "key", 2, FIRST, numbers::incr),
     writes("incrby", "key increment", 3, FIRST, numbers::incrby),
@@ -158,38 +234,78 @@ pub static COMMANDS: &[Command] = &[
     reads("info", "[section ...]", -1, NONE, server::info),
     reads("keys", "pattern", 2, NONE, scan::keys),
     reads("kvfs.stat", "", 1, NONE, server::stat),
+    reads("lindex", "key index", 3, FIRST, lists::lindex),
+    writes("linsert", "key BEFORE|AFTER pivot element", 5, FIRST, lists::linsert),
+    reads("llen", "key", 2, FIRST, lists::llen),
+    typed("lmove", "source destination LEFT|RIGHT LEFT|RIGHT", 5, TWO, lists::lmove),
+    writes("lpop", "key [count]", -2, FIRST, lists::lpop),
+    reads("lpos", "key element [RANK rank] [COUNT count] [MAXLEN len]", -3, FIRST, lists::lpos),
+    typed("lpush", "key element ...", -3, FIRST, lists::lpush),
+    typed("lpushx", "key element ...", -3, FIRST, lists::lpushx),
+    reads("lrange", "key start stop", 4, FIRST, lists::lrange),
+    writes("lrem", "key count element", 4, FIRST, lists::lrem),
+    writes("lset", "key index element", 4, FIRST, lists::lset),
+    writes("ltrim", "key start stop", 4, FIRST, lists::ltrim),
+    reads("memory", "USAGE key [SAMPLES count]", -2, NONE, keys::memory),
     reads("mget", "key ...", -2, EACH, strings::mget),
     writes("mset", "key value ...", -3, PAIRS, strings::mset),
     writes("msetnx", "key value ...", -3, PAIRS, strings::msetnx),
     in_multi(InMulti::AtOnce, reads("multi", "", 1, NONE, multi::multi)),
-    reads("persist", "key", 2, FIRST, keys::persist),
-    reads("pexpire", "(not supported)", -3, FIRST, keys::expiry),
-    reads("pexpireat", "(not supported)", -3, FIRST, keys::expiry),
+    reads("object", "ENCODING|REFCOUNT|IDLETIME|FREQ key", -2, (2, 2, 1), keys::object),
+    writes("persist", "key", 2, FIRST, expiry::persist),
+    typed("pexpire", "key milliseconds [NX|XX|GT|LT]", -3, FIRST, expiry::pexpire),
+    typed("pexpireat", "key unix-time-milliseconds [NX|XX|GT|LT]", -3, FIRST, expiry::pexpireat),
+    reads("pexpiretime", "key", 2, FIRST, expiry::pexpiretime),
     reads("ping", "[message]", -1, NONE, connection::ping),
-    reads("psetex", "(not supported)", 4, FIRST, keys::expiry),
-    reads("pttl", "key", 2, FIRST, keys::ttl),
+    typed("psetex", "key milliseconds value", 4, FIRST, strings::psetex),
+    reads("pttl", "key", 2, FIRST, expiry::pttl),
     in_multi(InMulti::AtOnce, open("quit", "", -1, connection::quit)),
+    reads("randomkey", "", 1, NONE, scan::randomkey),
     reads("range", "start end [REV] [LIMIT count] [NOVALUES] [EXACT]", -3, NONE, ranges::range),
+    writes("rename", "key newkey", 3, TWO, keys::rename),
+    writes("renamenx", "key newkey", 3, TWO, keys::renamenx),
     in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
     in_multi(InMulti::Refused, writes("rmtree", "path [TXN id]", -2, NONE, tree::rmtree)),
+    writes("rpop", "key [count]", -2, FIRST, lists::rpop),
+    typed("rpoplpush", "source destination", 3, TWO, lists::rpoplpush),
+    typed("rpush", "key element ...", -3, FIRST, lists::rpush),
+    typed("rpushx", "key element ...", -3, FIRST, lists::rpushx),
+    typed("sadd", "key member ...", -3, FIRST, sets::sadd),
     in_multi(InMulti::Refused, reads("save", "", 1, NONE, server::sync)),
     reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
+    reads("scard", "key", 2, FIRST, sets::scard),
     in_multi(
         InMulti::Refused,
         reads("scrub", "START [RATE bytes] | STATUS | FAULTS | STOP", -2, NONE, scrub::scrub),
     ),
+    reads("sdiff", "key ...", -2, EACH, sets::sdiff),
+    typed("sdiffstore", "destination key ...", -3, EACH, sets::sdiffstore),
     reads("select", "number", 2, NONE, connection::select),
-    writes("set", "key value [NX|XX] [GET] [KEEPTTL]", -3, FIRST, strings::set),
-    reads("setex", "(not supported)", 4, FIRST, keys::expiry),
+    typed("set", SET_USAGE, -3, FIRST, strings::set),
+    typed("setex", "key seconds value", 4, FIRST, strings::setex),
     writes("setnx", "key value", 3, FIRST, strings::setnx),
     writes("setrange", "key offset value", 4, FIRST, strings::setrange),
+    reads("sinter", "key ...", -2, EACH, sets::sinter),
+    reads("sintercard", "numkeys key ... [LIMIT limit]", -3, NONE, sets::sintercard),
+    typed("sinterstore", "destination key ...", -3, EACH, sets::sinterstore),
+    reads("sismember", "key member", 3, FIRST, sets::sismember),
+    reads("slowlog", "GET [count] | LEN | RESET", -2, NONE, introspection::slowlog),
+    reads("smembers", "key", 2, FIRST, sets::smembers),
+    reads("smismember", "key member ...", -3, FIRST, sets::smismember),
+    typed("smove", "source destination member", 4, TWO, sets::smove),
     in_multi(InMulti::Refused, reads("snapshot", snapshot::USAGE, -2, NONE, snapshot::snapshot)),
+    writes("spop", "key [count]", -2, FIRST, sets::spop),
+    reads("srandmember", "key [count]", -2, FIRST, sets::srandmember),
+    writes("srem", "key member ...", -3, FIRST, sets::srem),
+    reads("sscan", "key cursor [MATCH pattern] [COUNT count]", -3, FIRST, sets::sscan),
     reads("strlen", "key", 2, FIRST, strings::strlen),
     reads("substr", "key start end", 4, FIRST, strings::getrange),
+    reads("sunion", "key ...", -2, EACH, sets::sunion),
+    typed("sunionstore", "destination key ...", -3, EACH, sets::sunionstore),
     in_multi(InMulti::Refused, reads("sync", "", 1, NONE, server::sync)),
     reads("time", "", 1, NONE, server::time),
     reads("touch", "key ...", -2, EACH, keys::exists),
-    reads("ttl", "key", 2, FIRST, keys::ttl),
+    reads("ttl", "key", 2, FIRST, expiry::ttl),
     in_multi(InMulti::Refused, reads("txn", txn::USAGE, -2, NONE, txn::txn)),
     reads("type", "key", 2, FIRST, keys::kind),
     writes("unlink", "key ...", -2, EACH, keys::del),
@@ -202,6 +318,91 @@ pub static COMMANDS: &[Command] = &[
     ),
     in_multi(InMulti::Refused, reads("walk", tree::WALK_USAGE, -2, NONE, tree::walk)),
     in_multi(InMulti::AtOnce, reads("watch", "key ...", -2, EACH, multi::watch)),
+    typed("zadd", "key [NX|XX] [GT|LT] [CH] [INCR] score member ...", -4, FIRST, sorted_sets::zadd),
+    reads("zcard", "key", 2, FIRST, sorted_sets::zcard),
+    reads("zcount", "key min max", 4, FIRST, sorted_sets::zcount),
+    reads("zdiff", "numkeys key ... [WITHSCORES]", -3, NONE, sorted_sets::zdiff),
+    typed("zdiffstore", "destination numkeys key ...", -4, NONE, sorted_sets::zdiffstore),
+    typed("zincrby", "key increment member", 4, FIRST, sorted_sets::zincrby),
+    reads(
+        "zinter",
+        "numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX] [WITHSCORES]",
+        -3,
+        NONE,
+        sorted_sets::zinter,
+    ),
+    reads("zintercard", "numkeys key ... [LIMIT limit]", -3, NONE, sorted_sets::zintercard),
+    typed(
+        "zinterstore",
+        "destination numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX]",
+        -4,
+        NONE,
+        sorted_sets::zinterstore,
+    ),
+    reads("zlexcount", "key min max", 4, FIRST, sorted_sets::zlexcount),
+    reads("zmscore", "key member ...", -3, FIRST, sorted_sets::zmscore),
+    writes("zpopmax", "key [count]", -2, FIRST, sorted_sets::zpopmax),
+    writes("zpopmin", "key [count]", -2, FIRST, sorted_sets::zpopmin),
+    reads("zrandmember", "key [count [WITHSCORES]]", -2, FIRST, sorted_sets::zrandmember),
+    reads(
+        "zrange",
+        "key start stop [BYSCORE|BYLEX] [REV] [LIMIT offset count] [WITHSCORES]",
+        -4,
+        FIRST,
+        sorted_sets::zrange,
+    ),
+    reads("zrangebylex", "key min max [LIMIT offset count]", -4, FIRST, sorted_sets::zrangebylex),
+    reads(
+        "zrangebyscore",
+        "key min max [WITHSCORES] [LIMIT offset count]",
+        -4,
+        FIRST,
+        sorted_sets::zrangebyscore,
+    ),
+    typed(
+        "zrangestore",
+        "destination source start stop [BYSCORE|BYLEX] [REV] [LIMIT offset count]",
+        -5,
+        TWO,
+        sorted_sets::zrangestore,
+    ),
+    reads("zrank", "key member [WITHSCORE]", -3, FIRST, sorted_sets::zrank),
+    writes("zrem", "key member ...", -3, FIRST, sorted_sets::zrem),
+    writes("zremrangebylex", "key min max", 4, FIRST, sorted_sets::zremrangebylex),
+    writes("zremrangebyrank", "key start stop", 4, FIRST, sorted_sets::zremrangebyrank),
+    writes("zremrangebyscore", "key min max", 4, FIRST, sorted_sets::zremrangebyscore),
+    reads("zrevrange", "key start stop [WITHSCORES]", -4, FIRST, sorted_sets::zrevrange),
+    reads(
+        "zrevrangebylex",
+        "key max min [LIMIT offset count]",
+        -4,
+        FIRST,
+        sorted_sets::zrevrangebylex,
+    ),
+    reads(
+        "zrevrangebyscore",
+        "key max min [WITHSCORES] [LIMIT offset count]",
+        -4,
+        FIRST,
+        sorted_sets::zrevrangebyscore,
+    ),
+    reads("zrevrank", "key member [WITHSCORE]", -3, FIRST, sorted_sets::zrevrank),
+    reads("zscan", "key cursor [MATCH pattern] [COUNT count]", -3, FIRST, sorted_sets::zscan),
+    reads("zscore", "key member", 3, FIRST, sorted_sets::zscore),
+    reads(
+        "zunion",
+        "numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX] [WITHSCORES]",
+        -3,
+        NONE,
+        sorted_sets::zunion,
+    ),
+    typed(
+        "zunionstore",
+        "destination numkeys key ... [WEIGHTS weight ...] [AGGREGATE SUM|MIN|MAX]",
+        -4,
+        NONE,
+        sorted_sets::zunionstore,
+    ),
 ];
 
 /// The place in `COMMANDS` of the command of this name, in any case.
@@ -216,6 +417,25 @@ pub fn find(name: &[u8]) -> Option<usize> {
 /// Counters for all commands of the table.
 pub fn metrics() -> Metrics {
     Metrics::new(COMMANDS.iter().map(|command| command.name))
+}
+
+/// Whether a command may need the dictionary of types, so that `EXEC` makes it before it begins.
+fn may_need_types(args: Arguments<'_>) -> bool {
+    let plain = |command: &Command| match command.name {
+        "set" => args.len() == 3,
+        "getex" => args.len() == 2,
+        _ => false,
+    };
+    find(args.at(0)).map(|i| &COMMANDS[i]).is_some_and(|c| c.typed && !plain(c))
+}
+
+/// The subcommand in the first argument is not one of `command`, or not with so many arguments.
+fn unknown_subcommand(args: Arguments<'_>, command: &str) -> Failure {
+    let given = args.at(1);
+    let given = String::from_utf8_lossy(&given[..given.len().min(128)]).into_owned();
+    Failure::request(format!(
+        "unknown subcommand or wrong number of arguments for '{given}'. Try {command} HELP."
+    ))
 }
 
 fn wrong_arity(name: &str) -> Failure {

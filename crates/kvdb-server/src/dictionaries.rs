@@ -2,9 +2,12 @@
 //! a reserved dictionary is refused by whatever way it is named, so that nothing a client sends can
 //! touch the file system's tuples.
 
+use std::cell::Cell;
+
 use kvdb::{DictionaryId, DictionaryInfo, DictionaryOptions, Kvdb, View};
 
 use crate::failure::Failure;
+use crate::keyspace::{Keyspace, TYPES_PREFIX, types_name};
 
 /// Longest name of a dictionary, bytes.
 const NAME_MAX: usize = 128;
@@ -15,8 +18,9 @@ pub enum Place {
     /// The current state of the store.
     #[default]
     Store,
-    /// A snapshot: nothing there changes.
-    Snapshot(View),
+    /// A snapshot: nothing there changes. Its keys are those that had not expired when it was made,
+    /// so many milliseconds after 1970.
+    Snapshot(View, u64),
     /// A clone, by its name.
     Clone(String),
 }
@@ -26,7 +30,7 @@ impl Place {
     fn all(&self, db: &Kvdb) -> Vec<DictionaryInfo> {
         match self {
             Place::Store => db.dictionaries(),
-            Place::Snapshot(view) => view.dictionaries(),
+            Place::Snapshot(view, _) => view.dictionaries(),
             Place::Clone(name) => db.dictionaries_in(name),
         }
     }
@@ -48,16 +52,25 @@ impl Place {
 #[derive(Clone, Debug)]
 pub struct Selected {
     name: String,
-    id: Option<DictionaryId>,
+    /// Of the dictionary of its types.
+    types_name: String,
+    id: Cell<Option<DictionaryId>>,
+    types: Cell<Option<DictionaryId>>,
 }
 
 impl Default for Selected {
     fn default() -> Self {
-        Selected { name: "0".into(), id: None }
+        Selected::named("0")
     }
 }
 
 impl Selected {
+    /// A name that is known to be the user's.
+    pub fn named(name: &str) -> Self {
+        let types_name = types_name(name);
+        Selected { name: name.into(), types_name, id: Cell::default(), types: Cell::default() }
+    }
+
     /// Chooses the dictionary `name`. An error says what is wrong with it: not a name, or reserved.
     pub fn choose(db: &Kvdb, name: &[u8]) -> Result<Self, Failure> {
         let wrong = |why: &str| Failure::request(format!("a dictionary's name is {why}"));
@@ -68,7 +81,12 @@ impl Selected {
         if name.chars().any(char::is_control) {
             return Err(wrong("without control characters"));
         }
-        let mut selected = Selected { name: name.into(), id: None };
+        if name.starts_with(TYPES_PREFIX) {
+            return Err(Failure::request(format!(
+                "dictionary '{name}' has the deadlines and collections of another one: name that"
+            )));
+        }
+        let selected = Selected::named(name);
         selected.existing(db)?;
         Ok(selected)
     }
@@ -76,12 +94,19 @@ impl Selected {
     pub fn name(&self) -> &str {
         &self.name
     }
+    pub fn types_name(&self) -> &str {
+        &self.types_name
+    }
 
     /// The dictionary of that name in a snapshot or clone, if it exists.
-    pub fn existing_at(&self, place: &Place, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
-        match place.all(db).into_iter().find(|d| d.name == self.name) {
+    pub fn existing_at(&self, place: &Place, db: &Kvdb) -> Result<Option<Keyspace>, Failure> {
+        let all = place.all(db);
+        match all.iter().find(|d| d.name == self.name) {
             Some(info) if info.options.reserved => Err(self.reserved()),
-            Some(info) => Ok(Some(info.id)),
+            Some(info) => {
+                let types = all.iter().find(|d| d.name == self.types_name).map(|d| d.id);
+                Ok(Some(Keyspace { strings: info.id, types }))
+            }
             None => place.check(db).map(|()| None),
         }
     }
@@ -91,21 +116,27 @@ impl Selected {
     }
 
     /// The dictionary if it exists.
-    pub fn existing(&mut self, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
-        self.id = self.id.filter(|id| db.has_dictionary(*id));
-        if self.id.is_none()
-            && let Some(info) = db.dictionaries().into_iter().find(|d| d.name == self.name)
-        {
-            if info.options.reserved {
-                return Err(self.reserved());
-            }
-            self.id = Some(info.id);
+    pub fn existing(&self, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
+        if let Some(id) = self.id.get().filter(|id| db.has_dictionary(*id)) {
+            return Ok(Some(id));
         }
-        Ok(self.id)
+        let found = db.dictionaries().into_iter().find(|d| d.name == self.name);
+        if found.as_ref().is_some_and(|info| info.options.reserved) {
+            return Err(self.reserved());
+        }
+        self.id.set(found.map(|info| info.id));
+        Ok(self.id.get())
+    }
+
+    /// The dictionary of its types if it exists.
+    pub fn types(&self, db: &Kvdb) -> Option<DictionaryId> {
+        let known = self.types.get().filter(|id| db.has_dictionary(*id));
+        self.types.set(known.or_else(|| db.dictionary(&self.types_name)));
+        self.types.get()
     }
 
     /// The dictionary, made if it does not exist.
-    pub fn writable(&mut self, db: &Kvdb) -> Result<DictionaryId, Failure> {
+    pub fn writable(&self, db: &Kvdb) -> Result<DictionaryId, Failure> {
         if let Some(id) = self.existing(db)? {
             return Ok(id);
         }
@@ -124,8 +155,14 @@ pub fn listed(db: &Kvdb) -> Vec<(String, DictionaryId)> {
 
 /// Those of a place.
 pub fn listed_at(place: &Place, db: &Kvdb) -> Vec<(String, DictionaryId)> {
-    let mut all: Vec<_> =
-        place.all(db).into_iter().filter(|d| !d.options.reserved).map(|d| (d.name, d.id)).collect();
+    let users = |d: &DictionaryInfo| !d.options.reserved && !d.name.starts_with(TYPES_PREFIX);
+    let mut all: Vec<_> = place.all(db).into_iter().filter(users).map(|d| (d.name, d.id)).collect();
     all.sort();
     all
+}
+
+/// The dictionaries of their types.
+pub fn types_at(place: &Place, db: &Kvdb) -> Vec<DictionaryId> {
+    let all = place.all(db).into_iter();
+    all.filter(|d| d.name.starts_with(TYPES_PREFIX)).map(|d| d.id).collect()
 }

@@ -49,12 +49,14 @@ impl Failure {
     pub const NOT_A_FLOAT: Failure = Failure::Request(Cow::Borrowed("value is not a valid float"));
     pub const TOO_LONG: Failure =
         Failure::Request(Cow::Borrowed("string exceeds maximum allowed size (proto-max-bulk-len)"));
-    pub const EXPIRY: Failure =
-        Failure::Request(Cow::Borrowed("expiry is not supported: a key stays until it is deleted"));
     pub const STOPPING: Failure = Failure::Request(Cow::Borrowed("the server is stopping"));
 
     pub fn request(text: impl Into<String>) -> Self {
         Failure::Request(Cow::Owned(text.into()))
+    }
+    /// The key has a value of another type than the command is for.
+    pub fn is_wrong_type(&self) -> bool {
+        matches!(self, Failure::Coded(text) if text.starts_with("WRONGTYPE "))
     }
     /// It is not the request's fault: the store could not do it, at least not now.
     pub fn is_of_the_store(&self) -> bool {

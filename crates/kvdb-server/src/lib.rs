@@ -40,6 +40,7 @@ mod dictionaries;
 mod error;
 mod failure;
 mod glob;
+mod keyspace;
 mod limits;
 mod locks;
 mod metrics;
@@ -52,6 +53,7 @@ mod schedule_tests;
 mod server;
 mod session;
 mod socket;
+mod sweeper;
 mod transactions;
 mod walk;
 

@@ -21,6 +21,8 @@ pub struct Metrics {
     pub protocol_errors: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
+    /// Keys that were removed because their time was up.
+    pub expired: AtomicU64,
     /// Each command's name and its counters, in the order of the table of commands.
     by_command: Box<[(&'static str, CommandCounters)]>,
 }
@@ -38,6 +40,7 @@ impl Metrics {
             protocol_errors: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
             by_command: commands.map(|name| (name, CommandCounters::default())).collect(),
         }
     }
@@ -62,6 +65,7 @@ impl Metrics {
             &self.protocol_errors,
             &self.bytes_in,
             &self.bytes_out,
+            &self.expired,
         ] {
             counter.store(0, Relaxed);
         }
@@ -85,7 +89,7 @@ impl Metrics {
         let get = |c: &AtomicU64| c.load(Relaxed);
         let mut out = format!(
             "{{\"uptime_seconds\":{},\"connections\":{},\"connections_accepted\":{},\"connections_rejected\":{},\"commands\":{},\
-             \"unknown_commands\":{},\"protocol_errors\":{},\"bytes_in\":{},\"bytes_out\":{},\"by_command\":{{",
+             \"unknown_commands\":{},\"protocol_errors\":{},\"bytes_in\":{},\"bytes_out\":{},\"expired\":{},\"by_command\":{{",
             self.started.elapsed().as_secs(),
             get(&self.connected),
             get(&self.accepted),
@@ -94,7 +98,8 @@ impl Metrics {
             get(&self.unknown),
             get(&self.protocol_errors),
             get(&self.bytes_in),
-            get(&self.bytes_out)
+            get(&self.bytes_out),
+            get(&self.expired)
         );
         for (i, (name, calls, failed, micros)) in self.called().enumerate() {
             let comma = if i > 0 { "," } else { "" };

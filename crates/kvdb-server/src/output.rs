@@ -105,6 +105,14 @@ impl Output {
         self.bytes.extend_from_slice(value);
         self.bytes.extend_from_slice(b"\r\n");
     }
+    /// A number as RESP3 has it; a text in RESP2.
+    pub fn double(&mut self, value: f64) {
+        let text = number_text(value);
+        match self.resp3 {
+            true => self.line(b',', text.as_bytes()),
+            false => self.bulk(text.as_bytes()),
+        }
+    }
     /// A text for people; RESP3 clients show it as it is.
     pub fn verbatim(&mut self, text: &str) {
         if self.resp3 {
@@ -139,6 +147,15 @@ impl Output {
         let end = self.bytes.len();
         self.array(len);
         // The header comes last and goes to the front: no second copy of what may be long.
+        let header = self.bytes.len() - end;
+        self.bytes[position..].rotate_right(header);
+    }
+    /// Puts what a page begins with in front of its elements, which are the reply at `position`: the
+    /// cursor of the next page.
+    pub fn insert_page_header(&mut self, position: usize, cursor: u64) {
+        let end = self.bytes.len();
+        self.array(2);
+        self.bulk(cursor.to_string().as_bytes());
         let header = self.bytes.len() - end;
         self.bytes[position..].rotate_right(header);
     }
@@ -296,6 +313,23 @@ impl Output {
     }
 }
 
+/// The shortest decimal form of a number that says which one it is, as Redis writes it.
+pub fn number_text(value: f64) -> String {
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    let size = value.abs();
+    if size != 0.0 && !(1e-6..1e21).contains(&size) {
+        let text = format!("{value:e}");
+        return match text.split_once('e') {
+            Some((digits, power)) if !power.starts_with('-') => format!("{digits}e+{power}"),
+            _ => text,
+        };
+    }
+    // There is one zero.
+    format!("{}", value + 0.0)
+}
+
 impl Drop for Output {
     fn drop(&mut self) {
         self.budget.give_back(self.charged);
@@ -344,6 +378,25 @@ mod tests {
             b":-9223372036854775808\r\n:0\r\n*2\r\n$3\r\na\r\n\r\n$-1\r\n-ERR two  lines\r\n\
             :-9223372036854775808\r\n:0\r\n%1\r\n$3\r\na\r\n\r\n_\r\n-ERR two  lines\r\n";
         assert_eq!(sent.lock().as_slice(), want.as_slice());
+    }
+
+    #[test]
+    fn numbers_are_written_in_their_shortest_form() {
+        for (number, text) in [
+            (0.0, "0"),
+            (-0.0, "0"),
+            (3.0, "3"),
+            (0.1, "0.1"),
+            (-1.5, "-1.5"),
+            (1e20, "100000000000000000000"),
+            (1e21, "1e+21"),
+            (1.5e300, "1.5e+300"),
+            (1e-7, "1e-7"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
+        ] {
+            assert_eq!(number_text(number), text);
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Clients of one server under the schedules of many seeds: counters that are raised by `INCR`, by
 //! `WATCH` with `MULTI`, under a lock that `SETNX` or `WATCH` takes, while a watched gate is open,
-//! and in joined transactions. What the counters hold in the end is how often a client was told
-//! that it has raised them, and nothing has passed the gate once it was closed. `KVFS_SEEDS=n` runs
-//! n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
+//! in joined transactions, as fields of a hash, and under a lock that expires. What the counters
+//! hold in the end is how often a client was told that it has raised them, and nothing has passed
+//! the gate once it was closed. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one,
+//! `KVFS_SEED_BASE=n` begins with it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -146,6 +147,46 @@ impl Worker {
         self.raise("right");
     }
 
+    /// Counters in a hash, of which each client has one for itself: a field for each time that it
+    /// has raised it, in single commands and in transactions, which then do not meet.
+    fn fields(&mut self) {
+        let field = format!("{}-{}", self.id, self.raised.get("fields").copied().unwrap_or(0));
+        let joined = self.random.one_in(2).then(|| match self.told(&["TXN", "BEGIN", "SI"]) {
+            Reply::Integer(id) => id.to_string(),
+            other => panic!("TXN BEGIN says {other:?}"),
+        });
+        if let Some(id) = &joined {
+            self.told(&["TXN", "JOIN", id]);
+        }
+        assert_eq!(self.told(&["HSET", "hash", &field, "v"]), Reply::Integer(1));
+        let done = joined.is_none_or(|id| {
+            let committed = !matches!(self.ask(&["TXN", "COMMIT", &id]), Reply::Error(_));
+            self.told(&["TXN", "LEAVE"]);
+            committed
+        });
+        if done {
+            self.raise("fields");
+        }
+        // Together they are the hash's length, at any moment at least one's own.
+        let Reply::Integer(len) = self.told(&["HLEN", "hash"]) else { panic!("no length") };
+        assert!(len >= self.raised.get("fields").copied().unwrap_or(0));
+    }
+
+    /// A lock that expires by itself, or is given back; only one has it at a time.
+    fn lease(&mut self) {
+        let id = self.id.to_string();
+        if self.told(&["SET", "lease", &id, "NX", "PX", "60000"]) == Reply::Status("OK".into()) {
+            assert_eq!(self.told(&["GET", "lease"]), Reply::Bulk(id.into_bytes()));
+            let next = (self.number("leased") + 1).to_string();
+            self.told(&["SET", "leased", &next]);
+            self.raise("leased");
+            let last = if self.random.one_in(2) { "DEL" } else { "PEXPIRE" };
+            let words = [last, "lease", "0"];
+            let words = if last == "DEL" { &words[..2] } else { &words[..] };
+            assert_eq!(self.told(words), Reply::Integer(1));
+        }
+    }
+
     /// In a transaction, which may lose to others.
     fn transaction(&mut self) {
         let begin = if self.random.one_in(2) { "SI" } else { "SER" };
@@ -167,12 +208,14 @@ impl Worker {
 
     fn run(mut self) -> (Raised, Option<i64>) {
         for _ in 0..ATTEMPTS {
-            match self.random.below(8) {
+            match self.random.below(11) {
                 0 => self.increment(),
                 1 | 2 => self.watch(),
                 3 => self.lock(),
                 4 => self.together(),
                 5 | 6 => self.pass(),
+                7 | 8 => self.fields(),
+                9 => self.lease(),
                 _ => self.transaction(),
             }
         }
@@ -235,7 +278,11 @@ fn clients(seed: u64) -> Raised {
     }
     let mut client = Client::of(shared);
     for (counter, by) in &raised {
-        let holds = number(&client.call(&[b"GET", counter.as_bytes()]).expect("a reply"));
+        let command: [&[u8]; 2] = match *counter {
+            "fields" => [b"HLEN", b"hash"],
+            counter => [b"GET", counter.as_bytes()],
+        };
+        let holds = number(&client.call(&command).expect("a reply"));
         assert_eq!(holds, *by, "counter {counter}");
     }
     if let Some(closed) = closed {

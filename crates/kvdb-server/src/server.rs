@@ -25,6 +25,7 @@ use crate::limits::Limits;
 use crate::output::Sink;
 use crate::session::{Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
+use crate::sweeper::Sweeping;
 use crate::transactions::{Snapshots, Transactions};
 
 /// What the server is asked to be.
@@ -56,6 +57,7 @@ pub struct Server {
     path: PathBuf,
     wake: Arc<OwnedFd>,
     accepting: Option<JoinHandle<()>>,
+    sweeping: Option<Sweeping>,
 }
 
 /// What the threads share.
@@ -184,7 +186,8 @@ impl Server {
                 .name("resp-accept".into())
                 .spawn(move || accept(&common, socket, tcp, &wake))?
         };
-        Ok(Server { common, path: path.into(), wake, accepting: Some(accepting) })
+        let sweeping = Some(Sweeping::start(common.shared.clone())?);
+        Ok(Server { common, path: path.into(), wake, accepting: Some(accepting), sweeping })
     }
 
     /// The path of the Unix socket.
@@ -204,6 +207,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.common.shared.stopping.store(true, Relaxed);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        self.sweeping = None;
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
         }

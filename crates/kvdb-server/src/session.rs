@@ -6,10 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
-use kvdb::{
-    Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, NestedBatch, Transaction,
-    TransactionId, TransactionOptions, View,
-};
+use kvdb::{Batch, DictionaryId, Durability, Kvdb, NestedBatch, Transaction, TransactionId, View};
 
 use crate::cursors::Cursors;
 use crate::dictionaries::{self, Place, Selected};
@@ -20,7 +17,9 @@ use crate::metrics::Metrics;
 use crate::output::Budget;
 use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Walking};
 
+mod keys;
 pub mod multi;
+pub mod seen;
 
 use multi::{Counted, Queue, Watch};
 
@@ -60,6 +59,8 @@ pub struct Shared {
     pub watches: AtomicUsize,
     /// Set when the server stops, so that long commands end.
     pub stopping: AtomicBool,
+    /// What has expired is removed in the background.
+    pub sweeps: AtomicBool,
 }
 
 impl Shared {
@@ -91,6 +92,7 @@ impl Shared {
             next_client: AtomicU64::new(1),
             request_bytes: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
+            sweeps: AtomicBool::new(true),
         }
     }
 }
@@ -123,6 +125,8 @@ pub struct Session {
     pub watches: Vec<(Watch, Counted)>,
     /// Under way in `EXEC`, which holds the locks.
     pub executing: Option<Executing>,
+    /// The time that all commands of an `EXEC` see, milliseconds since 1970.
+    pub exec_time: Option<u64>,
     /// A failure of the store, for which `EXEC` is to do nothing at all.
     pub stopped: Option<Failure>,
     /// Files on their way in.
@@ -159,6 +163,7 @@ impl Session {
             queue: None,
             watches: Vec::new(),
             executing: None,
+            exec_time: None,
             stopped: None,
             importing: None,
             walking: None,
@@ -170,33 +175,13 @@ impl Session {
         &self.shared.db
     }
 
-    /// The selected dictionary if it exists.
-    pub fn existing(&mut self) -> Result<Option<DictionaryId>, Failure> {
-        match &self.place {
-            Place::Store => self.dictionary.existing(&self.shared.db),
-            place => self.dictionary.existing_at(place, &self.shared.db),
-        }
-    }
-    /// The selected dictionary, made if need be.
-    pub fn writable(&mut self) -> Result<DictionaryId, Failure> {
-        match &self.place {
-            Place::Store => self.dictionary.writable(&self.shared.db),
-            Place::Snapshot(_) => Err(SNAPSHOT),
-            place @ Place::Clone(clone) => {
-                match self.dictionary.existing_at(place, &self.shared.db)? {
-                    Some(id) => Ok(id),
-                    None => Ok(self.shared.db.create_dictionary_in(
-                        clone,
-                        self.dictionary.name(),
-                        DictionaryOptions::default(),
-                    )?),
-                }
-            }
-        }
-    }
     /// The user's dictionaries, by name.
     pub fn dictionaries(&self) -> Vec<(String, DictionaryId)> {
         dictionaries::listed_at(&self.place, &self.shared.db)
+    }
+    /// The dictionaries of their types.
+    pub fn types_dictionaries(&self) -> Vec<DictionaryId> {
+        dictionaries::types_at(&self.place, &self.shared.db)
     }
 
     /// Whether commands work in a transaction that was begun or joined, as opposed to one that
@@ -220,23 +205,15 @@ impl Session {
             _ => None,
         }
     }
-    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
-        if let Some(nested) = self.nested_batch() {
-            return Ok(nested.get(dict, key)?);
-        }
-        if let Some(Executing::Own(transaction)) = &self.executing {
-            transaction.read_conflict_key(dict, key)?;
-        }
-        Ok(match (&self.place, self.inside()) {
-            (Place::Snapshot(view), _) => view.get(dict, key)?,
-            (_, None) => self.shared.db.get(dict, key)?,
-            (_, Some(transaction)) => transaction.get(dict, key)?,
-        })
-    }
-    /// The length of a value; a large one is not read for it.
-    pub fn value_len(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<usize>, Failure> {
-        self.reads(dict, [key])?;
-        Ok(self.view()?.value_len(dict, key)?)
+    /// The newest value of a key where commands work on the store itself: one lookup, no view.
+    /// `None`: they work elsewhere.
+    pub fn newest(
+        &self,
+        dict: DictionaryId,
+        key: &[u8],
+    ) -> Option<Result<Option<Bytes>, kvdb::Error>> {
+        let alone = self.executing.is_none() && self.joined.is_none();
+        (alone && !matches!(self.place, Place::Snapshot(..))).then(|| self.shared.db.get(dict, key))
     }
     /// What is seen now. What is read through it must have been announced by `reads`; or see
     /// `view_of`.
@@ -245,7 +222,7 @@ impl Session {
             return Ok(nested.view()?);
         }
         Ok(match (&self.place, self.inside()) {
-            (Place::Snapshot(view), _) => view.clone(),
+            (Place::Snapshot(view, _), _) => view.clone(),
             (_, None) => self.shared.db.view(),
             (_, Some(transaction)) => transaction.view()?,
         })
@@ -290,7 +267,7 @@ impl Session {
         }
     }
 
-    fn locks(&self) -> &KeyLocks {
+    pub fn locks(&self) -> &KeyLocks {
         match &self.joined {
             None => &self.shared.locks,
             Some((_, group)) => &group.locks,
@@ -316,49 +293,6 @@ impl Session {
             (Some(key), None) => self.locks().key(dict, key),
             (first, second) => self.locks().keys(dict, first.into_iter().chain(second).chain(keys)),
         })
-    }
-    /// Commits the batch that `change` computes from these keys, atomically: other commands are
-    /// locked out, and after a conflict with a transaction `change` is called again.
-    pub fn amend<'k>(
-        &self,
-        dict: DictionaryId,
-        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
-        change: impl FnMut(&View) -> Result<Batch, Failure>,
-    ) -> Outcome {
-        if self.inside().is_some() {
-            // It may turn out that nothing is changed: that, too, depends on what was read.
-            self.reads(dict, keys.clone())?;
-        }
-        self.amend_commuting(dict, keys, change)
-    }
-    /// As [`Session::amend`], for changes that commute with those of others inside a transaction:
-    /// there, what was read is no reason for a conflict.
-    pub fn amend_commuting<'k>(
-        &self,
-        dict: DictionaryId,
-        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
-        mut change: impl FnMut(&View) -> Result<Batch, Failure>,
-    ) -> Outcome {
-        let _held = self.hold(dict, keys)?;
-        if self.inside().is_some() {
-            let batch = change(&self.view()?)?;
-            return if batch.is_empty() { Ok(()) } else { self.commit(batch) };
-        }
-        for _ in 0..TRIES {
-            let options =
-                TransactionOptions { label: "a command".into(), ..TransactionOptions::default() };
-            let transaction = self.shared.db.begin_with(options)?;
-            let batch = change(&transaction.view()?)?;
-            if batch.is_empty() {
-                return Ok(());
-            }
-            transaction.apply(batch)?;
-            match transaction.commit(Durability::Buffered) {
-                Err(kvdb::Error::Conflict { .. }) => {}
-                done => return Ok(done?),
-            }
-        }
-        Err(Failure::again_and_again())
     }
     /// Locks all keys against other commands.
     pub fn hold_all(&self) -> Held<'_> {

@@ -1,45 +1,89 @@
-//! Walks over a stretch of a dictionary, and answers of a length that is not known beforehand.
+//! Walks over a stretch of the keys, and answers of a length that is not known beforehand.
+//!
+//! Keys are met in order: those of strings in the dictionary itself, those of collections among the
+//! heads beside it, which also say what has expired; two cursors go along side by side.
 //!
 //! An array's length stands in front of it. An answer that turns out to be short is gathered and
 //! gets its header when it is whole. Of a long one the rest is counted first, by keys only, and
 //! then read again from the same view while it is sent: the view is one state of the store, so both
 //! walks see the same tuples, and memory stays bounded however long the answer is.
 
-use kvdb::{Cursor, DictionaryId, Tuple, View};
+use std::cmp::Ordering;
+
+use bytes::Bytes;
+use kvdb::{Cursor, DictionaryId, Tuple};
 
 use crate::failure::{Failure, Outcome};
 use crate::glob;
+use crate::keyspace::{Head, Kind, head_key};
 use crate::output::Output;
 use crate::session::Session;
+use crate::session::seen::Seen;
 
-/// Which tuples: those of `[start, end)` (`end` empty: to the end) that match, at most `limit` of
+/// Which keys: those of `[start, end)` (`end` empty: to the end) that match, at most `limit` of
 /// them.
 #[derive(Clone)]
 pub struct Stretch {
-    pub dict: DictionaryId,
     pub start: Vec<u8>,
     pub end: Vec<u8>,
     /// From the last to the first.
     pub backward: bool,
     pub limit: u64,
     pub pattern: Option<Vec<u8>>,
+    /// Strings alone.
+    pub strings_only: bool,
 }
 
 impl Stretch {
     /// Everything whose key matches `pattern`; its literal start bounds what is read.
-    pub fn matching(dict: DictionaryId, pattern: &[u8]) -> Self {
+    pub fn matching(pattern: &[u8]) -> Self {
         let (prefix, only_prefix) = glob::literal_prefix(pattern);
         let end = glob::prefix_end(&prefix);
         let pattern = (!only_prefix).then(|| pattern.to_vec());
-        Stretch { dict, start: prefix, end, backward: false, limit: u64::MAX, pattern }
+        Stretch {
+            start: prefix,
+            end,
+            backward: false,
+            limit: u64::MAX,
+            pattern,
+            strings_only: false,
+        }
     }
 
-    pub fn walk<'s>(&'s self, view: &View, session: &'s Session) -> Result<Walk<'s>, Failure> {
-        let mut cursor = view.cursor(self.dict, &self.start, &self.end)?;
-        if self.backward {
-            cursor.seek_to_end()?;
-        }
-        Ok(Walk { stretch: self, session, cursor, left: self.limit, steps: 0 })
+    /// There is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        !self.end.is_empty() && self.start >= self.end
+    }
+
+    pub fn walk<'s>(
+        &'s self,
+        seen: &'s Seen<'s>,
+        session: &'s Session,
+    ) -> Result<Walk<'s>, Failure> {
+        let cursor = |dict: Option<DictionaryId>, start: &[u8], end: &[u8]| match dict {
+            Some(dict) if !self.is_empty() => {
+                let mut cursor = seen.cursor(dict, start, end)?;
+                if self.backward
+                    && let Some(cursor) = &mut cursor
+                {
+                    cursor.seek_to_end()?;
+                }
+                Ok(cursor)
+            }
+            _ => Ok::<_, Failure>(None),
+        };
+        let heads_end = if self.end.is_empty() { b"l".to_vec() } else { head_key(&self.end) };
+        Ok(Walk {
+            strings: cursor(seen.strings, &self.start, &self.end)?,
+            heads: cursor(seen.types, &head_key(&self.start), &heads_end)?,
+            next_string: None,
+            next_head: None,
+            stretch: self,
+            session,
+            seen,
+            left: self.limit,
+            steps: 0,
+        })
     }
 
     /// What is left of the stretch behind `key`, with `done` tuples taken.
@@ -54,56 +98,119 @@ impl Stretch {
     }
 }
 
+/// A key that was met.
+pub struct Item {
+    pub key: Bytes,
+    pub kind: Kind,
+    /// Of a string.
+    pub tuple: Option<Tuple>,
+}
+
 pub struct Walk<'s> {
+    strings: Option<Cursor>,
+    heads: Option<Cursor>,
+    next_string: Option<Tuple>,
+    next_head: Option<(Bytes, Head)>,
     stretch: &'s Stretch,
     session: &'s Session,
-    cursor: Cursor,
+    seen: &'s Seen<'s>,
     left: u64,
     steps: u32,
 }
 
 impl Walk<'_> {
-    pub fn step(&mut self) -> Result<Option<Tuple>, Failure> {
+    pub fn step(&mut self) -> Result<Option<Item>, Failure> {
         while self.left > 0 {
             self.steps = self.steps.wrapping_add(1);
             if self.steps.is_multiple_of(256) {
                 self.session.check_stopping()?;
             }
-            let tuple =
-                if self.stretch.backward { self.cursor.prev()? } else { self.cursor.next()? };
-            let Some(tuple) = tuple else { break };
-            if self.stretch.pattern.as_ref().is_none_or(|p| glob::matches(p, &tuple.key)) {
+            let Some(item) = self.meet()? else { break };
+            let Some(item) = item else { continue };
+            if self.stretch.pattern.as_ref().is_none_or(|p| glob::matches(p, &item.key)) {
                 self.left -= 1;
-                return Ok(Some(tuple));
+                return Ok(Some(item));
             }
         }
         self.left = 0;
         Ok(None)
     }
+
+    /// What comes next; `Some(None)`: a key that is not there.
+    fn meet(&mut self) -> Result<Option<Option<Item>>, Failure> {
+        let backward = self.stretch.backward;
+        let advance = |cursor: &mut Option<Cursor>| match cursor {
+            Some(cursor) if backward => cursor.prev(),
+            Some(cursor) => cursor.next(),
+            None => Ok(None),
+        };
+        if self.next_string.is_none() {
+            self.next_string = advance(&mut self.strings)?;
+            if self.next_string.is_none() {
+                self.strings = None;
+            }
+        }
+        if self.next_head.is_none() {
+            match advance(&mut self.heads)? {
+                None => self.heads = None,
+                Some(tuple) => {
+                    let head = Head::decode(&tuple.value()?).ok_or_else(|| {
+                        let key = tuple.key.escape_ascii();
+                        Failure::Corrupt(format!("the head '{key}' does not decode"))
+                    })?;
+                    self.next_head = Some((tuple.key.slice(1..), head));
+                }
+            }
+        }
+        let order = match (&self.next_string, &self.next_head) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(tuple), Some((key, _))) if backward => key.cmp(&tuple.key),
+            (Some(tuple), Some((key, _))) => tuple.key.cmp(key),
+        };
+        let string = if order.is_le() { self.next_string.take() } else { None };
+        let head = if order.is_ge() { self.next_head.take() } else { None };
+        let live = match &head {
+            Some((_, head)) => self.seen.judge(*head)?,
+            None => None,
+        };
+        Ok(Some(match (live.map(|live| live.kind), head, string) {
+            // A collection, or what has expired.
+            (Some(kind), Some((key, _)), _) => kind
+                .filter(|_| !self.stretch.strings_only)
+                .map(|kind| Item { key, kind, tuple: None }),
+            (_, _, Some(tuple)) => {
+                Some(Item { key: tuple.key.clone(), kind: Kind::String, tuple: Some(tuple) })
+            }
+            (_, _, None) => None,
+        }))
+    }
 }
 
-/// Answers with the array of what `write` makes of each tuple: `each` replies.
+/// Answers with the array of what `write` makes of each item: `each` replies.
 pub fn answer(
     s: &Session,
     stretch: &Stretch,
     out: &mut Output,
     each: usize,
-    write: impl Fn(&Tuple, &mut Output) -> Outcome,
+    write: impl Fn(&Item, &mut Output) -> Outcome,
 ) -> Outcome {
     let position = out.position();
-    let result = write_what_fits(s, stretch, out, each, &write);
+    let seen = s.see()?;
+    let result = write_what_fits(s, &seen, stretch, out, each, &write);
     if result.is_err() {
         out.rewind(position);
     }
-    let Some((view, rest, mut owed)) = result? else { return Ok(()) };
+    let Some((rest, mut owed)) = result? else { return Ok(()) };
     // From here on the header is out: whatever fails, as many replies as it says must follow.
     let mut stream = || -> Outcome {
-        let mut walk = rest.walk(&view, s)?;
+        let mut walk = rest.walk(&seen, s)?;
         while owed > 0
             && !out.is_broken()
-            && let Some(tuple) = walk.step()?
+            && let Some(item) = walk.step()?
         {
-            write(&tuple, out)?;
+            write(&item, out)?;
             owed -= 1;
             out.send_if_large();
         }
@@ -119,28 +226,28 @@ pub fn answer(
     Ok(())
 }
 
-/// Writes the header and as much as fits; gives what is left, and how many tuples that is, where
-/// not all of it does.
+/// Writes the header and as much as fits; gives what is left, and how many items that is, where not
+/// all of it does.
 fn write_what_fits(
     s: &Session,
+    seen: &Seen<'_>,
     stretch: &Stretch,
     out: &mut Output,
     each: usize,
-    write: impl Fn(&Tuple, &mut Output) -> Outcome,
-) -> Result<Option<(View, Stretch, u64)>, Failure> {
-    let view = s.view_of(stretch.dict, &stretch.start, &stretch.end)?;
+    write: impl Fn(&Item, &mut Output) -> Outcome,
+) -> Result<Option<(Stretch, u64)>, Failure> {
     let position = out.position();
     let room = s.shared.limits.reply / 4;
-    let mut walk = stretch.walk(&view, s)?;
+    let mut walk = stretch.walk(seen, s)?;
     let (mut written, mut last) = (0u64, None);
     while out.position() - position < room {
-        let Some(tuple) = walk.step()? else {
+        let Some(item) = walk.step()? else {
             out.insert_array_header(position, written as usize * each);
             return Ok(None);
         };
-        write(&tuple, out)?;
+        write(&item, out)?;
         written += 1;
-        last = Some(tuple.key);
+        last = Some(item.key);
     }
     let mut owed = 0;
     while walk.step()?.is_some() {
@@ -149,5 +256,5 @@ fn write_what_fits(
     out.insert_array_header(position, (written + owed) as usize * each);
     drop(walk);
     let rest = stretch.behind(last.as_deref().unwrap_or_default(), written);
-    Ok((owed > 0).then_some((view, rest, owed)))
+    Ok((owed > 0).then_some((rest, owed)))
 }

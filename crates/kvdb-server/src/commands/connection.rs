@@ -231,6 +231,8 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (c, 3) if is(c, "no-evict") || is(c, "no-touch") => out.ok(),
         (c, 3) if is(c, "reply") && is(args.at(2), "on") => out.ok(),
+        (c, 3) if is(c, "tracking") && is(args.at(2), "off") => out.ok(),
+        (c, 2) if is(c, "getredir") => out.integer(-1),
         (c, _) => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
             return Err(Failure::request(format!(

@@ -6,6 +6,7 @@ use super::ranges::bounds;
 use super::{is, wrong_arity};
 use crate::dictionaries::{Place, Selected, listed};
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::types_name;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -36,7 +37,7 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Ok(())
         }
         (c, _) if is(c, "create") && pairs => {
-            let mut selected = Selected::choose(s.db(), args.at(2))?;
+            let selected = Selected::choose(s.db(), args.at(2))?;
             let options = changed(DictionaryOptions::default(), args)?;
             if selected.existing(s.db())?.is_some() {
                 return Err(Failure::request("such a dictionary exists: DICT SET changes it"));
@@ -53,7 +54,11 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         (c, 3) if is(c, "drop") => {
             let info = existing(s, args.at(2))?;
+            let types = s.db().dictionary(&types_name(&info.name));
             s.db().drop_dictionary(info.id)?;
+            if let Some(types) = types {
+                s.db().drop_dictionary(types)?;
+            }
             out.ok();
             Ok(())
         }
@@ -95,7 +100,7 @@ pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 
 /// A dictionary of the user that exists.
 fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
-    let mut selected = Selected::choose(s.db(), name)?;
+    let selected = Selected::choose(s.db(), name)?;
     let id = selected.existing(s.db())?;
     let info = s.db().dictionaries().into_iter().find(|info| Some(info.id) == id);
     info.ok_or_else(|| Failure::request(format!("there is no dictionary '{}'", selected.name())))

@@ -65,7 +65,7 @@ fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
         return Err(NOAUTH);
     }
     let wanted = command.arity.unsigned_abs() as usize;
-    if matches!(s.place, Place::Snapshot(_))
+    if matches!(s.place, Place::Snapshot(..))
         && (command.writes || matches!(command.name, "multi" | "watch"))
     {
         return Err(SNAPSHOT);

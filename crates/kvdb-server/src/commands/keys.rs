@@ -1,30 +1,34 @@
-//! Commands on keys as such.
+//! Commands on keys as such, whatever they hold.
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use kvdb::Batch;
+use kvdb::{Batch, DictionaryId};
 
-use super::strings::len;
+use super::is;
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::{
+    ELEMENT, Head, Kind, Live, count_key, deadline_key, elements, head_key, whole,
+};
 use crate::output::Output;
-use crate::request::Arguments;
+use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::session::seen::Seen;
 
 pub fn del(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut deleted = 0;
-    if let Some(dict) = s.existing()? {
+    if let Some(space) = s.existing()? {
         let keys: HashSet<&[u8]> = args.from(1).collect();
-        s.amend(dict, keys.iter().copied(), |view| {
-            deleted = 0;
-            let mut batch = Batch::new();
+        deleted = s.change(space, keys.iter().copied(), |seen, batch| {
+            let mut deleted = 0;
             for key in &keys {
-                if view.value_len(dict, key)?.is_some() {
-                    batch.delete(dict, Bytes::copy_from_slice(key));
+                let live = seen.live(key)?;
+                if live.exists() {
+                    seen.remove(key, &live, batch);
                     deleted += 1;
                 }
             }
-            Ok(batch)
+            Ok(deleted)
         })?;
     }
     out.integer(deleted);
@@ -32,33 +36,235 @@ pub fn del(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn exists(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let seen = s.see()?;
     let mut found = 0;
     for key in args.from(1) {
-        found += i64::from(len(s, key)?.is_some());
+        found += i64::from(seen.live(key)?.exists());
     }
     out.integer(found);
     Ok(())
 }
 
 pub fn kind(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let found = len(s, args.at(1))?.is_some();
-    out.status(if found { "string" } else { "none" });
+    let live = s.see()?.live(args.at(1))?;
+    out.status(live.kind.map_or("none", Kind::name));
     Ok(())
 }
 
-/// -1: the key has no time to live; -2: there is no such key.
-pub fn ttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let found = len(s, args.at(1))?.is_some();
-    out.integer(if found { -1 } else { -2 });
+const NO_KEY: Failure = Failure::Request(std::borrow::Cow::Borrowed("no such key"));
+
+pub fn rename(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    give_name(s, args, false)?;
+    out.ok();
     Ok(())
 }
 
-/// There is never a time to live to take away.
-pub fn persist(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    out.integer(0);
+pub fn renamenx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let done = give_name(s, args, true)?;
+    out.integer(i64::from(done));
     Ok(())
 }
 
-pub fn expiry(_: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
-    Err(Failure::EXPIRY)
+fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, Failure> {
+    let (from, to) = (args.at(1), args.at(2));
+    s.check_key(to)?;
+    let space = s.existing()?.ok_or(NO_KEY)?;
+    s.change(space, [from, to], |seen, batch| {
+        let live = seen.live(from)?;
+        let kind = live.kind.ok_or(NO_KEY)?;
+        if from == to {
+            return Ok(!only_new);
+        }
+        let there = seen.live(to)?;
+        if only_new && there.exists() {
+            return Ok(false);
+        }
+        seen.remove(to, &there, batch);
+        if kind == Kind::String {
+            let value = seen.string(from)?.1.unwrap_or_default();
+            seen.remove(from, &live, batch);
+            let new = seen.put_string(to, &Live::default(), value, batch);
+            if live.deadline().is_some() {
+                seen.set_deadline(to, &new, live.deadline(), batch);
+            }
+        } else if let (Some(types), Some(head)) = (seen.types, live.head) {
+            // The elements stay where they are, under the id.
+            batch.delete(types, head_key(from));
+            put_head(types, to, head, batch);
+            if let Some(deadline) = head.deadline {
+                batch.delete(types, deadline_key(deadline, from));
+            }
+        }
+        Ok(true)
+    })
+}
+
+fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
+    batch.put(types, head_key(key), head.encode());
+    if let Some(deadline) = head.deadline {
+        batch.put(types, deadline_key(deadline, key), Bytes::new());
+    }
+}
+
+/// `COPY source destination [REPLACE]`
+pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (from, to) = (args.at(1), args.at(2));
+    let mut replace = false;
+    for option in args.from(3) {
+        match option {
+            o if is(o, "replace") => replace = true,
+            o if is(o, "db") => {
+                return Err(Failure::request("COPY works within one dictionary: DB is not known"));
+            }
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    if from == to {
+        return Err(Failure::request("source and destination objects are the same"));
+    }
+    s.check_key(to)?;
+    let done = match s.existing()? {
+        None => false,
+        Some(space) => s.change(space, [from, to], |seen, batch| {
+            let live = seen.live(from)?;
+            let Some(kind) = live.kind else { return Ok(false) };
+            let there = seen.live(to)?;
+            if there.exists() && !replace {
+                return Ok(false);
+            }
+            if kind == Kind::String {
+                let value = seen.string(from)?.1.unwrap_or_default();
+                let new = seen.put_string(to, &there, value, batch);
+                if live.deadline().is_some() {
+                    seen.set_deadline(to, &new, live.deadline(), batch);
+                }
+                return Ok(true);
+            }
+            seen.remove(to, &there, batch);
+            copy_collection(s, seen, &live, to, batch)?;
+            Ok(true)
+        })?,
+    };
+    out.integer(i64::from(done));
+    Ok(())
+}
+
+fn copy_collection(
+    s: &Session,
+    seen: &Seen<'_>,
+    live: &Live,
+    to: &[u8],
+    batch: &mut Batch,
+) -> Outcome {
+    let (Some(types), Some(head)) = (seen.types, live.head) else { return Ok(()) };
+    let mut id = s.random();
+    while seen.has(types, &count_key(id))? {
+        id = s.random();
+    }
+    put_head(types, to, Head { id, ..head }, batch);
+    let (start, end) = whole(head.id);
+    let (mut bytes, most) = (0, s.shared.limits.request);
+    let Some(mut cursor) = seen.cursor(types, &start, &end)? else { return Ok(()) };
+    while let Some(tuple) = cursor.next()? {
+        let (key, value) = tuple.into_parts()?;
+        bytes += key.len() + value.len() + 64;
+        if bytes > most {
+            return Err(Failure::Limit(format!(
+                "more than {most} bytes of a collection are to be copied at once"
+            )));
+        }
+        let mut copied = key.to_vec();
+        copied[1..9].copy_from_slice(&id.to_be_bytes());
+        batch.put(types, copied, value);
+    }
+    Ok(())
+}
+
+/// `OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key`
+pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if is(args.at(1), "help") && args.len() == 2 {
+        out.array(1);
+        out.status("OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key");
+        return Ok(());
+    }
+    let known = ["encoding", "refcount", "idletime", "freq"];
+    if args.len() != 3 || !known.iter().any(|name| is(args.at(1), name)) {
+        return Err(super::unknown_subcommand(args, "OBJECT"));
+    }
+    let seen = s.see()?;
+    let live = seen.live(args.at(2))?;
+    match args.at(1) {
+        _ if !live.exists() => out.null(),
+        c if is(c, "encoding") => out.bulk(encoding(&seen, args.at(2), &live)?.as_bytes()),
+        c if is(c, "refcount") => out.integer(1),
+        // Nothing remembers when a key was last read.
+        c if is(c, "idletime") => out.integer(0),
+        _ => {
+            return Err(Failure::request(
+                "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What Redis would choose, as far as the length of a collection tells.
+fn encoding(seen: &Seen<'_>, key: &[u8], live: &Live) -> Result<&'static str, Failure> {
+    Ok(match (live.kind, live.count) {
+        (Some(Kind::Hash), ..=128) | (Some(Kind::SortedSet), ..=128) => "listpack",
+        (Some(Kind::Hash), _) => "hashtable",
+        (Some(Kind::SortedSet), _) => "skiplist",
+        (Some(Kind::List), _) => "quicklist",
+        (Some(Kind::Set), count) => {
+            match live.head.filter(|_| count <= 512).map(|head| elements(head.id)) {
+                Some((start, end)) if all_integers(seen, &start, &end)? => "intset",
+                _ if count <= 128 => "listpack",
+                _ => "hashtable",
+            }
+        }
+        (Some(Kind::String) | None, _) => match seen.string(key)?.1.unwrap_or_default() {
+            value if value.len() <= 20 && integer(&value).is_some() => "int",
+            value if value.len() <= 44 => "embstr",
+            _ => "raw",
+        },
+    })
+}
+
+fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failure> {
+    let Some(types) = seen.types else { return Ok(false) };
+    let Some(mut cursor) = seen.cursor(types, start, end)? else { return Ok(false) };
+    while let Some(tuple) = cursor.next()? {
+        if integer(&tuple.key[ELEMENT..]).is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// `MEMORY USAGE key [SAMPLES n]`: the bytes that the key takes, in the file or on the way there; of
+/// a collection, by the tree's estimate.
+pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if !is(args.at(1), "usage") || !matches!(args.len(), 3 | 5) {
+        return Err(super::unknown_subcommand(args, "MEMORY"));
+    }
+    if args.len() == 5 && (!is(args.at(3), "samples") || integer(args.at(4)).is_none()) {
+        return Err(Failure::SYNTAX);
+    }
+    let (key, seen) = (args.at(2), s.see()?);
+    let live = seen.live(key)?;
+    match (live.kind, seen.types, live.head) {
+        (None, ..) => out.null(),
+        (Some(Kind::String), ..) => {
+            let len = seen.len_of_string(key)?.1.unwrap_or(0);
+            out.integer((key.len() + len) as i64);
+        }
+        (Some(_), Some(types), Some(head)) => {
+            let (start, end) = whole(head.id);
+            let view = s.view_of(types, &start, &end)?;
+            let found = view.estimate(types, start..end)?;
+            out.integer((found.bytes + key.len() as u64) as i64);
+        }
+        (Some(_), ..) => out.integer(key.len() as i64),
+    }
+    Ok(())
 }

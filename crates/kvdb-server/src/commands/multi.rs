@@ -17,14 +17,16 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use kvdb::{Durability, TransactionOptions};
+use kvdb::{Batch, Durability, TransactionOptions};
 
 use super::{COMMANDS, Command, InMulti, find, is, run_one};
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Kind, whole};
 use crate::locks::Held;
 use crate::output::Output;
 use crate::request::Arguments;
-use crate::session::multi::{Counted, Queue, WATCHED, Watch, is_over};
+use crate::session::multi::{Counted, Queue, WATCHED, Watch, Watched, is_over};
+use crate::session::seen::Seen;
 use crate::session::{Executing, Session, Shared, TRIES};
 
 pub fn multi(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -76,27 +78,55 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     if s.queue.is_some() {
         return Err(Failure::request("WATCH inside MULTI is not allowed"));
     }
-    let dict = s.writable()?;
+    let space = s.writable()?;
     let mut counted = Counted::new(&s.shared)?;
     counted.add(args.from(1).map(|key| key.len() + WATCHED).sum())?;
+    args.from(1).try_for_each(|key| s.check_key(key))?;
+    let keys = args.from(1).map(Bytes::copy_from_slice).collect();
     let watch = match &s.joined {
-        Some((transaction, _)) => Watch::Joined {
-            before: transaction.view()?,
-            keys: args.from(1).map(|key| (dict, Bytes::copy_from_slice(key))).collect(),
-        },
+        Some((transaction, _)) => {
+            let (before, mut expires) = (transaction.view()?, None);
+            let seen = s.see()?;
+            for key in args.from(1) {
+                expires = [expires, seen.live(key)?.deadline()].into_iter().flatten().min();
+            }
+            Watch { space, keys, expires, state: Watched::Joined(before) }
+        }
         None => {
-            let idle_limit = Some(s.shared.limits.watch_time);
+            // What has expired before is not there, and its removal no change.
+            let purge = |seen: &Seen<'_>, batch: &mut Batch| {
+                for key in args.from(1) {
+                    let live = seen.live(key)?;
+                    if live.head.is_some_and(|head| head.is_expired(seen.now)) {
+                        seen.remove(key, &live, batch);
+                    }
+                }
+                Ok(())
+            };
+            if space.types.is_some() {
+                s.change(space, args.from(1), purge)?;
+            }
             let options = TransactionOptions {
                 label: "WATCH".into(),
-                idle_limit,
+                idle_limit: Some(s.shared.limits.watch_time),
                 ..TransactionOptions::default()
             };
-            let watch = s.db().begin_with(options)?;
-            for key in args.from(1) {
-                s.check_key(key)?;
-                watch.read_conflict_key(dict, key)?;
+            let (watch, mut expires) = (s.db().begin_with(options)?, None);
+            {
+                let seen = Seen::of(&watch, space, s.now())?;
+                for key in args.from(1) {
+                    watch.read_conflict_key(space.strings, key)?;
+                    let live = seen.live(key)?;
+                    expires = [expires, live.deadline()].into_iter().flatten().min();
+                    if let (Some(types), Some(head)) = (space.types, live.head)
+                        && head.kind != Kind::String
+                    {
+                        let (start, end) = whole(head.id);
+                        watch.read_conflict_range(types, &start, &end)?;
+                    }
+                }
             }
-            Watch::Store(watch)
+            Watch { space, keys, expires, state: Watched::Store(watch) }
         }
     };
     s.watches.push((watch, counted));
@@ -123,7 +153,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
         outcome = attempt(s, &queue, &watches, tried, out);
-        (s.executing, s.stopped) = (None, None);
+        (s.executing, s.stopped, s.exec_time) = (None, None, None);
         if outcome.is_ok() {
             break;
         }
@@ -151,6 +181,7 @@ fn attempt(
     out: &mut Output,
 ) -> Outcome {
     let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
+    s.exec_time = Some(s.clock());
     let _held = match &group {
         // Others in the transaction wait. It may be for long, if one of these commands waits for a
         // lock.
@@ -167,11 +198,11 @@ fn attempt(
         })?,
     };
     for (watch, _) in watches {
-        if watch.is_broken(&transaction)? {
+        if watch.is_broken(&transaction, s)? {
             out.null_array();
             return Ok(());
         }
-        if let Watch::Store(watch) = watch {
+        if let Watched::Store(watch) = &watch.state {
             match transaction.depend_on(watch) {
                 Err(error) if is_over(&error) => {
                     out.null_array();
@@ -219,23 +250,26 @@ fn attempt(
 fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'a>, Failure> {
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut writes = false;
+    if queue.requests.iter().any(|request| super::may_need_types(request.arguments())) {
+        // It cannot be made under some of the locks.
+        s.typed()?;
+    }
     for request in &queue.requests {
         let args = request.arguments();
         let Some(command) = find(args.at(0)).map(|index| &COMMANDS[index]) else { continue };
-        let (first, last, step) = command.keys;
         writes |= command.writes;
-        if first > 0 {
-            let last = if last < 0 { args.len() } else { last as usize + 1 };
-            keys.extend((first as usize..last).step_by(step as usize).map(|i| args.at(i)));
+        let named = command.keys_of(args);
+        if !named.is_empty() {
+            keys.extend(named);
         } else if command.writes
             || [("select"), ("use")].iter().any(|name| is(command.name.as_bytes(), name))
         {
             return Ok(shared.locks.all());
         }
     }
-    let dict = if writes { Some(s.writable()?) } else { s.existing()? };
-    Ok(match dict {
-        Some(dict) => shared.locks.keys(dict, keys.into_iter()),
+    let space = if writes { Some(s.writable()?) } else { s.existing()? };
+    Ok(match space {
+        Some(space) => shared.locks.keys(space.strings, keys.into_iter()),
         None => Held::Already,
     })
 }

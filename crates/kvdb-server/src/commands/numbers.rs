@@ -1,13 +1,14 @@
 //! Counters: values that are decimal numbers.
 
 use bytes::Bytes;
-use kvdb::{Batch, Update, View};
+use kvdb::{Batch, Update};
 
 use super::strings::rewrite;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::session::seen::Seen;
 
 pub fn incr(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     add(s, args.at(1), 1, out)
@@ -28,41 +29,39 @@ pub fn decrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     add(s, args.at(1), by, out)
 }
 
-fn add(s: &mut Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
+fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
     s.check_key(key)?;
-    let dict = s.writable()?;
+    let space = s.writable()?;
     // Two transactions that add to one key both commit. `EXEC` gives answers that must hold.
     let commutes = s.is_joined();
-    let mut sum = 0;
-    let change = |view: &View| {
-        let value = view.get(dict, key)?;
+    let change = |seen: &Seen<'_>, batch: &mut Batch| {
+        let (live, value) = seen.string(key)?;
         let old = value.as_deref().map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
-        sum =
+        let sum =
             old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
-        let key = Bytes::copy_from_slice(key);
-        let mut batch = Batch::new();
-        match commutes {
-            true => batch.update(dict, key, Update::add(by)),
-            false => batch.put(dict, key, sum.to_string()),
+        // What has expired is still there: it must be put, not added to.
+        match commutes && (live.exists() || live.head.is_none()) {
+            true => batch.update(space.strings, Bytes::copy_from_slice(key), Update::add(by)),
+            false => seen.change_string(key, &live, sum.to_string(), batch),
         }
-        Ok(batch)
+        Ok(sum)
     };
-    match commutes {
-        true => s.amend_commuting(dict, [key], change)?,
-        false => s.amend(dict, [key], change)?,
-    }
+    let sum = match commutes {
+        true => s.change_commuting(space, [key], change)?,
+        false => s.change(space, [key], change)?,
+    };
     out.integer(sum);
     Ok(())
 }
 
 pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let by = Decimal::parse(args.at(2)).ok_or(Failure::NOT_A_FLOAT)?;
-    let mut sum = String::new();
-    rewrite(s, args.at(1), |old| {
+    let sum = rewrite(s, args.at(1), |old| {
         let old =
             old.map_or(Some(Decimal::Exact(0)), Decimal::parse).ok_or(Failure::NOT_A_FLOAT)?;
-        sum = old.plus(by).ok_or(Failure::request("increment would produce NaN or Infinity"))?;
-        Ok(sum.clone().into_bytes())
+        let sum =
+            old.plus(by).ok_or(Failure::request("increment would produce NaN or Infinity"))?;
+        Ok((Some(sum.clone().into_bytes()), sum))
     })?;
     out.bulk(sum.as_bytes());
     Ok(())
@@ -71,7 +70,7 @@ pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
 /// A number as `INCRBYFLOAT` sees it: exact where 17 decimals suffice, so that 0.1 + 0.2 is 0.3,
 /// and a double elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Decimal {
+pub enum Decimal {
     /// In units of 10⁻¹⁷.
     Exact(i128),
     Double(f64),
@@ -81,7 +80,7 @@ const DECIMALS: u32 = 17;
 const UNIT: i128 = 10i128.pow(DECIMALS);
 
 impl Decimal {
-    fn parse(text: &[u8]) -> Option<Self> {
+    pub fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         // What Rust reads as a double is what is a number; names of infinity and of what is none
         // are not.
@@ -125,7 +124,7 @@ impl Decimal {
     }
 
     /// The sum as text; `None` where it is not finite.
-    fn plus(self, other: Self) -> Option<String> {
+    pub fn plus(self, other: Self) -> Option<String> {
         if let (Decimal::Exact(a), Decimal::Exact(b)) = (self, other)
             && let Some(sum) = a.checked_add(b)
         {

@@ -11,6 +11,8 @@ use kvdb::{Batch, DictionaryId};
 
 use super::is;
 use crate::failure::{Failure, Outcome};
+use crate::glob;
+use crate::keyspace::{Head, Keyspace, Kind, head_key, whole};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -43,61 +45,109 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             _ => return Err(Failure::SYNTAX),
         }
     }
-    let Some(dict) = s.existing()? else {
-        out.array(0);
-        return Ok(());
-    };
     let (start, end) = bounds(args, exact);
     let (start, end) = (start.to_vec(), end.to_vec());
     if !end.is_empty() && start >= end {
         out.array(0);
         return Ok(());
     }
-    let stretch = Stretch { dict, start, end, backward, limit, pattern: None };
+    let stretch = Stretch { start, end, backward, limit, pattern: None, strings_only: true };
     if values {
-        answer(s, &stretch, out, 2, |tuple, out| {
-            let value = tuple.value()?;
-            out.bulk(&tuple.key);
+        answer(s, &stretch, out, 2, |item, out| {
+            let value = match &item.tuple {
+                Some(tuple) => tuple.value()?,
+                None => Bytes::new(),
+            };
+            out.bulk(&item.key);
             out.bulk(&value);
             Ok(())
         })
     } else {
-        answer(s, &stretch, out, 1, |tuple, out| {
-            out.bulk(&tuple.key);
+        answer(s, &stretch, out, 1, |item, out| {
+            out.bulk(&item.key);
             Ok(())
         })
     }
 }
 
-/// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever it covers, so it does not say
-/// how many keys there were.
+/// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever strings it covers, and one for
+/// each collection; so it does not say how many keys there were.
 pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
         return Err(Failure::SYNTAX);
     }
-    if let Some(dict) = s.existing()? {
-        let (start, end) = bounds(args, exact);
-        let _held = s.hold_all();
-        let mut batch = Batch::new();
-        delete(s, dict, start, end, &mut batch)?;
-        if !batch.is_empty() {
-            s.commit(batch)?;
-        }
-    }
+    let (start, end) = bounds(args, exact);
+    empty_stretch(s, start, end)?;
     out.ok();
     Ok(())
 }
 
-/// `DELPREFIX prefix`: every key that begins with it, by one range tombstone.
+/// `DELPREFIX prefix`: every key that begins with it, as `DELRANGE` does.
 pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    if let Some(dict) = s.existing()? {
-        let _held = s.hold_all();
-        let mut batch = Batch::new();
-        batch.delete_prefix(dict, args.at(1));
-        s.commit(batch)?;
-    }
+    let end = glob::prefix_end(args.at(1));
+    empty_stretch(s, args.at(1), &end)?;
     out.ok();
+    Ok(())
+}
+
+fn empty_stretch(s: &Session, start: &[u8], end: &[u8]) -> Outcome {
+    let Some(space) = s.existing()? else { return Ok(()) };
+    let _held = s.hold_all();
+    let space = s.under_locks(space)?;
+    let mut batch = Batch::new();
+    delete(s, space.strings, start, end, &mut batch)?;
+    delete_types(s, space, start, end, &mut batch)?;
+    if batch.is_empty() { Ok(()) } else { s.commit(batch) }
+}
+
+/// Collections that one command may delete with a stretch of keys.
+const MOST_COLLECTIONS: usize = 1 << 16;
+
+/// Adds the deletion of what stands beside the keys of `[start, end)`.
+fn delete_types(
+    s: &Session,
+    space: Keyspace,
+    start: &[u8],
+    end: &[u8],
+    batch: &mut Batch,
+) -> Outcome {
+    let Some(types) = space.types else { return Ok(()) };
+    if start.is_empty() && end.is_empty() {
+        return delete(s, types, b"", b"", batch);
+    }
+    if !end.is_empty() && start >= end {
+        return Ok(());
+    }
+    let (first, last) =
+        (head_key(start), if end.is_empty() { b"l".to_vec() } else { head_key(end) });
+    let mut cursor = match s.view_of(types, &first, &last)?.cursor(types, &first, &last) {
+        Err(kvdb::Error::NoDictionary(_)) => return Ok(()),
+        cursor => cursor?,
+    };
+    let (mut heads, mut collections) = (0u64, 0);
+    while let Some(tuple) = cursor.next()? {
+        heads += 1;
+        if heads.is_multiple_of(256) {
+            s.check_stopping()?;
+        }
+        // What else a head says is found out of date by the sweeper.
+        let Some(head) = Head::decode(&tuple.value()?) else { continue };
+        if head.kind == Kind::String {
+            continue;
+        }
+        collections += 1;
+        if collections > MOST_COLLECTIONS {
+            return Err(Failure::Limit(format!(
+                "more than {MOST_COLLECTIONS} collections lie there: delete a shorter stretch, or FLUSHDB"
+            )));
+        }
+        let (start, end) = whole(head.id);
+        batch.delete_range(types, start, end);
+    }
+    if heads > 0 {
+        batch.delete_range(types, first, last);
+    }
     Ok(())
 }
 
@@ -110,10 +160,10 @@ pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     }
     let found = match s.existing()? {
         None => kvdb::Estimate::default(),
-        Some(dict) => {
+        Some(space) => {
             let (start, end) = bounds(args, exact);
             let end = if end.is_empty() { Bound::Unbounded } else { Bound::Excluded(end) };
-            s.view()?.estimate::<&[u8]>(dict, (Bound::Included(start), end))?
+            s.view()?.estimate::<&[u8]>(space.strings, (Bound::Included(start), end))?
         }
     };
     out.array(4);
@@ -132,7 +182,10 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
         }
         return Ok(());
     }
-    let mut cursor = s.view_of(dict, start, b"")?.cursor(dict, start, b"")?;
+    let mut cursor = match s.view_of(dict, start, b"")?.cursor(dict, start, b"") {
+        Err(kvdb::Error::NoDictionary(_)) => return Ok(()),
+        cursor => cursor?,
+    };
     cursor.seek_to_end()?;
     if let Some(last) = cursor.prev()? {
         if *start < *last.key {
@@ -145,8 +198,10 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
 
 pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    let dicts: Vec<DictionaryId> = s.existing()?.into_iter().collect();
-    empty(s, dicts)?;
+    let _held = s.hold_all();
+    if let Some(space) = s.existing()? {
+        empty(s, [Some(space.strings), space.types])?;
+    }
     out.ok();
     Ok(())
 }
@@ -154,7 +209,9 @@ pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// Empties every dictionary of the user's; the file system's are none of them.
 pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    empty(s, s.dictionaries().into_iter().map(|(_, id)| id).collect())?;
+    let _held = s.hold_all();
+    let (all, types) = (s.dictionaries(), s.types_dictionaries());
+    empty(s, all.into_iter().map(|(_, id)| id).chain(types).map(Some))?;
     out.ok();
     Ok(())
 }
@@ -168,10 +225,9 @@ fn flush_mode(args: Arguments<'_>) -> Outcome {
     }
 }
 
-fn empty(s: &Session, dicts: Vec<DictionaryId>) -> Outcome {
-    let _held = s.hold_all();
+fn empty(s: &Session, dicts: impl IntoIterator<Item = Option<DictionaryId>>) -> Outcome {
     let mut batch = Batch::new();
-    for dict in dicts {
+    for dict in dicts.into_iter().flatten() {
         delete(s, dict, b"", b"", &mut batch)?;
     }
     if batch.is_empty() { Ok(()) } else { s.commit(batch) }

@@ -17,7 +17,7 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed("invalid cursor"));
     let cursor: u64 =
         std::str::from_utf8(args.at(1)).ok().and_then(|c| c.parse().ok()).ok_or(INVALID)?;
-    let (mut count, mut pattern, mut strings) = (10, None, true);
+    let (mut count, mut pattern, mut kind) = (10, None, None);
     let mut options = args.from(2);
     while let Some(option) = options.next() {
         let value = options.next().ok_or(Failure::SYNTAX)?;
@@ -29,7 +29,7 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                     return Err(Failure::SYNTAX);
                 }
             }
-            o if is(o, "type") => strings = is(value, "string"),
+            o if is(o, "type") => kind = Some(value),
             _ => return Err(Failure::SYNTAX),
         }
     }
@@ -45,26 +45,24 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     };
     let (mut keys, mut next) = (Vec::new(), None);
-    if let Some(dict) = s.existing()? {
-        let mut stretch = Stretch::matching(dict, pattern.unwrap_or(b"*"));
-        // The page is measured in keys looked at, so that it ends also where nothing matches.
-        stretch.pattern = None;
-        stretch.start = stretch.start.max(from);
-        let mut bytes = 0;
-        if stretch.end.is_empty() || stretch.start < stretch.end {
-            let view = s.view_of(dict, &stretch.start, &stretch.end)?;
-            let mut walk = stretch.walk(&view, s)?;
-            while let Some(tuple) = walk.step()? {
-                if count == 0 || bytes >= PAGE_BYTES {
-                    next = Some(tuple.key.to_vec());
-                    break;
-                }
-                count -= 1;
-                if strings && pattern.is_none_or(|p| glob::matches(p, &tuple.key)) {
-                    bytes += tuple.key.len();
-                    keys.push(tuple.key);
-                }
-            }
+    let mut stretch = Stretch::matching(pattern.unwrap_or(b"*"));
+    // The page is measured in keys looked at, so that it ends also where nothing matches.
+    stretch.pattern = None;
+    stretch.start = stretch.start.max(from);
+    let mut bytes = 0;
+    let seen = s.see()?;
+    let mut walk = stretch.walk(&seen, s)?;
+    while let Some(item) = walk.step()? {
+        if count == 0 || bytes >= PAGE_BYTES {
+            next = Some(item.key.to_vec());
+            break;
+        }
+        count -= 1;
+        if kind.is_none_or(|kind| is(kind, item.kind.name()))
+            && pattern.is_none_or(|p| glob::matches(p, &item.key))
+        {
+            bytes += item.key.len();
+            keys.push(item.key);
         }
     }
     let cursor = match next {
@@ -84,27 +82,59 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn keys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let Some(dict) = s.existing()? else {
-        out.array(0);
-        return Ok(());
-    };
-    answer(s, &Stretch::matching(dict, args.at(1)), out, 1, |tuple, out| {
-        out.bulk(&tuple.key);
+    answer(s, &Stretch::matching(args.at(1)), out, 1, |item, out| {
+        out.bulk(&item.key);
         Ok(())
     })
 }
 
 /// The exact number of keys, counted.
 pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (all, seen) = (Stretch::matching(b"*"), s.see()?);
+    let mut walk = all.walk(&seen, s)?;
     let mut count = 0;
-    if let Some(dict) = s.existing()? {
-        let view = s.view_of(dict, b"", b"")?;
-        let all = Stretch::matching(dict, b"*");
-        let mut walk = all.walk(&view, s)?;
-        while walk.step()?.is_some() {
-            count += 1;
-        }
+    while walk.step()?.is_some() {
+        count += 1;
     }
     out.integer(count);
     Ok(())
+}
+
+/// Some key, at random: the one next to a random place between the first key and the last, so that
+/// keys that stand alone come more often than those in a crowd.
+pub fn randomkey(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    let seen = s.see()?;
+    let one = |start: &[u8], end: &[u8], backward: bool| {
+        let mut stretch = Stretch::matching(b"*");
+        (stretch.start, stretch.end) = (start.to_vec(), end.to_vec());
+        (stretch.backward, stretch.limit) = (backward, 1);
+        Ok::<_, Failure>(stretch.walk(&seen, s)?.step()?.map(|item| item.key))
+    };
+    let (Some(first), Some(last)) = (one(b"", b"", false)?, one(b"", b"", true)?) else {
+        out.null();
+        return Ok(());
+    };
+    let place = between(&first, &last, s.random());
+    let forward = s.random().is_multiple_of(2);
+    let near = match forward {
+        true => one(&place, b"", false)?,
+        false => one(b"", &[place.as_slice(), b"\0"].concat(), true)?,
+    };
+    out.bulk(&near.unwrap_or(if forward { last } else { first }));
+    Ok(())
+}
+
+/// A key between two others, at the share of `random` in all 64-bit numbers.
+pub fn between(first: &[u8], last: &[u8], random: u64) -> Vec<u8> {
+    let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
+    let number = |key: &[u8], filler: u8| {
+        let mut bytes = [filler; 8];
+        let rest = &key[common..];
+        let len = rest.len().min(8);
+        bytes[..len].copy_from_slice(&rest[..len]);
+        u64::from_be_bytes(bytes)
+    };
+    let (low, high) = (number(first, 0), number(last, u8::MAX));
+    let at = low + ((u128::from(high - low) * u128::from(random)) >> 64) as u64;
+    [&first[..common], &at.to_be_bytes()].concat()
 }

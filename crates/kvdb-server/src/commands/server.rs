@@ -2,16 +2,28 @@
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::connection::yes;
-use super::{COMMANDS, Command, find, is};
+use super::is;
 use crate::dictionaries;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
+use crate::keyspace::types_name;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::sweeper;
+
+/// The version of Redis whose commands and errors these are, for clients that ask.
+pub const REDIS_VERSION: &str = "7.0.15";
+
+/// Bytes of memory that the process has, as the system counts them.
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
 
 /// Everything acknowledged before this is on disk when the reply leaves.
 pub fn sync(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -40,8 +52,9 @@ pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-pub fn time(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+/// The time of the clock that decides what has expired.
+pub fn time(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    let now = s.db().wall_clock();
     out.array(2);
     out.bulk(now.as_secs().to_string().as_bytes());
     out.bulk(now.subsec_micros().to_string().as_bytes());
@@ -73,10 +86,11 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     section("server", &|t| {
         let _ = write!(
             t,
-            "kvfs_version:{}\r\nredis_mode:standalone\r\nprocess_id:{}\r\nuptime_in_seconds:{}\r\nunixsocket:{}\r\ntcp_address:{}\r\n",
+            "redis_version:{REDIS_VERSION}\r\nkvfs_version:{}\r\nredis_mode:standalone\r\narch_bits:64\r\nprocess_id:{}\r\nuptime_in_seconds:{}\r\nuptime_in_days:{}\r\nunixsocket:{}\r\ntcp_address:{}\r\n",
             env!("CARGO_PKG_VERSION"),
             std::process::id(),
             m.started.elapsed().as_secs(),
+            m.started.elapsed().as_secs() / 86_400,
             s.shared.socket,
             s.shared.tcp.map(|a| a.to_string()).unwrap_or_default(),
         );
@@ -89,11 +103,29 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             s.shared.limits.connections
         );
     });
+    section("memory", &|t| {
+        // Of the replies and requests that are counted; the store has a bound of its own.
+        let _ = write!(
+            t,
+            "used_memory:{}\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n",
+            resident_bytes()
+        );
+    });
+    section("persistence", &|t| {
+        let _ = write!(
+            t,
+            "loading:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\naof_enabled:1\r\naof_last_write_status:{}\r\n",
+            if s.shared.db.takes_writes().is_ok() { "ok" } else { "err" }
+        );
+    });
+    section("replication", &|t| {
+        let _ = write!(t, "role:master\r\nconnected_slaves:0\r\n");
+    });
     section("stats", &|t| {
         let _ = write!(
             t,
             "total_connections_received:{}\r\nrejected_connections:{}\r\ntotal_commands_processed:{}\r\nunknown_commands:{}\r\n\
-             protocol_errors:{}\r\ntotal_net_input_bytes:{}\r\ntotal_net_output_bytes:{}\r\n",
+             protocol_errors:{}\r\ntotal_net_input_bytes:{}\r\ntotal_net_output_bytes:{}\r\nexpired_keys:{}\r\nevicted_keys:0\r\n",
             m.accepted.load(Relaxed),
             m.rejected.load(Relaxed),
             m.commands.load(Relaxed),
@@ -101,6 +133,7 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             m.protocol_errors.load(Relaxed),
             m.bytes_in.load(Relaxed),
             m.bytes_out.load(Relaxed),
+            m.expired.load(Relaxed),
         );
     });
     section("commandstats", &|t| {
@@ -115,6 +148,19 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     section("keyspace", &|t| {
         for (name, id) in dictionaries::listed(&s.shared.db) {
             let _ = write!(t, "dictionary_{}:{name}\r\n", id.0);
+            if !name.bytes().all(|c| c.is_ascii_digit()) {
+                continue;
+            }
+            // Estimates: nothing is read for them.
+            let view = s.shared.db.view();
+            let strings = view.estimate::<&[u8]>(id, ..).map_or(0, |e| e.items);
+            let types = s.shared.db.dictionary(&types_name(&name));
+            let beside = |from: &[u8], to: &[u8]| {
+                types.and_then(|types| view.estimate(types, from..to).ok()).map_or(0, |e| e.items)
+            };
+            let (heads, expire) = (beside(b"k", b"l"), beside(b"t", b"u"));
+            let keys = strings + heads.saturating_sub(expire);
+            let _ = write!(t, "db{name}:keys={keys},expires={expire},avg_ttl=0\r\n");
         }
     });
     section("store", &|t| {
@@ -128,6 +174,25 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
+/// `DEBUG SWEEP [count]` removes up to `count` expired keys of each dictionary now, and says how
+/// many; `DEBUG SET-ACTIVE-EXPIRE 0|1` stops that in the background, and goes on.
+pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 2 | 3) if is(c, "sweep") => {
+            let count = args.get(2).map_or(Some(1000), integer).ok_or(Failure::NOT_AN_INTEGER)?;
+            let swept = sweeper::step(&s.shared, count.clamp(0, 10_000) as usize)?;
+            out.integer(swept.removed as i64);
+        }
+        (c, 3) if is(c, "set-active-expire") => {
+            let on = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)? != 0;
+            s.shared.sweeps.store(on, Relaxed);
+            out.ok();
+        }
+        _ => return Err(super::unknown_subcommand(args, "DEBUG")),
+    }
+    Ok(())
+}
+
 pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.at(1) {
         c if is(c, "get") && args.len() > 2 => {
@@ -138,8 +203,10 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 ("durable", if s.durable { "yes" } else { "no" }.to_string()),
                 ("maxclients", limits.connections.to_string()),
                 ("maxmemory", "0".to_string()),
+                ("maxmemory-policy", "noeviction".to_string()),
                 ("proto-max-bulk-len", limits.value.to_string()),
                 ("save", String::new()),
+                ("timeout", "0".to_string()),
                 ("unixsocket", s.shared.socket.clone()),
             ];
             let lower: Vec<Vec<u8>> = args.from(2).map(<[u8]>::to_ascii_lowercase).collect();
@@ -167,6 +234,9 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             s.shared.metrics.reset();
             out.ok();
         }
+        c if is(c, "rewrite") && args.len() == 2 => {
+            return Err(Failure::request("The server is running without a config file"));
+        }
         c => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
             return Err(Failure::request(format!(
@@ -175,84 +245,4 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
     }
     Ok(())
-}
-
-pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let named = || args.from(2).map(|name| find(name).map(|i| &COMMANDS[i]));
-    match args.get(1) {
-        None => {
-            out.array(COMMANDS.len());
-            COMMANDS.iter().for_each(|c| describe(c, out));
-        }
-        Some(c) if is(c, "count") && args.len() == 2 => out.integer(COMMANDS.len() as i64),
-        Some(c) if is(c, "list") && args.len() == 2 => {
-            out.array(COMMANDS.len());
-            COMMANDS.iter().for_each(|c| out.bulk(c.name.as_bytes()));
-        }
-        Some(c) if is(c, "info") => {
-            let all = args.len() == 2;
-            out.array(if all { COMMANDS.len() } else { args.len() - 2 });
-            if all {
-                COMMANDS.iter().for_each(|c| describe(c, out));
-            }
-            for found in named() {
-                match found {
-                    Some(c) => describe(c, out),
-                    None => out.null(),
-                }
-            }
-        }
-        Some(c) if is(c, "docs") => {
-            let found: Vec<&Command> = if args.len() == 2 {
-                COMMANDS.iter().collect()
-            } else {
-                named().flatten().collect()
-            };
-            out.map(found.len());
-            for c in found {
-                out.bulk(c.name.as_bytes());
-                out.map(if c.usage.is_empty() { 2 } else { 3 });
-                out.bulk(b"summary");
-                out.bulk(format!("{} {}", c.name, c.usage).trim_end().as_bytes());
-                out.bulk(b"group");
-                out.bulk(if c.keys == (0, 0, 0) { b"server" } else { b"string" });
-                if !c.usage.is_empty() {
-                    // As one argument: clients show it as a hint.
-                    out.bulk(b"arguments");
-                    out.array(1);
-                    out.map(3);
-                    out.bulk(b"name");
-                    out.bulk(c.usage.as_bytes());
-                    out.bulk(b"type");
-                    out.bulk(b"string");
-                    out.bulk(b"display_text");
-                    out.bulk(c.usage.as_bytes());
-                }
-            }
-        }
-        Some(c) => {
-            let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
-            return Err(Failure::request(format!(
-                "unknown subcommand or wrong number of arguments for '{c}'. Try COMMAND COUNT."
-            )));
-        }
-    }
-    Ok(())
-}
-
-fn describe(c: &Command, out: &mut Output) {
-    out.array(6);
-    out.bulk(c.name.as_bytes());
-    out.integer(i64::from(c.arity));
-    let flags: &[&str] = match (c.writes, c.keys == (0, 0, 0), c.open) {
-        (true, ..) => &["write"],
-        (_, false, _) => &["readonly"],
-        (_, _, true) => &["fast", "no_auth"],
-        _ => &["admin"],
-    };
-    out.set(flags.len());
-    flags.iter().for_each(|flag| out.status(flag));
-    for n in [c.keys.0, c.keys.1, c.keys.2] {
-        out.integer(i64::from(n));
-    }
 }

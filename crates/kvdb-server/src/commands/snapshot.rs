@@ -46,7 +46,11 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         (c, 3 | 5 | 7) if is(c, "send") => return send(s, args, out),
         (c, 3 | 4) if is(c, "changes") => return changes(s, args, out),
         (c, 3..) if is(c, "use") => {
-            let place = Place::Snapshot(s.db().open_snapshot(name(args.at(2))?)?);
+            let snapshot = name(args.at(2))?;
+            let view = s.db().open_snapshot(snapshot)?;
+            let made = s.db().snapshots().into_iter().find(|info| info.name == snapshot);
+            let made = made.map_or(s.clock(), |info| info.created.as_millis() as u64);
+            let place = Place::Snapshot(view, made);
             return go_to(s, place, args, out);
         }
         (c, 2) if is(c, "leave") => s.leave(),

@@ -1,8 +1,9 @@
 //! Commands on one value, or a list of them, by key.
 
 use bytes::Bytes;
-use kvdb::{Batch, Update};
+use kvdb::Update;
 
+use super::expiry::{Time, time_option};
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -15,29 +16,15 @@ pub fn get(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The value of `key` in the selected dictionary.
-pub fn read(s: &mut Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
-    match s.existing()? {
-        Some(dict) => s.get(dict, key),
-        None => Ok(None),
+/// The string of `key` in the selected dictionary.
+pub fn read(s: &Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+    let Some(space) = s.existing()? else { return Ok(None) };
+    if space.types.is_none()
+        && let Some(value) = s.newest(space.strings, key)
+    {
+        return Ok(value?);
     }
-}
-
-/// The length of the value of `key`; large values are not read for it.
-pub fn len(s: &mut Session, key: &[u8]) -> Result<Option<usize>, Failure> {
-    match s.existing()? {
-        Some(dict) => s.value_len(dict, key),
-        None => Ok(None),
-    }
-}
-
-/// `GETEX` without a time is `GET`.
-pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    match args.get(2) {
-        None => get(s, args, out),
-        Some(option) if is(option, "persist") && args.len() == 3 => get(s, args, out),
-        Some(_) => Err(Failure::EXPIRY),
-    }
+    Ok(s.see()?.string(key)?.1)
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -47,22 +34,50 @@ enum When {
     Present,
 }
 
+/// What becomes of the deadline of a key that gets a value.
+#[derive(Clone, Copy, PartialEq)]
+enum Deadline {
+    Gone,
+    Kept,
+    /// Milliseconds since 1970.
+    At(u64),
+}
+
+/// What `SET` and those like it are asked for besides key and value.
+struct Put {
+    when: When,
+    old_wanted: bool,
+    deadline: Deadline,
+}
+
+impl Put {
+    const PLAIN: Put = Put { when: When::Always, old_wanted: false, deadline: Deadline::Gone };
+}
+
+/// `SET key value [NX|XX] [GET] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL]`
 pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (mut when, mut old_wanted) = (When::Always, false);
-    for option in args.from(3) {
+    let mut put = Put::PLAIN;
+    let mut time = None;
+    let mut options = args.from(3);
+    while let Some(option) = options.next() {
         match option {
-            o if is(o, "nx") && when != When::Present => when = When::Absent,
-            o if is(o, "xx") && when != When::Absent => when = When::Present,
-            o if is(o, "get") => old_wanted = true,
-            o if is(o, "keepttl") => {}
-            o if is(o, "ex") || is(o, "px") || is(o, "exat") || is(o, "pxat") => {
-                return Err(Failure::EXPIRY);
-            }
-            _ => return Err(Failure::SYNTAX),
+            o if is(o, "nx") && put.when != When::Present => put.when = When::Absent,
+            o if is(o, "xx") && put.when != When::Absent => put.when = When::Present,
+            o if is(o, "get") => put.old_wanted = true,
+            o if is(o, "keepttl") && time.is_none() => put.deadline = Deadline::Kept,
+            o => match time_option(o) {
+                Some(unit) if time.is_none() && put.deadline == Deadline::Gone => {
+                    time = Some((unit, options.next().ok_or(Failure::SYNTAX)?));
+                }
+                _ => return Err(Failure::SYNTAX),
+            },
         }
     }
-    let (old, done) = put_when(s, args.at(1), args.at(2), when, old_wanted)?;
-    match (old_wanted, done) {
+    if let Some((unit, number)) = time {
+        put.deadline = Deadline::At(unit.deadline(number, s.now(), "set")?);
+    }
+    let (old, done) = put_when(s, args.at(1), args.at(2), &put)?;
+    match (put.old_wanted, done) {
         (true, _) => out.value(old.as_deref()),
         (false, true) => out.ok(),
         (false, false) => out.null(),
@@ -70,85 +85,145 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Puts a value if `when` holds; gives the old value where it is wanted, and whether it put.
+/// Puts a value if what is asked for holds; gives the old value where it is wanted, and whether it
+/// put.
 fn put_when(
-    s: &mut Session,
+    s: &Session,
     key: &[u8],
     value: &[u8],
-    when: When,
-    old_wanted: bool,
+    put: &Put,
 ) -> Result<(Option<Bytes>, bool), Failure> {
     s.check_key(key)?;
-    let dict = s.writable()?;
-    let put = || {
-        let mut batch = Batch::new();
-        batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-        batch
-    };
-    if when == When::Always && !old_wanted {
-        let _held = s.hold(dict, [key])?;
-        s.commit(put())?;
+    if put.when == When::Always && !put.old_wanted && put.deadline == Deadline::Gone {
+        s.put_blindly(s.writable()?, [(key, value)].into_iter())?;
         return Ok((None, true));
     }
-    let (mut old, mut done) = (None, false);
-    s.amend(dict, [key], |view| {
-        let present = match old_wanted {
-            true => {
-                old = view.get(dict, key)?;
-                old.is_some()
-            }
-            false => view.value_len(dict, key)?.is_some(),
+    let space = match put.deadline {
+        Deadline::At(_) => s.typed()?,
+        _ => s.writable()?,
+    };
+    s.change(space, [key], |seen, batch| {
+        let (live, old) = match put.old_wanted {
+            true => seen.string(key)?,
+            false => (seen.live(key)?, None),
         };
-        done = when == When::Always || present == (when == When::Present);
-        Ok(if done { put() } else { Batch::new() })
-    })?;
-    Ok((old, done))
+        if put.when != When::Always && live.exists() != (put.when == When::Present) {
+            return Ok((old, false));
+        }
+        let deadline = match put.deadline {
+            Deadline::Gone => None,
+            Deadline::Kept => live.deadline(),
+            Deadline::At(at) => Some(at),
+        };
+        if deadline.is_some_and(|at| at <= seen.now) {
+            seen.remove(key, &live, batch);
+            return Ok((old, true));
+        }
+        let live = seen.put_string(key, &live, Bytes::copy_from_slice(value), batch);
+        if deadline.is_some() {
+            seen.set_deadline(key, &live, deadline, batch);
+        }
+        Ok((old, true))
+    })
 }
 
 pub fn setnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (_, done) = put_when(s, args.at(1), args.at(2), When::Absent, false)?;
+    let put = Put { when: When::Absent, ..Put::PLAIN };
+    let (_, done) = put_when(s, args.at(1), args.at(2), &put)?;
     out.integer(i64::from(done));
     Ok(())
 }
 
+pub fn setex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set_for(s, args, Time::Seconds, "setex", out)
+}
+
+pub fn psetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set_for(s, args, Time::Millis, "psetex", out)
+}
+
+fn set_for(
+    s: &Session,
+    args: Arguments<'_>,
+    unit: Time,
+    command: &str,
+    out: &mut Output,
+) -> Outcome {
+    let deadline = Deadline::At(unit.deadline(args.at(2), s.now(), command)?);
+    put_when(s, args.at(1), args.at(3), &Put { deadline, ..Put::PLAIN })?;
+    out.ok();
+    Ok(())
+}
+
 pub fn getset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (old, _) = put_when(s, args.at(1), args.at(2), When::Always, true)?;
+    let put = Put { old_wanted: true, ..Put::PLAIN };
+    let (old, _) = put_when(s, args.at(1), args.at(2), &put)?;
     out.value(old.as_deref());
     Ok(())
 }
 
 pub fn getdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
-    let mut old = None;
-    if let Some(dict) = s.existing()? {
-        s.amend(dict, [key], |view| {
-            old = view.get(dict, key)?;
-            let mut batch = Batch::new();
+    let old = match s.existing()? {
+        None => None,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let (live, old) = seen.string(key)?;
             if old.is_some() {
-                batch.delete(dict, Bytes::copy_from_slice(key));
+                seen.remove(key, &live, batch);
             }
-            Ok(batch)
-        })?;
-    }
+            Ok(old)
+        })?,
+    };
     out.value(old.as_deref());
     Ok(())
 }
 
-/// All values as of one moment. A value that cannot be read is an error in its place.
+/// `GETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST]`; without an option it is `GET`.
+pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let deadline = match (args.get(2), args.len()) {
+        (None, _) => return get(s, args, out),
+        (Some(o), 3) if is(o, "persist") => None,
+        (Some(o), 4) => {
+            let unit = time_option(o).ok_or(Failure::SYNTAX)?;
+            Some(unit.deadline(args.at(3), s.now(), "getex")?)
+        }
+        _ => return Err(Failure::SYNTAX),
+    };
+    let value = match s.existing()? {
+        None => None,
+        Some(_) => s.change(s.typed()?, [key], |seen, batch| {
+            let (live, value) = seen.string(key)?;
+            match deadline {
+                _ if value.is_none() => {}
+                Some(at) if at <= seen.now => seen.remove(key, &live, batch),
+                None if live.deadline().is_none() => {}
+                deadline => seen.set_deadline(key, &live, deadline, batch),
+            }
+            Ok(value)
+        })?,
+    };
+    out.value(value.as_deref());
+    Ok(())
+}
+
+/// All values as of one moment. A value that cannot be read is an error in its place; what is no
+/// string is nil.
 pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let dict = s.existing()?;
-    if let Some(dict) = dict {
-        s.reads(dict, args.from(1))?;
+    let space = s.existing()?;
+    if let Some(space) = space {
+        s.reads(space.strings, args.from(1))?;
     }
-    let view = s.view()?;
+    let seen = s.see()?;
     out.array(args.len() - 1);
     for key in args.from(1) {
         if out.is_broken() {
             break;
         }
-        match dict.map_or(Ok(None), |dict| view.get(dict, key)) {
-            Ok(value) => out.value(value.as_deref()),
-            Err(error) => out.error(&Failure::from(error).to_string()),
+        match seen.string(key) {
+            Ok((_, value)) => out.value(value.as_deref()),
+            Err(failure) if failure.is_wrong_type() => out.null(),
+            Err(failure) => out.error(&failure.to_string()),
         }
         out.send_if_large();
     }
@@ -156,58 +231,44 @@ pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn mset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    put_all(s, args, "mset", false)?;
+    check_pairs(s, args, "mset")?;
+    s.put_blindly(s.writable()?, args.from(1).step_by(2).zip(args.from(2).step_by(2)))?;
     out.ok();
     Ok(())
 }
 
+/// None of the pairs where one of the keys exists.
 pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let done = put_all(s, args, "msetnx", true)?;
-    out.integer(i64::from(done));
+    check_pairs(s, args, "msetnx")?;
+    let keys = || args.from(1).step_by(2);
+    let new = s.change(s.writable()?, keys(), |seen, batch| {
+        let mut all = Vec::with_capacity(keys().len());
+        for key in keys() {
+            let live = seen.live(key)?;
+            if live.exists() {
+                return Ok(false);
+            }
+            all.push(live);
+        }
+        for ((key, value), live) in keys().zip(args.from(2).step_by(2)).zip(&all) {
+            seen.put_string(key, live, Bytes::copy_from_slice(value), batch);
+        }
+        Ok(true)
+    })?;
+    out.integer(i64::from(new));
     Ok(())
 }
 
-/// All pairs as one commit; with `only_new`, none of them where one of the keys exists.
-fn put_all(
-    s: &mut Session,
-    args: Arguments<'_>,
-    name: &str,
-    only_new: bool,
-) -> Result<bool, Failure> {
+fn check_pairs(s: &Session, args: Arguments<'_>, name: &str) -> Outcome {
     if args.len().is_multiple_of(2) {
         return Err(wrong_arity(name));
     }
-    for key in args.from(1).step_by(2) {
-        s.check_key(key)?;
-    }
-    let dict = s.writable()?;
-    let keys = || args.from(1).step_by(2);
-    let put = || {
-        let mut batch = Batch::new();
-        for (key, value) in keys().zip(args.from(2).step_by(2)) {
-            batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-        }
-        batch
-    };
-    if !only_new {
-        let _held = s.hold(dict, keys())?;
-        s.commit(put())?;
-        return Ok(true);
-    }
-    let mut new = false;
-    s.amend(dict, keys(), |view| {
-        new = true;
-        for key in keys() {
-            new &= view.value_len(dict, key)?.is_none();
-        }
-        Ok(if new { put() } else { Batch::new() })
-    })?;
-    Ok(new)
+    args.from(1).step_by(2).try_for_each(|key| s.check_key(key))
 }
 
 pub fn strlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let len = len(s, args.at(1))?.unwrap_or(0);
-    out.integer(len as i64);
+    let (_, len) = s.see()?.len_of_string(args.at(1))?;
+    out.integer(len.unwrap_or(0) as i64);
     Ok(())
 }
 
@@ -264,47 +325,42 @@ const PUT_UP_TO: usize = 4 << 10;
 /// Changes a value, or the absence of one, atomically; a long value is not read. `grown` gives the
 /// new length, which is returned, from the old one.
 fn change(
-    s: &mut Session,
+    s: &Session,
     key: &[u8],
     update: &Update,
     grown: impl Fn(usize) -> Result<usize, Failure>,
 ) -> Result<usize, Failure> {
     s.check_key(key)?;
-    let dict = s.writable()?;
-    let mut len = 0;
-    s.amend(dict, [key], |view| {
-        let old = view.value_len(dict, key)?.unwrap_or(0);
-        len = grown(old)?;
-        let name = Bytes::copy_from_slice(key);
-        let mut batch = Batch::new();
-        if old <= PUT_UP_TO || update.bytes().len() > PUT_UP_TO {
-            batch.put(dict, name, update.apply(view.get(dict, key)?.as_deref()));
+    let space = s.writable()?;
+    s.change(space, [key], |seen, batch| {
+        let (live, old) = seen.len_of_string(key)?;
+        let len = grown(old.unwrap_or(0))?;
+        if old.unwrap_or(0) <= PUT_UP_TO || update.bytes().len() > PUT_UP_TO {
+            let value = update.apply(seen.string(key)?.1.as_deref());
+            seen.change_string(key, &live, value, batch);
         } else {
-            batch.update(dict, name, update.clone());
+            batch.update(space.strings, Bytes::copy_from_slice(key), update.clone());
         }
-        Ok(batch)
-    })?;
-    Ok(len)
+        Ok(len)
+    })
 }
 
-/// Replaces a value, or the absence of one, by what `change` makes of it, atomically; gives the new
-/// length.
-pub fn rewrite(
-    s: &mut Session,
+/// Replaces a value, or the absence of one, by what `change` makes of it, atomically; `None` leaves
+/// it. The deadline stays.
+pub fn rewrite<T>(
+    s: &Session,
     key: &[u8],
-    mut change: impl FnMut(Option<&[u8]>) -> Result<Vec<u8>, Failure>,
-) -> Result<usize, Failure> {
+    mut change: impl FnMut(Option<&[u8]>) -> Result<(Option<Vec<u8>>, T), Failure>,
+) -> Result<T, Failure> {
     s.check_key(key)?;
-    let dict = s.writable()?;
-    let mut len = 0;
-    s.amend(dict, [key], |view| {
-        let value = change(view.get(dict, key)?.as_deref())?;
-        len = value.len();
-        let mut batch = Batch::new();
-        batch.put(dict, Bytes::copy_from_slice(key), value);
-        Ok(batch)
-    })?;
-    Ok(len)
+    s.change(s.writable()?, [key], |seen, batch| {
+        let (live, old) = seen.string(key)?;
+        let (value, result) = change(old.as_deref())?;
+        if let Some(value) = value {
+            seen.change_string(key, &live, value, batch);
+        }
+        Ok(result)
+    })
 }
 
 #[cfg(test)]

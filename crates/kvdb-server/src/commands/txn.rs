@@ -11,6 +11,7 @@ use kvdb::{
 use super::{is, wrong_arity};
 use crate::dictionaries;
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Kind, head_key, whole};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -287,19 +288,34 @@ fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         Some(_) => return Err(Failure::SYNTAX),
     };
     arity(args, 3 + keys, 4 + keys)?;
-    let dict = s.writable()?;
+    let space = s.writable()?;
     let transaction =
         s.inside().ok_or(Failure::request("TXN LOCK works in a transaction: join one"))?;
     if transaction.isolation() == Isolation::Snapshot {
         return Err(Failure::request("a transaction of snapshot isolation locks nothing"));
     }
     match keys {
-        1 => transaction.lock_key(dict, args.at(3), exclusive)?,
+        1 => {
+            transaction.lock_key(space.strings, args.at(3), exclusive)?;
+            if let Some(types) = space.types {
+                transaction.lock_key(types, &head_key(args.at(3)), exclusive)?;
+                // The elements: others change them without touching the head.
+                let live = s.see()?.live(args.at(3))?;
+                if let Some(head) = live.head.filter(|head| head.kind != Kind::String) {
+                    let (start, end) = whole(head.id);
+                    transaction.lock_range(types, &start, &end, exclusive)?;
+                }
+            }
+        }
         _ => {
             let (start, end) = (args.at(3), args.at(4));
             let (start, end) =
                 (if start == b"-" { b"" } else { start }, if end == b"+" { b"" } else { end });
-            transaction.lock_range(dict, start, end, exclusive)?
+            transaction.lock_range(space.strings, start, end, exclusive)?;
+            if let Some(types) = space.types {
+                let end = if end.is_empty() { b"l".to_vec() } else { head_key(end) };
+                transaction.lock_range(types, &head_key(start), &end, exclusive)?;
+            }
         }
     }
     out.ok();

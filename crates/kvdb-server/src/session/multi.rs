@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use bytes::Bytes;
 use kvdb::{DictionaryId, Isolation, Transaction, View};
 
-use super::Shared;
+use super::{Session, Shared};
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Head, Keyspace, Kind, head_key, whole};
 use crate::request::Request;
 
 /// What is gathered between `MULTI` and `EXEC`.
@@ -36,11 +37,20 @@ impl Drop for Queue {
 }
 
 /// Keys that must not have changed for `EXEC` to run.
-pub enum Watch {
+pub struct Watch {
+    pub space: Keyspace,
+    pub keys: Vec<Bytes>,
+    /// The first of them expires then: milliseconds since 1970.
+    pub expires: Option<u64>,
+    pub state: Watched,
+}
+
+/// What tells whether they have.
+pub enum Watched {
     /// Of the store: a transaction that depends on them.
     Store(Transaction),
     /// Of a joined transaction: as they were in it.
-    Joined { before: View, keys: Vec<(DictionaryId, Bytes)> },
+    Joined(View),
 }
 
 /// What a watched key takes in addition to its bytes, about.
@@ -86,25 +96,86 @@ pub fn is_over(error: &kvdb::Error) -> bool {
 }
 
 impl Watch {
-    /// Whether a key has changed, as `now` sees it.
-    pub fn is_broken(&self, now: &Transaction) -> Result<bool, Failure> {
-        match self {
-            Watch::Store(watch) => match watch.is_outdated() {
-                Err(error) if is_over(&error) => Ok(true),
-                outdated => Ok(outdated?),
-            },
-            Watch::Joined { before, keys } => {
-                let after = now.view()?;
-                for (dict, key) in keys {
-                    if now.isolation() == Isolation::Serializable {
-                        now.lock_key(*dict, key, false)?;
+    /// Whether a key has changed, as `now` sees it. That nothing changes from here on is up to what
+    /// `now` depends on.
+    pub fn is_broken(&self, now: &Transaction, s: &Session) -> Result<bool, Failure> {
+        if self.expires.is_some_and(|at| at <= s.now()) {
+            return Ok(true);
+        }
+        match &self.state {
+            Watched::Store(watch) => {
+                let outdated = match watch.is_outdated() {
+                    Err(error) if is_over(&error) => true,
+                    outdated => outdated?,
+                };
+                if outdated {
+                    return Ok(true);
+                }
+                // Deadlines have come into use since.
+                let Some(types) = s.under_locks(self.space)?.types else { return Ok(false) };
+                if self.space.types.is_none() {
+                    for key in &self.keys {
+                        now.read_conflict_key(types, &head_key(key))?;
+                        if now.view()?.get(types, &head_key(key))?.is_some() {
+                            return Ok(true);
+                        }
                     }
-                    if before.get(*dict, key)? != after.get(*dict, key)? {
+                }
+                Ok(false)
+            }
+            Watched::Joined(before) => {
+                let types = s.under_locks(self.space)?.types;
+                for key in &self.keys {
+                    if differs(before, now, self.space.strings, key)? {
+                        return Ok(true);
+                    }
+                    let Some(types) = types else { continue };
+                    if differs(before, now, types, &head_key(key))? {
+                        return Ok(true);
+                    }
+                    let head = before.get(types, &head_key(key))?;
+                    let head = head.and_then(|head| Head::decode(&head));
+                    if let Some(head) = head.filter(|head| head.kind != Kind::String)
+                        && elements_differ(before, now, types, head.id)?
+                    {
                         return Ok(true);
                     }
                 }
                 Ok(false)
             }
+        }
+    }
+}
+
+fn differs(
+    before: &View,
+    now: &Transaction,
+    dict: DictionaryId,
+    key: &[u8],
+) -> Result<bool, Failure> {
+    if now.isolation() == Isolation::Serializable {
+        now.lock_key(dict, key, false)?;
+    }
+    Ok(before.get(dict, key)? != now.view()?.get(dict, key)?)
+}
+
+fn elements_differ(
+    before: &View,
+    now: &Transaction,
+    types: DictionaryId,
+    id: u64,
+) -> Result<bool, Failure> {
+    let (start, end) = whole(id);
+    if now.isolation() == Isolation::Serializable {
+        now.lock_range(types, &start, &end, false)?;
+    }
+    let mut old = before.cursor(types, &start, &end)?;
+    let mut new = now.view()?.cursor(types, &start, &end)?;
+    loop {
+        match (old.next()?, new.next()?) {
+            (None, None) => return Ok(false),
+            (Some(a), Some(b)) if a.key == b.key && a.value()? == b.value()? => {}
+            _ => return Ok(true),
         }
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod stats;
 mod threads;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use env::{Env, Machine};
@@ -149,6 +150,18 @@ impl Kvdb {
     /// The store as of the newest commit, for as long as the view is held.
     pub fn view(&self) -> View {
         self.db.0.versions.view()
+    }
+
+    /// The time of the store's environment, since 1970: the clock that snapshots are dated by. It
+    /// is the coarse one of the machine, whose ticks are some milliseconds; in a simulation it
+    /// moves on request.
+    pub fn wall_clock(&self) -> Duration {
+        self.db.0.env.wall()
+    }
+
+    /// A random number of the store's environment; in a simulation it follows from the seed.
+    pub fn random(&self) -> u64 {
+        self.db.0.env.random()
     }
 
     /// The newest committed value.

@@ -1,0 +1,303 @@
+//! What hashes, sets, sorted sets and lists have in common: their elements are tuples under the id
+//! of the collection, in the order of their names.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use kvdb::Tuple;
+
+use super::is;
+use crate::failure::{Failure, Outcome};
+use crate::glob;
+use crate::keyspace::{ELEMENT, Kind, elements};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::session::seen::{Collection, Seen};
+
+/// The name of an element, without the id in front.
+pub fn name(tuple: &Tuple) -> Bytes {
+    tuple.key.slice(ELEMENT..)
+}
+
+/// Elements and their values of `[start, end)`, in order, or from the last to the first. Stops where
+/// `visit` says `false`.
+pub fn visit(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (start, end): (&[u8], &[u8]),
+    backward: bool,
+    mut visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
+) -> Outcome {
+    if start >= end {
+        return Ok(());
+    }
+    let Some(mut cursor) = seen.cursor(of.types, start, end)? else { return Ok(()) };
+    if backward {
+        cursor.seek_to_end()?;
+    }
+    let mut steps = 0u32;
+    while let Some(tuple) = if backward { cursor.prev()? } else { cursor.next()? } {
+        steps = steps.wrapping_add(1);
+        if steps.is_multiple_of(256) {
+            s.check_stopping()?;
+        }
+        if !visit(&tuple)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What a command may gather in memory before it replies or commits, bytes.
+pub struct Room {
+    left: usize,
+    most: usize,
+}
+
+impl Room {
+    pub fn of(s: &Session) -> Room {
+        let most = s.shared.limits.request;
+        Room { left: most, most }
+    }
+    pub fn take(&mut self, bytes: usize) -> Outcome {
+        match self.left.checked_sub(bytes + 64) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => Err(Failure::Limit(format!(
+                "more than {} bytes of elements are to be gathered at once",
+                self.most
+            ))),
+        }
+    }
+}
+
+/// Replies with all elements in order, `each` replies for one; memory stays bounded. `header` writes
+/// the header for so many elements.
+pub fn answer_all(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: Option<&Collection>,
+    out: &mut Output,
+    each: usize,
+    header: impl Fn(&mut Output, usize),
+    write: impl Fn(&Tuple, &mut Output) -> Outcome,
+) -> Outcome {
+    let Some(of) = of else {
+        header(out, 0);
+        return Ok(());
+    };
+    let mut owed = usize::try_from(of.live.count).unwrap_or(0);
+    header(out, owed);
+    let (start, end) = elements(of.id);
+    // From here on as many replies as the header says must follow, whatever fails.
+    let done = visit(s, seen, of, (&start, &end), false, |tuple| {
+        if owed == 0 || out.is_broken() {
+            return Ok(false);
+        }
+        write(tuple, out)?;
+        owed -= 1;
+        out.send_if_large();
+        Ok(true)
+    });
+    if owed > 0 && !out.is_broken() {
+        let text = match done {
+            Err(failure) => failure.to_string(),
+            Ok(()) => format!("CORRUPT collection {:x} has fewer elements than it counts", of.id),
+        };
+        for _ in 0..owed * each {
+            out.error(&text);
+            out.send_if_large();
+        }
+    }
+    Ok(())
+}
+
+/// `HSCAN`, `SSCAN`, `ZSCAN`: `key cursor [MATCH pattern] [COUNT count] [NOVALUES]`. Pages go
+/// through the elements in the order of their names.
+pub fn scan(
+    s: &Session,
+    args: Arguments<'_>,
+    kind: Kind,
+    out: &mut Output,
+    write: impl Fn(&Tuple, bool, &mut Output) -> Result<usize, Failure>,
+) -> Outcome {
+    const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed("invalid cursor"));
+    let key = args.at(1);
+    let cursor: u64 =
+        std::str::from_utf8(args.at(2)).ok().and_then(|c| c.parse().ok()).ok_or(INVALID)?;
+    let (mut count, mut pattern, mut values) = (10, None, true);
+    let mut options = args.from(3);
+    while let Some(option) = options.next() {
+        match option {
+            o if is(o, "novalues") && kind == Kind::Hash => values = false,
+            o if is(o, "match") => pattern = Some(options.next().ok_or(Failure::SYNTAX)?),
+            o if is(o, "count") => {
+                count = integer(options.next().ok_or(Failure::SYNTAX)?)
+                    .ok_or(Failure::NOT_AN_INTEGER)?;
+                if count < 1 {
+                    return Err(Failure::SYNTAX);
+                }
+            }
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    // What the cursor belongs to: it is good for no other key.
+    let place = format!("{} {}", s.dictionary.name(), key.escape_ascii());
+    let (predecessor, from) = match cursor {
+        0 => (None, Vec::new()),
+        c => (Some(c), s.shared.cursors.resume(c, &place).ok_or(INVALID)?),
+    };
+    let seen = s.see()?;
+    let (position, mut found, mut next) = (out.position(), 0, None);
+    if let Some(of) = seen.collection(key, kind)? {
+        let (mut start, end) = elements(of.id);
+        start.extend_from_slice(&from);
+        let mut bytes = 0;
+        let done = visit(s, &seen, &of, (&start, &end), false, |tuple| {
+            if count == 0 || bytes >= s.shared.limits.reply {
+                next = Some(name(tuple).to_vec());
+                return Ok(false);
+            }
+            count -= 1;
+            if pattern.is_none_or(|p| glob::matches(p, &tuple.key[ELEMENT..])) {
+                bytes += tuple.key.len() + tuple.value_len();
+                found += write(tuple, values, out)?;
+            }
+            Ok(true)
+        });
+        if done.is_err() {
+            out.rewind(position);
+        }
+        done?;
+    }
+    let cursor = match next {
+        Some(from) => s.shared.cursors.issue(predecessor, &place, from),
+        None => {
+            predecessor.inspect(|c| s.shared.cursors.finish(*c));
+            0
+        }
+    };
+    out.insert_array_header(position, found);
+    out.insert_page_header(position, cursor);
+    Ok(())
+}
+
+/// Collections up to this length are read whole where elements are drawn from them, so that each has
+/// the same chance.
+const DRAWN_FROM_WHOLE: i64 = 4096;
+
+/// So many elements at random: different ones, or with `again` each drawn from all of them.
+pub fn draw(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    wanted: usize,
+    again: bool,
+) -> Result<Vec<Tuple>, Failure> {
+    let (start, end) = elements(of.id);
+    let mut room = Room::of(s);
+    let mut drawn: Vec<Tuple> = Vec::new();
+    let count = of.live.count;
+    let below = |n: usize| (s.random() % n.max(1) as u64) as usize;
+    if count <= DRAWN_FROM_WHOLE || !again && wanted as i64 >= count / 16 {
+        let mut all = Vec::new();
+        visit(s, seen, of, (&start, &end), false, |tuple| {
+            // Of a large collection, of which many are wanted, each is taken with the chance that
+            // is left for it.
+            let rest = (count as usize).saturating_sub(all.len()).max(1);
+            all.push(None);
+            let missing = wanted - drawn.len().min(wanted);
+            if count <= DRAWN_FROM_WHOLE {
+                room.take(tuple.key.len())?;
+                *all.last_mut().expect("it was pushed on the line above") = Some(tuple.clone());
+            } else if below(rest) < missing {
+                room.take(tuple.key.len())?;
+                drawn.push(tuple.clone());
+            }
+            Ok(true)
+        })?;
+        if count <= DRAWN_FROM_WHOLE {
+            let mut all: Vec<Tuple> = all.into_iter().flatten().collect();
+            for i in 0..if all.is_empty() { 0 } else { wanted } {
+                if again {
+                    room.take(64)?;
+                    drawn.push(all[below(all.len())].clone());
+                } else if i < all.len() {
+                    let other = i + below(all.len() - i);
+                    all.swap(i, other);
+                    drawn.push(all[i].clone());
+                }
+            }
+        }
+        return Ok(drawn);
+    }
+    // Next to random places between the first name and the last.
+    let one = |from: &[u8], to: &[u8], backward: bool| {
+        let mut found = None;
+        visit(s, seen, of, (from, to), backward, |tuple| {
+            found = Some(tuple.clone());
+            Ok(false)
+        })?;
+        Ok::<_, Failure>(found)
+    };
+    let (Some(first), Some(last)) = (one(&start, &end, false)?, one(&start, &end, true)?) else {
+        return Ok(drawn);
+    };
+    let mut known = HashSet::new();
+    let mut tries = wanted.saturating_mul(16) + 64;
+    while drawn.len() < wanted && tries > 0 {
+        tries -= 1;
+        s.check_stopping()?;
+        let place = super::scan::between(&first.key, &last.key, s.random());
+        let near = match s.random().is_multiple_of(2) {
+            true => one(&place, &end, false)?.unwrap_or_else(|| last.clone()),
+            false => one(&start, &[place.as_slice(), b"\0"].concat(), true)?
+                .unwrap_or_else(|| first.clone()),
+        };
+        if again || known.insert(near.key.clone()) {
+            room.take(near.key.len())?;
+            drawn.push(near);
+        }
+    }
+    // Names in a crowd are hard to hit: the rest is taken as it comes.
+    if drawn.len() < wanted && !again {
+        visit(s, seen, of, (&start, &end), false, |tuple| {
+            if known.insert(tuple.key.clone()) {
+                room.take(tuple.key.len())?;
+                drawn.push(tuple.clone());
+            }
+            Ok(drawn.len() < wanted)
+        })?;
+    }
+    Ok(drawn)
+}
+
+/// The count of `HRANDFIELD`, `SRANDMEMBER` and `ZRANDMEMBER`: how many, and whether one may come
+/// again.
+pub fn wanted(number: &[u8], count: i64, s: &Session) -> Result<(usize, bool), Failure> {
+    let n = integer(number).ok_or(Failure::NOT_AN_INTEGER)?;
+    if n >= 0 {
+        return Ok((n.min(count) as usize, false));
+    }
+    let most = s.shared.limits.arguments as u64;
+    match n.unsigned_abs() {
+        n if n > most => Err(Failure::request("value is out of range")),
+        n => Ok((if count > 0 { n as usize } else { 0 }, true)),
+    }
+}
+
+/// An element that may be stored.
+pub fn check_element(s: &Session, element: &[u8]) -> Outcome {
+    let max = s.shared.limits.key;
+    if element.len() > max {
+        return Err(Failure::request(format!(
+            "field or member of {} bytes is longer than the limit of {max}",
+            element.len()
+        )));
+    }
+    Ok(())
+}

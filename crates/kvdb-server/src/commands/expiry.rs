@@ -1,0 +1,183 @@
+//! Deadlines of keys: giving one, asking for it, taking it away.
+
+use super::is;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+/// How a command counts time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Time {
+    /// From now on.
+    Seconds,
+    Millis,
+    /// Since 1970.
+    AtSeconds,
+    AtMillis,
+}
+
+/// The option of `SET` and `GETEX` of that name.
+pub fn time_option(name: &[u8]) -> Option<Time> {
+    match name {
+        o if is(o, "ex") => Some(Time::Seconds),
+        o if is(o, "px") => Some(Time::Millis),
+        o if is(o, "exat") => Some(Time::AtSeconds),
+        o if is(o, "pxat") => Some(Time::AtMillis),
+        _ => None,
+    }
+}
+
+impl Time {
+    /// The deadline in milliseconds since 1970, which may have passed; `None`: it cannot be said in
+    /// 63 bits.
+    fn millis(self, number: i64, now: u64) -> Option<i64> {
+        let scaled = match self {
+            Time::Seconds | Time::AtSeconds => number.checked_mul(1000)?,
+            Time::Millis | Time::AtMillis => number,
+        };
+        match self {
+            Time::Seconds | Time::Millis => scaled.checked_add(i64::try_from(now).ok()?),
+            Time::AtSeconds | Time::AtMillis => Some(scaled),
+        }
+    }
+    /// The deadline where a number of more than 0 is asked for.
+    pub fn deadline(self, number: &[u8], now: u64, command: &str) -> Result<u64, Failure> {
+        let number = integer(number).ok_or(Failure::NOT_AN_INTEGER)?;
+        let at = Some(number).filter(|n| *n > 0).and_then(|n| self.millis(n, now));
+        at.and_then(|at| u64::try_from(at).ok()).ok_or_else(|| invalid(command))
+    }
+}
+
+fn invalid(command: &str) -> Failure {
+    Failure::request(format!("invalid expire time in '{command}' command"))
+}
+
+pub fn expire(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::Seconds, "expire", out)
+}
+pub fn pexpire(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::Millis, "pexpire", out)
+}
+pub fn expireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::AtSeconds, "expireat", out)
+}
+pub fn pexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::AtMillis, "pexpireat", out)
+}
+
+/// Under which conditions a deadline is set.
+#[derive(Default)]
+struct Only {
+    new: bool,
+    present: bool,
+    later: bool,
+    earlier: bool,
+}
+
+impl Only {
+    fn parse(args: Arguments<'_>) -> Result<Only, Failure> {
+        let mut only = Only::default();
+        for option in args.from(3) {
+            match option {
+                o if is(o, "nx") => only.new = true,
+                o if is(o, "xx") => only.present = true,
+                o if is(o, "gt") => only.later = true,
+                o if is(o, "lt") => only.earlier = true,
+                o => {
+                    let o = String::from_utf8_lossy(&o[..o.len().min(64)]).into_owned();
+                    return Err(Failure::request(format!("Unsupported option {o}")));
+                }
+            }
+        }
+        if only.new && (only.present || only.later || only.earlier) {
+            return Err(Failure::request(
+                "NX and XX, GT or LT options at the same time are not compatible",
+            ));
+        }
+        if only.later && only.earlier {
+            return Err(Failure::request("GT and LT options at the same time are not compatible"));
+        }
+        Ok(only)
+    }
+    /// A key without a deadline counts as one that expires after all others.
+    fn allows(&self, old: Option<u64>, new: i64) -> bool {
+        let old = old.map(|old| i64::try_from(old).unwrap_or(i64::MAX));
+        !(self.new && old.is_some()
+            || self.present && old.is_none()
+            || self.later && old.is_none_or(|old| new <= old)
+            || self.earlier && old.is_some_and(|old| new >= old))
+    }
+}
+
+fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let number = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let only = Only::parse(args)?;
+    let at = unit.millis(number, s.now()).ok_or_else(|| invalid(command))?;
+    let done = match s.existing()? {
+        None => false,
+        Some(_) => s.change(s.typed()?, [key], |seen, batch| {
+            let live = seen.live(key)?;
+            if !live.exists() || !only.allows(live.deadline(), at) {
+                return Ok(false);
+            }
+            match u64::try_from(at).ok().filter(|at| *at > seen.now) {
+                None => seen.remove(key, &live, batch),
+                deadline => seen.set_deadline(key, &live, deadline, batch),
+            }
+            Ok(true)
+        })?,
+    };
+    out.integer(i64::from(done));
+    Ok(())
+}
+
+pub fn persist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let done = match s.existing()? {
+        None => false,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let live = seen.live(key)?;
+            let had = live.deadline().is_some();
+            if had {
+                seen.set_deadline(key, &live, None, batch);
+            }
+            Ok(had)
+        })?,
+    };
+    out.integer(i64::from(done));
+    Ok(())
+}
+
+pub fn ttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    // To the nearest second, as Redis does: of a key that was given 10 s a moment ago it is 10.
+    tell(s, args, out, |at, now| (at - now + 500) / 1000)
+}
+pub fn pttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    tell(s, args, out, |at, now| at - now)
+}
+pub fn expiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    tell(s, args, out, |at, _| (at + 500) / 1000)
+}
+pub fn pexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    tell(s, args, out, |at, _| at)
+}
+
+/// -1: the key has no deadline; -2: there is no such key.
+fn tell(
+    s: &Session,
+    args: Arguments<'_>,
+    out: &mut Output,
+    show: impl Fn(i64, i64) -> i64,
+) -> Outcome {
+    let seen = s.see()?;
+    let live = seen.live(args.at(1))?;
+    let signed = |time: u64| i64::try_from(time).unwrap_or(i64::MAX - 500);
+    out.integer(match (live.exists(), live.deadline()) {
+        (false, _) => -2,
+        (true, None) => -1,
+        (true, Some(at)) => show(signed(at), signed(seen.now)),
+    });
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! Hashes: a field is an element, and its value the value of that tuple. A command reads and writes
+//! the fields that it names, and no others.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use kvdb::Batch;
+
+use super::collections::{answer_all, check_element, draw, name, scan as scan_elements, wanted};
+use super::numbers::Decimal;
+use super::{is, wrong_arity};
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Kind, element_key};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+/// Sets fields; gives how many are new.
+fn put(s: &Session, args: Arguments<'_>, command: &str) -> Result<i64, Failure> {
+    if !args.len().is_multiple_of(2) {
+        return Err(wrong_arity(command));
+    }
+    let key = args.at(1);
+    s.check_key(key)?;
+    args.from(2).step_by(2).try_for_each(|field| check_element(s, field))?;
+    s.change(s.typed()?, [key], |seen, batch| {
+        let of = seen.begin_collection(key, Kind::Hash, || s.random(), batch)?;
+        let mut new = HashSet::new();
+        for (field, value) in args.from(2).step_by(2).zip(args.from(3).step_by(2)) {
+            let place = element_key(of.id, field);
+            if !seen.has(of.types, &place)? {
+                new.insert(field);
+            }
+            batch.put(of.types, place, Bytes::copy_from_slice(value));
+        }
+        seen.counted(key, &of, new.len() as i64, batch);
+        Ok(new.len() as i64)
+    })
+}
+
+pub fn hset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let new = put(s, args, "hset")?;
+    out.integer(new);
+    Ok(())
+}
+
+pub fn hmset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    put(s, args, "hmset")?;
+    out.ok();
+    Ok(())
+}
+
+/// Replaces the value of a field, or the absence of one, by what `change` makes of it; `None`
+/// leaves it.
+fn rewrite<T>(
+    s: &Session,
+    key: &[u8],
+    field: &[u8],
+    mut change: impl FnMut(Option<&[u8]>) -> Result<(Option<Vec<u8>>, T), Failure>,
+) -> Result<T, Failure> {
+    s.check_key(key)?;
+    check_element(s, field)?;
+    s.change(s.typed()?, [key], |seen, batch| {
+        let mut beginning = Batch::new();
+        let of = seen.begin_collection(key, Kind::Hash, || s.random(), &mut beginning)?;
+        let place = element_key(of.id, field);
+        let old = seen.get(of.types, &place)?;
+        let (value, result) = change(old.as_deref())?;
+        if let Some(value) = value {
+            *batch = beginning;
+            batch.put(of.types, place, value);
+            seen.counted(key, &of, i64::from(old.is_none()), batch);
+        }
+        Ok(result)
+    })
+}
+
+pub fn hsetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let value = args.at(3);
+    let new = rewrite(s, args.at(1), args.at(2), |old| {
+        Ok((old.is_none().then(|| value.to_vec()), old.is_none()))
+    })?;
+    out.integer(i64::from(new));
+    Ok(())
+}
+
+pub fn hincrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let by = integer(args.at(3)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let sum = rewrite(s, args.at(1), args.at(2), |old| {
+        let old =
+            old.map_or(Some(0), integer).ok_or(Failure::request("hash value is not an integer"))?;
+        let sum =
+            old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
+        Ok((Some(sum.to_string().into_bytes()), sum))
+    })?;
+    out.integer(sum);
+    Ok(())
+}
+
+pub fn hincrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let by = Decimal::parse(args.at(3)).ok_or(Failure::NOT_A_FLOAT)?;
+    let sum = rewrite(s, args.at(1), args.at(2), |old| {
+        let old = old
+            .map_or(Some(Decimal::Exact(0)), Decimal::parse)
+            .ok_or(Failure::request("hash value is not a float"))?;
+        let sum =
+            old.plus(by).ok_or(Failure::request("increment would produce NaN or Infinity"))?;
+        Ok((Some(sum.clone().into_bytes()), sum))
+    })?;
+    out.bulk(sum.as_bytes());
+    Ok(())
+}
+
+pub fn hget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let value = read(s, args.at(1), args.at(2))?;
+    out.value(value.as_deref());
+    Ok(())
+}
+
+fn read(s: &Session, key: &[u8], field: &[u8]) -> Result<Option<Bytes>, Failure> {
+    let seen = s.see()?;
+    match seen.collection(key, Kind::Hash)? {
+        None => Ok(None),
+        Some(of) => seen.get(of.types, &element_key(of.id, field)),
+    }
+}
+
+pub fn hmget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let seen = s.see()?;
+    let of = seen.collection(args.at(1), Kind::Hash)?;
+    out.array(args.len() - 2);
+    for field in args.from(2) {
+        let value = match &of {
+            None => Ok(None),
+            Some(of) => seen.get(of.types, &element_key(of.id, field)),
+        };
+        match value {
+            Ok(value) => out.value(value.as_deref()),
+            Err(failure) => out.error(&failure.to_string()),
+        }
+        out.send_if_large();
+        if out.is_broken() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+pub fn hstrlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let len = read(s, args.at(1), args.at(2))?.map_or(0, |value| value.len());
+    out.integer(len as i64);
+    Ok(())
+}
+
+pub fn hexists(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let seen = s.see()?;
+    let found = match seen.collection(args.at(1), Kind::Hash)? {
+        None => false,
+        Some(of) => seen.has(of.types, &element_key(of.id, args.at(2)))?,
+    };
+    out.integer(i64::from(found));
+    Ok(())
+}
+
+pub fn hlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let of = s.see()?.collection(args.at(1), Kind::Hash)?;
+    out.integer(of.map_or(0, |of| of.live.count));
+    Ok(())
+}
+
+pub fn hdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let removed = match s.existing()? {
+        None => 0,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::Hash)? else { return Ok(0) };
+            let fields: HashSet<&[u8]> = args.from(2).collect();
+            let mut removed = 0;
+            for field in fields {
+                let place = element_key(of.id, field);
+                if seen.has(of.types, &place)? {
+                    batch.delete(of.types, place);
+                    removed += 1;
+                }
+            }
+            seen.counted(key, &of, -removed, batch);
+            Ok(removed)
+        })?,
+    };
+    out.integer(removed);
+    Ok(())
+}
+
+pub fn hgetall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    all(s, args, out, true, true)
+}
+pub fn hkeys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    all(s, args, out, true, false)
+}
+pub fn hvals(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    all(s, args, out, false, true)
+}
+
+fn all(s: &Session, args: Arguments<'_>, out: &mut Output, fields: bool, values: bool) -> Outcome {
+    let seen = s.see()?;
+    let of = seen.collection(args.at(1), Kind::Hash)?;
+    let both = fields && values;
+    let header = |out: &mut Output, n| if both { out.map(n) } else { out.array(n) };
+    answer_all(s, &seen, of.as_ref(), out, if both { 2 } else { 1 }, header, |tuple, out| {
+        let value = if values { tuple.value()? } else { Bytes::new() };
+        if fields {
+            out.bulk(&name(tuple));
+        }
+        if values {
+            out.bulk(&value);
+        }
+        Ok(())
+    })
+}
+
+/// `HRANDFIELD key [count [WITHVALUES]]`
+pub fn hrandfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let values = match args.get(3) {
+        None => false,
+        Some(o) if is(o, "withvalues") && args.len() == 4 => true,
+        Some(_) => return Err(Failure::SYNTAX),
+    };
+    let seen = s.see()?;
+    let of = seen.collection(args.at(1), Kind::Hash)?;
+    let count = of.map_or(0, |of| of.live.count);
+    let Some(number) = args.get(2) else {
+        let one = match &of {
+            Some(of) => draw(s, &seen, of, 1, false)?,
+            None => Vec::new(),
+        };
+        out.value(one.first().map(name).as_deref());
+        return Ok(());
+    };
+    let (n, again) = wanted(number, count, s)?;
+    let drawn = match &of {
+        Some(of) => draw(s, &seen, of, n, again)?,
+        None => Vec::new(),
+    };
+    out.whole(|out| {
+        match values {
+            true if out.resp3 => out.array(drawn.len()),
+            true => out.array(drawn.len() * 2),
+            false => out.array(drawn.len()),
+        }
+        for tuple in &drawn {
+            if values && out.resp3 {
+                out.array(2);
+            }
+            out.bulk(&name(tuple));
+            if values {
+                out.bulk(&tuple.value()?);
+            }
+            out.send_if_large();
+            if out.is_overfull() {
+                return Err(Failure::Limit("too many bytes of fields at once".into()));
+            }
+        }
+        Ok(())
+    })
+}
+
+pub fn hscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    scan_elements(s, args, Kind::Hash, out, |tuple, values, out| {
+        let value = if values { tuple.value()? } else { Bytes::new() };
+        out.bulk(&name(tuple));
+        if values {
+            out.bulk(&value);
+        }
+        Ok(if values { 2 } else { 1 })
+    })
+}

@@ -1,0 +1,136 @@
+//! What the server says of its commands: `COMMAND`, and `SLOWLOG`.
+
+use super::{COMMANDS, Command, find, is, unknown_subcommand};
+use crate::failure::{Failure, Outcome};
+use crate::glob;
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let named = || args.from(2).map(|name| find(name).map(|i| &COMMANDS[i]));
+    match args.get(1) {
+        None => {
+            out.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|c| describe(c, out));
+        }
+        Some(c) if is(c, "count") && args.len() == 2 => out.integer(COMMANDS.len() as i64),
+        Some(c) if is(c, "list") => list(args, out)?,
+        Some(c) if is(c, "info") => {
+            let all = args.len() == 2;
+            out.array(if all { COMMANDS.len() } else { args.len() - 2 });
+            if all {
+                COMMANDS.iter().for_each(|c| describe(c, out));
+            }
+            for found in named() {
+                match found {
+                    Some(c) => describe(c, out),
+                    None => out.null_array(),
+                }
+            }
+        }
+        Some(c) if is(c, "docs") => {
+            let found: Vec<&Command> = match args.len() {
+                2 => COMMANDS.iter().collect(),
+                _ => named().flatten().collect(),
+            };
+            out.map(found.len());
+            found.into_iter().for_each(|c| document(c, out));
+        }
+        Some(c) if is(c, "getkeys") && args.len() > 2 => {
+            let request = args.behind(2);
+            let unknown = Failure::request("Invalid command specified");
+            let command = find(request.at(0)).map(|i| &COMMANDS[i]).ok_or(unknown)?;
+            let wanted = command.arity.unsigned_abs() as usize;
+            if request.len() < wanted || command.arity > 0 && request.len() != wanted {
+                return Err(Failure::request("Invalid number of arguments specified for command"));
+            }
+            let keys = command.keys_of(request);
+            if keys.is_empty() {
+                return Err(Failure::request("The command has no key arguments"));
+            }
+            out.array(keys.len());
+            keys.into_iter().for_each(|key| out.bulk(key));
+        }
+        Some(_) => return Err(unknown_subcommand(args, "COMMAND")),
+    }
+    Ok(())
+}
+
+/// `COMMAND LIST [FILTERBY PATTERN pattern]`
+fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let pattern = match args.len() {
+        2 => b"*",
+        5 if is(args.at(2), "filterby") && is(args.at(3), "pattern") => args.at(4),
+        // Neither modules nor access lists are there to filter by.
+        5 if is(args.at(2), "filterby") => {
+            out.array(0);
+            return Ok(());
+        }
+        _ => return Err(Failure::SYNTAX),
+    };
+    let pattern = pattern.to_ascii_lowercase();
+    let found: Vec<_> =
+        COMMANDS.iter().filter(|c| glob::matches(&pattern, c.name.as_bytes())).collect();
+    out.array(found.len());
+    found.into_iter().for_each(|c| out.bulk(c.name.as_bytes()));
+    Ok(())
+}
+
+/// Name, number of arguments, flags, keys, and four lists that Redis has and that are empty here.
+fn describe(c: &Command, out: &mut Output) {
+    out.array(10);
+    out.bulk(c.name.as_bytes());
+    out.integer(i64::from(c.arity));
+    let flags: &[&str] = match (c.writes, c.keys == (0, 0, 0), c.open) {
+        (true, ..) => &["write"],
+        (_, false, _) => &["readonly"],
+        (_, _, true) => &["fast", "no_auth"],
+        _ => &["admin"],
+    };
+    out.set(flags.len());
+    flags.iter().for_each(|flag| out.status(flag));
+    for n in [c.keys.0, c.keys.1, c.keys.2] {
+        out.integer(i64::from(n));
+    }
+    (0..2).for_each(|_| out.set(0));
+    (0..2).for_each(|_| out.array(0));
+}
+
+fn document(c: &Command, out: &mut Output) {
+    out.bulk(c.name.as_bytes());
+    out.map(if c.usage.is_empty() { 2 } else { 3 });
+    out.bulk(b"summary");
+    out.bulk(format!("{} {}", c.name, c.usage).trim_end().as_bytes());
+    out.bulk(b"group");
+    out.bulk(if c.keys == (0, 0, 0) { b"server" } else { b"generic" });
+    if !c.usage.is_empty() {
+        // As one argument: clients show it as a hint.
+        out.bulk(b"arguments");
+        out.array(1);
+        out.map(3);
+        out.bulk(b"name");
+        out.bulk(c.usage.as_bytes());
+        out.bulk(b"type");
+        out.bulk(b"string");
+        out.bulk(b"display_text");
+        out.bulk(c.usage.as_bytes());
+    }
+}
+
+/// Nothing is logged as slow: `INFO commandstats` has how long commands take.
+pub fn slowlog(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 2) if is(c, "get") => out.array(0),
+        (c, 3) if is(c, "get") => {
+            integer(args.at(2))
+                .filter(|n| *n >= -1)
+                .ok_or(Failure::request("count should be greater than or equal to -1"))?;
+            out.array(0);
+        }
+        (c, 2) if is(c, "len") => out.integer(0),
+        (c, 2) if is(c, "reset") => out.ok(),
+        _ => return Err(unknown_subcommand(args, "SLOWLOG")),
+    }
+    Ok(())
+}

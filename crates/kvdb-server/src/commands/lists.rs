@@ -1,0 +1,483 @@
+//! Lists: elements are numbered, in the order of their numbers; those at the ends get numbers
+//! beyond the ends. What stands in the middle is reached from the nearer end.
+
+use bytes::Bytes;
+use kvdb::{Batch, Tuple};
+
+use super::collections::{Room, visit};
+use super::is;
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{ELEMENT, Kind, element_key, elements};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::session::seen::{Collection, Seen};
+
+/// The number of the first element of a new list: there is room for 2^63 on both sides.
+const MIDDLE: u64 = 1 << 63;
+
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Left,
+    Right,
+}
+
+fn place(of: &Collection, number: u64) -> Vec<u8> {
+    element_key(of.id, &number.to_be_bytes())
+}
+
+fn number(tuple: &Tuple) -> Result<u64, Failure> {
+    let bytes = tuple.key.get(ELEMENT..).and_then(|bytes| bytes.try_into().ok());
+    bytes
+        .map(u64::from_be_bytes)
+        .ok_or_else(|| Failure::Corrupt("the number of a list's element does not decode".into()))
+}
+
+/// The number of the element at an end.
+fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
+    let (first, last) = elements(of.id);
+    let mut found = MIDDLE;
+    visit(s, seen, of, (&first, &last), end == End::Right, |tuple| {
+        found = number(tuple)?;
+        Ok(false)
+    })?;
+    Ok(found)
+}
+
+fn push_all<'k>(
+    s: &Session,
+    seen: &Seen<'_>,
+    key: &[u8],
+    end: End,
+    values: impl ExactSizeIterator<Item = &'k [u8]>,
+    batch: &mut Batch,
+) -> Result<i64, Failure> {
+    let of = seen.begin_collection(key, Kind::List, || s.random(), batch)?;
+    let mut at = outermost(s, seen, &of, end)?;
+    let pushed = values.len() as i64;
+    for (i, value) in values.enumerate() {
+        if i > 0 || of.live.count > 0 {
+            at = if end == End::Left { at - 1 } else { at + 1 };
+        }
+        batch.put(of.types, place(&of, at), Bytes::copy_from_slice(value));
+    }
+    seen.counted(key, &of, pushed, batch);
+    Ok(of.live.count + pushed)
+}
+
+fn push(s: &Session, args: Arguments<'_>, end: End, only_old: bool, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    s.check_key(key)?;
+    let len = s.change(s.typed()?, [key], |seen, batch| {
+        if only_old && seen.collection(key, Kind::List)?.is_none() {
+            return Ok(0);
+        }
+        push_all(s, seen, key, end, args.from(2), batch)
+    })?;
+    out.integer(len);
+    Ok(())
+}
+
+pub fn lpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    push(s, args, End::Left, false, out)
+}
+pub fn rpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    push(s, args, End::Right, false, out)
+}
+pub fn lpushx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    push(s, args, End::Left, true, out)
+}
+pub fn rpushx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    push(s, args, End::Right, true, out)
+}
+
+fn pop(s: &Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let wanted = match args.get(2).map(integer) {
+        None => None,
+        Some(Some(n)) if n >= 0 && args.len() == 3 => Some(n as usize),
+        Some(_) if args.len() > 3 => {
+            return Err(super::wrong_arity(if end == End::Left { "lpop" } else { "rpop" }));
+        }
+        Some(_) => return Err(Failure::request("value is out of range, must be positive")),
+    };
+    let popped = match s.existing()? {
+        None => None,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::List)? else { return Ok(None) };
+            take(s, seen, key, &of, end, wanted.unwrap_or(1), batch).map(Some)
+        })?,
+    };
+    match (wanted, popped) {
+        (None, popped) => out.value(popped.as_ref().and_then(|p| p.first()).map(|v| &v[..])),
+        (Some(_), None) => out.null_array(),
+        (Some(_), Some(popped)) => {
+            out.array(popped.len());
+            for value in popped {
+                out.bulk(&value);
+                out.send_if_large();
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take(
+    s: &Session,
+    seen: &Seen<'_>,
+    key: &[u8],
+    of: &Collection,
+    end: End,
+    wanted: usize,
+    batch: &mut Batch,
+) -> Result<Vec<Bytes>, Failure> {
+    let (start, last) = elements(of.id);
+    let (mut room, mut popped) = (Room::of(s), Vec::new());
+    if wanted > 0 {
+        visit(s, seen, of, (&start, &last), end == End::Right, |tuple| {
+            room.take(tuple.value_len())?;
+            popped.push(tuple.value()?);
+            batch.delete(of.types, tuple.key.clone());
+            Ok(popped.len() < wanted)
+        })?;
+    }
+    seen.counted(key, of, -(popped.len() as i64), batch);
+    Ok(popped)
+}
+
+pub fn lpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop(s, args, End::Left, out)
+}
+pub fn rpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop(s, args, End::Right, out)
+}
+
+pub fn llen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let of = s.see()?.collection(args.at(1), Kind::List)?;
+    out.integer(of.map_or(0, |of| of.live.count));
+    Ok(())
+}
+
+/// The elements from rank `from` to `to`, both included, in order; from the nearer end.
+fn stretch(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    from: i64,
+    to: i64,
+) -> Result<Vec<Tuple>, Failure> {
+    let (start, end) = elements(of.id);
+    let len = of.live.count;
+    let backward = len - 1 - to < from;
+    let (skip, last) = if backward { (len - 1 - to, len - 1 - from) } else { (from, to) };
+    let (mut at, mut found, mut room) = (0, Vec::new(), Room::of(s));
+    visit(s, seen, of, (&start, &end), backward, |tuple| {
+        if at >= skip {
+            room.take(tuple.value_len())?;
+            found.push(tuple.clone());
+        }
+        at += 1;
+        Ok(at <= last)
+    })?;
+    if backward {
+        found.reverse();
+    }
+    Ok(found)
+}
+
+/// The ranks that two numbers mean in a list of `len` elements.
+fn ranks(len: i64, from: i64, to: i64) -> Option<(i64, i64)> {
+    let from = if from < 0 { from.saturating_add(len).max(0) } else { from };
+    let to = if to < 0 { to.saturating_add(len) } else { to }.min(len - 1);
+    (from <= to).then_some((from, to))
+}
+
+pub fn lrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let from = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let to = integer(args.at(3)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let seen = s.see()?;
+    let mut found = Vec::new();
+    if let Some(of) = seen.collection(args.at(1), Kind::List)?
+        && let Some((from, to)) = ranks(of.live.count, from, to)
+    {
+        for tuple in stretch(s, &seen, &of, from, to)? {
+            found.push(tuple.value()?);
+        }
+    }
+    out.array(found.len());
+    for value in found {
+        out.bulk(&value);
+        out.send_if_large();
+    }
+    Ok(())
+}
+
+/// The element at an index, which counts from the end where it is negative.
+fn nth(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    index: i64,
+) -> Result<Option<Tuple>, Failure> {
+    let rank = if index < 0 { index.saturating_add(of.live.count) } else { index };
+    match (0..of.live.count).contains(&rank) {
+        true => Ok(stretch(s, seen, of, rank, rank)?.pop()),
+        false => Ok(None),
+    }
+}
+
+pub fn lindex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let index = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let seen = s.see()?;
+    let found = match seen.collection(args.at(1), Kind::List)? {
+        None => None,
+        Some(of) => nth(s, &seen, &of, index)?,
+    };
+    let value = found.map(|tuple| tuple.value()).transpose()?;
+    out.value(value.as_deref());
+    Ok(())
+}
+
+pub fn lset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    const NO_KEY: Failure = Failure::Request(std::borrow::Cow::Borrowed("no such key"));
+    let key = args.at(1);
+    let index = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let space = s.existing()?.ok_or(NO_KEY)?;
+    s.change(space, [key], |seen, batch| {
+        let of = seen.collection(key, Kind::List)?.ok_or(NO_KEY)?;
+        let tuple = nth(s, seen, &of, index)?.ok_or(Failure::request("index out of range"))?;
+        batch.put(of.types, tuple.key, Bytes::copy_from_slice(args.at(3)));
+        Ok(())
+    })?;
+    out.ok();
+    Ok(())
+}
+
+/// `LREM key count element`
+pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (key, value) = (args.at(1), args.at(3));
+    let count = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let most = if count == 0 { u64::MAX } else { count.unsigned_abs() };
+    let removed = match s.existing()? {
+        None => 0,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::List)? else { return Ok(0) };
+            let (start, end) = elements(of.id);
+            let (mut removed, mut room) = (0u64, Room::of(s));
+            visit(s, seen, &of, (&start, &end), count < 0, |tuple| {
+                if tuple.value_len() == value.len() && tuple.value()? == value {
+                    room.take(tuple.key.len())?;
+                    batch.delete(of.types, tuple.key.clone());
+                    removed += 1;
+                }
+                Ok(removed < most)
+            })?;
+            seen.counted(key, &of, -(removed as i64), batch);
+            Ok(removed)
+        })?,
+    };
+    out.integer(removed as i64);
+    Ok(())
+}
+
+pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let from = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    let to = integer(args.at(3)).ok_or(Failure::NOT_AN_INTEGER)?;
+    if let Some(space) = s.existing()? {
+        s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::List)? else { return Ok(()) };
+            let Some((from, to)) = ranks(of.live.count, from, to) else {
+                seen.counted(key, &of, -of.live.count, batch);
+                return Ok(());
+            };
+            let (start, end) = elements(of.id);
+            // Two ranges, whatever they hold.
+            if let (true, Some(first)) = (from > 0, nth(s, seen, &of, from)?) {
+                batch.delete_range(of.types, start, first.key);
+            }
+            if let (true, Some(last)) = (to + 1 < of.live.count, nth(s, seen, &of, to)?) {
+                batch.delete_range(of.types, [&last.key[..], b"\0"].concat(), end);
+            }
+            seen.counted(key, &of, (to - from + 1) - of.live.count, batch);
+            Ok(())
+        })?;
+    }
+    out.ok();
+    Ok(())
+}
+
+/// `LINSERT key BEFORE|AFTER pivot element`: the elements on the shorter side of it move by one.
+pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let after = match args.at(2) {
+        o if is(o, "before") => false,
+        o if is(o, "after") => true,
+        _ => return Err(Failure::SYNTAX),
+    };
+    let (key, pivot, value) = (args.at(1), args.at(3), args.at(4));
+    let len = match s.existing()? {
+        None => 0,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::List)? else { return Ok(0) };
+            let (start, end) = elements(of.id);
+            let (mut rank, mut found) = (0, None);
+            visit(s, seen, &of, (&start, &end), false, |tuple| {
+                if tuple.value_len() == pivot.len() && tuple.value()? == pivot {
+                    found = Some(rank + i64::from(after));
+                    return Ok(false);
+                }
+                rank += 1;
+                Ok(true)
+            })?;
+            let Some(rank) = found else { return Ok(-1) };
+            let len = of.live.count;
+            // The one that moves furthest comes first: each takes the number of the next.
+            let left = rank < len - rank;
+            let moved = match left {
+                true if rank > 0 => stretch(s, seen, &of, 0, rank - 1)?,
+                false if rank < len => stretch(s, seen, &of, rank, len - 1)?,
+                _ => Vec::new(),
+            };
+            let mut numbers = moved.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+            let mut values = moved.iter().map(Tuple::value).collect::<Result<Vec<_>, _>>()?;
+            let value = Bytes::copy_from_slice(value);
+            if left {
+                numbers.insert(0, outermost(s, seen, &of, End::Left)? - 1);
+                values.push(value);
+            } else {
+                numbers.push(outermost(s, seen, &of, End::Right)? + 1);
+                values.insert(0, value);
+            }
+            for (number, value) in numbers.into_iter().zip(values) {
+                batch.put(of.types, place(&of, number), value);
+            }
+            seen.counted(key, &of, 1, batch);
+            Ok(len + 1)
+        })?,
+    };
+    out.integer(len);
+    Ok(())
+}
+
+fn end_of(word: &[u8]) -> Result<End, Failure> {
+    match word {
+        o if is(o, "left") => Ok(End::Left),
+        o if is(o, "right") => Ok(End::Right),
+        _ => Err(Failure::SYNTAX),
+    }
+}
+
+/// `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`
+pub fn lmove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (from, to) = (end_of(args.at(3))?, end_of(args.at(4))?);
+    carry(s, args, from, to, out)
+}
+
+pub fn rpoplpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    carry(s, args, End::Right, End::Left, out)
+}
+
+fn carry(s: &Session, args: Arguments<'_>, from: End, to: End, out: &mut Output) -> Outcome {
+    let (source, target) = (args.at(1), args.at(2));
+    s.check_key(target)?;
+    let carried = match s.existing()? {
+        None => None,
+        Some(_) => s.change(s.typed()?, [source, target], |seen, batch| {
+            let Some(of) = seen.collection(source, Kind::List)? else { return Ok(None) };
+            seen.live(target)?.collection(Kind::List)?;
+            if source == target {
+                return rotate(s, seen, &of, from, to, batch);
+            }
+            let value = take(s, seen, source, &of, from, 1, batch)?.pop();
+            if let Some(value) = &value {
+                push_all(s, seen, target, to, [&value[..]].into_iter(), batch)?;
+            }
+            Ok(value)
+        })?,
+    };
+    out.value(carried.as_deref());
+    Ok(())
+}
+
+/// From an end of a list to one of the same.
+fn rotate(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    from: End,
+    to: End,
+    batch: &mut Batch,
+) -> Result<Option<Bytes>, Failure> {
+    let index = if from == End::Left { 0 } else { -1 };
+    let Some(tuple) = nth(s, seen, of, index)? else { return Ok(None) };
+    let value = tuple.value()?;
+    if from != to && of.live.count > 1 {
+        let beyond = outermost(s, seen, of, to)?;
+        let number = if to == End::Left { beyond - 1 } else { beyond + 1 };
+        batch.delete(of.types, tuple.key);
+        batch.put(of.types, place(of, number), value.clone());
+    }
+    Ok(Some(value))
+}
+
+/// `LPOS key element [RANK rank] [COUNT n] [MAXLEN n]`
+pub fn lpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (mut rank, mut count, mut most) = (1, None, 0);
+    let mut options = args.from(3);
+    while let Some(option) = options.next() {
+        let n = integer(options.next().ok_or(Failure::SYNTAX)?).ok_or(Failure::NOT_AN_INTEGER)?;
+        match option {
+            o if is(o, "rank") && n == 0 => {
+                return Err(Failure::request(
+                    "RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start from the end of the list",
+                ));
+            }
+            o if is(o, "rank") && n == i64::MIN => {
+                return Err(Failure::request(
+                    "value is out of range, value must between -9223372036854775807 and 9223372036854775807",
+                ));
+            }
+            o if is(o, "rank") => rank = n,
+            o if is(o, "count") && n < 0 => {
+                return Err(Failure::request("COUNT can't be negative"));
+            }
+            o if is(o, "count") => count = Some(n as usize),
+            o if is(o, "maxlen") && n < 0 => {
+                return Err(Failure::request("MAXLEN can't be negative"));
+            }
+            o if is(o, "maxlen") => most = n,
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let value = args.at(2);
+    let (seen, mut found) = (s.see()?, Vec::new());
+    if let Some(of) = seen.collection(args.at(1), Kind::List)? {
+        let (start, end) = elements(of.id);
+        let wanted = count.map_or(1, |n| if n == 0 { usize::MAX } else { n });
+        let (mut at, mut passed, mut room) = (0, rank.abs() - 1, Room::of(s));
+        visit(s, &seen, &of, (&start, &end), rank < 0, |tuple| {
+            if tuple.value_len() == value.len() && tuple.value()? == value {
+                match passed {
+                    0 => {
+                        room.take(0)?;
+                        found.push(if rank < 0 { of.live.count - 1 - at } else { at });
+                    }
+                    _ => passed -= 1,
+                }
+            }
+            at += 1;
+            Ok(found.len() < wanted && at != most)
+        })?;
+    }
+    match count {
+        None => match found.first() {
+            Some(at) => out.integer(*at),
+            None => out.null(),
+        },
+        Some(_) => {
+            out.array(found.len());
+            found.into_iter().for_each(|at| out.integer(at));
+        }
+    }
+    Ok(())
+}

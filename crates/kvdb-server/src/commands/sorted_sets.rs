@@ -1,0 +1,424 @@
+//! Sorted sets: a member is an element whose value is its score; another tuple stands in the order
+//! of the scores, and of the names where those are the same. A range of scores is a range of keys.
+//! What asks for ranks walks from the nearer end.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use kvdb::{Batch, Tuple};
+
+use super::collections::{Room, check_element, draw, name, scan as scan_elements, visit, wanted};
+use super::{is, wrong_arity};
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{ELEMENT, Kind, element_key, from_sortable, order_key, ordered, sortable};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::session::seen::{Collection, Seen};
+
+mod algebra;
+mod ranges;
+
+pub use algebra::*;
+pub use ranges::*;
+
+/// A number as Redis reads it: no NaN.
+fn number(text: &[u8]) -> Option<f64> {
+    let number: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    (!number.is_nan()).then_some(number)
+}
+
+/// The member and the score that a tuple in the order of the scores stands for.
+fn in_order(tuple: &Tuple) -> Option<(Bytes, f64)> {
+    let score = tuple.key.get(ELEMENT..ELEMENT + 8)?.try_into().ok()?;
+    Some((tuple.key.slice(ELEMENT + 8..), from_sortable(score)))
+}
+
+fn broken(of: &Collection) -> Failure {
+    Failure::Corrupt(format!("a score of collection {:x} does not decode", of.id))
+}
+
+fn decode(bytes: &[u8]) -> Option<f64> {
+    bytes.try_into().ok().map(from_sortable)
+}
+
+/// The score of a member.
+fn score(seen: &Seen<'_>, of: &Collection, member: &[u8]) -> Result<Option<f64>, Failure> {
+    let bytes = seen.get(of.types, &element_key(of.id, member))?;
+    bytes.map(|bytes| decode(&bytes).ok_or_else(|| broken(of))).transpose()
+}
+
+/// Gives a member a score.
+fn put(of: &Collection, member: &[u8], old: Option<f64>, new: f64, batch: &mut Batch) {
+    if let Some(old) = old {
+        batch.delete(of.types, order_key(of.id, old, member));
+    }
+    batch.put(of.types, element_key(of.id, member), sortable(new).to_vec());
+    batch.put(of.types, order_key(of.id, new, member), Bytes::new());
+}
+
+fn take_out(of: &Collection, member: &[u8], score: f64, batch: &mut Batch) {
+    batch.delete(of.types, element_key(of.id, member));
+    batch.delete(of.types, order_key(of.id, score, member));
+}
+
+#[derive(Default)]
+struct Adding {
+    only_new: bool,
+    only_old: bool,
+    greater: bool,
+    less: bool,
+    changed: bool,
+    increment: bool,
+}
+
+impl Adding {
+    fn parse(args: Arguments<'_>) -> (Adding, usize) {
+        let (mut adding, mut at) = (Adding::default(), 2);
+        while let Some(option) = args.get(at) {
+            match option {
+                o if is(o, "nx") => adding.only_new = true,
+                o if is(o, "xx") => adding.only_old = true,
+                o if is(o, "gt") => adding.greater = true,
+                o if is(o, "lt") => adding.less = true,
+                o if is(o, "ch") => adding.changed = true,
+                o if is(o, "incr") => adding.increment = true,
+                _ => break,
+            }
+            at += 1;
+        }
+        (adding, at)
+    }
+    fn allows(&self, old: Option<f64>, new: f64) -> bool {
+        match old {
+            None => !self.only_old,
+            Some(old) => {
+                !self.only_new && (!self.greater || new > old) && (!self.less || new < old)
+            }
+        }
+    }
+}
+
+/// `ZADD key [NX|XX] [GT|LT] [CH] [INCR] score member ...`
+pub fn zadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (adding, at) = Adding::parse(args);
+    let pairs = args.len() - at;
+    if pairs == 0 || !pairs.is_multiple_of(2) {
+        return Err(Failure::SYNTAX);
+    }
+    if adding.only_new && adding.only_old {
+        return Err(Failure::request("XX and NX options at the same time are not compatible"));
+    }
+    if adding.greater && adding.less || adding.only_new && (adding.greater || adding.less) {
+        return Err(Failure::request(
+            "GT, LT, and/or NX options at the same time are not compatible",
+        ));
+    }
+    if adding.increment && pairs > 2 {
+        return Err(Failure::request("INCR option supports a single increment-element pair"));
+    }
+    add(s, args, at, &adding, out)
+}
+
+pub fn zincrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    add(s, args, 2, &Adding { increment: true, ..Adding::default() }, out)
+}
+
+fn add(s: &Session, args: Arguments<'_>, at: usize, adding: &Adding, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    s.check_key(key)?;
+    let mut pairs = Vec::with_capacity((args.len() - at) / 2);
+    for (score, member) in args.from(at).step_by(2).zip(args.from(at + 1).step_by(2)) {
+        check_element(s, member)?;
+        pairs.push((number(score).ok_or(Failure::NOT_A_FLOAT)?, member));
+    }
+    let (added, changed, last) = s.change(s.typed()?, [key], |seen, batch| {
+        let mut changes = Batch::new();
+        let of = seen.begin_collection(key, Kind::SortedSet, || s.random(), &mut changes)?;
+        let (mut added, mut changed, mut last) = (0, 0, None);
+        // What this command has given already: the batch is not read.
+        let mut given: HashMap<&[u8], f64> = HashMap::new();
+        for (value, member) in &pairs {
+            let old = match given.get(member) {
+                Some(score) => Some(*score),
+                None => score(seen, &of, member)?,
+            };
+            let new = match old {
+                Some(old) if adding.increment => old + value,
+                _ => *value,
+            };
+            if new.is_nan() {
+                return Err(Failure::request("resulting score is not a number (NaN)"));
+            }
+            if !adding.allows(old, new) {
+                continue;
+            }
+            last = Some(new);
+            added += i64::from(old.is_none());
+            if old != Some(new) {
+                changed += 1;
+                put(&of, member, old, new, &mut changes);
+            }
+            given.insert(member, new);
+        }
+        if changed > 0 {
+            *batch = changes;
+            seen.counted(key, &of, added, batch);
+        }
+        Ok((added, changed, last))
+    })?;
+    match (adding.increment, last) {
+        (true, Some(score)) => out.double(score),
+        (true, None) => out.null(),
+        (false, _) => out.integer(if adding.changed { changed } else { added }),
+    }
+    Ok(())
+}
+
+pub fn zrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let removed = match s.existing()? {
+        None => 0,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::SortedSet)? else { return Ok(0) };
+            let members: std::collections::HashSet<&[u8]> = args.from(2).collect();
+            let mut removed = 0;
+            for member in members {
+                if let Some(score) = score(seen, &of, member)? {
+                    take_out(&of, member, score, batch);
+                    removed += 1;
+                }
+            }
+            seen.counted(key, &of, -removed, batch);
+            Ok(removed)
+        })?,
+    };
+    out.integer(removed);
+    Ok(())
+}
+
+pub fn zcard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let of = s.see()?.collection(args.at(1), Kind::SortedSet)?;
+    out.integer(of.map_or(0, |of| of.live.count));
+    Ok(())
+}
+
+fn send_score(score: Option<f64>, out: &mut Output) {
+    match score {
+        Some(score) => out.double(score),
+        None => out.null(),
+    }
+}
+
+pub fn zscore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let seen = s.see()?;
+    let found = match seen.collection(args.at(1), Kind::SortedSet)? {
+        None => None,
+        Some(of) => score(&seen, &of, args.at(2))?,
+    };
+    send_score(found, out);
+    Ok(())
+}
+
+pub fn zmscore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let seen = s.see()?;
+    let of = seen.collection(args.at(1), Kind::SortedSet)?;
+    let mut found = Vec::with_capacity(args.len() - 2);
+    for member in args.from(2) {
+        found.push(match &of {
+            None => None,
+            Some(of) => score(&seen, of, member)?,
+        });
+    }
+    out.array(found.len());
+    found.into_iter().for_each(|score| send_score(score, out));
+    Ok(())
+}
+
+pub fn zrank(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    rank(s, args, "zrank", false, out)
+}
+pub fn zrevrank(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    rank(s, args, "zrevrank", true, out)
+}
+
+/// Counts the members in front.
+fn rank(
+    s: &Session,
+    args: Arguments<'_>,
+    command: &str,
+    backward: bool,
+    out: &mut Output,
+) -> Outcome {
+    let with_score = match args.get(3) {
+        None => false,
+        Some(o) if is(o, "withscore") && args.len() == 4 => true,
+        Some(_) if args.len() > 4 => return Err(wrong_arity(command)),
+        Some(_) => return Err(Failure::SYNTAX),
+    };
+    let seen = s.see()?;
+    let of = seen.collection(args.at(1), Kind::SortedSet)?;
+    let found = match &of {
+        None => None,
+        Some(of) => score(&seen, of, args.at(2))?.map(|score| (of, score)),
+    };
+    let Some((of, score)) = found else {
+        match with_score {
+            true => out.null_array(),
+            false => out.null(),
+        }
+        return Ok(());
+    };
+    let (start, end) = ordered(of.id);
+    let place = order_key(of.id, score, args.at(2));
+    let mut before = 0;
+    visit(s, &seen, of, (&start, &place), false, |_| {
+        before += 1;
+        Ok(true)
+    })?;
+    let mut rank = before;
+    if backward {
+        rank = 0;
+        visit(s, &seen, of, (&[place.as_slice(), b"\0"].concat(), &end), false, |_| {
+            rank += 1;
+            Ok(true)
+        })?;
+    }
+    if with_score {
+        out.array(2);
+    }
+    out.integer(rank);
+    if with_score {
+        out.double(score);
+    }
+    Ok(())
+}
+
+pub fn zpopmin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop(s, args, false, out)
+}
+pub fn zpopmax(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop(s, args, true, out)
+}
+
+fn pop(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Outcome {
+    if args.len() > 3 {
+        return Err(Failure::SYNTAX);
+    }
+    let count = match args.get(2).map(integer) {
+        None => 1,
+        Some(Some(count)) if count >= 0 => count as usize,
+        Some(_) => return Err(Failure::request("value is out of range, must be positive")),
+    };
+    let key = args.at(1);
+    let popped = pop_from(s, key, count, backward)?;
+    match (args.get(2), out.resp3) {
+        (None, true) => match popped.first() {
+            None => out.array(0),
+            Some((member, score)) => {
+                out.array(2);
+                out.bulk(member);
+                out.double(*score);
+            }
+        },
+        _ => send_pairs(&popped, true, out),
+    }
+    Ok(())
+}
+
+fn pop_from(
+    s: &Session,
+    key: &[u8],
+    count: usize,
+    backward: bool,
+) -> Result<Vec<(Bytes, f64)>, Failure> {
+    let Some(space) = s.existing()? else { return Ok(Vec::new()) };
+    s.change(space, [key], |seen, batch| {
+        let Some(of) = seen.collection(key, Kind::SortedSet)? else { return Ok(Vec::new()) };
+        let (start, end) = ordered(of.id);
+        let (mut room, mut popped) = (Room::of(s), Vec::new());
+        if count > 0 {
+            visit(s, seen, &of, (&start, &end), backward, |tuple| {
+                let (member, score) = in_order(tuple).ok_or_else(|| broken(&of))?;
+                room.take(member.len())?;
+                take_out(&of, &member, score, batch);
+                popped.push((member, score));
+                Ok(popped.len() < count)
+            })?;
+        }
+        seen.counted(key, &of, -(popped.len() as i64), batch);
+        Ok(popped)
+    })
+}
+
+/// Members, with their scores where they are wanted.
+fn send_pairs(pairs: &[(Bytes, f64)], scores: bool, out: &mut Output) {
+    out.array(if scores && !out.resp3 { pairs.len() * 2 } else { pairs.len() });
+    for (member, score) in pairs {
+        if scores && out.resp3 {
+            out.array(2);
+        }
+        out.bulk(member);
+        if scores {
+            out.double(*score);
+        }
+        out.send_if_large();
+    }
+}
+
+/// `ZRANDMEMBER key [count [WITHSCORES]]`
+pub fn zrandmember(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let scores = match args.get(3) {
+        None => false,
+        Some(o) if is(o, "withscores") && args.len() == 4 => true,
+        Some(_) => return Err(Failure::SYNTAX),
+    };
+    let seen = s.see()?;
+    let of = seen.collection(args.at(1), Kind::SortedSet)?;
+    let count = of.map_or(0, |of| of.live.count);
+    let (n, again) = match args.get(2) {
+        None => (1, false),
+        Some(number) => wanted(number, count, s)?,
+    };
+    let mut drawn = Vec::new();
+    if let Some(of) = &of {
+        for tuple in draw(s, &seen, of, n, again)? {
+            let score = decode(&tuple.value()?).ok_or_else(|| broken(of))?;
+            drawn.push((name(&tuple), score));
+        }
+    }
+    match args.get(2) {
+        None => out.value(drawn.first().map(|(member, _)| &member[..])),
+        Some(_) => send_pairs(&drawn, scores, out),
+    }
+    Ok(())
+}
+
+pub fn zscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    scan_elements(s, args, Kind::SortedSet, out, |tuple, _, out| {
+        let score = decode(&tuple.value()?)
+            .ok_or_else(|| Failure::Corrupt("a score does not decode".into()))?;
+        out.bulk(&name(tuple));
+        out.bulk(crate::output::number_text(score).as_bytes());
+        Ok(2)
+    })
+}
+
+/// Puts a sorted set of these members in the place of what there was.
+fn store(
+    s: &Session,
+    seen: &Seen<'_>,
+    key: &[u8],
+    members: &[(Bytes, f64)],
+    batch: &mut Batch,
+) -> Result<i64, Failure> {
+    seen.remove(key, &seen.live(key)?, batch);
+    if !members.is_empty() {
+        let of = seen.replace_collection(key, Kind::SortedSet, || s.random(), batch)?;
+        for (member, score) in members {
+            put(&of, member, None, *score, batch);
+        }
+        seen.counted(key, &of, members.len() as i64, batch);
+    }
+    Ok(members.len() as i64)
+}

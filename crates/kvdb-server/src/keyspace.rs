@@ -1,0 +1,252 @@
+//! What stands beside the values of a dictionary: deadlines, and the values that are not strings.
+//!
+//! A string is a tuple of the dictionary itself, its bytes those that the client sent, so that
+//! every other door reads them. All else is in the dictionary's *types dictionary*, `:types:NAME`,
+//! which the first command that needs it makes. A batch changes both at once.
+//!
+//! ```text
+//! k ‖ key                        head: what the key is, and when it expires
+//! t ‖ deadline ‖ key             nothing: deadlines in their order, for the sweeper
+//! e ‖ id ‖ 0                     how many elements a collection has, in decimal digits
+//! e ‖ id ‖ 1 ‖ name              a field's value; a member; a member's score; an element of a list
+//! e ‖ id ‖ 2 ‖ score ‖ member    nothing: the members of a sorted set in the order of their scores
+//! ```
+//!
+//! A string without a deadline has no head. A collection is known by an id, so that a rename moves
+//! its head alone and a deletion is one range tombstone. Its length is changed by updates that
+//! commute, and a collection without elements is none: two transactions may each take away what
+//! they believe to be the last but one. `docs/format.md` has the bytes.
+
+use kvdb::DictionaryId;
+
+use crate::failure::Failure;
+
+/// Names of dictionaries that begin so are not the user's.
+pub const TYPES_PREFIX: &str = ":types:";
+
+/// The name of the types dictionary of a dictionary.
+pub fn types_name(dictionary: &str) -> String {
+    format!("{TYPES_PREFIX}{dictionary}")
+}
+
+/// A dictionary of the user's with what stands beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Keyspace {
+    pub strings: DictionaryId,
+    /// `None`: it was not needed yet.
+    pub types: Option<DictionaryId>,
+}
+
+/// What is stored under a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    String,
+    Hash,
+    Set,
+    SortedSet,
+    List,
+}
+
+impl Kind {
+    /// As `TYPE` says it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::String => "string",
+            Kind::Hash => "hash",
+            Kind::Set => "set",
+            Kind::SortedSet => "zset",
+            Kind::List => "list",
+        }
+    }
+    fn of(byte: u8) -> Option<Kind> {
+        [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List]
+            .get(usize::from(byte))
+            .copied()
+    }
+}
+
+/// The head of a key, as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub kind: Kind,
+    /// Milliseconds since 1970.
+    pub deadline: Option<u64>,
+    /// Of a collection.
+    pub id: u64,
+}
+
+/// The version of a head's bytes.
+const VERSION: u8 = 1;
+
+impl Head {
+    /// version u8, kind u8, deadline u64 (0: none), id u64 (only of collections).
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION, self.kind as u8];
+        out.extend_from_slice(&self.deadline.unwrap_or(0).to_be_bytes());
+        if self.kind != Kind::String {
+            out.extend_from_slice(&self.id.to_be_bytes());
+        }
+        out
+    }
+    pub fn decode(bytes: &[u8]) -> Option<Head> {
+        let number = |at: usize| {
+            bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes)
+        };
+        let (&[VERSION, kind], deadline) = (bytes.first_chunk()?, number(2)?) else { return None };
+        let kind = Kind::of(kind)?;
+        let id = if kind == Kind::String { 0 } else { number(10)? };
+        let len = if kind == Kind::String { 10 } else { 18 };
+        (bytes.len() == len).then_some(Head {
+            kind,
+            deadline: Some(deadline).filter(|d| *d > 0),
+            id,
+        })
+    }
+    pub fn is_expired(&self, now: u64) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+}
+
+pub fn head_key(key: &[u8]) -> Vec<u8> {
+    [b"k", key].concat()
+}
+
+pub fn deadline_key(deadline: u64, key: &[u8]) -> Vec<u8> {
+    [b"t".as_slice(), &deadline.to_be_bytes(), key].concat()
+}
+
+/// The deadline and the key that a tuple of the sweeper's order names.
+pub fn parse_deadline_key(tuple: &[u8]) -> Option<(u64, &[u8])> {
+    let (deadline, key) = tuple.strip_prefix(b"t")?.split_first_chunk()?;
+    Some((u64::from_be_bytes(*deadline), key))
+}
+
+fn element(id: u64, part: u8, rest: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(10 + rest.iter().map(|r| r.len()).sum::<usize>());
+    out.push(b'e');
+    out.extend_from_slice(&id.to_be_bytes());
+    out.push(part);
+    rest.iter().for_each(|r| out.extend_from_slice(r));
+    out
+}
+
+/// Bytes in front of an element's name.
+pub const ELEMENT: usize = 10;
+
+pub fn count_key(id: u64) -> Vec<u8> {
+    element(id, 0, &[])
+}
+
+/// The place of an element by its name.
+pub fn element_key(id: u64, name: &[u8]) -> Vec<u8> {
+    element(id, 1, &[name])
+}
+
+/// The place of a member in the order of scores.
+pub fn order_key(id: u64, score: f64, member: &[u8]) -> Vec<u8> {
+    element(id, 2, &[&sortable(score), member])
+}
+
+/// All elements by name: `[start, end)`.
+pub fn elements(id: u64) -> (Vec<u8>, Vec<u8>) {
+    (element(id, 1, &[]), element(id, 2, &[]))
+}
+
+/// All members by score.
+pub fn ordered(id: u64) -> (Vec<u8>, Vec<u8>) {
+    (element(id, 2, &[]), element(id, 3, &[]))
+}
+
+/// Everything of a collection but its head.
+pub fn whole(id: u64) -> (Vec<u8>, Vec<u8>) {
+    (element(id, 0, &[]), element(id, u8::MAX, &[]))
+}
+
+/// A number as bytes that sort as it does. There is no NaN, and only one zero.
+pub fn sortable(score: f64) -> [u8; 8] {
+    let bits = (score + 0.0).to_bits();
+    let bits = if bits >> 63 == 1 { !bits } else { bits ^ (1 << 63) };
+    bits.to_be_bytes()
+}
+
+/// The number that [`sortable`] has made these bytes of.
+pub fn from_sortable(bytes: [u8; 8]) -> f64 {
+    let bits = u64::from_be_bytes(bytes);
+    f64::from_bits(if bits >> 63 == 1 { bits ^ (1 << 63) } else { !bits })
+}
+
+pub const WRONGTYPE: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
+    "WRONGTYPE Operation against a key holding the wrong kind of value",
+));
+
+/// What a key is at the moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Live {
+    /// `None`: there is no such key, or it has expired.
+    pub kind: Option<Kind>,
+    /// The head that is stored, also of a key that is gone.
+    pub head: Option<Head>,
+    /// Elements of a collection.
+    pub count: i64,
+}
+
+impl Live {
+    pub fn exists(&self) -> bool {
+        self.kind.is_some()
+    }
+    /// The deadline of a key that exists.
+    pub fn deadline(&self) -> Option<u64> {
+        self.kind.and(self.head).and_then(|head| head.deadline)
+    }
+    /// The id of the collection of this kind; `None` where there is no such key.
+    pub fn collection(&self, kind: Kind) -> Result<Option<u64>, Failure> {
+        match (self.kind, self.head) {
+            (None, _) => Ok(None),
+            (Some(found), Some(head)) if found == kind => Ok(Some(head.id)),
+            _ => Err(WRONGTYPE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_read_as_they_were_written() {
+        for kind in [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List] {
+            for deadline in [None, Some(1), Some(u64::MAX)] {
+                let id = if kind == Kind::String { 0 } else { 0x0102_0304_0506_0708 };
+                let head = Head { kind, deadline, id };
+                let bytes = head.encode();
+                assert_eq!(Head::decode(&bytes), Some(head));
+                for cut in 0..bytes.len() {
+                    assert_eq!(Head::decode(&bytes[..cut]), None);
+                }
+                assert_eq!(Head::decode(&[bytes.as_slice(), b"x"].concat()), None);
+            }
+        }
+        assert_eq!(Head::decode(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 1]), None, "another version");
+        assert_eq!(Head::decode(&[1, 9, 0, 0, 0, 0, 0, 0, 0, 1]), None, "an unknown kind");
+    }
+
+    #[test]
+    fn scores_sort_as_numbers_do() {
+        let scores = [f64::NEG_INFINITY, -1e300, -2.5, -1.0, -1e-300, 0.0, 1e-300, 1.0, 2.5, 1e300];
+        for pair in scores.windows(2) {
+            assert!(sortable(pair[0]) < sortable(pair[1]), "{pair:?}");
+        }
+        for score in scores.into_iter().chain([f64::INFINITY]) {
+            assert_eq!(from_sortable(sortable(score)), score);
+        }
+        assert_eq!(sortable(-0.0), sortable(0.0));
+    }
+
+    #[test]
+    fn deadlines_sort_by_time_and_name_their_key() {
+        assert!(deadline_key(255, b"z") < deadline_key(256, b"a"));
+        assert_eq!(parse_deadline_key(&deadline_key(7, b"key")), Some((7, b"key".as_slice())));
+        assert_eq!(parse_deadline_key(b"t1234567"), None);
+        assert_eq!(parse_deadline_key(b"k12345678"), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! How the commands of a session read and change keys: which dictionaries, at what time, and that a
+//! change is one transaction, whoever else changes the same.
+
+use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, TransactionOptions};
+
+use super::seen::Seen;
+use super::{Executing, SNAPSHOT, Session, TRIES};
+use crate::dictionaries::Place;
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::Keyspace;
+
+impl Session {
+    /// The time that decides what has expired, milliseconds since 1970. In a snapshot it stands
+    /// still.
+    pub fn now(&self) -> u64 {
+        match (&self.place, self.exec_time) {
+            (Place::Snapshot(_, made), _) => *made,
+            (_, Some(time)) => time,
+            (_, None) => self.clock(),
+        }
+    }
+    /// The clock of the store, milliseconds since 1970.
+    pub fn clock(&self) -> u64 {
+        u64::try_from(self.shared.db.wall_clock().as_millis()).unwrap_or(u64::MAX)
+    }
+    /// A random number.
+    pub fn random(&self) -> u64 {
+        self.shared.db.random()
+    }
+
+    /// The selected dictionary if it exists.
+    pub fn existing(&self) -> Result<Option<Keyspace>, Failure> {
+        let db = &self.shared.db;
+        match &self.place {
+            Place::Store => Ok(self
+                .dictionary
+                .existing(db)?
+                .map(|strings| Keyspace { strings, types: self.dictionary.types(db) })),
+            place => self.dictionary.existing_at(place, db),
+        }
+    }
+    /// The selected dictionary, made if need be.
+    pub fn writable(&self) -> Result<Keyspace, Failure> {
+        let db = &self.shared.db;
+        match &self.place {
+            Place::Store => {
+                let strings = self.dictionary.writable(db)?;
+                Ok(Keyspace { strings, types: self.dictionary.types(db) })
+            }
+            Place::Snapshot(..) => Err(SNAPSHOT),
+            place @ Place::Clone(clone) => match self.dictionary.existing_at(place, db)? {
+                Some(space) => Ok(space),
+                None => {
+                    let options = DictionaryOptions::default();
+                    let strings =
+                        db.create_dictionary_in(clone, self.dictionary.name(), options)?;
+                    Ok(Keyspace { strings, types: None })
+                }
+            },
+        }
+    }
+    /// The selected dictionary with that of its types, both made if need be.
+    pub fn typed(&self) -> Result<Keyspace, Failure> {
+        let space = self.writable()?;
+        if space.types.is_some() {
+            return Ok(space);
+        }
+        // A command that holds a lock may believe that there is none: all of them have ended when
+        // it is made. `EXEC` has made it before it took its locks, or has all of them.
+        let _all = match self.executing {
+            Some(Executing::Own(_)) => None,
+            _ => Some(self.shared.locks.all()),
+        };
+        let (name, options) = (self.dictionary.types_name(), DictionaryOptions::default());
+        let types = match &self.place {
+            Place::Clone(clone) => self.db().create_dictionary_in(clone, name, options)?,
+            _ => self.db().create_dictionary(name, options)?,
+        };
+        Ok(Keyspace { types: Some(types), ..space })
+    }
+
+    /// What a command that only reads sees of the selected dictionary.
+    pub fn see(&self) -> Result<Seen<'_>, Failure> {
+        Seen::by(self, self.existing()?)
+    }
+
+    /// Commits the batch that `change` makes of what it sees of these keys, atomically: other
+    /// commands are locked out, and after a conflict with a transaction `change` is called again.
+    pub fn change<'k, T>(
+        &self,
+        space: Keyspace,
+        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
+        change: impl FnMut(&Seen<'_>, &mut Batch) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        if self.inside().is_some() {
+            // It may turn out that nothing is changed: that, too, depends on what was read.
+            self.reads(space.strings, keys.clone())?;
+        }
+        self.change_commuting(space, keys, change)
+    }
+    /// As [`Session::change`], for changes that commute with those of others inside a transaction:
+    /// there, what was read is no reason for a conflict.
+    pub fn change_commuting<'k, T>(
+        &self,
+        space: Keyspace,
+        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
+        mut change: impl FnMut(&Seen<'_>, &mut Batch) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let _held = self.hold(space.strings, keys)?;
+        let space = self.under_locks(space)?;
+        if self.inside().is_some() {
+            let mut batch = Batch::new();
+            let done = change(&Seen::by(self, Some(space))?, &mut batch)?;
+            if !batch.is_empty() {
+                self.commit(batch)?;
+            }
+            return Ok(done);
+        }
+        for _ in 0..TRIES {
+            let options =
+                TransactionOptions { label: "a command".into(), ..TransactionOptions::default() };
+            let transaction = self.shared.db.begin_with(options)?;
+            let mut batch = Batch::new();
+            let done = change(&Seen::of(&transaction, space, self.now())?, &mut batch)?;
+            if batch.is_empty() {
+                return Ok(done);
+            }
+            transaction.apply(batch)?;
+            match transaction.commit(Durability::Buffered) {
+                Err(kvdb::Error::Conflict { .. }) => {}
+                committed => return Ok(committed.map(|()| done)?),
+            }
+        }
+        Err(Failure::again_and_again())
+    }
+    /// The keyspace again, now that keys of it are locked: others may have made its types.
+    pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
+        match space.types {
+            Some(_) => Ok(space),
+            None => {
+                Ok(self.existing()?.filter(|now| now.strings == space.strings).unwrap_or(space))
+            }
+        }
+    }
+
+    /// Puts strings whatever was there before.
+    pub fn put_blindly<'k>(
+        &self,
+        space: Keyspace,
+        pairs: impl Iterator<Item = (&'k [u8], &'k [u8])> + Clone,
+    ) -> Outcome {
+        let keys = pairs.clone().map(|(key, _)| key);
+        {
+            let _held = self.hold(space.strings, keys.clone())?;
+            if self.under_locks(space)?.types.is_none() {
+                let mut batch = Batch::new();
+                for (key, value) in pairs {
+                    put(space.strings, key, value, &mut batch);
+                }
+                return self.commit(batch);
+            }
+        }
+        self.change_commuting(space, keys, |seen, batch| {
+            for (key, value) in pairs.clone() {
+                let live = seen.live_head(key)?;
+                seen.clear(key, &live, batch);
+                put(space.strings, key, value, batch);
+            }
+            Ok(())
+        })
+    }
+}
+
+fn put(dict: DictionaryId, key: &[u8], value: &[u8], batch: &mut Batch) {
+    batch.put(dict, bytes::Bytes::copy_from_slice(key), bytes::Bytes::copy_from_slice(value));
+}

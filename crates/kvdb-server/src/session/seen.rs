@@ -1,0 +1,332 @@
+//! What one command sees of the keys: which there are at its time, of which type, and what a batch
+//! must do to change one. What is read is announced, so that a transaction's commit depends on it.
+
+use bytes::Bytes;
+use kvdb::{Batch, Cursor, DictionaryId, Isolation, Transaction, Update, View};
+
+use super::Session;
+use crate::failure::Failure;
+use crate::keyspace::{
+    Head, Keyspace, Kind, Live, WRONGTYPE, count_key, deadline_key, head_key, whole,
+};
+
+fn corrupt(what: &str, key: &[u8]) -> Failure {
+    Failure::Corrupt(format!("{what} of the key '{}' does not decode", key.escape_ascii()))
+}
+
+/// How what is read is made known, so that a transaction's commit depends on it.
+enum Source<'a> {
+    /// There is no transaction.
+    View,
+    /// Commands work in a transaction.
+    Session(&'a Session),
+    /// The command has a transaction to itself.
+    Own(&'a Transaction),
+}
+
+/// What one command sees of the keys.
+pub struct Seen<'a> {
+    pub strings: Option<DictionaryId>,
+    pub types: Option<DictionaryId>,
+    /// Milliseconds since 1970: what expires at or before this is gone.
+    pub now: u64,
+    view: View,
+    source: Source<'a>,
+}
+
+impl<'a> Seen<'a> {
+    /// What a session sees that has no transaction, or works in one.
+    pub fn by(session: &'a Session, space: Option<Keyspace>) -> Result<Self, Failure> {
+        let source = match session.inside() {
+            Some(_) => Source::Session(session),
+            None => Source::View,
+        };
+        Ok(Seen::new(space, session.now(), session.view()?, source))
+    }
+    /// What a transaction sees that is made for this command.
+    pub fn of(transaction: &'a Transaction, space: Keyspace, now: u64) -> Result<Self, Failure> {
+        Ok(Seen::new(Some(space), now, transaction.view()?, Source::Own(transaction)))
+    }
+    fn new(space: Option<Keyspace>, now: u64, view: View, source: Source<'a>) -> Self {
+        let types = space.and_then(|space| space.types);
+        Seen { strings: space.map(|space| space.strings), types, now, view, source }
+    }
+
+    /// The state to read, what is read having been announced. A serializable transaction reads what
+    /// is committed when it has the lock.
+    fn view(&self) -> Result<View, Failure> {
+        match self.source {
+            Source::Session(s)
+                if s.inside().is_some_and(|t| t.isolation() == Isolation::Serializable) =>
+            {
+                s.view()
+            }
+            _ => Ok(self.view.clone()),
+        }
+    }
+    fn announce(&self, dict: DictionaryId, key: &[u8]) -> Result<(), Failure> {
+        match &self.source {
+            Source::View => Ok(()),
+            Source::Session(s) => s.reads(dict, [key]),
+            // A change of a string is a conflict by itself.
+            Source::Own(_) if Some(dict) == self.strings => Ok(()),
+            Source::Own(own) => Ok(own.read_conflict_key(dict, key)?),
+        }
+    }
+    /// Announces that `[start, end)` is read, and gives the state to read it from.
+    fn range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<View, Failure> {
+        match &self.source {
+            Source::View => Ok(self.view.clone()),
+            Source::Session(s) => s.view_of(dict, start, end),
+            Source::Own(own) => {
+                own.read_conflict_range(dict, start, end)?;
+                Ok(self.view.clone())
+            }
+        }
+    }
+    pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+        self.announce(dict, key)?;
+        Ok(match self.source {
+            Source::View | Source::Own(_) => self.view.get(dict, key)?,
+            Source::Session(_) => self.view()?.get(dict, key)?,
+        })
+    }
+    /// A cursor over `[start, end)`; `end` empty: to the end. `None`: the state has no such
+    /// dictionary.
+    pub fn cursor(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+    ) -> Result<Option<Cursor>, Failure> {
+        match self.range(dict, start, end)?.cursor(dict, start, end) {
+            Err(kvdb::Error::NoDictionary(_)) => Ok(None),
+            cursor => Ok(Some(cursor?)),
+        }
+    }
+
+    fn head(&self, key: &[u8]) -> Result<Option<Head>, Failure> {
+        let Some(types) = self.types else { return Ok(None) };
+        self.get(types, &head_key(key))?
+            .map(|bytes| Head::decode(&bytes).ok_or_else(|| corrupt("the head", key)))
+            .transpose()
+    }
+    /// The number of elements of a collection.
+    pub fn count(&self, id: u64) -> Result<i64, Failure> {
+        let Some(types) = self.types else { return Ok(0) };
+        let count = self.get(types, &count_key(id))?;
+        let Some(count) = count else { return Ok(0) };
+        crate::request::integer(&count).ok_or_else(|| {
+            Failure::Corrupt(format!("the length of collection {id:x} is no number"))
+        })
+    }
+    /// What is known of a key from its head: `None` where the strings decide.
+    fn by_head(&self, head: Option<Head>) -> Result<Option<Live>, Failure> {
+        let Some(found) = head else { return Ok(None) };
+        if found.is_expired(self.now) {
+            return Ok(Some(Live { head, ..Live::default() }));
+        }
+        if found.kind != Kind::String {
+            let count = self.count(found.id)?;
+            if count > 0 {
+                return Ok(Some(Live { kind: Some(found.kind), head, count }));
+            }
+        }
+        Ok(None)
+    }
+    /// What a head that was met in its order stands for: `None`, where the strings decide.
+    pub fn judge(&self, head: Head) -> Result<Option<Live>, Failure> {
+        self.by_head(Some(head))
+    }
+
+    /// What the key is; a large value is not read for it.
+    pub fn live(&self, key: &[u8]) -> Result<Live, Failure> {
+        let head = self.head(key)?;
+        if let Some(live) = self.by_head(head)? {
+            return Ok(live);
+        }
+        Ok(Live { kind: self.string_len(key)?.map(|_| Kind::String), head, count: 0 })
+    }
+    /// The head alone, for what replaces the key whatever it is.
+    pub fn live_head(&self, key: &[u8]) -> Result<Live, Failure> {
+        Ok(Live { head: self.head(key)?, ..Live::default() })
+    }
+    /// The length of the tuple among the strings, expired or not.
+    fn string_len(&self, key: &[u8]) -> Result<Option<usize>, Failure> {
+        let Some(strings) = self.strings else { return Ok(None) };
+        self.announce(strings, key)?;
+        Ok(match self.source {
+            Source::View | Source::Own(_) => self.view.value_len(strings, key)?,
+            Source::Session(_) => self.view()?.value_len(strings, key)?,
+        })
+    }
+    /// The string of a key; an error, when it is something else.
+    pub fn string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
+        let head = self.head(key)?;
+        match self.by_head(head)? {
+            Some(live) if live.exists() => Err(WRONGTYPE),
+            Some(live) => Ok((live, None)),
+            None => {
+                let value = match self.strings {
+                    Some(strings) => self.get(strings, key)?,
+                    None => None,
+                };
+                let kind = value.as_ref().map(|_| Kind::String);
+                Ok((Live { kind, head, count: 0 }, value))
+            }
+        }
+    }
+    /// The length of the string of a key, which is not read if it is large.
+    pub fn len_of_string(&self, key: &[u8]) -> Result<(Live, Option<usize>), Failure> {
+        let head = self.head(key)?;
+        match self.by_head(head)? {
+            Some(live) if live.exists() => Err(WRONGTYPE),
+            Some(live) => Ok((live, None)),
+            None => {
+                let len = self.string_len(key)?;
+                Ok((Live { kind: len.map(|_| Kind::String), head, count: 0 }, len))
+            }
+        }
+    }
+
+    /// Takes away what stands under the key besides a string: its head, its deadline, its elements.
+    pub fn clear(&self, key: &[u8], live: &Live, batch: &mut Batch) {
+        let (Some(types), Some(head)) = (self.types, live.head) else { return };
+        batch.delete(types, head_key(key));
+        if let Some(deadline) = head.deadline {
+            batch.delete(types, deadline_key(deadline, key));
+        }
+        if head.kind != Kind::String {
+            let (start, end) = whole(head.id);
+            batch.delete_range(types, start, end);
+        }
+    }
+    /// Takes away the key, whatever it is.
+    pub fn remove(&self, key: &[u8], live: &Live, batch: &mut Batch) {
+        self.clear(key, live, batch);
+        if let Some(strings) = self.strings {
+            batch.delete(strings, Bytes::copy_from_slice(key));
+        }
+    }
+    /// Puts a string in the place of whatever there was, without a deadline.
+    pub fn put_string(
+        &self,
+        key: &[u8],
+        live: &Live,
+        value: impl Into<Bytes>,
+        batch: &mut Batch,
+    ) -> Live {
+        self.clear(key, live, batch);
+        if let Some(strings) = self.strings {
+            batch.put(strings, Bytes::copy_from_slice(key), value);
+        }
+        Live { kind: Some(Kind::String), head: None, count: 0 }
+    }
+    /// Changes the value of a string that stays what it is, or begins one.
+    pub fn change_string(
+        &self,
+        key: &[u8],
+        live: &Live,
+        value: impl Into<Bytes>,
+        batch: &mut Batch,
+    ) {
+        if !live.exists() {
+            self.clear(key, live, batch);
+        }
+        if let Some(strings) = self.strings {
+            batch.put(strings, Bytes::copy_from_slice(key), value);
+        }
+    }
+    /// Gives a key that exists another deadline, or none.
+    pub fn set_deadline(&self, key: &[u8], live: &Live, deadline: Option<u64>, batch: &mut Batch) {
+        let (Some(types), Some(kind)) = (self.types, live.kind) else { return };
+        let old = live.head.unwrap_or(Head { kind: Kind::String, deadline: None, id: 0 });
+        let head = Head { kind, deadline, id: if kind == Kind::String { 0 } else { old.id } };
+        if let Some(old) = old.deadline.filter(|old| Some(*old) != deadline) {
+            batch.delete(types, deadline_key(old, key));
+        }
+        if let Some(deadline) = deadline {
+            batch.put(types, deadline_key(deadline, key), Bytes::new());
+        }
+        match (kind, deadline) {
+            (Kind::String, None) => batch.delete(types, head_key(key)),
+            _ => batch.put(types, head_key(key), head.encode()),
+        }
+    }
+    /// Whether the tuple is there; a large value is not read for it.
+    pub fn has(&self, dict: DictionaryId, key: &[u8]) -> Result<bool, Failure> {
+        self.announce(dict, key)?;
+        Ok(match self.source {
+            Source::View | Source::Own(_) => self.view.value_len(dict, key)?,
+            Source::Session(_) => self.view()?.value_len(dict, key)?,
+        }
+        .is_some())
+    }
+    /// The collection of this kind under a key, if there is one.
+    pub fn collection(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
+        let live = self.live(key)?;
+        let id = live.collection(kind)?;
+        Ok(id.zip(self.types).map(|(id, types)| Collection { id, types, live, fresh: false }))
+    }
+    /// The collection of this kind under the key, begun where there is none. It must get an element
+    /// with this batch.
+    pub fn begin_collection(
+        &self,
+        key: &[u8],
+        kind: Kind,
+        random: impl Fn() -> u64,
+        batch: &mut Batch,
+    ) -> Result<Collection, Failure> {
+        let live = self.live(key)?;
+        match live.collection(kind)?.zip(self.types) {
+            Some((id, types)) => Ok(Collection { id, types, live, fresh: false }),
+            None => {
+                // Also a tombstone among the strings: of two transactions that make a string and
+                // a collection of one key the second has a conflict.
+                self.remove(key, &live, batch);
+                self.replace_collection(key, kind, random, batch)
+            }
+        }
+    }
+    /// A new collection under a key that the batch has removed. It must get an element with it.
+    pub fn replace_collection(
+        &self,
+        key: &[u8],
+        kind: Kind,
+        random: impl Fn() -> u64,
+        batch: &mut Batch,
+    ) -> Result<Collection, Failure> {
+        let types = self.types.ok_or(WRONGTYPE)?;
+        let mut id = random();
+        while self.get(types, &count_key(id))?.is_some() {
+            id = random();
+        }
+        let head = Head { kind, deadline: None, id };
+        batch.put(types, head_key(key), head.encode());
+        let live = Live { kind: Some(kind), head: Some(head), count: 0 };
+        Ok(Collection { id, types, live, fresh: true })
+    }
+    /// Notes that a collection has got `more` elements; without elements it is gone.
+    pub fn counted(&self, key: &[u8], of: &Collection, more: i64, batch: &mut Batch) {
+        let count = count_key(of.id);
+        if of.fresh {
+            // A put, not an update: should another transaction choose the same id, that is a
+            // conflict.
+            batch.put(of.types, count, more.to_string());
+        } else if more < 0 && of.live.count + more <= 0 {
+            self.clear(key, &of.live, batch);
+        } else if more != 0 {
+            batch.update(of.types, count, Update::add(more));
+        }
+    }
+}
+
+/// A collection that a command works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Collection {
+    pub id: u64,
+    pub types: DictionaryId,
+    pub live: Live,
+    /// It is begun with the batch of this command.
+    fresh: bool,
+}

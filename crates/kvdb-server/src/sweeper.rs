@@ -1,0 +1,154 @@
+//! Removes what has expired, in the background and in bounded steps. Readers do not wait for it:
+//! to them a key is gone at its deadline.
+//!
+//! The types dictionary has all deadlines in their order, so a step reads what is due and one
+//! deadline more, which says when the next step is. A step is one commit. What a transaction holds
+//! locked is left for a later one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvdb::DictionaryId;
+use parking_lot::{Condvar, Mutex};
+
+use crate::dictionaries::{self, Selected};
+use crate::failure::Failure;
+use crate::keyspace::{Keyspace, deadline_key, head_key, parse_deadline_key};
+use crate::session::{Session, Shared};
+
+/// Keys that one step removes of a dictionary at most.
+const STEP: usize = 128;
+/// Between two steps while there is work, so that clients come first.
+const BREATH: Duration = Duration::from_millis(10);
+/// Deadlines that are set while nothing is due are found at the latest after this long.
+const REST: Duration = Duration::from_secs(1);
+
+/// What a step has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Swept {
+    /// Keys removed.
+    pub removed: usize,
+    /// There is more to do at once.
+    pub more: bool,
+    /// The next deadline, milliseconds since 1970.
+    pub next: Option<u64>,
+}
+
+/// Removes up to `most` expired keys of each dictionary of the store.
+pub fn step(shared: &Arc<Shared>, most: usize) -> Result<Swept, Failure> {
+    let mut all = Swept::default();
+    let mut session = Session::new(shared.clone(), "sweeper".into(), false);
+    for (name, _) in dictionaries::listed(&shared.db) {
+        session.dictionary = Selected::named(&name);
+        let Some(space) = session.existing()? else { continue };
+        let Some(types) = space.types else { continue };
+        let swept = sweep(&session, space, types, most)?;
+        all.removed += swept.removed;
+        all.more |= swept.more;
+        all.next = [all.next, swept.next].into_iter().flatten().min();
+    }
+    shared.metrics.expired.fetch_add(all.removed as u64, Relaxed);
+    Ok(all)
+}
+
+fn sweep(s: &Session, space: Keyspace, types: DictionaryId, most: usize) -> Result<Swept, Failure> {
+    let now = s.now();
+    let (mut due, mut swept) = (Vec::new(), Swept::default());
+    let mut cursor = match s.db().view().cursor(types, b"t", b"u") {
+        Err(kvdb::Error::NoDictionary(_)) => return Ok(swept),
+        cursor => cursor?,
+    };
+    // What is locked is passed over, but not for ever.
+    for _ in 0..most * 2 {
+        let Some(tuple) = cursor.next()? else { break };
+        let Some((deadline, key)) = parse_deadline_key(&tuple.key) else { continue };
+        if deadline > now {
+            swept.next = Some(deadline);
+            break;
+        }
+        if due.len() == most {
+            swept.more = true;
+            break;
+        }
+        if !s.db().is_locked(space.strings, key) && !s.db().is_locked(types, &head_key(key)) {
+            due.push((deadline, Bytes::copy_from_slice(key)));
+        }
+    }
+    if due.is_empty() {
+        return Ok(swept);
+    }
+    swept.removed = s.change(space, due.iter().map(|(_, key)| &key[..]), |seen, batch| {
+        let mut removed = 0;
+        for (deadline, key) in &due {
+            let live = seen.live(key)?;
+            let ours = live.head.filter(|head| head.deadline == Some(*deadline));
+            match ours {
+                Some(head) if head.is_expired(seen.now) => {
+                    seen.remove(key, &live, batch);
+                    removed += 1;
+                }
+                Some(_) => {}
+                // The key has another deadline by now, or none, or went with a range.
+                None => batch.delete(types, deadline_key(*deadline, key)),
+            }
+        }
+        Ok(removed)
+    })?;
+    Ok(swept)
+}
+
+/// The thread that does it. Dropped, it ends.
+pub struct Sweeping {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sweeping {
+    pub fn start(shared: Arc<Shared>) -> std::io::Result<Sweeping> {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let told = stop.clone();
+        let thread = std::thread::Builder::new().name("resp-expiry".into()).spawn(move || {
+            loop {
+                let wait = if shared.sweeps.load(Relaxed) { rest(&shared) } else { REST };
+                let mut stopped = told.0.lock();
+                if !*stopped {
+                    told.1.wait_for(&mut stopped, wait);
+                }
+                if *stopped {
+                    return;
+                }
+            }
+        })?;
+        Ok(Sweeping { stop, thread: Some(thread) })
+    }
+}
+
+/// Does a step; gives the time until the next one.
+fn rest(shared: &Arc<Shared>) -> Duration {
+    match step(shared, STEP) {
+        Ok(swept) if swept.more => BREATH,
+        Ok(swept) => {
+            let now = shared.db.wall_clock();
+            let next = swept.next.map(|at| Duration::from_millis(at).saturating_sub(now));
+            next.unwrap_or(REST).clamp(BREATH, REST)
+        }
+        // A store that takes no writes, or is full: what has expired is not seen all the same.
+        Err(error) => {
+            tracing::debug!("expired keys were not removed: {error}");
+            REST
+        }
+    }
+}
+
+impl Drop for Sweeping {
+    fn drop(&mut self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
