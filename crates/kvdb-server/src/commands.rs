@@ -7,6 +7,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
+mod bits;
 mod collections;
 mod connection;
 mod defrag;
@@ -16,6 +17,7 @@ mod expiry;
 mod hashes;
 mod introspection;
 mod keys;
+mod lcs;
 mod lists;
 mod multi;
 mod numbers;
@@ -149,6 +151,17 @@ const SET_USAGE: &str = "key value [NX|XX] [GET] [EX seconds|PX milliseconds|EXA
 pub static COMMANDS: &[Command] = &[
     writes("append", "key value", 3, FIRST, strings::append),
     in_multi(InMulti::Refused, open("auth", "[user] password", -2, connection::auth)),
+    reads("bitcount", "key [start end [BYTE|BIT]]", -2, FIRST, bits::bitcount),
+    writes(
+        "bitfield",
+        "key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET|INCRBY type offset number ...]",
+        -2,
+        FIRST,
+        bits::bitfield,
+    ),
+    reads("bitfield_ro", "key [GET type offset ...]", -2, FIRST, bits::bitfield_ro),
+    writes("bitop", "AND|OR|XOR|NOT destination key ...", -4, (2, -1, 1), bits::bitop),
+    reads("bitpos", "key bit [start [end [BYTE|BIT]]]", -3, FIRST, bits::bitpos),
     reads(
         "client",
         "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST",
@@ -203,6 +216,7 @@ pub static COMMANDS: &[Command] = &[
     writes("flushall", "[ASYNC|SYNC]", -1, NONE, ranges::flushall),
     writes("flushdb", "[ASYNC|SYNC]", -1, NONE, ranges::flushdb),
     reads("get", "key", 2, FIRST, strings::get),
+    reads("getbit", "key offset", 3, FIRST, bits::getbit),
     writes("getdel", "key", 2, FIRST, strings::getdel),
     typed("getex", GETEX_USAGE, -2, FIRST, strings::getex),
     reads("getrange", "key start end", 4, FIRST, strings::getrange),
@@ -234,6 +248,7 @@ pub static COMMANDS: &[Command] = &[
     reads("info", "[section ...]", -1, NONE, server::info),
     reads("keys", "pattern", 2, NONE, scan::keys),
     reads("kvfs.stat", "", 1, NONE, server::stat),
+    reads("lcs", "key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]", -3, TWO, lcs::lcs),
     reads("lindex", "key index", 3, FIRST, lists::lindex),
     writes("linsert", "key BEFORE|AFTER pivot element", 5, FIRST, lists::linsert),
     reads("llen", "key", 2, FIRST, lists::llen),
@@ -282,6 +297,7 @@ pub static COMMANDS: &[Command] = &[
     typed("sdiffstore", "destination key ...", -3, EACH, sets::sdiffstore),
     reads("select", "number", 2, NONE, connection::select),
     typed("set", SET_USAGE, -3, FIRST, strings::set),
+    writes("setbit", "key offset bit", 4, FIRST, bits::setbit),
     typed("setex", "key seconds value", 4, FIRST, strings::setex),
     writes("setnx", "key value", 3, FIRST, strings::setnx),
     writes("setrange", "key offset value", 4, FIRST, strings::setrange),

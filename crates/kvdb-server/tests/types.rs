@@ -1,4 +1,4 @@
-//! Hashes, sets, sorted sets and lists, command by command, in the notation of
+//! Hashes, sets, sorted sets, lists and rows of bits, command by command, in the notation of
 //! `redis-cli`; what they cost, and how transactions share them.
 
 mod served;
@@ -229,6 +229,55 @@ fn lists() {
 }
 
 #[test]
+fn rows_of_bits() {
+    serve(ServerOptions::default()).connect().expect(&[
+        ("SETBIT k 7 1", "(integer) 0"),
+        ("SETBIT k 7 0", "(integer) 1"),
+        ("STRLEN k", "(integer) 1"),
+        ("SETBIT k 100 1", "(integer) 0"),
+        ("STRLEN k", "(integer) 13"),
+        ("GETBIT k 100", "(integer) 1"),
+        ("GETBIT k 1000000", "(integer) 0"),
+        ("SETBIT k -1 1", "(error) ERR bit offset is not an integer or out of range"),
+        ("SETBIT k 4294967296 1", "(error) ERR bit offset is not an integer or out of range"),
+        ("SETBIT k 1 2", "(error) ERR bit is not an integer or out of range"),
+        ("SET k foobar", "OK"),
+        ("BITCOUNT k", "(integer) 26"),
+        ("BITCOUNT k 1 1", "(integer) 6"),
+        ("BITCOUNT k 5 30 BIT", "(integer) 17"),
+        ("BITCOUNT k 1", SYNTAX),
+        ("BITCOUNT none", "(integer) 0"),
+        (r#"SET p "\xff\xf0\x00""#, "OK"),
+        ("BITPOS p 0", "(integer) 12"),
+        ("BITPOS p 1 2", "(integer) -1"),
+        ("BITPOS p 1 7 15 BIT", "(integer) 7"),
+        (r#"SET p "\xff""#, "OK"),
+        ("BITPOS p 0", "(integer) 8"),
+        ("BITPOS p 0 0 -1", "(integer) -1"),
+        ("BITPOS none 0", "(integer) 0"),
+        ("BITPOS none 1", "(integer) -1"),
+        ("SET a abc", "OK"),
+        ("SET b ab", "OK"),
+        ("BITOP AND c a b", "(integer) 3"),
+        ("GET c", r#""ab\x00""#),
+        ("BITOP NOT c a b", "(error) ERR BITOP NOT must be called with a single source key."),
+        ("BITOP XOR c none", "(integer) 0"),
+        ("EXISTS c", "(integer) 0"),
+        ("BITFIELD f INCRBY u2 100 1 OVERFLOW SAT INCRBY u2 102 5", "[(integer) 1 (integer) 3]"),
+        ("BITFIELD f OVERFLOW FAIL INCRBY u2 102 1 GET u2 102", "[(nil) (integer) 3]"),
+        ("BITFIELD f SET i8 #1 -1 GET u8 #1", "[(integer) 0 (integer) 255]"),
+        ("BITFIELD grown OVERFLOW FAIL INCRBY u4 60 20", "[(nil)]"),
+        ("STRLEN grown", "(integer) 8"),
+        ("BITFIELD f GET u64 0", "(error) ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is."),
+        ("BITFIELD_RO f GET u2 102", "[(integer) 3]"),
+        ("BITFIELD_RO f SET u2 0 1", "(error) ERR BITFIELD_RO only supports the GET subcommand"),
+        ("SADD s m", "(integer) 1"),
+        ("SETBIT s 1 1", WRONGTYPE),
+        ("BITOP OR c s a", WRONGTYPE),
+    ]);
+}
+
+#[test]
 fn keys_of_every_type_have_the_commands_on_keys() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
@@ -455,6 +504,10 @@ fn what_is_too_much_is_refused() {
     }
     assert_eq!(c.run("SCARD s"), "(integer) 1200");
     assert_eq!(c.run("SINTERCARD 2 s s LIMIT 5"), "(integer) 5");
+    for i in 0..2 {
+        assert_eq!(c.run(&format!("SET l{i} {}", "y".repeat(15_000))), "OK");
+    }
+    assert!(c.run("LCS l0 l1").contains("Insufficient memory"));
 }
 
 #[test]
