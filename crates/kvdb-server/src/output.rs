@@ -150,8 +150,8 @@ impl Output {
         let header = self.bytes.len() - end;
         self.bytes[position..].rotate_right(header);
     }
-    /// Puts what a page begins with in front of its elements, which are the reply at `position`: the
-    /// cursor of the next page.
+    /// Puts what a page begins with in front of its elements, which are the reply at `position`:
+    /// the cursor of the next page.
     pub fn insert_page_header(&mut self, position: usize, cursor: u64) {
         let end = self.bytes.len();
         self.array(2);

@@ -20,8 +20,8 @@ pub fn name(tuple: &Tuple) -> Bytes {
     tuple.key.slice(ELEMENT..)
 }
 
-/// Elements and their values of `[start, end)`, in order, or from the last to the first. Stops where
-/// `visit` says `false`.
+/// Elements and their values of `[start, end)`, in order, or from the last to the first. Stops
+/// where `visit` says `false`.
 pub fn visit(
     s: &Session,
     seen: &Seen<'_>,
@@ -75,8 +75,8 @@ impl Room {
     }
 }
 
-/// Replies with all elements in order, `each` replies for one; memory stays bounded. `header` writes
-/// the header for so many elements.
+/// Replies with all elements in order, `each` replies for one; memory stays bounded. `header`
+/// writes the header for so many elements.
 pub fn answer_all(
     s: &Session,
     seen: &Seen<'_>,
@@ -186,8 +186,8 @@ pub fn scan(
     Ok(())
 }
 
-/// Collections up to this length are read whole where elements are drawn from them, so that each has
-/// the same chance.
+/// Collections up to this length are read whole where elements are drawn from them, so that each
+/// has the same chance.
 const DRAWN_FROM_WHOLE: i64 = 4096;
 
 /// So many elements at random: different ones, or with `again` each drawn from all of them.

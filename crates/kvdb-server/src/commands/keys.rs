@@ -241,8 +241,8 @@ fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failu
     Ok(true)
 }
 
-/// `MEMORY USAGE key [SAMPLES n]`: the bytes that the key takes, in the file or on the way there; of
-/// a collection, by the tree's estimate.
+/// `MEMORY USAGE key [SAMPLES n]`: the bytes that the key takes, in the file or on the way there;
+/// of a collection, by the tree's estimate.
 pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if !is(args.at(1), "usage") || !matches!(args.len(), 3 | 5) {
         return Err(super::unknown_subcommand(args, "MEMORY"));
