@@ -220,10 +220,11 @@ impl Output {
     }
     /// Has a reply written that leaves as a whole; when it fails, all of it is taken back.
     pub fn whole(&mut self, write: impl FnOnce(&mut Output) -> Outcome) -> Outcome {
-        let position = self.position();
+        let (position, kept) = (self.position(), self.keep);
         self.keep();
         let written = write(self);
-        self.release();
+        // In `EXEC` all replies are held back, this one with them.
+        self.keep = kept;
         if written.is_err() {
             self.rewind(position);
         }
@@ -452,6 +453,23 @@ mod tests {
         other.rewind(0);
         assert!(!other.is_overfull() && !other.is_broken());
         drop((out, other));
+    }
+
+    #[test]
+    fn a_whole_reply_among_others_that_are_held_back_does_not_let_them_go() {
+        let (mut out, sent) = output();
+        out.keep();
+        out.bulk(b"first");
+        out.whole(|out| {
+            out.bulk(&[b'x'; 200]);
+            Ok(())
+        })
+        .expect("written");
+        out.send_if_large();
+        assert!(sent.lock().is_empty());
+        out.release();
+        out.send_if_large();
+        assert!(!sent.lock().is_empty());
     }
 
     #[test]
