@@ -343,6 +343,10 @@ fn details(change: &kvfs::FileChange) -> Vec<FileDetail> {
         let is = after.is_some();
         put(b"linked-to", (!is).then(|| other.clone()), is.then(|| other.clone()));
     }
+    if let Some(other) = &change.moved {
+        let is = after.is_some();
+        put(b"moved", is.then(|| other.clone()), (!is).then(|| other.clone()));
+    }
     for xattr in &change.xattrs {
         put(&[b"xattr:", &xattr.name[..]].concat(), owned(&xattr.before), owned(&xattr.after));
     }

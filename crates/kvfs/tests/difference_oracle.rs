@@ -97,9 +97,31 @@ fn groups(tree: &Tree) -> HashMap<Path, BTreeSet<Path>> {
         .collect()
 }
 
+/// The paths that are on one side alone, of inodes that are on both, each with the other one.
+fn moved(old: &Tree, new: &Tree) -> HashMap<Path, Path> {
+    let mut moved = HashMap::new();
+    let inodes: BTreeSet<Ino> = old.values().map(|thing| thing.ino).collect();
+    for ino in inodes {
+        let alone = |here: &Tree, there: &Tree| -> Vec<Path> {
+            let named = here.iter().filter(|(path, t)| t.ino == ino && !there.contains_key(*path));
+            named.map(|(path, _)| path.clone()).collect()
+        };
+        for (gone, added) in alone(old, new).into_iter().zip(alone(new, old)) {
+            moved.insert(gone.clone(), added.clone());
+            moved.insert(added, gone);
+        }
+    }
+    moved
+}
+
 /// One line for each path that differs, with all that does.
 fn naive(old: &Tree, new: &Tree) -> Vec<String> {
     let (was_linked, is_linked) = (groups(old), groups(new));
+    let moved = moved(old, new);
+    let renamed = |path: &Path| match moved.get(path) {
+        Some(other) => format!(" ~ {}", other.escape_ascii()),
+        None => String::new(),
+    };
     let paths: BTreeSet<&Path> = old.keys().chain(new.keys()).collect();
     let mut lines = Vec::new();
     for path in paths {
@@ -143,9 +165,12 @@ fn naive(old: &Tree, new: &Tree) -> Vec<String> {
                 let names: String = xattrs(&Thing { xattrs: BTreeMap::new(), ..b.clone() }, b);
                 let linked =
                     is_linked.get(path).and_then(|group| group.iter().find(|p| *p != path));
+                let written = moved.get(path).is_some_and(|from| old[from].content != b.content);
                 format!(
-                    "A {shown}{names}{}",
-                    linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default()
+                    "A {shown}{names}{}{}{}",
+                    linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default(),
+                    renamed(path),
+                    if written && b.kind == FileKind::File { " content" } else { "" },
                 )
             }
             (Some(a), None) => {
@@ -153,8 +178,9 @@ fn naive(old: &Tree, new: &Tree) -> Vec<String> {
                 let linked =
                     was_linked.get(path).and_then(|group| group.iter().find(|p| *p != path));
                 format!(
-                    "D {shown}{names}{}",
-                    linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default()
+                    "D {shown}{names}{}{}",
+                    linked.map(|p| format!(" = {}", p.escape_ascii())).unwrap_or_default(),
+                    renamed(path),
                 )
             }
             (None, None) => continue,
@@ -177,10 +203,13 @@ fn told(changes: &[FileChange]) -> Vec<String> {
                 .as_ref()
                 .map(|p| format!(" = {}", p.escape_ascii()))
                 .unwrap_or_default();
+            let renamed = c.moved.as_ref().map(|p| format!(" ~ {}", p.escape_ascii()));
+            let renamed = renamed.unwrap_or_default();
+            let written = if c.content { " content" } else { "" };
             let (a, b) = match (&c.before, &c.after) {
                 (Some(a), Some(b)) => (a, b),
-                (None, _) => return format!("A {shown}{names}{linked}"),
-                (_, None) => return format!("D {shown}{names}{linked}"),
+                (None, _) => return format!("A {shown}{names}{linked}{renamed}{written}"),
+                (_, None) => return format!("D {shown}{names}{linked}{renamed}{written}"),
             };
             let mut line = String::new();
             for (differs, what) in [

@@ -18,6 +18,7 @@
 
 mod content;
 mod links;
+mod moves;
 mod side;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -41,7 +42,7 @@ pub struct FileChange {
     pub before: Option<Attr>,
     /// `None`: there is nothing now.
     pub after: Option<Attr>,
-    /// Both are files, with other bytes.
+    /// Both are files, with other bytes; of what was added under `moved`, other bytes than there.
     pub content: bool,
     /// Where a symbolic link led and leads, where there is one.
     pub targets: (Option<Bytes>, Option<Bytes>),
@@ -51,6 +52,9 @@ pub struct FileChange {
     pub links: bool,
     /// Of what was added or is gone: another path of the same file.
     pub linked_to: Option<Vec<u8>>,
+    /// Of what was added or is gone: the path where the same inode was, or is now. Two changes that
+    /// name one another in this are one rename.
+    pub moved: Option<Vec<u8>>,
 }
 
 /// An extended attribute that differs.
@@ -76,6 +80,7 @@ impl FileChange {
             xattrs: Vec::new(),
             links: false,
             linked_to: None,
+            moved: None,
         }
     }
 
@@ -224,6 +229,7 @@ fn between(old: Side, new: Side) -> Result<Vec<FileChange>> {
         comparison.directories(pair)?;
     }
     comparison.links()?;
+    comparison.moves()?;
     Ok(comparison.changes.into_values().collect())
 }
 
@@ -290,21 +296,43 @@ impl Comparison {
         let mut change = FileChange::of(path, was.as_ref(), is.as_ref());
         change.xattrs = content::xattrs((&self.old, was.as_ref()), (&self.new, is.as_ref()))?;
         if let (Some(a), Some(b)) = (&was, &is) {
-            change.content = a.attr.kind == FileKind::File
-                && b.attr.kind == FileKind::File
-                && match a.ino == b.ino && content::lie_alike(a, b) {
-                    true => {
-                        self.marks.pages.contains(&a.ino)
-                            || a.attr.size != b.attr.size
-                            || !content::same_but_for_zeros(&a.content, &b.content)
-                    }
-                    false => !content::same((&self.old, a), (&self.new, b))?,
-                };
+            change.content = self.other_content(a, b)?;
             if !change.matters() && a.attr.mtime == b.attr.mtime {
                 return Ok(());
             }
         }
         self.changes.insert(change.path.clone(), change);
+        Ok(())
+    }
+
+    /// Whether both are files, with other bytes.
+    fn other_content(&self, a: &StoredNode, b: &StoredNode) -> Result<bool> {
+        Ok(a.attr.kind == FileKind::File
+            && b.attr.kind == FileKind::File
+            && match a.ino == b.ino && content::lie_alike(a, b) {
+                true => {
+                    self.marks.pages.contains(&a.ino)
+                        || a.attr.size != b.attr.size
+                        || !content::same_but_for_zeros(&a.content, &b.content)
+                }
+                false => !content::same((&self.old, a), (&self.new, b))?,
+            })
+    }
+
+    /// Finds what has moved, and whether it is as it was.
+    fn moves(&mut self) -> Result<()> {
+        for (ino, gone, added) in moves::pairs(&self.changes) {
+            let content = match (self.old.node(ino)?, self.new.node(ino)?) {
+                (Some(a), Some(b)) => self.other_content(&a, &b)?,
+                _ => continue,
+            };
+            if let Some(change) = self.changes.get_mut(&gone) {
+                change.moved = Some(added.clone());
+            }
+            if let Some(change) = self.changes.get_mut(&added) {
+                (change.moved, change.content) = (Some(gone), content);
+            }
+        }
         Ok(())
     }
 
