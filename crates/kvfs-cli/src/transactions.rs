@@ -9,7 +9,7 @@ use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, Transactio
 use kvdb_server::{
     Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose,
 };
-use kvfs::{Attr, Caller, FileKind, View, Views};
+use kvfs::{Attr, Caller, Earlier, FileKind, View, Views};
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -66,7 +66,11 @@ impl Transactions for OverFiles {
 
     fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
         let view = id.map_or(View::Mainline, View::Transaction);
-        let stats = self.0.clone_tree(&view, from, to).map_err(of_store)?;
+        let stats = match earlier(from)? {
+            Some((state, from)) => self.0.clone_earlier(&view, &state, from, to),
+            None => self.0.clone_tree(&view, from, to),
+        };
+        let stats = stats.map_err(of_store)?;
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 
@@ -131,6 +135,37 @@ impl Transactions for OverFiles {
         let view = id.map_or(View::Mainline, View::Transaction);
         let stats = self.0.remove_tree(&view, path).map_err(of_store)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
+    }
+}
+
+/// The state that a path to be copied from names, and the way in it; `None`: it is a path of the
+/// view itself.
+fn earlier(path: &[u8]) -> Result<Option<(Earlier, &[u8])>> {
+    let (first, rest) = split_first(path);
+    if first != b".kvfs" {
+        return Ok(None);
+    }
+    match split_first(rest) {
+        (b"beneath", rest) => Ok(Some((Earlier::Beneath, rest))),
+        (b"snapshot", rest) if !rest.is_empty() => {
+            let (name, rest) = split_first(rest);
+            let named = std::str::from_utf8(name);
+            let named = named.map_err(|_| kvdb::Error::Invalid("a name is UTF-8 text".into()))?;
+            Ok(Some((Earlier::Snapshot(named.into()), rest)))
+        }
+        _ => Err(kvdb::Error::Invalid(
+            "of what lies under .kvfs, snapshots and `beneath` can be copied from".into(),
+        )),
+    }
+}
+
+/// The first part of a path, and what is behind it.
+fn split_first(path: &[u8]) -> (&[u8], &[u8]) {
+    let begin = path.iter().position(|&byte| byte != b'/').unwrap_or(path.len());
+    let path = &path[begin..];
+    match path.iter().position(|&byte| byte == b'/') {
+        Some(end) => (&path[..end], &path[end + 1..]),
+        None => (path, b""),
     }
 }
 

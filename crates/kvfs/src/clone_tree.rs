@@ -25,6 +25,7 @@ use kvdb::{
 use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::below::{Dir, Locked, Tree};
+use crate::difference::Side;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
@@ -56,12 +57,30 @@ impl Fs {
     /// Makes `name` in `parent` a copy of `from`, which may be a directory, with all below it, or
     /// anything else. It has the owners, modes and times of the original, and a birth of its own.
     pub fn clone_tree(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
-        self.writable()?;
-        check_name(name)?;
-        self.retry_on_lock(|| self.clone_tree_once(from, parent, name))
+        self.clone_of(None, from, parent, name)
     }
 
-    fn clone_tree_once(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
+    /// `earlier`: the state and the dictionaries that have `from`, where it is not what this view
+    /// sees now.
+    fn clone_of(
+        &self,
+        earlier: Option<&(Arc<kvdb::View>, Layout)>,
+        from: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<CloneStats> {
+        self.writable()?;
+        check_name(name)?;
+        self.retry_on_lock(|| self.clone_tree_once(earlier, from, parent, name))
+    }
+
+    fn clone_tree_once(
+        &self,
+        earlier: Option<&(Arc<kvdb::View>, Layout)>,
+        from: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<CloneStats> {
         let _call = self.enter()?;
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
@@ -86,12 +105,20 @@ impl Fs {
             Scope::Transaction(t) => (t.clone(), false),
             Scope::Frozen(_) => return Err(Error::ReadOnly),
         };
-        let (view, tree) = self.tree_below(from, Some(&transaction), Locked::ToRead)?;
+        let (view, source, tree) = match earlier {
+            // It does not change, so there is nothing to lock.
+            Some((view, source)) => (view.clone(), *source, Tree::below(from, view, *source)?),
+            None => {
+                let (view, tree) = self.tree_below(from, Some(&transaction), Locked::ToRead)?;
+                (view, self.core.layout, tree)
+            }
+        };
         let order = TreeOrder::of(&tree)?;
         let copies = self.new_inos(order.len() as u64)?;
         let copying = Copying {
             fs: self,
             layout: self.core.layout,
+            source,
             view,
             transaction: &transaction,
             tree,
@@ -146,6 +173,28 @@ impl Views {
     /// Copies a tree within a view, by paths from its root; kernels that know the place are told.
     /// The last part of `to` must not be there.
     pub fn clone_tree(&self, view: &View, from: &[u8], to: &[u8]) -> Result<CloneStats> {
+        self.clone_into(view, None, from, to)
+    }
+
+    /// Copies what lay at `from` in an earlier state, where no symbolic link is followed on the
+    /// way, to a name in the view as it is now.
+    pub fn clone_earlier(
+        &self,
+        view: &View,
+        earlier: &Earlier,
+        from: &[u8],
+        to: &[u8],
+    ) -> Result<CloneStats> {
+        self.clone_into(view, Some(earlier), from, to)
+    }
+
+    fn clone_into(
+        &self,
+        view: &View,
+        earlier: Option<&Earlier>,
+        from: &[u8],
+        to: &[u8],
+    ) -> Result<CloneStats> {
         let to = to.strip_suffix(b"/").unwrap_or(to);
         let (parent, name) = to
             .iter()
@@ -154,8 +203,17 @@ impl Views {
         // What programs have written and a kernel holds back is to be copied, too.
         self.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
-        let (from, parent) = (fs.resolve(from)?.ino, fs.resolve(parent)?.ino);
-        let stats = fs.clone_tree(from, parent, name)?;
+        let parent = fs.resolve(parent)?.ino;
+        let stats = match earlier {
+            None => fs.clone_tree(fs.resolve(from)?.ino, parent, name)?,
+            Some(earlier) => {
+                let state = self.state_of(view, earlier)?;
+                let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
+                let side = Side::new(state, layout);
+                let ino = side.find(from)?.ok_or(Error::NotFound)?.ino;
+                fs.clone_of(Some(&(Arc::new(side.state), layout)), ino, parent, name)?
+            }
+        };
         let touched = ChangeSet {
             names: vec![(parent, name.into(), false)],
             inodes: vec![(parent, false)],
@@ -163,6 +221,26 @@ impl Views {
         };
         self.tell(|watcher| watcher.changed(number, &fs, &touched));
         Ok(stats)
+    }
+}
+
+/// A state before the one that a view has now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Earlier {
+    /// That of a snapshot, by name.
+    Snapshot(String),
+    /// What a transaction reads where it has changed nothing itself.
+    Beneath,
+}
+
+impl Views {
+    fn state_of(&self, view: &View, earlier: &Earlier) -> Result<kvdb::View> {
+        let db = &self.shared.db;
+        match (earlier, view) {
+            (Earlier::Snapshot(name), _) => Ok(db.open_snapshot(name)?),
+            (Earlier::Beneath, View::Transaction(id)) => Ok(db.transaction(*id)?.view()?.beneath()),
+            _ => Err(Error::Invalid("only a transaction has a state beneath it")),
+        }
     }
 }
 
@@ -228,6 +306,8 @@ struct Copied {
 struct Copying<'a> {
     fs: &'a Fs,
     layout: Layout,
+    /// The dictionaries of what is copied.
+    source: Layout,
     /// What is copied, as it was.
     view: Arc<kvdb::View>,
     transaction: &'a Transaction,
@@ -315,7 +395,7 @@ impl Copying<'_> {
         // The one whose node is expected.
         let (mut next, all) = (0, 0..self.order.len());
         let original = |position| self.tree.inodes[self.order.at(position)];
-        self.order.for_each(&self.view, self.layout.imap, &self.tree, all, |at, tuple| {
+        self.order.for_each(&self.view, self.source.imap, &self.tree, all, |at, tuple| {
             let (node, copy) = (original(at), self.copy_at(at));
             key.clear();
             key.extend_from_slice(&copy.to_be_bytes());
@@ -368,7 +448,7 @@ impl Copying<'_> {
 
     /// The pages of the copies at these positions.
     fn copy_pages(&self, mut sink: Sink<'_>, positions: Range<usize>) -> Result<Option<BulkRun>> {
-        let (mut pages, dmap) = (0, self.layout.dmap);
+        let (mut pages, dmap) = (0, self.source.dmap);
         self.order.for_each(&self.view, dmap, &self.tree, positions, |at, tuple| {
             let (_, block) = layout::decode_page_key(tuple.key)?;
             if matches!(sink, Sink::Run(_)) && pages % AT_ONCE == 0 {

@@ -87,7 +87,7 @@ pub use attr::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr,
     StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
-pub use clone_tree::CloneStats;
+pub use clone_tree::{CloneStats, Earlier};
 pub use describe::describe_keys;
 pub use difference::{FileChange, XattrChange, difference_of_states};
 pub use dirty::FSync;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use env::{Machine, Simulated};
 use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
-use kvfs::{CloneStats, Error, FileKind, Fs, FsOptions, ROOT, View, Views};
+use kvfs::{CloneStats, Earlier, Error, FileKind, Fs, FsOptions, ROOT, View, Views};
 use world::{USER, World};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -414,4 +414,63 @@ fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_nam
     views.commit(id, Durability::Buffered).unwrap();
     world.fs.clone_tree(top, ROOT, b"copy").unwrap();
     is_the_tree(&world, "copy");
+}
+
+#[test]
+fn what_an_earlier_state_had_is_copied_out_of_it_and_outlives_it() {
+    // Also where the copies are built straight into runs.
+    for files in [0, 3000] {
+        let world = World::new();
+        let top = make(&world);
+        for n in 0..files {
+            world.file_with(top, &format!("many-{n}"), format!("content {n}").as_bytes());
+        }
+        let views = Views::new(world.db.clone(), world.fs.clone());
+        views.snapshot(&View::Mainline, "before", Durability::Buffered).unwrap();
+        views.remove_tree(&View::Mainline, b"top").unwrap();
+        world.file_with(ROOT, "top", b"something else");
+
+        let snapshot = Earlier::Snapshot("before".into());
+        let from = |state: &Earlier, view: &View, to: &[u8]| {
+            views.clone_earlier(view, state, b"/top/", to)
+        };
+        from(&snapshot, &View::Mainline, b"back").unwrap();
+        is_the_tree(&world, "/back");
+        assert!(matches!(from(&snapshot, &View::Mainline, b"back"), Err(Error::Exists)));
+        let nowhere = Earlier::Snapshot("nowhere".into());
+        assert!(from(&nowhere, &View::Mainline, b"x").is_err());
+        assert!(matches!(from(&Earlier::Beneath, &View::Mainline, b"x"), Err(Error::Invalid(_))));
+        let missing = views.clone_earlier(&View::Mainline, &snapshot, b"top/none", b"x");
+        assert!(matches!(missing, Err(Error::NotFound)), "{missing:?}");
+
+        // In a transaction: what it has removed itself, of either isolation.
+        for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+            let options = TransactionOptions { isolation, ..Default::default() };
+            let id = views.begin(options).unwrap();
+            let inside = View::Transaction(id);
+            views.remove_tree(&inside, b"back").unwrap();
+            views.clone_earlier(&inside, &Earlier::Beneath, b"back", b"back").unwrap();
+            assert!(views.difference(id).unwrap().iter().all(|c| c.times_alone()));
+            views.commit(id, Durability::Synced).unwrap();
+            is_the_tree(&world, "/back");
+        }
+        // A snapshot of a clone has dictionaries of its own.
+        views.clone_snapshot("before", "branch").unwrap();
+        let branch = View::Clone("branch".into());
+        views.remove_tree(&branch, b"top/sub/empty").unwrap();
+        views.snapshot(&branch, "of-branch", Durability::Buffered).unwrap();
+        from(&Earlier::Snapshot("of-branch".into()), &View::Mainline, b"other").unwrap();
+        assert_eq!(world.stat("/other/sub").nlink, 2);
+
+        for name in ["before", "of-branch"] {
+            views.drop_snapshot(name).unwrap();
+        }
+        views.drop_clone("branch").unwrap();
+        world.db.flush().unwrap();
+        is_the_tree(&world, "/back");
+        if files > 0 {
+            assert_eq!(world.read_all(world.stat("/back/many-2999").ino), b"content 2999");
+        }
+        is_sound(&world);
+    }
 }

@@ -72,6 +72,18 @@ impl Side {
         self.node(ino)?.ok_or_else(missing).map(Some)
     }
 
+    /// What lies at a path from the root; no symbolic link is followed. `None`: nothing.
+    pub fn find(&self, path: &[u8]) -> Result<Option<StoredNode>> {
+        let mut at = self.node(ROOT)?;
+        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            at = match at.filter(|node| node.attr.kind == FileKind::Dir) {
+                Some(folder) => self.entry(folder.ino, name)?,
+                None => return Ok(None),
+            };
+        }
+        Ok(at)
+    }
+
     /// Shows the entries from `start` up to `end` to `visit`, until it breaks.
     fn each(
         &self,

@@ -11,7 +11,7 @@ use crate::state::{State, observe};
 use crate::tree::Tree;
 use crate::world::{Dead, Site, World, mainline};
 
-fn any_snapshot(w: &mut World) -> Option<(String, String, Arc<Tree>)> {
+pub fn any_snapshot(w: &mut World) -> Option<(String, String, Arc<Tree>)> {
     let all: Vec<_> = w
         .history
         .newest()

@@ -208,6 +208,11 @@ impl Tree {
 
     /// A copy of `from` with all below it. `fresh` gives the copies their numbers.
     pub fn clone_tree(&self, from: Id, at: &Entry, fresh: &mut Id) -> Effect {
+        self.clone_of(self, from, at, fresh)
+    }
+
+    /// A copy of what another state has.
+    pub fn clone_of(&self, source: &Tree, from: Id, at: &Entry, fresh: &mut Id) -> Effect {
         check_name(&at.1)?;
         if self.entries.contains_key(at) {
             return Err(libc::EEXIST);
@@ -222,8 +227,8 @@ impl Tree {
                 *fresh
             });
             over.entries.insert(at, Some(copy));
-            over.nodes.insert(copy, self.settled(id));
-            todo.extend(self.children(id).map(|(name, child)| (child, (copy, name.clone()))));
+            over.nodes.insert(copy, source.settled(id));
+            todo.extend(source.children(id).map(|(name, child)| (child, (copy, name.clone()))));
         }
         Ok(over)
     }

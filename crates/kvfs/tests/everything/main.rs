@@ -68,6 +68,7 @@ const OPERATIONS: &[(&str, u64, Run)] = &[
     ("remove a tree at once", 2, Anywhere(names::remove_at_once)),
     ("rename", 9, Anywhere(names::rename)),
     ("clone tree", 2, Anywhere(names::clone_tree)),
+    ("clone out of a snapshot", 2, Anywhere(names::clone_earlier)),
     ("walk", 2, Anywhere(names::walk)),
     ("handles", 6, Anywhere(names::handles)),
     ("write", 20, Anywhere(content::write)),

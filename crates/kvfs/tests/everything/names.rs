@@ -1,7 +1,8 @@
 //! Operations on names.
 
-use kvfs::{Caller, FileKind, Ino, RenameFlags};
+use kvfs::{Caller, Earlier, FileKind, Ino, RenameFlags};
 
+use crate::branches::any_snapshot;
 use crate::effects::check_name;
 use crate::tree::{Entry, Id, Node, Own, Tree};
 use crate::world::{Dead, Site, USER, World};
@@ -373,6 +374,27 @@ pub fn clone_tree(w: &mut World, site: &Site) -> Result<(), Dead> {
         w.act(site, what, effect, |_| views.clone_tree(&view, &path, &to))?;
     }
     Ok(())
+}
+
+/// Out of a snapshot.
+pub fn clone_earlier(w: &mut World, site: &Site) -> Result<(), Dead> {
+    let Some((name, _, then)) = any_snapshot(w) else { return Ok(()) };
+    let tree = w.tree(site);
+    let from = w.pick(&then.all(|_| true)).expect("there is the root");
+    let at = w.somewhere(&tree);
+    if tree.nodes.len() + then.nodes.len() > MOST || check_name(&at.1).is_err() {
+        return Ok(());
+    }
+    let mut fresh = w.fresh;
+    let effect = tree.clone_of(&then, from, &at, &mut fresh);
+    w.fresh = fresh;
+    let what = format!("clone {from} of snapshot {name} {}/{}", at.0, at.1.escape_ascii());
+    let (view, views) = (w.view_of(site), w.views.clone());
+    let (path, to) = (then.path(from).expect("named"), tree.path(at.0).expect("named"));
+    let to = [&to[..], b"/", &at.1].concat();
+    w.call(&["Views::clone_earlier"]);
+    let earlier = Earlier::Snapshot(name);
+    w.act(site, what, effect, |_| views.clone_earlier(&view, &earlier, &path, &to)).map(drop)
 }
 
 /// All that lies below something, from one state.
