@@ -89,7 +89,7 @@ def main():
         os.environ["KVFS_README_INSIDE"] = "1"
         os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, os.path.abspath(__file__), kvfs])
     folder = tempfile.mkdtemp(prefix="kvfs-readme.")
-    env = dict(os.environ, HOME=folder, FAKETTY="1", COLUMNS="120", GIT_CONFIG_GLOBAL="/dev/null")
+    env = dict(os.environ, HOME=folder, FAKETTY="1", COLUMNS="120", NO_COLOR="1", GIT_CONFIG_GLOBAL="/dev/null")
     env.pop("MAKEFLAGS", None)
     os.mkdir(f"{folder}/bin")
     os.symlink(kvfs, f"{folder}/bin/kvfs")

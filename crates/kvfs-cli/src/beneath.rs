@@ -32,10 +32,9 @@ pub fn open(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result
     Ok(at)
 }
 
-/// The content of a regular file of at most `most` bytes. Nothing else is opened for reading: a
-/// fifo would wait for a writer, and a device may do anything.
-pub fn read_file(folder: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
-    let no = |what: &str| io::Error::other(what);
+/// Opens a regular file for reading. Nothing else is: a fifo would wait for a writer, and a device
+/// may do anything.
+pub fn open_file(folder: &Path, path: &[u8]) -> io::Result<std::fs::File> {
     let folder = rustix::fs::open(
         folder,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -43,21 +42,43 @@ pub fn read_file(folder: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
     )?;
     let it = open(folder, path, OFlags::PATH, Mode::empty())?;
     let stat = rustix::fs::fstat(&it)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
-        || u64::try_from(stat.st_size).is_ok_and(|size| size > most)
-    {
-        return Err(no("not a file, or too large"));
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::other("it is no file"));
     }
     // The very file that was looked at.
     let place = format!("/proc/self/fd/{}", it.as_raw_fd());
-    let file = rustix::fs::open(
-        place,
-        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC,
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(place, flags, Mode::empty())?.into())
+}
+
+/// The content of a regular file of at most `most` bytes.
+pub fn read_file(folder: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
+    let file = open_file(folder, path)?;
+    let mut bytes = Vec::new();
+    if file.metadata()?.len() <= most {
+        file.take(most + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 <= most {
+            return Ok(bytes);
+        }
+    }
+    Err(io::Error::other("it is too large"))
+}
+
+/// Where the symbolic link at `path` in a folder leads.
+pub fn read_link(folder: &Path, path: &[u8]) -> io::Result<Vec<u8>> {
+    let folder = rustix::fs::open(
+        folder,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let mut bytes = Vec::new();
-    std::fs::File::from(file).take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most { Err(no("too large")) } else { Ok(bytes) }
+    let way = OFlags::PATH;
+    let (parent, name) = match path.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => {
+            (open(&folder, &path[..at], way | OFlags::DIRECTORY, Mode::empty())?, &path[at + 1..])
+        }
+        None => (folder, path),
+    };
+    Ok(rustix::fs::readlinkat(&parent, name, Vec::new())?.into_bytes())
 }
 
 #[cfg(test)]

@@ -1,19 +1,27 @@
 //! What a transaction would change, or what two snapshots differ in, for people and programs: files
 //! by path, keys by dictionary.
 
+mod choices;
 mod file;
-
-use std::fmt::Write as _;
-use std::path::PathBuf;
+mod git_binary;
+mod paint;
+mod patch;
+mod renames;
 
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
 use crate::mounted::Mounted;
-use crate::output::{Exit, Failure, Outcome};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::pager::Pager;
 use crate::store::human_size;
 use crate::text;
+pub use choices::Choice;
 use file::{File, files};
+pub use paint::Style;
+use paint::{Paint, When};
+use patch::Roots;
+use renames::Renames;
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -21,16 +29,34 @@ pub struct Detail {
     /// One line for all: how much was added, changed, removed.
     #[arg(long, conflicts_with = "patch")]
     stat: bool,
-    /// The lines that differ, of files that are text.
+    /// The contents that differ, as a patch that `git apply` takes. What git does not keep stands
+    /// in lines that begin with `#`. On a terminal, files that are not text are only named.
     #[arg(long, short = 'p')]
     patch: bool,
     /// Also what differs in nothing but the time of its last change.
     #[arg(long)]
     times: bool,
+    /// What was renamed as something removed and something added.
+    #[arg(long)]
+    no_renames: bool,
+    /// When lines have colours.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    color: When,
+    /// Not through a pager: on a terminal it is KVFS_PAGER, PAGER or less.
+    #[arg(long)]
+    no_pager: bool,
 }
 
 impl Detail {
-    pub const PATCH: Detail = Detail { stat: false, patch: true, times: false };
+    /// The same with the contents.
+    pub fn with_patch(self) -> Detail {
+        Detail { stat: false, patch: true, ..self }
+    }
+
+    /// For a person at a terminal.
+    pub fn style_of_terminal(self) -> Style {
+        Style::of(self.color, true)
+    }
 }
 
 struct Key {
@@ -59,7 +85,7 @@ pub struct Changes {
     files: Vec<File>,
     keys: Vec<Key>,
     /// The folders in which files are as they were and as they are, for `--patch`.
-    roots: Option<(PathBuf, PathBuf)>,
+    roots: Option<Roots>,
 }
 
 fn odd() -> Failure {
@@ -95,7 +121,7 @@ impl Changes {
     pub fn between(
         files_reply: Reply,
         keys_reply: Reply,
-        roots: Option<(PathBuf, PathBuf)>,
+        roots: Option<Roots>,
     ) -> Outcome<Changes> {
         let mut keys = Vec::new();
         for mut f in lists(keys_reply)? {
@@ -150,29 +176,87 @@ impl Changes {
     }
 
     /// Those that are to be shown.
-    fn shown(&self, detail: Detail) -> Vec<&File> {
-        self.files.iter().filter(|file| detail.times || !file.times_alone()).collect()
+    fn shown(&self, detail: Detail) -> Vec<File> {
+        let all = self.files.iter().filter(|file| detail.times || !file.times_alone()).cloned();
+        if detail.no_renames { all.collect() } else { renames::joined(all.collect()) }
     }
 
-    /// For people; `terminal`: what would act on a terminal is escaped.
-    pub fn text(&self, detail: Detail, terminal: bool) -> String {
+    /// Prints what differs: as JSON, or for people.
+    pub fn print(&self, detail: Detail, output: &Output) -> Outcome {
+        if output.is_json() {
+            return output.print("", self.json(detail));
+        }
+        let mut pager = Pager::start(!detail.no_pager && !detail.stat, output);
+        self.pieces(detail, Style::of_output(detail.color), &mut |piece| pager.write(piece))
+    }
+
+    /// For people, at once.
+    pub fn text(&self, detail: Detail, style: Style) -> Vec<u8> {
+        let mut all = Vec::new();
+        // Memory takes it all.
+        let _ = self.pieces(detail, style, &mut |piece| {
+            all.extend_from_slice(piece);
+            Ok(true)
+        });
+        all
+    }
+
+    /// For people, piece by piece, for contents may be large; until `put` wants no more.
+    pub fn pieces(
+        &self,
+        detail: Detail,
+        style: Style,
+        put: &mut dyn FnMut(&[u8]) -> Outcome<bool>,
+    ) -> Outcome {
         let files = self.shown(detail);
         if files.is_empty() && self.keys.is_empty() {
-            return "nothing is changed\n".into();
+            return put(b"nothing is changed\n").map(drop);
         }
-        let mut out = String::new();
+        let renames = Renames::of(&files);
         if detail.patch {
-            files.iter().for_each(|file| file.patch(self.roots.as_ref(), terminal, &mut out));
-            self.keys.iter().for_each(|key| key.line(&mut out));
-        } else if !detail.stat {
-            files.iter().for_each(|file| file.line(&mut out));
-            self.keys.iter().for_each(|key| key.line(&mut out));
+            return self.patch(&files, &renames, style, put);
         }
-        out.push_str(&self.summary(&files));
-        out
+        let mut out = Vec::new();
+        let mut line = |letter: char, line: String| {
+            style.put(Paint::of(letter), line.as_bytes(), &mut out);
+            out.push(b'\n');
+        };
+        if !detail.stat {
+            for file in files.iter().filter(|file| !renames.is_implied(file)) {
+                line(file.letter(), file.line(renames.below(file)));
+            }
+            self.keys.iter().for_each(|key| line(key.letter(), key.line()));
+        }
+        out.extend_from_slice(self.summary(&files).as_bytes());
+        put(&out).map(drop)
     }
 
-    fn summary(&self, files: &[&File]) -> String {
+    fn patch(
+        &self,
+        files: &[File],
+        renames: &Renames,
+        style: Style,
+        put: &mut dyn FnMut(&[u8]) -> Outcome<bool>,
+    ) -> Outcome {
+        let mut writer = patch::Writer { roots: self.roots.as_ref(), style, out: Vec::new() };
+        for file in files {
+            let below = renames.below(file);
+            if !renames.is_implied(file)
+                && (below > 0 || !file.is_file() || !file.remarks().is_empty())
+            {
+                writer.remark(file.letter(), &file.line(below));
+            }
+            writer.file(file);
+            if !put(&std::mem::take(&mut writer.out))? {
+                return Ok(());
+            }
+        }
+        self.keys.iter().for_each(|key| writer.remark(key.letter(), &key.line()));
+        writer.remark(' ', self.summary(files).trim_end());
+        put(&writer.out).map(drop)
+    }
+
+    fn summary(&self, files: &[File]) -> String {
         let mut parts = Vec::new();
         let mut count = |what: &str, letter: char| {
             let n = files.iter().filter(|f| f.letter() == letter).count();
@@ -183,6 +267,7 @@ impl Changes {
         count("added", 'A');
         count("changed", 'M');
         count("removed", 'D');
+        count("renamed", 'R');
         if !self.keys.is_empty() {
             let n = self.keys.len();
             parts.push(format!("{n} {} changed", if n == 1 { "key" } else { "keys" }));
@@ -192,7 +277,7 @@ impl Changes {
 
     pub fn json(&self, detail: Detail) -> Value {
         json!({
-            "files": self.shown(detail).into_iter().map(|file| file.json(detail.times)).collect::<Vec<_>>(),
+            "files": self.shown(detail).iter().map(|file| file.json(detail.times)).collect::<Vec<_>>(),
             "keys": self.keys.iter().map(Key::json).collect::<Vec<_>>(),
         })
     }
@@ -202,6 +287,7 @@ fn word(letter: char) -> &'static str {
     match letter {
         'A' => "added",
         'D' => "removed",
+        'R' => "renamed",
         _ => "changed",
     }
 }
@@ -218,23 +304,27 @@ fn sizes(before: Option<u64>, after: Option<u64>) -> String {
 }
 
 impl Key {
-    fn line(&self, out: &mut String) {
+    fn letter(&self) -> char {
+        match &self.what {
+            KeyChange::Put { before: None, .. } => 'A',
+            KeyChange::Put { .. } => 'M',
+            KeyChange::Delete { .. } | KeyChange::DeleteRange { .. } => 'D',
+        }
+    }
+
+    /// One line, without its end.
+    fn line(&self) -> String {
         let name =
             |key: &[u8]| format!("{}:{}", text::show(self.dictionary.as_bytes()), text::show(key));
-        let (letter, shown, size) = match &self.what {
-            KeyChange::Put { key, before, after } => {
-                (if before.is_some() { 'M' } else { 'A' }, name(key), sizes(*before, Some(*after)))
-            }
-            KeyChange::Delete { key, before } => ('D', name(key), sizes(*before, None)),
+        let (shown, size) = match &self.what {
+            KeyChange::Put { key, before, after } => (name(key), sizes(*before, Some(*after))),
+            KeyChange::Delete { key, before } => (name(key), sizes(*before, None)),
             KeyChange::DeleteRange { start, end } => {
-                ('D', format!("{} … {}", name(start), text::show(end)), String::new())
+                (format!("{} … {}", name(start), text::show(end)), String::new())
             }
         };
-        let _ = writeln!(
-            out,
-            "{}",
-            format!("{letter}  {:40}  {size}", format!("key {shown}")).trim_end()
-        );
+        let line = format!("{}  {:40}  {size}", self.letter(), format!("key {shown}"));
+        line.trim_end().into()
     }
 
     fn json(&self) -> Value {

@@ -31,6 +31,7 @@ mod mount;
 mod mount_options;
 mod mounted;
 mod output;
+mod pager;
 mod pax;
 mod place;
 mod rm;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::changes::{Changes, Detail};
+use crate::changes::{Changes, Choice, Detail, Style};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sandbox::{self, Namespace};
@@ -231,27 +231,70 @@ impl Terminal {
 
     fn ask(&mut self, mounted: &mut Mounted, id: u64, code: sandbox::Code) -> Outcome<Answer> {
         let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
-        let changes = Changes::of(mounted, id)?;
-        let mut shown = changes.text(Detail::default(), true);
+        let mut changes = Changes::of(mounted, id)?;
+        let (detail, style) = (Detail::default(), Detail::default().style_of_terminal());
+        let mut shown = changes.text(detail, style);
         if code != 0 {
-            shown.push_str(&format!("The program ended with {code}.\n"));
+            shown.extend_from_slice(format!("The program ended with {code}.\n").as_bytes());
         }
         loop {
-            write!(self.output, "{shown}Commit? [y]es, [n]o, [k]eep it open, [d]ifferences: ")
-                .map_err(cannot)?;
-            self.output.flush().map_err(cannot)?;
-            let mut line = String::new();
+            self.output.write_all(&shown).map_err(cannot)?;
             // The end of the input is no consent.
-            if self.input.read_line(&mut line).map_err(cannot)? == 0 {
-                return Ok(Answer::Abort);
-            }
-            shown = match line.trim().to_ascii_lowercase().as_str() {
+            let question = "Commit? [y]es, [n]o, [s]elect, [k]eep it open, [d]ifferences: ";
+            let Some(answer) = self.answer(question)? else { return Ok(Answer::Abort) };
+            shown = match answer.as_str() {
                 "y" | "yes" => return Ok(Answer::Commit),
                 "n" | "no" => return Ok(Answer::Abort),
                 "k" | "keep" => return Ok(Answer::Keep),
-                "d" | "diff" | "differences" => changes.text(Detail::PATCH, true),
-                _ => String::new(),
+                "s" | "select" => {
+                    let Some(left) = self.select(&changes, style)? else { continue };
+                    changes.revert(mounted, id, &left)?;
+                    changes = Changes::of(mounted, id)?;
+                    changes.text(detail, style)
+                }
+                "d" | "diff" | "differences" => changes.text(detail.with_patch(), style),
+                _ => Vec::new(),
             };
         }
+    }
+
+    /// The answer to a question; `None`: the input has ended.
+    fn answer(&mut self, question: &str) -> Outcome<Option<String>> {
+        let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
+        write!(self.output, "{question}").map_err(cannot)?;
+        self.output.flush().map_err(cannot)?;
+        let mut line = String::new();
+        let read = self.input.read_line(&mut line).map_err(cannot)?;
+        Ok((read > 0).then(|| line.trim().to_ascii_lowercase()))
+    }
+
+    /// What is to be left out of the commit; `None`: nothing was decided.
+    fn select(&mut self, changes: &Changes, style: Style) -> Outcome<Option<Vec<Choice>>> {
+        let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
+        let mut left = Vec::new();
+        let mut all = changes.choices().into_iter();
+        while let Some(choice) = all.next() {
+            self.output.write_all(&changes.describe(&choice, style)).map_err(cannot)?;
+            loop {
+                let question =
+                    "Take it? [y]es, [n]o, [a]ll of the rest, [l]eave the rest, [b]ack: ";
+                match self.answer(question)?.as_deref() {
+                    Some("y" | "yes") => break,
+                    Some("n" | "no") => {
+                        left.push(choice);
+                        break;
+                    }
+                    Some("a" | "all") => return Ok(Some(left)),
+                    Some("l" | "leave") => {
+                        left.push(choice);
+                        left.extend(all);
+                        return Ok(Some(left));
+                    }
+                    Some("b" | "back") | None => return Ok(None),
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(Some(left))
     }
 }

@@ -226,9 +226,7 @@ pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
     let closed = connection.close();
     let changes = changes?;
     closed?;
-    let terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
-    let text = if output.is_json() { String::new() } else { changes.text(args.detail, terminal) };
-    output.print(text, changes.json(args.detail))
+    changes.print(args.detail, output)
 }
 
 fn difference(connection: &mut Connection, args: &DiffArgs) -> Outcome<Changes> {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,7 +10,7 @@ use clap::Subcommand;
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
-use crate::changes::{Changes, Detail};
+use crate::changes::{Changes, Choice, Detail};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
@@ -25,6 +26,7 @@ A transaction stays open until a command ends it, however many programs work in 
   id=$(kvfs txn begin /mnt)
   kvfs txn exec /mnt $id -- make          # or work in /mnt/.kvfs/txn/$id
   kvfs txn diff /mnt $id
+  kvfs txn revert /mnt $id notes tmp      # not these
   kvfs txn commit /mnt $id                # or abort
 
 Inside of `kvfs run` and `kvfs txn exec` the number may be left out, and where the path says it: /mnt/.kvfs/txn/17")]
@@ -64,6 +66,14 @@ enum Action {
         id: Option<u64>,
         #[command(flatten)]
         detail: Detail,
+    },
+    /// Take back what it has changed at these paths, and below them; the rest of it stays.
+    Revert {
+        mount: PathBuf,
+        id: u64,
+        /// From the root of the store, as `diff` shows them.
+        #[arg(required = true)]
+        paths: Vec<OsString>,
     },
     /// Make its changes part of the store, all at once.
     Commit {
@@ -175,10 +185,20 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Diff { mount, id, detail } => {
             let (mut mounted, id) = named(&mount, id)?;
             let changes = Changes::of(&mut mounted, id)?;
-            let terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
-            let text =
-                if output.is_json() { String::new() } else { changes.text(detail, terminal) };
-            output.print(text, changes.json(detail))
+            changes.print(detail, output)
+        }
+        Action::Revert { mount, id, paths } => {
+            let (mut mounted, id) = named(&mount, Some(id))?;
+            let changes = Changes::of(&mut mounted, id)?;
+            // All of them are looked up before anything is taken back.
+            let mut choices = Vec::new();
+            for path in &paths {
+                let path = path.as_bytes();
+                let path = path.strip_prefix(b"/").unwrap_or(path);
+                choices.extend(changes.choices_at(path.strip_suffix(b"/").unwrap_or(path))?);
+            }
+            changes.revert(&mut mounted, id, &Choice::distinct(choices))?;
+            output.print("", json!({"reverted": paths.len()}))
         }
         Action::Commit { mount, id, no_sync } => {
             let (mut mounted, id) = named(&mount, id)?;

@@ -75,10 +75,7 @@ fn a_file_that_is_written_by_another_name_is_named_by_all() {
     let (lines, _) = review(&mount, "echo MORE >> zz");
     assert_eq!(lines, ["M h/sudoers 10 B → 15 B", "M zz 10 B → 15 B"]);
     let (lines, _) = review(&mount, "rm zz; ln h/sudoers yy");
-    assert_eq!(
-        lines,
-        ["M h/sudoers other links", "A yy 15 B, link of h/sudoers", "D zz 15 B, link of h/sudoers"]
-    );
+    assert_eq!(lines, ["M h/sudoers other links", "R zz → yy link of h/sudoers"]);
 }
 
 #[test]
@@ -109,21 +106,51 @@ fn a_folder_that_is_renamed_hides_nothing_below_it() {
     fs::create_dir_all(mount.path("a/deep")).expect("a folder");
     fs::write(mount.path("a/deep/file"), "12345").expect("a file");
     fs::write(mount.path("a/gone"), "1").expect("a file");
-    let (lines, _) =
+    let (lines, json) =
         review(&mount, "mv a b; rm b/gone; echo EVIL >> b/deep/file; echo new > b/new");
     assert_eq!(
         lines,
         [
-            "D a/",
-            "D a/deep/",
-            "D a/deep/file 5 B",
             "D a/gone 1 B",
-            "A b/",
-            "A b/deep/",
-            "A b/deep/file 10 B",
+            "R a/ → b/ with 1 below",
+            "R a/deep/file → b/deep/file 5 B → 10 B",
             "A b/new 4 B"
         ]
     );
+    assert_eq!(of(&json, "b/deep/file")["from"], "a/deep/file");
+    assert_eq!(of(&json, "b/deep/file")["change"], "renamed");
+    assert_eq!(of(&json, "b/deep")["from"], "a/deep");
+}
+
+#[test]
+fn a_rename_says_what_else_has_changed() {
+    let Some(mount) = Mount::new() else { return };
+    for name in ["one", "two", "three"] {
+        fs::write(mount.path(name), "content").expect("a file");
+        fs::set_permissions(mount.path(name), fs::Permissions::from_mode(0o644)).expect("a mode");
+    }
+    symlink("here", mount.path("link")).expect("a link");
+    let root = mount.root();
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("start"));
+    let (lines, json) = review(
+        &mount,
+        "mv one 1; mv two 2; chmod 755 2; mkdir d; mv three d/3; printf CONTENT > d/3; mv link d/link
+         python3 -c 'import os; os.setxattr(\"1\", \"user.note\", b\"x\" * 30)'",
+    );
+    assert_eq!(
+        lines,
+        [
+            "R one → 1 +xattr user.note xxxxxxxxxxxxxxxxxxxxxxxx… (30 B)",
+            "R two → 2 mode 0644 → 0755",
+            "A d/",
+            "R three → d/3 7 B, other content",
+            "R link → d/link",
+        ]
+    );
+    assert_eq!(of(&json, "2")["differs"]["mode"], json!({"before": "0644", "after": "0755"}));
+    let apart = succeeds(kvfs(&["diff", "--no-renames"]).arg(&root).arg("start"));
+    assert!(apart.contains("D  one") && apart.contains("A  d/link"), "{apart}");
+    assert!(!apart.contains("R  "), "{apart}");
 }
 
 #[test]
@@ -159,7 +186,7 @@ fn whatever_differs_is_said() {
     assert_eq!(
         lines,
         [
-            "M attributed xattr user.changed, -xattr user.gone, +xattr user.new",
+            "M attributed xattr user.changed 1 → 2, -xattr user.gone 1, +xattr user.new 3",
             "M file file → fifo",
             "M folder folder → file, mode 0755 → 0644",
             "D folder/below/",
@@ -224,9 +251,10 @@ fn the_lines_of_what_is_no_file_are_not_waited_for() {
         .lines()
         .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
         .collect::<Vec<_>>();
+    let remarks: Vec<&String> = flat.iter().filter(|line| line.starts_with('#')).collect();
     assert_eq!(
-        flat[..3],
-        ["M becomes file → fifo, mode 0644 → 0700", "A fifo fifo", "A link -> /etc/passwd"],
+        remarks[..3],
+        ["# M becomes file → fifo, mode 0644 → 0700", "# A fifo fifo", "# A link -> /etc/passwd"],
         "{text}"
     );
     assert!(text.contains("--- a/text\n+++ b/text\n@@ -1 +1,2 @@\n one\n+two\n"), "{text}");

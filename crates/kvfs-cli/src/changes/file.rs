@@ -1,36 +1,34 @@
-//! A path at which something differs, as a line, as the lines of its content that differ, and as
-//! JSON. Whatever differs is said: who reviews a change sees nothing else of it.
-
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+//! A path at which something differs, as a line and as JSON. Whatever differs is said: who reviews
+//! a change sees nothing else of it.
 
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
-use similar::TextDiff;
 
 use super::{bulk, lists, number, odd, sizes, word};
 use crate::output::Outcome;
 use crate::store::human_size;
-use crate::{beneath, text};
+use crate::text;
 
-/// The largest file of which lines are compared, bytes.
-const LARGEST: u64 = 4 << 20;
 /// In front of the name of an extended attribute.
-const XATTR: &[u8] = b"xattr:";
+pub(super) const XATTR: &[u8] = b"xattr:";
 
 /// One thing that differs; what is missing is not there on that side.
-struct Detail {
-    what: Vec<u8>,
-    before: Option<Vec<u8>>,
-    after: Option<Vec<u8>>,
+#[derive(Clone)]
+pub(super) struct Detail {
+    pub what: Vec<u8>,
+    pub before: Option<Vec<u8>>,
+    pub after: Option<Vec<u8>>,
 }
 
+#[derive(Clone)]
 pub(super) struct File {
-    path: Vec<u8>,
-    kind: String,
-    before: Option<u64>,
-    after: Option<u64>,
-    details: Vec<Detail>,
+    pub path: Vec<u8>,
+    /// The path that it had; `None`: it has not moved.
+    pub from: Option<Vec<u8>>,
+    pub kind: String,
+    pub before: Option<u64>,
+    pub after: Option<u64>,
+    pub details: Vec<Detail>,
 }
 
 fn bytes(reply: Option<Reply>) -> Outcome<Option<Vec<u8>>> {
@@ -38,6 +36,16 @@ fn bytes(reply: Option<Reply>) -> Outcome<Option<Vec<u8>>> {
         Some(Reply::Bulk(bytes)) => Ok(Some(bytes)),
         Some(Reply::Null) => Ok(None),
         _ => Err(odd()),
+    }
+}
+
+/// The value of an extended attribute in a line: its beginning.
+fn value(bytes: &[u8]) -> String {
+    const SHOWN: usize = 24;
+    match bytes.len() {
+        0 => "(empty)".into(),
+        len if len > SHOWN => format!("{}… ({len} B)", text::show(&bytes[..SHOWN])),
+        _ => text::show(bytes),
     }
 }
 
@@ -56,7 +64,7 @@ pub(super) fn files(reply: Reply) -> Outcome<Vec<File>> {
                 after: bytes(d.next())?,
             });
         }
-        files.push(File { path, kind, before, after, details });
+        files.push(File { path, from: None, kind, before, after, details });
     }
     Ok(files)
 }
@@ -64,10 +72,16 @@ pub(super) fn files(reply: Reply) -> Outcome<Vec<File>> {
 impl File {
     pub(super) fn letter(&self) -> char {
         match (self.before, self.after) {
+            _ if self.from.is_some() => 'R',
             (None, _) => 'A',
             (_, None) => 'D',
             _ => 'M',
         }
+    }
+
+    /// It is there on both sides.
+    fn stays(&self) -> bool {
+        matches!(self.letter(), 'M' | 'R')
     }
 
     /// Bytes before and after.
@@ -79,6 +93,54 @@ impl File {
     /// Nothing differs but the time of the last change.
     pub(super) fn times_alone(&self) -> bool {
         self.letter() == 'M' && self.details.iter().all(|d| d.what == b"time")
+    }
+
+    /// Nothing differs but where it is.
+    pub(super) fn moved_alone(&self) -> bool {
+        self.from.is_some() && self.details.iter().all(|d| d.what == b"linked-to")
+    }
+
+    /// The path where it was, or is now, as the store's daemon says.
+    pub(super) fn moved(&self) -> Option<&[u8]> {
+        self.detail("moved").and_then(|d| d.before.as_deref().or(d.after.as_deref()))
+    }
+
+    pub(super) fn content_differs(&self) -> bool {
+        self.letter() != 'R' || self.detail("content").is_some()
+    }
+
+    /// `d`, `f`, `l` or `o` on one side.
+    pub(super) fn kind_of(&self, after: bool) -> Option<char> {
+        let there = if after { self.after } else { self.before };
+        there?;
+        let named = self
+            .detail("kind")
+            .and_then(|d| if after { d.after.as_deref() } else { d.before.as_deref() });
+        match named {
+            Some(b"file") => Some('f'),
+            Some(b"folder") => Some('d'),
+            Some(b"symlink") => Some('l'),
+            Some(_) => Some('o'),
+            None => self.kind.chars().next(),
+        }
+    }
+
+    /// Whether its owner may execute it, on one side.
+    pub(super) fn executable(&self, after: bool) -> bool {
+        let mode = self
+            .detail("mode")
+            .and_then(|d| if after { d.after.as_deref() } else { d.before.as_deref() });
+        match mode.and_then(|mode| std::str::from_utf8(mode).ok()) {
+            Some(mode) => u32::from_str_radix(mode, 8).is_ok_and(|mode| mode & 0o100 != 0),
+            // The same as that of the symbolic link that is there on the other side.
+            None => self.detail("kind").is_some(),
+        }
+    }
+
+    /// Where it leads on one side, if the target differs.
+    pub(super) fn target(&self, after: bool) -> Option<Vec<u8>> {
+        let detail = self.detail("target")?;
+        if after { detail.after.clone() } else { detail.before.clone() }
     }
 
     fn detail(&self, what: &str) -> Option<&Detail> {
@@ -95,29 +157,30 @@ impl File {
         })
     }
 
-    fn is_file(&self) -> bool {
+    pub(super) fn is_file(&self) -> bool {
         self.kind == "f"
     }
 
-    /// It is a file on both sides, or on the only one.
-    fn stays_file(&self) -> bool {
-        self.is_file() && (self.letter() != 'M' || self.detail("kind").is_none())
-    }
-
     fn shown(&self) -> String {
-        let path = if self.path.is_empty() { ".".into() } else { text::show(&self.path) };
         // What became a folder was none before.
-        let folder = self.kind == "d" && (self.letter() != 'M' || self.detail("kind").is_none());
-        if folder { path + "/" } else { path }
+        let folder = self.kind == "d" && (!self.stays() || self.detail("kind").is_none());
+        let one = |path: &[u8]| {
+            let path = if path.is_empty() { ".".into() } else { text::show(path) };
+            if folder { path + "/" } else { path }
+        };
+        match &self.from {
+            Some(from) => format!("{} → {}", one(from), one(&self.path)),
+            None => one(&self.path),
+        }
     }
 
     /// What differs, except for the content of files.
-    fn remarks(&self) -> Vec<String> {
+    pub(super) fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         let letter = self.letter();
         let mut say =
             |what: &str, of: Option<String>| remarks.extend(of.map(|of| format!("{what}{of}")));
-        if letter == 'M' {
+        if self.stays() {
             say("", self.both("kind"));
             say("mode ", self.both("mode"));
             say("owner ", self.both("owner"));
@@ -132,6 +195,9 @@ impl File {
                         self.both("links").map(|n| format!("links {n}")).unwrap_or_default()
                     }),
                 );
+            }
+            if letter == 'R' {
+                say("link of ", self.both("linked-to"));
             }
         } else {
             // What is special about it is said; that a file has an owner and a mode is not.
@@ -155,7 +221,14 @@ impl File {
                     (_, None) => "-",
                     _ => "",
                 };
-                remarks.push(format!("{sign}xattr {}", text::show(name)));
+                let (name, both) = (text::show(name), (&detail.before, &detail.after));
+                remarks.push(match both {
+                    (Some(a), Some(b)) => format!("xattr {name} {} → {}", value(a), value(b)),
+                    (Some(one), None) | (None, Some(one)) => {
+                        format!("{sign}xattr {name} {}", value(one))
+                    }
+                    (None, None) => format!("{sign}xattr {name}"),
+                });
             }
         }
         if letter == 'M' && self.times_alone() {
@@ -164,10 +237,11 @@ impl File {
         remarks
     }
 
-    pub(super) fn line(&self, out: &mut String) {
+    /// One line, without its end.
+    pub(super) fn line(&self, below: usize) -> String {
         let mut all = Vec::new();
         match self.letter() {
-            'M' if self.detail("content").is_some() => {
+            'M' | 'R' if self.detail("content").is_some() => {
                 let same = self.before == self.after;
                 all.push(if same {
                     format!("{}, other content", sizes(self.before, self.after))
@@ -178,59 +252,21 @@ impl File {
             'A' | 'D' if self.is_file() => all.push(sizes(self.before, self.after)),
             _ => {}
         }
+        if below > 0 {
+            all.push(format!("with {below} below"));
+        }
         all.extend(self.remarks());
-        let _ = writeln!(
-            out,
-            "{}",
-            format!("{}  {:40}  {}", self.letter(), self.shown(), all.join(", ")).trim_end()
-        );
-    }
-
-    /// The lines that differ, where both are text that is not too long; otherwise as in the list.
-    /// For a terminal, what would act on it is escaped: a line must not hide others.
-    pub(super) fn patch(
-        &self,
-        roots: Option<&(PathBuf, PathBuf)>,
-        terminal: bool,
-        out: &mut String,
-    ) {
-        let other_content = self.letter() != 'M' || self.detail("content").is_some();
-        let Some((old, new)) = roots.filter(|_| self.stays_file() && other_content) else {
-            return self.line(out);
-        };
-        let read = |root: &Path, size: Option<u64>| -> Option<String> {
-            if size.is_none() {
-                return Some(String::new());
-            }
-            let bytes = beneath::read_file(root, &self.path, LARGEST).ok()?;
-            String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
-        };
-        let (Some(before), Some(after)) = (read(old, self.before), read(new, self.after)) else {
-            return self.line(out);
-        };
-        let name = |there: bool, side: &str| {
-            if there { format!("{side}/{}", self.shown()) } else { "/dev/null".into() }
-        };
-        let diff = TextDiff::from_lines(&before, &after);
-        let unified = diff
-            .unified_diff()
-            .header(&name(self.before.is_some(), "a"), &name(self.after.is_some(), "b"))
-            .to_string();
-        if unified.is_empty() || !self.remarks().is_empty() {
-            self.line(out);
-        }
-        match terminal {
-            true => {
-                unified.split_inclusive('\n').for_each(|line| out.push_str(&text::show_line(line)))
-            }
-            false => out.push_str(&unified),
-        }
+        let line = format!("{}  {:40}  {}", self.letter(), self.shown(), all.join(", "));
+        line.trim_end().into()
     }
 
     /// With `times`, the time of the last change, too.
     pub(super) fn json(&self, times: bool) -> Value {
         let mut object = Map::new();
         text::put(&mut object, "path", &self.path);
+        if let Some(from) = &self.from {
+            text::put(&mut object, "from", from);
+        }
         let kind = match self.kind.as_str() {
             "d" => "folder",
             "f" => "file",
@@ -277,7 +313,7 @@ impl File {
     }
 
     /// "3 KiB more".
-    pub(super) fn balance(files: &[&File]) -> String {
+    pub(super) fn balance(files: &[File]) -> String {
         let (before, after) =
             files.iter().map(|f| f.sizes()).fold((0, 0), |(b, a), f| (b + f.0, a + f.1));
         match (before, after) {

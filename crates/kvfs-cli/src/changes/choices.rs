@@ -1,0 +1,220 @@
+//! Taking a part of what a transaction has changed: what can be told apart, and how the rest is
+//! taken out of the transaction again.
+//!
+//! A folder that was made, removed, renamed or replaced goes with all that is in it, and what was
+//! renamed goes at both paths; everything else is decided path by path. What is left is made again
+//! what it is beneath the transaction: removed, and copied from there by reference.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, XattrFlags};
+
+use super::file::{File, XATTR};
+use super::paint::{Paint, Style};
+use super::renames::{self, Renames};
+use super::{Changes, KeyChange};
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome};
+use crate::{beneath, text};
+
+/// What is taken or left as one.
+pub struct Choice {
+    /// Entries of the list of files, or none: it is a key.
+    files: Vec<usize>,
+    key: Option<usize>,
+    /// Of the entries those that bring the others with them.
+    tops: BTreeSet<usize>,
+}
+
+impl Choice {
+    /// Each once.
+    pub fn distinct(mut choices: Vec<Choice>) -> Vec<Choice> {
+        let mut seen = BTreeSet::new();
+        choices.retain(|choice| seen.insert((choice.files.first().copied(), choice.key)));
+        choices
+    }
+}
+
+/// Whether something there takes what lies below it along: not a folder that stays one.
+fn whole(file: &File) -> bool {
+    file.kind_of(false) != Some('d') || file.kind_of(true) != Some('d')
+}
+
+fn is_below(path: &[u8], folder: &[u8]) -> bool {
+    folder.is_empty() || path.strip_prefix(folder).is_some_and(|rest| rest.starts_with(b"/"))
+}
+
+impl Changes {
+    /// All that can be taken or left by itself, in the order of the paths; then the keys.
+    pub fn choices(&self) -> Vec<Choice> {
+        let files: Vec<(usize, &File)> =
+            self.files.iter().enumerate().filter(|(_, file)| !file.times_alone()).collect();
+        let at: HashMap<&[u8], usize> =
+            files.iter().map(|(n, file)| (file.path.as_slice(), *n)).collect();
+        // The one above that takes it along, if there is one; the highest.
+        let top = |path: &[u8]| {
+            let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+            let above = ends.filter_map(|end| at.get(&path[..end])).copied();
+            above.into_iter().find(|n| whole(&self.files[*n])).or_else(|| at.get(path).copied())
+        };
+        let mut groups: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        let mut group_of: HashMap<usize, usize> = HashMap::new();
+        for (n, file) in &files {
+            let Some(own) = top(&file.path) else { continue };
+            let other = file.moved().and_then(top).unwrap_or(own);
+            let (a, b) = (
+                group_of.get(&own).copied().unwrap_or(own),
+                group_of.get(&other).copied().unwrap_or(other),
+            );
+            let (keep, join) = (a.min(b), a.max(b));
+            let joined = (join != keep).then(|| groups.remove(&join)).flatten().unwrap_or_default();
+            let members = groups.entry(keep).or_default();
+            for member in joined.into_iter().chain([own, other, *n]) {
+                members.insert(member);
+                group_of.insert(member, keep);
+            }
+        }
+        let choice = |members: BTreeSet<usize>| {
+            let tops = members.iter().copied().filter(|n| top(&self.files[*n].path) == Some(*n));
+            Choice { tops: tops.collect(), files: members.into_iter().collect(), key: None }
+        };
+        let keys = (0..self.keys.len()).map(|key| Choice {
+            files: Vec::new(),
+            key: Some(key),
+            tops: BTreeSet::new(),
+        });
+        groups.into_values().map(choice).chain(keys).collect()
+    }
+
+    /// Those at a path and below it. Fails where one of them goes beyond it.
+    pub fn choices_at(&self, path: &[u8]) -> Outcome<Vec<Choice>> {
+        let within = |n: &usize| {
+            let at = &self.files[*n].path;
+            at == path || is_below(at, path)
+        };
+        let touched = self.choices().into_iter().filter(|choice| choice.files.iter().any(within));
+        let touched: Vec<Choice> = touched.collect();
+        if touched.is_empty() {
+            let what = format!("nothing was changed at {}", text::show(path));
+            return Err(Failure::new(Exit::NotFound, what));
+        }
+        for choice in &touched {
+            let top = choice.tops.iter().map(|n| &self.files[*n].path);
+            if let Some(above) = top.into_iter().find(|top| is_below(path, top)) {
+                let what = format!(
+                    "{} goes with {}, which was made, removed or replaced as a whole",
+                    text::show(path),
+                    text::show(above)
+                );
+                return Err(Failure::new(Exit::Usage, what)
+                    .hint(format!("name that: {}", text::show(above))));
+            }
+        }
+        Ok(touched)
+    }
+
+    /// What a choice is about.
+    pub fn describe(&self, choice: &Choice, style: Style) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut put = |letter: char, line: String| {
+            style.put(Paint::of(letter), line.as_bytes(), &mut out);
+            out.push(b'\n');
+        };
+        let files = choice.files.iter().map(|n| self.files[*n].clone()).collect();
+        let files = renames::joined(files);
+        let renames = Renames::of(&files);
+        for file in files.iter().filter(|file| !renames.is_implied(file)) {
+            put(file.letter(), file.line(renames.below(file)));
+        }
+        if let Some(key) = choice.key.map(|key| &self.keys[key]) {
+            put(key.letter(), key.line());
+        }
+        out
+    }
+
+    /// Takes choices out of the transaction: there it is as if they had never been made.
+    pub fn revert(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
+        let number = id.to_string();
+        // Before anything is changed.
+        for key in choices.iter().filter_map(|choice| choice.key) {
+            if let KeyChange::DeleteRange { .. } = self.keys[key].what {
+                let what = format!(
+                    "{}: a removed range is taken or left with everything",
+                    self.keys[key].line()
+                );
+                return Err(Failure::new(Exit::Usage, what));
+            }
+        }
+        let tops = || choices.iter().flat_map(|choice| &choice.tops).map(|n| &self.files[*n]);
+        for file in tops().filter(|file| whole(file) && file.after.is_some()) {
+            mounted.call(&[b"RMTREE", &file.path, b"TXN", number.as_bytes()])?;
+        }
+        for file in tops() {
+            if !whole(file) {
+                self.revert_attributes(&mounted.view(id), file)?;
+            } else if file.before.is_some() {
+                let from = [b"/.kvfs/beneath/", &file.path[..]].concat();
+                mounted.call(&[b"CLONETREE", &from, &file.path, b"TXN", number.as_bytes()])?;
+            }
+        }
+        for key in choices.iter().filter_map(|choice| choice.key) {
+            self.revert_key(mounted, &number, key)?;
+        }
+        Ok(())
+    }
+
+    /// Mode, owner and extended attributes of a folder that stays.
+    fn revert_attributes(&self, view: &Path, file: &File) -> Outcome {
+        let doing = format!("cannot give {} its attributes back", text::show(&file.path));
+        let cannot = |e: rustix::io::Errno| Failure::io(&doing, &e.into());
+        let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(view, way, Mode::empty()).map_err(cannot)?;
+        let path = if file.path.is_empty() { b"." } else { &file.path[..] };
+        let folder = beneath::open(&root, path, way, Mode::empty()).map_err(cannot)?;
+        let before = |what: &[u8]| {
+            let detail = file.details.iter().find(|d| d.what == what);
+            detail.and_then(|d| String::from_utf8(d.before.clone()?).ok())
+        };
+        if let Some((user, group)) =
+            before(b"owner").as_deref().and_then(|both| both.split_once(':'))
+            && let (Ok(user), Ok(group)) = (user.parse(), group.parse())
+        {
+            let (user, group) = (rustix::fs::Uid::from_raw(user), rustix::fs::Gid::from_raw(group));
+            rustix::fs::fchown(&folder, Some(user), Some(group)).map_err(cannot)?;
+        }
+        if let Some(mode) = before(b"mode").and_then(|mode| u32::from_str_radix(&mode, 8).ok()) {
+            rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode)).map_err(cannot)?;
+        }
+        for detail in &file.details {
+            let Some(name) = detail.what.strip_prefix(XATTR) else { continue };
+            match &detail.before {
+                Some(value) => rustix::fs::fsetxattr(&folder, name, value, XattrFlags::empty()),
+                None => rustix::fs::fremovexattr(&folder, name),
+            }
+            .map_err(cannot)?;
+        }
+        Ok(())
+    }
+
+    fn revert_key(&self, mounted: &mut Mounted, number: &str, key: usize) -> Outcome {
+        let (dictionary, what) = (&self.keys[key].dictionary, &self.keys[key].what);
+        let (KeyChange::Put { key, before, .. } | KeyChange::Delete { key, before }) = what else {
+            return Ok(());
+        };
+        // Where others have changed it since the transaction began, that is a conflict at its
+        // commit.
+        mounted.call(&[b"USE", dictionary.as_bytes()])?;
+        let value = match before {
+            Some(_) => Some(super::bulk(Some(mounted.call(&[b"GET", key])?))?),
+            None => None,
+        };
+        mounted.txn(&["JOIN", number])?;
+        let done = match &value {
+            Some(value) => mounted.call(&[b"SET", key, value]),
+            None => mounted.call(&[b"DEL", key]),
+        };
+        mounted.txn(&["LEAVE"])?;
+        done.map(drop)
+    }
+}

@@ -1,0 +1,187 @@
+//! A part of what a transaction has changed is taken, the rest is left: by `kvfs txn revert`, and
+//! where `kvfs run --ask` asks.
+
+mod mounted;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use mounted::Mount;
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8_lossy(&stdout).into_owned()
+}
+
+/// Standard error of what must end with this code.
+#[track_caller]
+fn fails(code: i32, command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    assert_eq!(status.code(), Some(code), "{command:?}: {}", String::from_utf8_lossy(&stdout));
+    String::from_utf8_lossy(&stderr).into_owned()
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+/// A transaction in which a script has run: its number.
+#[track_caller]
+fn changed(root: &Path, options: &[&str], script: &str) -> String {
+    let mut command = kvfs(&["run", "--keep"]);
+    command.args(options).arg(root);
+    let id = succeeds(command.args(["--", "sh", "-ec", &format!("cd $KVFS_MOUNT\n{script}")]));
+    id.trim().into()
+}
+
+fn tree(mount: &Mount) {
+    fs::create_dir_all(mount.path("a/deep")).expect("folders");
+    fs::create_dir_all(mount.path("b")).expect("a folder");
+    fs::write(mount.path("a/deep/file"), vec![b'x'; 100_000]).expect("a file");
+    for name in ["a/one", "b/two", "three", "gone", "moves"] {
+        fs::write(mount.path(name), name).expect("a file");
+    }
+    fs::hard_link(mount.path("three"), mount.path("same")).expect("a link");
+    fs::set_permissions(mount.path("b"), fs::Permissions::from_mode(0o755)).expect("a mode");
+    succeeds(kvfs(&["kv", "put"]).arg(mount.root()).args(["old", "before"]));
+}
+
+const CHANGES: &str = "
+    rm -r a; echo TWO > b/two; chmod 700 b; chown 5:6 b; rm gone; mkdir new; echo 1 > new/1; echo 2 > new/2
+    mv moves b/moved; echo more >> three; kvfs() { \"$KVFS\" \"$@\"; }
+    kvfs kv put . old after; kvfs kv put . fresh 1
+";
+
+fn begun(root: &Path) -> String {
+    // The script calls the command that is tested.
+    let script = format!("KVFS={}\n{CHANGES}", env!("CARGO_BIN_EXE_kvfs"));
+    changed(root, &[], &script)
+}
+
+#[test]
+fn what_is_reverted_is_not_in_the_commit() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("before"));
+    let before = fs::metadata(mount.path("a/deep/file")).expect("there").mtime();
+    let id = begun(&root);
+    succeeds(kvfs(&["txn", "revert"]).arg(&root).args([&id, "a", "/b/two", "new/", "gone"]));
+    let said = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+    assert_eq!(
+        lines(&said),
+        [
+            "M b/ mode 0755 → 0700, owner 0:0 → 5:6",
+            "R moves → b/moved",
+            "M same 5 B → 10 B",
+            "M three 5 B → 10 B",
+            "A key 0:fresh 1 B",
+            "M key 0:old 6 B → 5 B",
+            "3 files changed, 1 file renamed, 2 keys changed; 10 B more",
+        ]
+    );
+    succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&id));
+    assert_eq!(lines(&succeeds(kvfs(&["diff"]).arg(&root).arg("before"))).len(), 7);
+    assert_eq!(fs::read(mount.path("a/deep/file")).expect("there"), vec![b'x'; 100_000]);
+    assert_eq!(fs::metadata(mount.path("a/deep/file")).expect("there").mtime(), before);
+    assert_eq!(fs::read(mount.path("b/two")).expect("there"), b"b/two");
+    assert!(!mount.path("new").exists() && mount.path("gone").exists());
+    let again = mount.again();
+    assert_eq!(fs::read(again.path("a/deep/file")).expect("there"), vec![b'x'; 100_000]);
+    succeeds(kvfs(&["umount"]).arg(again.root()));
+    // Exit code 5 would be damage.
+    succeeds(kvfs(&["check"]).arg(again.root().with_file_name("store")));
+}
+
+#[test]
+fn everything_can_be_reverted_and_nothing_is_left() {
+    for isolation in ["si", "ser"] {
+        let Some(mount) = Mount::new() else { return };
+        let root = mount.root();
+        tree(&mount);
+        succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("before"));
+        let id = changed(
+            &root,
+            &["--isolation", isolation],
+            "rm -r a; mkdir a; echo 1 > a/new; chmod 700 b; mv b c; echo 2 >> c/two
+             rm gone; mkdir gone; echo 1 > gone/in; ln -s x link; rm moves; mkfifo moves",
+        );
+        succeeds(
+            kvfs(&["txn", "revert"]).arg(&root).args([&id, "a", "b", "gone", "link", "moves"]),
+        );
+        let said = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+        assert_eq!(said, "nothing is changed\n", "{isolation}");
+        succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&id));
+        let said = succeeds(kvfs(&["diff"]).arg(&root).arg("before"));
+        assert_eq!(said, "nothing is changed\n", "{isolation}");
+    }
+}
+
+#[test]
+fn what_goes_with_something_else_is_not_reverted_alone() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    let id = begun(&root);
+    let said =
+        |code, path: &str| fails(code, kvfs(&["txn", "revert"]).arg(&root).args([&id, path]));
+    assert!(said(2, "new/1").contains("new/1 goes with new"), "{}", said(2, "new/1"));
+    assert!(said(2, "a/deep/file").contains("name that: a"));
+    assert!(said(3, "nothing/here").contains("nothing was changed at nothing/here"));
+    assert!(said(3, "../etc").contains("nothing was changed"));
+    // One that is refused takes nothing back of the others.
+    let before = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+    fails(2, kvfs(&["txn", "revert"]).arg(&root).args([&id, "gone", "new/1"]));
+    assert_eq!(succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id)), before);
+    fails(3, kvfs(&["txn", "revert"]).arg(&root).args(["4711", "a"]));
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+}
+
+/// `kvfs run --ask` on a terminal of its own, with these answers: what it shows, and its exit code.
+fn asked(root: &Path, script: &str, answers: &str) -> (String, i32) {
+    let program = format!(
+        "{} run --ask {} -- sh -ec 'cd $KVFS_MOUNT; {script}'",
+        env!("CARGO_BIN_EXE_kvfs"),
+        root.display()
+    );
+    let mut child = Command::new("script")
+        .args(["-qec", &program, "/dev/null"])
+        .env("NO_COLOR", "1")
+        .env_remove("KVFS_TXN")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script(1)");
+    child.stdin.as_mut().expect("a pipe").write_all(answers.as_bytes()).expect("written");
+    let ended = child.wait_with_output().expect("it ends");
+    (String::from_utf8_lossy(&ended.stdout).replace('\r', ""), ended.status.code().unwrap_or(-1))
+}
+
+#[test]
+fn who_is_asked_takes_some_and_leaves_others() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    let script = "rm gone; echo 1 > added; echo more >> three; mkdir new; echo 1 > new/1";
+    // added, gone, new, same, three: yes, no, yes, leave the rest.
+    let (said, code) = asked(&root, script, "s\ny\nn\ny\nl\ny\n");
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("Take it?"), "{said}");
+    assert!(mount.path("added").exists() && mount.path("gone").exists(), "{said}");
+    assert!(mount.path("new/1").exists(), "{said}");
+    assert_eq!(fs::read(mount.path("three")).expect("there"), b"three");
+    // Back, and then no: nothing.
+    let (said, _) = asked(&root, "rm gone", "s\nb\nn\n");
+    assert!(said.contains("nothing was changed") && mount.path("gone").exists(), "{said}");
+}
