@@ -41,6 +41,10 @@ pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> O
         "dmap" => format!("data of files from inode {first} to inode {last}, of {} first", path()),
         "imap" if one => format!("the node of {}", path()),
         "imap" => format!("nodes from inode {first} to inode {last}"),
+        // A single key is one name.
+        "nmap" if one && start.len() > 8 && end.strip_prefix(start) == Some(&[0]) => {
+            format!("the name {} in {}", start[8..].escape_ascii(), path())
+        }
         "nmap" if one => format!("names in {}", path()),
         "nmap" => {
             format!("names in folders from inode {first} to inode {last}, of {} first", path())

@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use kvdb::{
-    Changed, Durability, Isolation, Kvdb, Transaction, TransactionId, TransactionInfo,
-    TransactionOptions,
+    Changed, Durability, Isolation, Transaction, TransactionId, TransactionInfo, TransactionOptions,
 };
 
 use super::{is, wrong_arity};
@@ -171,7 +170,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match done {
         Err(kvdb::Error::Conflict { keys }) => {
             over(s, id);
-            Err(Failure::Conflict(conflict(s.db(), &keys)))
+            Err(Failure::Conflict(conflict(s, &keys)))
         }
         Err(error) => {
             if s.db().transaction(id).is_err() {
@@ -188,13 +187,20 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// What was changed by others, in names that the user knows.
-fn conflict(db: &Kvdb, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String {
+fn conflict(s: &Session, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String {
     const SHOWN: usize = 3;
-    let dictionaries = db.dictionaries();
+    let dictionaries = s.db().dictionaries();
     let mut all = Vec::new();
     for (dict, key) in keys {
         let shown = match dictionaries.iter().find(|d| d.id == *dict) {
-            Some(d) if d.options.reserved => "a file or folder".to_string(),
+            Some(d) if d.options.reserved => {
+                // To look for a name costs, so it is done for those that are shown.
+                let describe = s.shared.describe.as_ref().filter(|_| all.len() < SHOWN);
+                let end = [&key[..], &[0]].concat();
+                describe
+                    .and_then(|describe| describe(&d.name, key, &end))
+                    .unwrap_or_else(|| "a file or folder".to_string())
+            }
             found => {
                 let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());
                 let more = if key.len() > 40 { "…" } else { "" };
