@@ -101,7 +101,7 @@ RUNS ?= 1000000
 fuzz:
 	@sh scripts/fuzz.sh $(RUNS) $(TARGETS)
 
-## make readme       the terminal sessions of README.md, run as they are printed
+## make readme       the terminal sessions of README.md and docs/agents.md, run as they are printed
 readme: build
 	python3 scripts/readme.py $(KVFS)
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the terminal sessions of README.md as they are printed, and compares what they say.
+"""Runs the terminal sessions of README.md and docs/agents.md as they are printed, and compares what they say.
 
 A block ```console is a session: lines that begin with `$ ` are commands for bash, the lines behind one are what it prints. Every command must
 succeed. Numbers and units may differ from what is printed, `…` stands for anything, and blanks for any blanks. What the sessions
 take for granted (a project under ~/src, a folder /mnt/work) is made in a mount name space of its own. Needs root and /dev/fuse.
 
-    python3 scripts/readme.py target/release/kvfs
+    python3 scripts/readme.py target/release/kvfs [docs/agents.md …]
 """
 
 import os
@@ -20,6 +20,7 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Before the second session: what the first one built is not there, and the store is mounted.
 BETWEEN = "kvfs mount my.kvfs /mnt/work >/dev/null && rm -rf /mnt/work/project/out && kvfs kv put /mnt/work build none"
+DOCUMENTS = ["README.md", "docs/agents.md"]
 MAKEFILE = """all:
 \tmkdir -p out && cat $$(find src -name '*.rs') | wc -l > out/lines
 """
@@ -87,7 +88,14 @@ def main():
         if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
             raise SystemExit("readme: needs root and /dev/fuse")
         os.environ["KVFS_README_INSIDE"] = "1"
-        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, os.path.abspath(__file__), kvfs])
+        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, os.path.abspath(__file__), kvfs, *sys.argv[2:]])
+    wrong = sum(document(kvfs, name) for name in sys.argv[2:] or DOCUMENTS)
+    print(f"readme: {'as printed' if wrong == 0 else f'{wrong} commands are not as printed'}")
+    sys.exit(1 if wrong else 0)
+
+
+def document(kvfs, name):
+    """Runs the sessions of one, in a folder of its own; how many commands said something else."""
     folder = tempfile.mkdtemp(prefix="kvfs-readme.")
     env = dict(os.environ, HOME=folder, FAKETTY="1", COLUMNS="120", NO_COLOR="1", GIT_CONFIG_GLOBAL="/dev/null")
     env.pop("MAKEFLAGS", None)
@@ -98,14 +106,14 @@ def main():
     project = f"{folder}/src/project"
     os.makedirs(f"{project}/src/layout")
     open(f"{project}/Makefile", "w").write(MAKEFILE)
-    for name, size in [("lib.rs", 30), ("fs.rs", 300), ("layout/mod.rs", 300), ("layout/node.rs", 350)]:
-        open(f"{project}/src/{name}", "w").write("// a line of a source file, such as it is\n" * size)
+    for file, size in [("lib.rs", 30), ("fs.rs", 300), ("layout/mod.rs", 300), ("layout/node.rs", 350)]:
+        open(f"{project}/src/{file}", "w").write("// a line of a source file, such as it is\n" * size)
     git = "git -c init.defaultBranch=main init -q && git add -A && git -c user.name=n -c user.email=e commit -qm 1"
     subprocess.run(["bash", "-c", git], cwd=project, env=env, check=True)
     wrong = 0
     try:
-        for number, session in enumerate(sessions(open(f"{ROOT}/README.md").read())):
-            if number == 1:
+        for number, session in enumerate(sessions(open(f"{ROOT}/{name}").read())):
+            if number == 1 and name == "README.md":
                 subprocess.run(["bash", "-ec", BETWEEN], cwd=folder, env=env, check=True)
             for command, lines in session:
                 if command.startswith("kill "):
@@ -118,12 +126,12 @@ def main():
                 lines = [line.replace("/home/me/", folder + "/") for line in lines]
                 if code != 0 or lines and not re.fullmatch(pattern(lines), said, re.S):
                     wrong += 1
-                    print(f"readme: WRONG, exit code {code}, README prints:\n" + "\n".join(lines), flush=True)
+                    print(f"readme: WRONG, exit code {code}, {name} prints:\n" + "\n".join(lines), flush=True)
     finally:
         subprocess.run(["kvfs", "umount", "/mnt/work"], env=env, capture_output=True)
+        subprocess.run(["umount", "/mnt"], env=env, check=True)
         shutil.rmtree(folder)
-    print(f"readme: {'as printed' if wrong == 0 else f'{wrong} commands are not as printed'}")
-    sys.exit(1 if wrong else 0)
+    return wrong
 
 
 if __name__ == "__main__":

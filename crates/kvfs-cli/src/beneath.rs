@@ -8,6 +8,8 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::output::{Exit, Failure};
+
 /// Opens what lies at `path` in an open folder: no symbolic link is followed, on the way or at its
 /// end.
 pub fn open(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
@@ -30,6 +32,20 @@ pub fn open(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result
         at = rustix::fs::openat(&at, name, flags, mode)?;
     }
     Ok(at)
+}
+
+/// What is told of a path that could not be opened.
+pub fn failure(doing: &str, error: io::Error) -> Failure {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::LOOP) => {
+            Failure::new(Exit::Usage, format!("{doing}: a symbolic link is not followed"))
+                .hint("name where it leads")
+        }
+        Some(Errno::XDEV) => {
+            Failure::new(Exit::Usage, format!("{doing}: it leads out of the store"))
+        }
+        _ => Failure::io(doing, &error),
+    }
 }
 
 /// Opens a regular file for reading. Nothing else is: a fifo would wait for a writer, and a device

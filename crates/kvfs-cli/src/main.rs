@@ -27,6 +27,7 @@ mod importer;
 mod kv;
 mod ls;
 mod manual;
+mod mcp;
 mod mount;
 mod mount_options;
 mod mounted;
@@ -80,6 +81,7 @@ enum Command {
     Dict(dict::Args),
     Run(run::Args),
     Txn(txn::Args),
+    Mcp(mcp::Args),
     Snapshot(snapshot::Args),
     Clone(snapshot::CloneArgs),
     Diff(snapshot::DiffArgs),
@@ -118,6 +120,7 @@ fn main() -> ExitCode {
         Command::Create(args) => create::run(args, &output),
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),
+        Command::Mcp(args) => mcp::run(args, &output),
         Command::Kv(args) => kv::run(args, &output),
         Command::Dict(args) => dict::run(args, &output),
         Command::Compact(args) => dict::compact(args, &output),

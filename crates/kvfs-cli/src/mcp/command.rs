@@ -1,0 +1,188 @@
+//! A command in a transaction, with limits on its time and its output.
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use serde_json::Value;
+
+use super::arguments::{Arguments, Told, cut};
+use super::session::Session;
+use super::wire::Line;
+use crate::output::{Failure, Outcome};
+
+/// How often it is looked whether the command has ended.
+const LOOK: Duration = Duration::from_millis(20);
+/// What is still in the pipes of a command that has ended is waited for so long.
+const PIPES: Duration = Duration::from_secs(2);
+/// Messages that are kept while a command runs.
+const MOST_WAITING: usize = 1024;
+
+/// What comes out of a pipe: its beginning is kept, the rest is counted.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    total: u64,
+}
+
+struct Collector {
+    kept: Arc<Mutex<Kept>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Collector {
+    fn of(pipe: Option<impl Read + Send + 'static>, most: usize) -> Collector {
+        let kept = Arc::new(Mutex::new(Kept::default()));
+        let thread = pipe.map(|mut pipe| {
+            let kept = kept.clone();
+            std::thread::spawn(move || {
+                let mut piece = vec![0; 64 << 10];
+                while let Ok(read) = pipe.read(&mut piece) {
+                    if read == 0 {
+                        break;
+                    }
+                    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                    let room = most.saturating_sub(kept.bytes.len()).min(read);
+                    kept.bytes.extend_from_slice(&piece[..room]);
+                    kept.total += read as u64;
+                }
+            })
+        });
+        Collector { kept, thread }
+    }
+
+    /// What has come by `until`, or all of it before that.
+    fn text(mut self, name: &str, until: Instant) -> String {
+        if let Some(thread) = self.thread.take() {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(LOOK);
+            }
+        }
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.total == 0 {
+            return String::new();
+        }
+        let text = String::from_utf8_lossy(&kept.bytes);
+        let end = if text.ends_with('\n') { "" } else { "\n" };
+        let cut = match kept.total - kept.bytes.len() as u64 {
+            0 => String::new(),
+            left => format!("[truncated: {left} of {} bytes are left out]\n", kept.total),
+        };
+        format!("--- {name}\n{text}{end}{cut}")
+    }
+}
+
+/// Why a command was ended by us.
+enum Ended {
+    TimeOut,
+    Cancelled,
+    ClientGone,
+}
+
+/// The command and all that it has started, but for what has made a session of its own.
+fn kill(child: &Child) {
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}
+
+fn has_ended(child: &Child) -> std::io::Result<bool> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(std::io::ErrorKind::NotFound)?;
+    let how = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(rustix::process::waitid(WaitId::Pid(pid), how)?.is_some())
+}
+
+pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let id = given.transaction()?;
+    // There is one, before a program is started for it.
+    session.mounted.txn(&["STATUS", &id.to_string()])?;
+    let own = |e: std::io::Error| Failure::io("cannot find the kvfs program", &e);
+    let root = session.mounted.mount_point.clone();
+    let folder = given.text("folder").unwrap_or("").trim_start_matches('/');
+    let mut command = Command::new(std::env::current_exe().map_err(own)?);
+    command
+        .args(["txn", "exec"])
+        .arg(&root)
+        .arg(id.to_string())
+        .args(["--", "sh", "-c", "cd -- \"$1\" && exec sh -c \"$2\"", "sh"])
+        .arg(root.join(folder))
+        .arg(given.needed("command")?)
+        .stdin(if given.text("input").is_some() { Stdio::piped() } else { Stdio::null() })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    let mut child = command.spawn().map_err(|e| Failure::io("cannot start the command", &e))?;
+    if let (Some(mut pipe), Some(input)) = (child.stdin.take(), given.text("input")) {
+        let input = input.as_bytes().to_vec();
+        // It may read none of it.
+        std::thread::spawn(move || drop(pipe.write_all(&input)));
+    }
+    let most = given.number("output_limit").and_then(|n| usize::try_from(n).ok());
+    let most = most.unwrap_or(session.limits.output).min(session.limits.output);
+    let out = Collector::of(child.stdout.take(), most);
+    let err = Collector::of(child.stderr.take(), most);
+    let seconds = given.number("timeout_seconds").unwrap_or(session.limits.timeout);
+    let seconds = seconds.clamp(1, session.limits.timeout);
+    let begun = Instant::now();
+    let until = begun + Duration::from_secs(seconds);
+    let mut ended = None;
+    let wait = |e: std::io::Error| Failure::io("cannot wait for the command", &e);
+    while !has_ended(&child).map_err(wait)? {
+        if ended.is_none() {
+            ended = (Instant::now() >= until).then_some(Ended::TimeOut).or_else(|| listen(session));
+            if ended.is_some() {
+                kill(&child);
+            }
+        } else {
+            std::thread::sleep(LOOK);
+        }
+    }
+    // What it left behind would go on in the transaction. The number is still its own: it has not
+    // been waited for.
+    kill(&child);
+    let status = child.wait().map_err(wait)?;
+    let until = Instant::now() + PIPES;
+    let mut text = match ended {
+        Some(Ended::TimeOut) => {
+            format!(
+                "timed out: ended after {seconds} s. What it has written is in the transaction\n"
+            )
+        }
+        Some(Ended::Cancelled) => "cancelled\n".into(),
+        Some(Ended::ClientGone) => "the client is gone\n".into(),
+        None => format!(
+            "exit code {}, after {:.1} s\n",
+            status.code().unwrap_or(-1),
+            begun.elapsed().as_secs_f64()
+        ),
+    };
+    text.push_str(&out.text("standard output", until));
+    text.push_str(&err.text("standard error", until));
+    Ok(Told { text: cut(&text, 2 * most + 512), failed: ended.is_some() || !status.success() })
+}
+
+/// Looks at what the client sends while a command runs, for a moment; other messages wait.
+fn listen(session: &mut Session) -> Option<Ended> {
+    match session.lines.within(Some(LOOK)) {
+        Line::End => return Some(Ended::ClientGone),
+        Line::Text(line) => {
+            let message: Value = serde_json::from_slice(&line).unwrap_or_default();
+            if message["method"] == "notifications/cancelled" {
+                let ours = message["params"]["requestId"] == session.current;
+                return ours.then_some(Ended::Cancelled);
+            }
+            if session.waiting.len() < MOST_WAITING {
+                session.waiting.push_back(line);
+            } else {
+                return Some(Ended::Cancelled);
+            }
+        }
+        Line::TooLong | Line::Nothing => {}
+    }
+    None
+}

@@ -1,0 +1,147 @@
+//! A client's session: what it may ask, in which order, and what ends with it.
+
+use std::collections::VecDeque;
+
+use serde_json::{Value, json};
+
+use super::arguments::{Arguments, Told};
+use super::wire::{self, Line, Lines, Request};
+use super::{Limits, tools};
+use crate::mounted::Mounted;
+use crate::output::{Failure, Outcome};
+
+/// Versions of the protocol that are spoken, the newest first.
+const VERSIONS: [&str; 3] = ["2025-06-18", "2025-03-26", "2024-11-05"];
+
+const INSTRUCTIONS: &str = "\
+A store of files and keys. Everything that changes it happens in a transaction: `begin` one, then \
+`run` commands and use `write_file`, `put_key` and others in it. No other program sees what they do \
+to the store before `commit`; what a command does outside of the store is done at once. Look at \
+`diff` before you commit, and `revert` what does not belong in it. `abort` leaves no trace. A \
+conflict at `commit` means that others have changed the same since the transaction began: begin \
+anew from what is there now.";
+
+/// What a tool may use.
+pub struct Session {
+    pub mounted: Mounted,
+    pub limits: Limits,
+    without: Vec<String>,
+    pub lines: Lines,
+    /// Messages that came while a command ran.
+    pub waiting: VecDeque<Vec<u8>>,
+    /// The request that is worked on.
+    pub current: Value,
+    /// Transactions that were begun here and are open, as far as is known.
+    pub begun: Vec<u64>,
+    initialized: bool,
+}
+
+impl Session {
+    pub fn new(mounted: Mounted, limits: Limits, without: Vec<String>, lines: Lines) -> Session {
+        Session {
+            mounted,
+            limits,
+            without,
+            lines,
+            waiting: VecDeque::new(),
+            current: Value::Null,
+            begun: Vec::new(),
+            initialized: false,
+        }
+    }
+
+    /// Answers until the client is gone. Its transactions are attached to the connection with the
+    /// store's daemon, so they end with this process however it ends.
+    pub fn serve(&mut self, mut send: impl FnMut(&[u8]) -> Outcome) -> Outcome {
+        loop {
+            let line = match self.waiting.pop_front() {
+                Some(line) => Line::Text(line),
+                None => self.lines.next(),
+            };
+            let answer = match line {
+                Line::End => break,
+                Line::Nothing => None,
+                Line::TooLong => {
+                    Some(wire::error(&Value::Null, wire::PARSE_ERROR, "the message is too long"))
+                }
+                Line::Text(line) if line.trim_ascii().is_empty() => None,
+                Line::Text(line) => match Request::parse(&line) {
+                    Ok(request) => self.answer(request),
+                    Err(answer) => Some(answer),
+                },
+            };
+            if let Some(answer) = answer {
+                let mut line = answer.to_string().into_bytes();
+                line.push(b'\n');
+                send(&line)?;
+            }
+        }
+        for id in std::mem::take(&mut self.begun) {
+            // Some have ended already.
+            let _ = self.mounted.txn(&["ABORT", &id.to_string()]);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: Request) -> Option<Value> {
+        // Notifications have no answer, not even to say that they are unknown.
+        let id = request.id?;
+        let outcome = match request.method.as_str() {
+            "initialize" => {
+                self.initialized = true;
+                Ok(initialized(&request.params))
+            }
+            "ping" => Ok(json!({})),
+            "tools/list" if self.initialized => Ok(json!({"tools": tools::list(&self.without)})),
+            "tools/call" if self.initialized => self.call(&id, &request.params),
+            "tools/list" | "tools/call" => {
+                Err((wire::INVALID_REQUEST, "begin with `initialize`".to_string()))
+            }
+            method => {
+                Err((wire::METHOD_NOT_FOUND, format!("there is no method `{}`", cut(method))))
+            }
+        };
+        Some(match outcome {
+            Ok(result) => wire::result(&id, result),
+            Err((code, message)) => wire::error(&id, code, &message),
+        })
+    }
+
+    fn call(&mut self, id: &Value, params: &Value) -> Result<Value, (i64, String)> {
+        let name = params["name"].as_str().unwrap_or_default();
+        let tool = tools::find(name).filter(|tool| !self.without.iter().any(|n| n == tool.name));
+        let Some(tool) = tool else {
+            return Err((wire::INVALID_PARAMS, format!("Unknown tool: {}", cut(name))));
+        };
+        let none = json!({});
+        let arguments = params.get("arguments").unwrap_or(&none);
+        let arguments =
+            Arguments::of(tool, arguments).map_err(|what| (wire::INVALID_PARAMS, what))?;
+        self.current = id.clone();
+        let outcome = (tool.run)(self, &arguments);
+        self.current = Value::Null;
+        let (text, failed) = match outcome {
+            Ok(Told { text, failed }) => (text, failed),
+            Err(Failure { message, hint, .. }) => {
+                (hint.map_or_else(|| message.clone(), |hint| format!("{message}\n{hint}")), true)
+            }
+        };
+        Ok(json!({"content": [{"type": "text", "text": text}], "isError": failed}))
+    }
+}
+
+fn initialized(params: &Value) -> Value {
+    let asked = params["protocolVersion"].as_str().unwrap_or_default();
+    let version = VERSIONS.iter().find(|version| **version == asked).unwrap_or(&VERSIONS[0]);
+    json!({
+        "protocolVersion": version,
+        "capabilities": {"tools": {"listChanged": false}},
+        "serverInfo": {"name": "kvfs", "title": "KVFS", "version": env!("CARGO_PKG_VERSION")},
+        "instructions": INSTRUCTIONS,
+    })
+}
+
+/// A name that a client gave, for a message.
+fn cut(name: &str) -> String {
+    name.chars().take(64).collect()
+}

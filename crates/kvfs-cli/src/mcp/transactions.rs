@@ -1,0 +1,172 @@
+//! Transactions and snapshots as tools.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use kvdb_server::Reply;
+use serde_json::{Map, Value};
+
+use super::arguments::{Arguments, Told, cut};
+use super::session::Session;
+use crate::changes::{Changes, Choice, Detail, Style};
+use crate::output::{Exit, Failure, Outcome};
+use crate::tree::time_text;
+use crate::txn::fields;
+
+fn odd() -> Failure {
+    Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
+}
+
+pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let isolation = given.text("isolation").unwrap_or("si").to_ascii_uppercase();
+    let mut words = vec!["BEGIN", &isolation, "LABEL", given.text("label").unwrap_or("agent")];
+    // If we are killed, it ends with us.
+    words.push("ATTACHED");
+    words.extend(given.flag("durable").then_some("DURABLE"));
+    let Reply::Integer(id) = session.mounted.txn(&words)? else { return Err(odd()) };
+    let id = u64::try_from(id).map_err(|_| odd())?;
+    session.begun.push(id);
+    let (root, view) = (session.mounted.mount_point.display(), session.mounted.view(id));
+    Ok(format!(
+        "transaction {id}\nCommands of `run` see the store at {root}; other programs see the transaction's files in {}\n",
+        view.display()
+    )
+    .into())
+}
+
+pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let changes = match (given.number("transaction"), given.text("snapshot")) {
+        (Some(id), None) => Changes::of(&mut session.mounted, id)?,
+        (None, Some(name)) => {
+            let keys = session.mounted.call(&[b"SNAPSHOT", b"CHANGES", name.as_bytes()])?;
+            let files = session.mounted.call(&[b"SNAPSHOT", b"FILES", name.as_bytes()])?;
+            let root = &session.mounted.mount_point;
+            let before: PathBuf = root.join(".kvfs/snapshot").join(name);
+            Changes::between(files, keys, Some((before, root.clone())))?
+        }
+        _ => {
+            return Err(Failure::new(
+                Exit::Usage,
+                "either `transaction` or `snapshot` must be given",
+            ));
+        }
+    };
+    let detail = Detail::default();
+    let detail = if given.flag("patch") { detail.with_patch() } else { detail };
+    // As for a terminal: what is not text is named, and nothing is hidden.
+    let style = Style { terminal: true, colour: false };
+    let (mut text, most, mut more) = (Vec::new(), session.limits.output, false);
+    changes.pieces(detail, style, &mut |piece| {
+        more = text.len() + piece.len() > most;
+        text.extend_from_slice(&piece[..piece.len().min(most - text.len())]);
+        Ok(!more)
+    })?;
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    if more {
+        let end = text.rfind('\n').map_or(0, |at| at + 1);
+        text.truncate(end);
+        text.push_str("[truncated: the rest is left out; look at single files with read_file]\n");
+    }
+    Ok(text.into())
+}
+
+pub fn revert(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let id = given.transaction()?;
+    let changes = Changes::of(&mut session.mounted, id)?;
+    let mut choices = Vec::new();
+    for path in given.texts("paths") {
+        choices.extend(changes.choices_at(path.trim_matches('/').as_bytes())?);
+    }
+    changes.revert(&mut session.mounted, id, &Choice::distinct(choices))?;
+    let left = Changes::of(&mut session.mounted, id)?;
+    let text = left.text(Detail::default(), Style { terminal: true, colour: false });
+    let text = format!("What is left of it:\n{}", String::from_utf8_lossy(&text));
+    Ok(cut(&text, session.limits.output).into())
+}
+
+fn ended(session: &mut Session, id: u64) {
+    session.begun.retain(|begun| *begun != id);
+}
+
+pub fn commit(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let id = given.transaction()?;
+    match session.mounted.txn(&["COMMIT", &id.to_string(), "SYNC"]) {
+        Ok(_) => {
+            ended(session, id);
+            Ok(format!("transaction {id} is committed, and on disk\n").into())
+        }
+        Err(failure) => {
+            // A conflict has ended it.
+            if failure.exit == Exit::Conflict || failure.exit == Exit::NotFound {
+                ended(session, id);
+            }
+            Err(failure)
+        }
+    }
+}
+
+pub fn abort(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let id = given.transaction()?;
+    session.mounted.txn(&["ABORT", &id.to_string()])?;
+    ended(session, id);
+    Ok(format!("transaction {id} is aborted: nothing was changed\n").into())
+}
+
+pub fn keep(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let id = given.transaction()?;
+    session.mounted.txn(&["KEEP", &id.to_string()])?;
+    ended(session, id);
+    let root = session.mounted.mount_point.display();
+    Ok(format!(
+        "transaction {id} stays open. To look at it: kvfs txn diff {root} {id}; to end it: kvfs txn commit {root} {id}, or abort\n"
+    )
+    .into())
+}
+
+fn listed(reply: Reply) -> Outcome<Vec<Map<String, Value>>> {
+    let Reply::Array(all) = reply else { return Err(odd()) };
+    all.into_iter().map(fields).collect()
+}
+
+pub fn list(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
+    let all = listed(session.mounted.txn(&["LIST"])?)?;
+    let mut text = String::new();
+    for info in &all {
+        let id = info["id"].as_u64().unwrap_or(0);
+        let own = if session.begun.contains(&id) { " (begun in this session)" } else { "" };
+        let _ = writeln!(
+            text,
+            "transaction {id}{own}: {} changes, {} s old, label {}",
+            info["changes"],
+            info["age_ms"].as_u64().unwrap_or(0) / 1000,
+            info["label"]
+        );
+    }
+    let text = if text.is_empty() { "no transaction is open\n".into() } else { text };
+    Ok(cut(&text, session.limits.output).into())
+}
+
+pub fn snapshot(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let name = given.needed("name")?;
+    session.mounted.call(&[b"SNAPSHOT", b"CREATE", name.as_bytes()])?;
+    Ok(format!("snapshot {name} is made\n").into())
+}
+
+pub fn snapshots(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
+    let all = listed(session.mounted.call(&[b"SNAPSHOT", b"LIST"])?)?;
+    let line = |info: &Map<String, Value>| {
+        let secs = info["created"].as_i64().unwrap_or(0);
+        let created = time_text(kvfs::Timestamp { secs, nanos: 0 });
+        format!("{created} UTC  {}\n", info["name"].as_str().unwrap_or(""))
+    };
+    let text: String = all.iter().map(line).collect();
+    let text = if text.is_empty() { "there are no snapshots\n".into() } else { text };
+    Ok(cut(&text, session.limits.output).into())
+}
+
+pub fn rollback(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let name = given.needed("snapshot")?;
+    session.mounted.call(&[b"SNAPSHOT", b"ROLLBACK", name.as_bytes()])?;
+    session.begun.clear();
+    Ok(format!("the store is as it was at snapshot {name}; all transactions were aborted\n").into())
+}
