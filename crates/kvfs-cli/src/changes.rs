@@ -48,6 +48,16 @@ pub struct Detail {
 }
 
 impl Detail {
+    /// One line for all.
+    pub const STAT: Detail = Detail {
+        stat: true,
+        patch: false,
+        times: false,
+        no_renames: false,
+        color: When::Auto,
+        no_pager: true,
+    };
+
     /// The same with the contents.
     pub fn with_patch(self) -> Detail {
         Detail { stat: false, patch: true, ..self }

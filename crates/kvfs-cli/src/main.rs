@@ -19,6 +19,7 @@ mod du;
 mod export;
 mod figures;
 mod find;
+mod history;
 mod identity;
 mod import;
 mod import_items;
@@ -35,6 +36,8 @@ mod output;
 mod pager;
 mod pax;
 mod place;
+mod restore;
+mod retention;
 mod rm;
 mod run;
 mod salvage;
@@ -85,6 +88,8 @@ enum Command {
     Snapshot(snapshot::Args),
     Clone(snapshot::CloneArgs),
     Diff(snapshot::DiffArgs),
+    Restore(restore::Args),
+    History(history::Args),
     Send(send::SendArgs),
     Receive(send::ReceiveArgs),
     Ls(ls::Args),
@@ -127,6 +132,8 @@ fn main() -> ExitCode {
         Command::Snapshot(args) => snapshot::run(args, &output),
         Command::Clone(args) => snapshot::clone(args, &output),
         Command::Diff(args) => snapshot::diff(args, &output),
+        Command::Restore(args) => restore::run(args, &output),
+        Command::History(args) => history::run(args, &output),
         Command::Send(args) => send::send(args, &output),
         Command::Receive(args) => send::receive(args, &output),
         Command::Ls(args) => ls::run(args, &output),

@@ -12,6 +12,7 @@ use crate::kv::Connection;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
+use crate::retention::Rules;
 use crate::store::{self, human_size};
 use crate::transactions::listed;
 use crate::tree;
@@ -46,6 +47,26 @@ enum Action {
     /// List the snapshots, the oldest first.
     #[command(visible_alias = "ls")]
     List { target: PathBuf },
+    /// Make a snapshot with the time as its name, and drop those of earlier runs that the rules do
+    /// not keep: for a timer.
+    ///
+    /// A rule such as 7d keeps the newest snapshot of each of the last seven days (h hours, d days
+    /// of UTC, w weeks from Monday on); what no rule keeps is dropped. Snapshots with other names
+    /// are not touched, and the newest always stays. With cron, every hour:
+    ///
+    /// 0 * * * *  kvfs snapshot auto /mnt --keep 24h,7d,4w
+    Auto {
+        target: PathBuf,
+        /// Which are kept, such as 24h,7d,4w.
+        #[arg(long, value_name = "RULES")]
+        keep: Rules,
+        /// The beginning of their names.
+        #[arg(long, value_name = "NAME", default_value = "auto")]
+        prefix: String,
+        /// Say what would be made and dropped, and do nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Drop a snapshot. Clones of it stay.
     #[command(visible_alias = "rm")]
     Drop { target: PathBuf, name: String },
@@ -138,6 +159,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             with(target, true, &words)?;
             output.print("", json!({"created": name}))
         }
+        Action::Auto { target, keep, prefix, dry_run } => {
+            let (target, of) = &made_of(target, "")?;
+            if !of.is_empty() {
+                return Err(Failure::new(Exit::Usage, "these are snapshots of the store itself"));
+            }
+            automatic(target, keep, prefix, *dry_run, output)
+        }
         Action::Drop { target, name } => {
             with(target, true, &["SNAPSHOT", "DROP", name])?;
             output.print("", json!({"dropped": name}))
@@ -187,6 +215,68 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
 }
 
+/// Makes a snapshot for now, and drops those that fall out.
+fn automatic(target: &Path, keep: &Rules, prefix: &str, dry_run: bool, output: &Output) -> Outcome {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.map_or(0, |since| since.as_secs());
+    let name = automatic_name(prefix, now);
+    let all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
+    let names = all.iter().filter_map(|info| info["name"].as_str());
+    // By their names: what was received, or made by hand, is not ours.
+    let mut ours: Vec<(String, u64)> =
+        names.filter_map(|name| Some((name.into(), automatic_time(prefix, name)?))).collect();
+    let is_new = ours.iter().all(|(other, _)| *other != name);
+    if is_new {
+        if !dry_run {
+            with(target, true, &["SNAPSHOT", "CREATE", &name])?;
+        }
+        ours.push((name.clone(), now));
+    }
+    let times: Vec<u64> = ours.iter().map(|(_, time)| *time).collect();
+    let kept = keep.keep(&times, now);
+    let mut dropped = Vec::new();
+    for ((name, _), _) in ours.iter().zip(kept).filter(|(_, kept)| !kept) {
+        if !dry_run {
+            with(target, true, &["SNAPSHOT", "DROP", name])?;
+        }
+        dropped.push(name);
+    }
+    let mut text = if is_new { format!("made {name}\n") } else { format!("{name} is there\n") };
+    dropped.iter().for_each(|name| text.push_str(&format!("dropped {name}\n")));
+    if dry_run {
+        text.push_str("nothing was changed\n");
+    }
+    output.print(text, json!({"created": name, "dropped": dropped, "dry_run": dry_run}))
+}
+
+/// "auto-2026-11-24T22:04:36Z".
+fn automatic_name(prefix: &str, seconds: u64) -> String {
+    format!("{prefix}-{}Z", time(seconds).replace(' ', "T"))
+}
+
+/// When a snapshot was made, by its name; `None`: it was not made by `automatic`.
+fn automatic_time(prefix: &str, name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix('Z')?;
+    let number = |from: usize, len: usize| -> Option<u64> {
+        let text = digits.get(from..from + len)?;
+        if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+    };
+    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
+    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
+    if year < 1970 || !(1..=12).contains(&month) || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    // Days of years that begin in March, as in `time`.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (era, of_era) = (y / 400, y % 400);
+    let in_year = (153 * m + 2) / 5 + day.checked_sub(1)?;
+    let day_of_era = of_era * 365 + of_era / 4 - of_era / 100 + in_year;
+    let days = (era * 146_097 + day_of_era).checked_sub(719_468)?;
+    let seconds = days * 86_400 + hour * 3600 + minute * 60 + second;
+    // What is not written as it would be here is not ours, the 30th of February included.
+    (automatic_name(prefix, seconds) == name).then_some(seconds)
+}
+
 pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
     match &args.action {
         CloneAction::Create { target, snapshot, name } => {
@@ -211,6 +301,19 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
     }
 }
 
+/// The snapshots, the oldest first, as they are listed.
+pub fn all(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
+    list(with(target, false, &["SNAPSHOT", "LIST"])?)
+}
+
+/// What differs between two snapshots, or between one and now.
+pub fn between(target: &Path, before: &str, after: Option<&str>) -> Outcome<Changes> {
+    let mut connection = Connection::open(target, false)?;
+    let changes = difference(&mut connection, target, before, after);
+    let closed = connection.close();
+    changes.and_then(|changes| closed.map(|()| changes))
+}
+
 pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
     let mut connection = Connection::open(&args.target, false)?;
     if args.after.is_none()
@@ -222,30 +325,35 @@ pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, what)
             .hint("`kvfs txn diff` shows what a transaction would change"));
     }
-    let changes = difference(&mut connection, &args);
+    let changes = difference(&mut connection, &args.target, &args.before, args.after.as_deref());
     let closed = connection.close();
     let changes = changes?;
     closed?;
     changes.print(args.detail, output)
 }
 
-fn difference(connection: &mut Connection, args: &DiffArgs) -> Outcome<Changes> {
+fn difference(
+    connection: &mut Connection,
+    target: &Path,
+    before: &str,
+    after: Option<&str>,
+) -> Outcome<Changes> {
     let words = |what: &'static str| {
-        let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", what.as_bytes(), args.before.as_bytes()];
-        words.extend(args.after.as_ref().map(String::as_bytes));
+        let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", what.as_bytes(), before.as_bytes()];
+        words.extend(after.map(str::as_bytes));
         words
     };
     let keys = connection.call(&words("CHANGES"))?;
     let Some(store) = connection.store() else {
-        let roots = Mounted::find(&args.target).ok().map(|mounted| {
+        let roots = Mounted::find(target).ok().map(|mounted| {
             let root = |name: &str| mounted.mount_point.join(".kvfs/snapshot").join(name);
-            (root(&args.before), args.after.as_deref().map_or(mounted.mount_point.clone(), root))
+            (root(before), after.map_or(mounted.mount_point.clone(), root))
         });
         return Changes::between(connection.call(&words("FILES"))?, keys, roots);
     };
     let cannot = |e: kvdb::Error| store::failure("cannot compare", e);
-    let before = store.db.open_snapshot(&args.before).map_err(cannot)?;
-    let after = match &args.after {
+    let before = store.db.open_snapshot(before).map_err(cannot)?;
+    let after = match after {
         Some(name) => store.db.open_snapshot(name).map_err(cannot)?,
         None => store.db.view(),
     };
@@ -272,7 +380,7 @@ fn difference(connection: &mut Connection, args: &DiffArgs) -> Outcome<Changes> 
 }
 
 /// "2024-05-17 09:30:00" of seconds since 1970, UTC.
-fn time(seconds: u64) -> String {
+pub fn time(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     // Years begin in March here, so that the odd day of a leap year is the last one (Howard
     // Hinnant's algorithm).
@@ -308,6 +416,32 @@ mod tests {
             (4_102_444_799, "2099-12-31 23:59:59"),
         ] {
             assert_eq!(time(seconds), want);
+        }
+    }
+
+    #[test]
+    fn names_by_time_are_read_as_they_are_written() {
+        for seconds in [0, 951_782_399, 951_782_400, 1_709_251_200, 1_795_609_800, 4_102_444_799] {
+            let name = automatic_name("auto", seconds);
+            assert_eq!(automatic_time("auto", &name), Some(seconds), "{name}");
+            assert_eq!(automatic_time("other", &name), None);
+        }
+        for other in [
+            "auto",
+            "auto-",
+            "auto-monday",
+            "auto-2026-02-30T00:00:00Z",
+            "auto-2026-13-01T00:00:00Z",
+            "auto-2026-11-24T24:00:00Z",
+            "auto-2026-11-24T22:04:36",
+            "auto-2026-11-24 22:04:36Z",
+            "auto-1969-12-31T23:59:59Z",
+            "auto-2026-00-00T00:00:00Z",
+            "auto-+026-11-24T22:04:36Z",
+            "auto-2026-11-24T22:04:36Zx",
+            "auto-ääääääääääZ",
+        ] {
+            assert_eq!(automatic_time("auto", other), None, "{other}");
         }
     }
 }

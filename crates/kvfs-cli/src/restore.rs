@@ -1,0 +1,319 @@
+//! `kvfs restore`: files as they were in a snapshot, by reference.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb::{Durability, TransactionId};
+use kvdb_server::{Reply, Transactions};
+use kvfs::{View, Views};
+use serde_json::json;
+
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place;
+use crate::snapshot;
+use crate::store::{self, Access, Store};
+use crate::transactions::OverFiles;
+use crate::{text, tree};
+
+/// Make files and folders again what they were in a snapshot, at once and by reference.
+#[derive(clap::Args)]
+#[command(after_help = "\
+What lies at a path now is replaced, a folder with all that is in it; what did not exist in the snapshot is removed. All paths are restored
+in one transaction, and no content is copied: it takes the time of the names. Owners, modes, times and extended attributes are those of then.
+
+  kvfs restore /mnt monday etc/config src
+  kvfs restore --dry-run my.kvfs monday src
+
+In `kvfs run` it works in the transaction.")]
+pub struct Args {
+    /// The folder a store is mounted on, or the file of a store that is not mounted.
+    target: PathBuf,
+    /// The snapshot.
+    snapshot: String,
+    /// From the root of the store, or below the folder it is mounted on.
+    #[arg(required = true)]
+    paths: Vec<OsString>,
+    /// Say what would be done, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// A store in which there is a transaction for it.
+trait Restoring {
+    fn was(&mut self, path: &[u8]) -> Outcome<bool>;
+    fn is(&mut self, path: &[u8]) -> Outcome<bool>;
+    fn remove(&mut self, path: &[u8]) -> Outcome;
+    fn copy(&mut self, path: &[u8]) -> Outcome;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Done {
+    Replaced,
+    MadeAgain,
+    Removed,
+}
+
+impl Done {
+    fn word(self) -> &'static str {
+        match self {
+            Done::Replaced => "replaced",
+            Done::MadeAgain => "made again",
+            Done::Removed => "removed",
+        }
+    }
+}
+
+fn restore(
+    store: &mut impl Restoring,
+    snapshot: &str,
+    paths: &[Vec<u8>],
+    dry_run: bool,
+) -> Outcome<Vec<Done>> {
+    let mut all = Vec::new();
+    for path in paths {
+        let done = match (store.was(path)?, store.is(path)?) {
+            (true, true) => Done::Replaced,
+            (true, false) => Done::MadeAgain,
+            (false, true) => Done::Removed,
+            (false, false) => {
+                let what =
+                    format!("{} is neither in snapshot {snapshot} nor now", text::show(path));
+                return Err(Failure::new(Exit::NotFound, what));
+            }
+        };
+        let folder = path.iter().rposition(|&byte| byte == b'/').map_or(&b""[..], |at| &path[..at]);
+        // One that an earlier path brings back is there by then, but for a rehearsal.
+        let brought = |other: &&Vec<u8>| {
+            folder == &other[..] || folder.starts_with(&[&other[..], b"/"].concat())
+        };
+        let waits = dry_run && paths.iter().any(|other| brought(&other));
+        if done == Done::MadeAgain && !folder.is_empty() && !waits && !store.is(folder)? {
+            let what = format!(
+                "cannot restore {}: its folder {} is not there",
+                text::show(path),
+                text::show(folder)
+            );
+            return Err(Failure::new(Exit::NotFound, what)
+                .hint("make the folder, or restore it, with all that is in it"));
+        }
+        if !dry_run {
+            if done != Done::MadeAgain {
+                store.remove(path)?;
+            }
+            if done != Done::Removed {
+                store.copy(path)?;
+            }
+        }
+        all.push(done);
+    }
+    Ok(all)
+}
+
+/// Over the socket.
+struct Live {
+    mounted: Mounted,
+    id: u64,
+    snapshot: String,
+}
+
+impl Live {
+    /// Whether something lies at a path of a view. The daemon is asked: in `kvfs run` the views are
+    /// out of reach.
+    fn find(&mut self, path: &[u8], view: &[&[u8]]) -> Outcome<bool> {
+        let from = [b"/", path].concat();
+        let words = [&[b"WALK".as_slice(), b"BEGIN", &from], view].concat();
+        let missing = [kvfs::Error::NotFound.to_string(), kvfs::Error::NotDirectory.to_string()];
+        match self.mounted.call(&words) {
+            Ok(_) => self.mounted.call(&[b"WALK", b"DROP"]).map(|_| true),
+            Err(failure) if missing.iter().any(|text| failure.message.ends_with(text)) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+impl Restoring for Live {
+    fn was(&mut self, path: &[u8]) -> Outcome<bool> {
+        let snapshot = self.snapshot.clone();
+        self.find(path, &[b"SNAPSHOT", snapshot.as_bytes()])
+    }
+
+    fn is(&mut self, path: &[u8]) -> Outcome<bool> {
+        let id = self.id.to_string();
+        self.find(path, &[b"TXN", id.as_bytes()])
+    }
+
+    fn remove(&mut self, path: &[u8]) -> Outcome {
+        let id = self.id.to_string();
+        self.mounted.call(&[b"RMTREE", path, b"TXN", id.as_bytes()]).map(drop)
+    }
+
+    fn copy(&mut self, path: &[u8]) -> Outcome {
+        let id = self.id.to_string();
+        let from = [b"/.kvfs/snapshot/", self.snapshot.as_bytes(), b"/", path].concat();
+        self.mounted.call(&[b"CLONETREE", &from, path, b"TXN", id.as_bytes()]).map(drop)
+    }
+}
+
+/// Of a store that is opened here.
+struct Here {
+    over: OverFiles,
+    id: TransactionId,
+    snapshot: String,
+}
+
+impl Here {
+    fn find(&self, view: &View, path: &[u8]) -> Outcome<bool> {
+        let doing = || format!("cannot look at {}", text::show(path));
+        let fs = self.over.0.fs(view).map_err(|e| tree::failure(doing(), e))?;
+        match fs.resolve(path) {
+            Ok(_) => Ok(true),
+            Err(kvfs::Error::NotFound | kvfs::Error::NotDirectory) => Ok(false),
+            Err(e) => Err(tree::failure(doing(), e)),
+        }
+    }
+}
+
+impl Restoring for Here {
+    fn was(&mut self, path: &[u8]) -> Outcome<bool> {
+        self.find(&View::Snapshot(self.snapshot.clone()), path)
+    }
+
+    fn is(&mut self, path: &[u8]) -> Outcome<bool> {
+        self.find(&View::Transaction(self.id), path)
+    }
+
+    fn remove(&mut self, path: &[u8]) -> Outcome {
+        let gone = self.over.remove_tree(Some(self.id), path);
+        gone.map(drop)
+            .map_err(|e| store::failure(format!("cannot replace {}", text::show(path)), e))
+    }
+
+    fn copy(&mut self, path: &[u8]) -> Outcome {
+        let from = [b"/.kvfs/snapshot/", self.snapshot.as_bytes(), b"/", path].concat();
+        let made = self.over.clone_tree(Some(self.id), &from, path);
+        made.map(drop)
+            .map_err(|e| store::failure(format!("cannot restore {}", text::show(path)), e))
+    }
+}
+
+/// Paths from the root, without slashes at their ends, each once.
+fn from_root(paths: &[OsString], mount_point: Option<&Path>) -> Outcome<Vec<Vec<u8>>> {
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    for path in paths {
+        let given = Path::new(path);
+        let inside = mount_point.and_then(|root| given.strip_prefix(root).ok()).unwrap_or(given);
+        let parts: Vec<&[u8]> = inside
+            .as_os_str()
+            .as_bytes()
+            .split(|&byte| byte == b'/')
+            .filter(|part| !part.is_empty() && *part != b".")
+            .collect();
+        let refused =
+            |what: &str| Err(Failure::new(Exit::Usage, format!("{} {what}", given.display())));
+        match parts.first() {
+            None => {
+                return refused("is the root")
+                    .map_err(|f: Failure| f.hint("everything: kvfs snapshot rollback"));
+            }
+            Some(&b".kvfs") => return refused("leads to views, which are not restored"),
+            Some(_) if parts.contains(&&b".."[..]) => return refused("has `..` in it"),
+            Some(_) => {}
+        }
+        let path = parts.join(&b'/');
+        if !all.contains(&path) {
+            all.push(path);
+        }
+    }
+    Ok(all)
+}
+
+fn live(args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
+    place::must_be_the_store(&args.target)?;
+    let mut mounted = Mounted::find(&args.target)?;
+    let paths = from_root(&args.paths, Some(&mounted.mount_point))?;
+    if !snapshot::all(&args.target)?.iter().any(|info| info["name"] == args.snapshot.as_str()) {
+        return Err(no_snapshot(&args.snapshot));
+    }
+    let entered = mounted.entered();
+    let id = match entered {
+        Some(id) => id,
+        None => match mounted.txn(&["BEGIN", "SI", "LABEL", "restore", "ATTACHED"])? {
+            Reply::Integer(id) => u64::try_from(id).unwrap_or(0),
+            _ => {
+                return Err(Failure::new(
+                    Exit::Failed,
+                    "the store's daemon gave an unexpected reply",
+                ));
+            }
+        },
+    };
+    let mut live = Live { mounted, id, snapshot: args.snapshot.clone() };
+    let done = restore(&mut live, &args.snapshot, &paths, args.dry_run);
+    let number = id.to_string();
+    match (&done, entered) {
+        (_, Some(_)) => {}
+        (Ok(_), None) if !args.dry_run => drop(live.mounted.txn(&["COMMIT", &number, "SYNC"])?),
+        _ => drop(live.mounted.txn(&["ABORT", &number])?),
+    }
+    Ok((paths, done?))
+}
+
+fn no_snapshot(name: &str) -> Failure {
+    Failure::new(Exit::NotFound, format!("there is no snapshot {name}"))
+        .hint("kvfs snapshot list shows them")
+}
+
+fn here(store: &Store, args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
+    let paths = from_root(&args.paths, None)?;
+    let cannot = |e: kvfs::Error| tree::failure("cannot restore", e);
+    let failed = |e: kvdb::Error| store::failure("cannot restore", e);
+    let fs = store.file_system()?;
+    let over = OverFiles(Views::new(store.db.clone(), fs));
+    let views = over.0.clone();
+    if !views.snapshots().iter().any(|info| info.name == args.snapshot) {
+        views.shutdown().map_err(cannot)?;
+        return Err(no_snapshot(&args.snapshot));
+    }
+    let id = views.begin(Default::default()).map_err(cannot)?;
+    let mut here = Here { over, id, snapshot: args.snapshot.clone() };
+    let done = restore(&mut here, &args.snapshot, &paths, args.dry_run);
+    let ended = match &done {
+        Ok(_) if !args.dry_run => here.over.commit(id, Durability::Synced),
+        _ => here.over.abort(id),
+    };
+    drop(here);
+    let down = views.shutdown().map_err(cannot);
+    let done = done?;
+    ended.map_err(failed)?;
+    down?;
+    Ok((paths, done))
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let (paths, done) = if args.target.is_dir() || store::socket_of(&args.target)?.is_some() {
+        live(&args)?
+    } else {
+        let access = Access::ReadWrite;
+        let store = store::open_waiting(&args.target, access, None)?;
+        let done = here(&store, &args);
+        let closed = store.close();
+        let done = done?;
+        closed?;
+        done
+    };
+    let mut lines = String::new();
+    let mut all = Vec::new();
+    for (path, done) in paths.iter().zip(&done) {
+        lines.push_str(&format!("{}: {}\n", text::show(path), done.word()));
+        let mut object = serde_json::Map::new();
+        text::put(&mut object, "path", path);
+        object.insert("done".into(), done.word().into());
+        all.push(object);
+    }
+    if args.dry_run {
+        lines.push_str("nothing was changed\n");
+    }
+    output.print(lines, json!({"restored": all, "dry_run": args.dry_run}))
+}
