@@ -15,6 +15,7 @@ mod daemons;
 mod defrag;
 mod device_profile;
 mod dict;
+mod doctor;
 mod du;
 mod export;
 mod figures;
@@ -107,6 +108,7 @@ enum Command {
     Import(import::Args),
     Export(export::Args),
     Bench(bench::Args),
+    Doctor(doctor::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -150,6 +152,7 @@ fn main() -> ExitCode {
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
+        Command::Doctor(args) => doctor::run(args, &output),
         Command::Completions(args) => manual::completions(args, Cli::command(), &output),
         Command::Man(args) => manual::man(args, Cli::command(), &output),
     };
