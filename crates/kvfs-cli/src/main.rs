@@ -56,6 +56,7 @@ mod transactions;
 mod tree;
 mod txn;
 mod umount;
+mod usage;
 mod walks;
 
 use std::ffi::OsString;
@@ -118,7 +119,10 @@ fn main() -> ExitCode {
     if let Some(code) = mount::run_as_mount_helper(&arguments, Cli::command) {
         return code;
     }
-    let cli = Cli::parse_from(find::as_options(arguments));
+    let cli = match Cli::try_parse_from(find::as_options(arguments.clone())) {
+        Ok(cli) => cli,
+        Err(error) => return usage::wrong(error, &arguments),
+    };
     let output = Output::new(cli.json);
     let outcome = match cli.command {
         // They end with exit codes of other programs.

@@ -219,3 +219,34 @@ fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
     );
     assert!(!lab.path("bad").exists());
 }
+
+#[test]
+fn wrong_usage_is_told_as_json_where_json_is_asked_for() {
+    let ask = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+        let output = command.args(words).output().expect("kvfs runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    for words in [
+        &["--json", "no-such-command"][..],
+        &["create", "--json"],
+        &["--json", "create", "s", "--size", "much"],
+        &["history", "s", "--limit", "x", "--json"],
+        &["--json"],
+    ] {
+        let (code, out, err) = ask(words);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{words:?}");
+        let said: serde_json::Value = serde_json::from_str(&err).expect("one object");
+        assert_eq!(said["error"]["code"], "usage", "{err}");
+        assert_eq!(said["error"]["exit"], 2);
+        assert!(said["error"]["message"].as_str().is_some_and(|text| text.len() > 5), "{err}");
+    }
+    // For people as ever, and behind `--` it is no option of ours.
+    let (code, _, err) = ask(&["no-such-command"]);
+    assert!(code == Some(2) && err.starts_with("error: unrecognized subcommand"), "{err}");
+    let (code, _, err) = ask(&["run", "/mnt", "--no-such-option", "--", "--json"]);
+    assert!(code == Some(2) && err.starts_with("error: "), "{err}");
+    let (code, out, _) = ask(&["--json", "--help"]);
+    assert!(code == Some(0) && out.contains("Usage: kvfs"), "{out}");
+}
