@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz python lint-python install clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz python lint-python install install-files deb clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -157,14 +157,31 @@ lint-python:
 python: build
 	@sh scripts/python.sh $(KVFS)
 
-## make install      install kvfs and its helpers for mount(8) and umount(8) (PREFIX=/usr/local)
+## make install      install kvfs, its helpers for mount(8) and umount(8), man pages, completions and a systemd unit (PREFIX=/usr/local)
 PREFIX ?= /usr/local
-install: build
+SBIN ?= /sbin
+UNITS ?= $(PREFIX)/lib/systemd/system
+SHARE = $(DESTDIR)$(PREFIX)/share
+install: build install-files
+
+# Of a program that is built: KVFS=target/debug/kvfs.
+install-files:
 	install -D -m 755 $(KVFS) $(DESTDIR)$(PREFIX)/bin/kvfs
-	install -d $(DESTDIR)/sbin
-	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/mount.fuse.kvfs
-	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/mount.kvfs
-	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)/sbin/umount.fuse.kvfs
+	install -d $(DESTDIR)$(SBIN)
+	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)$(SBIN)/mount.fuse.kvfs
+	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)$(SBIN)/mount.kvfs
+	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)$(SBIN)/umount.fuse.kvfs
+	$(KVFS) man $(SHARE)/man/man1 >/dev/null
+	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(KVFS) completions bash >$(SHARE)/bash-completion/completions/kvfs
+	$(KVFS) completions zsh >$(SHARE)/zsh/site-functions/_kvfs
+	$(KVFS) completions fish >$(SHARE)/fish/vendor_completions.d/kvfs.fish
+	install -d $(DESTDIR)$(UNITS)
+	sed 's,@BIN@,$(PREFIX)/bin,' packaging/kvfs@.service.in >$(DESTDIR)$(UNITS)/kvfs@.service
+
+## make deb          a Debian package of the release build, in target/
+deb: build
+	sh scripts/deb.sh $(KVFS) target
 
 clean:
 	$(CARGO) clean
