@@ -19,6 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::daemons::{self, Record};
+use crate::metrics;
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Scrubbing;
@@ -61,6 +62,14 @@ fn serve_logged(
     let views = Views::new(store.db.clone(), fs.clone());
     let figures: Arc<OnceLock<MountFigures>> = Arc::default();
     let server = start_server(&store, &fs, &views, figures.clone())?;
+    let sources = || metrics::Sources {
+        db: store.db.clone(),
+        fs: fs.clone(),
+        views: views.clone(),
+        mount: figures.clone(),
+    };
+    let metrics = options.metrics.map(|address| metrics::Endpoint::start(address, sources()));
+    let metrics = metrics.transpose()?;
 
     let mount_options = MountOptions {
         source: options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string()),
@@ -72,6 +81,7 @@ fn serve_logged(
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
     record.source = mount_options.source.clone().into();
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
+    record.metrics = metrics.as_ref().map(|endpoint| endpoint.address().to_string());
     record.log = log;
     record.recovery = store.recovery.clone();
     record.write().map_err(|e| {
@@ -100,6 +110,7 @@ fn serve_logged(
     if let Err(e) = record.put_aside() {
         tracing::warn!("the record of this process may be taken for one of the next mount: {e}");
     }
+    drop(metrics);
     let outcome = close(served, &mounted, &notifier, server, &views, store, scrubbing);
     signals.close();
     match &outcome {

@@ -41,6 +41,8 @@ pub struct Record {
     /// The mount has ended, and the process is closing the store.
     pub closing: bool,
     pub socket: Option<PathBuf>,
+    /// Where figures are for Prometheus, as "127.0.0.1:9100".
+    pub metrics: Option<String>,
     pub log: Option<PathBuf>,
     /// What opening the store had to repair, in one line; `None` after a proper close.
     pub recovery: Option<String>,
@@ -126,6 +128,7 @@ impl Record {
             source: store.into(),
             closing: false,
             socket: None,
+            metrics: None,
             log: None,
             recovery: None,
             failure: None,
@@ -281,7 +284,7 @@ impl Record {
         json!({
             "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
             "file": self.file.map(|(device, inode)| [device, inode]),
-            "mount_point": path(&self.mount_point), "source": path(&self.source), "closing": self.closing, "socket": self.socket.as_deref().map(path),
+            "mount_point": path(&self.mount_point), "source": path(&self.source), "closing": self.closing, "socket": self.socket.as_deref().map(path), "metrics": self.metrics,
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
             "failure": self.failure,
         })
@@ -299,6 +302,7 @@ impl Record {
             source: path(&v["source"])?,
             closing: v["closing"].as_bool().unwrap_or(false),
             socket: path(&v["socket"]),
+            metrics: v["metrics"].as_str().map(Into::into),
             log: path(&v["log"]),
             recovery: v["recovery"].as_str().map(Into::into),
             failure: v["failure"].as_str().map(Into::into),

@@ -30,6 +30,7 @@ mod kv;
 mod ls;
 mod manual;
 mod mcp;
+mod metrics;
 mod mount;
 mod mount_options;
 mod mounted;

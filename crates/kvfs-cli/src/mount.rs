@@ -42,6 +42,10 @@ pub struct Args {
     /// Append the daemon's log to this file.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Give figures to Prometheus at http://ADDRESS/metrics, as 127.0.0.1:9100. There is no
+    /// password, so only addresses of this machine are taken. Port 0 is any that is free.
+    #[arg(long, value_name = "ADDRESS", value_parser = mount_options::parse_address)]
+    metrics: Option<std::net::SocketAddr>,
     /// Be the background process.
     #[arg(long, hide = true)]
     serving: bool,
@@ -51,6 +55,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let mut options = mount_options::parse(&args.options)?;
     options.memory = args.memory.or(options.memory);
     options.log = args.log.or(options.log);
+    options.metrics = args.metrics.or(options.metrics);
     if args.serving {
         return serve(args.store, args.dir, options);
     }
@@ -89,8 +94,11 @@ fn announce(output: &Output, record: &Record) -> Outcome {
         text.push('\n');
         text.push_str(recovery);
     }
+    if let Some(metrics) = &record.metrics {
+        text.push_str(&format!("\nmetrics at http://{metrics}/metrics"));
+    }
     let value = serde_json::json!({
-        "store": record.store, "mount_point": record.mount_point, "pid": record.pid, "socket": record.socket, "device": record.device,
+        "store": record.store, "mount_point": record.mount_point, "pid": record.pid, "socket": record.socket, "device": record.device, "metrics": record.metrics,
         "recovery": record.recovery,
     });
     output.print(text, value)
@@ -170,6 +178,9 @@ fn start(store: &Path, dir: &Path, words: &[OsString], options: &Options) -> Out
     }
     if let Some(log) = &options.log {
         command.arg("--log").arg(log);
+    }
+    if let Some(metrics) = &options.metrics {
+        command.arg("--metrics").arg(metrics.to_string());
     }
     let mut child =
         command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
@@ -298,7 +309,16 @@ fn helper_mount(words: &[OsString]) -> Outcome {
     // mount(8) itself says nothing when all is well.
     let quiet = Output::quiet();
     run(
-        Args { store, dir, options, foreground: false, memory: None, log: None, serving: false },
+        Args {
+            store,
+            dir,
+            options,
+            foreground: false,
+            memory: None,
+            log: None,
+            metrics: None,
+            serving: false,
+        },
         &quiet,
     )
 }

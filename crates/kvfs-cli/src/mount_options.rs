@@ -4,6 +4,7 @@
 //! is an error that names it, for an option that silently does nothing is worse than none.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
@@ -24,6 +25,8 @@ pub struct Options {
     pub log: Option<PathBuf>,
     /// Others than their users may look into views.
     pub open_views: bool,
+    /// Where figures are given to Prometheus.
+    pub metrics: Option<SocketAddr>,
     /// How often everything is read again; `None`: never by itself.
     pub scrub: Option<Interval>,
 }
@@ -49,7 +52,8 @@ Options for -o, separated by commas:
                               measured, which is through. writeback and nowriteback are cache=back and cache=through
   fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and kvfs;
                               an empty subtype leaves the type plain `fuse`)
-  memory=SIZE, log=FILE       as --memory and --log
+  memory=SIZE, log=FILE, metrics=ADDRESS
+                              as --memory, --log and --metrics
   transport=auto, uring, device
                               how requests come from the kernel. uring: over io_uring, which takes Linux 6.14 and
                               root, or that root has set /sys/module/fuse/parameters/enable_uring to Y; not with
@@ -132,6 +136,10 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 options.memory = Some(store::parse_size(&value.to_string_lossy()).map_err(bad)?)
             }
             ("log", Some(value)) => options.log = Some(PathBuf::from(value)),
+            ("metrics", Some(value)) => {
+                let address = parse_address(&value.to_string_lossy());
+                options.metrics = Some(address.map_err(bad)?);
+            }
             ("scrub", Some(value)) => {
                 let days = value
                     .to_str()
@@ -180,6 +188,19 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
         return Err(Failure::new(Exit::Usage, refused).hint("leave out nodefault_permissions"));
     }
     Ok(options)
+}
+
+/// An address on this machine alone, as "127.0.0.1:9100".
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| format!("'{text}' is no address: write it as 127.0.0.1:9100"))?;
+    if address.ip().is_loopback() {
+        Ok(address)
+    } else {
+        Err(format!(
+            "{address} can be reached by other machines, and there is no password: use 127.0.0.1"
+        ))
+    }
 }
 
 /// What mount(8), systemd and the readers of `/etc/fstab` keep for themselves.
@@ -232,8 +253,19 @@ fn takes_no_value(name: &str) -> bool {
 }
 
 fn takes_a_value(name: &str) -> bool {
-    ["fsname", "subtype", "memory", "log", "threads", "transport", "cache", "scrub", "scrub_rate"]
-        .contains(&name)
+    [
+        "fsname",
+        "subtype",
+        "memory",
+        "log",
+        "threads",
+        "transport",
+        "cache",
+        "scrub",
+        "scrub_rate",
+        "metrics",
+    ]
+    .contains(&name)
 }
 
 /// Splits at commas; `\,` is a comma, `\\` a backslash.
@@ -298,6 +330,8 @@ mod tests {
         assert!(read("memory").expect_err("value").message.contains("needs a value"));
         assert_eq!(read("memory=1G").expect("valid").memory, Some(1 << 30));
         assert!(read("threads=0").is_err());
+        assert!(read("metrics=127.0.0.1:9100").expect("valid").metrics.is_some());
+        assert!(read("metrics=0.0.0.0:9100").is_err() && read("metrics").is_err());
         assert_eq!(read("threads=4").expect("valid").policy.threads, 4);
     }
 
@@ -356,5 +390,16 @@ mod tests {
         let refused = read("strictatime").expect_err("refused");
         assert_eq!(refused.exit, Exit::Usage);
         assert!(refused.message.contains("cache"), "{}", refused.message);
+    }
+
+    #[test]
+    fn only_addresses_of_this_machine_are_taken() {
+        assert!(parse_address("127.0.0.1:9100").is_ok());
+        assert!(parse_address("[::1]:0").is_ok());
+        for wrong in
+            ["0.0.0.0:9100", "10.0.0.1:9100", "[::]:9100", "9100", "localhost", "127.0.0.1", ""]
+        {
+            assert!(parse_address(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -1,0 +1,262 @@
+//! `kvfs mount --metrics`: the figures of a mount for Prometheus, as text over HTTP.
+//!
+//! One thread answers one client after the other, for a scrape is one short question: it reads a
+//! request's head, of bounded size and for a bounded time, and answers a GET of `/metrics`. There
+//! is no password, so an address that other machines reach is refused.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvdb::Kvdb;
+use kvfs::{Fs, Views};
+
+use crate::output::{Failure, Outcome};
+use crate::store::MountFigures;
+
+/// Bytes of a request's head at most.
+const LONGEST: usize = 8 << 10;
+/// What a client may take for its question, and for the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where figures come from.
+pub struct Sources {
+    pub db: Kvdb,
+    pub fs: Fs,
+    pub views: Views,
+    pub mount: Arc<OnceLock<MountFigures>>,
+}
+
+/// Answers until it is dropped.
+pub struct Endpoint {
+    stop: Arc<AtomicBool>,
+    address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    pub fn start(address: SocketAddr, sources: Sources) -> Outcome<Endpoint> {
+        let cannot = |e| Failure::io(format!("cannot listen on {address} for --metrics"), &e);
+        let listener = TcpListener::bind(address).map_err(cannot)?;
+        // Of port 0 the one that was chosen.
+        let address = listener.local_addr().map_err(cannot)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let serve = move || {
+            for client in listener.incoming() {
+                if stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                if let Err(e) = client.and_then(|client| answer(client, &sources)) {
+                    tracing::debug!("a client of the metrics was not answered: {e}");
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("kvfs-metrics".into()).spawn(serve);
+        tracing::info!("metrics at http://{address}/metrics");
+        Ok(Endpoint { stop, address, thread: Some(thread.map_err(cannot)?) })
+    }
+
+    /// With the port that it has.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // It waits for a client.
+        drop(TcpStream::connect_timeout(&self.address, PATIENCE));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(mut client: TcpStream, sources: &Sources) -> std::io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let mut head = Vec::new();
+    while !head.windows(4).any(|four| four == b"\r\n\r\n") && head.len() < LONGEST {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        client.set_read_timeout(Some(left))?;
+        let mut piece = [0; 1024];
+        match client.read(&mut piece)? {
+            0 => return Ok(()),
+            read => head.extend_from_slice(&piece[..read]),
+        }
+    }
+    let head = String::from_utf8_lossy(&head);
+    let mut words = head.lines().next().unwrap_or_default().split(' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = path.split('?').next().unwrap_or_default();
+    let (status, kind, body) = match (method, path) {
+        ("GET" | "HEAD", "/metrics") => {
+            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(sources))
+        }
+        ("GET" | "HEAD", _) => {
+            ("404 Not Found", "text/plain", "the figures are at /metrics\n".to_string())
+        }
+        _ => ("405 Method Not Allowed", "text/plain", "ask with GET\n".to_string()),
+    };
+    let header = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    client.write_all(header.as_bytes())?;
+    if method != "HEAD" {
+        client.write_all(body.as_bytes())?;
+    }
+    client.flush()
+}
+
+/// Figures in the format of Prometheus.
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.family(name, "counter", help);
+        let _ = writeln!(self.0, "{name} {value}");
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) {
+        self.family(name, "gauge", help);
+        let _ = writeln!(self.0, "{name} {value}");
+    }
+
+    /// Of a family that was begun. The values of labels are names of ours, and of dictionaries.
+    fn labelled(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+        let escaped =
+            |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels: Vec<String> =
+            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
+        let _ = writeln!(self.0, "{name}{{{}}} {value}", labels.join(","));
+    }
+}
+
+fn text(sources: &Sources) -> String {
+    let (stats, files) = (sources.db.stats(), sources.fs.statistics());
+    let mut page = Page::default();
+    page.family("kvfs_build_info", "gauge", "The version of the program; its value is 1.");
+    page.labelled("kvfs_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    page.gauge(
+        "kvfs_failed",
+        "Whether the store takes no more writes.",
+        stats.failed.is_some().into(),
+    );
+    page.gauge("kvfs_space_bytes", "Room in the store, used or not.", stats.space.total);
+    page.gauge("kvfs_space_free_bytes", "Room for more data.", stats.space.free);
+    page.gauge("kvfs_memory_budget_bytes", "What the database may take of memory.", stats.memory);
+    page.gauge("kvfs_memtable_bytes", "Memory of the memtables.", stats.memtable_bytes);
+    page.gauge("kvfs_cache_bytes", "Memory of the block cache.", stats.cache_bytes);
+    page.gauge("kvfs_journal_bytes", "What the journal takes on the device.", stats.journal_bytes);
+
+    page.counter("kvfs_commits_total", "Commits.", stats.commits);
+    page.counter("kvfs_committed_bytes_total", "Keys and values as committed.", stats.user_bytes);
+    page.counter("kvfs_journal_syncs_total", "Syncs of the journal.", stats.syncs);
+    page.counter(
+        "kvfs_commit_delays_total",
+        "Commits slowed down because merges lagged.",
+        stats.delays,
+    );
+    page.family(
+        "kvfs_commit_delay_seconds_total",
+        "counter",
+        "How long commits were slowed down in all.",
+    );
+    let seconds = stats.delayed_micros as f64 / 1e6;
+    let _ = writeln!(page.0, "kvfs_commit_delay_seconds_total {seconds}");
+    page.counter("kvfs_commit_stops_total", "Commits that had to wait for memory.", stats.stops);
+    page.counter("kvfs_flushes_total", "Flushes of memtables.", stats.flushes);
+    page.counter("kvfs_compactions_total", "Compactions.", stats.compactions);
+    page.counter(
+        "kvfs_merged_bytes_total",
+        "Bytes that flushes and merges wrote.",
+        stats.merged_bytes,
+    );
+    page.counter(
+        "kvfs_stitched_bytes_total",
+        "Bytes that merges left where they were.",
+        stats.stitched_bytes,
+    );
+
+    for (name, help) in [
+        ("kvfs_device_read_bytes_total", "Bytes read from the device, by purpose."),
+        ("kvfs_device_written_bytes_total", "Bytes written to the device, by purpose."),
+        ("kvfs_device_reads_total", "Reads of the device, by purpose."),
+        ("kvfs_device_writes_total", "Writes to the device, by purpose."),
+    ] {
+        page.family(name, "counter", help);
+        for (purpose, io) in stats.io.iter() {
+            let value = match name {
+                "kvfs_device_read_bytes_total" => io.read_bytes,
+                "kvfs_device_written_bytes_total" => io.write_bytes,
+                "kvfs_device_reads_total" => io.read_ops,
+                _ => io.write_ops,
+            };
+            page.labelled(name, &[("purpose", purpose.name())], value);
+        }
+    }
+    page.counter("kvfs_device_syncs_total", "Syncs of the device.", stats.io.syncs);
+    page.counter(
+        "kvfs_device_discarded_bytes_total",
+        "Bytes given back to the host.",
+        stats.io.discarded_bytes,
+    );
+
+    page.family("kvfs_runs", "gauge", "Runs of a dictionary, by level.");
+    for dictionary in stats.dictionaries.iter().filter(|d| d.info.branch.is_empty()) {
+        for (level, runs) in dictionary.levels.iter().enumerate() {
+            let labels = [("dictionary", &dictionary.info.name[..]), ("level", &level.to_string())];
+            page.labelled("kvfs_runs", &labels, runs.len() as u64);
+        }
+    }
+
+    page.gauge("kvfs_inodes_in_memory", "Inodes in memory.", files.inodes);
+    page.gauge("kvfs_dirty_bytes", "Data of files that waits for its commit.", files.dirty_bytes);
+    page.counter(
+        "kvfs_file_written_bytes_total",
+        "Bytes that programs wrote to files.",
+        files.bytes_written,
+    );
+    page.counter(
+        "kvfs_file_read_bytes_total",
+        "Bytes that programs read from files.",
+        files.bytes_read,
+    );
+    page.gauge("kvfs_transactions_open", "Open transactions.", sources.views.list().len() as u64);
+    page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshots().len() as u64);
+    page.gauge("kvfs_scrub_faults", "Places that the scrub could not read.", stats.scrub.faults);
+    if let Some(mount) = sources.mount.get() {
+        page.family("kvfs_fuse_requests_total", "counter", "Requests of the kernel, by kind.");
+        for (kind, count) in mount.requests.seen() {
+            page.labelled("kvfs_fuse_requests_total", &[("kind", &kind.to_lowercase())], count);
+        }
+    }
+    page.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut page = Page::default();
+        page.labelled("n", &[("a", "x\"y\\z\n"), ("b", "c")], 7);
+        assert_eq!(page.0, "n{a=\"x\\\"y\\\\z\\n\",b=\"c\"} 7\n");
+    }
+}

@@ -1,0 +1,124 @@
+//! `kvfs mount --metrics`: what Prometheus reads, and what other clients get.
+
+mod place;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use place::{Place, fails, kvfs, succeeds};
+
+/// Mounts; where the figures are.
+fn mounted(p: &Place, words: &[&str]) -> String {
+    let said = succeeds(p.mount(words).arg("--json").stdin(Stdio::null()));
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    said["metrics"].as_str().expect("an address").to_string()
+}
+
+fn ask(address: &str, request: &str) -> String {
+    let mut client = TcpStream::connect(address).expect("it listens");
+    client.set_read_timeout(Some(Duration::from_secs(30))).expect("a limit");
+    client.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// Samples by their names with labels, after a look at the form of all.
+#[track_caller]
+fn samples(address: &str) -> BTreeMap<String, f64> {
+    let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+    let (mut kinds, mut helped, mut all) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+    for line in body.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "HELP", name, help] => {
+                assert!(help.ends_with('.') && helped.insert(name), "{line}");
+            }
+            ["#", "TYPE", name, kind] => {
+                assert!(helped.contains(name), "{line}");
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+                assert!(kinds.insert(name, kind).is_none(), "{line}");
+            }
+            _ => {
+                let (name, value) = line.rsplit_once(' ').expect("a value");
+                let family = name.split('{').next().expect("a name");
+                assert!(family.starts_with("kvfs_") && kinds.contains_key(family), "{line}");
+                let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}"));
+                assert!(all.insert(name.to_string(), value).is_none(), "{line} twice");
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn figures_have_names_and_help_and_follow_what_is_done() {
+    let Some(p) = Place::new() else { return };
+    let address = mounted(&p, &["--metrics", "127.0.0.1:0"]);
+    let before = samples(&address);
+    assert_eq!(before["kvfs_failed"], 0.0);
+    assert_eq!(before["kvfs_snapshots"], 0.0);
+    fs::write(p.mnt().join("file"), vec![b'x'; 1 << 20]).expect("written");
+    fs::File::open(p.mnt().join("file")).and_then(|file| file.sync_all()).expect("synced");
+    succeeds(kvfs(&["snapshot", "create"]).arg(p.mnt()).arg("now"));
+    succeeds(kvfs(&["txn", "begin"]).arg(p.mnt()));
+    let after = samples(&address);
+    assert_eq!(after["kvfs_snapshots"], 1.0);
+    assert_eq!(after["kvfs_transactions_open"], 1.0);
+    let grown = |name: &str| after[name] - before[name];
+    assert!(grown("kvfs_file_written_bytes_total") >= (1 << 20) as f64);
+    assert!(grown("kvfs_device_written_bytes_total{purpose=\"pages\"}") >= (1 << 20) as f64);
+    assert!(grown("kvfs_commits_total") >= 1.0);
+    assert!(after["kvfs_fuse_requests_total{kind=\"write\"}"] >= 1.0);
+    for (name, value) in &before {
+        if name.split('{').next().is_some_and(|family| family.ends_with("_total")) {
+            assert!(after[name] >= *value, "{name} went back");
+        }
+    }
+}
+
+#[test]
+fn other_questions_are_answered_and_none_holds_the_mount() {
+    let Some(p) = Place::new() else { return };
+    let address = mounted(&p, &["-o", "metrics=127.0.0.1:0"]);
+    assert!(ask(&address, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+    assert!(ask(&address, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+    assert!(ask(&address, "\u{1}\u{2}\r\n\r\n").starts_with("HTTP/1.1 405"));
+    assert!(ask(&address, "GET /metrics?x=1 HTTP/1.0\r\n\r\n").contains("kvfs_commits_total"));
+    let head = ask(&address, "HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
+    // One that hangs up, one that never ends its question, and one that says nothing.
+    drop(TcpStream::connect(&address).expect("it listens"));
+    let mut endless = TcpStream::connect(&address).expect("it listens");
+    endless.write_all(b"GET /metrics HTTP/1.1\r\n").expect("sent");
+    let silent = TcpStream::connect(&address).expect("it listens");
+    let begun = Instant::now();
+    samples(&address);
+    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    succeeds(&mut p.umount());
+    assert!(TcpStream::connect(&address).is_err(), "it goes with the mount");
+    drop((endless, silent));
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_refused_before_anything_is_mounted() {
+    let Some(p) = Place::new() else { return };
+    for wrong in ["0.0.0.0:9100", "9100", "somewhere:80"] {
+        fails(2, p.mount(&["--metrics", wrong]).stdin(Stdio::null()));
+        fails(2, p.mount(&["-o", &format!("metrics={wrong}")]).stdin(Stdio::null()));
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("its address").to_string();
+    let said = fails(1, p.mount(&["--metrics", &address]).stdin(Stdio::null()));
+    assert!(said.contains("cannot listen on"), "{said}");
+    assert!(p.entry().is_none());
+    p.mounted();
+}
