@@ -519,6 +519,7 @@ fn a_nearly_full_store_keeps_every_part_that_it_took() {
         capacity: Some(24 * ZONE),
         reserve_zones: 4,
         open: options(8 << 20),
+        ..CreateOptions::default()
     });
     let f = cold.make("f");
     let piece = content(1 << 20);

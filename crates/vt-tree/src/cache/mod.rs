@@ -268,7 +268,7 @@ impl BlockCache {
             ReadMode::Around => self.around.fetch(&self.zones, purpose, addr),
             ReadMode::Onward => false,
         };
-        if !around && !(purpose == Purpose::Pages && around::reads_alone()) {
+        if !(around || purpose == Purpose::Pages && around::reads_alone()) {
             self.sequential.waited(self, purpose, addr, len);
         }
     }
