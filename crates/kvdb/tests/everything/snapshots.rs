@@ -37,7 +37,11 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
     for name in ["Kvdb::snapshots", "Kvdb::open_snapshot", "View::difference"] {
         w.call(name);
     }
-    assert!(w.db.snapshots().iter().any(|s| s.name == name && s.branch == branch));
+    let made = w.db.snapshots().into_iter().find(|s| s.name == name && s.branch == branch);
+    w.call("Kvdb::wall_clock");
+    assert!(made.is_some_and(|s| s.created <= w.db.wall_clock()));
+    w.call("Kvdb::random");
+    assert_ne!(w.db.random(), w.db.random());
     assert!(matches!(w.db.snapshot_of(&branch, &name, durability), Err(Error::Exists(_))));
     differences(w)
 }

@@ -346,7 +346,13 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                         }
                         changes.push(change(Kind::Delete(tuple.key.to_vec())));
                     } else {
-                        let pushed = bulk.push_stored(tuple.key, &tuple);
+                        // At once, or kept until later.
+                        w.call("StoredTuple::keep");
+                        let kept = w.random.one_in(2).then(|| tuple.keep());
+                        let pushed = match &kept {
+                            Some(kept) => bulk.push_stored(tuple.key, &kept.tuple(&view)),
+                            None => bulk.push_stored(tuple.key, &tuple),
+                        };
                         if w.unless_full(pushed)?.is_none() {
                             return Ok(());
                         }

@@ -24,7 +24,7 @@ use super::BlockCache;
 /// Readers that go on at different places, of each purpose.
 const SEQUENCES: usize = 8;
 /// Reads that had to wait, each close behind the one before, before anything is announced.
-const STREAK: u32 = 2;
+const STREAK: u32 = 3;
 /// A place is close behind another one if the gap is at most this, or a seek, bytes.
 const GAP: u64 = 64 << 10;
 /// What is announced at first and at most, bytes, and how it grows.
