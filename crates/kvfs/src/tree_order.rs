@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use kvdb::{DictionaryId, StoredTuple};
 
-use crate::attr::Ino;
+use crate::attr::{FileKind, Ino};
 use crate::below::{Node, Numbered, Tree, for_each_of, for_each_until};
 use crate::error::{Error, Result};
 
@@ -55,9 +55,10 @@ impl TreeOrder {
             let names = at.map_or(0..0, |at| tree.dirs[at].names.clone());
             let first = dirs.len();
             for name in &tree.names[names] {
-                let at = find(&tree.inodes, name.ino)?;
-                place(at);
-                if tree.inodes[at].dir {
+                place(find(&tree.inodes, name.ino)?);
+                // By the kind that the name says: there is one name of a directory that says so. In
+                // a damaged store there may be others that do not, also within the directory.
+                if name.kind == FileKind::Dir {
                     dirs.push(name.ino);
                 }
             }
