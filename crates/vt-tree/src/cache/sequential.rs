@@ -24,7 +24,7 @@ use super::BlockCache;
 /// Readers that go on at different places, of each purpose.
 const SEQUENCES: usize = 8;
 /// Reads that had to wait, each close behind the one before, before anything is announced.
-const STREAK: u32 = 3;
+const STREAK: u32 = 2;
 /// A place is close behind another one if the gap is at most this, or a seek, bytes.
 const GAP: u64 = 64 << 10;
 /// What is announced at first and at most, bytes, and how it grows.
@@ -75,6 +75,10 @@ impl SequentialReads {
     /// Takes notice of a read that had to wait, and announces what follows if that is likely to be
     /// read next.
     pub fn waited(&self, cache: &BlockCache, purpose: Purpose, addr: u64, len: u64) {
+        // The index is small: gets in no order come close to one another in it.
+        if purpose == Purpose::Index {
+            return;
+        }
         let (end, gap) = (addr.saturating_add(len), GAP.max(cache.seek_bytes()));
         let mut state = self.0[purpose as usize].lock();
         state.clock += 1;
