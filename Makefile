@@ -29,7 +29,7 @@ test: setup lint
 over-io-uring:
 	@if [ -w /sys/module/fuse/parameters/enable_uring ] && [ -c /dev/fuse ]; then \
 		echo "over io_uring: $(OVER_IO_URING)"; \
-		KVFS_TRANSPORT=uring $(CARGO) test --quiet --workspace $(addprefix --test ,$(OVER_IO_URING)); \
+		KVFS_TRANSPORT=uring $(CARGO) test --quiet --package kvfs-fuse $(addprefix --test ,$(OVER_IO_URING)); \
 	else echo "SKIPPED: requests over io_uring take root and Linux 6.14"; fi
 OVER_IO_URING = held_back views survives killed handles
 
