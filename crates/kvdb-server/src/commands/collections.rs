@@ -9,7 +9,7 @@ use kvdb::Tuple;
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
-use crate::keyspace::{ELEMENT, Kind, elements};
+use crate::keyspace::{ELEMENT, Kind, element_key, elements};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -299,5 +299,35 @@ pub fn check_element(s: &Session, element: &[u8]) -> Outcome {
             element.len()
         )));
     }
+    Ok(())
+}
+
+/// Removes the elements that the arguments from the third on name from a hash or a set, and replies
+/// how many there were.
+pub fn remove_elements(
+    s: &mut Session,
+    args: Arguments<'_>,
+    out: &mut Output,
+    kind: Kind,
+) -> Outcome {
+    let key = args.at(1);
+    let removed = match s.existing()? {
+        None => 0,
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, kind)? else { return Ok(0) };
+            let names: HashSet<&[u8]> = args.from(2).collect();
+            let mut removed = 0;
+            for name in names {
+                let place = element_key(of.id, name);
+                if seen.has(of.types, &place)? {
+                    batch.delete(of.types, place);
+                    removed += 1;
+                }
+            }
+            seen.counted(key, &of, -removed, batch);
+            Ok(removed)
+        })?,
+    };
+    out.integer(removed);
     Ok(())
 }

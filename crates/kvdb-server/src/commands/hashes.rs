@@ -6,7 +6,9 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use kvdb::Batch;
 
-use super::collections::{answer_all, check_element, draw, name, scan as scan_elements, wanted};
+use super::collections::{
+    answer_all, check_element, draw, name, remove_elements, scan as scan_elements, wanted,
+};
 use super::numbers::Decimal;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
@@ -169,26 +171,7 @@ pub fn hlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn hdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let key = args.at(1);
-    let removed = match s.existing()? {
-        None => 0,
-        Some(space) => s.change(space, [key], |seen, batch| {
-            let Some(of) = seen.collection(key, Kind::Hash)? else { return Ok(0) };
-            let fields: HashSet<&[u8]> = args.from(2).collect();
-            let mut removed = 0;
-            for field in fields {
-                let place = element_key(of.id, field);
-                if seen.has(of.types, &place)? {
-                    batch.delete(of.types, place);
-                    removed += 1;
-                }
-            }
-            seen.counted(key, &of, -removed, batch);
-            Ok(removed)
-        })?,
-    };
-    out.integer(removed);
-    Ok(())
+    remove_elements(s, args, out, Kind::Hash)
 }
 
 pub fn hgetall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use kvdb::Batch;
 
 use super::collections::{
-    Room, answer_all, check_element, draw, name, scan as scan_elements, visit, wanted,
+    Room, answer_all, check_element, draw, name, remove_elements, scan as scan_elements, visit,
+    wanted,
 };
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -47,26 +48,7 @@ fn add<'k>(
 }
 
 pub fn srem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let key = args.at(1);
-    let removed = match s.existing()? {
-        None => 0,
-        Some(space) => s.change(space, [key], |seen, batch| {
-            let Some(of) = seen.collection(key, Kind::Set)? else { return Ok(0) };
-            let members: HashSet<&[u8]> = args.from(2).collect();
-            let mut removed = 0;
-            for member in members {
-                let place = element_key(of.id, member);
-                if seen.has(of.types, &place)? {
-                    batch.delete(of.types, place);
-                    removed += 1;
-                }
-            }
-            seen.counted(key, &of, -removed, batch);
-            Ok(removed)
-        })?,
-    };
-    out.integer(removed);
-    Ok(())
+    remove_elements(s, args, out, Kind::Set)
 }
 
 pub fn scard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {

@@ -1,5 +1,5 @@
 //! How the commands of a session read and change keys: which dictionaries, at what time, and that a
-//! change is one transaction, whoever else changes the same.
+//! change is one transaction, whatever others change at the same keys.
 
 use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, TransactionOptions};
 
