@@ -9,7 +9,8 @@
 //!
 //! Only reads that had to wait are looked at: what is in memory, or was announced, costs nothing
 //! here. So what is announced in vain is at most four times what was read before, but for the first
-//! window.
+//! window. Reads in no order of a place of a few hundred KiB come close behind one another, too, but
+//! as often close before: where that happens, nothing is announced for a while.
 //!
 //! A caller that knows how much it is going to read from one place on, as the listing of a large
 //! folder does, says so ([`read_onward`]): then nothing has to be waited for first.
@@ -27,6 +28,12 @@ const SEQUENCES: usize = 8;
 const STREAK: u32 = 2;
 /// A place is close behind another one if the gap is at most this, or a seek, bytes.
 const GAP: u64 = 64 << 10;
+/// A read close before another one takes as much away from the belief in order as this many reads
+/// close behind another one give back.
+const DOUBT: u32 = 4;
+const DOUBT_MAX: u32 = 16;
+/// Waits after which what was announced must have come, or was forgotten by the host again.
+const ON_ITS_WAY: u64 = 64;
 /// What is announced at first and at most, bytes, and how it grows.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 4 << 20;
@@ -61,10 +68,19 @@ struct Sequence {
     used: u64,
 }
 
+impl Sequence {
+    /// Whether it has read or announced this place.
+    fn holds(&self, addr: u64) -> bool {
+        self.used > 0 && addr >= self.start && addr < self.end
+    }
+}
+
 #[derive(Default)]
 struct OfPurpose {
     sequences: [Sequence; SEQUENCES],
     clock: u64,
+    /// How little the last reads looked like a sequence; none is announced before it is 0 again.
+    doubt: u32,
 }
 
 /// What is known of the readers of a store.
@@ -80,9 +96,18 @@ impl SequentialReads {
             return;
         }
         let (end, gap) = (addr.saturating_add(len), GAP.max(cache.seek_bytes()));
-        let mut state = self.0[purpose as usize].lock();
+        let mut guard = self.0[purpose as usize].lock();
+        let state = &mut *guard;
         state.clock += 1;
         let now = state.clock;
+        // A wait for what is on its way says nothing.
+        if state.sequences.iter().any(|s| s.holds(addr) && now - s.used <= ON_ITS_WAY) {
+            return;
+        }
+        let precedes = |s: &Sequence| s.used > 0 && addr < s.start && s.start - addr <= GAP;
+        if state.sequences.iter().any(precedes) {
+            state.doubt = (state.doubt + DOUBT).min(DOUBT_MAX);
+        }
         let follows = |s: &Sequence| s.used > 0 && addr >= s.end && addr - s.end <= gap;
         let Some(sequence) =
             state.sequences.iter_mut().filter(|s| follows(s)).max_by_key(|s| s.end)
@@ -94,14 +119,16 @@ impl SequentialReads {
         };
         (sequence.start, sequence.end, sequence.used) = (addr, end, now);
         sequence.streak += 1;
-        if sequence.streak < STREAK {
+        let long = sequence.streak >= STREAK;
+        if state.doubt > 0 || !long {
+            state.doubt = state.doubt.saturating_sub(1);
             return;
         }
         let first = cache.first_window(WINDOW_MIN);
         sequence.window = (sequence.window * GROWTH).clamp(first, WINDOW_MAX.max(first));
         sequence.end = within(addr, end.saturating_add(sequence.window)).max(end);
         let announced = sequence.end;
-        drop(state);
+        drop(guard);
         if announced > end {
             cache.zones.will_read(purpose, end, announced - end);
         }
@@ -116,7 +143,7 @@ impl SequentialReads {
         }
         let end = within(addr, addr.saturating_add(expected)).max(addr.saturating_add(len));
         let mut state = self.0[purpose as usize].lock();
-        if state.sequences.iter().any(|s| s.used > 0 && addr >= s.start && addr < s.end) {
+        if state.sequences.iter().any(|s| s.holds(addr)) {
             return;
         }
         state.clock += 1;
