@@ -10,7 +10,7 @@ use env::sync::Mutex;
 use env::{Machine, Random};
 use kvdb::{
     Batch, CompactionPolicy, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability,
-    Kvdb, OpenOptions,
+    Kvdb, OpenOptions, Update,
 };
 use zones::{Device, MemoryDevice, Purpose, PurposeStats};
 
@@ -179,6 +179,39 @@ fn a_scan_of_values_that_lie_in_many_places_hardly_waits_for_the_device() {
     let pages = s.io(Purpose::Pages);
     assert!(pages.ahead_ops < s.tuples.len() as u64 / 10, "{pages:?}");
     assert!(pages.ahead_bytes < 6000 * 4096 * 11 / 10, "{pages:?}");
+}
+
+#[test]
+fn values_that_were_patched_are_read_ahead_as_others_are() {
+    let mut s = Loaded::new(16 * MIB, 4096, 6000, Order::Random);
+    // A third is patched in a run, another third in memory.
+    for part in [0, 1] {
+        let mut batch = Batch::new();
+        for (key, value) in s.tuples.iter_mut().skip(part).step_by(3) {
+            value[10..14].copy_from_slice(b"ABCD");
+            batch.update(s.d, key.clone(), Update::patch(10, b"ABCD").unwrap());
+        }
+        s.db.commit(batch, Durability::Buffered).unwrap();
+        if part == 0 {
+            s.db.flush().unwrap();
+        }
+    }
+    s.device.forget();
+    let mut cursor = s.cursor();
+    for (key, value) in &s.tuples {
+        let tuple = cursor.next().unwrap().unwrap();
+        assert_eq!((&tuple.key[..], tuple.value_len()), (&key[..], value.len()));
+        assert_eq!(tuple.value().unwrap(), value[..]);
+    }
+    let waits = s.device.waits();
+    assert!(waits < s.tuples.len() as u64 / 50, "{waits} waits for {} tuples", s.tuples.len());
+    // What is not asked for is not read.
+    let before = s.io(Purpose::Pages);
+    let mut cursor = s.cursor();
+    while let Some(tuple) = cursor.next().unwrap() {
+        assert_eq!(tuple.value_len(), 4096);
+    }
+    assert_eq!(s.io(Purpose::Pages), before);
 }
 
 #[test]

@@ -204,7 +204,8 @@ impl TreeCursor {
 
     /// No update of a large value is applied, since the value would be read for it. The cursor
     /// gives the value as it is, and [`TreeCursor::kept_update`] what changes it, for callers that
-    /// read many values together.
+    /// read values later or many together. What results has a length that is known without the
+    /// value ([`Update::applied_len`]); any other update is applied.
     pub fn keep_updates(&mut self) {
         self.updates = Updates::Keep;
     }
@@ -409,8 +410,10 @@ impl TreeCursor {
             Lookup::Absent => 0,
         };
         if self.updates == Updates::Keep
-            && let Lookup::Updated { base: Some(base), update, .. } = lookup
+            && let Lookup::Updated { base: Some(base), update, .. } = &lookup
+            && update.applied_len(Some(base.len as usize)).is_some()
         {
+            let (base, update) = (**base, update.clone());
             return Ok(Some(Updated { seq, value: Value::Extent(base), kept: Some(update) }));
         }
         let Some(value) = self.cache.resolve(lookup)? else { return Ok(None) };

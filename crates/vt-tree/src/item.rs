@@ -24,8 +24,9 @@ pub enum Body {
     /// A change of a value.
     Update {
         /// The value that is changed, if it is known; otherwise older items have it. Only memtables
-        /// have updates of known values: whatever writes a run applies them.
-        base: Option<ExtentRef>,
+        /// have updates of known values: whatever writes a run applies them. Boxed, since a get
+        /// moves bodies several times and few are updates.
+        base: Option<Box<ExtentRef>>,
         /// The operations, encoded, see [`Update::decode`].
         update: Bytes,
     },
@@ -116,7 +117,8 @@ impl BodyRef<'_> {
         match self {
             BodyRef::Put(v) => Body::Put(v.to_value()),
             BodyRef::Update { base, update } => {
-                Body::Update { base: *base, update: Bytes::copy_from_slice(update) }
+                let base = base.map(Box::new);
+                Body::Update { base, update: Bytes::copy_from_slice(update) }
             }
             BodyRef::Delete => Body::Delete,
             BodyRef::DeleteRange { end } => Body::DeleteRange { end: Bytes::copy_from_slice(end) },
@@ -154,7 +156,9 @@ impl Body {
         match self {
             Body::Put(Value::Inline(b)) => BodyRef::Put(ValueRef::Inline(b, b)),
             Body::Put(Value::Extent(e)) => BodyRef::Put(ValueRef::Extent(*e)),
-            Body::Update { base, update } => BodyRef::Update { base: *base, update },
+            Body::Update { base, update } => {
+                BodyRef::Update { base: base.as_deref().copied(), update }
+            }
             Body::Delete => BodyRef::Delete,
             Body::DeleteRange { end } => BodyRef::DeleteRange { end },
         }
@@ -183,7 +187,7 @@ pub enum Lookup {
         /// The sequence number of the newest change.
         seq: Seq,
         /// The value that is changed; `None`: an older source may have it.
-        base: Option<ExtentRef>,
+        base: Option<Box<ExtentRef>>,
         /// The changes.
         update: Update,
     },
@@ -191,14 +195,18 @@ pub enum Lookup {
 
 impl Lookup {
     /// What the body of an item says of a key that it covers.
+    #[inline]
     pub fn of(seq: Seq, body: Body) -> Result<Lookup> {
-        Ok(match body {
-            Body::Put(value) => Lookup::Found(seq, value),
-            Body::Update { base, update } => {
-                Lookup::Updated { seq, base, update: Update::decode(&update)? }
-            }
-            Body::Delete | Body::DeleteRange { .. } => Lookup::Deleted(seq),
-        })
+        match body {
+            Body::Put(value) => Ok(Lookup::Found(seq, value)),
+            Body::Update { base, update } => Lookup::updated(seq, base, &update),
+            Body::Delete | Body::DeleteRange { .. } => Ok(Lookup::Deleted(seq)),
+        }
+    }
+
+    #[cold]
+    fn updated(seq: Seq, base: Option<Box<ExtentRef>>, update: &[u8]) -> Result<Lookup> {
+        Ok(Lookup::Updated { seq, base, update: Update::decode(update)? })
     }
 
     /// Whether older sources have no part in the value of the key.
@@ -219,7 +227,9 @@ impl Lookup {
             Lookup::Found(_, Value::Inline(v)) => {
                 Lookup::Found(seq, Value::Inline(update.apply(Some(&v))))
             }
-            Lookup::Found(_, Value::Extent(e)) => Lookup::Updated { seq, base: Some(e), update },
+            Lookup::Found(_, Value::Extent(e)) => {
+                Lookup::Updated { seq, base: Some(Box::new(e)), update }
+            }
             Lookup::Updated { base, update: before, .. } => {
                 Lookup::Updated { seq, base, update: before.then(&update) }
             }
@@ -233,7 +243,7 @@ impl Lookup {
             Lookup::Absent | Lookup::Deleted(_) => Some(None),
             Lookup::Found(_, value) => Some(Some(value.len())),
             Lookup::Updated { base, update, .. } => {
-                update.applied_len(base.map(|e| e.len as usize)).map(Some)
+                update.applied_len(base.as_ref().map(|e| e.len as usize)).map(Some)
             }
         }
     }

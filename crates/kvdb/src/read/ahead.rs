@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use vt_tree::{BlockCache, ExtentRef, TreeTuple, Value, waited};
+use vt_tree::{BlockCache, ExtentRef, TreeTuple, Update, Value, waited};
 
 use crate::error::{Error, Result};
 use crate::read::view::View;
@@ -60,6 +60,11 @@ impl Reader {
         Ok(bytes)
     }
 
+    /// Reads a value that an update changes.
+    pub fn read_updated(&self, e: &ExtentRef, update: &Update) -> Result<Bytes> {
+        Ok(update.apply(Some(&self.read(e)?)))
+    }
+
     fn reset(&self) {
         self.asked.store(0, Relaxed);
         self.slow.store(0, Relaxed);
@@ -72,10 +77,13 @@ enum Stop {
     Failed(Error),
 }
 
+/// A tuple that was read ahead, and the update that its large value waits for.
+pub(crate) type Queued = (TreeTuple, Option<Update>);
+
 /// The tuples between a cursor's position and that of its tree.
 pub(crate) struct Ahead {
     pub reader: Arc<Reader>,
-    queue: VecDeque<TreeTuple>,
+    queue: VecDeque<Queued>,
     pub forward: bool,
     /// The tuple handed out last, when it came out of the queue.
     pub last: Bytes,
@@ -133,7 +141,7 @@ impl Ahead {
     }
 
     /// Takes what `next` gives into the queue, up to the window, and announces it.
-    pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<TreeTuple>>) {
+    pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<Queued>>) {
         let budget = self.reader.store().cache_budget();
         self.forward = forward;
         let first = self.reader.store().first_window(WINDOW_MIN);
@@ -146,12 +154,12 @@ impl Ahead {
         let mut extents: Vec<ExtentRef> = Vec::new();
         while self.bytes < self.window && self.queue.len() < most {
             match next() {
-                Ok(Some(tuple)) => {
-                    if let Value::Extent(e) = tuple.value {
+                Ok(Some(queued)) => {
+                    if let Value::Extent(e) = queued.0.value {
                         self.bytes += u64::from(e.len);
                         extents.push(e);
                     }
-                    self.queue.push_back(tuple);
+                    self.queue.push_back(queued);
                 }
                 Ok(None) => {
                     self.stop = Some(Stop::End);
@@ -180,14 +188,14 @@ impl Ahead {
 
     /// The next tuple of the queue. `Ok(None)`: the end of the range; to be asked only while in
     /// use.
-    pub fn take(&mut self) -> Result<Option<TreeTuple>> {
+    pub fn take(&mut self) -> Result<Option<Queued>> {
         match self.queue.pop_front() {
-            Some(tuple) => {
+            Some((tuple, update)) => {
                 if let Value::Extent(e) = tuple.value {
                     self.bytes = self.bytes.saturating_sub(u64::from(e.len));
                 }
                 self.last = tuple.key.clone();
-                Ok(Some(tuple))
+                Ok(Some((tuple, update)))
             }
             None => match self.stop.take() {
                 Some(Stop::Failed(e)) => Err(e),

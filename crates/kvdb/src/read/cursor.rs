@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{ExtentRef, Input, TreeCursor, TreeTuple, TupleRef, Value, ValueRef};
+use vt_tree::{ExtentRef, Input, TreeCursor, TupleRef, Update, Value, ValueRef};
 
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
-use crate::read::ahead::{Ahead, Reader};
+use crate::read::ahead::{Ahead, Queued, Reader};
 use crate::read::view::View;
 
 /// A position between tuples, in a range of a view, which it and its tuples keep; it holds no lock.
@@ -36,6 +36,8 @@ enum TupleValue {
     Small(Bytes),
     /// Where it lies, and what reads it and keeps the view that it was seen in.
     Large(ExtentRef, Arc<Reader>),
+    /// The same with an update that is applied to what is read, and the length of the result.
+    Updated(Box<(ExtentRef, Update, usize)>, Arc<Reader>),
 }
 
 impl std::fmt::Debug for Tuple {
@@ -48,10 +50,21 @@ impl std::fmt::Debug for Tuple {
 }
 
 impl Tuple {
-    pub(crate) fn of(key: Bytes, value: Value, reader: &Arc<Reader>) -> Tuple {
-        let value = match value {
-            Value::Inline(bytes) => TupleValue::Small(bytes),
-            Value::Extent(e) => TupleValue::Large(e, reader.clone()),
+    /// `update` is what changes a large value.
+    pub(crate) fn of(
+        key: Bytes,
+        value: Value,
+        update: Option<Update>,
+        reader: &Arc<Reader>,
+    ) -> Tuple {
+        let value = match (value, update) {
+            (Value::Inline(bytes), _) => TupleValue::Small(bytes),
+            (Value::Extent(e), None) => TupleValue::Large(e, reader.clone()),
+            (Value::Extent(e), Some(update)) => {
+                // The tree keeps no update whose result has an unknown length.
+                let len = update.applied_len(Some(e.len as usize)).unwrap_or(e.len as usize);
+                TupleValue::Updated(Box::new((e, update, len)), reader.clone())
+            }
         };
         Tuple { key, value }
     }
@@ -61,6 +74,7 @@ impl Tuple {
         match &self.value {
             TupleValue::Small(bytes) => bytes.len(),
             TupleValue::Large(e, _) => e.len as usize,
+            TupleValue::Updated(parts, _) => parts.2,
         }
     }
 
@@ -69,6 +83,7 @@ impl Tuple {
         match &self.value {
             TupleValue::Small(bytes) => Ok(bytes.clone()),
             TupleValue::Large(e, reader) => reader.read(e),
+            TupleValue::Updated(parts, reader) => reader.read_updated(&parts.0, &parts.1),
         }
     }
 
@@ -77,25 +92,18 @@ impl Tuple {
         let value = match self.value {
             TupleValue::Small(bytes) => bytes,
             TupleValue::Large(e, reader) => reader.read(&e)?,
+            TupleValue::Updated(parts, reader) => reader.read_updated(&parts.0, &parts.1)?,
         };
         Ok((self.key, value))
     }
 
-    /// The value, or where it lies.
-    pub(crate) fn raw_value(&self) -> Value {
-        match &self.value {
-            TupleValue::Small(bytes) => Value::Inline(bytes.clone()),
+    /// The value, or where it lies. One that an update changes is read, since it lies nowhere as it
+    /// is.
+    pub(crate) fn raw_value(&self) -> Result<Value> {
+        Ok(match &self.value {
             TupleValue::Large(e, _) => Value::Extent(*e),
-        }
-    }
-
-    /// Key, and value or where it lies.
-    pub(crate) fn into_raw(self) -> (Bytes, Value) {
-        let value = match self.value {
-            TupleValue::Small(bytes) => Value::Inline(bytes),
-            TupleValue::Large(e, _) => Value::Extent(e),
-        };
-        (self.key, value)
+            TupleValue::Small(_) | TupleValue::Updated(..) => Value::Inline(self.value()?),
+        })
     }
 }
 
@@ -106,7 +114,7 @@ enum Step {
     /// To the tuple that the tree stands on.
     Here,
     /// To a tuple that was read ahead.
-    Taken(TreeTuple),
+    Taken(Queued),
 }
 
 /// One step of the tree inside the range; at the range's end the tree stands there.
@@ -135,6 +143,8 @@ impl Cursor {
         end: &[u8],
     ) -> Cursor {
         let mut cursor = view.tree_cursor(dict, below);
+        // A large value that an update changes is read when it is asked for, as any other.
+        cursor.keep_updates();
         cursor.seek(start);
         // An inverted range holds nothing, as one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };
@@ -171,18 +181,14 @@ impl Cursor {
         let (tree, start, end) = (&mut self.tree, &self.start, &self.end);
         if self.ahead.wants() {
             self.ahead.fill(forward, || {
-                Ok(if walk(tree, start, end, forward)? {
-                    tree.current().map(|t| t.to_tuple())
-                } else {
-                    None
-                })
+                Ok(if walk(tree, start, end, forward)? { here(tree) } else { None })
             });
         }
         if self.ahead.in_use() {
             return Ok(match self.ahead.take()? {
-                Some(tuple) => {
-                    self.ahead.gives(large(&tuple.value));
-                    Step::Taken(tuple)
+                Some(queued) => {
+                    self.ahead.gives(large(&queued.0.value));
+                    Step::Taken(queued)
                 }
                 None => Step::End,
             });
@@ -211,15 +217,12 @@ impl Cursor {
     }
 
     fn tuple(&mut self, forward: bool) -> Result<Option<Tuple>> {
-        let t = match self.step(forward)? {
-            Step::End => return Ok(None),
-            Step::Taken(t) => t,
-            Step::Here => match self.tree.current() {
-                Some(t) => t.to_tuple(),
-                None => return Ok(None),
-            },
+        let queued = match self.step(forward)? {
+            Step::End => None,
+            Step::Taken(queued) => Some(queued),
+            Step::Here => here(&self.tree),
         };
-        Ok(Some(Tuple::of(t.key, t.value, &self.ahead.reader)))
+        Ok(queued.map(|(t, update)| Tuple::of(t.key, t.value, update, &self.ahead.reader)))
     }
 
     /// The next tuple in key order, or `None` at the range's end.
@@ -237,13 +240,13 @@ impl Cursor {
     /// range's end. Cheaper than [`Cursor::next`] for small values, which are not copied.
     pub fn visit_next<T>(&mut self, visit: impl FnOnce(&[u8], &[u8]) -> T) -> Result<Option<T>> {
         let taken;
-        let (key, value) = match self.step(true)? {
+        let (key, value, update) = match self.step(true)? {
             Step::End => return Ok(None),
-            Step::Taken(t) => {
-                taken = t;
-                match &taken.value {
-                    Value::Inline(bytes) => return Ok(Some(visit(&taken.key, bytes))),
-                    Value::Extent(e) => (&taken.key[..], *e),
+            Step::Taken(queued) => {
+                taken = queued;
+                match &taken.0.value {
+                    Value::Inline(bytes) => return Ok(Some(visit(&taken.0.key, bytes))),
+                    Value::Extent(e) => (&taken.0.key[..], *e, taken.1.as_ref()),
                 }
             }
             Step::Here => match self.tree.current() {
@@ -251,10 +254,17 @@ impl Cursor {
                 Some(TupleRef { key, value: ValueRef::Inline(bytes, _), .. }) => {
                     return Ok(Some(visit(key, bytes)));
                 }
-                Some(TupleRef { key, value: ValueRef::Extent(e), .. }) => (key, e),
+                Some(TupleRef { key, value: ValueRef::Extent(e), .. }) => {
+                    (key, e, self.tree.kept_update())
+                }
             },
         };
-        Ok(Some(visit(key, &self.ahead.reader.read(&value)?)))
+        let reader = &self.ahead.reader;
+        let value = match update {
+            Some(update) => reader.read_updated(&value, update)?,
+            None => reader.read(&value)?,
+        };
+        Ok(Some(visit(key, &value)))
     }
 
     /// Behind [`Cursor::visit_next`]: shows those that follow and cost next to nothing, perhaps
@@ -288,6 +298,11 @@ impl Cursor {
         }
         Ok(())
     }
+}
+
+/// The tuple that the tree stands on.
+fn here(tree: &TreeCursor) -> Option<Queued> {
+    Some((tree.current()?.to_tuple(), tree.kept_update().cloned()))
 }
 
 fn large(value: &Value) -> u64 {

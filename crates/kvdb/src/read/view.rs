@@ -42,9 +42,9 @@ impl std::fmt::Debug for StoredValue {
 }
 
 impl StoredValue {
-    /// The value of a tuple that a cursor of `view` gave.
-    pub fn of(tuple: &Tuple, view: &Arc<View>) -> StoredValue {
-        StoredValue { value: tuple.raw_value(), _view: view.clone() }
+    /// The value of a tuple that a cursor of `view` gave. One that an update changes is read.
+    pub fn of(tuple: &Tuple, view: &Arc<View>) -> Result<StoredValue> {
+        Ok(StoredValue { value: tuple.raw_value()?, _view: view.clone() })
     }
 
     /// Length of the value in bytes.
@@ -119,8 +119,8 @@ impl View {
         let mut out = Vec::new();
         while out.len() < limit {
             let Some(tuple) = cursor.next()? else { break };
-            let (key, value) = tuple.into_raw();
-            out.push((key, StoredValue { value, _view: view.clone() }));
+            let value = StoredValue::of(&tuple, &view)?;
+            out.push((tuple.key, value));
         }
         Ok(out)
     }

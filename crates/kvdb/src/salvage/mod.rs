@@ -81,7 +81,7 @@ impl SalvagedValue {
         match &self.0 {
             Lookup::Found(_, value) => value.len(),
             Lookup::Updated { base, update, .. } => {
-                base.map_or(0, |e| e.len as usize).max(update.bytes().len())
+                base.as_ref().map_or(0, |e| e.len as usize).max(update.bytes().len())
             }
             Lookup::Absent | Lookup::Deleted(_) => 0,
         }

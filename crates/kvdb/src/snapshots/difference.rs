@@ -83,7 +83,7 @@ impl Difference {
 
     fn change(&self, change: KeyChange) -> Change {
         let KeyChange { key, before, after } = change;
-        let tuple = |value, reader| Tuple::of(key.clone(), value, reader);
+        let tuple = |value, reader| Tuple::of(key.clone(), value, None, reader);
         Change {
             before: before.map(|v| tuple(v, &self.before)),
             after: after.map(|v| tuple(v, &self.after)),

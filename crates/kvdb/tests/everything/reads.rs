@@ -164,7 +164,7 @@ pub fn stored(w: &mut World) -> Result<(), Dead> {
     assert_eq!(all.len(), table.range(key.clone()..).take(3).count(), "{}", w.what());
     let mut cursor = w.ok(view.cursor(id, &key, b""))?;
     if let Some(tuple) = w.ok(cursor.next())? {
-        all.push((tuple.key.clone(), StoredValue::of(&tuple, &view)));
+        all.push((tuple.key.clone(), StoredValue::of(&tuple, &view).unwrap()));
     }
     let mut tuples = w.ok(view.stored_tuples(id))?;
     tuples.seek(&key);

@@ -9,6 +9,7 @@ use zones::{Purpose, Reading, ZONE_SIZE, crc32c};
 use super::{BlockCache, ReadMode, waited};
 use crate::block::contiguous;
 use crate::item::Lookup;
+use crate::update::Update;
 use crate::value::compression::unpack_value;
 use crate::value::{ExtentRef, Value};
 use crate::{Error, Result};
@@ -40,15 +41,19 @@ impl BlockCache {
 
     /// Returns the value that `lookup` found in sources of which none is older than those that were
     /// asked. The value that an update changes is read.
+    #[inline]
     pub fn resolve(&self, lookup: Lookup) -> Result<Option<Value>> {
-        Ok(match lookup {
-            Lookup::Absent | Lookup::Deleted(_) => None,
-            Lookup::Found(_, value) => Some(value),
-            Lookup::Updated { base, update, .. } => {
-                let base = base.map(|e| self.read_value(&Value::Extent(e))).transpose()?;
-                Some(Value::Inline(update.apply(base.as_deref())))
-            }
-        })
+        match lookup {
+            Lookup::Absent | Lookup::Deleted(_) => Ok(None),
+            Lookup::Found(_, value) => Ok(Some(value)),
+            Lookup::Updated { base, update, .. } => self.apply(base.as_deref(), &update).map(Some),
+        }
+    }
+
+    #[cold]
+    fn apply(&self, base: Option<&ExtentRef>, update: &Update) -> Result<Value> {
+        let base = base.map(|e| self.read_value(&Value::Extent(*e))).transpose()?;
+        Ok(Value::Inline(update.apply(base.as_deref())))
     }
 
     /// Returns the bytes of many large values, in the order of `extents`. They are read in device

@@ -338,7 +338,8 @@ impl MemtableState {
             KeptValue::Own(value) => Lookup::Found(seq, value.clone()),
             KeptValue::Deferred(deferred) => copied(&deferred.bytes),
             KeptValue::Updated(updated) => {
-                Lookup::Updated { seq, base: updated.0, update: updated.1.clone() }
+                let (base, update) = &**updated;
+                Lookup::Updated { seq, base: base.map(Box::new), update: update.clone() }
             }
         })
     }
