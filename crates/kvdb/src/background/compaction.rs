@@ -24,7 +24,7 @@ use zones::{Priority, ZONE_SIZE};
 
 use super::Compactor;
 use super::part::MergedPart;
-use super::policy::{BOTTOM, CompactionLock, CompactionPlan, PLENTY, lifetime};
+use super::policy::{BOTTOM, CompactionLock, CompactionPlan, SHARE_ZONES_BELOW, lifetime};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::Edit;
@@ -209,7 +209,7 @@ impl CompactionState {
     /// Splits it into subcompactions, if it is large enough and there may be threads for them. Not
     /// where little is free: the parts of several would be so small that they leave holes.
     fn split(&mut self, compactor: &Compactor) -> Result<()> {
-        if compactor.zones.space().free_for_user < PLENTY {
+        if compactor.zones.space().free_for_user < SHARE_ZONES_BELOW {
             return Ok(());
         }
         let values = self

@@ -108,7 +108,7 @@ impl Flush {
                 dict: *dict,
                 run: run.clone(),
                 newest,
-                at_once: false,
+                one_seq: false,
             })
         };
         drop(flusher.commits.recent.remember(self.runs.iter().filter_map(past)));

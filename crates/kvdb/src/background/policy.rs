@@ -24,33 +24,33 @@ use crate::read::version_set::VersionSet;
 /// The level of the bottom run.
 pub(crate) const BOTTOM: usize = 15;
 /// The shortest span of key blocks that is stitched when space is short, bytes.
-const LEAST_SPAN: u64 = 1 << 20;
+const TIGHT_STITCH_AT: u64 = 1 << 20;
 /// Space is short when less than this part of the store is free.
-const TIGHT: u64 = 8;
+const TIGHT_PART: u64 = 8;
 /// Seeks that cost more than this many bytes of reading are dear: large values are moved for the
 /// sake of scans.
-const DEAR: u64 = 64 << 10;
+const DEAR_SEEK_BYTES: u64 = 64 << 10;
 
 /// Dead bytes for a hundred alive from which everything above the bottom is merged into it, while
 /// clients write, and when the store is quiet. Each such merge writes what is alive: with the
 /// first, two bytes for each overwritten.
-const DEAD_PERCENT: u64 = 50;
-const DEAD_WHEN_QUIET: u64 = 8;
+const DEAD_PERCENT_BUSY: u64 = 50;
+const DEAD_PERCENT_QUIET: u64 = 8;
 
 /// What is rewritten for the sake of readers alone, at most, bytes of key blocks; and what comes
 /// along with a merge weighs at most so many times what is merged.
-const LIGHT: u64 = 4 << 20;
-const LIGHTER: u64 = 4;
+const READER_MERGE_BYTES: u64 = 4 << 20;
+const EXTRA_WEIGHT_RATIO: u64 = 4;
 /// Runs above the bottom that may stay when the store is quiet.
-const FEW: usize = 2;
+const QUIET_RUNS: usize = 2;
 
 /// A merge whose key blocks are this much smaller than its new values is cheap.
-const CHEAP: u64 = 48;
+const CHEAP_RATIO: u64 = 48;
 
 /// What is less than this has no zones of its own, bytes of key blocks.
-const APART: u64 = 5 * ZONE_SIZE;
+const OWN_ZONES_BYTES: u64 = 5 * ZONE_SIZE;
 /// With less than this free, young and old share zones: those begun by either would be missed.
-pub(crate) const PLENTY: u64 = 32 * ZONE_SIZE;
+pub(crate) const SHARE_ZONES_BELOW: u64 = 32 * ZONE_SIZE;
 
 /// Where on the device the result of merging `runs` belongs, at `level`: with what lives as long.
 pub(super) fn lifetime<'a>(
@@ -59,7 +59,9 @@ pub(super) fn lifetime<'a>(
     level: usize,
 ) -> Lifetime {
     match level {
-        _ if weights(runs) < APART || zones.space().free_for_user < PLENTY => Lifetime::Young,
+        _ if weights(runs) < OWN_ZONES_BYTES || zones.space().free_for_user < SHARE_ZONES_BELOW => {
+            Lifetime::Young
+        }
         BOTTOM => Lifetime::Old,
         _ => Lifetime::Middle,
     }
@@ -143,7 +145,7 @@ impl CompactionPlan {
     /// keep a zone, and moves no value for the sake of scans.
     pub(crate) fn copy_short_spans(&mut self) {
         if self.placement.is_none() {
-            self.placement = Some(Placement { stitch_at: LEAST_SPAN, ..Placement::stitch() });
+            self.placement = Some(Placement { stitch_at: TIGHT_STITCH_AT, ..Placement::stitch() });
         }
     }
 
@@ -160,13 +162,13 @@ impl CompactionPlan {
         // Few key blocks that stay behind keep a zone each: what little is left would be gone
         // before the inputs are.
         let space = zones.space();
-        if space.free_for_user / ZONE_SIZE < space.zones_total / TIGHT {
-            return Placement { stitch_at: LEAST_SPAN, ..Placement::stitch() };
+        if space.free_for_user / ZONE_SIZE < space.zones_total / TIGHT_PART {
+            return Placement { stitch_at: TIGHT_STITCH_AT, ..Placement::stitch() };
         }
         let stitch_at =
             versions.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
         let values_at = match stitch_at {
-            ADAPTIVE if seek_bytes < DEAR => 0,
+            ADAPTIVE if seek_bytes < DEAR_SEEK_BYTES => 0,
             ADAPTIVE => seek_bytes,
             at => at,
         };
@@ -204,7 +206,7 @@ impl CompactionPlan {
                 .iter()
                 .any(|c| c.level == level || runs.clone().any(|p| c.runs.contains(&p.id)))
         };
-        let dead = policy.single_bottom && dead.percent() >= DEAD_PERCENT;
+        let dead = policy.single_bottom && dead.percent() >= DEAD_PERCENT_BUSY;
         for (level, runs) in tree.levels.iter().enumerate().take(BOTTOM.min(above)) {
             if dead && !runs.is_empty() && !(level..=BOTTOM).any(taken) {
                 return Some(CompactionPlan::for_space(tree, level));
@@ -243,7 +245,11 @@ impl CompactionPlan {
         let (mut inputs, mut to) = (tree.levels[level].clone(), level + 1);
         for (below, runs) in tree.levels.iter().enumerate().take(BOTTOM).skip(level + 1) {
             let (weight, more) = (weights(&inputs), weights(runs));
-            if runs.is_empty() || taken(below) || weight + more > LIGHT || more > LIGHTER * weight {
+            if runs.is_empty()
+                || taken(below)
+                || weight + more > READER_MERGE_BYTES
+                || more > EXTRA_WEIGHT_RATIO * weight
+            {
                 break;
             }
             inputs.extend_from_slice(runs);
@@ -258,7 +264,9 @@ impl CompactionPlan {
     pub(crate) fn for_readers(tree: &Tree, policy: &CompactionPolicy) -> Option<CompactionPlan> {
         let above = || tree.levels.iter().take(BOTTOM).flatten();
         let to = tree.levels.iter().take(BOTTOM).rposition(|runs| !runs.is_empty())?.max(1);
-        let due = policy.single_bottom && above().count() > FEW && weights(above()) <= LIGHT;
+        let due = policy.single_bottom
+            && above().count() > QUIET_RUNS
+            && weights(above()) <= READER_MERGE_BYTES;
         due.then(|| CompactionPlan::new(tree, above().cloned().collect(), to, false))
     }
 
@@ -272,7 +280,7 @@ impl CompactionPlan {
         let blocks = weights(tree.levels.iter().skip(level).flatten());
         let (all, bottom) = (values(level), values(BOTTOM));
         let above = all - bottom;
-        bottom > 0 && above >= bottom / 8 && above >= CHEAP.saturating_mul(blocks)
+        bottom > 0 && above >= bottom / 8 && above >= CHEAP_RATIO.saturating_mul(blocks)
     }
 
     /// What dead bytes call for when the store is quiet.
@@ -282,7 +290,7 @@ impl CompactionPlan {
         policy: &CompactionPolicy,
     ) -> Option<CompactionPlan> {
         let level = tree.levels.iter().take(BOTTOM).position(|runs| !runs.is_empty())?;
-        let due = policy.single_bottom && dead.percent() >= DEAD_WHEN_QUIET;
+        let due = policy.single_bottom && dead.percent() >= DEAD_PERCENT_QUIET;
         due.then(|| CompactionPlan::for_space(tree, level)).filter(|plan| plan.inputs.len() > 1)
     }
 

@@ -384,7 +384,7 @@ impl CommitPipeline {
                 dict,
                 run,
                 newest: seq,
-                at_once: true,
+                one_seq: true,
             }));
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);

@@ -20,7 +20,7 @@ pub(crate) struct RecentCommit {
     /// The newest number in it.
     pub newest: Seq,
     /// All of it was committed with that number; otherwise its tuples have their own.
-    pub at_once: bool,
+    pub one_seq: bool,
 }
 
 #[derive(Default)]

@@ -238,7 +238,7 @@ impl Database {
             // and itself.
             let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
             let past =
-                |newest| Some(RecentCommit { dict, run: run.clone(), newest, at_once: true });
+                |newest| Some(RecentCommit { dict, run: run.clone(), newest, one_seq: true });
             self.commits.install_commit(&mut pipeline, past, |state| {
                 if !state.dictionaries.contains_key(&dict) {
                     return Err(Error::NoDictionary(format!(

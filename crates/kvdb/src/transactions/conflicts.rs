@@ -61,14 +61,14 @@ enum Newer {
     Memtable(Arc<Memtable>),
     Run(Arc<Run>),
     /// All of it is newer.
-    AtOnce(Arc<Run>),
+    OneSeq(Arc<Run>),
 }
 
 impl Newer {
     fn items(&self) -> u64 {
         match self {
             Newer::Memtable(m) => m.len() as u64,
-            Newer::Run(run) | Newer::AtOnce(run) => run.stats().items,
+            Newer::Run(run) | Newer::OneSeq(run) => run.stats().items,
         }
     }
 
@@ -76,7 +76,7 @@ impl Newer {
     fn changed(&self, key: &[u8], since: Seq) -> Result<bool> {
         let found = match self {
             Newer::Memtable(m) => m.get(key, Seq::MAX),
-            Newer::Run(run) | Newer::AtOnce(run) => run.get(key, vt_tree::hash(key))?,
+            Newer::Run(run) | Newer::OneSeq(run) => run.get(key, vt_tree::hash(key))?,
         };
         Ok(match found {
             Lookup::Absent => false,
@@ -87,13 +87,13 @@ impl Newer {
     }
 
     fn counts(&self, seq: Seq, since: Seq) -> bool {
-        matches!(self, Newer::AtOnce(_)) || seq > since
+        matches!(self, Newer::OneSeq(_)) || seq > since
     }
 
     fn source(&self) -> Box<dyn Source> {
         match self {
             Newer::Memtable(m) => Box::new(m.cursor(Seq::MAX)),
-            Newer::Run(run) | Newer::AtOnce(run) => Box::new(RunCursor::new(run.clone())),
+            Newer::Run(run) | Newer::OneSeq(run) => Box::new(RunCursor::new(run.clone())),
         }
     }
 }
@@ -108,7 +108,7 @@ fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
         .map(|l| Newer::Memtable(l.memtable.clone()));
     let mut all: Vec<Newer> = memtables.collect();
     let past = db.commits.recent.of(dict, since).into_iter();
-    all.extend(past.map(|p| if p.at_once { Newer::AtOnce(p.run) } else { Newer::Run(p.run) }));
+    all.extend(past.map(|p| if p.one_seq { Newer::OneSeq(p.run) } else { Newer::Run(p.run) }));
     all
 }
 

@@ -32,6 +32,14 @@ enum Evacuated {
     Busy,
 }
 
+/// Whether other merges run during an evacuation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum OtherMerges {
+    Running,
+    /// The caller merges alone, see [`Compactor::merge_alone`](crate::background::Compactor::merge_alone).
+    Excluded,
+}
+
 impl Defragmenter {
     /// Empties `victims`. `between` is told of each part what it moved, and says whether to go on.
     /// The bytes moved.
@@ -39,7 +47,7 @@ impl Defragmenter {
         &self,
         victims: &Victims,
         part: u64,
-        gated: bool,
+        merges: OtherMerges,
         between: &mut dyn FnMut(u64) -> bool,
     ) -> Result<u64> {
         let zones = Arc::new(victims.zones.clone());
@@ -61,7 +69,7 @@ impl Defragmenter {
             let mut start = Some(Bytes::new());
             while let Some(from) = start {
                 let (moved, next) =
-                    match self.evacuate_part(dict, id, &zones, &from, part, gated)? {
+                    match self.evacuate_part(dict, id, &zones, &from, part, merges)? {
                         Evacuated::Moved(bytes, next) => (bytes, next),
                         Evacuated::Busy => {
                             self.pause(WAIT, || self.signals.stopping());
@@ -86,10 +94,10 @@ impl Defragmenter {
         victims: &Arc<BTreeSet<ZoneId>>,
         from: &Bytes,
         part: u64,
-        gated: bool,
+        merges: OtherMerges,
     ) -> Result<Evacuated> {
-        // A caller that has the gate alone already needs no other.
-        let _shared = gated.then(|| self.compactor.pausing());
+        // A caller that merges alone has excluded the others already.
+        let _shared = (merges == OtherMerges::Running).then(|| self.compactor.pausing());
         let find = |version: &Version| {
             let tree = version.trees.get(&dict)?;
             let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;

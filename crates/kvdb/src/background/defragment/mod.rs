@@ -36,6 +36,7 @@ use zones::{ZONE_SIZE, Zones};
 
 pub(crate) use victims::Holes;
 
+use self::evacuate::OtherMerges;
 use self::request::DefragState;
 use super::{BackgroundParts, Compactor, Flusher};
 use crate::counters::Counters;
@@ -169,15 +170,20 @@ impl Defragmenter {
                 return Ok(());
             }
             let rate = self.state.lock().request.and_then(|r| r.bytes_per_second);
-            self.evacuate(&victims, PART.min(self.compactor.part_size()), true, &mut |moved| {
-                update(&|p| p.bytes_moved += moved);
-                let rate = if automatic { self.automatic_rate() } else { rate };
-                if let Some(rate) = rate.filter(|_| !self.inline) {
-                    let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
-                    self.pause(pause, || self.signals.stopping());
-                }
-                !stop()
-            })?;
+            self.evacuate(
+                &victims,
+                PART.min(self.compactor.part_size()),
+                OtherMerges::Running,
+                &mut |moved| {
+                    update(&|p| p.bytes_moved += moved);
+                    let rate = if automatic { self.automatic_rate() } else { rate };
+                    if let Some(rate) = rate.filter(|_| !self.inline) {
+                        let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
+                        self.pause(pause, || self.signals.stopping());
+                    }
+                    !stop()
+                },
+            )?;
             if !stop() {
                 update(&|p| {
                     p.zones_reclaimed += victims.gain();
@@ -317,7 +323,9 @@ impl Defragmenter {
         }
         let mut part = self.compactor.part_size();
         loop {
-            match self.evacuate(&victims, part, false, &mut |_| !self.signals.stopping()) {
+            match self
+                .evacuate(&victims, part, OtherMerges::Excluded, &mut |_| !self.signals.stopping())
+            {
                 Ok(_) => return Ok(!self.signals.stopping()),
                 Err(Error::NoSpace) if part > SMALLEST => part /= 4,
                 Err(e) => return Err(e),
