@@ -58,7 +58,7 @@ impl Detail {
         no_pager: true,
     };
 
-    /// The same with the contents.
+    /// These settings, with contents shown as a patch.
     pub fn with_patch(self) -> Detail {
         Detail { stat: false, patch: true, ..self }
     }

@@ -134,7 +134,7 @@ impl Item {
         Ok(item)
     }
 
-    /// The same of a slice of `buffer`.
+    /// Decodes the item at the front of a slice of `buffer`.
     fn decode_slice(from: &mut &[u8], buffer: &Bytes) -> Outcome<Option<Item>> {
         let Some((&kind, rest)) = from.split_first() else { return Ok(None) };
         *from = rest;

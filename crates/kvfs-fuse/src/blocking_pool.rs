@@ -26,7 +26,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Sends the answer to an FSYNC.
 type SyncAnswer = Box<dyn FnOnce(Reply<()>) + Send>;
 
-/// What the next sync is waited for by.
+/// Who waits for the next sync.
 #[derive(Default)]
 struct PendingSyncs {
     answers: Vec<SyncAnswer>,

@@ -12,8 +12,8 @@ use crate::Result;
 use crate::update::Update;
 use crate::value::{ExtentRef, Value, ValueRef};
 
-/// A sequence number: the position of a commit in the order of all commits. 0 stands for "old":
-/// visible to every reader.
+/// A sequence number: the position of a change in the one order of all changes. A commit takes one
+/// for each of its changes. 0 stands for "old": visible to every reader.
 pub type Seq = u64;
 
 /// What holds for the keys that an item covers.

@@ -65,7 +65,7 @@ mod source;
 mod update;
 mod value;
 
-pub use cache::{BlockCache, read_alone, read_onward, waited};
+pub use cache::{BlockCache, read_alone, read_onward, value_waited};
 pub use check::check_run;
 pub use cursor::{TreeCursor, TreeTuple, TupleRef};
 pub use difference::{Difference, KeyChange, Side};

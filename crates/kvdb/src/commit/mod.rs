@@ -273,6 +273,7 @@ impl CommitPipeline {
         let large = value.len() >= options.separate_at.max(1) as usize;
         let codec = options.compress_values;
         let deferred = large && (durability == Durability::Buffered || !self.options.journal);
+        // `u64::MAX`: large values stay in the record, which the path of a batch sees to.
         if large
             && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
                 || self.options.late_bind_at == u64::MAX)

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use vt_tree::{BlockCache, ExtentRef, TreeTuple, Update, Value, waited};
+use vt_tree::{BlockCache, ExtentRef, TreeTuple, Update, Value, value_waited};
 
 use crate::error::{Error, Result};
 use crate::read::view::View;
@@ -54,7 +54,7 @@ impl Reader {
         let begun = Instant::now();
         let bytes = self.store().read_value(&Value::Extent(*e))?;
         self.asked.fetch_add(u64::from(e.len), Relaxed);
-        if waited(begun, u64::from(e.len)) {
+        if value_waited(begun, u64::from(e.len)) {
             self.slow.fetch_add(1, Relaxed);
         }
         Ok(bytes)

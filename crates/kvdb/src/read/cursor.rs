@@ -36,7 +36,7 @@ enum TupleValue {
     Small(Bytes),
     /// Where it lies, and what reads it and keeps the view that it was seen in.
     Large(ExtentRef, Arc<Reader>),
-    /// The same with an update that is applied to what is read, and the length of the result.
+    /// A large value, the update that is applied to what is read, and the length of the result.
     Updated(Box<(ExtentRef, Update, usize)>, Arc<Reader>),
 }
 

@@ -13,8 +13,8 @@ use crate::read::read_snapshots::PinnedVersion;
 use crate::read::version::read;
 use crate::read::write_set::WriteSet;
 
-/// A pinned, immutable state of the whole store: reads through it see one commit boundary and never
-/// block.
+/// A pinned, immutable state of the whole store: reads through it see one commit boundary, take no
+/// lock of the store, and are stopped by no commit, flush or merge.
 #[derive(Clone)]
 pub struct View {
     pub(crate) version: PinnedVersion,

@@ -1,7 +1,7 @@
 //! Transactions: what belongs together, done by any number of threads and processes, seen by no
 //! other until it commits (VT-tree paper, §3.2).
 //!
-//! - `write_set`: what a transaction has written, in memory and in runs of its own;
+//! - `write_set` (in `read`): what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
 //! - `options`: how a transaction is begun and listed;
 //! - `handle`: the calls of a transaction; `state`: what its handles share;

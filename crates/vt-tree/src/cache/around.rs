@@ -66,12 +66,12 @@ struct ReadAroundState {
     pass: u32,
 }
 
-impl ReadAround {
-    /// `true` if a read of `len` bytes took so long that the host cannot have had them in memory.
-    pub fn waited(begun: Instant, len: u64) -> bool {
-        begun.elapsed() > Duration::from_nanos(8_000 + len / 4)
-    }
+/// `true` if a bare read of `len` bytes took so long that the host cannot have had them in memory.
+pub fn read_waited(begun: Instant, len: u64) -> bool {
+    begun.elapsed() > Duration::from_nanos(8_000 + len / 4)
+}
 
+impl ReadAround {
     /// Fetches the neighbourhood of `addr`, after a read there that had to wait. `false`: the store
     /// does not fit.
     pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) -> bool {

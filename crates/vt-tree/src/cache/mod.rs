@@ -254,7 +254,7 @@ impl BlockCache {
         }
         let begun = Instant::now();
         self.zones.read(purpose, addr, buf)?;
-        let waited = ReadAround::waited(begun, buf.len() as u64);
+        let waited = around::read_waited(begun, buf.len() as u64);
         if waited {
             self.go_on(purpose, addr, buf.len() as u64, how);
         }
@@ -269,7 +269,7 @@ impl BlockCache {
             ReadMode::Onward => false,
         };
         if !(around || purpose == Purpose::Pages && around::reads_alone()) {
-            self.sequential.waited(self, purpose, addr, len);
+            self.sequential.note_wait(self, purpose, addr, len);
         }
     }
 
@@ -504,8 +504,8 @@ impl BlockCache {
     }
 }
 
-/// `true` if reading `len` bytes since `begun` took so long that the host cannot have had them in
-/// memory.
-pub fn waited(begun: Instant, len: u64) -> bool {
+/// `true` if getting a value of `len` bytes since `begun` took so long that the host cannot have had
+/// them in memory. The time of checking and unpacking it is in that, which the limit allows for.
+pub fn value_waited(begun: Instant, len: u64) -> bool {
     begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
 }

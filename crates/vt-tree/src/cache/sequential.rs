@@ -90,7 +90,7 @@ pub(super) struct SequentialReads([Mutex<OfPurpose>; Purpose::ALL.len()]);
 impl SequentialReads {
     /// Takes notice of a read that had to wait, and announces what follows if that is likely to be
     /// read next.
-    pub fn waited(&self, cache: &BlockCache, purpose: Purpose, addr: u64, len: u64) {
+    pub fn note_wait(&self, cache: &BlockCache, purpose: Purpose, addr: u64, len: u64) {
         // The index is small: gets in no order come close to one another in it.
         if purpose == Purpose::Index {
             return;

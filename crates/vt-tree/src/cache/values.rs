@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use zones::{Purpose, Reading, ZONE_SIZE, crc32c};
 
-use super::{BlockCache, ReadMode, waited};
+use super::{BlockCache, ReadMode, value_waited};
 use crate::block::contiguous;
 use crate::item::Lookup;
 use crate::update::Update;
@@ -132,7 +132,7 @@ impl BlockCache {
             .collect();
         let begun = Instant::now();
         self.zones.read_many(Purpose::Pages, &mut reads)?;
-        if waited(begun, spans.iter().map(|s| s.1).sum()) && spans.len() <= FEW_SPANS {
+        if value_waited(begun, spans.iter().map(|s| s.1).sum()) && spans.len() <= FEW_SPANS {
             spans.iter().for_each(|s| self.go_on(Purpose::Pages, s.0, s.1, ReadMode::Onward));
         }
         Ok(bufs.into_iter().map(Bytes::from).collect())
