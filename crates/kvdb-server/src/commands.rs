@@ -19,6 +19,7 @@ mod introspection;
 mod keys;
 mod lcs;
 mod lists;
+mod long_strings;
 mod multi;
 mod numbers;
 mod ranges;
@@ -436,13 +437,17 @@ pub fn metrics() -> Metrics {
 }
 
 /// Whether a command may need the dictionary of types, so that `EXEC` makes it before it begins.
-fn may_need_types(args: Arguments<'_>) -> bool {
+/// Strings beyond `tuple` bytes do, which `APPEND` and others may build of shorter arguments.
+fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
     let plain = |command: &Command| match command.name {
         "set" => args.len() == 3,
         "getex" => args.len() == 2,
         _ => false,
     };
-    find(args.at(0)).map(|i| &COMMANDS[i]).is_some_and(|c| c.typed && !plain(c))
+    let long = || args.from(1).any(|arg| arg.len() > tuple);
+    find(args.at(0))
+        .map(|i| &COMMANDS[i])
+        .is_some_and(|c| c.typed && !plain(c) || c.writes && long())
 }
 
 /// The subcommand in the first argument is not one of `command`, or not with so many arguments.

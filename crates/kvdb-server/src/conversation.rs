@@ -137,7 +137,9 @@ mod tests {
     fn replies<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, needs_password: bool) -> Vec<u8> {
         let limits = Limits {
             arguments: 64,
-            value: 4096,
+            argument: 4096,
+            value: 40_000,
+            tuple: 3000,
             key: 100,
             request: 16 << 10,
             reply: 600,

@@ -10,12 +10,19 @@
 //! e ‖ id ‖ 0                     how many elements a collection has, in decimal digits
 //! e ‖ id ‖ 1 ‖ name              a field's value; a member; a member's score; an element of a list
 //! e ‖ id ‖ 2 ‖ score ‖ member    nothing: the members of a sorted set in the order of their scores
+//! p ‖ id ‖ number                a page of a long string
 //! ```
 //!
 //! A string without a deadline has no head. A collection is known by an id, so that a rename moves
 //! its head alone and a deletion is one range tombstone. Its length is changed by updates that
 //! commute, and a collection without elements is none: two transactions may each take away what
-//! they believe to be the last but one. `docs/format.md` has the bytes.
+//! they believe to be the last but one.
+//!
+//! A string that is too long for one tuple is kept in pages under an id, and has no tuple of its
+//! own. Its head has its length, and a number that every change advances: so two transactions that
+//! change one string have a conflict, as those have that change a short one, and whatever looks for
+//! changes finds one of its key. A page that is missing, or shorter than a page is, has zeros
+//! there, up to the length. `docs/format.md` has the bytes.
 
 use kvdb::DictionaryId;
 
@@ -45,13 +52,15 @@ pub enum Kind {
     Set,
     SortedSet,
     List,
+    /// A string that is kept in pages.
+    Pages,
 }
 
 impl Kind {
     /// As `TYPE` says it.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::String => "string",
+            Kind::String | Kind::Pages => "string",
             Kind::Hash => "hash",
             Kind::Set => "set",
             Kind::SortedSet => "zset",
@@ -59,7 +68,7 @@ impl Kind {
         }
     }
     fn of(byte: u8) -> Option<Kind> {
-        [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List]
+        [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Pages]
             .get(usize::from(byte))
             .copied()
     }
@@ -71,20 +80,35 @@ pub struct Head {
     pub kind: Kind,
     /// Milliseconds since 1970.
     pub deadline: Option<u64>,
-    /// Of a collection.
+    /// Of a collection, or of pages.
     pub id: u64,
+    /// Bytes of a string in pages.
+    pub len: u64,
+    /// How often a string in pages was changed.
+    pub changes: u64,
 }
 
-/// The version of a head's bytes.
+/// The version of a head's bytes; that of a string in pages is the second.
 const VERSION: u8 = 1;
+const VERSION_OF_PAGES: u8 = 2;
 
 impl Head {
-    /// version u8, kind u8, deadline u64 (0: none), id u64 (only of collections).
+    /// The head of a string that is a tuple, or of a collection.
+    pub fn new(kind: Kind, deadline: Option<u64>, id: u64) -> Head {
+        Head { kind, deadline, id, len: 0, changes: 0 }
+    }
+    /// version u8, kind u8, deadline u64 (0: none), id u64 (not of a string in one tuple); of pages
+    /// length u64, changes u64.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![VERSION, self.kind as u8];
+        let version = if self.kind == Kind::Pages { VERSION_OF_PAGES } else { VERSION };
+        let mut out = vec![version, self.kind as u8];
         out.extend_from_slice(&self.deadline.unwrap_or(0).to_be_bytes());
         if self.kind != Kind::String {
             out.extend_from_slice(&self.id.to_be_bytes());
+        }
+        if self.kind == Kind::Pages {
+            out.extend_from_slice(&self.len.to_be_bytes());
+            out.extend_from_slice(&self.changes.to_be_bytes());
         }
         out
     }
@@ -92,18 +116,38 @@ impl Head {
         let number = |at: usize| {
             bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes)
         };
-        let (&[VERSION, kind], deadline) = (bytes.first_chunk()?, number(2)?) else { return None };
+        let (&[version, kind], deadline) = (bytes.first_chunk()?, number(2)?);
         let kind = Kind::of(kind)?;
-        let id = if kind == Kind::String { 0 } else { number(10)? };
-        let len = if kind == Kind::String { 10 } else { 18 };
-        (bytes.len() == len).then_some(Head {
-            kind,
-            deadline: Some(deadline).filter(|d| *d > 0),
-            id,
-        })
+        let (expected, size) = match kind {
+            Kind::String => (VERSION, 10),
+            Kind::Pages => (VERSION_OF_PAGES, 34),
+            _ => (VERSION, 18),
+        };
+        if version != expected || bytes.len() != size {
+            return None;
+        }
+        let deadline = Some(deadline).filter(|d| *d > 0);
+        let mut head = Head::new(kind, deadline, 0);
+        if kind != Kind::String {
+            head.id = number(10)?;
+        }
+        if kind == Kind::Pages {
+            // A length that no signed number has is none that a client could name.
+            head.len = number(18).filter(|len| i64::try_from(*len).is_ok())?;
+            head.changes = number(26)?;
+        }
+        Some(head)
     }
     pub fn is_expired(&self, now: u64) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+    /// The keys `[start, end)` of what is kept under its id: elements, or pages.
+    pub fn beneath(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+        match self.kind {
+            Kind::String => None,
+            Kind::Pages => Some((page_key(self.id, 0), page_key(self.id, u64::MAX))),
+            _ => Some(whole(self.id)),
+        }
     }
 }
 
@@ -162,6 +206,20 @@ pub fn whole(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 0, &[]), element(id, u8::MAX, &[]))
 }
 
+/// Bytes of a page of a long string.
+pub const PAGE: usize = 4096;
+
+/// The place of a page.
+pub fn page_key(id: u64, number: u64) -> Vec<u8> {
+    [b"p".as_slice(), &id.to_be_bytes(), &number.to_be_bytes()].concat()
+}
+
+/// The number of the page that has this place.
+pub fn page_number(key: &[u8]) -> Option<u64> {
+    let (_, number) = key.strip_prefix(b"p")?.split_first_chunk::<8>()?;
+    number.try_into().ok().map(u64::from_be_bytes)
+}
+
 /// A number as bytes that sort as it does. There is no NaN, and only one zero.
 pub fn sortable(score: f64) -> [u8; 8] {
     let bits = (score + 0.0).to_bits();
@@ -186,7 +244,7 @@ pub struct Live {
     pub kind: Option<Kind>,
     /// The head that is stored, also of a key that is gone.
     pub head: Option<Head>,
-    /// Elements of a collection.
+    /// Elements of a collection; bytes of a string in pages.
     pub count: i64,
 }
 
@@ -197,6 +255,10 @@ impl Live {
     /// The deadline of a key that exists.
     pub fn deadline(&self) -> Option<u64> {
         self.kind.and(self.head).and_then(|head| head.deadline)
+    }
+    /// The head of a key that is a string in pages.
+    pub fn pages(&self) -> Option<Head> {
+        self.kind.filter(|kind| *kind == Kind::Pages).and(self.head)
     }
     /// The id of the collection of this kind; `None` where there is no such key.
     pub fn collection(&self, kind: Kind) -> Result<Option<u64>, Failure> {
@@ -214,10 +276,14 @@ mod tests {
 
     #[test]
     fn heads_are_read_as_they_were_written() {
-        for kind in [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List] {
+        for kind in [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Pages]
+        {
             for deadline in [None, Some(1), Some(u64::MAX)] {
                 let id = if kind == Kind::String { 0 } else { 0x0102_0304_0506_0708 };
-                let head = Head { kind, deadline, id };
+                let mut head = Head::new(kind, deadline, id);
+                if kind == Kind::Pages {
+                    (head.len, head.changes) = (1 << 40, u64::MAX);
+                }
                 let bytes = head.encode();
                 assert_eq!(Head::decode(&bytes), Some(head));
                 for cut in 0..bytes.len() {
@@ -228,6 +294,9 @@ mod tests {
         }
         assert_eq!(Head::decode(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 1]), None, "another version");
         assert_eq!(Head::decode(&[1, 9, 0, 0, 0, 0, 0, 0, 0, 1]), None, "an unknown kind");
+        let mut long = Head::new(Kind::Pages, None, 7).encode();
+        long[18] = 0x80;
+        assert_eq!(Head::decode(&long), None, "a length beyond all bounds");
     }
 
     #[test]

@@ -10,8 +10,14 @@ pub struct Limits {
     pub connections: usize,
     /// Arguments of one command, its name included.
     pub arguments: usize,
-    /// Bytes of one argument, and of any value that `APPEND` or `SETRANGE` may build.
-    pub value: usize,
+    /// Bytes of one argument.
+    pub argument: usize,
+    /// Bytes of any string that `APPEND` or `SETRANGE` may build.
+    pub value: u64,
+    /// Bytes up to which a string is one tuple; longer ones are kept in pages.
+    pub tuple: usize,
+    /// Bytes of a string that a reply may have.
+    pub bulk: u64,
     /// Bytes of a key.
     pub key: usize,
     /// Bytes of one whole command.
@@ -44,7 +50,10 @@ impl Default for Limits {
         Limits {
             connections: 1024,
             arguments: 128 << 10,
-            value: 4 << 20,
+            argument: 4 << 20,
+            value: 1 << 40,
+            tuple: 256 << 10,
+            bulk: 512 << 20,
             key: 16 << 10,
             request: 32 << 20,
             requests: 256 << 20,

@@ -64,6 +64,8 @@ pub struct Output {
     overfull: bool,
     /// Bytes sent so far.
     pub sent: u64,
+    /// A text under way: where it begins, what was sent by then, and how many bytes are owed.
+    in_bulk: Option<(usize, u64, u64)>,
     broken: Option<io::Error>,
 }
 
@@ -81,6 +83,7 @@ impl Output {
             charged: 0,
             overfull: false,
             sent: 0,
+            in_bulk: None,
             broken: None,
         }
     }
@@ -104,6 +107,40 @@ impl Output {
         self.number(b'$', value.len() as i64);
         self.bytes.extend_from_slice(value);
         self.bytes.extend_from_slice(b"\r\n");
+    }
+    /// The header of a text of `len` bytes, which come in pieces, by `add_to_bulk`.
+    pub fn begin_bulk(&mut self, len: u64) {
+        self.in_bulk = Some((self.bytes.len(), self.sent, len));
+        self.number(b'$', i64::try_from(len).unwrap_or(i64::MAX));
+    }
+    /// Adds a piece, and sends on what is large; `false` once no more of it is wanted.
+    pub fn add_to_bulk(&mut self, piece: &[u8]) -> bool {
+        if let Some((.., owed)) = &mut self.in_bulk {
+            *owed = owed.saturating_sub(piece.len() as u64);
+        }
+        self.bytes.extend_from_slice(piece);
+        self.send_if_large();
+        !self.is_broken()
+    }
+    /// Ends it, or takes it back, when what was to be read could not be: then the failure is handed
+    /// on. Where a part has left by then, the client cannot be told: the connection breaks off.
+    pub fn end_bulk(&mut self, read: Outcome) -> Outcome {
+        let Some((position, sent, owed)) = self.in_bulk.take() else { return read };
+        if read.is_ok() && (owed == 0 || self.is_broken()) {
+            self.bytes.extend_from_slice(b"\r\n");
+            return Ok(());
+        }
+        let read = read.and_then(|()| {
+            Err(Failure::Corrupt("a string ends before its length is reached".into()))
+        });
+        if self.sent == sent {
+            self.bytes.truncate(position);
+            self.give_back();
+            return read;
+        }
+        self.broken = Some(io::Error::other("a part of a reply could not be read"));
+        self.bytes.clear();
+        Ok(())
     }
     /// A number as RESP3 has it; a text in RESP2.
     pub fn double(&mut self, value: f64) {
@@ -424,6 +461,32 @@ mod tests {
         out.bulk(&[b'x'; 50]);
         out.send_if_large();
         assert_eq!(sent.lock().len(), 114);
+    }
+
+    #[test]
+    fn a_text_that_cannot_be_read_to_its_end_is_an_error_or_the_end() {
+        let lost = || Failure::Corrupt("it was lost".into());
+        let (mut out, sent) = output();
+        out.integer(1);
+        out.begin_bulk(60);
+        assert!(out.add_to_bulk(&[b'x'; 30]));
+        assert!(matches!(out.end_bulk(Err(lost())), Err(Failure::Corrupt(_))));
+        assert_eq!(out.bytes, b":1\r\n", "nothing has left, so it is taken back");
+        out.begin_bulk(60);
+        assert!(out.add_to_bulk(&[b'x'; 30]));
+        assert!(out.end_bulk(Ok(())).is_err(), "there was less than its header says");
+        // When a part has left, no error can follow.
+        out.begin_bulk(200);
+        assert!(out.add_to_bulk(&[b'x'; 150]));
+        assert!(out.end_bulk(Err(lost())).is_ok() && out.is_broken());
+        let left = sent.lock().len();
+        assert!(left >= 150 && !out.flush());
+        assert_eq!(sent.lock().len(), left, "nothing leaves any more");
+        let (mut out, sent) = output();
+        out.begin_bulk(3);
+        assert!(out.add_to_bulk(b"a") && out.add_to_bulk(b"bc"));
+        assert!(out.end_bulk(Ok(())).is_ok() && out.flush());
+        assert_eq!(sent.lock().as_slice(), b"$3\r\nabc\r\n");
     }
 
     #[test]

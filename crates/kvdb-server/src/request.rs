@@ -176,8 +176,8 @@ impl Parser {
                     let Some(line) = self.line(bytes, ProtocolError::LengthTooBig)? else {
                         return Ok(Progress::More);
                     };
-                    let len =
-                        integer(&line[1..]).filter(|len| (0..=limits.value as i64).contains(len));
+                    let len = integer(&line[1..])
+                        .filter(|len| (0..=limits.argument as i64).contains(len));
                     let len = len.ok_or(ProtocolError::InvalidLength)? as usize;
                     if len > STRANGER_ARGUMENT && !trusted {
                         return Err(ProtocolError::StrangerLength);

@@ -125,6 +125,8 @@ pub struct Session {
     pub watches: Vec<(Watch, Counted)>,
     /// Under way in `EXEC`, which holds the locks.
     pub executing: Option<Executing>,
+    /// `EXEC` holds some of the locks, not all: a dictionary of types cannot be made under them.
+    pub holds_some: bool,
     /// The time that all commands of an `EXEC` see, milliseconds since 1970.
     pub exec_time: Option<u64>,
     /// A failure of the store, for which `EXEC` is to do nothing at all.
@@ -163,6 +165,7 @@ impl Session {
             queue: None,
             watches: Vec::new(),
             executing: None,
+            holds_some: false,
             exec_time: None,
             stopped: None,
             importing: None,

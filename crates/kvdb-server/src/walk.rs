@@ -1,7 +1,8 @@
 //! Walks over a stretch of the keys, and answers of a length that is not known beforehand.
 //!
-//! Keys are met in order: those of strings in the dictionary itself, those of collections among the
-//! heads beside it, which also say what has expired; two cursors go along side by side.
+//! Keys are met in order: those of strings in the dictionary itself, those of collections and long
+//! strings among the heads of the other, which also say what has expired; two cursors go along side
+//! by side.
 //!
 //! An array's length stands in front of it. An answer that turns out to be short is gathered and
 //! gets its header when it is whole. Of a long one the rest is counted first, by keys only, and
@@ -102,8 +103,10 @@ impl Stretch {
 pub struct Item {
     pub key: Bytes,
     pub kind: Kind,
-    /// Of a string.
+    /// Of a string that is one.
     pub tuple: Option<Tuple>,
+    /// Of a string in pages.
+    pub pages: Option<Head>,
 }
 
 pub struct Walk<'s> {
@@ -176,12 +179,16 @@ impl Walk<'_> {
             None => None,
         };
         Ok(Some(match (live.map(|live| live.kind), head, string) {
-            // A collection, or what has expired.
-            (Some(kind), Some((key, _)), _) => kind
-                .filter(|_| !self.stretch.strings_only)
-                .map(|kind| Item { key, kind, tuple: None }),
+            // A collection, a long string, or what has expired.
+            (Some(kind), Some((key, head)), _) => {
+                kind.filter(|kind| !self.stretch.strings_only || *kind == Kind::Pages).map(|kind| {
+                    let pages = (kind == Kind::Pages).then_some(head);
+                    Item { key, kind, tuple: None, pages }
+                })
+            }
             (_, _, Some(tuple)) => {
-                Some(Item { key: tuple.key.clone(), kind: Kind::String, tuple: Some(tuple) })
+                let key = tuple.key.clone();
+                Some(Item { key, kind: Kind::String, tuple: Some(tuple), pages: None })
             }
             (_, _, None) => None,
         }))
@@ -194,7 +201,7 @@ pub fn answer(
     stretch: &Stretch,
     out: &mut Output,
     each: usize,
-    write: impl Fn(&Item, &mut Output) -> Outcome,
+    write: impl Fn(&Seen<'_>, &Item, &mut Output) -> Outcome,
 ) -> Outcome {
     let position = out.position();
     let seen = s.see()?;
@@ -210,7 +217,7 @@ pub fn answer(
             && !out.is_broken()
             && let Some(item) = walk.step()?
         {
-            write(&item, out)?;
+            write(&seen, &item, out)?;
             owed -= 1;
             out.send_if_large();
         }
@@ -234,27 +241,34 @@ fn write_what_fits(
     stretch: &Stretch,
     out: &mut Output,
     each: usize,
-    write: impl Fn(&Item, &mut Output) -> Outcome,
+    write: impl Fn(&Seen<'_>, &Item, &mut Output) -> Outcome,
 ) -> Result<Option<(Stretch, u64)>, Failure> {
     let position = out.position();
     let room = s.shared.limits.reply / 4;
     let mut walk = stretch.walk(seen, s)?;
-    let (mut written, mut last) = (0u64, None);
+    let (mut written, mut owed, mut last) = (0u64, 0, None);
     while out.position() - position < room {
         let Some(item) = walk.step()? else {
             out.insert_array_header(position, written as usize * each);
             return Ok(None);
         };
-        write(&item, out)?;
+        if item.pages.is_some() {
+            // A long string is sent while it is read, which is when the header is out.
+            owed = 1;
+            break;
+        }
+        write(seen, &item, out)?;
         written += 1;
         last = Some(item.key);
     }
-    let mut owed = 0;
     while walk.step()?.is_some() {
         owed += 1;
     }
     out.insert_array_header(position, (written + owed) as usize * each);
     drop(walk);
-    let rest = stretch.behind(last.as_deref().unwrap_or_default(), written);
+    let rest = match last {
+        Some(last) => stretch.behind(&last, written),
+        None => stretch.clone(),
+    };
     Ok((owed > 0).then_some((rest, owed)))
 }

@@ -239,7 +239,7 @@ fn rows_of_bits() {
         ("GETBIT k 100", "(integer) 1"),
         ("GETBIT k 1000000", "(integer) 0"),
         ("SETBIT k -1 1", "(error) ERR bit offset is not an integer or out of range"),
-        ("SETBIT k 4294967296 1", "(error) ERR bit offset is not an integer or out of range"),
+        ("SETBIT k 8796093022208 1", "(error) ERR bit offset is not an integer or out of range"),
         ("SETBIT k 1 2", "(error) ERR bit is not an integer or out of range"),
         ("SET k foobar", "OK"),
         ("BITCOUNT k", "(integer) 26"),

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use kvdb_server::{Client, Limits, Reply};
+use kvdb_server::{Client, Reply};
 use serde_json::{Map, Value, json};
 
 use crate::mounted::{self, refused};
@@ -17,6 +17,10 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::store::{self, Access, Store};
 use crate::text;
+
+mod long_value;
+
+use long_value::NewValue;
 
 /// Get, put, delete and list keys of a store.
 #[derive(clap::Args)]
@@ -42,7 +46,8 @@ pub struct Args {
 enum Action {
     /// Print the value of a key, and nothing else.
     Get { target: PathBuf, key: OsString },
-    /// Set a key. Without VALUE, or with `-`, the value is read from standard input.
+    /// Set a key. Without VALUE, or with `-`, the value is read from standard input, in pieces if it
+    /// is long, which become one value in one transaction; up to 1 TiB.
     Put {
         target: PathBuf,
         key: OsString,
@@ -127,36 +132,32 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         | Action::Incr { target, .. }
         | Action::Call { target, .. } => (target, true),
     };
-    let value = match &args.action {
-        // Read before the store is opened: the program at the other end of the pipe may use it,
-        // too.
-        Action::Put { value, .. } => value_of(value.as_deref())?,
-        _ => Vec::new(),
+    let mut value = match &args.action {
+        // Read before the store is opened, if it is not long: the program at the other end of the
+        // pipe may use it, too.
+        Action::Put { value, .. } => NewValue::of(value.as_deref())?,
+        _ => NewValue::default(),
     };
     let mut connection = Connection::of_keys(target, writes)?;
     connection.call(&[b"USE", args.dict.as_bytes()])?;
     if writes && !args.no_sync {
         connection.call(&[b"DURABLE", b"yes"])?;
     }
-    let done = act(&args, &value, &mut connection, output);
+    let done = act(&args, &mut value, &mut connection, output);
     let closed = connection.close();
     done.and(closed)
 }
 
-fn act(args: &Args, value: &[u8], connection: &mut Connection, output: &Output) -> Outcome {
+fn act(args: &Args, value: &mut NewValue, connection: &mut Connection, output: &Output) -> Outcome {
     match &args.action {
         Action::Get { key, .. } => match connection.call(&[b"GET", key.as_bytes()])? {
             Reply::Bulk(value) => print_value(key, &value, output),
             _ => Err(no_such_key(&args.dict, &[key])),
         },
-        Action::Put { key, new, .. } => {
-            let mut words: Vec<&[u8]> = vec![b"SET", key.as_bytes(), value];
-            words.extend(new.then_some(b"NX".as_slice()));
-            match connection.call(&words)? {
-                Reply::Null => {
-                    Err(Failure::new(Exit::Failed, format!("the key {} exists", quoted(key))))
-                }
-                _ => output.print("", json!({"put": 1})),
+        Action::Put { target, key, new, .. } => {
+            match long_value::put(connection, target, key.as_bytes(), value, *new)? {
+                false => Err(Failure::new(Exit::Failed, format!("the key {} exists", quoted(key)))),
+                true => output.print("", json!({"put": 1})),
             }
         }
         Action::Del { keys, .. } => {
@@ -298,6 +299,13 @@ impl Connection {
         }
     }
 
+    /// Whether commands work in a transaction.
+    fn is_joined(&mut self) -> Outcome<bool> {
+        let status = self.client.call(&[b"TXN", b"STATUS"]);
+        let status = status.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?;
+        Ok(!matches!(status, Reply::Error(_)))
+    }
+
     /// Runs a command whose reply goes on as a stream of bytes.
     pub(crate) fn stream(self, words: &[&[u8]]) -> Outcome<impl Read> {
         match self
@@ -319,24 +327,6 @@ impl Connection {
         drop(self.client);
         self.opened.map_or(Ok(()), Store::close)
     }
-}
-
-fn value_of(value: Option<&OsStr>) -> Outcome<Vec<u8>> {
-    if let Some(value) = value.filter(|v| *v != "-") {
-        return Ok(value.as_bytes().to_vec());
-    }
-    let most = Limits::default().value;
-    let mut bytes = Vec::new();
-    let input = io::stdin().lock().take(most as u64 + 1);
-    { input }
-        .read_to_end(&mut bytes)
-        .map_err(|e| Failure::io("cannot read the value from standard input", &e))?;
-    if bytes.len() > most {
-        let text =
-            format!("the value is larger than a value can be ({})", store::human_size(most as u64));
-        return Err(Failure::new(Exit::Failed, text).hint("store it as a file instead"));
-    }
-    Ok(bytes)
 }
 
 fn quoted(key: &OsStr) -> String {

@@ -1,14 +1,14 @@
 //! Strings as rows of bits; bit 0 is the highest of the first byte.
 
-use bytes::Bytes;
-use kvdb::Update;
+use kvdb::Batch;
 
 use super::is;
-use super::strings::{read, rewrite};
+use super::strings::edit;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::session::seen::{Seen, Text};
 
 const OFFSET: Failure =
     Failure::Request(std::borrow::Cow::Borrowed("bit offset is not an integer or out of range"));
@@ -23,39 +23,55 @@ fn bit_at(value: &[u8], at: usize) -> u8 {
     value.get(at / 8).map_or(0, |byte| byte >> (7 - at % 8) & 1)
 }
 
-/// Values up to this length are put whole, bytes; of longer ones the changed byte is written.
-const PUT_UP_TO: usize = 4 << 10;
-
 pub fn setbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
     let at = offset(s, args.at(2))?;
     let bit = integer(args.at(3)).filter(|bit| (0..=1).contains(bit));
     let bit = bit.ok_or(Failure::request("bit is not an integer or out of range"))? as u8;
-    s.check_key(key)?;
-    let space = s.writable()?;
-    let old = s.change(space, [key], |seen, batch| {
-        let (live, value) = seen.string(key)?;
-        let value = value.unwrap_or_default();
-        let old = bit_at(&value, at);
+    let place = (at / 8) as u64;
+    let old = edit(s, key, |seen, text| {
+        let byte = seen.part(key, text, place..place + 1)?.first().copied().unwrap_or(0);
         let mask = 1 << (7 - at % 8);
-        let byte = value.get(at / 8).copied().unwrap_or(0);
-        let byte = if bit == 1 { byte | mask } else { byte & !mask };
-        let update = Update::patch(at / 8, &[byte]).ok_or(OFFSET)?;
-        if value.len() > PUT_UP_TO {
-            batch.update(space.strings, Bytes::copy_from_slice(key), update);
-        } else {
-            seen.change_string(key, &live, update.apply(Some(&value)), batch);
-        }
-        Ok(old)
+        let changed = if bit == 1 { byte | mask } else { byte & !mask };
+        Ok((Some((place, [changed])), u8::from(byte & mask != 0)))
     })?;
     out.integer(i64::from(old));
     Ok(())
 }
 
 pub fn getbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let at = offset(s, args.at(2))?;
-    let value = read(s, args.at(1))?.unwrap_or_default();
-    out.integer(i64::from(bit_at(&value, at)));
+    let (key, at) = (args.at(1), offset(s, args.at(2))?);
+    let (seen, place) = (s.see()?, (at / 8) as u64);
+    let byte = seen.part(key, &seen.text(key)?.1, place..place + 1)?;
+    out.integer(i64::from(bit_at(&byte, at % 8)));
+    Ok(())
+}
+
+/// Bytes of a string that are looked at together.
+const LOOKED_AT: usize = 1 << 20;
+
+/// Hands over the bytes of a string that bits lie in, one stretch after the other: the bytes, the
+/// place of their first bit, and the bits among them. Stops where `look` says `false`.
+fn look_through(
+    s: &Session,
+    (seen, key, text): (&Seen<'_>, &[u8], &Text),
+    bits: std::ops::Range<usize>,
+    mut look: impl FnMut(&[u8], usize, std::ops::Range<usize>) -> bool,
+) -> Outcome {
+    // One tuple is read once, whatever its length.
+    let step = if matches!(text, Text::Tuple(_)) { usize::MAX } else { LOOKED_AT };
+    let mut at = bits.start;
+    while at < bits.end {
+        s.check_stopping()?;
+        let first = at / 8;
+        let last = first.saturating_add(step).min(bits.end.div_ceil(8));
+        let bytes = seen.part(key, text, first as u64..last as u64)?;
+        let until = bits.end.min(last * 8);
+        if !look(&bytes, first * 8, at - first * 8..until - first * 8) {
+            break;
+        }
+        at = until;
+    }
     Ok(())
 }
 
@@ -94,8 +110,15 @@ pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         }
         _ => return Err(Failure::SYNTAX),
     };
-    let value = read(s, args.at(1))?.unwrap_or_default();
-    out.integer(count(&value, stretch(value.len(), start, end, in_bits)));
+    let (key, seen) = (args.at(1), s.see()?);
+    let text = seen.text(key)?.1;
+    let bits = stretch(text.len() as usize, start, end, in_bits);
+    let mut ones = 0;
+    look_through(s, (&seen, key, &text), bits, |bytes, _, bits| {
+        ones += count(bytes, bits);
+        true
+    })?;
+    out.integer(ones);
     Ok(())
 }
 
@@ -123,14 +146,19 @@ pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         args.get(i).map_or(Some(usual), integer).ok_or(Failure::NOT_AN_INTEGER)
     };
     let (start, end, in_bits) = (place(3, 0)?, place(4, -1)?, unit(args.get(5))?);
-    let value = read(s, args.at(1))?;
-    let Some(value) = value else {
+    let (key, seen) = (args.at(1), s.see()?);
+    let text = seen.text(key)?.1;
+    if !text.exists() {
         out.integer(if bit == 1 { -1 } else { 0 });
         return Ok(());
-    };
-    let bits = stretch(value.len(), start, end, in_bits);
+    }
+    let bits = stretch(text.len() as usize, start, end, in_bits);
     let (behind, empty) = (bits.end, bits.is_empty());
-    let found = first(&value, bits, bit);
+    let mut found = None;
+    look_through(s, (&seen, key, &text), bits, |bytes, base, bits| {
+        found = first(bytes, bits, bit).map(|at| base + at);
+        found.is_none()
+    })?;
     out.integer(match found {
         Some(at) => at as i64,
         // Behind the value there are zeros, for those who have not said where it ends.
@@ -169,7 +197,8 @@ pub fn bitop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     };
     let (to, not) = (args.at(2), is(args.at(1), "not"));
     s.check_key(to)?;
-    let len = s.change(s.writable()?, args.from(2), |seen, batch| {
+    let mut space = s.writable()?;
+    let combined = |seen: &Seen<'_>, batch: &mut Batch| {
         let mut result: Option<Vec<u8>> = None;
         for key in args.from(3) {
             let value = seen.string(key)?.1.unwrap_or_default();
@@ -192,10 +221,18 @@ pub fn bitop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         match len {
             0 if live.exists() => seen.remove(to, &live, batch),
             0 => {}
-            _ => drop(seen.put_string(to, &live, result, batch)),
+            _ if !seen.has_room_for(len) => return Ok(None),
+            _ => drop(seen.put_string(to, &live, result, batch)?),
         }
-        Ok(len)
-    })?;
+        Ok(Some(len))
+    };
+    let len = loop {
+        match s.change(space, args.from(2), combined)? {
+            Some(len) => break len,
+            // It gets too long for one tuple.
+            None => space = s.typed()?,
+        }
+    };
     out.integer(len as i64);
     Ok(())
 }
@@ -319,18 +356,28 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             _ => return Err(Failure::SYNTAX),
         }
     }
-    let run = |old: Option<&[u8]>| {
-        let (mut value, mut changed) = (old.unwrap_or_default().to_vec(), false);
-        let mut results = Vec::with_capacity(steps.len());
-        // There is room for whatever may be written, also where it then is not.
-        let wanted = steps.iter().filter(|step| !matches!(step.1, FieldChange::Get));
-        let wanted = wanted.map(|(field, ..)| field.end()).max().unwrap_or(0);
-        if value.len() < wanted {
-            value.resize(wanted, 0);
-            changed = true;
+    // All fields lie in these bytes; those that may be written end at `wanted`, and there is room
+    // for them then, also where nothing is written.
+    let low = steps.iter().map(|(field, ..)| field.at / 8).min().unwrap_or(0);
+    let high = steps.iter().map(|(field, ..)| field.end()).max().unwrap_or(0);
+    let wanted = steps.iter().filter(|step| !matches!(step.1, FieldChange::Get));
+    let wanted = wanted.map(|(field, ..)| field.end()).max().unwrap_or(0);
+    if high.saturating_sub(low) > s.shared.limits.request {
+        return Err(Failure::Limit("the fields lie too far apart for one command".into()));
+    }
+    for (field, ..) in &mut steps {
+        field.at -= low * 8;
+    }
+    let key = args.at(1);
+    let run = |seen: &Seen<'_>, text: &Text| {
+        let mut window = seen.part(key, text, low as u64..high as u64)?.to_vec();
+        let mut changed = text.len() < wanted as u64;
+        if window.len() < wanted.saturating_sub(low) {
+            window.resize(wanted - low, 0);
         }
+        let mut results = Vec::with_capacity(steps.len());
         for (field, change, overflow) in &steps {
-            let before = field.get(&value);
+            let before = field.get(&window);
             let (sum, result) = match change {
                 FieldChange::Get => {
                     results.push(Some(before));
@@ -341,16 +388,21 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             };
             let fits = field.fit(sum, *overflow);
             if let Some(number) = fits {
-                field.put(&mut value, number);
+                field.put(&mut window, number);
                 changed = true;
             }
             results.push(fits.and(result.or(fits)));
         }
-        Ok((changed.then_some(value), results))
+        window.truncate(wanted.saturating_sub(low));
+        Ok((changed.then_some((low as u64, window)), results))
     };
     let results = match writes {
-        true => rewrite(s, args.at(1), run)?,
-        false => run(read(s, args.at(1))?.as_deref())?.1,
+        true => edit(s, key, run)?,
+        false => {
+            let seen = s.see()?;
+            let text = seen.text(key)?.1;
+            run(&seen, &text)?.1
+        }
     };
     out.array(results.len());
     for result in results {

@@ -83,12 +83,12 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
         if kind == Kind::String {
             let value = seen.string(from)?.1.unwrap_or_default();
             seen.remove(from, &live, batch);
-            let new = seen.put_string(to, &Live::default(), value, batch);
+            let new = seen.put_string(to, &Live::default(), value, batch)?;
             if live.deadline().is_some() {
                 seen.set_deadline(to, &new, live.deadline(), batch);
             }
         } else if let (Some(types), Some(head)) = (seen.types, live.head) {
-            // The elements stay where they are, under the id.
+            // The elements, or the pages, stay where they are, under the id.
             batch.delete(types, head_key(from));
             put_head(types, to, head, batch);
             if let Some(deadline) = head.deadline {
@@ -134,14 +134,22 @@ pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             }
             if kind == Kind::String {
                 let value = seen.string(from)?.1.unwrap_or_default();
-                let new = seen.put_string(to, &there, value, batch);
+                let new = seen.put_string(to, &there, value, batch)?;
                 if live.deadline().is_some() {
                     seen.set_deadline(to, &new, live.deadline(), batch);
                 }
                 return Ok(true);
             }
             seen.remove(to, &there, batch);
-            copy_collection(s, seen, &live, to, batch)?;
+            match live.pages() {
+                Some(head) => {
+                    seen.copy_pages(&head, to, batch)?;
+                    if let (Some(types), Some(deadline)) = (seen.types, head.deadline) {
+                        batch.put(types, deadline_key(deadline, to), Bytes::new());
+                    }
+                }
+                None => copy_collection(s, seen, &live, to, batch)?,
+            }
             Ok(true)
         })?,
     };
@@ -215,6 +223,7 @@ fn encoding(seen: &Seen<'_>, key: &[u8], live: &Live) -> Result<&'static str, Fa
         (Some(Kind::Hash), _) => "hashtable",
         (Some(Kind::SortedSet), _) => "skiplist",
         (Some(Kind::List), _) => "quicklist",
+        (Some(Kind::Pages), _) => "raw",
         (Some(Kind::Set), count) => {
             match live.head.filter(|_| count <= 512).map(|head| elements(head.id)) {
                 Some((start, end)) if all_integers(seen, &start, &end)? => "intset",
@@ -242,7 +251,7 @@ fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failu
 }
 
 /// `MEMORY USAGE key [SAMPLES n]`: the bytes that the key takes, in the file or on the way there;
-/// of a collection, by the tree's estimate.
+/// of a collection and of a long string, by the tree's estimate.
 pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if !is(args.at(1), "usage") || !matches!(args.len(), 3 | 5) {
         return Err(super::unknown_subcommand(args, "MEMORY"));
@@ -255,11 +264,11 @@ pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     match (live.kind, seen.types, live.head) {
         (None, ..) => out.null(),
         (Some(Kind::String), ..) => {
-            let len = seen.len_of_string(key)?.1.unwrap_or(0);
-            out.integer((key.len() + len) as i64);
+            let len = seen.text(key)?.1.len();
+            out.integer((key.len() as u64 + len) as i64);
         }
         (Some(_), Some(types), Some(head)) => {
-            let (start, end) = whole(head.id);
+            let (start, end) = head.beneath().unwrap_or_default();
             let view = s.view_of(types, &start, &end)?;
             let found = view.estimate(types, start..end)?;
             out.integer((found.bytes + key.len() as u64) as i64);

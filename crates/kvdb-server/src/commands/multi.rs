@@ -21,7 +21,7 @@ use kvdb::{Batch, Durability, TransactionOptions};
 
 use super::{COMMANDS, Command, InMulti, find, is, run_one};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, whole};
+use crate::keyspace::Kind;
 use crate::locks::Held;
 use crate::output::Output;
 use crate::request::Arguments;
@@ -113,15 +113,16 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             };
             let (watch, mut expires) = (s.db().begin_with(options)?, None);
             {
-                let seen = Seen::of(&watch, space, s.now())?;
+                let seen = Seen::of(&watch, s, space)?;
                 for key in args.from(1) {
                     watch.read_conflict_key(space.strings, key)?;
                     let live = seen.live(key)?;
                     expires = [expires, live.deadline()].into_iter().flatten().min();
+                    // Every change of a string changes the string's tuple, or its head.
                     if let (Some(types), Some(head)) = (space.types, live.head)
-                        && head.kind != Kind::String
+                        && head.kind != Kind::Pages
+                        && let Some((start, end)) = head.beneath()
                     {
-                        let (start, end) = whole(head.id);
                         watch.read_conflict_range(types, &start, &end)?;
                     }
                 }
@@ -153,7 +154,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
         outcome = attempt(s, &queue, &watches, tried, out);
-        (s.executing, s.stopped, s.exec_time) = (None, None, None);
+        (s.executing, s.holds_some, s.stopped, s.exec_time) = (None, false, None, None);
         if outcome.is_ok() {
             break;
         }
@@ -182,13 +183,16 @@ fn attempt(
 ) -> Outcome {
     let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
     s.exec_time = Some(s.clock());
-    let _held = match &group {
+    let (_held, all) = match &group {
         // Others in the transaction wait. It may be for long, if one of these commands waits for a
         // lock.
-        Some(group) => group.locks.all(),
+        Some(group) => (group.locks.all(), true),
         // What the commands read need not be locked; where others keep changing it, it is.
-        None if tried > 0 => shared.locks.all(),
-        None => hold(s, &shared, queue)?,
+        None if tried > 0 => (shared.locks.all(), true),
+        None => match hold(s, &shared, queue)? {
+            Some(some) => (some, false),
+            None => (shared.locks.all(), true),
+        },
     };
     let transaction = match &s.joined {
         Some((transaction, _)) => transaction.clone(),
@@ -216,6 +220,7 @@ fn attempt(
         Some(_) => Executing::Joined(Mutex::new(transaction.nested_batch()?)),
         None => Executing::Own(transaction.clone()),
     });
+    s.holds_some = !all;
     out.array(queue.requests.len());
     for request in &queue.requests {
         let args = request.arguments();
@@ -245,12 +250,17 @@ fn attempt(
     Ok(())
 }
 
-/// The locks of what the commands touch, as far as that can be seen beforehand; all of them where
-/// it cannot.
-fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'a>, Failure> {
+/// The locks of what the commands touch, as far as that can be seen beforehand; `None` where it
+/// cannot, so that all of them are needed.
+fn hold<'a>(
+    s: &mut Session,
+    shared: &'a Shared,
+    queue: &Queue,
+) -> Result<Option<Held<'a>>, Failure> {
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut writes = false;
-    if queue.requests.iter().any(|request| super::may_need_types(request.arguments())) {
+    let tuple = shared.limits.tuple;
+    if queue.requests.iter().any(|request| super::may_need_types(request.arguments(), tuple)) {
         // It cannot be made under some of the locks.
         s.typed()?;
     }
@@ -264,12 +274,12 @@ fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'
         } else if command.writes
             || [("select"), ("use")].iter().any(|name| is(command.name.as_bytes(), name))
         {
-            return Ok(shared.locks.all());
+            return Ok(None);
         }
     }
     let space = if writes { Some(s.writable()?) } else { s.existing()? };
-    Ok(match space {
+    Ok(Some(match space {
         Some(space) => shared.locks.keys(space.strings, keys.into_iter()),
         None => Held::Already,
-    })
+    }))
 }

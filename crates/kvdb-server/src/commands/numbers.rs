@@ -35,7 +35,7 @@ fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
     // Two transactions that add to one key both commit. `EXEC` gives answers that must hold.
     let commutes = s.is_joined();
     let change = |seen: &Seen<'_>, batch: &mut Batch| {
-        let (live, value) = seen.string(key)?;
+        let (live, value) = seen.number(key, Failure::NOT_AN_INTEGER)?;
         let old = value.as_deref().map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
         let sum =
             old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
@@ -56,13 +56,18 @@ fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
 
 pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let by = Decimal::parse(args.at(2)).ok_or(Failure::NOT_A_FLOAT)?;
-    let sum = rewrite(s, args.at(1), |old| {
-        let old =
-            old.map_or(Some(Decimal::Exact(0)), Decimal::parse).ok_or(Failure::NOT_A_FLOAT)?;
-        let sum =
-            old.plus(by).ok_or(Failure::request("increment would produce NaN or Infinity"))?;
-        Ok((Some(sum.clone().into_bytes()), sum))
-    })?;
+    let sum = rewrite(
+        s,
+        args.at(1),
+        || Failure::NOT_A_FLOAT,
+        |old| {
+            let old =
+                old.map_or(Some(Decimal::Exact(0)), Decimal::parse).ok_or(Failure::NOT_A_FLOAT)?;
+            let sum =
+                old.plus(by).ok_or(Failure::request("increment would produce NaN or Infinity"))?;
+            Ok((Some(sum.clone().into_bytes()), sum))
+        },
+    )?;
     out.bulk(sum.as_bytes());
     Ok(())
 }

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use kvdb::{Batch, DictionaryId};
 
 use super::is;
+use super::strings::reply_with_part;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
-use crate::keyspace::{Head, Keyspace, Kind, head_key, whole};
+use crate::keyspace::{Head, Keyspace, head_key};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -53,17 +54,25 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
     let stretch = Stretch { start, end, backward, limit, pattern: None, strings_only: true };
     if values {
-        answer(s, &stretch, out, 2, |item, out| {
+        answer(s, &stretch, out, 2, |seen, item, out| {
             let value = match &item.tuple {
                 Some(tuple) => tuple.value()?,
                 None => Bytes::new(),
             };
             out.bulk(&item.key);
-            out.bulk(&value);
+            match &item.pages {
+                None => out.bulk(&value),
+                Some(head) => {
+                    // One that is too long for a reply is an error in its place.
+                    if let Err(failure) = reply_with_part(seen, head, 0..head.len, out) {
+                        out.error(&failure.to_string());
+                    }
+                }
+            }
             Ok(())
         })
     } else {
-        answer(s, &stretch, out, 1, |item, out| {
+        answer(s, &stretch, out, 1, |_, item, out| {
             out.bulk(&item.key);
             Ok(())
         })
@@ -71,7 +80,7 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 }
 
 /// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever strings it covers, and one for
-/// each collection; so it does not say how many keys there were.
+/// each collection and each string in pages; so it does not say how many keys there were.
 pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -101,7 +110,7 @@ fn empty_stretch(s: &Session, start: &[u8], end: &[u8]) -> Outcome {
     if batch.is_empty() { Ok(()) } else { s.commit(batch) }
 }
 
-/// Collections that one command may delete with a stretch of keys.
+/// Collections and long strings that one command may delete with a stretch of keys.
 const MOST_COLLECTIONS: usize = 1 << 16;
 
 /// Adds the deletion of what stands beside the keys of `[start, end)`.
@@ -133,17 +142,14 @@ fn delete_types(
         }
         // What else a head says is found out of date by the sweeper.
         let Some(head) = Head::decode(&tuple.value()?) else { continue };
-        if head.kind == Kind::String {
-            continue;
-        }
+        let Some((first, last)) = head.beneath() else { continue };
         collections += 1;
         if collections > MOST_COLLECTIONS {
             return Err(Failure::Limit(format!(
-                "more than {MOST_COLLECTIONS} collections lie there: delete a shorter stretch, or FLUSHDB"
+                "more than {MOST_COLLECTIONS} collections and long strings lie there: delete a shorter stretch, or FLUSHDB"
             )));
         }
-        let (start, end) = whole(head.id);
-        batch.delete_range(types, start, end);
+        batch.delete_range(types, first, last);
     }
     if heads > 0 {
         batch.delete_range(types, first, last);

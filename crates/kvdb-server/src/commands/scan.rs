@@ -82,7 +82,7 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn keys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    answer(s, &Stretch::matching(args.at(1)), out, 1, |item, out| {
+    answer(s, &Stretch::matching(args.at(1)), out, 1, |_, item, out| {
         out.bulk(&item.key);
         Ok(())
     })

@@ -204,7 +204,7 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 ("maxclients", limits.connections.to_string()),
                 ("maxmemory", "0".to_string()),
                 ("maxmemory-policy", "noeviction".to_string()),
-                ("proto-max-bulk-len", limits.value.to_string()),
+                ("proto-max-bulk-len", limits.argument.to_string()),
                 ("save", String::new()),
                 ("timeout", "0".to_string()),
                 ("unixsocket", s.shared.socket.clone()),

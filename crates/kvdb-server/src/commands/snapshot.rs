@@ -7,9 +7,11 @@ use std::io::{self, BufWriter, Write};
 use kvdb::{DictionaryId, Durability, Received, View};
 
 use super::is;
+use super::long_strings::{Told, len_in, told};
 use super::txn::{arity, list_files, size};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::{TYPES_PREFIX, types_name};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
@@ -194,6 +196,20 @@ fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.whole(|out| list_changes(s, args, out))
 }
 
+fn is_tuple(state: &View, dict: Option<DictionaryId>, key: &[u8]) -> Result<bool, Failure> {
+    Ok(match dict {
+        Some(dict) => state.value_len(dict, key)?.is_some(),
+        None => false,
+    })
+}
+
+fn list_change(dictionary: &str, key: &[u8], sides: [Option<u64>; 2], out: &mut Output) {
+    out.array(4);
+    out.bulk(dictionary.as_bytes());
+    out.bulk(key);
+    sides.into_iter().for_each(|side| size(side, out));
+}
+
 fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let before = s.db().open_snapshot(name(args.at(2))?)?;
     let after = match args.get(3) {
@@ -201,26 +217,52 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         None => s.db().view(),
     };
     let (old, new) = (dictionaries(&before), dictionaries(&after));
-    let mut all: BTreeMap<&String, (DictionaryId, DictionaryId)> =
-        old.iter().map(|(name, id)| (name, (*id, *id))).collect();
+    let mut all: BTreeMap<String, (DictionaryId, DictionaryId)> =
+        old.iter().map(|(name, id)| (name.clone(), (*id, *id))).collect();
     for (name, id) in &new {
-        all.entry(name).and_modify(|(_, after)| *after = *id).or_insert((*id, *id));
+        all.entry(name.clone()).and_modify(|(_, after)| *after = *id).or_insert((*id, *id));
     }
     let (position, most) = (out.position(), s.shared.limits.whole_replies);
-    let mut count = 0;
-    for (dictionary, (dict, dict_after)) in all {
-        for change in before.difference(dict, &after, dict_after)? {
+    let (mut count, mut met) = (0, 0u32);
+    for (dictionary, (dict, dict_after)) in &all {
+        let types = all.get(&types_name(dictionary));
+        // A long string is one change of its key, in the dictionary of the user's.
+        let strings = dictionary.strip_prefix(TYPES_PREFIX);
+        for change in before.difference(*dict, &after, *dict_after)? {
             let change = change?;
-            out.array(4);
-            out.bulk(dictionary.as_bytes());
-            out.bulk(&change.key);
-            for side in [&change.before, &change.after] {
-                size(side.as_ref().map(|tuple| tuple.value_len() as u64), out);
-            }
-            count += 1;
-            if count % 256 == 0 {
+            met += 1;
+            if met % 256 == 0 {
                 s.check_stopping()?;
             }
+            let mut sides = [&change.before, &change.after]
+                .map(|side| side.as_ref().map(|tuple| tuple.value_len() as u64));
+            if let Some(strings) = strings {
+                match told(&change)? {
+                    Told::Nothing => {}
+                    Told::Elsewhere => continue,
+                    Told::Lengths { key, before: old, after: new, also } => {
+                        let of = all.get(&strings.to_owned());
+                        if !is_tuple(&before, of.map(|of| of.0), &key)?
+                            && !is_tuple(&after, of.map(|of| of.1), &key)?
+                        {
+                            list_change(strings, &key, [old, new], out);
+                            count += 1;
+                        }
+                        if !also {
+                            continue;
+                        }
+                    }
+                }
+            } else {
+                if sides[0].is_none() {
+                    sides[0] = len_in(&before, types.map(|types| types.0), &change.key)?;
+                }
+                if sides[1].is_none() {
+                    sides[1] = len_in(&after, types.map(|types| types.1), &change.key)?;
+                }
+            }
+            list_change(dictionary, &change.key, sides, out);
+            count += 1;
             out.send_if_large();
             if out.is_overfull() {
                 return Err(Failure::Limit(format!(

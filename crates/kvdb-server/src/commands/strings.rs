@@ -1,30 +1,77 @@
 //! Commands on one value, or a list of them, by key.
 
+use std::ops::Range;
+
 use bytes::Bytes;
-use kvdb::Update;
 
 use super::expiry::{Time, time_option};
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::Head;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::session::seen::{Seen, Text};
 
 pub fn get(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let value = read(s, args.at(1))?;
-    out.value(value.as_deref());
+    let key = args.at(1);
+    match read_newest(s, key)? {
+        Some(value) => out.value(value.as_deref()),
+        None => reply_with(&s.see()?, key, out)?,
+    }
     Ok(())
 }
 
-/// The string of `key` in the selected dictionary.
-pub fn read(s: &Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
-    let Some(space) = s.existing()? else { return Ok(None) };
-    if space.types.is_none()
-        && let Some(value) = s.newest(space.strings, key)
-    {
-        return Ok(value?);
+/// The string of a key in the selected dictionary where one lookup tells; `None` where it does not.
+fn read_newest(s: &Session, key: &[u8]) -> Result<Option<Option<Bytes>>, Failure> {
+    let Some(space) = s.existing()? else { return Ok(Some(None)) };
+    if space.types.is_some() {
+        return Ok(None);
     }
-    Ok(s.see()?.string(key)?.1)
+    let Some(value) = s.newest(space.strings, key) else { return Ok(None) };
+    let value = value?;
+    // What is not there may have got too long for one tuple since the dictionary was looked up.
+    let sure = value.is_some() || s.existing()?.is_none_or(|space| space.types.is_none());
+    Ok(sure.then_some(value))
+}
+
+/// The string of `key` in the selected dictionary, as far as a command may gather it.
+pub fn read(s: &Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+    match read_newest(s, key)? {
+        Some(value) => Ok(value),
+        None => Ok(s.see()?.string(key)?.1),
+    }
+}
+
+/// Replies with the string of a key, whatever its length.
+fn reply_with(seen: &Seen<'_>, key: &[u8], out: &mut Output) -> Outcome {
+    let (live, value) = seen.short_string(key)?;
+    match live.pages() {
+        Some(head) => reply_with_part(seen, &head, 0..head.len, out),
+        None => {
+            out.value(value.as_deref());
+            Ok(())
+        }
+    }
+}
+
+/// Replies with a part of a string in pages, which is sent while it is read. An error has written
+/// nothing.
+pub fn reply_with_part(
+    seen: &Seen<'_>,
+    head: &Head,
+    range: Range<u64>,
+    out: &mut Output,
+) -> Outcome {
+    let (len, most) = (range.end - range.start, seen.limits().bulk);
+    if len > most {
+        return Err(Failure::Limit(format!(
+            "the string has {len} bytes, and a reply at most {most}: read it in parts, GETRANGE"
+        )));
+    }
+    out.begin_bulk(len);
+    let read = seen.visit_part(head, range, |bytes| Ok(out.add_to_bulk(bytes)));
+    out.end_bulk(read)
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -100,7 +147,7 @@ fn put_when(
     }
     let space = match put.deadline {
         Deadline::At(_) => s.typed()?,
-        _ => s.writable()?,
+        _ => s.writable_for(value.len())?,
     };
     s.change(space, [key], |seen, batch| {
         let (live, old) = match put.old_wanted {
@@ -119,7 +166,7 @@ fn put_when(
             seen.remove(key, &live, batch);
             return Ok((old, true));
         }
-        let live = seen.put_string(key, &live, Bytes::copy_from_slice(value), batch);
+        let live = seen.put_string(key, &live, Bytes::copy_from_slice(value), batch)?;
         if deadline.is_some() {
             seen.set_deadline(key, &live, deadline, batch);
         }
@@ -220,8 +267,8 @@ pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         if out.is_broken() {
             break;
         }
-        match seen.string(key) {
-            Ok((_, value)) => out.value(value.as_deref()),
+        match reply_with(&seen, key, out) {
+            Ok(()) => {}
             Err(failure) if failure.is_wrong_type() => out.null(),
             Err(failure) => out.error(&failure.to_string()),
         }
@@ -241,7 +288,8 @@ pub fn mset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     check_pairs(s, args, "msetnx")?;
     let keys = || args.from(1).step_by(2);
-    let new = s.change(s.writable()?, keys(), |seen, batch| {
+    let longest = args.from(2).step_by(2).map(<[u8]>::len).max().unwrap_or(0);
+    let new = s.change(s.writable_for(longest)?, keys(), |seen, batch| {
         let mut all = Vec::with_capacity(keys().len());
         for key in keys() {
             let live = seen.live(key)?;
@@ -251,7 +299,7 @@ pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             all.push(live);
         }
         for ((key, value), live) in keys().zip(args.from(2).step_by(2)).zip(&all) {
-            seen.put_string(key, live, Bytes::copy_from_slice(value), batch);
+            seen.put_string(key, live, Bytes::copy_from_slice(value), batch)?;
         }
         Ok(true)
     })?;
@@ -267,94 +315,114 @@ fn check_pairs(s: &Session, args: Arguments<'_>, name: &str) -> Outcome {
 }
 
 pub fn strlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (_, len) = s.see()?.len_of_string(args.at(1))?;
-    out.integer(len.unwrap_or(0) as i64);
+    let (_, text) = s.see()?.text(args.at(1))?;
+    out.integer(text.len() as i64);
     Ok(())
 }
 
 pub fn getrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let start = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
     let end = integer(args.at(3)).ok_or(Failure::NOT_AN_INTEGER)?;
-    let value = read(s, args.at(1))?.unwrap_or_default();
-    out.bulk(slice(&value, start, end));
+    let key = args.at(1);
+    let whole = match read_newest(s, key)? {
+        Some(value) => value.unwrap_or_default(),
+        None => {
+            let seen = s.see()?;
+            let (live, value) = seen.short_string(key)?;
+            if let Some(head) = live.pages() {
+                return reply_with_part(&seen, &head, bounds(head.len, start, end), out);
+            }
+            value.unwrap_or_default()
+        }
+    };
+    out.bulk(slice(&whole, start, end));
     Ok(())
 }
 
 /// Bytes `start` to `end`, both included; negative numbers count from the end.
 fn slice(value: &[u8], start: i64, end: i64) -> &[u8] {
-    let len = value.len() as i64;
+    let range = bounds(value.len() as u64, start, end);
+    &value[range.start as usize..range.end as usize]
+}
+
+/// The bytes that two places mean in a string of `len` bytes.
+fn bounds(len: u64, start: i64, end: i64) -> Range<u64> {
+    let len = i64::try_from(len).unwrap_or(i64::MAX);
     if start < 0 && end < 0 && start > end {
-        return &[];
+        return 0..0;
     }
     let place = |i: i64| if i < 0 { i.saturating_add(len).max(0) } else { i };
     let (start, end) = (place(start), place(end).min(len - 1));
-    if start > end { &[] } else { &value[start as usize..=end as usize] }
+    if start > end { 0..0 } else { start as u64..end as u64 + 1 }
 }
 
 pub fn setrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let offset = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
-    if offset < 0 {
-        return Err(Failure::request("offset is out of range"));
-    }
+    let offset = u64::try_from(offset).map_err(|_| Failure::request("offset is out of range"))?;
     let patch = args.at(3);
     if patch.is_empty() {
         return strlen(s, args, out);
     }
-    let end =
-        offset.checked_add(patch.len() as i64).filter(|end| *end <= s.shared.limits.value as i64);
-    let end = end.ok_or(Failure::TOO_LONG)? as usize;
-    let update = Update::patch(offset as usize, patch).ok_or(Failure::TOO_LONG)?;
-    let len = change(s, args.at(1), &update, |len| Ok(len.max(end)))?;
+    let len = write(s, args.at(1), |_| offset, patch)?;
     out.integer(len as i64);
     Ok(())
 }
 
 pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (tail, max) = (args.at(2), s.shared.limits.value);
-    let update = Update::append(tail).ok_or(Failure::TOO_LONG)?;
-    let len = change(s, args.at(1), &update, |len| {
-        (len + tail.len() <= max).then_some(len + tail.len()).ok_or(Failure::TOO_LONG)
-    })?;
+    let len = write(s, args.at(1), |len| len, args.at(2))?;
     out.integer(len as i64);
     Ok(())
 }
 
-/// Values and changes up to this length are read and put, bytes: that costs a reader less later.
-const PUT_UP_TO: usize = 4 << 10;
-
-/// Changes a value, or the absence of one, atomically; a long value is not read. `grown` gives the
-/// new length, which is returned, from the old one.
-fn change(
-    s: &Session,
-    key: &[u8],
-    update: &Update,
-    grown: impl Fn(usize) -> Result<usize, Failure>,
-) -> Result<usize, Failure> {
-    s.check_key(key)?;
-    let space = s.writable()?;
-    s.change(space, [key], |seen, batch| {
-        let (live, old) = seen.len_of_string(key)?;
-        let len = grown(old.unwrap_or(0))?;
-        if old.unwrap_or(0) <= PUT_UP_TO || update.bytes().len() > PUT_UP_TO {
-            let value = update.apply(seen.string(key)?.1.as_deref());
-            seen.change_string(key, &live, value, batch);
-        } else {
-            batch.update(space.strings, Bytes::copy_from_slice(key), update.clone());
-        }
-        Ok(len)
+/// Writes bytes into a string, or begins one, atomically, from the place that `at` makes of its
+/// length. Gives the new length.
+fn write(s: &Session, key: &[u8], at: impl Fn(u64) -> u64, bytes: &[u8]) -> Result<u64, Failure> {
+    edit(s, key, |_, text| {
+        let at = at(text.len());
+        Ok((Some((at, bytes)), text.len().max(at.saturating_add(bytes.len() as u64))))
     })
 }
 
-/// Replaces a value, or the absence of one, by what `change` makes of it, atomically; `None` leaves
-/// it. The deadline stays.
+/// Writes the bytes into a string, or begins one, atomically, that `change` says at the place that
+/// it says. A long string is not read for it.
+pub fn edit<B: AsRef<[u8]>, T>(
+    s: &Session,
+    key: &[u8],
+    mut change: impl FnMut(&Seen<'_>, &Text) -> Result<(Option<(u64, B)>, T), Failure>,
+) -> Result<T, Failure> {
+    s.check_key(key)?;
+    let mut space = s.writable()?;
+    loop {
+        let done = s.change(space, [key], |seen, batch| {
+            let (live, text) = seen.text(key)?;
+            let (write, result) = change(seen, &text)?;
+            let done = match write {
+                Some((at, bytes)) => {
+                    seen.write_part(key, &live, &text, at, bytes.as_ref(), batch)?
+                }
+                None => Some(text.len()),
+            };
+            Ok(done.map(|_| result))
+        })?;
+        match done {
+            Some(result) => return Ok(result),
+            // It gets too long for one tuple.
+            None => space = s.typed()?,
+        }
+    }
+}
+
+/// Replaces a number, or the absence of one, by what `change` makes of it, atomically; `None` leaves
+/// it. The deadline stays. `otherwise`: there is a string that is too long to be a number.
 pub fn rewrite<T>(
     s: &Session,
     key: &[u8],
+    otherwise: fn() -> Failure,
     mut change: impl FnMut(Option<&[u8]>) -> Result<(Option<Vec<u8>>, T), Failure>,
 ) -> Result<T, Failure> {
     s.check_key(key)?;
     s.change(s.writable()?, [key], |seen, batch| {
-        let (live, old) = seen.string(key)?;
+        let (live, old) = seen.number(key, otherwise())?;
         let (value, result) = change(old.as_deref())?;
         if let Some(value) = value {
             seen.change_string(key, &live, value, batch);

@@ -7,10 +7,11 @@ use kvdb::{
     Changed, Durability, Isolation, Transaction, TransactionId, TransactionInfo, TransactionOptions,
 };
 
+use super::long_strings::LongStrings;
 use super::{is, wrong_arity};
 use crate::dictionaries;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, head_key, whole};
+use crate::keyspace::head_key;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -307,8 +308,7 @@ fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                 transaction.lock_key(types, &head_key(args.at(3)), exclusive)?;
                 // The elements: others change them without touching the head.
                 let live = s.see()?.live(args.at(3))?;
-                if let Some(head) = live.head.filter(|head| head.kind != Kind::String) {
-                    let (start, end) = whole(head.id);
+                if let Some((start, end)) = live.head.and_then(|head| head.beneath()) {
                     transaction.lock_range(types, &start, &end, exclusive)?;
                 }
             }
@@ -344,10 +344,23 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let position = out.position();
     let mut count = 0;
     let most = s.shared.limits.whole_replies;
-    let view = transaction.view()?;
+    let (view, long) = (transaction.view()?, LongStrings::of(s.db()));
     for change in transaction.changes()? {
         let (dict, change) = change?;
-        let Some(name) = names.get(&dict) else { continue };
+        let Some(name) = names.get(&dict) else {
+            if let Some(change) = long.changed(&view, dict, &change)? {
+                out.array(4);
+                out.bulk(change.dictionary.as_bytes());
+                out.bulk(if change.in_part { b"update" } else { b"put" });
+                out.bulk(&change.key);
+                out.integer(change.len as i64);
+                count += 1;
+            }
+            continue;
+        };
+        if long.replaces(&view, dict, &change)? {
+            continue;
+        }
         let (fields, kind): (usize, &[u8]) = match &change {
             Changed::Put { .. } => (4, b"put"),
             Changed::Update { .. } => (4, b"update"),

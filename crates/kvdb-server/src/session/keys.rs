@@ -1,6 +1,7 @@
 //! How the commands of a session read and change keys: which dictionaries, at what time, and that a
 //! change is one transaction, whatever others change at the same keys.
 
+use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, TransactionOptions};
 
 use super::seen::Seen;
@@ -66,7 +67,11 @@ impl Session {
             return Ok(space);
         }
         // A command that holds a lock may believe that there is none: all of them have ended when
-        // it is made. `EXEC` has made it before it took its locks, or has all of them.
+        // it is made. `EXEC` has made it before it took its locks, or has all of them; where that
+        // could not be known before, it is tried again with all of them.
+        if self.holds_some {
+            return Err(Failure::again_and_again());
+        }
         let _all = match self.executing {
             Some(Executing::Own(_)) => None,
             _ => Some(self.shared.locks.all()),
@@ -79,9 +84,22 @@ impl Session {
         Ok(Keyspace { types: Some(types), ..space })
     }
 
+    /// The selected dictionary for strings of up to `len` bytes, made if need be.
+    pub fn writable_for(&self, len: usize) -> Result<Keyspace, Failure> {
+        if len > self.shared.limits.tuple { self.typed() } else { self.writable() }
+    }
+
     /// What a command that only reads sees of the selected dictionary.
     pub fn see(&self) -> Result<Seen<'_>, Failure> {
-        Seen::by(self, self.existing()?)
+        let space = self.existing()?;
+        let seen = Seen::by(self, space)?;
+        if space.is_some_and(|space| space.types.is_none())
+            && let Some(now) = self.existing()?.filter(|now| now.types.is_some())
+        {
+            // Its types were made in between: what is seen may have keys there.
+            return Seen::by(self, Some(now));
+        }
+        Ok(seen)
     }
 
     /// Commits the batch that `change` makes of what it sees of these keys, atomically: other
@@ -121,7 +139,7 @@ impl Session {
                 TransactionOptions { label: "a command".into(), ..TransactionOptions::default() };
             let transaction = self.shared.db.begin_with(options)?;
             let mut batch = Batch::new();
-            let done = change(&Seen::of(&transaction, space, self.now())?, &mut batch)?;
+            let done = change(&Seen::of(&transaction, self, space)?, &mut batch)?;
             if batch.is_empty() {
                 return Ok(done);
             }
@@ -150,6 +168,10 @@ impl Session {
         pairs: impl Iterator<Item = (&'k [u8], &'k [u8])> + Clone,
     ) -> Outcome {
         let keys = pairs.clone().map(|(key, _)| key);
+        let space = match pairs.clone().any(|(_, value)| value.len() > self.shared.limits.tuple) {
+            true => self.typed()?,
+            false => space,
+        };
         {
             let _held = self.hold(space.strings, keys.clone())?;
             if self.under_locks(space)?.types.is_none() {
@@ -163,8 +185,7 @@ impl Session {
         self.change_commuting(space, keys, |seen, batch| {
             for (key, value) in pairs.clone() {
                 let live = seen.live_head(key)?;
-                seen.clear(key, &live, batch);
-                put(space.strings, key, value, batch);
+                seen.put_string(key, &live, Bytes::copy_from_slice(value), batch)?;
             }
             Ok(())
         })
@@ -172,5 +193,5 @@ impl Session {
 }
 
 fn put(dict: DictionaryId, key: &[u8], value: &[u8], batch: &mut Batch) {
-    batch.put(dict, bytes::Bytes::copy_from_slice(key), bytes::Bytes::copy_from_slice(value));
+    batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
 }

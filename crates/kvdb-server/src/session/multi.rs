@@ -8,7 +8,7 @@ use kvdb::{DictionaryId, Isolation, Transaction, View};
 
 use super::{Session, Shared};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Head, Keyspace, Kind, head_key, whole};
+use crate::keyspace::{Head, Keyspace, Kind, head_key};
 use crate::request::Request;
 
 /// What is gathered between `MULTI` and `EXEC`.
@@ -135,8 +135,10 @@ impl Watch {
                     }
                     let head = before.get(types, &head_key(key))?;
                     let head = head.and_then(|head| Head::decode(&head));
-                    if let Some(head) = head.filter(|head| head.kind != Kind::String)
-                        && elements_differ(before, now, types, head.id)?
+                    // A string in pages has another head with every change.
+                    if let Some(head) = head.filter(|head| head.kind != Kind::Pages)
+                        && let Some(all) = head.beneath()
+                        && elements_differ(before, now, types, all)?
                     {
                         return Ok(true);
                     }
@@ -163,9 +165,8 @@ fn elements_differ(
     before: &View,
     now: &Transaction,
     types: DictionaryId,
-    id: u64,
+    (start, end): (Vec<u8>, Vec<u8>),
 ) -> Result<bool, Failure> {
-    let (start, end) = whole(id);
     if now.isolation() == Isolation::Serializable {
         now.lock_range(types, &start, &end, false)?;
     }

@@ -6,9 +6,10 @@ use kvdb::{Batch, Cursor, DictionaryId, Isolation, Transaction, Update, View};
 
 use super::Session;
 use crate::failure::Failure;
-use crate::keyspace::{
-    Head, Keyspace, Kind, Live, WRONGTYPE, count_key, deadline_key, head_key, whole,
-};
+use crate::keyspace::{Head, Keyspace, Kind, Live, WRONGTYPE, count_key, deadline_key, head_key};
+
+mod pages;
+pub use pages::Text;
 
 fn corrupt(what: &str, key: &[u8]) -> Failure {
     Failure::Corrupt(format!("{what} of the key '{}' does not decode", key.escape_ascii()))
@@ -32,6 +33,7 @@ pub struct Seen<'a> {
     pub now: u64,
     view: View,
     source: Source<'a>,
+    session: &'a Session,
 }
 
 impl<'a> Seen<'a> {
@@ -41,15 +43,19 @@ impl<'a> Seen<'a> {
             Some(_) => Source::Session(session),
             None => Source::View,
         };
-        Ok(Seen::new(space, session.now(), session.view()?, source))
+        Ok(Seen::new(session, space, session.view()?, source))
     }
     /// What a transaction sees that is made for this command.
-    pub fn of(transaction: &'a Transaction, space: Keyspace, now: u64) -> Result<Self, Failure> {
-        Ok(Seen::new(Some(space), now, transaction.view()?, Source::Own(transaction)))
+    pub fn of(
+        transaction: &'a Transaction,
+        session: &'a Session,
+        space: Keyspace,
+    ) -> Result<Self, Failure> {
+        Ok(Seen::new(session, Some(space), transaction.view()?, Source::Own(transaction)))
     }
-    fn new(space: Option<Keyspace>, now: u64, view: View, source: Source<'a>) -> Self {
-        let types = space.and_then(|space| space.types);
-        Seen { strings: space.map(|space| space.strings), types, now, view, source }
+    fn new(session: &'a Session, space: Option<Keyspace>, view: View, source: Source<'a>) -> Self {
+        let (strings, types) = (space.map(|space| space.strings), space.and_then(|s| s.types));
+        Seen { strings, types, now: session.now(), view, source, session }
     }
 
     /// The state to read, what is read having been announced. A serializable transaction reads what
@@ -126,6 +132,10 @@ impl<'a> Seen<'a> {
         if found.is_expired(self.now) {
             return Ok(Some(Live { head, ..Live::default() }));
         }
+        if found.kind == Kind::Pages {
+            let count = i64::try_from(found.len).unwrap_or(i64::MAX);
+            return Ok(Some(Live { kind: Some(found.kind), head, count }));
+        }
         if found.kind != Kind::String {
             let count = self.count(found.id)?;
             if count > 0 {
@@ -160,11 +170,20 @@ impl<'a> Seen<'a> {
             Source::Session(_) => self.view()?.value_len(strings, key)?,
         })
     }
-    /// The string of a key; an error, when it is something else.
+    /// The string of a key; an error, when it is something else, or more than a command may gather.
     pub fn string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
+        let (live, value) = self.short_string(key)?;
+        match live.pages() {
+            Some(head) => Ok((live, Some(self.gathered(&head, 0..head.len)?))),
+            None => Ok((live, value)),
+        }
+    }
+    /// The string of a key, unless it is in pages: then what is known of it. An error, when it is
+    /// something else.
+    pub fn short_string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
         let head = self.head(key)?;
         match self.by_head(head)? {
-            Some(live) if live.exists() => Err(WRONGTYPE),
+            Some(live) if live.exists() && live.pages().is_none() => Err(WRONGTYPE),
             Some(live) => Ok((live, None)),
             None => {
                 let value = match self.strings {
@@ -176,17 +195,10 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// The length of the string of a key, which is not read if it is large.
-    pub fn len_of_string(&self, key: &[u8]) -> Result<(Live, Option<usize>), Failure> {
-        let head = self.head(key)?;
-        match self.by_head(head)? {
-            Some(live) if live.exists() => Err(WRONGTYPE),
-            Some(live) => Ok((live, None)),
-            None => {
-                let len = self.string_len(key)?;
-                Ok((Live { kind: len.map(|_| Kind::String), head, count: 0 }, len))
-            }
-        }
+    /// The string of a key that is to be a number; `otherwise`, when it is too long to be one.
+    pub fn number(&self, key: &[u8], otherwise: Failure) -> Result<(Live, Option<Bytes>), Failure> {
+        let found = self.short_string(key)?;
+        if found.0.pages().is_some() { Err(otherwise) } else { Ok(found) }
     }
 
     /// Takes away what stands under the key besides a string: its head, its deadline, its elements.
@@ -196,8 +208,7 @@ impl<'a> Seen<'a> {
         if let Some(deadline) = head.deadline {
             batch.delete(types, deadline_key(deadline, key));
         }
-        if head.kind != Kind::String {
-            let (start, end) = whole(head.id);
+        if let Some((start, end)) = head.beneath() {
             batch.delete_range(types, start, end);
         }
     }
@@ -208,6 +219,10 @@ impl<'a> Seen<'a> {
             batch.delete(strings, Bytes::copy_from_slice(key));
         }
     }
+    /// Whether a string of this length can be put: a long one needs the dictionary of types.
+    pub fn has_room_for(&self, len: usize) -> bool {
+        self.types.is_some() || len <= self.limits().tuple
+    }
     /// Puts a string in the place of whatever there was, without a deadline.
     pub fn put_string(
         &self,
@@ -215,14 +230,22 @@ impl<'a> Seen<'a> {
         live: &Live,
         value: impl Into<Bytes>,
         batch: &mut Batch,
-    ) -> Live {
+    ) -> Result<Live, Failure> {
         self.clear(key, live, batch);
-        if let Some(strings) = self.strings {
-            batch.put(strings, Bytes::copy_from_slice(key), value);
+        let (value, name) = (value.into(), Bytes::copy_from_slice(key));
+        match (self.strings, self.types) {
+            (Some(strings), Some(types)) if value.len() > self.limits().tuple => {
+                // Also a tombstone: of two transactions, one of which makes a short string of the
+                // key and the other a long one, the second has a conflict.
+                batch.delete(strings, name);
+                return self.put_pages(types, key, &value, batch);
+            }
+            (Some(strings), _) => batch.put(strings, name, value),
+            (None, _) => {}
         }
-        Live { kind: Some(Kind::String), head: None, count: 0 }
+        Ok(Live { kind: Some(Kind::String), head: None, count: 0 })
     }
-    /// Changes the value of a string that stays what it is, or begins one.
+    /// Changes the value of a string that is one tuple and stays it, or begins one.
     pub fn change_string(
         &self,
         key: &[u8],
@@ -240,8 +263,8 @@ impl<'a> Seen<'a> {
     /// Gives a key that exists another deadline, or none.
     pub fn set_deadline(&self, key: &[u8], live: &Live, deadline: Option<u64>, batch: &mut Batch) {
         let (Some(types), Some(kind)) = (self.types, live.kind) else { return };
-        let old = live.head.unwrap_or(Head { kind: Kind::String, deadline: None, id: 0 });
-        let head = Head { kind, deadline, id: if kind == Kind::String { 0 } else { old.id } };
+        let old = live.head.unwrap_or(Head::new(Kind::String, None, 0));
+        let head = Head { kind, deadline, ..old };
         if let Some(old) = old.deadline.filter(|old| Some(*old) != deadline) {
             batch.delete(types, deadline_key(old, key));
         }
@@ -301,7 +324,7 @@ impl<'a> Seen<'a> {
         while self.get(types, &count_key(id))?.is_some() {
             id = random();
         }
-        let head = Head { kind, deadline: None, id };
+        let head = Head::new(kind, None, id);
         batch.put(types, head_key(key), head.encode());
         let live = Live { kind: Some(kind), head: Some(head), count: 0 };
         Ok(Collection { id, types, live, fresh: true })

@@ -1,0 +1,86 @@
+//! Values that are longer than one command takes: they are put piece by piece, in one transaction,
+//! so that readers see all of one or nothing, and so does a crash.
+
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use kvdb_server::{Limits, Reply};
+
+use super::Connection;
+use crate::output::{Exit, Failure, Outcome};
+use crate::place::{self, View};
+
+/// A value that is to be put.
+#[derive(Default)]
+pub struct NewValue {
+    /// Its beginning, or all of it.
+    first: Vec<u8>,
+    /// The rest is still to be read from standard input.
+    more: bool,
+}
+
+/// The next piece from standard input.
+fn piece() -> Outcome<Vec<u8>> {
+    let most = Limits::default().argument;
+    let mut bytes = Vec::new();
+    io::stdin()
+        .lock()
+        .take(most as u64)
+        .read_to_end(&mut bytes)
+        .map_err(|e| Failure::io("cannot read the value from standard input", &e))?;
+    Ok(bytes)
+}
+
+impl NewValue {
+    /// What was given as an argument, or comes from standard input.
+    pub fn of(value: Option<&OsStr>) -> Outcome<NewValue> {
+        if let Some(value) = value.filter(|v| *v != "-") {
+            return Ok(NewValue { first: value.as_bytes().to_vec(), more: false });
+        }
+        let first = piece()?;
+        let more = first.len() == Limits::default().argument;
+        Ok(NewValue { first, more })
+    }
+}
+
+/// Sets a key; `false`: it exists, and was to be new.
+pub fn put(
+    connection: &mut Connection,
+    target: &Path,
+    key: &[u8],
+    value: &mut NewValue,
+    new: bool,
+) -> Outcome<bool> {
+    let first = std::mem::take(&mut value.first);
+    let next = if value.more { piece()? } else { Vec::new() };
+    let mut words: Vec<&[u8]> = vec![b"SET", key, &first];
+    words.extend(new.then_some(b"NX".as_slice()));
+    if next.is_empty() {
+        return Ok(connection.call(&words)? != Reply::Null);
+    }
+    if place::of_target(target)?.is_some_and(|place| matches!(place.view, View::Clone(_))) {
+        let text = "a clone takes values of up to 4 MiB: one that is longer needs a transaction";
+        return Err(Failure::new(Exit::Failed, text)
+            .hint("put the value into the store, or build it by SETRANGE (kvfs kv call)"));
+    }
+    // In a transaction that the caller is in, it is a part of that.
+    let joined = connection.is_joined()?;
+    if !joined {
+        let id = super::integer(connection.call(&[b"TXN", b"BEGIN", b"ATTACHED"])?)?;
+        connection.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
+    }
+    if connection.call(&words)? == Reply::Null {
+        return Ok(false);
+    }
+    let mut next = next;
+    while !next.is_empty() {
+        connection.call(&[b"APPEND", key, &next])?;
+        next = piece()?;
+    }
+    if !joined {
+        connection.call(&[b"TXN", b"COMMIT"])?;
+    }
+    Ok(true)
+}
