@@ -270,8 +270,8 @@ fn a_part_of_a_large_value_is_written_without_reading_it() {
         ("STRLEN k", "(integer) 1048582"),
         ("GETRANGE k 499999 500004", r#""\x00abcd\x00""#),
         ("GETRANGE k 1048575 -1", r#""vend\x00xy""#),
-        // Each of the changes was a transaction, and the first began again: it found that the string
-        // gets too long for one tuple.
+        // Each of the changes was a transaction, and the first began again: it found that the
+        // string gets too long for one tuple.
         ("TXN BEGIN", "(integer) 6"),
         ("TXN JOIN 6", "OK"),
         ("APPEND k more", "(integer) 1048586"),

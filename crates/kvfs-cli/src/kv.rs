@@ -46,8 +46,8 @@ pub struct Args {
 enum Action {
     /// Print the value of a key, and nothing else.
     Get { target: PathBuf, key: OsString },
-    /// Set a key. Without VALUE, or with `-`, the value is read from standard input, in pieces if it
-    /// is long, which become one value in one transaction; up to 1 TiB.
+    /// Set a key. Without VALUE, or with `-`, the value is read from standard input; a long one, up
+    /// to 1 TiB, in pieces that become one value in one transaction.
     Put {
         target: PathBuf,
         key: OsString,

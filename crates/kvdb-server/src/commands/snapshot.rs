@@ -241,7 +241,7 @@ fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                     Told::Nothing => {}
                     Told::Elsewhere => continue,
                     Told::Lengths { key, before: old, after: new, also } => {
-                        let of = all.get(&strings.to_owned());
+                        let of = all.get(strings);
                         if !is_tuple(&before, of.map(|of| of.0), &key)?
                             && !is_tuple(&after, of.map(|of| of.1), &key)?
                         {

@@ -412,8 +412,8 @@ pub fn edit<B: AsRef<[u8]>, T>(
     }
 }
 
-/// Replaces a number, or the absence of one, by what `change` makes of it, atomically; `None` leaves
-/// it. The deadline stays. `otherwise`: there is a string that is too long to be a number.
+/// Replaces a number, or the absence of one, by what `change` makes of it, atomically; `None`
+/// leaves it. The deadline stays. `otherwise`: there is a string that is too long to be a number.
 pub fn rewrite<T>(
     s: &Session,
     key: &[u8],
