@@ -9,8 +9,8 @@
 //!
 //! Only reads that had to wait are looked at: what is in memory, or was announced, costs nothing
 //! here. So what is announced in vain is at most four times what was read before, but for the first
-//! window. Reads in no order of a place of a few hundred KiB come close behind one another, too, but
-//! as often close before: where that happens, nothing is announced for a while.
+//! window. Reads in no order of a place of a few hundred KiB come close behind one another, too,
+//! but as often close before: where that happens, nothing is announced for a while.
 //!
 //! A caller that knows how much it is going to read from one place on, as the listing of a large
 //! folder does, says so ([`read_onward`]): then nothing has to be waited for first.

@@ -36,7 +36,7 @@ enum Evacuated {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OtherMerges {
     Running,
-    /// The caller merges alone, see [`Compactor::merge_alone`](crate::background::Compactor::merge_alone).
+    /// The caller merges alone (`Compactor::merge_alone`).
     Excluded,
 }
 
