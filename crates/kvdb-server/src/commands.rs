@@ -32,6 +32,7 @@ mod sorted_sets;
 mod strings;
 mod tree;
 mod txn;
+mod zones;
 
 pub use dispatch::run;
 use dispatch::run_one;
@@ -249,6 +250,7 @@ pub static COMMANDS: &[Command] = &[
     reads("info", "[section ...]", -1, NONE, server::info),
     reads("keys", "pattern", 2, NONE, scan::keys),
     reads("kvfs.stat", "", 1, NONE, server::stat),
+    reads("kvfs.zones", "[cells]", -1, NONE, zones::zones),
     reads("lcs", "key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]", -3, TWO, lcs::lcs),
     reads("lindex", "key index", 3, FIRST, lists::lindex),
     writes("linsert", "key BEFORE|AFTER pivot element", 5, FIRST, lists::linsert),

@@ -210,7 +210,7 @@ mod tests {
         let names: Vec<&'static str> = crate::commands::COMMANDS
             .iter()
             .map(|c| c.name)
-            .filter(|n| !matches!(*n, "info" | "kvfs.stat" | "memory"))
+            .filter(|n| !matches!(*n, "info" | "kvfs.stat" | "kvfs.zones" | "memory"))
             .collect();
         let word = prop_oneof![
             4 => prop::sample::select(names.clone()).prop_map(|n| n.as_bytes().to_vec()),

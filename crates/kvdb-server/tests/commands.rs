@@ -391,6 +391,15 @@ fn the_connection_and_the_server() {
     let stat = c.run("KVFS.STAT");
     assert!(stat.contains("\\\"store\\\":{\\\"runs\\\":3}}"), "{stat}");
     assert!(stat.contains("\\\"get\\\":{\\\"calls\\\":1,"), "{stat}");
+    let zones = c.run("KVFS.ZONES");
+    assert!(zones.contains("\\\"zones_per_cell\\\":1,"), "{zones}");
+    assert!(zones.contains("\\\"cells\\\":[[1,0,0,0,\\\"superblock\\\",null],["), "{zones}");
+    let one = c.run("KVFS.ZONES 1");
+    assert_eq!(one.matches("],[").count(), 0, "{one}");
+    for wrong in ["KVFS.ZONES 0", "KVFS.ZONES -1", "KVFS.ZONES x", "KVFS.ZONES 65537"] {
+        assert!(c.run(wrong).starts_with("(error) ERR write a number of cells"), "{wrong}");
+    }
+    assert!(c.run("KVFS.ZONES 1 2").starts_with("(error) ERR wrong number of arguments"));
     let count: usize =
         c.run("COMMAND COUNT").trim_start_matches("(integer) ").parse().expect("a number");
     assert_eq!(c.run("COMMAND LIST").split(' ').count(), count);

@@ -101,7 +101,7 @@ pub use transactions::{
     TransactionOptions,
 };
 pub use vt_tree::{Estimate, Update, read_alone, read_onward};
-pub use zones::Profile;
+pub use zones::{Profile, ZoneInfo, ZoneState};
 
 /// The guide's examples run as tests.
 #[cfg(doctest)]

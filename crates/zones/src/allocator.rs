@@ -23,6 +23,7 @@ use std::sync::Arc;
 use env::sync::{Mutex, MutexGuard};
 
 use crate::stream::Streams;
+use crate::zone_info::{ZoneInfo, ZoneState};
 use crate::zone_use::ZoneUse;
 use crate::{Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
@@ -49,6 +50,8 @@ pub(crate) struct AllocatorState {
     pub streams: Streams,
     /// The fewest backed free zones since `idle` was last called.
     fewest: usize,
+    /// The zones that were taken since the store was opened.
+    taken: u64,
     /// Before the start, by zone: the end of the last known extent, and the most bytes that a
     /// single pin counts there.
     seen: BTreeMap<u32, SeenExtents>,
@@ -61,6 +64,10 @@ pub(crate) struct Zone {
     pub live: u64,
     pub open: bool,
     pub written: bool,
+    /// How many zones had been taken when this one was, itself included; 0: it was not taken since
+    /// the store was opened.
+    taken: u64,
+    purpose: Option<Purpose>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -101,6 +108,7 @@ impl Allocator {
             punched: BTreeSet::new(),
             streams: Default::default(),
             fewest: 0,
+            taken: 0,
             seen: BTreeMap::new(),
         };
         Allocator { state: Mutex::new(state), promised }
@@ -215,6 +223,9 @@ impl Allocator {
             } else {
                 tracing::debug!(zone, "a stream does not resume in its zone");
                 stream.close();
+                if let Some(known) = state.zones.get_mut(zone as usize) {
+                    known.purpose = None;
+                }
             }
         }
         for zone in 1..state.zones.len() as u32 {
@@ -326,12 +337,40 @@ impl AllocatorState {
         }
         let zone = self.written.pop_first().or_else(|| self.fresh.pop_first())?;
         self.fewest = self.fewest.min(self.backed());
+        self.taken += 1;
         let known = &mut self.zones[zone as usize];
         debug_assert!(known.pins == 0 && !known.open, "a free zone has no pin");
-        known.pins = 1;
-        known.live = 0;
-        known.written = true;
+        *known = Zone { pins: 1, written: true, taken: self.taken, ..Zone::default() };
         Some(ZoneId(zone))
+    }
+
+    /// Notes what a zone is taken for.
+    pub fn used_for(&mut self, zone: ZoneId, purpose: Purpose) {
+        if let Some(known) = self.zones.get_mut(zone.0 as usize) {
+            known.purpose = Some(purpose);
+        }
+    }
+
+    /// Every zone of the device, in their order.
+    pub fn map(&self) -> Vec<ZoneInfo> {
+        let info = |(number, zone): (usize, &Zone)| {
+            let state = match number {
+                0 => ZoneState::Superblock,
+                _ if zone.open => ZoneState::Open,
+                _ if zone.pins > 0 => ZoneState::Held,
+                n if self.punched.contains(&(n as u32)) => ZoneState::GivenBack,
+                _ => ZoneState::Free,
+            };
+            let used = matches!(state, ZoneState::Open | ZoneState::Held);
+            ZoneInfo {
+                state,
+                live: if used { zone.live.min(ZONE_SIZE) } else { 0 },
+                purpose: zone.purpose.filter(|_| used),
+                // A zone that is free again has no age.
+                age: (used && zone.taken > 0).then(|| self.taken - zone.taken),
+            }
+        };
+        self.zones.iter().enumerate().map(info).collect()
     }
 
     fn unpin(&mut self, zone: u32, bytes: u64) {
@@ -429,6 +468,7 @@ impl AllocatorState {
     ) -> bool {
         // The zone itself is taken already.
         let depth = self.depth(self.backed() + 1);
+        self.used_for(zone, purpose);
         let stream = self.streams.of(purpose, lifetime);
         if stream.rest() >= ZONE_SIZE - used {
             return false;

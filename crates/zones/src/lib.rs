@@ -53,6 +53,7 @@ mod store;
 mod stream;
 mod superblock;
 pub mod varint;
+mod zone_info;
 mod zone_use;
 
 pub use checksum::{Checksum, crc32c};
@@ -67,6 +68,7 @@ pub use space::Space;
 pub use stats::{IoStats, PurposeStats};
 pub use store::{FormatOptions, Zones};
 pub use superblock::{FORMAT_VERSION, MAX_ROOT, Profile, Superblock};
+pub use zone_info::{ZoneInfo, ZoneState};
 pub use zone_use::ZoneUse;
 
 use std::fmt;

@@ -10,7 +10,7 @@ use env::Random;
 use world::{SMALL, memory_store, place};
 use zones::{
     Device, Error, Fault, FaultDevice, FaultKind, FormatOptions, MemoryDevice, Operation, Priority,
-    Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones,
+    Purpose, SECTOR, ZONE_SIZE, ZoneId, ZoneInfo, ZonePin, ZoneState, ZoneUse, Zones,
 };
 
 const STREAMS: [Purpose; 3] = [Purpose::Tuples, Purpose::Index, Purpose::Pages];
@@ -198,6 +198,57 @@ fn reopen(
     }
     zones.start();
     zones
+}
+
+#[test]
+fn the_map_shows_what_each_zone_is_used_for_and_how_long_ago_it_was_taken() {
+    let zones = memory_store(FormatOptions { reserve_zones: 2, ..Default::default() });
+    let at = |zone: ZoneId| zones.map()[zone.0 as usize];
+    let bare = |state| ZoneInfo { state, live: 0, purpose: None, age: None };
+    assert_eq!(zones.map()[0], bare(ZoneState::Superblock));
+    assert!(zones.map()[1..].iter().all(|zone| *zone == bare(ZoneState::Free)));
+
+    let (first, journal) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
+    let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+    let second = ZoneId::of(writer.place(1, 100, |_, _| ()).unwrap());
+    let pages = writer.finish().unwrap();
+    let journal_zone = |age| ZoneInfo {
+        state: ZoneState::Held,
+        live: ZONE_SIZE,
+        purpose: Some(Purpose::Journal),
+        age: Some(age),
+    };
+    assert_eq!(at(first), journal_zone(1), "one zone was taken after it");
+    let (purpose, age) = (Some(Purpose::Pages), Some(0));
+    assert_eq!(at(second), ZoneInfo { state: ZoneState::Open, live: 100, purpose, age });
+
+    drop(journal);
+    assert_eq!(at(first), bare(ZoneState::Free));
+    // Taken again it is the newest, whatever it was before.
+    let (again, _journal) = zones.take_zone(Purpose::Manifest, Priority::User).unwrap();
+    assert_eq!(again, first);
+    assert_eq!(at(first), ZoneInfo { purpose: Some(Purpose::Manifest), ..journal_zone(0) });
+    assert_eq!(at(second).age, Some(1));
+    drop(pages);
+    // The stream goes on there.
+    assert_eq!((at(second).state, at(second).live), (ZoneState::Open, 0));
+    zones.give_back().unwrap();
+    assert!(zones.map().iter().all(|zone| zone.state != ZoneState::GivenBack || zone.live == 0));
+}
+
+#[test]
+fn zones_from_before_the_opening_have_no_age() {
+    let device = Arc::new(MemoryDevice::new());
+    let zones = Zones::format(device.clone(), FormatOptions::default()).unwrap();
+    let (zone, pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
+    let uses = pin.uses().clone();
+    zones.set_root(b"root").unwrap();
+    drop((pin, zones));
+    let zones = Zones::open(device).unwrap();
+    let _pin = zones.pin(&uses).unwrap();
+    zones.start();
+    let known = zones.map()[zone.0 as usize];
+    assert_eq!((known.state, known.live, known.age), (ZoneState::Held, ZONE_SIZE, None));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::{Env, Machine};
-use zones::{Device, MemoryDevice};
+use zones::{Device, MemoryDevice, ZoneInfo};
 
 use self::database::Database;
 use self::recovery::Recovery;
@@ -295,6 +295,12 @@ impl Kvdb {
     /// What the store has done since it was opened, and what it consists of, in figures.
     pub fn stats(&self) -> Stats {
         self.db.0.stats()
+    }
+
+    /// Every zone of 8 MiB of the store's file, in their order: how full it is, of what, and how
+    /// long ago it was taken.
+    pub fn zone_map(&self) -> Vec<ZoneInfo> {
+        self.db.0.zones.map()
     }
 
     /// Makes everything durable and ends background work. Writes are refused from here on; views

@@ -1,10 +1,11 @@
 //! Operations that read the store and compare what they find: gets, scans, cursors, views that are
 //! held, and values where they are stored.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kvdb::{Batch, Durability, Error, Scope, StoredValue};
+use kvdb::{Batch, Durability, Error, Scope, StoredValue, ZoneInfo, ZoneState};
 
 use crate::oracle::{Change, Kind, ManifestState, observe, seen, tuples};
 use crate::world::{Dead, World};
@@ -111,13 +112,27 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
     assert_eq!(view.dictionary("no such one"), None);
     assert_eq!(w.db.dictionaries().len(), w.db.dictionaries_in("").len());
     w.ok(w.db.takes_writes())?;
-    for name in ["Kvdb::stats", "Kvdb::space", "Kvdb::defrag_progress"] {
+    for name in ["Kvdb::stats", "Kvdb::space", "Kvdb::defrag_progress", "Kvdb::zone_map"] {
         w.call(name);
     }
+    zones_make_sense(&w.db.zone_map(), &w.what());
     assert!(w.db.space().free <= w.db.space().total);
     assert!(!w.db.defrag_progress().running);
     assert!(w.db.stats().write_amplification() >= 0.0);
     Ok(())
+}
+
+/// Zones that are in use and no others have bytes and an age, and no two are equally old.
+fn zones_make_sense(map: &[ZoneInfo], what: &str) {
+    let mut ages = BTreeSet::new();
+    for (number, zone) in map.iter().enumerate() {
+        let used = matches!(zone.state, ZoneState::Open | ZoneState::Held);
+        assert_eq!(number == 0, zone.state == ZoneState::Superblock, "{what}: {zone:?}");
+        assert!(zone.live <= zones::ZONE_SIZE, "{what}: zone {number}: {zone:?}");
+        let bare = zone.live == 0 && zone.purpose.is_none() && zone.age.is_none();
+        assert!(used || bare, "{what}: zone {number} is free: {zone:?}");
+        assert!(zone.age.is_none_or(|age| ages.insert(age)), "{what}: zone {number}: {zone:?}");
+    }
 }
 
 /// Views, and scopes on them, are held, and show the same for ever.

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use super::Zones;
 use crate::allocator::Growth;
 use crate::{
-    Device, Error, Lifetime, Priority, Purpose, Result, Space, ZONE_SIZE, ZoneId, ZonePin, ZoneUse,
+    Device, Error, Lifetime, Priority, Purpose, Result, Space, ZONE_SIZE, ZoneId, ZoneInfo,
+    ZonePin, ZoneUse,
 };
 
 /// The free zones beyond the reserve that are kept for reuse and not given back to the host.
@@ -102,6 +103,12 @@ impl Zones {
         pinned
             .map(|(number, zone)| (ZoneId(number as u32), zone.live.min(ZONE_SIZE), zone.pins))
             .collect()
+    }
+
+    /// Every zone of the device, in their order: what it is used for, and how long ago it was
+    /// taken.
+    pub fn map(&self) -> Vec<ZoneInfo> {
+        self.allocator.lock().map()
     }
 
     /// An empty pin of this store.

@@ -273,6 +273,7 @@ impl Zones {
         {
             // `start` determines how deep in the reserve the zone lies.
             stream.open(zone.0, next, Priority::User);
+            state.used_for(zone, purpose);
         }
     }
 
@@ -291,9 +292,10 @@ impl Zones {
 
     /// Takes a whole zone, preferably one that was written before, and counts all of it as alive.
     /// It is written with [`Zones::write`], and recovery must pin it as [`ZoneUse::whole`].
-    pub fn take_zone(&self, _purpose: Purpose, priority: Priority) -> Result<(ZoneId, ZonePin)> {
+    pub fn take_zone(&self, purpose: Purpose, priority: Priority) -> Result<(ZoneId, ZonePin)> {
         let mut pin = self.acquire(priority)?;
         let Some((zone, _)) = pin.uses().iter().next() else { return Err(Error::NoSpace) };
+        self.allocator.lock().used_for(zone, purpose);
         pin.charge(zone, ZONE_SIZE);
         Ok((zone, pin))
     }
