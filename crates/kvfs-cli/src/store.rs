@@ -391,6 +391,11 @@ pub fn statistics(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> S
         let by_kind: serde_json::Map<_, _> =
             requests.seen().into_iter().map(|(name, n)| (name.to_string(), n.into())).collect();
         all["requests"] = by_kind.into();
+        let micros = |(name, time): (&str, Duration)| {
+            (name.to_string(), u64::try_from(time.as_micros()).unwrap_or(u64::MAX).into())
+        };
+        let times: serde_json::Map<_, _> = requests.times().into_iter().map(micros).collect();
+        all["request_micros"] = times.into();
     }
     all.to_string()
 }

@@ -1,7 +1,9 @@
-//! How many requests of each kind the kernel sent: the price of a FUSE file system is their number.
+//! How many requests of each kind the kernel sent, and how long it took to answer them: the price
+//! of a FUSE file system is their number.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 macro_rules! requests {
     ($($name:ident = $opcode:literal $text:literal),* $(,)?) => {
@@ -58,11 +60,14 @@ impl Request {
 #[derive(Debug)]
 pub struct Counters {
     counts: [AtomicU64; NAMES.len()],
+    /// How long answering them took in all, nanoseconds.
+    nanos: [AtomicU64; NAMES.len()],
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Counters { counts: [const { AtomicU64::new(0) }; NAMES.len()] }
+        let zeros = || [const { AtomicU64::new(0) }; NAMES.len()];
+        Counters { counts: zeros(), nanos: zeros() }
     }
 }
 
@@ -70,6 +75,12 @@ impl Counters {
     pub(crate) fn count(&self, request: Request) {
         // Only a statistic: no order with anything else is needed.
         self.counts[request as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request was answered in this time.
+    pub(crate) fn took(&self, request: Request, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos[request as usize].fetch_add(nanos, Ordering::Relaxed);
     }
 
     /// It comes again, to another thread.
@@ -86,6 +97,15 @@ impl Counters {
     pub fn seen(&self) -> Vec<(&'static str, u64)> {
         let counts = self.counts.iter().map(|c| c.load(Ordering::Relaxed));
         NAMES.iter().copied().zip(counts).filter(|&(_, n)| n > 0).collect()
+    }
+
+    /// (name, time) of every kind that was seen: how long answering them took in all. What the
+    /// kernel adds, and the wait for a thread that is free, are not in it.
+    pub fn times(&self) -> Vec<(&'static str, Duration)> {
+        let nanos = self.nanos.iter().map(|n| Duration::from_nanos(n.load(Ordering::Relaxed)));
+        let seen = |at: usize| self.counts[at].load(Ordering::Relaxed) > 0;
+        let all = NAMES.iter().copied().zip(nanos).enumerate();
+        all.filter(|(at, _)| seen(*at)).map(|(_, named)| named).collect()
     }
 
     /// How many requests have come.
@@ -116,6 +136,11 @@ mod tests {
         c.count(Request::Other);
         assert_eq!(c.seen(), [("LOOKUP", 1), ("OTHER", 2)]);
         assert_eq!(c.total(), 3);
+        c.took(Request::Other, Duration::from_micros(3));
+        c.took(Request::Other, Duration::from_micros(4));
+        c.took(Request::Read, Duration::from_micros(5));
+        let times = [("LOOKUP", Duration::ZERO), ("OTHER", Duration::from_micros(7))];
+        assert_eq!(c.times(), times, "one that comes again was not answered yet");
         assert_eq!(c.to_string(), "LOOKUP 1, OTHER 2");
     }
 }

@@ -15,6 +15,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -106,6 +107,23 @@ impl<H: Handler> Dispatcher<H> {
         reply.stale_attributes.clear();
         let request = Request::of(head.opcode);
         self.counters.count(request);
+        let begun = Instant::now();
+        let outcome = self.guarded(request, head, fields, reply, read_buffer);
+        if !matches!(outcome, Outcome::Waits) {
+            self.counters.took(request, begun.elapsed());
+        }
+        outcome
+    }
+
+    /// Answers, whatever the handler does.
+    fn guarded(
+        &self,
+        request: Request,
+        head: &Head,
+        fields: Fields<'_>,
+        reply: &mut ReplyBuffer,
+        read_buffer: &mut [u8],
+    ) -> Outcome {
         match catch_unwind(AssertUnwindSafe(|| {
             self.answer(request, head, fields, reply, read_buffer)
         })) {
@@ -133,6 +151,11 @@ impl<H: Handler> Dispatcher<H> {
             self.counters.count(Request::of(head.opcode));
         }
         begun
+    }
+
+    /// Notes that an FSYNC that was begun so long ago has been answered.
+    pub fn ended_fsync(&self, opcode: u32, begun: Instant) {
+        self.counters.took(Request::of(opcode), begun.elapsed());
     }
 
     /// Ends every FSYNC that has begun.

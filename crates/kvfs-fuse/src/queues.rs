@@ -464,19 +464,23 @@ impl<H: Handler> Worker<H> {
             return Some(slot);
         }
         if matches!(request, Request::FSync | Request::FSyncDir) && !self.dispatcher.stalls() {
+            let begun_at = Instant::now();
             match self.dispatcher.begin_fsync(&head) {
                 Ok(FSync::Alone) => {}
                 Ok(FSync::WithNext) => {
                     self.away += 1;
                     let (dispatcher, queue) = (self.dispatcher.clone(), self.queue.clone());
+                    let (counted, opcode) = (self.dispatcher.clone(), head.opcode);
                     let answer = move |outcome| {
                         confirm(&mut slot, outcome);
                         queue.give_back(slot);
+                        counted.ended_fsync(opcode, begun_at);
                     };
                     self.blocking_pool.with_next_sync(true, move || dispatcher.sync(), answer);
                     return None;
                 }
                 begun => {
+                    self.dispatcher.ended_fsync(head.opcode, begun_at);
                     confirm(&mut slot, begun.map(drop));
                     return Some(slot);
                 }

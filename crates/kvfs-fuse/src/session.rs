@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno as Os;
@@ -295,7 +295,11 @@ fn serve<H: Handler>(
         }
         if matches!(request, Request::FSync | Request::FSyncDir) {
             let (to, unique) = (connection.clone(), head.unique);
-            let confirm_to = move |outcome: Reply<()>| confirm(&to, unique, outcome);
+            let (counted, opcode, begun_at) = (dispatcher.clone(), head.opcode, Instant::now());
+            let confirm_to = move |outcome: Reply<()>| {
+                confirm(&to, unique, outcome);
+                counted.ended_fsync(opcode, begun_at);
+            };
             match dispatcher.begin_fsync(&head) {
                 Ok(FSync::Alone) => {}
                 Ok(FSync::WithNext) => {
