@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz python lint-python install install-files deb clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz python lint-python install install-files deb clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -75,6 +75,10 @@ crash-live: build
 ## make crash-transactions  SIGKILL at random moments of transactions over a file and its key (KILLS=200, SEED_BASE=n, OPTIONS=...)
 crash-transactions: build
 	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills $${KILLS:-200} $(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
+
+## make pages        use the page of kvfs web in a headless Chromium (Debian: chromium), and take its pictures for docs/images
+pages: build
+	python3 scripts/web_screenshots.py --kvfs $(KVFS) --images docs/images --need-browser
 
 ## make full         a full store and a full host disk, on a real mount
 full: build

@@ -10,6 +10,8 @@ use std::sync::Arc;
 mod daemons;
 #[path = "../../crates/kvfs-cli/src/figures.rs"]
 mod figures;
+#[path = "../../crates/kvfs-cli/src/http/message.rs"]
+mod http_message;
 #[path = "../../crates/kvfs-cli/src/identity.rs"]
 mod identity;
 #[path = "../../crates/kvfs-cli/src/import.rs"]
@@ -66,6 +68,30 @@ pub fn options(data: &[u8]) {
     let lists: Vec<_> =
         data.split(|&byte| byte == b'\n').map(|list| OsString::from_vec(list.to_vec())).collect();
     let _ = mount_options::parse(&lists);
+}
+
+/// A request of HTTP, at once and byte by byte: both are read alike.
+pub fn http(data: &[u8]) {
+    let whole = http_message::read(&mut &data[..]).expect("memory does not fail");
+    let mut pieces = data.iter();
+    let mut one = |buffer: &mut [u8]| match pieces.next() {
+        Some(byte) => {
+            buffer[0] = *byte;
+            1
+        }
+        None => 0,
+    };
+    struct ByByte<'a>(&'a mut dyn FnMut(&mut [u8]) -> usize);
+    impl std::io::Read for ByByte<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            Ok(self.0(buffer))
+        }
+    }
+    let pieces = http_message::read(&mut ByByte(&mut one)).expect("memory does not fail");
+    // Where a head is too long is seen at the end of a piece.
+    if data.len() < 8 << 10 {
+        assert_eq!(pieces, whole);
+    }
 }
 
 /// The extension records and sparse maps of a tar stream.

@@ -58,6 +58,16 @@ impl Detail {
         no_pager: true,
     };
 
+    /// Everything, what differs in nothing but a time as well.
+    pub const WITH_TIMES: Detail = Detail {
+        stat: false,
+        patch: false,
+        times: true,
+        no_renames: false,
+        color: When::Auto,
+        no_pager: true,
+    };
+
     /// These settings, with contents shown as a patch.
     pub fn with_patch(self) -> Detail {
         Detail { stat: false, patch: true, ..self }

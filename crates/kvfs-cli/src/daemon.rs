@@ -68,7 +68,7 @@ fn serve_logged(
         views: views.clone(),
         mount: figures.clone(),
     };
-    let metrics = options.metrics.map(|address| metrics::Endpoint::start(address, sources()));
+    let metrics = options.metrics.map(|address| metrics::start(address, sources()));
     let metrics = metrics.transpose()?;
 
     let mount_options = MountOptions {

@@ -21,12 +21,14 @@ mod export;
 mod figures;
 mod find;
 mod history;
+mod http;
 mod identity;
 mod import;
 mod import_items;
 mod import_mounted;
 mod importer;
 mod kv;
+mod live;
 mod ls;
 mod manual;
 mod mcp;
@@ -53,12 +55,14 @@ mod stat;
 mod store;
 mod tar_stream;
 mod text;
+mod top;
 mod transactions;
 mod tree;
 mod txn;
 mod umount;
 mod usage;
 mod walks;
+mod web;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -88,6 +92,8 @@ enum Command {
     Run(run::Args),
     Txn(txn::Args),
     Mcp(mcp::Args),
+    Web(web::Args),
+    Top(top::Args),
     Snapshot(snapshot::Args),
     Clone(snapshot::CloneArgs),
     Diff(snapshot::DiffArgs),
@@ -133,6 +139,8 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),
         Command::Mcp(args) => mcp::run(args, &output),
+        Command::Web(args) => web::run(args, &output),
+        Command::Top(args) => top::run(args, &output),
         Command::Kv(args) => kv::run(args, &output),
         Command::Dict(args) => dict::run(args, &output),
         Command::Compact(args) => dict::compact(args, &output),

@@ -1,27 +1,17 @@
 //! `kvfs mount --metrics`: the figures of a mount for Prometheus, as text over HTTP.
 //!
-//! One thread answers one client after the other, for a scrape is one short question: it reads a
-//! request's head, of bounded size and for a bounded time, and answers a GET of `/metrics`. There
-//! is no password, so an address that other machines reach is refused.
+//! There is no password, so an address that other machines reach is refused.
 
 use std::fmt::Write as _;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use kvdb::Kvdb;
 use kvfs::{Fs, Views};
 
+use crate::http::{Listening, Request, Response};
 use crate::output::{Failure, Outcome};
 use crate::store::MountFigures;
-
-/// Bytes of a request's head at most.
-const LONGEST: usize = 8 << 10;
-/// What a client may take for its question, and for the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where figures come from.
 pub struct Sources {
@@ -32,90 +22,23 @@ pub struct Sources {
 }
 
 /// Answers until it is dropped.
-pub struct Endpoint {
-    stop: Arc<AtomicBool>,
-    address: SocketAddr,
-    thread: Option<JoinHandle<()>>,
+pub fn start(address: SocketAddr, sources: Sources) -> Outcome<Listening> {
+    let handler =
+        |_| -> crate::http::Handler { Arc::new(move |request| answer(request, &sources)) };
+    let listening = Listening::start(address, handler)
+        .map_err(|e| Failure::io(format!("cannot listen on {address} for --metrics"), &e))?;
+    tracing::info!("metrics at http://{}/metrics", listening.address());
+    Ok(listening)
 }
 
-impl Endpoint {
-    pub fn start(address: SocketAddr, sources: Sources) -> Outcome<Endpoint> {
-        let cannot = |e| Failure::io(format!("cannot listen on {address} for --metrics"), &e);
-        let listener = TcpListener::bind(address).map_err(cannot)?;
-        // Of port 0 the one that was chosen.
-        let address = listener.local_addr().map_err(cannot)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let serve = move || {
-            for client in listener.incoming() {
-                if stopped.load(Ordering::Acquire) {
-                    return;
-                }
-                if let Err(e) = client.and_then(|client| answer(client, &sources)) {
-                    tracing::debug!("a client of the metrics was not answered: {e}");
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("kvfs-metrics".into()).spawn(serve);
-        tracing::info!("metrics at http://{address}/metrics");
-        Ok(Endpoint { stop, address, thread: Some(thread.map_err(cannot)?) })
-    }
-
-    /// With the port that it has.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // It waits for a client.
-        drop(TcpStream::connect_timeout(&self.address, PATIENCE));
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn answer(mut client: TcpStream, sources: &Sources) -> std::io::Result<()> {
-    let until = Instant::now() + PATIENCE;
-    client.set_write_timeout(Some(PATIENCE))?;
-    let mut head = Vec::new();
-    while !head.windows(4).any(|four| four == b"\r\n\r\n") && head.len() < LONGEST {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(std::io::ErrorKind::TimedOut.into());
-        }
-        client.set_read_timeout(Some(left))?;
-        let mut piece = [0; 1024];
-        match client.read(&mut piece)? {
-            0 => return Ok(()),
-            read => head.extend_from_slice(&piece[..read]),
-        }
-    }
-    let head = String::from_utf8_lossy(&head);
-    let mut words = head.lines().next().unwrap_or_default().split(' ');
-    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let path = path.split('?').next().unwrap_or_default();
-    let (status, kind, body) = match (method, path) {
+fn answer(request: &Request, sources: &Sources) -> Response {
+    match (&request.method[..], &request.path[..]) {
         ("GET" | "HEAD", "/metrics") => {
-            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(sources))
+            Response::new(200, "text/plain; version=0.0.4; charset=utf-8", text(sources))
         }
-        ("GET" | "HEAD", _) => {
-            ("404 Not Found", "text/plain", "the figures are at /metrics\n".to_string())
-        }
-        _ => ("405 Method Not Allowed", "text/plain", "ask with GET\n".to_string()),
-    };
-    let header = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    client.write_all(header.as_bytes())?;
-    if method != "HEAD" {
-        client.write_all(body.as_bytes())?;
+        ("GET" | "HEAD", _) => Response::text(404, "the figures are at /metrics"),
+        _ => Response::text(405, "ask with GET"),
     }
-    client.flush()
 }
 
 /// Figures in the format of Prometheus.
@@ -244,6 +167,16 @@ fn text(sources: &Sources) -> String {
         page.family("kvfs_fuse_requests_total", "counter", "Requests of the kernel, by kind.");
         for (kind, count) in mount.requests.seen() {
             page.labelled("kvfs_fuse_requests_total", &[("kind", &kind.to_lowercase())], count);
+        }
+        page.family(
+            "kvfs_fuse_request_seconds_total",
+            "counter",
+            "How long answering requests of the kernel took in all, by kind.",
+        );
+        for (kind, time) in mount.requests.times() {
+            let (kind, seconds) = (kind.to_lowercase(), time.as_secs_f64());
+            let name = "kvfs_fuse_request_seconds_total";
+            let _ = writeln!(page.0, "{name}{{kind=\"{kind}\"}} {seconds}");
         }
     }
     page.0

@@ -1,0 +1,205 @@
+//! A small HTTP/1.1 server, for figures and pages on this machine: requests of bounded size, read
+//! for a bounded time, each answered by one call, after which the connection is closed.
+//!
+//! Browsers open connections ahead that say nothing, so each has a thread; of too many the last
+//! ones are sent away. `message` reads requests.
+
+mod message;
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use env::sync::{Condvar, Mutex};
+
+pub use message::{Request, Response};
+
+/// What a client may take for its question, and for the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections at once.
+const MOST_CLIENTS: usize = 32;
+
+/// Answers a request.
+pub type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
+
+/// Reads until `until`, however the bytes trickle in.
+struct Hurried<'a> {
+    client: &'a TcpStream,
+    until: Instant,
+}
+
+impl Read for Hurried<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.client.set_read_timeout(Some(left))?;
+        self.client.read(buffer)
+    }
+}
+
+fn converse(mut client: &TcpStream, handler: &Handler) -> io::Result<()> {
+    client.set_write_timeout(Some(PATIENCE))?;
+    let read = message::read(&mut Hurried { client, until: Instant::now() + PATIENCE })?;
+    let bytes = match read {
+        None => return Ok(()),
+        Some(Err(answer)) => answer.encoded(true),
+        Some(Ok(request)) => handler(&request).encoded(request.method != "HEAD"),
+    };
+    client.write_all(&bytes)?;
+    // What the client still sends is taken, for a moment: a connection that is closed with bytes
+    // unread is reset, and the answer lost.
+    client.shutdown(Shutdown::Write)?;
+    client.set_read_timeout(Some(Duration::from_millis(200)))?;
+    let mut dropped = [0; 4096];
+    for _ in 0..64 {
+        if !matches!(client.read(&mut dropped), Ok(read) if read > 0) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Clients {
+    open: Mutex<HashMap<u64, Arc<TcpStream>>>,
+    /// Signalled when one goes.
+    gone: Condvar,
+    stop: AtomicBool,
+}
+
+/// A client, until it is dropped.
+struct Client {
+    clients: Arc<Clients>,
+    number: u64,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.clients.open.lock().remove(&self.number);
+        self.clients.gone.notify_all();
+    }
+}
+
+/// Answers until it is dropped; then no call of the handler is under way, and none begins.
+pub struct Listening {
+    clients: Arc<Clients>,
+    address: SocketAddr,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Listening {
+    /// Listens at an address; `handler` is made with the address that this is, port 0 filled in.
+    pub fn start(
+        address: SocketAddr,
+        handler: impl FnOnce(SocketAddr) -> Handler,
+    ) -> io::Result<Listening> {
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?;
+        let handler = handler(address);
+        let clients = Arc::new(Clients::default());
+        let accepted = clients.clone();
+        let accepting = std::thread::Builder::new()
+            .name("kvfs-http".into())
+            .spawn(move || accept(&listener, &accepted, &handler))?;
+        Ok(Listening { clients, address, accepting: Some(accepting) })
+    }
+
+    /// With the port that it has.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.clients.stop.store(true, Ordering::Release);
+        // It waits for a client.
+        drop(TcpStream::connect_timeout(&self.address, PATIENCE));
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+        let mut open = self.clients.open.lock();
+        for client in open.values() {
+            let _ = client.shutdown(Shutdown::Both);
+        }
+        while !open.is_empty() {
+            self.clients.gone.wait(&mut open);
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, clients: &Arc<Clients>, handler: &Handler) {
+    for (number, client) in (0..).zip(listener.incoming()) {
+        if clients.stop.load(Ordering::Acquire) {
+            return;
+        }
+        let client = match client {
+            Ok(client) => Arc::new(client),
+            Err(e) => {
+                // Out of descriptors, say: without a pause this would spin.
+                tracing::debug!("a client of the HTTP server was not accepted: {e}");
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+        };
+        {
+            let mut open = clients.open.lock();
+            if open.len() >= MOST_CLIENTS {
+                drop(open);
+                let _ = client.set_write_timeout(Some(PATIENCE));
+                let busy = Response::text(503, "there are too many clients; try again");
+                let _ = (&*client).write_all(&busy.encoded(true));
+                continue;
+            }
+            open.insert(number, client.clone());
+        }
+        let (left, handler) = (Client { clients: clients.clone(), number }, handler.clone());
+        let answer = move || {
+            let _left = left;
+            if let Err(e) = converse(&client, &handler) {
+                tracing::debug!("a client of the HTTP server was not answered: {e}");
+            }
+            // The handler may hold what must be gone when the last client is.
+            drop(handler);
+        };
+        if let Err(e) = std::thread::Builder::new().name("kvfs-http".into()).spawn(answer) {
+            tracing::debug!("no thread for a client of the HTTP server: {e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_that_say_nothing_hold_up_no_one_and_go_with_the_server() {
+        let count = Arc::new(());
+        let held = count.clone();
+        let handler: Handler = Arc::new(move |request: &Request| {
+            let _ = &held;
+            Response::text(200, &request.path)
+        });
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let server = Listening::start(address, |_| handler).expect("it listens");
+        let silent: Vec<TcpStream> = (0..MOST_CLIENTS - 1)
+            .map(|_| TcpStream::connect(server.address()).expect("it accepts"))
+            .collect();
+        let mut client = TcpStream::connect(server.address()).expect("it accepts");
+        client.write_all(b"GET /here HTTP/1.1\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("answered");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n/here\n"));
+        let begun = Instant::now();
+        drop(server);
+        assert!(begun.elapsed() < PATIENCE, "it does not wait until their time is up");
+        assert_eq!(Arc::strong_count(&count), 1, "nothing of the handler is left");
+        drop(silent);
+    }
+}

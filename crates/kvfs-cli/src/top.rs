@@ -1,0 +1,120 @@
+//! `kvfs top`: what a mounted store does just now, on a terminal.
+//!
+//! It asks the store's daemon again and again (`live`) and draws what it says (`screen`).
+
+mod screen;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use crate::live::Sample;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::text;
+use screen::Screen;
+
+/// Watch what a mounted store does: operations and their times, levels, zones, transactions.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Keys: q ends it, the space bar stops and goes on.
+
+Operations are the requests of the kernel (in small letters) and the commands of clients of the socket (in capitals). The time is how long the
+daemon took on average to answer those of the last interval. Of the zones each sign is one, or several where there are many: how full it is of
+what is alive (from \u{2581} to \u{2588}), and how old, by its colour: yellow is the newest, then green, cyan and blue; grey is from before the mount. A dot
+is a free zone, a blank one whose space was given back to the host.
+
+  kvfs top /mnt
+  kvfs top /mnt --once               # one screen, as text
+  kvfs top /mnt --json | jq .per_second
+
+Where standard output is no terminal it is --once. For longer times see kvfs mount --metrics, for more kvfs web and kvfs stat.")]
+pub struct Args {
+    /// The folder a store is mounted on.
+    mount: PathBuf,
+    /// Seconds from one look to the next.
+    #[arg(long, short = 'i', value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    interval: Duration,
+    /// Print one screen as text, and end. With --json, that is what is printed in any case.
+    #[arg(long)]
+    once: bool,
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write seconds, from 0.1 to 3600".into())
+}
+
+/// Columns and lines of a screen where there is no terminal.
+const SIZE: (u16, u16) = (100, 40);
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let first = Sample::take(&args.mount, screen::cells(SIZE.0))?;
+    if output.is_json() {
+        std::thread::sleep(args.interval);
+        let now = Sample::take(&args.mount, screen::cells(SIZE.0))?;
+        return output.print("", now.json(&first));
+    }
+    if args.once || !std::io::stdout().is_terminal() {
+        std::thread::sleep(args.interval);
+        let now = Sample::take(&args.mount, screen::cells(SIZE.0))?;
+        let mut screen = Screen::new(first);
+        screen.next(now);
+        return output.print(as_text(&screen, SIZE), "");
+    }
+    let mut terminal = ratatui::init();
+    let outcome = watch(&args, Screen::new(first), &mut terminal);
+    ratatui::restore();
+    outcome
+}
+
+/// The screen as lines.
+fn as_text(screen: &Screen, (width, height): (u16, u16)) -> String {
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(_) = terminal.draw(|frame| screen.draw(frame));
+    let buffer = terminal.backend().buffer();
+    let line = |y| -> String { (0..width).map(|x| buffer[(x, y)].symbol()).collect() };
+    let lines: Vec<String> = (0..height).map(|y| line(y).trim_end().to_string()).collect();
+    lines.join("\n").trim_end().to_string()
+}
+
+/// Whether a key ends it.
+fn ends(key: KeyEvent) -> bool {
+    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+    matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+        || control && key.code == KeyCode::Char('c')
+}
+
+fn watch(args: &Args, mut screen: Screen, terminal: &mut ratatui::DefaultTerminal) -> Outcome {
+    let cannot = |e| Failure::io("cannot use the terminal", &e);
+    let mut due = Instant::now() + args.interval;
+    loop {
+        terminal.draw(|frame| screen.draw(frame)).map_err(cannot)?;
+        let left = due.saturating_duration_since(Instant::now());
+        if event::poll(left).map_err(cannot)? {
+            match event::read().map_err(cannot)? {
+                Event::Key(key) if key.kind == KeyEventKind::Release => {}
+                Event::Key(key) if ends(key) => return Ok(()),
+                Event::Key(key) if key.code == KeyCode::Char(' ') => screen.paused ^= true,
+                _ => {}
+            }
+            continue;
+        }
+        due = Instant::now() + args.interval;
+        if screen.paused {
+            continue;
+        }
+        let width = terminal.size().map_err(cannot)?.width;
+        match Sample::take(&args.mount, screen::cells(width)) {
+            Ok(sample) => screen.next(sample),
+            // It may be mounted again.
+            Err(failure) if failure.exit != Exit::Usage => {
+                screen.problem = Some(text::show_line(&failure.message));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! `kvfs web`: a page on this machine that shows a mounted store, and lets an open transaction be
+//! looked at, committed and aborted.
+//!
+//! It is a process of its own and a client of the store's socket, so it can do what its user may do
+//! there, and nothing depends on it. `guard` decides whose questions are answered, `answers` says
+//! what; the page itself is in `web/`, and has no strings of the store in it: it asks for them, and
+//! puts them in as text.
+
+mod answers;
+mod guard;
+mod review;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::http::{Handler, Listening};
+use crate::mount_options;
+use crate::mounted::Mounted;
+use crate::output::{Failure, Outcome, Output};
+use answers::Answers;
+use guard::Guard;
+
+/// Show a mounted store in a browser on this machine: zones, levels, transactions, snapshots, live.
+#[derive(clap::Args)]
+#[command(after_help = "\
+It prints an address; open it in a browser of this machine. Ctrl-C ends it.
+
+  kvfs web /mnt                          # any free port
+  kvfs web /mnt --address 127.0.0.1:8080
+  kvfs web /mnt --read-only              # to look only
+  ssh -L 8080:127.0.0.1:8080 server      # from another machine, with --address as above
+
+What is behind the # of the address is a token, new for each start. Without it no question is answered, so give the address to no one who
+may not see the names in the store and end transactions; a browser does not send that part of an address anywhere. The page shows the zones by
+age and use, levels and spans, requests and commands with their times, and snapshots. An open transaction is shown with all that it would change
+(as by kvfs txn diff), and can be committed and aborted there: what has changed since it was shown is not committed.")]
+pub struct Args {
+    /// The folder a store is mounted on.
+    mount: PathBuf,
+    /// Where to listen, on this machine alone. Port 0 is any that is free.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = mount_options::parse_address)]
+    address: SocketAddr,
+    /// Show only: transactions can be neither committed nor aborted.
+    #[arg(long)]
+    read_only: bool,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    // What is wrong with the mount is told here, and not to the browser.
+    let mounted = Mounted::find(&args.mount)?;
+    let mount_point = mounted.mount_point.clone();
+    drop(mounted);
+    let cannot = |e| Failure::io("cannot listen to signals", &e);
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
+    let token = guard::token().map_err(|e| Failure::io("cannot make a token", &e))?;
+    let answers = Answers { mount: args.mount, read_only: args.read_only };
+    let handler = |address: SocketAddr| -> Handler {
+        let guard = Guard::new(&token, address);
+        Arc::new(move |request| guard.answer(request, |request| answers.to(request)))
+    };
+    let listening = Listening::start(args.address, handler)
+        .map_err(|e| Failure::io(format!("cannot listen on {}", args.address), &e))?;
+    let address = listening.address();
+    let url = format!("http://{address}/#{token}");
+    let text = format!("{} is shown at {url}", mount_point.display());
+    output.print(text, json!({"url": url, "address": address.to_string(), "token": token}))?;
+    output.note("Ctrl-C ends it");
+    signals.forever().next();
+    Ok(())
+}
