@@ -249,6 +249,7 @@ pub static COMMANDS: &[Command] = &[
     writes("incrbyfloat", "key increment", 3, FIRST, numbers::incrbyfloat),
     reads("info", "[section ...]", -1, NONE, server::info),
     reads("keys", "pattern", 2, NONE, scan::keys),
+    in_multi(InMulti::Refused, reads("kvfs.check", "", 1, NONE, server::check)),
     reads("kvfs.stat", "", 1, NONE, server::stat),
     reads("kvfs.zones", "[cells]", -1, NONE, zones::zones),
     reads("lcs", "key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]", -3, TWO, lcs::lcs),

@@ -62,7 +62,7 @@ pub use error::Error;
 pub use glob::matches as matches_glob;
 pub use limits::Limits;
 pub use server::{Server, ServerOptions};
-pub use session::{Describe, InfoSource};
+pub use session::{Check, Describe, InfoSource};
 pub use transactions::{
     Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose,
 };

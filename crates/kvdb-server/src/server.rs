@@ -23,7 +23,7 @@ use crate::conversation::Conversation;
 use crate::error::Error;
 use crate::limits::Limits;
 use crate::output::Sink;
-use crate::session::{Describe, InfoSource, Shared};
+use crate::session::{Check, Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
 use crate::sweeper::Sweeping;
 use crate::transactions::{Snapshots, Transactions};
@@ -49,6 +49,8 @@ pub struct ServerOptions {
     pub info: Option<InfoSource>,
     /// Says what keys are, for `SCRUB FAULTS`.
     pub describe: Option<Describe>,
+    /// Checks what the owner of the store keeps there, for `KVFS.CHECK`.
+    pub check: Option<Check>,
 }
 
 /// A running server. Dropped, it stops: connections end, the socket disappears.
@@ -155,6 +157,7 @@ impl Server {
             commands::metrics(),
         );
         shared.describe = options.describe;
+        shared.check = options.check;
         if let Some(transactions) = options.transactions {
             shared.transactions = transactions;
         }

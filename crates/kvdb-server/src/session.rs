@@ -29,6 +29,9 @@ pub const TRIES: usize = 64;
 /// Returns what the owner of the store knows about it, as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
 
+/// Has the owner of the store look at what it keeps there, as a whole: what it has found, as JSON.
+pub type Check = Arc<dyn Fn() -> kvdb::Result<String> + Send + Sync>;
+
 /// Says what keys of a dictionary are to the owner of the store, from the first up to the second: a
 /// file, say.
 pub type Describe = Arc<dyn Fn(&str, &[u8], &[u8]) -> Option<String> + Send + Sync>;
@@ -41,6 +44,7 @@ pub struct Shared {
     pub durable: bool,
     pub info: Option<InfoSource>,
     pub describe: Option<Describe>,
+    pub check: Option<Check>,
     pub socket: String,
     pub tcp: Option<SocketAddr>,
     pub locks: KeyLocks,
@@ -85,6 +89,7 @@ impl Shared {
             durable,
             info,
             describe: None,
+            check: None,
             socket: String::new(),
             tcp: None,
             locks: KeyLocks::default(),

@@ -391,6 +391,7 @@ fn the_connection_and_the_server() {
     let stat = c.run("KVFS.STAT");
     assert!(stat.contains("\\\"store\\\":{\\\"runs\\\":3}}"), "{stat}");
     assert!(stat.contains("\\\"get\\\":{\\\"calls\\\":1,"), "{stat}");
+    assert!(c.run("KVFS.CHECK").starts_with("(error) ERR there are no files"));
     let zones = c.run("KVFS.ZONES");
     assert!(zones.contains("\\\"zones_per_cell\\\":1,"), "{zones}");
     assert!(zones.contains("\\\"cells\\\":[[1,0,0,0,\\\"superblock\\\",null],["), "{zones}");

@@ -6,26 +6,28 @@ use std::path::PathBuf;
 
 use kvfs::FileKind;
 
+use crate::files::Files;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store::{self, Access};
 use crate::{text, tree};
 
-/// Print files of an unmounted store.
+/// Print files of a store.
 #[derive(clap::Args)]
+#[command(after_help = "\
+TARGET is the file of a store, mounted or not, or a folder of a mounted one, of which paths begin then; also one of a view, such as
+/mnt/.kvfs/snapshot/monday. Of a mounted store files are read through the mount, as far as their modes let you.")]
 pub struct Args {
-    /// The store's file.
-    store: PathBuf,
+    /// The store's file, or a folder where it is mounted.
+    target: PathBuf,
     /// Files in it, printed one after the other.
     #[arg(required = true)]
     paths: Vec<OsString>,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let store = store::open_waiting(&args.store, Access::ReadOnly, None)?;
-    let fs = store.file_system()?;
+    let files = Files::of(&args.target)?;
     for path in &args.paths {
         let path = path.as_bytes();
-        let attr = tree::find(&fs, path)?;
+        let attr = files.look(path, true)?;
         if attr.kind != FileKind::File {
             let what = format!(
                 "cannot print {}: it is a {}",
@@ -34,18 +36,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             );
             return Err(Failure::new(Exit::Failed, what));
         }
-        let mut at = 0;
-        while at < attr.size {
-            let piece = fs
-                .read(attr.ino, at, tree::PIECE)
-                .map_err(|e| tree::failure(format!("cannot read {}", text::show(path)), e))?;
-            if piece.is_empty() {
-                break;
-            }
-            at += piece.len() as u64;
-            output.print_bytes(&piece)?;
-        }
+        files.read(path, &attr, &mut |piece| output.print_bytes(piece))?;
     }
-    drop(fs);
-    store.close()
+    files.close()
 }

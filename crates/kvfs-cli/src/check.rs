@@ -1,7 +1,10 @@
 //! `kvfs check`: reads every byte of a store that is in use, says where something is wrong, and
-//! repairs it if asked to.
+//! repairs it if asked to. A mounted store is read by its daemon.
 
+mod mounted;
 mod repair;
+
+pub use mounted::of_files;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,16 +16,18 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::tree;
 
-/// Verify every byte of an unmounted store, and make a damaged one usable again.
+/// Verify every byte of a store, and make a damaged one usable again.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Reads the whole store and changes nothing, unless it is to repair. Damage is listed with its place, and the exit code is 5.
+A mounted store is read by its daemon while it is in use: everything that is alive, and the file system as it is committed when that is done. What
+only openings read (older superblocks and manifests, the journal) is looked at when it is not mounted, and only then can it be repaired.
 --repair takes out what cannot be read, and names it; that is lost then, so bring out first what salvage can read, and look for a backup.
 Entries that lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. What is sound stays as it is.
 The repaired store takes the place of the old one at once: when anything stops it before, the old one is there. A store of which
 superblock, manifest or journal cannot be read at all is not repaired: see kvfs salvage.")]
 pub struct Args {
-    /// The store's file.
+    /// The store's file, or a folder where it is mounted.
     store: PathBuf,
     /// Take out what cannot be read, and make the rest usable again. Asks before it changes
     /// anything.
@@ -34,11 +39,19 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
+    if let Some(found) = mounted::examine(&args.store, args.repair, output)? {
+        return found.tell(&args.store, output);
+    }
     let found = examine(&args.store, output)?;
     if args.repair {
         return repair::run(&args.store, args.yes, found, output);
     }
     found.tell(&args.store, output)
+}
+
+/// Where something is wrong with files.
+fn place_of(ino: u64) -> String {
+    if ino == 0 { "file system".to_string() } else { format!("inode {ino}") }
 }
 
 /// What a check has found.
@@ -48,6 +61,8 @@ struct Found {
     /// The store can be opened.
     opened: bool,
     report: kvdb::CheckReport,
+    /// The journal was read, too.
+    journal: bool,
     files: Option<kvfs::Report>,
 }
 
@@ -83,10 +98,7 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
         let store = store::open_waiting(store_path, Access::ReadOnly, None)?;
         match kvfs::verify(&store.db) {
             Ok(found) => {
-                let place = |ino: u64| {
-                    if ino == 0 { "file system".to_string() } else { format!("inode {ino}") }
-                };
-                faults.extend(found.findings.iter().map(|f| (place(f.ino), f.what.clone())));
+                faults.extend(found.findings.iter().map(|f| (place_of(f.ino), f.what.clone())));
                 files = Some(found);
             }
             // Damage below has been listed already; a file system on it need not be readable.
@@ -101,12 +113,12 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
             "it cannot be opened, though every part of it that was found is whole".into(),
         ));
     }
-    Ok(Found { faults, opened, report, files })
+    Ok(Found { faults, opened, report, journal: true, files })
 }
 
 impl Found {
     fn tell(self, path: &Path, output: &Output) -> Outcome {
-        let Found { faults, report, files, .. } = self;
+        let Found { faults, report, journal, files, .. } = self;
         let clean = faults.is_empty();
         let mut text: String =
             faults.iter().map(|(place, what)| format!("{place}: {what}\n")).collect();
@@ -116,12 +128,14 @@ impl Found {
             if clean { "clean".to_string() } else { format!("{} faults", faults.len()) }
         );
         text += &format!(
-            "; {} in {} runs of {} dictionaries, {} commits in the journal",
+            "; {} in {} runs of {} dictionaries",
             human_size(report.bytes),
             report.runs,
-            report.dictionaries,
-            report.journal_records
+            report.dictionaries
         );
+        if journal {
+            text += &format!(", {} commits in the journal", report.journal_records);
+        }
         if let Some(f) = &files {
             text += &format!(
                 "; {} folders, {} files, {} others, {} of data{}",
@@ -140,7 +154,7 @@ impl Found {
             "store": path, "clean": clean,
             "faults": faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect::<Vec<_>>(),
             "dictionaries": report.dictionaries, "runs": report.runs, "items": report.items, "bytes": report.bytes,
-            "journal_records": report.journal_records, "torn_bytes": report.torn_bytes,
+            "journal_records": journal.then_some(report.journal_records), "torn_bytes": report.torn_bytes,
             "files": files.map(|f| json!({
                 "folders": f.directories, "files": f.files, "others": f.others, "names": f.names, "pages": f.pages, "bytes": f.bytes,
                 "orphans": f.orphans,

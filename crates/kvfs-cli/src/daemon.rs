@@ -18,6 +18,7 @@ use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::check;
 use crate::daemons::{self, Record};
 use crate::metrics;
 use crate::mount_options::Options;
@@ -275,9 +276,11 @@ fn start_server(
     if let Ok(folder) = daemons::make_folder() {
         places.push(folder.join(format!("{}.sock", std::process::id())));
     }
+    let checked = fs.clone();
     let (db, fs) = (store.db.clone(), fs.clone());
     let info: kvdb_server::InfoSource =
         Arc::new(move || store::statistics(&db, Some(&fs), figures.get()));
+    let check: kvdb_server::Check = Arc::new(move || check::of_files(&checked));
     let own = store.db.clone();
     let describe: kvdb_server::Describe =
         Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
@@ -286,6 +289,7 @@ fn start_server(
         let options = ServerOptions {
             info: Some(info.clone()),
             describe: Some(describe.clone()),
+            check: Some(check.clone()),
             transactions: Some(over_files.clone()),
             snapshots: Some(over_files),
             ..Default::default()

@@ -4,19 +4,22 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use kvfs::{Attr, FileKind, Fs};
+use kvfs::{Attr, FileKind};
 use serde_json::Value;
 
+use crate::files::Files;
 use crate::kv::List;
 use crate::output::{Outcome, Output};
-use crate::store::{self, Access};
 use crate::{text, tree};
 
-/// List a folder of an unmounted store.
+/// List a folder of a store.
 #[derive(clap::Args)]
+#[command(after_help = "\
+TARGET is the file of a store, mounted or not, or a folder of a mounted one, of which PATH begins then; also one of a view, such as
+/mnt/.kvfs/snapshot/monday. A mounted store is looked at through the mount, as far as the modes of its folders let you.")]
 pub struct Args {
-    /// The store's file.
-    store: PathBuf,
+    /// The store's file, or a folder where it is mounted.
+    target: PathBuf,
     /// A folder or file in it.
     #[arg(default_value = "/")]
     path: OsString,
@@ -29,52 +32,50 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let store = store::open_waiting(&args.store, Access::ReadOnly, None)?;
-    let fs = store.file_system()?;
+    let files = Files::of(&args.target)?;
     let path = args.path.as_bytes();
-    let failed = |e| tree::failure(format!("cannot list {}", text::show(path)), e);
-    let attr = tree::find(&fs, path)?;
+    let attr = files.look(path, true)?;
     let mut list = List::begin(output)?;
     if attr.kind == FileKind::Dir {
         // (listing, length of its path): the path is shared by all.
-        let mut open = vec![(tree::Listing::new(attr.ino), 0)];
+        let mut open = vec![(files.list(path, &attr)?, 0)];
         let mut walked = tree::Walked::from(attr.ino);
         let mut below = Vec::new();
         while let Some((listing, len)) = open.last_mut() {
             below.truncate(*len);
-            let Some(entry) = listing.next(&fs).map_err(failed)? else {
+            let Some(entry) = files.next(listing, path)? else {
                 open.pop();
                 continue;
             };
-            let attr = fs.getattr(entry.ino).map_err(failed)?;
             if !below.is_empty() {
                 below.push(b'/');
             }
             below.extend_from_slice(&entry.name);
-            if !show(&fs, &mut list, &args, &below, &attr)? {
-                return store.close();
+            if !show(&files, &mut list, &args, &below, &entry.attr, entry.target.as_deref())? {
+                return files.close();
             }
-            if args.recursive && attr.kind == FileKind::Dir {
-                walked.enter(attr.ino).map_err(failed)?;
-                open.push((tree::Listing::new(attr.ino), below.len()));
+            if args.recursive && entry.attr.kind == FileKind::Dir {
+                let failed = |e| tree::failure(format!("cannot list {}", text::show(path)), e);
+                walked.enter(entry.attr.ino).map_err(failed)?;
+                let way = [path, b"/", &below].concat();
+                open.push((files.list(&way, &entry.attr)?, below.len()));
             }
         }
     } else {
-        show(&fs, &mut list, &args, path, &attr)?;
+        show(&files, &mut list, &args, path, &attr, None)?;
     }
     list.end()?;
-    drop(fs);
-    store.close()
+    files.close()
 }
 
-fn show(fs: &Fs, list: &mut List<'_>, args: &Args, name: &[u8], attr: &Attr) -> Outcome<bool> {
-    let target = match attr.kind {
-        FileKind::Symlink => Some(
-            fs.readlink(attr.ino)
-                .map_err(|e| tree::failure(format!("cannot read {}", text::show(name)), e))?,
-        ),
-        _ => None,
-    };
+fn show(
+    files: &Files,
+    list: &mut List<'_>,
+    args: &Args,
+    name: &[u8],
+    attr: &Attr,
+    target: Option<&[u8]>,
+) -> Outcome<bool> {
     let line = if args.long {
         let size = match attr.kind {
             FileKind::CharDevice | FileKind::BlockDevice => {
@@ -83,7 +84,7 @@ fn show(fs: &Fs, list: &mut List<'_>, args: &Args, name: &[u8], attr: &Attr) -> 
             }
             _ => attr.size.to_string(),
         };
-        let arrow = target.as_ref().map(|t| format!(" -> {}", text::show(t))).unwrap_or_default();
+        let arrow = target.map(|t| format!(" -> {}", text::show(t))).unwrap_or_default();
         let mode = tree::mode_text(attr.kind, attr.perm);
         let time = tree::time_text(attr.mtime);
         format!(
@@ -99,10 +100,10 @@ fn show(fs: &Fs, list: &mut List<'_>, args: &Args, name: &[u8], attr: &Attr) -> 
     list.item(&line, || {
         let mut object = serde_json::Map::new();
         text::put(&mut object, "name", name);
-        if let Some(target) = &target {
+        if let Some(target) = target {
             text::put(&mut object, "target", target);
         }
-        object.extend(tree::attr_json(attr));
+        object.extend(files.json(attr));
         Value::Object(object)
     })
 }

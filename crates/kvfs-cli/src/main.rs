@@ -19,6 +19,7 @@ mod doctor;
 mod du;
 mod export;
 mod figures;
+mod files;
 mod find;
 mod history;
 mod http;

@@ -37,20 +37,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if args.stop {
         connection.call(&[b"SCRUB", b"STOP"])?;
     } else if !args.status {
-        let rate = args.rate.unwrap_or(0).saturating_mul(1 << 20).to_string();
-        connection.call(&[b"SCRUB", b"START", b"RATE", rate.as_bytes()])?;
-        let bar = output.progress("scrubbing", Some(0), true);
-        loop {
-            let status = status(&mut connection)?;
-            let of = |name: &str| status[name].as_u64().unwrap_or(0);
-            bar.set_length(of("bytes_total"));
-            bar.set_position(of("bytes"));
-            if of("running") == 0 {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        bar.finish_and_clear();
+        whole(&mut connection, args.rate.unwrap_or(0).saturating_mul(1 << 20), output)?;
     }
     let status = status(&mut connection)?;
     let faults = faults(&mut connection)?;
@@ -83,8 +70,26 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
 }
 
+/// Reads everything again, at most so many bytes a second (0: as fast as it goes).
+pub fn whole(connection: &mut Connection, rate: u64, output: &Output) -> Outcome {
+    connection.call(&[b"SCRUB", b"START", b"RATE", rate.to_string().as_bytes()])?;
+    let bar = output.progress("scrubbing", Some(0), true);
+    loop {
+        let status = status(connection)?;
+        let of = |name: &str| status[name].as_u64().unwrap_or(0);
+        bar.set_length(of("bytes_total"));
+        bar.set_position(of("bytes"));
+        if of("running") == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
 /// Names and numbers.
-fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
+pub fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
     let mut map = Map::new();
     if let Reply::Array(fields) = connection.call(&[b"SCRUB", b"STATUS"])? {
         for pair in fields.chunks(2) {
@@ -96,7 +101,8 @@ fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
     Ok(map)
 }
 
-fn faults(connection: &mut Connection) -> Outcome<Vec<Value>> {
+/// Places that could not be read.
+pub fn faults(connection: &mut Connection) -> Outcome<Vec<Value>> {
     let mut faults = Vec::new();
     let Reply::Array(found) = connection.call(&[b"SCRUB", b"FAULTS"])? else { return Ok(faults) };
     for fault in found {

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::daemons::Record;
 use crate::figures;
+use crate::files::Files;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::{text, tree};
@@ -22,7 +23,7 @@ use crate::{text, tree};
 pub struct Args {
     /// The folder a store is mounted on, or a store's file.
     target: PathBuf,
-    /// A file in a store that is not mounted.
+    /// A file in the store, of which its attributes are shown.
     path: Option<OsString>,
 }
 
@@ -86,15 +87,12 @@ fn daemon(record: &Record) -> Value {
 }
 
 fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
-    let store = store::open_waiting(target, Access::ReadOnly, None)?;
-    let fs = store.file_system()?;
-    let failed = |e| tree::failure(format!("cannot look at {}", text::show(path)), e);
-    let attr = fs.resolve(path).map_err(failed)?;
+    let files = Files::of(target)?;
+    let attr = files.look(path, false)?;
     let mut object = Map::new();
     text::put(&mut object, "path", path);
-    object.extend(tree::attr_json(&attr));
-    let names = fs.listxattr(attr.ino).map_err(failed)?;
-    let names: Vec<&[u8]> = names.split(|c| *c == 0).filter(|n| !n.is_empty()).collect();
+    object.extend(files.json(&attr));
+    let names = files.xattrs(path, &attr)?;
     object.insert("xattrs".into(), names.iter().map(|n| Value::from(text::show(n))).collect());
     let mut lines = format!("{}\n", text::show(path));
     let mut line = |name: &str, value: String| {
@@ -102,7 +100,7 @@ fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
     };
     line("kind", tree::kind_name(attr.kind).into());
     if attr.kind == kvfs::FileKind::Symlink {
-        let to = fs.readlink(attr.ino).map_err(failed)?;
+        let to = files.target(path, &attr)?;
         line("target", text::show(&to));
         text::put(&mut object, "target", &to);
     }
@@ -117,13 +115,15 @@ fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
         ("changed", attr.ctime),
         ("made", attr.btime),
     ] {
+        if name == "made" && !files.know_births() {
+            continue;
+        }
         line(name, format!("{}.{:09} UTC", tree::time_text(time), time.nanos));
     }
     for name in names {
-        line("xattr", text::show(name));
+        line("xattr", text::show(&name));
     }
-    drop(fs);
-    store.close()?;
+    files.close()?;
     output.print(lines, &object)
 }
 

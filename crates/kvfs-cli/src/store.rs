@@ -362,6 +362,20 @@ pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     Ok(socket_beside(named).filter(|s| named.is_absolute() && answers(s)))
 }
 
+/// The daemon of a store's file that is mounted, to be asked about it. `None`: it is not mounted.
+/// One that was stopped by a signal would never answer.
+pub fn served(store: &Path) -> Outcome<Option<Record>> {
+    let full = full_path(store).unwrap_or_else(|_| store.to_path_buf());
+    match Record::of_store(&full).filter(|record| !record.mounts().is_empty()) {
+        Some(r) if r.is_stopped() => {
+            let (store, mount, pid) = (store.display(), r.mount_point.display(), r.pid);
+            let text = format!("{store} is mounted on {mount} by process {pid}, which is stopped");
+            Err(Failure::new(Exit::Busy, text).hint(format!("kill -CONT {pid} has it go on")))
+        }
+        record => Ok(record),
+    }
+}
+
 fn answers(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }

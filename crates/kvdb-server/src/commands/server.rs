@@ -69,6 +69,15 @@ pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
+/// `KVFS.CHECK`: what the owner of the store finds wrong with what it keeps there, and how much
+/// that is, as JSON.
+pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    let nothing = || Failure::request("there are no files in this store that could be checked");
+    let check = s.shared.check.clone().ok_or_else(nothing)?;
+    out.bulk(check()?.as_bytes());
+    Ok(())
+}
+
 pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let all = args.len() == 1
         || args.from(1).any(|a| is(a, "all") || is(a, "everything") || is(a, "default"));

@@ -1,0 +1,93 @@
+//! Checking a store that is mounted, by its daemon: a scrub of everything that is alive, and the
+//! file system as it is committed.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{Found, place_of};
+use crate::kv::Connection;
+use crate::live::{count, object};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::{scrub, store};
+
+/// What the daemon finds wrong with the files of its store, and how much there is of them.
+pub fn of_files(fs: &kvfs::Fs) -> kvdb::Result<String> {
+    let report = fs.verify().map_err(|e| match e {
+        kvfs::Error::Store(error) => error,
+        other => kvdb::Error::Corrupt(other.to_string()),
+    })?;
+    let findings: Vec<Value> =
+        report.findings.iter().map(|f| json!({"ino": f.ino, "what": f.what})).collect();
+    Ok(json!({
+        "findings": findings, "folders": report.directories, "files": report.files,
+        "others": report.others, "names": report.names, "pages": report.pages,
+        "bytes": report.bytes, "orphans": report.orphans,
+    })
+    .to_string())
+}
+
+/// `None`: it is not mounted.
+pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<Found>> {
+    if !target.is_dir() && store::served(target)?.is_none() {
+        return Ok(None);
+    }
+    if repair {
+        let what = format!("{} is mounted: it cannot be repaired", target.display());
+        return Err(Failure::new(Exit::Busy, what).hint("unmount it first: kvfs umount"));
+    }
+    let mut connection = Connection::open(target, false)?;
+    scrub::whole(&mut connection, 0, output)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+    let faults = scrub::faults(&mut connection)?;
+    let mut faults: Vec<(String, String)> =
+        faults.iter().map(|fault| (text(&fault["place"]), text(&fault["what"]))).collect();
+    let status = scrub::status(&mut connection)?;
+    let found = status["faults"].as_u64().unwrap_or(0);
+    if found > faults.len() as u64 {
+        let what = format!("{} more that are not listed", found - faults.len() as u64);
+        faults.push(("elsewhere".into(), what));
+    }
+    if status["complete"].as_u64() == Some(0) {
+        let what = "it was stopped before it had read everything";
+        return Err(Failure::new(Exit::Failed, what).hint("check it again"));
+    }
+    let files = match connection.call(&[b"KVFS.CHECK"]) {
+        Ok(reply) => Some(object(reply)?),
+        Err(failure) if failure.exit == Exit::Damaged => {
+            faults.push(("file system".into(), failure.message));
+            None
+        }
+        Err(failure) => return Err(failure),
+    };
+    for finding in files.iter().flat_map(|files| files["findings"].as_array()).flatten() {
+        faults.push((place_of(count(&finding["ino"])), text(&finding["what"])));
+    }
+    let stat = object(connection.call(&[b"KVFS.STAT"])?)?["store"].take();
+    connection.close()?;
+    let dictionaries: Vec<&Value> = stat["dictionaries"].as_array().into_iter().flatten().collect();
+    let runs = |dictionary: &&Value| -> Vec<Value> {
+        let levels = dictionary["levels"].as_array().into_iter().flatten();
+        levels.filter_map(Value::as_array).flatten().cloned().collect()
+    };
+    let all: Vec<Value> = dictionaries.iter().flat_map(runs).collect();
+    let report = kvdb::CheckReport {
+        dictionaries: dictionaries.len() as u64,
+        runs: all.len() as u64,
+        items: all.iter().map(|run| count(&run["items"])).sum(),
+        bytes: status["bytes"].as_u64().unwrap_or(0),
+        ..kvdb::CheckReport::default()
+    };
+    let files = files.map(|f| kvfs::Report {
+        directories: count(&f["folders"]),
+        files: count(&f["files"]),
+        others: count(&f["others"]),
+        names: count(&f["names"]),
+        pages: count(&f["pages"]),
+        bytes: count(&f["bytes"]),
+        // Of these programs have some open.
+        orphans: count(&f["orphans"]),
+        findings: Vec::new(),
+    });
+    Ok(Some(Found { faults, opened: true, report, journal: false, files }))
+}
