@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers lint-bench lint-fuzz python lint-python install install-files deb clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites bench-redis lint-bench lint-fuzz python lint-python install install-files deb clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -146,6 +146,15 @@ bench-papers: build
 	$(CARGO) build --release --quiet --package measure --bin kvdb_shape
 	python3 bench/papers/papers.py --kvfs $(KVFS) --rounds $(ROUNDS) --profile $(PROFILE) $(PAPERS_OPTIONS) \
 		--record docs/bench/papers.jsonl --out docs/bench/papers.md
+
+## make redis-suites  Redis' own tests against redis-server and KVFS (docs/bench/redis-suites.md; REDIS=checkout of Redis 7.0)
+redis-suites: build
+	$(CARGO) build --release --quiet --package kvdb-server --example serve
+	python3 scripts/redis_suites.py $(REDIS)
+
+## make bench-redis  redis-benchmark on redis-server and KVFS, over Unix sockets, in turn (docs/bench/redis.md; ROUNDS=7)
+bench-redis: build
+	python3 scripts/bench_redis.py --kvfs $(KVFS) --rounds $(ROUNDS) --out docs/bench/redis.md
 
 lint-bench:
 	cd bench/kvbench && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings

@@ -4,6 +4,7 @@
 //! On a store in this process a request takes the same way as over a socket, so both mean the same
 //! in every corner.
 
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,6 +17,7 @@ use crate::commands;
 use crate::conversation::Conversation;
 use crate::limits::Limits;
 use crate::output::Sink;
+use crate::scripts::Scripts;
 use crate::session::Shared;
 
 /// A reply. Sets and RESP3's pushes are arrays, a map is the array of its keys and values in turn.
@@ -79,6 +81,13 @@ impl Client {
             None,
             commands::metrics(),
         )))
+    }
+
+    /// As [`Client::local`], with scripts, whose process this command starts.
+    pub fn local_with_scripts(db: Kvdb, command: Vec<OsString>) -> Client {
+        let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
+        shared.scripts = Scripts::new(Some(command), &shared.limits);
+        Client::of(Arc::new(shared))
     }
 
     /// One of several clients in this process.

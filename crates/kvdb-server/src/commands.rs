@@ -13,6 +13,7 @@ mod connection;
 mod defrag;
 mod dict;
 mod dispatch;
+mod eval;
 mod expiry;
 mod hashes;
 mod introspection;
@@ -65,11 +66,12 @@ impl Command {
         let counted = match self.name {
             "sintercard" | "zdiff" | "zinter" | "zintercard" | "zunion" => Some(1),
             "zdiffstore" | "zinterstore" | "zunionstore" => Some(2),
+            "eval" | "evalsha" | "eval_ro" | "evalsha_ro" => Some(2),
             _ => None,
         };
         if let Some(at) = counted {
             let count = crate::request::integer(args.at(at)).and_then(|n| usize::try_from(n).ok());
-            let stored = args.from(1).take(at - 1);
+            let stored = args.from(1).take(usize::from(self.name.ends_with("store")));
             return stored.chain(args.from(at + 1).take(count.unwrap_or(0))).collect();
         }
         if first == 0 {
@@ -145,6 +147,8 @@ const EACH: (i32, i32, i32) = (1, -1, 1);
 const PAIRS: (i32, i32, i32) = (1, -1, 2);
 const TWO: (i32, i32, i32) = (1, 2, 1);
 
+const EVAL_USAGE: &str = "script numkeys [key ...] [arg ...]";
+const EVALSHA_USAGE: &str = "sha1 numkeys [key ...] [arg ...]";
 const GETEX_USAGE: &str =
     "key [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|PERSIST]";
 const SET_USAGE: &str = "key value [NX|XX] [GET] [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|KEEPTTL]";
@@ -181,7 +185,13 @@ pub static COMMANDS: &[Command] = &[
         introspection::command,
     ),
     in_multi(InMulti::Refused, reads("compact", "[start end] | STORE", -1, NONE, dict::compact)),
-    reads("config", "GET pattern ... | SET durable yes|no | RESETSTAT", -2, NONE, server::config),
+    reads(
+        "config",
+        "GET pattern ... | SET durable yes|no | SET lua-time-limit milliseconds | RESETSTAT",
+        -2,
+        NONE,
+        server::config,
+    ),
     writes("copy", "source destination [REPLACE]", -3, TWO, keys::copy),
     reads("dbsize", "", 1, NONE, scan::dbsize),
     in_multi(
@@ -209,6 +219,10 @@ pub static COMMANDS: &[Command] = &[
     reads("durable", "[yes|no]", -1, NONE, connection::durable),
     reads("echo", "message", 2, NONE, connection::echo),
     reads("estimate", "start end [EXACT]", -3, NONE, ranges::estimate),
+    writes("eval", EVAL_USAGE, -3, NONE, eval::eval),
+    reads("eval_ro", EVAL_USAGE, -3, NONE, eval::eval_ro),
+    writes("evalsha", EVALSHA_USAGE, -3, NONE, eval::evalsha),
+    reads("evalsha_ro", EVALSHA_USAGE, -3, NONE, eval::evalsha_ro),
     in_multi(InMulti::AtOnce, writes("exec", "", 1, NONE, multi::exec)),
     reads("exists", "key ...", -2, EACH, keys::exists),
     typed("expire", "key seconds [NX|XX|GT|LT]", -3, FIRST, expiry::expire),
@@ -293,6 +307,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("save", "", 1, NONE, server::sync)),
     reads("scan", "cursor [MATCH pattern] [COUNT count] [TYPE type]", -2, NONE, scan::scan),
     reads("scard", "key", 2, FIRST, sets::scard),
+    reads("script", eval::SCRIPT_USAGE, -2, NONE, eval::script),
     in_multi(
         InMulti::Refused,
         reads("scrub", "START [RATE bytes] | STATUS | FAULTS | STOP", -2, NONE, scrub::scrub),

@@ -34,6 +34,10 @@ pub enum Failure {
     /// It would pile up more than is allowed (`LIMIT`).
     #[error("LIMIT {0}")]
     Limit(String),
+    /// A part of a transaction failed whose changes cannot be undone alone; nothing of the whole is
+    /// done.
+    #[error("{0}")]
+    Undone(String),
     /// The device failed (`IOERR`).
     #[error("IOERR {0}")]
     Io(String),
@@ -60,10 +64,17 @@ impl Failure {
     }
     /// It is not the request's fault: the store could not do it, at least not now.
     pub fn is_of_the_store(&self) -> bool {
-        use Failure::{Conflict, Io, Limit, Locked, NoSpace, NoTransaction, ReadOnly};
+        use Failure::{Conflict, Io, Limit, Locked, NoSpace, NoTransaction, ReadOnly, Undone};
         matches!(
             self,
-            Limit(_) | NoSpace | ReadOnly(_) | Conflict(_) | Locked(_) | NoTransaction(_) | Io(_)
+            Limit(_)
+                | NoSpace
+                | ReadOnly(_)
+                | Conflict(_)
+                | Locked(_)
+                | NoTransaction(_)
+                | Undone(_)
+                | Io(_)
         )
     }
     /// Transactions came in between every time.

@@ -50,6 +50,7 @@ pub mod parsers;
 mod request;
 #[cfg(all(test, debug_assertions))]
 mod schedule_tests;
+mod scripts;
 mod server;
 mod session;
 mod socket;

@@ -43,6 +43,13 @@ pub struct Limits {
     pub cursor_bytes: usize,
     /// Bytes of a savepoint's name.
     pub name: usize,
+    /// Scripts that run at once, each in a process; the next one waits.
+    pub scripts: usize,
+    /// A script that takes longer is ended, and nothing of it is done. `CONFIG SET lua-time-limit`
+    /// changes it.
+    pub script_time: Duration,
+    /// Bytes of the scripts that `EVALSHA` finds.
+    pub script_texts: usize,
 }
 
 impl Default for Limits {
@@ -65,6 +72,9 @@ impl Default for Limits {
             cursors: 16 << 10,
             cursor_bytes: 16 << 20,
             name: 256,
+            scripts: 8,
+            script_time: Duration::from_secs(5),
+            script_texts: 16 << 20,
         }
     }
 }

@@ -23,7 +23,14 @@ pub enum Held<'a> {
     /// The caller holds the locks.
     Already,
     One(#[allow(dead_code, reason = "held, not read")] MutexGuard<'a, ()>),
-    Many(#[allow(dead_code, reason = "held, not read")] Vec<MutexGuard<'a, ()>>),
+    Many(Vec<MutexGuard<'a, ()>>),
+}
+
+impl Held<'_> {
+    /// All keys are locked.
+    pub fn is_all(&self) -> bool {
+        matches!(self, Held::Many(stripes) if stripes.len() == STRIPES)
+    }
 }
 
 impl Default for KeyLocks {

@@ -88,6 +88,29 @@ impl Output {
         }
     }
 
+    /// For replies that are read here, by a script: they are kept until they are taken.
+    pub fn scratch(db: Kvdb, send_at: usize, budget: Arc<Budget>) -> Self {
+        struct Nowhere;
+        impl Sink for Nowhere {
+            fn send(&mut self, _: &[u8]) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut out = Output::new(db, Box::new(Nowhere), send_at, budget);
+        out.keep();
+        out
+    }
+    /// The replies so far; what is counted of them is given back.
+    pub fn take(&mut self) -> Vec<u8> {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.rewind(0);
+        bytes
+    }
+    /// A reply that was written elsewhere.
+    pub fn reply(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
     pub fn status(&mut self, text: &str) {
         self.line(b'+', text.as_bytes());
     }

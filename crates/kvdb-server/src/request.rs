@@ -104,6 +104,18 @@ impl Request {
     }
 }
 
+impl Request {
+    /// A request of these arguments.
+    pub fn of(arguments: &[&[u8]]) -> Request {
+        let mut request = Request { bytes: Vec::new(), places: Vec::new() };
+        for argument in arguments {
+            request.places.push((request.bytes.len() as u32, argument.len() as u32));
+            request.bytes.extend_from_slice(argument);
+        }
+        request
+    }
+}
+
 impl Arguments<'_> {
     pub fn to_request(self) -> Request {
         let mut request = Request { bytes: Vec::new(), places: Vec::with_capacity(self.len()) };

@@ -4,6 +4,7 @@
 //! requests do.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +24,7 @@ use crate::conversation::Conversation;
 use crate::error::Error;
 use crate::limits::Limits;
 use crate::output::Sink;
+use crate::scripts::Scripts;
 use crate::session::{Check, Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
 use crate::sweeper::Sweeping;
@@ -41,6 +43,9 @@ pub struct ServerOptions {
     pub durable: bool,
     /// What clients may use at most.
     pub limits: Limits,
+    /// The command that starts a process for scripts (`kvdb_lua::run_worker`), program and
+    /// arguments; `None`: there are no scripts. Each gets a socket as standard input.
+    pub scripts: Option<Vec<OsString>>,
     /// Who begins and ends transactions; `None`: the store itself.
     pub transactions: Option<Arc<dyn Transactions>>,
     /// Who makes snapshots and clones; `None`: the store itself.
@@ -158,6 +163,7 @@ impl Server {
         );
         shared.describe = options.describe;
         shared.check = options.check;
+        shared.scripts = Scripts::new(options.scripts, &shared.limits);
         if let Some(transactions) = options.transactions {
             shared.transactions = transactions;
         }
@@ -209,6 +215,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.common.shared.stopping.store(true, Relaxed);
+        self.common.shared.scripts.close();
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         self.sweeping = None;
         if let Some(accepting) = self.accepting.take() {

@@ -15,6 +15,7 @@ use crate::limits::Limits;
 use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
 use crate::output::Budget;
+use crate::scripts::{Scripts, Slot};
 use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Walking};
 
 mod keys;
@@ -52,6 +53,7 @@ pub struct Shared {
     pub groups: Groups,
     pub snapshots: Arc<dyn Snapshots>,
     pub cursors: Cursors,
+    pub scripts: Scripts,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
     /// Bytes that large requests on their way in have taken, of all connections
@@ -84,6 +86,7 @@ impl Shared {
             whole_replies: Arc::new(Budget::new(limits.whole_replies)),
             watches: AtomicUsize::new(0),
             cursors: Cursors::new(limits.cursors, limits.cursor_bytes),
+            scripts: Scripts::new(None, &limits),
             limits,
             password,
             durable,
@@ -130,8 +133,13 @@ pub struct Session {
     pub watches: Vec<(Watch, Counted)>,
     /// Under way in `EXEC`, which holds the locks.
     pub executing: Option<Executing>,
-    /// `EXEC` holds some of the locks, not all: a dictionary of types cannot be made under them.
-    pub holds_some: bool,
+    /// The commands of an `EXEC` are run: one of several that are done together.
+    pub exec_under_way: bool,
+    /// What holds the locks holds those of all keys. Under some of them a dictionary of types cannot
+    /// be made.
+    pub all_locked: bool,
+    /// Taken for the scripts of an `EXEC`.
+    pub script_slot: Option<Slot>,
     /// The time that all commands of an `EXEC` see, milliseconds since 1970.
     pub exec_time: Option<u64>,
     /// A failure of the store, for which `EXEC` is to do nothing at all.
@@ -170,7 +178,9 @@ impl Session {
             queue: None,
             watches: Vec::new(),
             executing: None,
-            holds_some: false,
+            exec_under_way: false,
+            all_locked: false,
+            script_slot: None,
             exec_time: None,
             stopped: None,
             importing: None,

@@ -23,6 +23,7 @@ use crate::daemons::{self, Record};
 use crate::metrics;
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
+use crate::scripts;
 use crate::scrubbing::Scrubbing;
 use crate::store::{self, Access, MountFigures, Store};
 use crate::transactions::OverFiles;
@@ -292,6 +293,7 @@ fn start_server(
             check: Some(check.clone()),
             transactions: Some(over_files.clone()),
             snapshots: Some(over_files),
+            scripts: Some(scripts::command()),
             ..Default::default()
         };
         match Server::start(store.db.clone(), &place, options) {

@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use crate::mounted::{self, refused};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
+use crate::scripts;
 use crate::store::{self, Access, Store};
 use crate::text;
 
@@ -284,7 +285,10 @@ impl Connection {
         }
         let access = if writes { Access::ReadWrite } else { Access::ReadOnly };
         let store = store::open_waiting(target, access, None)?;
-        Ok(Connection { client: Client::local(store.db.clone()), opened: Some(store) })
+        Ok(Connection {
+            client: Client::local_with_scripts(store.db.clone(), scripts::command()),
+            opened: Some(store),
+        })
     }
 
     /// Runs a command; an error reply is a failure.

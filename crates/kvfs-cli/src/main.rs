@@ -47,6 +47,7 @@ mod rm;
 mod run;
 mod salvage;
 mod sandbox;
+mod scripts;
 mod scrub;
 mod scrubbing;
 mod send;
@@ -126,6 +127,11 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if let Some(code) = mount::run_as_mount_helper(&arguments, Cli::command) {
         return code;
+    }
+    if let [_, word] = &arguments[..]
+        && word == scripts::WORD
+    {
+        return kvdb_lua::run_worker();
     }
     let cli = match Cli::try_parse_from(find::as_options(arguments.clone())) {
         Ok(cli) => cli,

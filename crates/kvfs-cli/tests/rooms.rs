@@ -14,8 +14,17 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree, Visibility};
 
-const CRATES: &[&str] =
-    &["env", "zones", "vt-tree", "kvdb", "kvfs", "kvfs-fuse", "kvdb-server", "kvfs-cli"];
+const CRATES: &[&str] = &[
+    "env",
+    "kvdb-lua",
+    "zones",
+    "vt-tree",
+    "kvdb",
+    "kvfs",
+    "kvfs-fuse",
+    "kvdb-server",
+    "kvfs-cli",
+];
 
 /// A crate, modules of it each of which leads to all others of them, and why they may.
 const CIRCLES: &[(&str, &[&str], &str)] = &[(

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, TransactionOptions};
 
-use super::{COMMANDS, Command, InMulti, find, is, run_one};
+use super::{COMMANDS, Command, InMulti, eval, find, is, run_one};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::locks::Held;
@@ -147,14 +147,49 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     if queue.spoilt {
         return Err(Failure::coded("EXECABORT Transaction discarded because of previous errors."));
     }
+    if queue.requests.iter().any(|request| eval::is_script(request.arguments())) {
+        // Before any lock: those who have all workers may wait for it.
+        match s.shared.scripts.slot() {
+            Err(failure) if failure.is_of_the_store() => return Err(failure),
+            slot => s.script_slot = slot.ok(),
+        }
+    }
+    s.exec_under_way = true;
+    let done = atomically(s, &watches, Locks::Queue(&queue), out, |s, out| run(s, &queue, out));
+    (s.script_slot, s.exec_under_way) = (None, false);
+    done.map_err(|failure| match failure {
+        Failure::Locked(why) => Failure::Locked(format!("{why}; nothing of this EXEC was done")),
+        failure => failure,
+    })
+}
+
+/// What is locked against other commands at the first try.
+#[derive(Clone, Copy)]
+pub enum Locks<'a> {
+    /// What these commands touch.
+    Queue(&'a Queue),
+    /// These keys.
+    Keys(&'a [&'a [u8]]),
+}
+
+/// Has `work` done in one transaction of the store, if what is watched has not changed, and again
+/// where others have come between. When it fails, nothing has happened.
+pub fn atomically(
+    s: &mut Session,
+    watches: &[(Watch, Counted)],
+    locks: Locks<'_>,
+    out: &mut Output,
+    mut work: impl FnMut(&mut Session, &mut Output) -> Outcome,
+) -> Outcome {
     let position = out.position();
     out.keep();
     let (dictionary, durable, name, resp3) =
         (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
-        outcome = attempt(s, &queue, &watches, tried, out);
-        (s.executing, s.holds_some, s.stopped, s.exec_time) = (None, false, None, None);
+        outcome = attempt(s, watches, locks, tried, out, &mut work);
+        (s.executing, s.stopped, s.exec_time) = (None, None, None);
+        s.all_locked = false;
         if outcome.is_ok() {
             break;
         }
@@ -168,32 +203,32 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     out.release();
-    outcome.map_err(|failure| match failure {
-        Failure::Locked(why) => Failure::Locked(format!("{why}; nothing of this EXEC was done")),
-        failure => failure,
-    })
+    outcome
 }
 
 fn attempt(
     s: &mut Session,
-    queue: &Queue,
     watches: &[(Watch, Counted)],
+    locks: Locks<'_>,
     tried: usize,
     out: &mut Output,
+    work: &mut impl FnMut(&mut Session, &mut Output) -> Outcome,
 ) -> Outcome {
     let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
     s.exec_time = Some(s.clock());
-    let (_held, all) = match &group {
+    let held = match (&group, locks) {
         // Others in the transaction wait. It may be for long, if one of these commands waits for a
         // lock.
-        Some(group) => (group.locks.all(), true),
+        (Some(group), _) => group.locks.all(),
         // What the commands read need not be locked; where others keep changing it, it is.
-        None if tried > 0 => (shared.locks.all(), true),
-        None => match hold(s, &shared, queue)? {
-            Some(some) => (some, false),
-            None => (shared.locks.all(), true),
+        (None, _) if tried > 0 => shared.locks.all(),
+        (None, Locks::Queue(queue)) => hold(s, &shared, queue)?,
+        (None, Locks::Keys(keys)) => match s.existing()? {
+            Some(space) => shared.locks.keys(space.strings, keys.iter().copied()),
+            None => Held::Already,
         },
     };
+    s.all_locked = held.is_all();
     let transaction = match &s.joined {
         Some((transaction, _)) => transaction.clone(),
         None => s.db().begin_with(TransactionOptions {
@@ -220,7 +255,20 @@ fn attempt(
         Some(_) => Executing::Joined(Mutex::new(transaction.nested_batch()?)),
         None => Executing::Own(transaction.clone()),
     });
-    s.holds_some = !all;
+    work(s, out)?;
+    if out.is_broken() {
+        // The client is gone, so nothing is committed.
+        return Ok(());
+    }
+    match s.executing.take() {
+        Some(Executing::Joined(nested)) => nested.into_inner().finish()?,
+        _ => transaction.commit(Durability::Buffered)?,
+    }
+    Ok(())
+}
+
+/// Runs the commands of an `EXEC`.
+fn run(s: &mut Session, queue: &Queue, out: &mut Output) -> Outcome {
     out.array(queue.requests.len());
     for request in &queue.requests {
         let args = request.arguments();
@@ -239,24 +287,15 @@ fn attempt(
             )));
         }
         if out.is_broken() {
-            // The client is gone, so nothing is committed.
             return Ok(());
         }
-    }
-    match s.executing.take() {
-        Some(Executing::Joined(nested)) => nested.into_inner().finish()?,
-        _ => transaction.commit(Durability::Buffered)?,
     }
     Ok(())
 }
 
-/// The locks of what the commands touch, as far as that can be seen beforehand; `None` where it
-/// cannot, so that all of them are needed.
-fn hold<'a>(
-    s: &mut Session,
-    shared: &'a Shared,
-    queue: &Queue,
-) -> Result<Option<Held<'a>>, Failure> {
+/// The locks of what the commands touch, as far as that can be seen beforehand; all of them where
+/// it cannot.
+fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'a>, Failure> {
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut writes = false;
     let tuple = shared.limits.tuple;
@@ -274,12 +313,12 @@ fn hold<'a>(
         } else if command.writes
             || [("select"), ("use")].iter().any(|name| is(command.name.as_bytes(), name))
         {
-            return Ok(None);
+            return Ok(shared.locks.all());
         }
     }
     let space = if writes { Some(s.writable()?) } else { s.existing()? };
-    Ok(Some(match space {
+    Ok(match space {
         Some(space) => shared.locks.keys(space.strings, keys.into_iter()),
         None => Held::Already,
-    }))
+    })
 }

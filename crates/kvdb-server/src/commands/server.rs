@@ -16,6 +16,8 @@ use crate::sweeper;
 
 /// The version of Redis whose commands and errors these are, for clients that ask.
 pub const REDIS_VERSION: &str = "7.0.15";
+/// Milliseconds that a script may be allowed to take.
+const MOST_TIME: i64 = 3_600_000;
 
 /// Bytes of memory that the process has, as the system counts them.
 fn resident_bytes() -> u64 {
@@ -116,8 +118,9 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         // Of the replies and requests that are counted; the store has a bound of its own.
         let _ = write!(
             t,
-            "used_memory:{}\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n",
-            resident_bytes()
+            "used_memory:{}\r\nnumber_of_cached_scripts:{}\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n",
+            resident_bytes(),
+            s.shared.scripts.count()
         );
     });
     section("persistence", &|t| {
@@ -210,6 +213,8 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 ("appendonly", "yes".to_string()),
                 ("databases", i32::MAX.to_string()),
                 ("durable", if s.durable { "yes" } else { "no" }.to_string()),
+                ("busy-reply-threshold", s.shared.scripts.time().as_millis().to_string()),
+                ("lua-time-limit", s.shared.scripts.time().as_millis().to_string()),
                 ("maxclients", limits.connections.to_string()),
                 ("maxmemory", "0".to_string()),
                 ("maxmemory-policy", "noeviction".to_string()),
@@ -230,6 +235,18 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             }
         }
         c if is(c, "set") && args.len() > 2 => {
+            let scripts = ["lua-time-limit", "busy-reply-threshold"];
+            if args.len() == 4 && scripts.iter().any(|name| is(args.at(2), name)) {
+                let time = integer(args.at(3)).filter(|time| (1..=MOST_TIME).contains(time));
+                let time = time.ok_or_else(|| {
+                    Failure::request(format!(
+                        "argument must be between 1 and {MOST_TIME} inclusive"
+                    ))
+                })?;
+                s.shared.scripts.set_time(time.unsigned_abs());
+                out.ok();
+                return Ok(());
+            }
             if args.len() != 4 || !is(args.at(2), "durable") {
                 let name = String::from_utf8_lossy(args.at(2)).into_owned();
                 return Err(Failure::request(format!(

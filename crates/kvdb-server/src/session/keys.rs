@@ -69,7 +69,7 @@ impl Session {
         // A command that holds a lock may believe that there is none: all of them have ended when
         // it is made. `EXEC` has made it before it took its locks, or has all of them; where that
         // could not be known before, it is tried again with all of them.
-        if self.holds_some {
+        if self.executing.is_some() && !self.all_locked {
             return Err(Failure::again_and_again());
         }
         let _all = match self.executing {

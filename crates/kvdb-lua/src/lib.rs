@@ -1,0 +1,48 @@
+//! Scripts in Lua 5.1, as Redis has them, in a process of their own.
+//!
+//! A script may loop for ever, ask for all memory there is, or find a fault in the interpreter,
+//! which is written in C. So it is not run where the store is: a *worker* is a process that has a
+//! socket and nothing else. It gets a script, asks the server for each command that the script
+//! calls, and says what the script returned. Whatever becomes of it, the server ends it and makes
+//! another; what the script had changed by then is undone with its transaction.
+//!
+//! `wire` are the messages of the two, `shebang` the first line of a script that says what it may
+//! do. The rest is the worker's: `worker` has the conversation, `confine` takes away what a process
+//! may do, `state` makes an interpreter with Redis' libraries, `replies` translates what commands
+//! return and what scripts do.
+
+#![warn(missing_docs)]
+
+pub mod shebang;
+pub mod wire;
+
+#[cfg(feature = "worker")]
+mod arguments;
+#[cfg(feature = "worker")]
+mod bits;
+#[cfg(feature = "worker")]
+mod confine;
+#[cfg(feature = "worker")]
+mod json;
+#[cfg(feature = "worker")]
+mod msgpack;
+#[cfg(feature = "worker")]
+mod numbers;
+#[cfg(feature = "worker")]
+mod replies;
+#[cfg(feature = "worker")]
+mod state;
+#[cfg(feature = "worker")]
+mod structs;
+#[cfg(feature = "worker")]
+mod worker;
+
+#[cfg(feature = "worker")]
+pub use worker::run as run_worker;
+
+use sha1::{Digest, Sha1};
+
+/// The name of a script: the SHA-1 sum of its text, in hexadecimal digits.
+pub fn name_of(text: &[u8]) -> String {
+    Sha1::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}

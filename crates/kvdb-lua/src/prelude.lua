@@ -1,0 +1,216 @@
+-- Makes what a script sees out of the functions that the worker has: `raw` are those, `globals` the
+-- table that an interpreter begins with. Returns the environment of scripts and the function that
+-- runs one.
+--
+-- Functions of the worker return false and a message where they fail. Here it is raised, with the
+-- place in the script. A global that is not there is an error, and none can be made.
+local raw, globals = ...
+local error, type, rawget, unpack, xpcall = error, type, rawget, unpack, xpcall
+local first_pcall, first_setmetatable, first_rawset, setfenv = pcall, setmetatable, rawset, setfenv
+
+local READ_ONLY = 'Attempt to modify a readonly table'
+local locked = {}
+
+local function refuse()
+    error(READ_ONLY, 2)
+end
+
+-- A table that reads as `inner` and cannot be changed.
+local function lock(inner)
+    local outer, sealed = {}, {}
+    first_setmetatable(sealed, { __newindex = refuse, __metatable = false })
+    first_setmetatable(outer, { __index = inner, __newindex = refuse, __metatable = sealed })
+    locked[outer] = true
+    return outer
+end
+
+local function one(f)
+    return function(...)
+        local done, result = f(...)
+        if done then
+            return result
+        end
+        error(result, 2)
+    end
+end
+
+local function many(f)
+    return function(...)
+        local done, results = f(...)
+        if done then
+            return unpack(results, 1, results.n)
+        end
+        error(results, 2)
+    end
+end
+
+local MULTIPLE = { ['cmsgpack.unpack'] = true, ['cmsgpack.unpack_one'] = true,
+    ['cmsgpack.unpack_limit'] = true, ['struct.unpack'] = true }
+for _, name in ipairs({ 'bit', 'cjson', 'cmsgpack', 'struct' }) do
+    local library = {}
+    for key, value in pairs(raw[name]) do
+        if type(value) ~= 'function' then
+            library[key] = value
+        elseif MULTIPLE[name .. '.' .. key] then
+            library[key] = many(value)
+        else
+            library[key] = one(value)
+        end
+    end
+    globals[name] = lock(library)
+end
+
+-- Errors of `redis` are tables, as they are where a command fails.
+local function fail(text)
+    error({ err = 'ERR ' .. text }, 0)
+end
+
+local redis = {
+    LOG_DEBUG = 0, LOG_VERBOSE = 1, LOG_NOTICE = 2, LOG_WARNING = 3,
+    REPL_NONE = 0, REPL_AOF = 1, REPL_SLAVE = 2, REPL_REPLICA = 2, REPL_ALL = 3,
+    REDIS_VERSION = raw.version, REDIS_VERSION_NUM = raw.version_number,
+}
+
+redis.call, redis.pcall = raw.call, raw.pcall
+
+function redis.error_reply(...)
+    local text = ...
+    if select('#', ...) ~= 1 or type(text) ~= 'string' then
+        return { err = 'ERR wrong number or type of arguments' }
+    end
+    local code, rest = text:match('^%-?([^ ]*) (.*)$')
+    if not code then
+        return { err = 'ERR ' .. text:gsub('^%-', '') }
+    end
+    return { err = code .. ' ' .. rest }
+end
+
+function redis.status_reply(...)
+    local text = ...
+    if select('#', ...) ~= 1 or type(text) ~= 'string' then
+        return { err = 'ERR wrong number or type of arguments' }
+    end
+    return { ok = text }
+end
+
+function redis.sha1hex(...)
+    if select('#', ...) ~= 1 then
+        fail('wrong number of arguments')
+    end
+    return raw.sha1hex(...)
+end
+
+function redis.log(level, ...)
+    if select('#', ...) < 1 then
+        fail('redis.log() requires two arguments or more.')
+    end
+    if type(level) ~= 'number' then
+        fail('First argument must be a number (log level).')
+    end
+    if level < 0 or level > 3 then
+        fail('Invalid log level.')
+    end
+    local words = { ... }
+    for i = 1, select('#', ...) do
+        words[i] = tostring(words[i])
+    end
+    raw.log(level, table.concat(words, ' '))
+end
+
+function redis.setresp(...)
+    local version = ...
+    if select('#', ...) ~= 1 then
+        fail('redis.setresp() requires one argument.')
+    end
+    if version ~= 2 and version ~= 3 then
+        fail('RESP version must be 2 or 3.')
+    end
+    raw.setresp(version)
+end
+
+-- There are no replicas and no debugger; a script is always atomic.
+function redis.set_repl(...)
+    if select('#', ...) ~= 1 then
+        fail('redis.set_repl() requires two arguments.')
+    end
+end
+function redis.replicate_commands()
+    return true
+end
+function redis.breakpoint()
+    return false
+end
+function redis.debug() end
+
+globals.redis = lock(redis)
+globals.os = lock({ clock = raw.clock })
+
+for _, name in ipairs({ 'dofile', 'loadfile', 'print', 'require', 'module', 'package', 'debug', 'io' }) do
+    globals[name] = nil
+end
+
+-- As before there were errors that are tables: a script sees the text.
+local function text_of(done, fault, ...)
+    if not done and type(fault) == 'table' and type(rawget(fault, 'err')) == 'string' then
+        return false, rawget(fault, 'err')
+    end
+    return done, fault, ...
+end
+function globals.pcall(...)
+    return text_of(first_pcall(...))
+end
+
+function globals.setmetatable(...)
+    if locked[(...)] then
+        error(READ_ONLY, 2)
+    end
+    return first_setmetatable(...)
+end
+function globals.rawset(...)
+    if locked[(...)] then
+        error(READ_ONLY, 2)
+    end
+    return first_rawset(...)
+end
+
+local environment = lock(globals)
+globals._G = environment
+first_setmetatable(globals, {
+    __index = function(_, name)
+        error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2)
+    end,
+})
+
+-- Text is compiled, bytecode is not: there is no telling what it would do.
+function globals.loadstring(text, name)
+    if type(text) ~= 'string' then
+        error("bad argument #1 to 'loadstring' (string expected, got " .. type(text) .. ')', 2)
+    end
+    local compiled, message = raw.compile(text, type(name) == 'string' and name or text)
+    if not compiled then
+        return nil, message
+    end
+    return setfenv(compiled, environment)
+end
+function globals.load(read, name)
+    if type(read) ~= 'function' then
+        error("bad argument #1 to 'load' (function expected, got " .. type(read) .. ')', 2)
+    end
+    local pieces = {}
+    while true do
+        local piece = read()
+        if piece == nil or piece == '' then
+            break
+        end
+        if type(piece) ~= 'string' then
+            return nil, 'reader function must return a string'
+        end
+        pieces[#pieces + 1] = piece
+    end
+    return globals.loadstring(table.concat(pieces), type(name) == 'string' and name or '=(load)')
+end
+
+local function run(script)
+    return xpcall(script, raw.locate)
+end
+return environment, run

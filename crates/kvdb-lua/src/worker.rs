@@ -1,0 +1,116 @@
+//! The worker: a process that runs one script after the other, each in an interpreter of its own.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use crate::confine;
+use crate::replies::{self, Unwritable, Versions};
+use crate::state::{End, Server, State};
+use crate::wire::{self, Frame, Kind, Run};
+
+/// Bytes that an interpreter may take.
+const MEMORY: usize = 64 << 20;
+/// Bytes of a message of the server: a script with its arguments, or a reply.
+const LONGEST: usize = 80 << 20;
+
+/// The socket to the server. When it fails there is no server any more, and nothing left to do.
+struct Channel {
+    from: BufReader<File>,
+    to: File,
+}
+
+impl Channel {
+    fn over(socket: impl AsFd) -> io::Result<Channel> {
+        let socket = socket.as_fd().try_clone_to_owned()?;
+        let to = File::from(socket.try_clone()?);
+        Ok(Channel { from: BufReader::with_capacity(16 << 10, socket.into()), to })
+    }
+    fn send(&mut self, kind: Kind, payload: &[u8]) {
+        if wire::write(&mut self.to, kind, payload).is_err() {
+            std::process::exit(0);
+        }
+    }
+    fn receive(&mut self) -> Frame {
+        Frame::read(&mut self.from, LONGEST).unwrap_or_else(|_| std::process::exit(0))
+    }
+}
+
+impl Server for Channel {
+    fn call(&mut self, arguments: &[Vec<u8>], version: u8) -> Vec<u8> {
+        let mut payload = vec![version];
+        wire::write_list(arguments.iter().map(Vec::as_slice), &mut payload);
+        self.send(Kind::Call, &payload);
+        match self.receive() {
+            Frame { kind: Kind::Answer, payload } => payload,
+            _ => std::process::exit(1),
+        }
+    }
+    fn log(&mut self, level: u8, text: &[u8]) {
+        self.send(Kind::Log, &[&[level], &text[..text.len().min(1024)]].concat());
+    }
+}
+
+/// Runs the scripts that come over the socket that standard input is, until it is closed. The
+/// process can do nothing else from then on.
+pub fn run() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("no scripts can be run: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve() -> io::Result<()> {
+    confine::close_inherited()?;
+    let channel = Rc::new(RefCell::new(Channel::over(io::stdin())?));
+    confine::confine(MEMORY)?;
+    loop {
+        // Made before it is asked for, so that a script does not wait for it.
+        let state = State::new(MEMORY, channel.clone())
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        let frame = channel.borrow_mut().receive();
+        let (kind, payload) = match frame.kind {
+            Kind::Load => match state.compile(&frame.payload) {
+                Ok(_) => (Kind::Loaded, Vec::new()),
+                Err(why) => (Kind::Uncompiled, replies::one_line(&why)),
+            },
+            Kind::Run => match Run::decode(&frame.payload) {
+                Some(script) => run_script(&state, &script),
+                None => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        channel.borrow_mut().send(kind, &payload);
+        confine::end_after(0);
+    }
+}
+
+fn run_script(state: &State, script: &Run<'_>) -> (Kind, Vec<u8>) {
+    confine::end_after(script.seconds);
+    let compiled = match state.compile(script.text) {
+        Ok(compiled) => compiled,
+        Err(why) => return (Kind::Uncompiled, replies::one_line(&why)),
+    };
+    match state.run(&compiled, script.name, &script.keys, &script.arguments) {
+        End::Failed(why) => (Kind::Failed, replies::one_line(&why)),
+        End::Returned(value, version) => {
+            let versions = Versions { client: script.resp3, script: version == 3 };
+            match replies::reply(&value, versions) {
+                Ok(reply) => (Kind::Done, reply),
+                Err(Unwritable::TooLong) => {
+                    (Kind::Failed, b"ERR the reply of the script is too long".to_vec())
+                }
+                Err(Unwritable::Lua(error)) => {
+                    let why = format!("ERR the reply of the script cannot be written: {error}");
+                    (Kind::Failed, replies::one_line(why.as_bytes()))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! Scripts: `EVAL`, `EVALSHA`, their forms that only read, and `SCRIPT`.
+//!
+//! A script is run by a worker, a process of its own (see `kvdb_lua`), which asks for each command.
+//! It is done as `EXEC` does its commands: in one transaction of the store, as if it ran alone, and
+//! again when others come between. So one that fails, takes too long or kills its process has done
+//! nothing. Inside `EXEC` and a joined transaction it is a part of that; when one fails in `EXEC`
+//! that had changed something, `EXEC` fails, because a part of it cannot be undone.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kvdb_lua::wire::{self, Kind};
+use kvdb_lua::{name_of, shebang};
+
+use super::multi::{Locks, atomically};
+use super::{COMMANDS, InMulti, find, is, may_need_types, run_one, unknown_subcommand};
+use crate::dictionaries::Place;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, Request, integer};
+use crate::scripts::{Broken, Slot, Worker, well_formed};
+use crate::session::{Executing, Session};
+
+pub const SCRIPT_USAGE: &str = "LOAD script | EXISTS sha1 ... | FLUSH [ASYNC|SYNC] | KILL";
+/// How long a script that must end may take to say so before its process is ended.
+const GRACE: Duration = Duration::from_millis(100);
+/// Lines that a script may write into the log; what is beyond is dropped.
+const LINES: usize = 100;
+/// Bytes of a message of a worker beyond a whole command: the lengths in it.
+const FRAMING: usize = 1 << 20;
+
+pub fn eval(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    start(s, args, Bytes::copy_from_slice(args.at(1)), false, out)
+}
+pub fn eval_ro(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    start(s, args, Bytes::copy_from_slice(args.at(1)), true, out)
+}
+pub fn evalsha(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let text = known(s, args)?;
+    start(s, args, text, false, out)
+}
+pub fn evalsha_ro(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let text = known(s, args)?;
+    start(s, args, text, true, out)
+}
+
+fn known(s: &Session, args: Arguments<'_>) -> Result<Bytes, Failure> {
+    let none = Failure::coded("NOSCRIPT No matching script. Please use EVAL.");
+    s.shared.scripts.find(args.at(1)).ok_or(none)
+}
+
+/// Whether a command takes a worker.
+pub fn is_script(args: Arguments<'_>) -> bool {
+    ["eval", "evalsha", "eval_ro", "evalsha_ro", "script"].iter().any(|name| is(args.at(0), name))
+}
+
+pub fn script(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let scripts = &s.shared.scripts;
+    match (args.at(1), args.len()) {
+        (c, 3) if is(c, "load") => return load(s, args.at(2), out),
+        (c, 3..) if is(c, "exists") => {
+            out.array(args.len() - 2);
+            args.from(2).for_each(|name| out.integer(i64::from(scripts.find(name).is_some())));
+            return Ok(());
+        }
+        (c, 2) if is(c, "flush") => scripts.forget(),
+        (c, 3) if is(c, "flush") => match args.at(2) {
+            how if is(how, "async") || is(how, "sync") => scripts.forget(),
+            _ => return Err(Failure::request("SCRIPT FLUSH only support SYNC|ASYNC option")),
+        },
+        (c, 2) if is(c, "kill") => {
+            if !scripts.kill() {
+                return Err(Failure::coded("NOTBUSY No scripts in execution right now."));
+            }
+        }
+        // There is no debugger, so none can be on.
+        (c, 3) if is(c, "debug") && is(args.at(2), "no") => {}
+        _ => return Err(unknown_subcommand(args, "SCRIPT")),
+    }
+    out.ok();
+    Ok(())
+}
+
+/// `SCRIPT LOAD`
+fn load(s: &mut Session, text: &[u8], out: &mut Output) -> Outcome {
+    let said = shebang::read(text).map_err(Failure::request)?;
+    let until = Instant::now() + s.shared.scripts.time();
+    let mut slot = take_slot(s)?;
+    let done = slot.with(|worker| {
+        worker.by(until);
+        let answer = worker
+            .send(Kind::Load, &text[said.length..])
+            .and_then(|()| worker.receive(FRAMING))
+            .and_then(|frame| match frame.kind {
+                Kind::Loaded => Ok(None),
+                Kind::Uncompiled => Ok(Some(frame.payload)),
+                _ => Err(Broken::Gone),
+            });
+        let at_rest = answer.is_ok();
+        (answer, at_rest)
+    });
+    give_back(s, slot);
+    match done? {
+        (Ok(None), _) => {
+            let name = name_of(text);
+            s.shared.scripts.keep(&name, &Bytes::copy_from_slice(text));
+            out.bulk(name.as_bytes());
+            Ok(())
+        }
+        (Ok(Some(why)), _) => {
+            Err(Failure::Coded(String::from_utf8_lossy(&why).into_owned().into()))
+        }
+        (Err(broken), killed) => Err(gone(s, "", &broken, killed)),
+    }
+}
+
+fn take_slot(s: &mut Session) -> Result<Slot, Failure> {
+    match s.script_slot.take() {
+        Some(slot) => Ok(slot),
+        None => s.shared.scripts.slot(),
+    }
+}
+/// Kept for the next script of the same `EXEC`, or for anyone.
+fn give_back(s: &mut Session, slot: Slot) {
+    s.script_slot = s.executing.is_some().then_some(slot);
+}
+
+/// A script as the command gives it.
+struct Script<'a> {
+    name: String,
+    text: Bytes,
+    /// Where it begins in the text, behind what it says about itself.
+    begin: usize,
+    keys: Vec<&'a [u8]>,
+    arguments: Vec<&'a [u8]>,
+    only_reads: bool,
+    until: Instant,
+}
+
+fn start(
+    s: &mut Session,
+    args: Arguments<'_>,
+    text: Bytes,
+    only_reads: bool,
+    out: &mut Output,
+) -> Outcome {
+    let keys = match integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)? {
+        n if n < 0 => return Err(Failure::request("Number of keys can't be negative")),
+        n if n > args.len() as i64 - 3 => {
+            return Err(Failure::request("Number of keys can't be greater than number of args"));
+        }
+        n => n as usize,
+    };
+    let said = shebang::read(&text).map_err(Failure::request)?;
+    if only_reads && said.given && !said.no_writes {
+        return Err(Failure::request(
+            "Can not execute a script with write flag using *_ro command.",
+        ));
+    }
+    let mut slot = take_slot(s)?;
+    let script = Script {
+        name: name_of(&text),
+        text,
+        begin: said.length,
+        keys: args.from(3).take(keys).collect(),
+        arguments: args.from(3 + keys).collect(),
+        only_reads: only_reads || said.no_writes,
+        until: Instant::now() + s.shared.scripts.time(),
+    };
+    let done = if s.executing.is_some() || matches!(s.place, Place::Snapshot(..)) {
+        run(s, &mut slot, &script, out)
+    } else {
+        let locks = Locks::Keys(&script.keys);
+        atomically(s, &[], locks, out, |s, out| run(s, &mut slot, &script, out))
+    };
+    give_back(s, slot);
+    done
+}
+
+/// What a worker has made of a script.
+enum End {
+    Done(Vec<u8>),
+    Failed(Vec<u8>),
+    Uncompiled(Vec<u8>),
+    /// The store could not do what the script asked for.
+    Stopped(Failure),
+    Broken(Broken),
+}
+
+fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) -> Outcome {
+    let (dictionary, resp3) = (s.dictionary.clone(), out.resp3);
+    let (shared, in_exec) = (s.shared.clone(), s.exec_under_way);
+    let budget = shared.whole_replies.clone();
+    let scratch = Output::scratch(shared.db.clone(), shared.limits.reply, budget);
+    let mut asking = Asking { session: s, out: scratch, script, wrote: false };
+    let ended = slot.with(|worker| {
+        let end = converse(worker, &mut asking, resp3);
+        let at_rest = !matches!(end, End::Broken(_));
+        (end, at_rest)
+    });
+    let wrote = asking.wrote;
+    drop(asking);
+    s.dictionary = dictionary;
+    let (end, killed) = ended?;
+    if !matches!(end, End::Uncompiled(_)) {
+        shared.scripts.keep(&script.name, &script.text);
+    }
+    let failure = match end {
+        End::Done(reply) if well_formed::is_one_reply(&reply, resp3) => {
+            return out.whole(|out| {
+                out.reply(&reply);
+                out.send_if_large();
+                let too_long = || Failure::Limit("the reply of the script is too long".into());
+                if out.is_overfull() { Err(too_long()) } else { Ok(()) }
+            });
+        }
+        End::Done(_) => gone(s, &script.name, &Broken::Gone, killed),
+        End::Failed(why) | End::Uncompiled(why) => {
+            Failure::Coded(String::from_utf8_lossy(&why).into_owned().into())
+        }
+        End::Stopped(failure) if failure.is_of_the_store() => return Err(failure),
+        End::Stopped(failure) => failure,
+        End::Broken(broken) => gone(s, &script.name, &broken, killed),
+    };
+    match wrote && in_exec {
+        true => Err(Failure::Undone(format!(
+            "EXECABORT a script had changed something when it failed, so nothing of this EXEC was \
+             done: {failure}"
+        ))),
+        false => Err(failure),
+    }
+}
+
+fn gone(s: &Session, name: &str, broken: &Broken, killed: bool) -> Failure {
+    let why = match broken {
+        _ if killed && s.check_stopping().is_err() => return Failure::STOPPING,
+        _ if killed => "Script killed by user with SCRIPT KILL.".to_owned(),
+        Broken::TooLong => {
+            format!(
+                "it took longer than lua-time-limit ({} ms)",
+                s.shared.scripts.time().as_millis()
+            )
+        }
+        Broken::Gone => "its process has ended: out of memory, or a fault".to_owned(),
+    };
+    Failure::request(format!("Error running script {name}: {why}; nothing of it was done"))
+}
+
+/// Has the worker run a script, and its commands done.
+fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
+    let script = asking.script;
+    worker.by(script.until);
+    let left = script.until.saturating_duration_since(Instant::now());
+    let run = wire::Run {
+        resp3,
+        // By then it has been ended from here, if there is a server.
+        seconds: u32::try_from(left.as_secs()).unwrap_or(u32::MAX).saturating_add(2),
+        name: script.name.as_bytes(),
+        text: &script.text[script.begin..],
+        keys: script.keys.clone(),
+        arguments: script.arguments.clone(),
+    };
+    let limits = asking.session.shared.limits.clone();
+    let longest = limits.request.max(limits.whole_replies) + FRAMING;
+    if let Err(broken) = worker.send(Kind::Run, &run.encode()) {
+        return End::Broken(broken);
+    }
+    let (mut stopped, mut logged) = (None, 0);
+    loop {
+        let frame = match worker.receive(longest) {
+            Ok(frame) => frame,
+            Err(broken) => return stopped_or(stopped, End::Broken(broken)),
+        };
+        match frame.kind {
+            Kind::Call if stopped.is_none() => {
+                let answer = match asking.call(&frame.payload) {
+                    Ok(Some(reply)) => reply,
+                    Ok(None) => return End::Broken(Broken::Gone),
+                    Err(failure) => {
+                        stopped = Some(failure);
+                        worker.by(script.until.min(Instant::now() + GRACE));
+                        b"-ERR the script was stopped\r\n".to_vec()
+                    }
+                };
+                if let Err(broken) = worker.send(Kind::Answer, &answer) {
+                    return stopped_or(stopped, End::Broken(broken));
+                }
+            }
+            Kind::Log if frame.payload.len() <= FRAMING => {
+                logged += 1;
+                if logged <= LINES {
+                    let text = frame.payload.get(1..).unwrap_or_default().escape_ascii();
+                    tracing::info!("script {}: {text}", script.name);
+                }
+            }
+            Kind::Done => return stopped_or(stopped, End::Done(frame.payload)),
+            Kind::Failed => return stopped_or(stopped, End::Failed(frame.payload)),
+            Kind::Uncompiled => return stopped_or(stopped, End::Uncompiled(frame.payload)),
+            // One that was stopped and goes on, or what makes no sense.
+            _ => return stopped_or(stopped, End::Broken(Broken::Gone)),
+        }
+    }
+}
+
+fn stopped_or(stopped: Option<Failure>, end: End) -> End {
+    stopped.map_or(end, End::Stopped)
+}
+
+/// What the commands of a script are done with.
+struct Asking<'a> {
+    session: &'a mut Session,
+    out: Output,
+    script: &'a Script<'a>,
+    /// It may have changed something.
+    wrote: bool,
+}
+
+/// Not for scripts, beside what is not possible between `MULTI` and `EXEC`.
+const FORBIDDEN: [&str; 9] = [
+    "client",
+    "config",
+    "durable",
+    "eval",
+    "eval_ro",
+    "evalsha",
+    "evalsha_ro",
+    "script",
+    "unwatch",
+];
+
+impl Asking<'_> {
+    /// Runs a command and gives its reply. An error: the script cannot go on. Nothing: it was no
+    /// command.
+    fn call(&mut self, payload: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+        let Some((&version, list)) = payload.split_first() else { return Ok(None) };
+        let Some(words) = wire::read_list(list) else { return Ok(None) };
+        self.out.resp3 = version == 3;
+        let refused = match self.find(&words) {
+            Ok(index) => return self.run(index, &words).map(Some),
+            Err(why) => why,
+        };
+        self.out.error(&format!("ERR {refused}"));
+        Ok(Some(self.out.take()))
+    }
+
+    /// The command of these words, if a script may call it.
+    fn find(&self, words: &[&[u8]]) -> Result<usize, &'static str> {
+        let name = words.first().copied().unwrap_or_default();
+        let index = find(name).ok_or("Unknown Redis command called from script")?;
+        let command = &COMMANDS[index];
+        let wanted = command.arity.unsigned_abs() as usize;
+        if words.len() < wanted || command.arity > 0 && words.len() != wanted {
+            return Err("Wrong number of args calling Redis command from script");
+        }
+        if command.in_multi != InMulti::Queued || FORBIDDEN.contains(&command.name) {
+            return Err("This Redis command is not allowed from script");
+        }
+        if self.script.only_reads && command.writes {
+            return Err("Write commands are not allowed from read-only scripts.");
+        }
+        let limits = &self.session.shared.limits;
+        let bytes: usize = words.iter().map(|word| word.len()).sum();
+        let longest = words.iter().map(|word| word.len()).max().unwrap_or(0);
+        if words.len() > limits.arguments || longest > limits.argument || bytes > limits.request {
+            return Err("string exceeds maximum allowed size (proto-max-bulk-len)");
+        }
+        Ok(index)
+    }
+
+    fn run(&mut self, index: usize, words: &[&[u8]]) -> Result<Vec<u8>, Failure> {
+        let s = &mut *self.session;
+        s.check_stopping()?;
+        let request = Request::of(words);
+        let alone = matches!(s.executing, Some(Executing::Own(_)));
+        if alone && !s.all_locked && may_need_types(request.arguments(), s.shared.limits.tuple) {
+            // The dictionary of types is made under all locks: at the next try.
+            if s.existing()?.is_none_or(|space| space.types.is_none()) {
+                return Err(Failure::Conflict("deadlines and collections come into use".into()));
+            }
+        }
+        let done = run_one(s, index, request.arguments(), &mut self.out);
+        self.out.send_if_large();
+        self.wrote |= done && COMMANDS[index].writes;
+        let stopped = s.stopped.take();
+        if let Some(failure) = stopped {
+            self.out.take();
+            return Err(failure);
+        }
+        if self.out.is_overfull() {
+            self.out.take();
+            return Err(Failure::Limit("a script has read too much at once".into()));
+        }
+        Ok(self.out.take())
+    }
+}

@@ -1,0 +1,137 @@
+//! Scripts: which are known by their names, and the processes that run them (see `kvdb_lua`).
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::failure::Failure;
+use crate::limits::Limits;
+
+mod pool;
+pub mod well_formed;
+mod worker;
+
+use pool::Pool;
+pub use pool::Slot;
+pub use worker::{Broken, Worker};
+
+/// Of all connections.
+pub struct Scripts {
+    known: Mutex<Known>,
+    /// Bytes of the texts that are known, at most.
+    most: usize,
+    pool: Arc<Pool>,
+    /// Milliseconds that a script may take.
+    time: AtomicU64,
+}
+
+/// The texts of scripts by their names. When they take too much, the one unused for longest goes.
+#[derive(Default)]
+struct Known {
+    texts: HashMap<String, (Bytes, u64)>,
+    bytes: usize,
+    uses: u64,
+}
+
+impl Scripts {
+    /// `command` starts a worker; without one there are no scripts.
+    pub fn new(command: Option<Vec<OsString>>, limits: &Limits) -> Self {
+        Scripts {
+            known: Mutex::default(),
+            most: limits.script_texts,
+            pool: Arc::new(Pool::new(command, limits.scripts)),
+            time: AtomicU64::new(limits.script_time.as_millis() as u64),
+        }
+    }
+
+    /// How long a script may take, waiting for locks included.
+    pub fn time(&self) -> Duration {
+        Duration::from_millis(self.time.load(Relaxed))
+    }
+    pub fn set_time(&self, milliseconds: u64) {
+        self.time.store(milliseconds, Relaxed);
+    }
+
+    /// The text of a script by its name, in any case.
+    pub fn find(&self, name: &[u8]) -> Option<Bytes> {
+        let name = std::str::from_utf8(name).ok()?.to_ascii_lowercase();
+        let mut known = self.known.lock();
+        known.uses += 1;
+        let now = known.uses;
+        let (text, used) = known.texts.get_mut(&name)?;
+        *used = now;
+        Some(text.clone())
+    }
+    pub fn keep(&self, name: &str, text: &Bytes) {
+        let mut known = self.known.lock();
+        known.uses += 1;
+        let now = known.uses;
+        if let Some((_, used)) = known.texts.get_mut(name) {
+            *used = now;
+            return;
+        }
+        known.bytes += text.len();
+        known.texts.insert(name.into(), (text.clone(), now));
+        while known.bytes > self.most {
+            let oldest = known.texts.iter().min_by_key(|(_, (_, used))| *used);
+            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { break };
+            if let Some((text, _)) = known.texts.remove(&oldest) {
+                known.bytes -= text.len();
+            }
+        }
+    }
+    pub fn count(&self) -> usize {
+        self.known.lock().texts.len()
+    }
+    pub fn forget(&self) {
+        *self.known.lock() = Known::default();
+    }
+
+    /// A worker of one's own. It is waited for while others have all of them, so it is taken before
+    /// any lock of keys.
+    pub fn slot(&self) -> Result<Slot, Failure> {
+        self.pool.slot(self.time())
+    }
+    /// Ends the scripts that run; whether there was one.
+    pub fn kill(&self) -> bool {
+        self.pool.kill()
+    }
+    /// Ends the scripts that run, and lets none begin.
+    pub fn close(&self) {
+        self.pool.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_unused_for_longest_gives_way() {
+        let limits = Limits { script_texts: 25, ..Limits::default() };
+        let scripts = Scripts::new(None, &limits);
+        for name in ["a", "b"] {
+            scripts.keep(name, &Bytes::from_static(b"ten bytes."));
+        }
+        assert!(scripts.find(b"A").is_some(), "names are known in any case");
+        scripts.keep("c", &Bytes::from_static(b"ten bytes."));
+        assert!(scripts.find(b"b").is_none());
+        assert!(scripts.find(b"a").is_some() && scripts.find(b"c").is_some());
+        scripts.keep("d", &Bytes::from_static(&[b'x'; 26]));
+        assert!(scripts.find(b"d").is_none(), "too long to be kept");
+        scripts.forget();
+        assert!(scripts.find(b"a").is_none());
+    }
+
+    #[test]
+    fn without_a_command_there_is_no_worker() {
+        let scripts = Scripts::new(None, &Limits::default());
+        let refused = scripts.slot().err().expect("refused").to_string();
+        assert!(refused.starts_with("ERR no scripts are run here"), "{refused}");
+    }
+}

@@ -1,0 +1,149 @@
+//! The workers: up to so many at once, each for one connection at a time, kept for the next one.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::worker::Worker;
+use crate::failure::Failure;
+
+pub struct Pool {
+    command: Option<Vec<OsString>>,
+    most: usize,
+    state: Mutex<State>,
+    /// Signalled when a place is free.
+    free: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    taken: usize,
+    idle: Vec<Worker>,
+    running: HashMap<u64, Arc<Running>>,
+    next: u64,
+    closed: bool,
+}
+
+/// A script that runs.
+struct Running {
+    socket: UnixStream,
+    killed: AtomicBool,
+}
+
+impl Running {
+    fn kill(&self) {
+        self.killed.store(true, Relaxed);
+        // Who waits for the worker hears of it.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl Pool {
+    pub fn new(command: Option<Vec<OsString>>, most: usize) -> Self {
+        Pool { command, most, state: Mutex::default(), free: Condvar::new() }
+    }
+
+    /// A place for a worker; it is waited for no longer than this.
+    pub fn slot(self: &Arc<Self>, time: Duration) -> Result<Slot, Failure> {
+        if self.command.is_none() {
+            return Err(Failure::request(
+                "no scripts are run here: this server was started without a process for them",
+            ));
+        }
+        let until = Instant::now() + time;
+        let mut state = self.state.lock();
+        while state.taken >= self.most && !state.closed {
+            if self.free.wait_until(&mut state, until).timed_out() {
+                return Err(Failure::Limit(format!(
+                    "{} scripts are running; try again later",
+                    self.most
+                )));
+            }
+        }
+        if state.closed {
+            return Err(Failure::STOPPING);
+        }
+        state.taken += 1;
+        Ok(Slot { pool: self.clone(), worker: state.idle.pop() })
+    }
+
+    /// Ends the scripts that run; whether there was one.
+    pub fn kill(&self) -> bool {
+        let state = self.state.lock();
+        state.running.values().for_each(|running| running.kill());
+        !state.running.is_empty()
+    }
+    /// Ends the scripts that run, and lets none begin.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.free.notify_all();
+        self.kill();
+    }
+}
+
+/// A place for a worker, and the worker once there is one.
+pub struct Slot {
+    pool: Arc<Pool>,
+    worker: Option<Worker>,
+}
+
+impl Slot {
+    /// The worker, which has nothing to do. One that has ended meanwhile is replaced.
+    fn worker(&mut self) -> Result<&mut Worker, Failure> {
+        if self.worker.as_mut().is_some_and(Worker::has_ended) {
+            self.worker = None;
+        }
+        if self.worker.is_none() {
+            let command = self.pool.command.as_deref().unwrap_or_default();
+            let worker = Worker::start(command).map_err(|error| {
+                Failure::request(format!("the process for scripts does not start: {error}"))
+            })?;
+            self.worker = Some(worker);
+        }
+        self.worker.as_mut().ok_or(Failure::STOPPING)
+    }
+
+    /// Has `work` done with the worker, so that it can be killed. A worker that is not at rest
+    /// afterwards is ended; `work` says whether it is.
+    pub fn with<T>(
+        &mut self,
+        work: impl FnOnce(&mut Worker) -> (T, bool),
+    ) -> Result<(T, bool), Failure> {
+        let pool = self.pool.clone();
+        let worker = self.worker()?;
+        let socket = worker.socket().map_err(|error| Failure::Io(error.to_string()))?;
+        let running = Arc::new(Running { socket, killed: AtomicBool::new(false) });
+        let id = {
+            let mut state = pool.state.lock();
+            if state.closed {
+                return Err(Failure::STOPPING);
+            }
+            state.next += 1;
+            let id = state.next;
+            state.running.insert(id, running.clone());
+            id
+        };
+        let (done, at_rest) = work(worker);
+        pool.state.lock().running.remove(&id);
+        let killed = running.killed.load(Relaxed);
+        if !at_rest || killed {
+            self.worker = None;
+        }
+        Ok((done, killed))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.pool.state.lock();
+        state.taken -= 1;
+        state.idle.extend(self.worker.take());
+        drop(state);
+        self.pool.free.notify_one();
+    }
+}

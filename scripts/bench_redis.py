@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""redis-benchmark on a redis-server and on a mounted KVFS store, in turn, over Unix sockets.
+
+    scripts/bench_redis.py [--kvfs PATH] [--rounds N] [--requests N] [--out FILE]
+
+Both are started for the run: redis-server with an append-only file that is synced each second, and
+KVFS with its flush interval of a second. Each round asks both for each case, in turn, unpipelined and
+pipelined by 16; the table has medians and their ratio. Needs redis-server, redis-benchmark (Debian:
+redis-server, redis-tools), and what a mount needs. Run it when the machine does nothing else.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+CASES = [
+    ("PING", ["ping"]),
+    ("SET", ["set", "key:__rand_int__", "__data__"]),
+    ("GET", ["get", "key:__rand_int__"]),
+    ("INCR", ["incr", "counter:__rand_int__"]),
+    ("MSET of 10", ["mset", *[w for _ in range(10) for w in ("key:__rand_int__", "__data__")]]),
+    ("HSET", ["hset", "hash:__rand_int__", "field", "__data__"]),
+    ("SADD", ["sadd", "set", "member:__rand_int__"]),
+    ("ZADD", ["zadd", "sorted", "1", "member:__rand_int__"]),
+    ("LPUSH", ["lpush", "list", "__data__"]),
+    ("RPOP", ["rpop", "list"]),
+    ("EVAL of a GET", ["eval", "return redis.call('GET', KEYS[1])", "1", "key:__rand_int__"]),
+]
+PIPELINES = (1, 16)
+CLIENTS = 50
+VALUE = "x" * 64
+
+
+def wait_for(path):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(str(path))
+                return
+        except OSError:
+            time.sleep(0.05)
+    sys.exit(f"no server at {path}")
+
+
+def measure(path, words, pipeline, requests):
+    """Requests in a second."""
+    words = [word.replace("__data__", VALUE) for word in words]
+    command = ["redis-benchmark", "-s", str(path), "-c", str(CLIENTS), "-n", str(requests),
+               "-r", "100000", "-P", str(pipeline), "--csv", *words]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    lines = [line for line in said.splitlines() if line.startswith('"')]
+    # A head with the names of the columns, and one line.
+    return float(lines[-1].rsplit('","', 7)[1] if len(lines) > 1 else lines[-1].split('"')[3])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kvfs", default="target/release/kvfs")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--out", type=pathlib.Path, default="docs/bench/redis.md")
+    options = parser.parse_args()
+    for program in ("redis-server", "redis-benchmark"):
+        if not shutil.which(program):
+            sys.exit(f"{program} is missing (Debian: redis-server, redis-tools)")
+    kvfs = os.path.abspath(options.kvfs)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        store, mount = folder / "store.kvfs", folder / "mount"
+        mount.mkdir()
+        sockets = {"Redis": folder / "redis.sock", "KVFS": folder / "store.kvfs.sock"}
+        redis = subprocess.Popen(
+            ["redis-server", "--port", "0", "--unixsocket", str(sockets["Redis"]), "--save", "",
+             "--appendonly", "yes", "--appendfsync", "everysec", "--dir", str(folder)],
+            stdout=subprocess.DEVNULL)
+        try:
+            subprocess.run([kvfs, "create", "--size", "8G", str(store)], check=True,
+                           stdout=subprocess.DEVNULL)
+            subprocess.run([kvfs, "mount", str(store), str(mount)], check=True,
+                           stdout=subprocess.DEVNULL)
+            for path in sockets.values():
+                wait_for(path)
+            figures = {}
+            for round_ in range(options.rounds):
+                for name, words in CASES:
+                    for pipeline in PIPELINES:
+                        # Who begins takes turns as well.
+                        for server in sorted(sockets, reverse=round_ % 2 == 1):
+                            requests = options.requests * (4 if pipeline > 1 else 1)
+                            figure = measure(sockets[server], words, pipeline, requests)
+                            figures.setdefault((name, pipeline, server), []).append(figure)
+                print(f"round {round_ + 1} of {options.rounds}", flush=True)
+        finally:
+            subprocess.run([kvfs, "umount", str(mount)], stdout=subprocess.DEVNULL)
+            redis.kill()
+            redis.wait()
+    version = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout
+    version = version.split("v=")[1].split()[0]
+    lines = [
+        "# The socket compared with Redis", "",
+        f"`make bench-redis` (`scripts/bench_redis.py`) · {os.cpu_count()} cores, Linux "
+        f"{os.uname().release} · Redis {version} with an append-only file synced each second, KVFS "
+        f"mounted with its flush interval of a second · {CLIENTS} clients on Unix sockets, 100,000 "
+        f"keys, values of 64 bytes · medians of {options.rounds} rounds, both in turn", "",
+        "Thousands of requests in a second:", "",
+        "| | Redis | KVFS | ÷ | Redis, by 16 | KVFS, by 16 | ÷ |", "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, _ in CASES:
+        row = [name]
+        for pipeline in PIPELINES:
+            a, b = (statistics.median(figures[name, pipeline, s]) for s in ("Redis", "KVFS"))
+            row += [f"{a / 1000:.0f}", f"{b / 1000:.0f}", f"{b / a:.2f}"]
+        lines.append("| " + " | ".join(row) + " |")
+    options.out.write_text("\n".join(lines) + "\n")
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
