@@ -146,7 +146,7 @@ typedef struct {
     long long before, after;
 } kvfs_change;
 
-/* The keys that differ from a snapshot to another, or with NULL to what there is now; freed with kvfs_changes_free. */
+/* The strings that differ from a snapshot to another, or with NULL to what there is now; freed with kvfs_changes_free. */
 int kvfs_changes(kvfs *store, const char *before, const char *after, kvfs_change **changes, size_t *count);
 void kvfs_changes_free(kvfs_change *changes, size_t count);
 

@@ -10,6 +10,7 @@
 //! e ‖ id ‖ 0                     how many elements a collection has, in decimal digits
 //! e ‖ id ‖ 1 ‖ name              a field's value; a member; a member's score; an element of a list
 //! e ‖ id ‖ 2 ‖ score ‖ member    nothing: the members of a sorted set in the order of their scores
+//! e ‖ id ‖ 3                     the key that the collection lies under, for who meets an element
 //! p ‖ id ‖ number                a page of a long string
 //! ```
 //!
@@ -199,6 +200,20 @@ pub fn elements(id: u64) -> (Vec<u8>, Vec<u8>) {
 /// All members by score.
 pub fn ordered(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 2, &[]), element(id, 3, &[]))
+}
+
+/// The place of the key that the collection lies under. A collection that an older program has made
+/// or renamed has none there, or one that no longer leads to it: its head decides.
+pub fn owner_key(id: u64) -> Vec<u8> {
+    element(id, 3, &[])
+}
+
+/// The id and the part in which a tuple of a collection lies, and what follows: the name of an
+/// element in part 1.
+pub fn parse_element(tuple: &[u8]) -> Option<(u64, u8, &[u8])> {
+    let (id, rest) = tuple.strip_prefix(b"e")?.split_first_chunk()?;
+    let (part, name) = rest.split_first()?;
+    Some((u64::from_be_bytes(*id), *part, name))
 }
 
 /// Everything of a collection but its head.

@@ -48,6 +48,7 @@ mod output;
 #[doc(hidden)]
 pub mod parsers;
 mod request;
+mod review;
 #[cfg(all(test, debug_assertions))]
 mod schedule_tests;
 mod scripts;

@@ -232,8 +232,8 @@ fn the_sweeper_removes_what_has_expired_and_nothing_else() {
     assert_eq!(c.run("DBSIZE"), "(integer) 403");
     let after = c.tuples();
     assert_eq!(before.0 - after.0, 100, "strings");
-    // A head and a deadline for a string; the same, a length and two fields for a hash.
-    assert_eq!(before.1 - after.1, 100 * 2 + 100 * 5, "what stood beside them");
+    // A head and a deadline for a string; the same, a length, the owner and two fields for a hash.
+    assert_eq!(before.1 - after.1, 100 * 2 + 100 * 6, "what stood beside them");
     assert_eq!(c.run("MGET stays later moved"), "[\"v\" \"v\" \"v\"]");
     c.clock.advance(Duration::from_secs(1000));
     while c.run("DEBUG SWEEP") != "(integer) 0" {}

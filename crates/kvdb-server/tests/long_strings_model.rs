@@ -193,6 +193,16 @@ impl World {
                 self.model = here;
             }
         }
+        self.reviewed(&before);
+        for _ in 0..r.below(4) {
+            let key = key(r);
+            self.tell(&format!("TXN REVERT KEY {key}"));
+            match before.get(&key) {
+                Some(old) => drop(self.model.insert(key, old.clone())),
+                None => drop(self.model.remove(&key)),
+            }
+            self.reviewed(&before);
+        }
         if r.one_in(3) {
             self.tell("TXN ABORT");
             self.model = before;
@@ -200,6 +210,40 @@ impl World {
             self.tell("TXN COMMIT");
         }
         self.tell("TXN LEAVE");
+    }
+    /// What is listed as changed is what differs; the same bytes put again may be listed, too.
+    fn reviewed(&mut self, before: &Model) {
+        let Reply::Array(listed) = self.say("TXN CHANGES BEFORE") else { panic!("no list") };
+        let mut keys = BTreeMap::new();
+        for change in listed {
+            let Reply::Array(change) = change else { panic!("{change:?}") };
+            let [Reply::Bulk(dictionary), Reply::Bulk(what), Reply::Bulk(key), sides @ ..] =
+                &change[..]
+            else {
+                panic!("{change:?}")
+            };
+            assert_eq!(dictionary, b"0", "{change:?}");
+            let sides = match (what.as_slice(), sides) {
+                (b"put" | b"update", [new, old]) => [old.clone(), new.clone()],
+                (b"delete", [old]) => [old.clone(), Reply::Null],
+                _ => panic!("{change:?}"),
+            };
+            let key = String::from_utf8_lossy(key).into_owned();
+            assert!(keys.insert(key, sides).is_none(), "listed twice: {change:?}");
+        }
+        self.compare(before, &keys);
+    }
+    fn compare(&self, before: &Model, listed: &BTreeMap<String, [Reply; 2]>) {
+        for name in ["a", "b", "c"] {
+            let [old, new] = [before.get(name), self.model.get(name)];
+            let size = |value: Option<&Vec<u8>>| {
+                value.map_or(Reply::Null, |value| Reply::Integer(value.len() as i64))
+            };
+            match listed.get(name) {
+                Some(sizes) => assert_eq!(*sizes, [size(old), size(new)], "{name}"),
+                None => assert!(old == new, "{name} is not listed"),
+            }
+        }
     }
     fn snapshot(&mut self, r: &mut Random) {
         self.tell("SNAPSHOT CREATE s");
@@ -210,7 +254,6 @@ impl World {
             let got = self.say(&format!("SNAPSHOT USE s GET {name}"));
             assert!(got == want, "{name} then: {}", differs(&got, &want));
         }
-        // What is listed as changed is what differs; the same bytes put again may be listed, too.
         let Reply::Array(listed) = self.say("SNAPSHOT CHANGES s") else { panic!("no list") };
         let mut keys = BTreeMap::new();
         for change in listed {
@@ -222,16 +265,7 @@ impl World {
             let key = String::from_utf8_lossy(key).into_owned();
             assert!(keys.insert(key, [old.clone(), new.clone()]).is_none(), "listed twice");
         }
-        for name in ["a", "b", "c"] {
-            let [old, new] = [before.get(name), self.model.get(name)];
-            let size = |value: Option<&Vec<u8>>| {
-                value.map_or(Reply::Null, |value| Reply::Integer(value.len() as i64))
-            };
-            match keys.get(name) {
-                Some(sizes) => assert_eq!(*sizes, [size(old), size(new)], "{name}"),
-                None => assert!(old == new, "{name} is not listed"),
-            }
-        }
+        self.compare(&before, &keys);
         if r.one_in(2) {
             self.tell("SNAPSHOT ROLLBACK s");
             self.model = before;

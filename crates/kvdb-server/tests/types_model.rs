@@ -1,7 +1,8 @@
 //! Random commands on keys of every type, with deadlines on a clock that the test moves, against a
 //! model; in transactions that commit or are rolled back, in `EXEC`, across flushes, snapshots and
 //! power cuts. After each of them, what stands beside the strings must be whole: every collection
-//! has as many elements as it counts, every deadline is in its order, and nothing is left over.
+//! has as many elements as it counts, every deadline is in its order, and nothing is left over. In
+//! half of the histories strings of more than three bytes are in pages.
 //! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED_BASE=n` begins with it.
 
 mod served;
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 use env::{Env, Random, Simulated};
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
-use kvdb_server::{Client, Reply};
-use served::show;
+use kvdb_server::{Client, Limits, Reply, ServerOptions};
+use served::{Served, serve_db, show};
 use zones::CrashDevice;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -36,13 +37,18 @@ impl Value {
         }
     }
     fn is_empty(&self) -> bool {
-        match self {
-            Value::String(_) => false,
-            Value::Hash(fields) => fields.is_empty(),
-            Value::Set(members) => members.is_empty(),
-            Value::Sorted(members) => members.is_empty(),
-            Value::List(elements) => elements.is_empty(),
-        }
+        !matches!(self, Value::String(_)) && self.len() == 0
+    }
+    /// Elements of a collection.
+    fn len(&self) -> i64 {
+        let len = match self {
+            Value::String(_) => 0,
+            Value::Hash(fields) => fields.len(),
+            Value::Set(members) => members.len(),
+            Value::Sorted(members) => members.len(),
+            Value::List(elements) => elements.len(),
+        };
+        len as i64
     }
 }
 
@@ -303,6 +309,8 @@ fn check(db: &Kvdb) -> usize {
     let view = db.view();
     let all = view.scan(types, b"", b"", 1 << 20).expect("read");
     let (mut ids, mut deadlines) = (BTreeMap::new(), BTreeSet::new());
+    let (mut keys, mut owners) = (BTreeMap::new(), BTreeMap::new());
+    let mut pages: BTreeSet<Vec<u8>> = BTreeSet::new();
     let mut counted: BTreeMap<Vec<u8>, (i64, i64, i64)> = BTreeMap::new();
     for (key, value) in &all {
         match key[0] {
@@ -312,8 +320,14 @@ fn check(db: &Kvdb) -> usize {
                     assert!(deadline > 0, "a string has a head for its deadline alone");
                     assert!(view.get(strings, &key[1..]).expect("read").is_some());
                 } else {
-                    let old = ids.insert(value[10..].to_vec(), value[1]);
-                    assert_eq!(old, None, "two keys have one collection");
+                    let id = value[10..18].to_vec();
+                    if value[1] == 5 {
+                        assert!(pages.insert(id), "two keys have the same pages");
+                    } else {
+                        let old = ids.insert(id.clone(), value[1]);
+                        assert_eq!(old, None, "two keys have one collection");
+                        keys.insert(id, key[1..].to_vec());
+                    }
                     assert_eq!(view.get(strings, &key[1..]).expect("read"), None);
                 }
                 if deadline > 0 {
@@ -326,9 +340,12 @@ fn check(db: &Kvdb) -> usize {
                     0 => entry.0 = String::from_utf8_lossy(value).parse().expect("a length"),
                     1 => entry.1 += 1,
                     2 => entry.2 += 1,
+                    3 => drop(owners.insert(key[1..9].to_vec(), value.to_vec())),
                     part => panic!("part {part} of a collection"),
                 }
             }
+            // Heads come first.
+            b'p' => assert!(pages.contains(&key[1..9]), "a page is left over"),
             b't' => {}
             other => panic!("a tuple of kind {other}"),
         }
@@ -339,6 +356,7 @@ fn check(db: &Kvdb) -> usize {
         assert_eq!(*ordered, if *kind == 3 { *elements } else { 0 }, "the order of {id:?}");
     }
     assert_eq!(ids.len(), counted.len(), "a collection without elements");
+    assert_eq!(keys, owners, "the keys of collections");
     let order: BTreeSet<Vec<u8>> =
         all.iter().filter(|(key, _)| key[0] == b't').map(|(key, _)| key[1..].to_vec()).collect();
     for deadline in &deadlines {
@@ -347,16 +365,53 @@ fn check(db: &Kvdb) -> usize {
     all.len()
 }
 
+/// What a review says of a key.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    string: bool,
+    types: Option<(Option<String>, Option<String>)>,
+    /// Added, removed, changed.
+    elements: Option<[i64; 3]>,
+    deadline: Option<(Option<u64>, Option<u64>)>,
+}
+
+fn text(reply: &Reply) -> Option<String> {
+    match reply {
+        Reply::Bulk(text) => Some(String::from_utf8_lossy(text).into_owned()),
+        _ => None,
+    }
+}
+
+fn number<T: TryFrom<i64>>(reply: &Reply) -> Option<T> {
+    match reply {
+        Reply::Integer(n) => T::try_from(*n).ok(),
+        _ => None,
+    }
+}
+
 struct World {
     clock: Arc<Simulated>,
     device: Arc<CrashDevice>,
     db: Kvdb,
+    served: Served,
     client: Client,
+    /// Strings of more bytes are in pages.
+    tuple: usize,
     model: Model,
 }
 
 fn open_options() -> OpenOptions {
     OpenOptions { memory: 4 << 20, zero_journal: false, ..OpenOptions::default() }
+}
+
+fn serve(db: &Kvdb, tuple: usize) -> (Served, Client) {
+    let limits = Limits { tuple, ..Limits::default() };
+    let served = serve_db(db.clone(), ServerOptions { limits, ..ServerOptions::default() });
+    let mut client = Client::connect(&served.path).expect("connected");
+    // What expires goes when the history says so.
+    let done = client.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"0"]).expect("a reply");
+    assert_eq!(show(&done), "OK");
+    (served, client)
 }
 
 impl World {
@@ -392,6 +447,11 @@ impl World {
         assert_eq!(self.say("EXEC"), format!("[{}]", want.join(" ")));
     }
     fn transaction(&mut self, r: &mut Random) {
+        // What has expired and is stored is in the review, and not in the model.
+        let reviewed = r.one_in(2);
+        while reviewed && self.say("DEBUG SWEEP") != "(integer) 0" {}
+        let now = self.now();
+        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at > now));
         let isolation = if r.one_in(2) { "SI" } else { "SER" };
         let id = self.say(&format!("TXN BEGIN {isolation}"));
         let id = id.trim_start_matches("(integer) ").to_string();
@@ -414,6 +474,18 @@ impl World {
                 self.model = here;
             }
         }
+        if reviewed {
+            self.reviewed("TXN CHANGES BEFORE FIELDS", &before);
+            for _ in 0..r.below(4) {
+                let key = format!("k{}", r.below(8));
+                assert_eq!(self.say(&format!("TXN REVERT KEY {key}")), "OK");
+                match before.get(&key) {
+                    Some(old) => drop(self.model.insert(key, old.clone())),
+                    None => drop(self.model.remove(&key)),
+                }
+                self.reviewed("TXN CHANGES BEFORE FIELDS", &before);
+            }
+        }
         if r.one_in(3) {
             assert_eq!(self.say("TXN ABORT"), "OK");
             self.model = before;
@@ -423,11 +495,15 @@ impl World {
         assert_eq!(self.say("TXN LEAVE"), "OK");
     }
     fn snapshot(&mut self, r: &mut Random) {
+        while self.say("DEBUG SWEEP") != "(integer) 0" {}
         assert_eq!(self.say("SNAPSHOT CREATE s"), "OK");
-        let (before, then) = (self.model.clone(), self.now());
+        let then = self.now();
+        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at > then));
+        let before = self.model.clone();
         for _ in 0..r.below(10) {
             self.both(&command(r));
         }
+        self.reviewed("SNAPSHOT CHANGES s FIELDS", &before);
         self.clock.advance(Duration::from_millis(r.below(40)));
         // The snapshot still has what it had, at the time that it had.
         for _ in 0..5 {
@@ -449,6 +525,72 @@ impl World {
         }
         assert_eq!(self.say("SNAPSHOT DROP s"), "OK");
     }
+    /// What the review says must be what the model differs in from what it was before.
+    fn reviewed(&mut self, command: &str, before: &Model) {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        let reply = self.client.call(&words).expect("a reply");
+        let Reply::Array(rows) = &reply else { panic!("{}", show(&reply)) };
+        let of_transaction = command.starts_with("TXN");
+        let mut told: BTreeMap<String, Told> = BTreeMap::new();
+        for row in rows {
+            let Reply::Array(row) = row else { panic!("{}", show(row)) };
+            let (what, key) = match of_transaction {
+                true => (text(&row[1]), text(&row[2])),
+                false => (text(&row[2]), text(&row[1])),
+            };
+            if what.as_deref() == Some("delete-range") {
+                continue;
+            }
+            let told = told.entry(key.expect("a key")).or_default();
+            match what.as_deref() {
+                Some("type") => {
+                    told.types = Some((text(&row[3]), text(&row[4])));
+                    let counts = [&row[5], &row[6], &row[7]].map(number);
+                    told.elements = Some(counts.map(|n| n.expect("a number")));
+                    let Reply::Array(fields) = &row[8] else { panic!("{}", show(&row[8])) };
+                    let counted = |side: fn(bool, bool) -> bool| {
+                        let of = |field: &&Reply| {
+                            let Reply::Array(field) = field else { panic!("{}", show(field)) };
+                            side(field[1] != Reply::Null, field[2] != Reply::Null)
+                        };
+                        fields.iter().filter(of).count() as i64
+                    };
+                    let listed =
+                        [counted(|b, a| !b && a), counted(|b, a| b && !a), counted(|b, a| b && a)];
+                    assert_eq!(listed, told.elements.expect("set above"), "{}", show(&reply));
+                }
+                Some("deadline") => told.deadline = Some((number(&row[3]), number(&row[4]))),
+                _ => told.string = true,
+            }
+        }
+        let keys: BTreeSet<&String> = before.keys().chain(self.model.keys()).collect();
+        for key in keys {
+            let (old, new) = (before.get(key), self.model.get(key));
+            let told = told.get(key).cloned().unwrap_or_default();
+            let all = || format!("{key}: {old:?} {new:?} in {}", show(&reply));
+            let differs = old.map(|old| &old.0) != new.map(|new| &new.0);
+            let name = |side: Option<&(Value, Option<u64>)>| side.map(|s| s.0.name().to_string());
+            let is_string = |side: Option<&(Value, Option<u64>)>| {
+                side.is_none_or(|s| matches!(s.0, Value::String(_)))
+            };
+            if !is_string(old) || !is_string(new) {
+                assert!(!differs || told.types.is_some(), "a collection: {}", all());
+            } else {
+                assert_eq!(told.types, None, "{}", all());
+                let by_range = new.is_none() && show(&reply).contains("delete-range");
+                assert!(!differs || told.string || by_range, "a string: {}", all());
+            }
+            if let (Some(types), Some(elements)) = (told.types, told.elements) {
+                assert_eq!(types, (name(old), name(new)), "{}", all());
+                let len = |side: Option<&(Value, _)>| side.map_or(0, |side| side.0.len());
+                assert_eq!(elements[0] - elements[1], len(new) - len(old), "{}", all());
+            }
+            let deadline = |side: Option<&(Value, Option<u64>)>| side.and_then(|side| side.1);
+            let moved = new.is_some() && deadline(old) != deadline(new);
+            let want = moved.then(|| (deadline(old), deadline(new)));
+            assert_eq!(told.deadline, want, "a deadline: {}", all());
+        }
+    }
     /// Cuts the power; some of the last commands may be lost, and their keys are looked up anew.
     fn cut(&mut self, r: &mut Random) {
         if r.one_in(2) {
@@ -467,7 +609,7 @@ impl World {
         self.device = Arc::new(CrashDevice::over(image));
         self.db =
             Kvdb::open(self.device.clone(), self.clock.clone(), open_options()).expect("opens").0;
-        self.client = Client::local(self.db.clone());
+        (self.served, self.client) = serve(&self.db, self.tuple);
         check(&self.db);
     }
 }
@@ -478,8 +620,9 @@ fn history(seed: u64) {
     let device = Arc::new(CrashDevice::new());
     let options = CreateOptions { open: open_options(), ..CreateOptions::default() };
     let db = Kvdb::create(device.clone(), clock.clone(), options).expect("a store");
-    let client = Client::local(db.clone());
-    let mut world = World { clock, device, db, client, model: Model::new() };
+    let tuple = [3, 256 << 10][r.below(2) as usize];
+    let (served, client) = serve(&db, tuple);
+    let mut world = World { clock, device, db, served, client, tuple, model: Model::new() };
     for _ in 0..r.below(40) + 20 {
         match r.below(20) {
             0 => world.clock.advance(Duration::from_millis(r.below(30))),

@@ -4,20 +4,21 @@
 mod choices;
 mod file;
 mod git_binary;
+mod keys;
 mod paint;
 mod patch;
 mod renames;
 
 use kvdb_server::Reply;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::pager::Pager;
 use crate::store::human_size;
-use crate::text;
 pub use choices::Choice;
 use file::{File, files};
+use keys::{Gathered, Key};
 pub use paint::Style;
 use paint::{Paint, When};
 use patch::Roots;
@@ -33,6 +34,10 @@ pub struct Detail {
     /// in lines that begin with `#`. On a terminal, files that are not text are only named.
     #[arg(long, short = 'p')]
     patch: bool,
+    /// The elements of hashes, sets, sorted sets and lists that differ, a line for each; --patch
+    /// has them, too.
+    #[arg(long, conflicts_with = "stat")]
+    fields: bool,
     /// Also what differs in nothing but the time of its last change.
     #[arg(long)]
     times: bool,
@@ -52,6 +57,7 @@ impl Detail {
     pub const STAT: Detail = Detail {
         stat: true,
         patch: false,
+        fields: false,
         times: false,
         no_renames: false,
         color: When::Auto,
@@ -63,10 +69,16 @@ impl Detail {
         stat: false,
         patch: false,
         times: true,
+        fields: false,
         no_renames: false,
         color: When::Auto,
         no_pager: true,
     };
+
+    /// Whether the elements of collections are shown.
+    pub fn has_fields(self) -> bool {
+        self.fields || self.patch
+    }
 
     /// These settings, with contents shown as a patch.
     pub fn with_patch(self) -> Detail {
@@ -77,28 +89,6 @@ impl Detail {
     pub fn style_of_terminal(self) -> Style {
         Style::of(self.color, true)
     }
-}
-
-struct Key {
-    dictionary: String,
-    what: KeyChange,
-}
-
-enum KeyChange {
-    /// Bytes of the value before, if there was one, and now.
-    Put {
-        key: Vec<u8>,
-        before: Option<u64>,
-        after: u64,
-    },
-    Delete {
-        key: Vec<u8>,
-        before: Option<u64>,
-    },
-    DeleteRange {
-        start: Vec<u8>,
-        end: Vec<u8>,
-    },
 }
 
 pub struct Changes {
@@ -143,55 +133,18 @@ impl Changes {
         keys_reply: Reply,
         roots: Option<Roots>,
     ) -> Outcome<Changes> {
-        let mut keys = Vec::new();
-        for mut f in lists(keys_reply)? {
-            let (dictionary, key) =
-                (String::from_utf8_lossy(&bulk(f.next())?).into_owned(), bulk(f.next())?);
-            let what = match (number(f.next())?, number(f.next())?) {
-                (before, None) => KeyChange::Delete { key, before },
-                (before, Some(after)) => KeyChange::Put { key, before, after },
-            };
-            keys.push(Key { dictionary, what });
-        }
+        let keys = Gathered::between(keys_reply)?;
         Ok(Changes { files: files(files_reply)?, keys, roots })
     }
 
-    /// Of a transaction.
-    pub fn of(mounted: &mut Mounted, id: u64) -> Outcome<Changes> {
+    /// Of a transaction; `fields`: with the elements of collections.
+    pub fn of(mounted: &mut Mounted, id: u64, fields: bool) -> Outcome<Changes> {
         let roots = Some((mounted.mount_point.clone(), mounted.view(id)));
         let id = id.to_string();
         let files = files(mounted.txn(&["FILES", &id])?)?;
-        let mut keys = Vec::new();
-        let mut chosen = None;
-        for mut f in lists(mounted.txn(&["CHANGES", &id])?)? {
-            let dictionary = String::from_utf8_lossy(&bulk(f.next())?).into_owned();
-            let (what, key) = (bulk(f.next())?, bulk(f.next())?);
-            let mut before = |mounted: &mut Mounted, key: &[u8]| -> Outcome<Option<u64>> {
-                if chosen.as_ref() != Some(&dictionary) {
-                    mounted.call(&[b"USE", dictionary.as_bytes()])?;
-                    chosen = Some(dictionary.clone());
-                }
-                let there = number(Some(mounted.call(&[b"EXISTS", key])?))?;
-                if there == Some(0) {
-                    Ok(None)
-                } else {
-                    number(Some(mounted.call(&[b"STRLEN", key])?))
-                }
-            };
-            let what = match what.as_slice() {
-                b"put" | b"update" => {
-                    let before = before(mounted, &key)?;
-                    KeyChange::Put { key, before, after: number(f.next())?.unwrap_or(0) }
-                }
-                b"delete" => match before(mounted, &key)? {
-                    // It was not there: nothing changes.
-                    None => continue,
-                    before => KeyChange::Delete { key, before },
-                },
-                _ => KeyChange::DeleteRange { start: key, end: bulk(f.next())? },
-            };
-            keys.push(Key { dictionary, what });
-        }
+        let mut words = vec!["CHANGES", &id, "BEFORE"];
+        words.extend(fields.then_some("FIELDS"));
+        let keys = Gathered::of_transaction(mounted.txn(&words)?)?;
         Ok(Changes { files, keys, roots })
     }
 
@@ -245,7 +198,7 @@ impl Changes {
             for file in files.iter().filter(|file| !renames.is_implied(file)) {
                 line(file.letter(), file.line(renames.below(file)));
             }
-            self.keys.iter().for_each(|key| line(key.letter(), key.line()));
+            self.keys.iter().for_each(|key| key.lines(&mut line));
         }
         out.extend_from_slice(self.summary(&files).as_bytes());
         put(&out).map(drop)
@@ -271,7 +224,9 @@ impl Changes {
                 return Ok(());
             }
         }
-        self.keys.iter().for_each(|key| writer.remark(key.letter(), &key.line()));
+        self.keys
+            .iter()
+            .for_each(|key| key.lines(&mut |letter, line| writer.remark(letter, &line)));
         writer.remark(' ', self.summary(files).trim_end());
         put(&writer.out).map(drop)
     }
@@ -320,57 +275,5 @@ fn sizes(before: Option<u64>, after: Option<u64>) -> String {
         }
         (_, Some(size)) | (Some(size), None) => human_size(size),
         (None, None) => String::new(),
-    }
-}
-
-impl Key {
-    fn letter(&self) -> char {
-        match &self.what {
-            KeyChange::Put { before: None, .. } => 'A',
-            KeyChange::Put { .. } => 'M',
-            KeyChange::Delete { .. } | KeyChange::DeleteRange { .. } => 'D',
-        }
-    }
-
-    /// One line, without its end.
-    fn line(&self) -> String {
-        let name =
-            |key: &[u8]| format!("{}:{}", text::show(self.dictionary.as_bytes()), text::show(key));
-        let (shown, size) = match &self.what {
-            KeyChange::Put { key, before, after } => (name(key), sizes(*before, Some(*after))),
-            KeyChange::Delete { key, before } => (name(key), sizes(*before, None)),
-            KeyChange::DeleteRange { start, end } => {
-                (format!("{} … {}", name(start), text::show(end)), String::new())
-            }
-        };
-        let line = format!("{}  {:40}  {size}", self.letter(), format!("key {shown}"));
-        line.trim_end().into()
-    }
-
-    fn json(&self) -> Value {
-        let mut object = Map::new();
-        object.insert("dictionary".into(), json!(self.dictionary));
-        match &self.what {
-            KeyChange::Put { key, before, after } => {
-                text::put(&mut object, "key", key);
-                object.insert(
-                    "change".into(),
-                    json!(if before.is_some() { "changed" } else { "added" }),
-                );
-                object.insert("before".into(), json!(before));
-                object.insert("after".into(), json!(after));
-            }
-            KeyChange::Delete { key, before } => {
-                text::put(&mut object, "key", key);
-                object.insert("change".into(), json!("removed"));
-                object.insert("before".into(), json!(before));
-            }
-            KeyChange::DeleteRange { start, end } => {
-                text::put(&mut object, "start", start);
-                text::put(&mut object, "end", end);
-                object.insert("change".into(), json!("range removed"));
-            }
-        }
-        Value::Object(object)
     }
 }

@@ -231,7 +231,7 @@ impl Terminal {
 
     fn ask(&mut self, mounted: &mut Mounted, id: u64, code: sandbox::Code) -> Outcome<Answer> {
         let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
-        let mut changes = Changes::of(mounted, id)?;
+        let mut changes = Changes::of(mounted, id, false)?;
         let (detail, style) = (Detail::default(), Detail::default().style_of_terminal());
         let mut shown = changes.text(detail, style);
         if code != 0 {
@@ -249,10 +249,12 @@ impl Terminal {
                 "s" | "select" => {
                     let Some(left) = self.select(&changes, style)? else { continue };
                     changes.revert(mounted, id, &left)?;
-                    changes = Changes::of(mounted, id)?;
+                    changes = Changes::of(mounted, id, false)?;
                     changes.text(detail, style)
                 }
-                "d" | "diff" | "differences" => changes.text(detail.with_patch(), style),
+                "d" | "diff" | "differences" => {
+                    Changes::of(mounted, id, true)?.text(detail.with_patch(), style)
+                }
                 _ => Vec::new(),
             };
         }

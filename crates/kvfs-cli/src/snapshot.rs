@@ -309,7 +309,7 @@ pub fn all(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
 /// What differs between two snapshots, or between one and now.
 pub fn between(target: &Path, before: &str, after: Option<&str>) -> Outcome<Changes> {
     let mut connection = Connection::open(target, false)?;
-    let changes = difference(&mut connection, target, before, after);
+    let changes = difference(&mut connection, target, before, after, false);
     let closed = connection.close();
     changes.and_then(|changes| closed.map(|()| changes))
 }
@@ -325,7 +325,8 @@ pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, what)
             .hint("`kvfs txn diff` shows what a transaction would change"));
     }
-    let changes = difference(&mut connection, &args.target, &args.before, args.after.as_deref());
+    let (after, fields) = (args.after.as_deref(), args.detail.has_fields());
+    let changes = difference(&mut connection, &args.target, &args.before, after, fields);
     let closed = connection.close();
     let changes = changes?;
     closed?;
@@ -337,13 +338,16 @@ fn difference(
     target: &Path,
     before: &str,
     after: Option<&str>,
+    fields: bool,
 ) -> Outcome<Changes> {
     let words = |what: &'static str| {
         let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", what.as_bytes(), before.as_bytes()];
         words.extend(after.map(str::as_bytes));
         words
     };
-    let keys = connection.call(&words("CHANGES"))?;
+    let mut changes = words("CHANGES");
+    changes.extend(fields.then_some(&b"FIELDS"[..]));
+    let keys = connection.call(&changes)?;
     let Some(store) = connection.store() else {
         let roots = Mounted::find(target).ok().map(|mounted| {
             let root = |name: &str| mounted.mount_point.join(".kvfs/snapshot").join(name);

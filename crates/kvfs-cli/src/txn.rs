@@ -184,12 +184,12 @@ fn act(action: Action, output: &Output) -> Outcome {
         }
         Action::Diff { mount, id, detail } => {
             let (mut mounted, id) = named(&mount, id)?;
-            let changes = Changes::of(&mut mounted, id)?;
+            let changes = Changes::of(&mut mounted, id, detail.has_fields())?;
             changes.print(detail, output)
         }
         Action::Revert { mount, id, paths } => {
             let (mut mounted, id) = named(&mount, Some(id))?;
-            let changes = Changes::of(&mut mounted, id)?;
+            let changes = Changes::of(&mut mounted, id, false)?;
             // All of them are looked up before anything is taken back.
             let mut choices = Vec::new();
             for path in &paths {

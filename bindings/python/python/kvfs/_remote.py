@@ -39,7 +39,9 @@ class _Changes:
         words += [] if after is None else [_name(after)]
         with database.connection() as connection:
             listed = connection.call(*words)
-        changed = [(d.decode(), key, old, new) for d, key, old, new in listed]
+        # Longer rows are of what is no string, and has no bytes: collections and deadlines.
+        strings = [row for row in listed if len(row) == 4]
+        changed = [(d.decode(), key, old, new) for d, key, old, new in strings]
         self._rest = deque(change for change in changed if only is None or change[0] == only)
         self._sides: list[Scope] = []
         if values:

@@ -8,7 +8,7 @@ use kvdb::{Batch, DictionaryId};
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
-    ELEMENT, Head, Kind, Live, count_key, deadline_key, elements, head_key, whole,
+    ELEMENT, Head, Kind, Live, count_key, deadline_key, elements, head_key, owner_key, whole,
 };
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -101,6 +101,10 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
 
 fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
     batch.put(types, head_key(key), head.encode());
+    // Pages do not say of which key they are: whatever changes them changes the head.
+    if head.kind != Kind::Pages {
+        batch.put(types, owner_key(head.id), Bytes::copy_from_slice(key));
+    }
     if let Some(deadline) = head.deadline {
         batch.put(types, deadline_key(deadline, key), Bytes::new());
     }
@@ -169,7 +173,6 @@ fn copy_collection(
     while seen.has(types, &count_key(id))? {
         id = s.random();
     }
-    put_head(types, to, Head { id, ..head }, batch);
     let (start, end) = whole(head.id);
     let (mut bytes, most) = (0, s.shared.limits.request);
     let Some(mut cursor) = seen.cursor(types, &start, &end)? else { return Ok(()) };
@@ -185,6 +188,8 @@ fn copy_collection(
         copied[1..9].copy_from_slice(&id.to_be_bytes());
         batch.put(types, copied, value);
     }
+    // Behind the elements, among which the owner of the original was.
+    put_head(types, to, Head { id, ..head }, batch);
     Ok(())
 }
 

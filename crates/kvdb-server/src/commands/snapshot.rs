@@ -1,27 +1,24 @@
 //! `SNAPSHOT` and `CLONE`: states of the store that are kept, branches made of them, and what two
 //! of them differ in.
 
-use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
-use kvdb::{DictionaryId, Durability, Received, View};
+use kvdb::{Durability, Received};
 
-use super::is;
-use super::long_strings::{Told, len_in, told};
 use super::txn::{arity, list_files, size};
+use super::{changes, is};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{TYPES_PREFIX, types_name};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] | FILES snapshot [snapshot] | \
+pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] [FIELDS] | FILES snapshot [snapshot] | \
      SEND name [BASE snapshot] [FROM position] | USE name [command ...] | LEAVE";
 pub const CLONE_USAGE: &str =
     "CREATE snapshot name | LIST | DROP name | USE name [command ...] | LEAVE";
 
-fn name(arg: &[u8]) -> Result<&str, Failure> {
+pub fn name(arg: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(arg).map_err(|_| Failure::request("a name is UTF-8 text"))
 }
 
@@ -46,7 +43,7 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             return Ok(());
         }
         (c, 3 | 5 | 7) if is(c, "send") => return send(s, args, out),
-        (c, 3 | 4) if is(c, "changes") => return changes(s, args, out),
+        (c, 3..=5) if is(c, "changes") => return changes::of_snapshots(s, args, out),
         (c, 3..) if is(c, "use") => {
             let snapshot = name(args.at(2))?;
             let view = s.db().open_snapshot(snapshot)?;
@@ -179,98 +176,5 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         }
     }
     out.ok();
-    Ok(())
-}
-
-/// The user's dictionaries that a state has, by name.
-fn dictionaries(state: &View) -> BTreeMap<String, DictionaryId> {
-    let all =
-        state.dictionaries().into_iter().filter(|d| !d.options.reserved && d.branch.is_empty());
-    all.map(|d| (d.name, d.id)).collect()
-}
-
-/// `SNAPSHOT CHANGES before [after]`: for each key that differs an array of dictionary, key, bytes
-/// before (nil: it was not there), bytes after (nil: it is not there). Without `after`: what there
-/// is now.
-fn changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    out.whole(|out| list_changes(s, args, out))
-}
-
-fn is_tuple(state: &View, dict: Option<DictionaryId>, key: &[u8]) -> Result<bool, Failure> {
-    Ok(match dict {
-        Some(dict) => state.value_len(dict, key)?.is_some(),
-        None => false,
-    })
-}
-
-fn list_change(dictionary: &str, key: &[u8], sides: [Option<u64>; 2], out: &mut Output) {
-    out.array(4);
-    out.bulk(dictionary.as_bytes());
-    out.bulk(key);
-    sides.into_iter().for_each(|side| size(side, out));
-}
-
-fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let before = s.db().open_snapshot(name(args.at(2))?)?;
-    let after = match args.get(3) {
-        Some(after) => s.db().open_snapshot(name(after)?)?,
-        None => s.db().view(),
-    };
-    let (old, new) = (dictionaries(&before), dictionaries(&after));
-    let mut all: BTreeMap<String, (DictionaryId, DictionaryId)> =
-        old.iter().map(|(name, id)| (name.clone(), (*id, *id))).collect();
-    for (name, id) in &new {
-        all.entry(name.clone()).and_modify(|(_, after)| *after = *id).or_insert((*id, *id));
-    }
-    let (position, most) = (out.position(), s.shared.limits.whole_replies);
-    let (mut count, mut met) = (0, 0u32);
-    for (dictionary, (dict, dict_after)) in &all {
-        let types = all.get(&types_name(dictionary));
-        // A long string is one change of its key, in the dictionary of the user's.
-        let strings = dictionary.strip_prefix(TYPES_PREFIX);
-        for change in before.difference(*dict, &after, *dict_after)? {
-            let change = change?;
-            met += 1;
-            if met % 256 == 0 {
-                s.check_stopping()?;
-            }
-            let mut sides = [&change.before, &change.after]
-                .map(|side| side.as_ref().map(|tuple| tuple.value_len() as u64));
-            if let Some(strings) = strings {
-                match told(&change)? {
-                    Told::Nothing => {}
-                    Told::Elsewhere => continue,
-                    Told::Lengths { key, before: old, after: new, also } => {
-                        let of = all.get(strings);
-                        if !is_tuple(&before, of.map(|of| of.0), &key)?
-                            && !is_tuple(&after, of.map(|of| of.1), &key)?
-                        {
-                            list_change(strings, &key, [old, new], out);
-                            count += 1;
-                        }
-                        if !also {
-                            continue;
-                        }
-                    }
-                }
-            } else {
-                if sides[0].is_none() {
-                    sides[0] = len_in(&before, types.map(|types| types.0), &change.key)?;
-                }
-                if sides[1].is_none() {
-                    sides[1] = len_in(&after, types.map(|types| types.1), &change.key)?;
-                }
-            }
-            list_change(dictionary, &change.key, sides, out);
-            count += 1;
-            out.send_if_large();
-            if out.is_overfull() {
-                return Err(Failure::Limit(format!(
-                    "more than {most} bytes of changes, with the replies to others"
-                )));
-            }
-        }
-    }
-    out.insert_array_header(position, count);
     Ok(())
 }

@@ -4,12 +4,10 @@
 use std::time::Duration;
 
 use kvdb::{
-    Changed, Durability, Isolation, Transaction, TransactionId, TransactionInfo, TransactionOptions,
+    Durability, Isolation, Transaction, TransactionId, TransactionInfo, TransactionOptions,
 };
 
-use super::long_strings::LongStrings;
-use super::{is, wrong_arity};
-use crate::dictionaries;
+use super::{changes, is, revert, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::head_key;
 use crate::output::Output;
@@ -18,7 +16,7 @@ use crate::session::Session;
 use crate::transactions::FileChange;
 
 pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] | FILES [id] | SAVEPOINT name | ROLLBACK name";
+                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] | SAVEPOINT name | ROLLBACK name";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.at(1) {
@@ -49,7 +47,8 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         c if is(c, "status") => status(s, args, out),
         c if is(c, "lock") => lock(s, args, out),
-        c if is(c, "changes") => changes(s, args, out),
+        c if is(c, "changes") => changes::of_transaction(s, args, out),
+        c if is(c, "revert") => revert::revert(s, args, out),
         c if is(c, "files") => files(s, args, out),
         c if is(c, "savepoint") => savepoint(s, args, out),
         c if is(c, "rollback") => rollback(s, args, out),
@@ -71,14 +70,14 @@ fn number(arg: &[u8]) -> Result<TransactionId, Failure> {
 }
 
 /// The transaction named by argument `at`, or the joined one.
-fn named(s: &Session, args: Arguments<'_>, at: usize) -> Result<Transaction, Failure> {
+pub fn named(s: &Session, args: Arguments<'_>, at: usize) -> Result<Transaction, Failure> {
     match args.get(at) {
         Some(id) => Ok(s.db().transaction(number(id)?)?),
         None => joined(s).cloned(),
     }
 }
 
-fn joined(s: &Session) -> Result<&Transaction, Failure> {
+pub fn joined(s: &Session) -> Result<&Transaction, Failure> {
     let none = || {
         Failure::request("this connection is in no transaction: TXN JOIN one, or give its number")
     };
@@ -325,76 +324,6 @@ fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     out.ok();
-    Ok(())
-}
-
-/// `TXN CHANGES [id]`: what it has changed of keys, in order: for each an array of dictionary,
-/// `put`, key, bytes of the value; or dictionary, `update`, key, bytes of the value as the
-/// transaction sees it; or dictionary, `delete`, key; or dictionary, `delete-range`,
-/// start, end.
-fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    arity(args, 2, 3)?;
-    out.whole(|out| list_changes(s, args, out))
-}
-
-fn list_changes(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let transaction = named(s, args, 2)?;
-    let names: std::collections::HashMap<_, _> =
-        dictionaries::listed(s.db()).into_iter().map(|(name, id)| (id, name)).collect();
-    let position = out.position();
-    let mut count = 0;
-    let most = s.shared.limits.whole_replies;
-    let (view, long) = (transaction.view()?, LongStrings::of(s.db()));
-    for change in transaction.changes()? {
-        let (dict, change) = change?;
-        let Some(name) = names.get(&dict) else {
-            if let Some(change) = long.changed(&view, dict, &change)? {
-                out.array(4);
-                out.bulk(change.dictionary.as_bytes());
-                out.bulk(if change.in_part { b"update" } else { b"put" });
-                out.bulk(&change.key);
-                out.integer(change.len as i64);
-                count += 1;
-            }
-            continue;
-        };
-        if long.replaces(&view, dict, &change)? {
-            continue;
-        }
-        let (fields, kind): (usize, &[u8]) = match &change {
-            Changed::Put { .. } => (4, b"put"),
-            Changed::Update { .. } => (4, b"update"),
-            Changed::Delete { .. } => (3, b"delete"),
-            Changed::DeleteRange { .. } => (4, b"delete-range"),
-        };
-        out.array(fields);
-        out.bulk(name.as_bytes());
-        out.bulk(kind);
-        match change {
-            Changed::Put { key, len } => {
-                out.bulk(&key);
-                out.integer(len as i64);
-            }
-            Changed::Update { key, .. } => {
-                let len = view.value_len(dict, &key)?.unwrap_or(0);
-                out.bulk(&key);
-                out.integer(len as i64);
-            }
-            Changed::Delete { key } => out.bulk(&key),
-            Changed::DeleteRange { start, end } => {
-                out.bulk(&start);
-                out.bulk(&end);
-            }
-        }
-        count += 1;
-        out.send_if_large();
-        if out.is_overfull() {
-            return Err(Failure::Limit(format!(
-                "more than {most} bytes of changes, with the replies to others"
-            )));
-        }
-    }
-    out.insert_array_header(position, count);
     Ok(())
 }
 

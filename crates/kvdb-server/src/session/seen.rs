@@ -6,7 +6,9 @@ use kvdb::{Batch, Cursor, DictionaryId, Isolation, Transaction, Update, View};
 
 use super::Session;
 use crate::failure::Failure;
-use crate::keyspace::{Head, Keyspace, Kind, Live, WRONGTYPE, count_key, deadline_key, head_key};
+use crate::keyspace::{
+    Head, Keyspace, Kind, Live, WRONGTYPE, count_key, deadline_key, head_key, owner_key,
+};
 
 mod pages;
 pub use pages::Text;
@@ -326,6 +328,7 @@ impl<'a> Seen<'a> {
         }
         let head = Head::new(kind, None, id);
         batch.put(types, head_key(key), head.encode());
+        batch.put(types, owner_key(id), Bytes::copy_from_slice(key));
         let live = Live { kind: Some(kind), head: Some(head), count: 0 };
         Ok(Collection { id, types, live, fresh: true })
     }

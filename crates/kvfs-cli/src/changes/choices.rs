@@ -10,10 +10,11 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, XattrFlags};
 
+use super::Changes;
 use super::file::{File, XATTR};
+use super::keys::KeyChange;
 use super::paint::{Paint, Style};
 use super::renames::{self, Renames};
-use super::{Changes, KeyChange};
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
 use crate::{beneath, text};
@@ -128,7 +129,7 @@ impl Changes {
             put(file.letter(), file.line(renames.below(file)));
         }
         if let Some(key) = choice.key.map(|key| &self.keys[key]) {
-            put(key.letter(), key.line());
+            key.lines(&mut put);
         }
         out
     }
@@ -138,7 +139,7 @@ impl Changes {
         let number = id.to_string();
         // Before anything is changed.
         for key in choices.iter().filter_map(|choice| choice.key) {
-            if let KeyChange::DeleteRange { .. } = self.keys[key].what {
+            if let KeyChange::Range { .. } = self.keys[key].what {
                 let what = format!(
                     "{}: a removed range is taken or left with everything",
                     self.keys[key].line()
@@ -197,23 +198,15 @@ impl Changes {
         Ok(())
     }
 
+    /// A key goes with its elements and its deadline.
     fn revert_key(&self, mounted: &mut Mounted, number: &str, key: usize) -> Outcome {
-        let (dictionary, what) = (&self.keys[key].dictionary, &self.keys[key].what);
-        let (KeyChange::Put { key, before, .. } | KeyChange::Delete { key, before }) = what else {
-            return Ok(());
-        };
+        let key = &self.keys[key];
+        let KeyChange::One(differs) = &key.what else { return Ok(()) };
         // Where others have changed it since the transaction began, that is a conflict at its
         // commit.
-        mounted.call(&[b"USE", dictionary.as_bytes()])?;
-        let value = match before {
-            Some(_) => Some(super::bulk(Some(mounted.call(&[b"GET", key])?))?),
-            None => None,
-        };
+        mounted.call(&[b"USE", key.dictionary.as_bytes()])?;
         mounted.txn(&["JOIN", number])?;
-        let done = match &value {
-            Some(value) => mounted.call(&[b"SET", key, value]),
-            None => mounted.call(&[b"DEL", key]),
-        };
+        let done = mounted.call(&[b"TXN", b"REVERT", b"KEY", &differs.key]);
         mounted.txn(&["LEAVE"])?;
         done.map(drop)
     }

@@ -36,9 +36,11 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 
 pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let changes = match (given.number("transaction"), given.text("snapshot")) {
-        (Some(id), None) => Changes::of(&mut session.mounted, id)?,
+        (Some(id), None) => Changes::of(&mut session.mounted, id, given.flag("patch"))?,
         (None, Some(name)) => {
-            let keys = session.mounted.call(&[b"SNAPSHOT", b"CHANGES", name.as_bytes()])?;
+            let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"CHANGES", name.as_bytes()];
+            words.extend(given.flag("patch").then_some(&b"FIELDS"[..]));
+            let keys = session.mounted.call(&words)?;
             let files = session.mounted.call(&[b"SNAPSHOT", b"FILES", name.as_bytes()])?;
             let root = &session.mounted.mount_point;
             let before: PathBuf = root.join(".kvfs/snapshot").join(name);
@@ -72,13 +74,13 @@ pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 
 pub fn revert(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
-    let changes = Changes::of(&mut session.mounted, id)?;
+    let changes = Changes::of(&mut session.mounted, id, false)?;
     let mut choices = Vec::new();
     for path in given.texts("paths") {
         choices.extend(changes.choices_at(path.trim_matches('/').as_bytes())?);
     }
     changes.revert(&mut session.mounted, id, &Choice::distinct(choices))?;
-    let left = Changes::of(&mut session.mounted, id)?;
+    let left = Changes::of(&mut session.mounted, id, false)?;
     let text = left.text(Detail::default(), Style { terminal: true, colour: false });
     let text = format!("What is left of it:\n{}", String::from_utf8_lossy(&text));
     Ok(cut(&text, session.limits.output).into())

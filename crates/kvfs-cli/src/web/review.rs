@@ -28,7 +28,7 @@ struct Seen {
 fn look(mounted: &mut Mounted, id: u64) -> Outcome<Seen> {
     // First what programs have written to files and is not in the transaction yet: it is brought
     // there when the files are listed.
-    let changes = Changes::of(mounted, id)?;
+    let changes = Changes::of(mounted, id, false)?;
     let status = fields(mounted.txn(&["STATUS", &id.to_string()])?)?;
     let digest = Sha1::digest(changes.json(Detail::WITH_TIMES).to_string());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -54,7 +54,7 @@ pub fn of(mounted: &mut Mounted, id: u64) -> Outcome<Value> {
 
 /// The contents that differ, as a patch, up to a limit.
 pub fn patch(mounted: &mut Mounted, id: u64) -> Outcome<Value> {
-    let changes = Changes::of(mounted, id)?;
+    let changes = Changes::of(mounted, id, true)?;
     let mut bytes = Vec::new();
     // On a terminal what is no text is only named; a page is one in this.
     let style = Style { terminal: true, colour: false };

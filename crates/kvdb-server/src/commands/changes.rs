@@ -1,0 +1,352 @@
+//! `TXN CHANGES` and `SNAPSHOT CHANGES`: what differs in the keys of the user's dictionaries. A
+//! string has a line by itself, however it is kept; a collection, or a deadline, has a line for its
+//! key.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use bytes::Bytes;
+
+use kvdb::{Changed, DictionaryId, Transaction, View};
+
+use super::is;
+use super::snapshot::name;
+use super::txn::{joined, named, size};
+use crate::dictionaries;
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Kind, TYPES_PREFIX, from_sortable, types_name};
+use crate::output::{Output, number_text};
+use crate::request::Arguments;
+use crate::review::{Element, Review, Reviewed, State};
+use crate::session::Session;
+
+/// The options behind argument `at`: whether the one of `names` is among them.
+fn options<const N: usize>(
+    args: Arguments<'_>,
+    at: usize,
+    names: [&str; N],
+) -> Result<[bool; N], Failure> {
+    let mut given = [false; N];
+    for option in args.from(at) {
+        let known = names.iter().position(|name| is(option, name)).ok_or(Failure::SYNTAX)?;
+        given[known] = true;
+    }
+    Ok(given)
+}
+
+/// How rows are written, of which there are as many as fit.
+struct Rows<'a> {
+    s: &'a Session,
+    out: &'a mut Output,
+    count: usize,
+}
+
+impl Rows<'_> {
+    /// A row was written.
+    fn next(&mut self) -> Outcome {
+        self.count += 1;
+        if self.count.is_multiple_of(256) {
+            self.s.check_stopping()?;
+        }
+        self.out.send_if_large();
+        if self.out.is_overfull() {
+            return Err(Failure::Limit(format!(
+                "more than {} bytes of changes, with the replies to others",
+                self.s.shared.limits.whole_replies
+            )));
+        }
+        Ok(())
+    }
+
+    /// What `SNAPSHOT CHANGES` says of a string: its bytes before and after.
+    fn string(&mut self, dictionary: &str, key: &[u8], sides: [Option<u64>; 2]) -> Outcome {
+        self.out.array(4);
+        self.out.bulk(dictionary.as_bytes());
+        self.out.bulk(key);
+        sides.into_iter().for_each(|side| size(side, self.out));
+        self.next()
+    }
+
+    /// What differs in a key that is not its string. `place` writes the dictionary, what it is and
+    /// the key in the order that the command has.
+    fn reviewed(
+        &mut self,
+        reviewed: &Reviewed,
+        with_fields: bool,
+        place: impl Fn(&mut Output, &[u8]),
+    ) -> Outcome {
+        let (before, after) = (reviewed.before, reviewed.after);
+        let kind = |kind: Option<Kind>, out: &mut Output| {
+            out.value(kind.map(|kind| kind.name().as_bytes()));
+        };
+        if reviewed.is_of_collection() {
+            self.out.array(8 + usize::from(with_fields));
+            place(self.out, b"type");
+            kind(before.kind, self.out);
+            kind(after.kind, self.out);
+            let elements = reviewed.elements;
+            for count in [elements.added, elements.removed, elements.changed] {
+                size(Some(count), self.out);
+            }
+            if with_fields {
+                let of = after.kind.or(before.kind);
+                self.out.array(reviewed.fields.len());
+                reviewed.fields.iter().for_each(|element| field(element, of, self.out));
+            }
+            self.next()?;
+        }
+        if reviewed.is_of_deadline() {
+            self.out.array(6);
+            place(self.out, b"deadline");
+            size(before.deadline, self.out);
+            size(after.deadline, self.out);
+            kind(after.kind, self.out);
+            self.next()?;
+        }
+        Ok(())
+    }
+}
+
+/// Most bytes of a list's element that are shown.
+const SHOWN: usize = 256;
+
+/// An element by its name, or of a list by its beginning, for its number means nothing to a reader;
+/// and on both sides the bytes of its value, or its score.
+fn field(element: &Element, kind: Option<Kind>, out: &mut Output) {
+    out.array(3);
+    let sides = [&element.before, &element.after];
+    if kind == Some(Kind::List) {
+        let value = element.after.as_ref().or(element.before.as_ref());
+        let value = value.map_or(&b""[..], |value| &value[..value.len().min(SHOWN)]);
+        out.bulk(value);
+    } else {
+        out.bulk(&element.name);
+    }
+    for side in sides {
+        match (side, kind) {
+            (Some(score), Some(Kind::SortedSet)) => {
+                let score = score[..].try_into().map(from_sortable).unwrap_or_default();
+                out.bulk(number_text(score).as_bytes());
+            }
+            (side, _) => size(side.as_ref().map(|value| value.len() as u64), out),
+        }
+    }
+}
+
+/// `TXN CHANGES [id] [BEFORE] [FIELDS]`: what it has changed of keys: for each an array of
+/// dictionary, `put`, key, bytes of the value; or dictionary, `update`, key, bytes of the value as
+/// the transaction sees it; or dictionary, `delete`, key; or dictionary, `delete-range`, start,
+/// end; with `BEFORE` behind each but the last the bytes of the string beneath, nil: there is none.
+///
+/// Of collections dictionary, `type`, key, type before and after (nil: no key), elements added,
+/// removed, changed, and with `FIELDS` an array of these, each with its name and what it had before
+/// and has now; of deadlines dictionary, `deadline`, key, milliseconds since 1970 before and after
+/// (nil: none), type.
+pub fn of_transaction(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    const OPTIONS: [&str; 2] = ["before", "fields"];
+    let numbered = args.get(2).is_some_and(|arg| !OPTIONS.iter().any(|name| is(arg, name)));
+    let transaction = if numbered { named(s, args, 2)? } else { joined(s)?.clone() };
+    let [before, fields] = options(args, 2 + usize::from(numbered), OPTIONS)?;
+    out.whole(|out| {
+        let position = out.position();
+        let mut rows = Rows { s, out, count: 0 };
+        list(&transaction, before, fields, &mut rows)?;
+        let count = rows.count;
+        out.insert_array_header(position, count);
+        Ok(())
+    })
+}
+
+fn list(
+    transaction: &Transaction,
+    with_before: bool,
+    with_fields: bool,
+    rows: &mut Rows<'_>,
+) -> Outcome {
+    let s = rows.s;
+    let ids: HashMap<String, DictionaryId> =
+        s.db().dictionaries().into_iter().map(|info| (info.name, info.id)).collect();
+    let view = transaction.view()?;
+    let base = view.beneath();
+    let check = || s.check_stopping();
+    for (dictionary, id) in dictionaries::listed(s.db()) {
+        let types = ids.get(&types_name(&dictionary)).copied();
+        let side = |view| State { view, strings: Some(id), types };
+        let most = s.shared.limits.whole_replies;
+        let review = Review::new(side(&base), side(&view), with_fields, most, &check);
+        let reviewed = review.of_transaction(transaction)?;
+        let of_keys: HashMap<&[u8], &Reviewed> =
+            reviewed.iter().map(|reviewed| (&reviewed.key[..], reviewed)).collect();
+        // Long strings whose end is told among the tuples: by their key, or with a range of keys.
+        let (mut ended, mut ranges): (HashSet<&[u8]>, Vec<(Bytes, Bytes)>) = Default::default();
+        for change in transaction.changes_of(&[id])? {
+            let change = change?.1;
+            let beneath = |key: &[u8]| side(&base).string(key);
+            let (what, key): (&[u8], _) = match &change {
+                Changed::Put { key, .. } => (b"put", key),
+                Changed::Update { key, .. } => (b"update", key),
+                Changed::Delete { key } => {
+                    // It makes room for a long string, which has a line below.
+                    if side(&view).pages(key)?.is_some() {
+                        continue;
+                    }
+                    // A collection has begun there, and there was no string.
+                    if of_keys.contains_key(&key[..]) && beneath(key)?.is_none() {
+                        continue;
+                    }
+                    (b"delete", key)
+                }
+                Changed::DeleteRange { start, .. } => (b"delete-range", start),
+            };
+            match (&change, of_keys.get_key_value(&key[..])) {
+                (Changed::DeleteRange { start, end }, _) => {
+                    ranges.push((start.clone(), end.clone()));
+                }
+                (_, Some((key, _))) => drop(ended.insert(*key)),
+                _ => {}
+            }
+            let deletes = matches!(change, Changed::Delete { .. });
+            let before = match change {
+                Changed::DeleteRange { .. } => None,
+                _ if with_before => Some(beneath(key)?),
+                _ => None,
+            };
+            rows.out.array(if deletes { 3 } else { 4 } + usize::from(before.is_some()));
+            rows.out.bulk(dictionary.as_bytes());
+            rows.out.bulk(what);
+            rows.out.bulk(key);
+            match &change {
+                Changed::Put { len, .. } => rows.out.integer(*len as i64),
+                Changed::Update { key, .. } => {
+                    let len = view.value_len(id, key)?.unwrap_or(0);
+                    rows.out.integer(len as i64);
+                }
+                Changed::Delete { .. } => {}
+                Changed::DeleteRange { end, .. } => rows.out.bulk(end),
+            }
+            if let Some(before) = before {
+                size(before, rows.out);
+            }
+            rows.next()?;
+        }
+        for reviewed in reviewed.iter().filter(|reviewed| reviewed.is_of_pages()) {
+            let (key, len) = (&reviewed.key, reviewed.after.pages());
+            let what: &[u8] = match len {
+                Some(_) if reviewed.is_same_pages() => b"update",
+                Some(_) => b"put",
+                None => {
+                    let within = |(start, end): &(Bytes, Bytes)| {
+                        start <= key && (end.is_empty() || key < end)
+                    };
+                    if ended.contains(&key[..]) || ranges.iter().any(within) {
+                        continue;
+                    }
+                    b"delete"
+                }
+            };
+            rows.out.array(3 + usize::from(len.is_some()) + usize::from(with_before));
+            rows.out.bulk(dictionary.as_bytes());
+            rows.out.bulk(what);
+            rows.out.bulk(key);
+            if len.is_some() {
+                size(len, rows.out);
+            }
+            if with_before {
+                size(side(&base).string(key)?, rows.out);
+            }
+            rows.next()?;
+        }
+        for reviewed in &reviewed {
+            rows.reviewed(reviewed, with_fields, |out, what| {
+                out.bulk(dictionary.as_bytes());
+                out.bulk(what);
+                out.bulk(&reviewed.key);
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The user's dictionaries that a state has, by name, with those of their types.
+fn dictionaries_of(state: &View) -> BTreeMap<String, (DictionaryId, Option<DictionaryId>)> {
+    let all: BTreeMap<String, DictionaryId> = state
+        .dictionaries()
+        .into_iter()
+        .filter(|d| !d.options.reserved && d.branch.is_empty())
+        .map(|d| (d.name, d.id))
+        .collect();
+    let users = all.iter().filter(|(name, _)| !name.starts_with(TYPES_PREFIX));
+    users.map(|(name, id)| (name.clone(), (*id, all.get(&types_name(name)).copied()))).collect()
+}
+
+/// `SNAPSHOT CHANGES before [after] [FIELDS]`: for each string that differs an array of dictionary,
+/// key, bytes before (nil: it was not there), bytes after (nil: it is not there). Without `after`:
+/// what there is now. Of collections and deadlines dictionary, key, `type` or `deadline`, and what
+/// `TXN CHANGES` has behind them.
+pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    // A snapshot of that name is named with the option behind it.
+    let last = args.len() - 1;
+    let with_fields = last > 2 && is(args.at(last), "fields");
+    if args.len() - usize::from(with_fields) > 4 {
+        return Err(Failure::SYNTAX);
+    }
+    let before = s.db().open_snapshot(name(args.at(2))?)?;
+    let after = match args.get(3).filter(|_| !with_fields || last > 3) {
+        Some(after) => s.db().open_snapshot(name(after)?)?,
+        None => s.db().view(),
+    };
+    out.whole(|out| {
+        let position = out.position();
+        let mut rows = Rows { s, out, count: 0 };
+        list_states(&before, &after, with_fields, &mut rows)?;
+        let count = rows.count;
+        out.insert_array_header(position, count);
+        Ok(())
+    })
+}
+
+fn list_states(before: &View, after: &View, with_fields: bool, rows: &mut Rows<'_>) -> Outcome {
+    let s = rows.s;
+    let (old, new) = (dictionaries_of(before), dictionaries_of(after));
+    let names: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let check = || s.check_stopping();
+    for dictionary in names {
+        let (was, is) = (old.get(dictionary), new.get(dictionary));
+        let Some((first, second)) = was.or(is).zip(is.or(was)) else { continue };
+        let side = |view, ids: Option<&(DictionaryId, Option<DictionaryId>)>| State {
+            view,
+            strings: ids.map(|ids| ids.0),
+            types: ids.and_then(|ids| ids.1),
+        };
+        for change in before.difference(first.0, after, second.0)? {
+            let change = change?;
+            // Of a string that is long on one side the tuple says the other.
+            let [old, new] =
+                [(&change.before, side(before, was)), (&change.after, side(after, is))].map(
+                    |(tuple, state)| match tuple {
+                        Some(tuple) => Ok(Some(tuple.value_len() as u64)),
+                        None => state.pages(&change.key),
+                    },
+                );
+            rows.string(dictionary, &change.key, [old?, new?])?;
+        }
+        let most = s.shared.limits.whole_replies;
+        let review = Review::new(side(before, was), side(after, is), with_fields, most, &check);
+        let reviewed = review.of_states()?;
+        for reviewed in reviewed.iter().filter(|reviewed| reviewed.is_of_pages()) {
+            // Not those that have had their line, as tuples on one side.
+            let key = &reviewed.key;
+            if side(before, was).tuple(key)?.is_none() && side(after, is).tuple(key)?.is_none() {
+                let sides = [reviewed.before.pages(), reviewed.after.pages()];
+                rows.string(dictionary, key, sides)?;
+            }
+        }
+        for reviewed in &reviewed {
+            rows.reviewed(reviewed, with_fields, |out, what| {
+                out.bulk(dictionary.as_bytes());
+                out.bulk(&reviewed.key);
+                out.bulk(what);
+            })?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! `TXN REVERT KEY`: a key becomes in the transaction what it is beneath it, whatever it was and
+//! is: with its elements or pages and its deadline, by reference.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvdb::{Batch, Changed, DictionaryId, Isolation, NestedBatch, Transaction, View};
+
+use super::is;
+use super::txn::{arity, joined};
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Head, Keyspace, Kind, deadline_key, head_key, owner_key};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::review::State;
+use crate::session::Session;
+
+/// Tuples that one batch takes.
+const STEP: usize = 1024;
+
+pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 4, 4)?;
+    if !is(args.at(2), "key") {
+        return Err(Failure::SYNTAX);
+    }
+    let key = args.at(3);
+    let transaction = joined(s)?.clone();
+    if let Some(space) = s.existing()? {
+        let _held = s.hold(space.strings, [key])?;
+        let space = s.under_locks(space)?;
+        lock(s, &transaction, space, key)?;
+        let nested = transaction.nested_batch()?;
+        let view = nested.view()?;
+        let revert = Revert { s, transaction: &transaction, base: Arc::new(view.beneath()), view };
+        revert.key(space, key, nested)?;
+    }
+    out.ok();
+    Ok(())
+}
+
+/// A serializable transaction locks what is read and written here before it looks.
+fn lock(s: &Session, transaction: &Transaction, space: Keyspace, key: &[u8]) -> Outcome {
+    let Some(types) = space.types else { return Ok(()) };
+    if transaction.isolation() == Isolation::Snapshot {
+        return Ok(());
+    }
+    transaction.lock_key(types, &head_key(key), true)?;
+    let view = s.view()?;
+    for view in [&view.beneath(), &view] {
+        let state = State { view, strings: None, types: Some(types) };
+        if let Some((start, end)) = state.head(key)?.and_then(|head| head.beneath()) {
+            transaction.lock_range(types, &start, &end, true)?;
+        }
+    }
+    Ok(())
+}
+
+struct Revert<'a> {
+    s: &'a Session,
+    transaction: &'a Transaction,
+    base: Arc<View>,
+    /// As the transaction sees it.
+    view: View,
+}
+
+impl Revert<'_> {
+    /// All of it, or on an error nothing.
+    fn key(&self, space: Keyspace, key: &[u8], mut nested: NestedBatch) -> Outcome {
+        let name = Bytes::copy_from_slice(key);
+        let mut batch = Batch::new();
+        self.tuple(space.strings, &name, &mut batch)?;
+        if let Some(types) = space.types {
+            let side = |view| State { view, strings: None, types: Some(types) };
+            let (old, new) = (side(&self.base).head(key)?, side(&self.view).head(key)?);
+            for deadline in [old, new].into_iter().flatten().filter_map(|head| head.deadline) {
+                self.tuple(types, &deadline_key(deadline, key).into(), &mut batch)?;
+            }
+            self.tuple(types, &head_key(key).into(), &mut batch)?;
+            let beneath = |head: Option<Head>| head.and_then(|head| head.beneath());
+            match (beneath(old), beneath(new)) {
+                (Some(was), Some(now)) if was == now => {
+                    nested.apply(std::mem::take(&mut batch))?;
+                    self.touched(types, was, &mut nested)?;
+                }
+                (_, now) => {
+                    if let Some((start, end)) = now {
+                        batch.delete_range(types, start, end);
+                    }
+                    nested.apply(std::mem::take(&mut batch))?;
+                    if let Some(head) = old {
+                        self.again(types, head, key, &mut nested)?;
+                    }
+                }
+            }
+        }
+        if !batch.is_empty() {
+            nested.apply(batch)?;
+        }
+        Ok(nested.finish()?)
+    }
+
+    /// A tuple as it is beneath.
+    fn tuple(&self, dict: DictionaryId, key: &Bytes, batch: &mut Batch) -> Outcome {
+        match self.base.stored(dict, key)? {
+            Some(value) => batch.put_stored(dict, key.clone(), value),
+            None => batch.delete(dict, key.clone()),
+        }
+        Ok(())
+    }
+
+    /// Of what lies in the same place on both sides what the transaction has changed.
+    fn touched(
+        &self,
+        types: DictionaryId,
+        (start, end): (Vec<u8>, Vec<u8>),
+        nested: &mut NestedBatch,
+    ) -> Outcome {
+        let within = |key: &Bytes| (&start[..]..&end[..]).contains(&&key[..]);
+        for change in self.transaction.changes_of(&[types])? {
+            let mut batch = Batch::new();
+            match change?.1 {
+                Changed::Put { key, .. }
+                | Changed::Update { key, .. }
+                | Changed::Delete { key } => {
+                    if within(&key) {
+                        self.tuple(types, &key, &mut batch)?;
+                    }
+                }
+                Changed::DeleteRange { start: from, end: to } => {
+                    let (from, to) = ((&from[..]).max(&start[..]), (&to[..]).min(&end[..]));
+                    if from < to {
+                        self.stretch(types, from, to, <[u8]>::to_vec, nested)?;
+                    }
+                }
+            }
+            if !batch.is_empty() {
+                nested.apply(batch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A collection or a long string that this key has no more: under its id, or, where another key
+    /// has taken that along (`RENAME`), under a new one.
+    fn again(
+        &self,
+        types: DictionaryId,
+        head: Head,
+        key: &[u8],
+        nested: &mut NestedBatch,
+    ) -> Outcome {
+        let Some((start, end)) = head.beneath() else { return Ok(()) };
+        let free = |id: u64| {
+            let Some((start, end)) = (Head { id, ..head }).beneath() else { return Ok(true) };
+            let first = nested.view()?.cursor(types, &start, &end)?.next()?;
+            Ok::<bool, Failure>(first.is_none())
+        };
+        let mut new = head.id;
+        while !free(new)? {
+            new = self.s.random();
+        }
+        let place = |tuple: &[u8]| {
+            let mut tuple = tuple.to_vec();
+            tuple[1..9].copy_from_slice(&new.to_be_bytes());
+            tuple
+        };
+        self.stretch(types, &start, &end, place, nested)?;
+        let mut batch = Batch::new();
+        batch.put(types, head_key(key), Head { id: new, ..head }.encode());
+        if head.kind != Kind::Pages {
+            batch.put(types, owner_key(new), Bytes::copy_from_slice(key));
+        }
+        Ok(nested.apply(batch)?)
+    }
+
+    /// Puts what lies in `[start, end)` beneath the transaction, each tuple where `place` says.
+    fn stretch(
+        &self,
+        types: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+        place: impl Fn(&[u8]) -> Vec<u8>,
+        nested: &mut NestedBatch,
+    ) -> Outcome {
+        let mut from = start.to_vec();
+        loop {
+            self.s.check_stopping()?;
+            let some = self.base.scan_stored(types, &from, end, STEP)?;
+            let Some((last, _)) = some.last() else { return Ok(()) };
+            from = [&last[..], b"\0"].concat();
+            let mut batch = Batch::new();
+            for (key, value) in some {
+                batch.put_stored(types, place(&key), value);
+            }
+            nested.apply(batch)?;
+        }
+    }
+}

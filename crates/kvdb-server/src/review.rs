@@ -1,0 +1,446 @@
+//! What two states of a dictionary differ in, apart from the strings that are one tuple:
+//! collections, by how many of their elements were added, removed and changed, long strings, and
+//! deadlines; for each key what it is on both sides.
+//!
+//! An element lies under the id of its collection and does not say of which key it is. The key is
+//! that of a head that was changed as well, or else the one that the collection's owner tuple
+//! names, or, where an older program has written the collection, found among all heads. Pages of a
+//! long string are passed over, for its head is changed with them.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use bytes::Bytes;
+use kvdb::{Changed, DictionaryId, Transaction, View};
+
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Head, Kind, count_key, elements, head_key, owner_key, parse_element, whole};
+use crate::request::integer;
+
+/// One state of a dictionary, with its types.
+pub struct State<'a> {
+    pub view: &'a View,
+    pub strings: Option<DictionaryId>,
+    pub types: Option<DictionaryId>,
+}
+
+/// What a key is in a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// `None`: there is no such key. A long string is a string as any other.
+    pub kind: Option<Kind>,
+    /// Milliseconds since 1970.
+    pub deadline: Option<u64>,
+    /// Of a collection.
+    id: Option<u64>,
+    /// Its elements.
+    count: u64,
+    /// Of a long string.
+    pages: Option<Head>,
+}
+
+impl Standing {
+    pub fn is_collection(&self) -> bool {
+        self.id.is_some()
+    }
+    /// Bytes of a long string.
+    pub fn pages(&self) -> Option<u64> {
+        self.pages.map(|head| head.len)
+    }
+}
+
+/// So many elements of a collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Elements {
+    pub added: u64,
+    pub removed: u64,
+    pub changed: u64,
+}
+
+/// An element that differs; its value or score before and after.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Element {
+    pub name: Bytes,
+    pub before: Option<Bytes>,
+    pub after: Option<Bytes>,
+}
+
+/// A key whose collection, long string or deadline differs.
+#[derive(Debug)]
+pub struct Reviewed {
+    pub key: Bytes,
+    pub before: Standing,
+    pub after: Standing,
+    pub elements: Elements,
+    /// Where asked for.
+    pub fields: Vec<Element>,
+}
+
+impl Reviewed {
+    /// Whether there is something to say of more than the deadline and the string.
+    pub fn is_of_collection(&self) -> bool {
+        let sides = self.before.is_collection() || self.after.is_collection();
+        let (before, after) = (self.before, self.after);
+        let differs = before.kind != after.kind || before.id != after.id;
+        sides && (differs || self.elements != Elements::default())
+    }
+    /// Whether the string differs that is in pages on at least one side.
+    pub fn is_of_pages(&self) -> bool {
+        let state = |side: &Standing| side.pages.map(|head| (head.id, head.changes));
+        state(&self.before) != state(&self.after)
+    }
+    /// Whether the string is in the same pages on both sides.
+    pub fn is_same_pages(&self) -> bool {
+        let id = |side: &Standing| side.pages.map(|head| head.id);
+        id(&self.after).is_some() && id(&self.before) == id(&self.after)
+    }
+    /// Whether the deadline of a key that is there differs.
+    pub fn is_of_deadline(&self) -> bool {
+        self.after.kind.is_some() && self.before.deadline != self.after.deadline
+    }
+}
+
+impl State<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+        match self.types.map(|types| self.view.get(types, key)) {
+            None | Some(Err(kvdb::Error::NoDictionary(_))) => Ok(None),
+            Some(found) => Ok(found?),
+        }
+    }
+    pub fn head(&self, key: &[u8]) -> Result<Option<Head>, Failure> {
+        Ok(self.get(&head_key(key))?.and_then(|bytes| Head::decode(&bytes)))
+    }
+    pub fn count(&self, id: u64) -> Result<u64, Failure> {
+        let count = self.get(&count_key(id))?.and_then(|count| integer(&count));
+        Ok(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
+    }
+    /// Bytes of the string of a key that is one tuple; `None`: there is none.
+    pub fn tuple(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
+        match self.strings.map(|strings| self.view.value_len(strings, key)) {
+            None | Some(Err(kvdb::Error::NoDictionary(_))) => Ok(None),
+            Some(found) => Ok(found?.map(|len| len as u64)),
+        }
+    }
+    /// Bytes of the long string of a key; `None`: there is none.
+    pub fn pages(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
+        let head = self.head(key)?.filter(|head| head.kind == Kind::Pages);
+        Ok(head.map(|head| head.len))
+    }
+    /// Bytes of the string of a key, however it is kept; `None`: there is none.
+    pub fn string(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
+        Ok(match self.pages(key)? {
+            None => self.tuple(key)?,
+            len => len,
+        })
+    }
+    fn standing(&self, key: &[u8]) -> Result<Standing, Failure> {
+        let head = self.head(key)?;
+        let deadline = head.and_then(|head| head.deadline);
+        if let Some(head) = head.filter(|head| head.kind == Kind::Pages) {
+            let (kind, pages) = (Some(Kind::String), Some(head));
+            return Ok(Standing { kind, deadline, pages, ..Standing::default() });
+        }
+        if let Some(head) = head.filter(|head| head.kind != Kind::String) {
+            let count = self.count(head.id)?;
+            if count > 0 {
+                let (kind, id) = (Some(head.kind), Some(head.id));
+                return Ok(Standing { kind, deadline, id, count, pages: None });
+            }
+        }
+        let kind = self.tuple(key)?.map(|_| Kind::String);
+        let deadline = deadline.filter(|_| kind.is_some());
+        Ok(Standing { kind, deadline, ..Standing::default() })
+    }
+    /// Calls `visit` for tuples of `[start, end)`; it says where to go on: `None`, with the next.
+    fn walk(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        mut visit: impl FnMut(&kvdb::Tuple) -> Result<Option<Vec<u8>>, Failure>,
+    ) -> Outcome {
+        let cursor = self.types.map(|types| self.view.cursor(types, start, end));
+        let mut cursor = match cursor {
+            None | Some(Err(kvdb::Error::NoDictionary(_))) => return Ok(()),
+            Some(cursor) => cursor?,
+        };
+        while let Some(tuple) = cursor.next()? {
+            if let Some(on) = visit(&tuple)? {
+                cursor.seek(&on)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is found to differ, while it is gathered.
+pub struct Review<'a> {
+    before: State<'a>,
+    after: State<'a>,
+    /// The elements themselves are wanted.
+    with_fields: bool,
+    /// Bytes that may still be gathered, and at most.
+    left: usize,
+    most: usize,
+    /// Called from time to time; fails when the server stops.
+    check: &'a dyn Fn() -> Outcome,
+    steps: u32,
+    heads: BTreeSet<Bytes>,
+    collections: BTreeMap<u64, (Elements, Vec<Element>)>,
+}
+
+impl<'a> Review<'a> {
+    pub fn new(
+        before: State<'a>,
+        after: State<'a>,
+        with_fields: bool,
+        most: usize,
+        check: &'a dyn Fn() -> Outcome,
+    ) -> Self {
+        let (heads, collections) = Default::default();
+        Review { before, after, with_fields, left: most, most, check, steps: 0, heads, collections }
+    }
+
+    /// From the difference of the two states.
+    pub fn of_states(mut self) -> Result<Vec<Reviewed>, Failure> {
+        let types =
+            (self.before.types.or(self.after.types), self.after.types.or(self.before.types));
+        let (Some(old), Some(new)) = types else { return Ok(Vec::new()) };
+        for change in self.before.view.difference(old, self.after.view, new)? {
+            let change = change?;
+            self.step()?;
+            match parse_element(&change.key) {
+                Some((id, 1, name)) => {
+                    let value = |tuple: &Option<kvdb::Tuple>| {
+                        tuple.as_ref().map(kvdb::Tuple::value).transpose()
+                    };
+                    let (before, after) = (value(&change.before)?, value(&change.after)?);
+                    self.element(id, change.key.slice_ref(name), before, after)?;
+                }
+                _ => self.other(&change.key)?,
+            }
+        }
+        self.finish()
+    }
+
+    /// From what a transaction has changed, whose view is the state after.
+    pub fn of_transaction(mut self, transaction: &Transaction) -> Result<Vec<Reviewed>, Failure> {
+        let Some(types) = self.after.types else { return Ok(Vec::new()) };
+        // What a deleted range covers was counted with the range.
+        let mut covered = Bytes::new();
+        for change in transaction.changes_of(&[types])? {
+            self.step()?;
+            match change?.1 {
+                Changed::Put { key, .. } | Changed::Update { key, .. } => self.tuple(&key)?,
+                Changed::Delete { key } if key >= covered => self.tuple(&key)?,
+                Changed::Delete { .. } => {}
+                Changed::DeleteRange { start, end } => {
+                    self.range(&start, &end)?;
+                    covered = end;
+                }
+            }
+        }
+        self.finish()
+    }
+
+    fn step(&mut self) -> Outcome {
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(256) { (self.check)() } else { Ok(()) }
+    }
+    fn take(&mut self, bytes: usize) -> Outcome {
+        self.left = self.left.checked_sub(bytes + 64).ok_or_else(|| {
+            Failure::Limit(format!("more than {} bytes of changes of one dictionary", self.most))
+        })?;
+        Ok(())
+    }
+
+    /// A tuple that was put or deleted.
+    fn tuple(&mut self, key: &Bytes) -> Outcome {
+        match parse_element(key) {
+            Some((id, 1, name)) => {
+                let (before, after) = (self.before.get(key)?, self.after.get(key)?);
+                self.element(id, key.slice_ref(name), before, after)
+            }
+            _ => self.other(key),
+        }
+    }
+
+    /// A tuple that is no element.
+    fn other(&mut self, key: &Bytes) -> Outcome {
+        if let Some((id, ..)) = parse_element(key) {
+            self.collections.entry(id).or_default();
+        } else if let Some(key) = key.strip_prefix(b"k")
+            && !self.heads.contains(key)
+        {
+            self.take(key.len())?;
+            self.heads.insert(Bytes::copy_from_slice(key));
+        }
+        Ok(())
+    }
+
+    fn element(
+        &mut self,
+        id: u64,
+        name: Bytes,
+        before: Option<Bytes>,
+        after: Option<Bytes>,
+    ) -> Outcome {
+        let found = self.collections.entry(id).or_default();
+        match (&before, &after) {
+            (None, Some(_)) => found.0.added += 1,
+            (Some(_), None) => found.0.removed += 1,
+            (Some(a), Some(b)) if a != b => found.0.changed += 1,
+            _ => return Ok(()),
+        }
+        if self.with_fields {
+            let element = Element { name, before, after };
+            found.1.push(element.clone());
+            self.take(element.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// A deleted range: what of it was there and is no more. What was put again has a line of its
+    /// own among the changes.
+    fn range(&mut self, start: &Bytes, end: &Bytes) -> Outcome {
+        let Some(types) = self.before.types else { return Ok(()) };
+        let view = self.before.view;
+        let mut cursor = match view.cursor(types, start, end) {
+            Err(kvdb::Error::NoDictionary(_)) => return Ok(()),
+            cursor => cursor?,
+        };
+        while let Some(tuple) = cursor.next()? {
+            self.step()?;
+            if tuple.key.starts_with(b"p") {
+                // Pages, which may be many, of no one's interest.
+                cursor.seek(b"q")?;
+                continue;
+            }
+            let Some((id, part, name)) = parse_element(&tuple.key) else {
+                self.other(&tuple.key)?;
+                continue;
+            };
+            self.collections.entry(id).or_default();
+            if part == 1 && self.after.get(&tuple.key)?.is_none() {
+                self.element(id, tuple.key.slice_ref(name), Some(tuple.value()?), None)?;
+            }
+            // A collection that is gone as a whole is counted by its number.
+            let (first, last) = whole(id);
+            if first[..] >= start[..] && last[..] <= end[..] && self.after.count(id)? == 0 {
+                cursor.seek(&last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys of the collections that were touched, and what all keys are on both sides.
+    fn finish(mut self) -> Result<Vec<Reviewed>, Failure> {
+        self.find_owners()?;
+        let mut all = Vec::new();
+        for key in std::mem::take(&mut self.heads) {
+            self.step()?;
+            let (before, after) = (self.before.standing(&key)?, self.after.standing(&key)?);
+            let (mut elements, mut fields) = (Elements::default(), Vec::new());
+            if before.id == after.id {
+                let found = before.id.and_then(|id| self.collections.remove(&id));
+                (elements, fields) = found.unwrap_or_default();
+            } else {
+                (elements.removed, elements.added) = (before.count, after.count);
+                if self.with_fields {
+                    self.list(before.id, false, &mut fields)?;
+                    self.list(after.id, true, &mut fields)?;
+                }
+            }
+            let reviewed = Reviewed { key, before, after, elements, fields };
+            let of_string = reviewed.is_of_pages();
+            if of_string || reviewed.is_of_collection() || reviewed.is_of_deadline() {
+                all.push(reviewed);
+            }
+        }
+        Ok(all)
+    }
+
+    /// All elements of a collection that is there on one side.
+    fn list(&mut self, id: Option<u64>, added: bool, fields: &mut Vec<Element>) -> Outcome {
+        let Some(id) = id else { return Ok(()) };
+        let (start, end) = elements(id);
+        let side = if added { &self.after } else { &self.before };
+        let mut found = Vec::new();
+        let mut room = self.left;
+        side.walk(&start, &end, |tuple| {
+            let name = parse_element(&tuple.key).map_or(Bytes::new(), |e| tuple.key.slice_ref(e.2));
+            let value = Some(tuple.value()?);
+            let (before, after) = if added { (None, value) } else { (value, None) };
+            let element = Element { name, before, after };
+            room = room.saturating_sub(element.bytes() + 64);
+            found.push(element);
+            // Too much, which is said below.
+            Ok((room == 0).then(|| end.clone()))
+        })?;
+        for element in &found {
+            self.take(element.bytes())?;
+        }
+        fields.extend(found);
+        Ok(())
+    }
+
+    /// Adds the keys whose collections have changed, and their heads have not.
+    fn find_owners(&mut self) -> Outcome {
+        let mut known = BTreeSet::new();
+        for key in &self.heads {
+            for side in [&self.before, &self.after] {
+                known.extend(side.head(key)?.map(|head| head.id));
+            }
+        }
+        let mut strayed = HashSet::new();
+        let touched: Vec<u64> =
+            self.collections.keys().filter(|id| !known.contains(id)).copied().collect();
+        for id in touched {
+            match self.owner(id)? {
+                Some(key) => {
+                    self.take(key.len())?;
+                    self.heads.insert(key);
+                }
+                None => drop(strayed.insert(id)),
+            }
+        }
+        if strayed.is_empty() {
+            return Ok(());
+        }
+        let mut found = Vec::new();
+        for side in [&self.before, &self.after] {
+            let mut steps = 0u32;
+            side.walk(b"k", b"l", |tuple| {
+                steps = steps.wrapping_add(1);
+                if steps.is_multiple_of(256) {
+                    (self.check)()?;
+                }
+                if let Some(head) = Head::decode(&tuple.value()?)
+                    && strayed.contains(&head.id)
+                {
+                    found.push(tuple.key.slice(1..));
+                }
+                Ok(None)
+            })?;
+        }
+        self.heads.extend(found);
+        Ok(())
+    }
+
+    /// The key that a collection says it lies under, if it does.
+    fn owner(&self, id: u64) -> Result<Option<Bytes>, Failure> {
+        for side in [&self.after, &self.before] {
+            if let Some(key) = side.get(&owner_key(id))?
+                && side.head(&key)?.is_some_and(|head| head.id == id)
+            {
+                return Ok(Some(key));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Element {
+    fn bytes(&self) -> usize {
+        let len = |side: &Option<Bytes>| side.as_ref().map_or(0, Bytes::len);
+        self.name.len() + len(&self.before) + len(&self.after)
+    }
+}
