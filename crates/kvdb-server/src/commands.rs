@@ -16,6 +16,7 @@ mod dict;
 mod dispatch;
 mod eval;
 mod expiry;
+mod feed;
 mod hashes;
 mod introspection;
 mod keys;
@@ -169,6 +170,7 @@ pub static COMMANDS: &[Command] = &[
     reads("bitfield_ro", "key [GET type offset ...]", -2, FIRST, bits::bitfield_ro),
     writes("bitop", "AND|OR|XOR|NOT destination key ...", -4, (2, -1, 1), bits::bitop),
     reads("bitpos", "key bit [start [end [BYTE|BIT]]]", -3, FIRST, bits::bitpos),
+    reads("changes", feed::USAGE, -1, NONE, feed::changes),
     reads(
         "client",
         "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST",

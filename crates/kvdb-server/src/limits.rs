@@ -41,6 +41,8 @@ pub struct Limits {
     pub cursors: usize,
     /// Bytes that these may take together.
     pub cursor_bytes: usize,
+    /// Bytes of the keys of recent commits that are kept for `CHANGES`, once it was asked for.
+    pub feed: usize,
     /// Bytes of a savepoint's name.
     pub name: usize,
     /// Scripts that run at once, each in a process; the next one waits.
@@ -71,6 +73,7 @@ impl Default for Limits {
             watch_time: Duration::from_secs(300),
             cursors: 16 << 10,
             cursor_bytes: 16 << 20,
+            feed: 16 << 20,
             name: 256,
             scripts: 8,
             script_time: Duration::from_secs(5),

@@ -18,6 +18,10 @@ use crate::failure::{Failure, Outcome};
 /// Where the bytes go: a socket, or memory for a client inside this process.
 pub trait Sink: Send {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// The client has gone away.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 /// Bytes that several connections share.
@@ -323,6 +327,10 @@ impl Output {
         } else if self.is_full() {
             self.flush();
         }
+    }
+    /// The client has gone away: nothing need be waited for.
+    pub fn is_gone(&self) -> bool {
+        self.is_broken() || self.sink.is_gone()
     }
     /// `true` once the client is gone, or what is written will be taken back: the writer of a
     /// long reply may stop.

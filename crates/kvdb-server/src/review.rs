@@ -132,6 +132,11 @@ impl State<'_> {
             len => len,
         })
     }
+    /// What a key is at a time, milliseconds since 1970.
+    pub fn kind_at(&self, key: &[u8], now: u64) -> Result<Option<Kind>, Failure> {
+        let standing = self.standing(key)?;
+        Ok(standing.kind.filter(|_| standing.deadline.is_none_or(|deadline| deadline > now)))
+    }
     fn standing(&self, key: &[u8]) -> Result<Standing, Failure> {
         let head = self.head(key)?;
         let deadline = head.and_then(|head| head.deadline);

@@ -144,6 +144,15 @@ impl Sink for ToStream {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes)
     }
+    fn is_gone(&self) -> bool {
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        let mut byte = [0; 1];
+        match rustix::net::recv(&*self.0, &mut byte, flags) {
+            Ok((got, _)) => got == 0,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+            Err(_) => true,
+        }
+    }
 }
 
 impl Server {

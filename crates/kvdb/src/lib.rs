@@ -67,6 +67,7 @@ mod transactions;
 
 pub use background::defragment::{DefragOptions, DefragProgress};
 pub use commit::batch::{Batch, Durability};
+pub use commit::feed::{CommitPosition, CommittedKeys, RecentKeys, Touched};
 pub use commit::locking::at_once;
 pub use commit::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub use db::check::{CheckReport, Fault, check};

@@ -14,6 +14,7 @@
 pub(crate) mod batch;
 pub(crate) mod deferred;
 mod enter;
+pub(crate) mod feed;
 pub(crate) mod locking;
 mod memtables;
 pub(crate) mod pipeline;
@@ -36,6 +37,7 @@ use zones::Zones;
 
 use self::batch::{Batch, Durability};
 use self::deferred::{DeferredValue, ValueBuffers};
+use self::feed::{CommitPosition, Feed};
 pub(crate) use self::memtables::write_memtables;
 use self::pipeline::{Pipeline, Sealed};
 use self::recent::{RecentCommit, RecentCommits};
@@ -102,6 +104,7 @@ pub(crate) struct CommitPipeline {
     versions: Arc<VersionSet>,
     locks: Arc<Locks>,
     pub recent: RecentCommits,
+    pub feed: Feed,
     /// Bytes in the memtables that take commits.
     pub active_bytes: AtomicUsize,
     /// Bytes in those that wait for their flush.
@@ -151,6 +154,7 @@ impl CommitPipeline {
             versions: parts.versions,
             locks: parts.locks,
             recent: RecentCommits::default(),
+            feed: Feed::default(),
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
             deferred_bytes: AtomicUsize::new(0),
@@ -165,6 +169,13 @@ impl CommitPipeline {
             marked: AtomicU64::new(position),
             sealed: lock_order::Mutex::new(Rank::Sealed, VecDeque::new()),
         }
+    }
+
+    /// Keeps the keys of the commits that come, in so many bytes.
+    pub(crate) fn follow(&self, bytes: usize) -> CommitPosition {
+        let feed = self.env.random();
+        let pipeline = self.pipeline.lock();
+        self.feed.follow(bytes, pipeline.next_seq - 1, feed)
     }
 
     /// Bytes of all memtables, and of what waits for its place.
@@ -340,7 +351,9 @@ impl CommitPipeline {
                 }
             }
             let grown = layer.memtable.bytes().saturating_sub(before + waiting);
-            self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting)
+            let applied = self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting);
+            self.feed.note_put(&version, dict, key, seq);
+            applied
         };
         self.counters.commits.add(1);
         self.counters.user_bytes.add((key.len() + value.len()) as u64);
@@ -404,18 +417,25 @@ impl CommitPipeline {
         between: impl FnOnce(),
     ) -> Result<()> {
         let seq = pipeline.next_seq;
+        let past = past(seq);
+        let changed = past.as_ref().map(|past| past.dict);
         // The commit is durable. Until it is visible, readers see all of the state before it.
         let logged = |pipeline: &mut Pipeline| {
             if self.options.journal {
                 record::encode(&number_alone(), pipeline.stream(), |_| {});
             }
-            self.recent.remember(past(seq))
+            self.recent.remember(past)
         };
         let show = |pipeline: &mut Pipeline, version: &Version| {
             between();
             self.publish(pipeline, version, 1, 0, 0)
         };
-        self.versions.install_commit(seq, pipeline, plan, logged, show).map(drop)
+        self.versions.install_commit(seq, pipeline, plan, logged, show)?;
+        let version = self.versions.load();
+        self.feed.note_unlisted(&version, changed.as_ref().map(std::slice::from_ref), seq, || {
+            self.env.random()
+        });
+        Ok(())
     }
 
     /// The second stage of a commit.
@@ -510,13 +530,10 @@ impl CommitPipeline {
         if !pin.uses().is_empty() {
             version.generation.pin(std::mem::take(pin));
         }
-        Ok(Attempt::Applied(self.publish_unflushed(
-            &mut pipeline,
-            &version,
-            changes.len() as u64,
-            grown,
-            deferred,
-        )))
+        let count = changes.len() as u64;
+        let applied = self.publish_unflushed(&mut pipeline, &version, count, grown, deferred);
+        self.feed.note(&version, changes, first + count - 1);
+        Ok(Attempt::Applied(applied))
     }
 }
 

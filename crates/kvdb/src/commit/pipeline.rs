@@ -395,6 +395,9 @@ impl CommitPipeline {
                 |version| version.add_runs(runs),
                 |version| self.publish(pipeline, version, 1, 0, 0),
             ));
+            let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
+            let version = self.versions.load();
+            self.feed.note_unlisted(&version, Some(&dicts), seq, || self.env.random());
             drop((remembered, guard.take()));
         };
         // Other commits may have filled the room: then all begins anew.

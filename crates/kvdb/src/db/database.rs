@@ -221,13 +221,16 @@ impl Database {
     /// Drops a dictionary and all that is in it.
     pub(crate) fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.writable()?;
-        self.versions.load().tree(dict)?;
+        let info = self.versions.load().tree(dict)?.info.clone();
         // A snapshot that was made before has it.
         let naming = self.settled()?;
         self.versions.install(|state| {
             let there = state.dictionaries.contains_key(&dict);
             VersionEdit::of(there.then_some(Edit::DropDictionary(dict)))
         })?;
+        if info.branch.is_empty() && !info.options.reserved {
+            self.commits.feed.lose(|| self.env.random());
+        }
         drop(naming);
         self.signals.compaction_wanted();
         Ok(())

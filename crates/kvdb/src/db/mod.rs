@@ -26,6 +26,7 @@ use self::recovery::Recovery;
 use self::stats::Stats;
 use crate::background::defragment::{DefragOptions, DefragProgress};
 use crate::commit::batch::{Batch, Durability};
+use crate::commit::feed::{CommitPosition, RecentKeys};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::Result;
 use crate::options::{CreateOptions, OpenOptions};
@@ -150,6 +151,41 @@ impl Kvdb {
     /// The store as of the newest commit, for as long as the view is held.
     pub fn view(&self) -> View {
         self.db.0.versions.view()
+    }
+
+    /// Begins to keep the keys of the commits that come, the newest in so many bytes, and gives the
+    /// position behind the newest of all; where that has begun already, it goes on, with the larger
+    /// of the sizes. Kept are commits of the main branch in dictionaries that are not reserved, for
+    /// as long as the store is open.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// let start = db.follow_commits(1 << 20);
+    /// fruit.insert("apple", "red")?;
+    /// let recent = db.commits_since(start, 1000).expect("it is followed since");
+    /// let apple = kvdb::Touched::Put("apple".into());
+    /// assert_eq!(recent.commits[0].changes, [(fruit.id(), apple)]);
+    /// assert!(db.commits_since(recent.up_to, 1000).is_some_and(|more| more.commits.is_empty()));
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn follow_commits(&self, bytes: usize) -> CommitPosition {
+        self.db.0.commits.follow(bytes)
+    }
+
+    /// The keys of the commits behind a position, up to about `most` changes and always whole
+    /// commits. A reader of a key then finds what that commit has put, or something newer. `None`:
+    /// they are not kept: it was followed too late or is followed too slowly, there was a rollback,
+    /// an ingest, or a transaction larger than memory, a dictionary was dropped, or the store was
+    /// opened anew. Compare with a snapshot then, or read everything.
+    pub fn commits_since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
+        self.db.0.commits.feed.since(since, most)
+    }
+
+    /// Waits until there are commits behind a position, or it is not kept any more; `false`: it was
+    /// waited for so long.
+    pub fn wait_for_commits(&self, since: CommitPosition, at_most: Duration) -> bool {
+        self.db.0.commits.feed.wait(since, at_most)
     }
 
     /// The time of the store's environment, since 1970: the clock that snapshots are dated by. It

@@ -455,6 +455,9 @@ impl Database {
             made.borrow().iter().for_each(|snapshot| self.snapshots.settle(snapshot, version))
         };
         self.versions.install_and(plan, |_| (), settle)?;
+        if to.is_empty() {
+            self.commits.feed.lose(|| self.env.random());
+        }
         if let Some(name) = fresh {
             return Err(Error::Locked(format!(
                 "dictionary {name} was made while the stream ended: try again"

@@ -40,6 +40,7 @@ pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("files", 1, maintenance::files),
     ("fill", 6, full::fill),
     ("drain", 4, full::drain),
+    ("recent commits", 4, reads::recent_commits),
     ("compare everything", 2, reads::everything),
 ];
 

@@ -1,13 +1,14 @@
 //! Operations that read the store and compare what they find: gets, scans, cursors, views that are
 //! held, and values where they are stored.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
-use kvdb::{Batch, Durability, Error, Scope, StoredValue, ZoneInfo, ZoneState};
+use kvdb::{Batch, Durability, Error, Scope, StoredValue, Touched, ZoneInfo, ZoneState};
 
-use crate::oracle::{Change, Kind, ManifestState, observe, seen, tuples};
+use crate::oracle::{BALLAST, Change, Kind, ManifestState, observe, seen, tuples};
 use crate::world::{Dead, World};
 
 pub fn read(w: &mut World) -> Result<(), Dead> {
@@ -213,4 +214,75 @@ pub fn everything(w: &mut World) -> Result<(), Dead> {
         }
     }
     Ok(())
+}
+
+/// The keys of recent commits are those that were changed.
+pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
+    for name in ["Kvdb::follow_commits", "Kvdb::commits_since", "Kvdb::wait_for_commits"] {
+        w.call(name);
+    }
+    // Some histories fall behind what is kept.
+    let bytes = if w.seed.is_multiple_of(3) { 4 << 10 } else { 1 << 20 };
+    let newest = w.db.follow_commits(bytes);
+    let followed = w.followed.replace((newest, w.committed.len()));
+    let Some((mut since, index)) = followed else { return Ok(()) };
+    let (mut listed, most) = (Vec::new(), w.random.below(40) as usize);
+    while since != newest {
+        let Some(recent) = w.db.commits_since(since, most) else {
+            assert!(w.db.wait_for_commits(since, Duration::ZERO), "{}: it says so", w.what());
+            return Ok(());
+        };
+        for commit in &recent.commits {
+            assert!(since.number < commit.number, "{}: in their order", w.what());
+            assert!(commit.number <= newest.number, "{}: none is newer", w.what());
+            listed.extend(commit.changes.iter().cloned());
+        }
+        assert!(since < recent.up_to, "{}: it goes on", w.what());
+        since = recent.up_to;
+    }
+    assert!(!w.db.wait_for_commits(newest, Duration::ZERO), "{}: that was all", w.what());
+    let names: BTreeMap<_, _> =
+        w.db.dictionaries().into_iter().map(|info| (info.id, info.name)).collect();
+    let told = |dict: &str, key: &[u8]| {
+        listed.iter().any(|(id, touched)| {
+            let of = names.get(id).is_some_and(|name| name == dict);
+            of && match touched {
+                Touched::Put(at) | Touched::Delete(at) => at == key,
+                Touched::DeleteRange(start, end) => (&start[..]..&end[..]).contains(&key),
+            }
+        })
+    };
+    let changed: Vec<&Change> =
+        w.committed[index..].iter().filter(|change| change.branch.is_empty()).collect();
+    for number in 0..150 {
+        let key = format!("k{number:03}").into_bytes();
+        for change in changes_at(&changed, None, &key) {
+            assert!(told(&change.dict, &key), "{}: {change:?} is not listed", w.what());
+        }
+    }
+    for (id, touched) in &listed {
+        let Some(name) = names.get(id).filter(|name| *name != BALLAST) else { continue };
+        if let Touched::Put(key) | Touched::Delete(key) = touched {
+            let found = changes_at(&changed, Some(name), key).next().is_some();
+            assert!(found, "{}: {name} {touched:?} was not changed", w.what());
+        }
+    }
+    Ok(())
+}
+
+/// The changes of a key, in one dictionary or in any.
+fn changes_at<'a>(
+    all: &'a [&Change],
+    dict: Option<&'a str>,
+    key: &'a [u8],
+) -> impl Iterator<Item = &'a Change> {
+    let at = |change: &Change| Change {
+        kind: Kind::Delete(key.to_vec()),
+        branch: change.branch.clone(),
+        dict: change.dict.clone(),
+    };
+    all.iter()
+        .copied()
+        .filter(move |change| dict.is_none_or(|dict| change.dict == dict))
+        .filter(move |change| change.meets(&at(change)))
 }

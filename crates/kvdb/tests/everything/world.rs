@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb, Update, View};
+use kvdb::{Batch, CommitPosition, DictionaryId, Durability, Error, Kvdb, Update, View};
 use zones::CrashDevice;
 
 use crate::oracle::{Change, History, Kind, ManifestState};
@@ -28,6 +28,8 @@ pub struct World {
     /// Where in it dictionaries were made, dropped or replaced.
     events: Vec<(usize, String, String)>,
     pub open: Vec<Open>,
+    /// From where on recent commits are followed, here and in `committed`.
+    pub followed: Option<(CommitPosition, usize)>,
     /// Views that are held, and what they must show for ever.
     pub views: Vec<(View, ManifestState)>,
     /// For names that are new.
@@ -62,6 +64,7 @@ impl World {
             committed: Vec::new(),
             events: Vec::new(),
             open: Vec::new(),
+            followed: None,
             views: Vec::new(),
             names: 0,
             limited: false,

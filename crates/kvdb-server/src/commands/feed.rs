@@ -1,0 +1,276 @@
+//! `CHANGES`: which keys were changed since a commit, in the order of the commits, as far as the
+//! store keeps a list: from the first use of this command on, the newest ones, until it is closed.
+//!
+//! What is listed are keys; what they hold is read where it is, and is then what the listed commit
+//! has made of it, or something newer.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kvdb::{CommitPosition, CommittedKeys, DictionaryId, Touched, View};
+
+use super::is;
+use super::txn::size;
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Head, TYPES_PREFIX, count_key, owner_key, parse_element, types_name};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::review::State;
+use crate::session::Session;
+
+pub const USAGE: &str = "[NOW] | SINCE position [COUNT count] [BLOCK milliseconds]";
+
+/// Changes that one reply has at most, about; more come with the next one.
+const MOST: usize = 65_536;
+/// How often a command that waits looks whether its client is still there.
+const LOOK: Duration = Duration::from_millis(200);
+
+pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let newest = s.db().follow_commits(s.shared.limits.feed);
+    match args.at(1) {
+        _ if args.len() == 1 => {}
+        c if args.len() == 2 && is(c, "now") => {}
+        c if args.len() > 2 && is(c, "since") => return since(s, newest, args, out),
+        _ => return Err(Failure::SYNTAX),
+    }
+    out.bulk(shown(newest).as_bytes());
+    Ok(())
+}
+
+/// A position as clients see it: the number of a commit, and which list it is of.
+fn shown(position: CommitPosition) -> String {
+    format!("{}-{:016x}", position.number, position.feed)
+}
+
+/// The position in an argument; a number alone is one of the list that there is now.
+fn position(arg: &[u8], feed: u64) -> Result<CommitPosition, Failure> {
+    let wrong = || {
+        Failure::request("a position is what CHANGES has given, or the number of a commit alone")
+    };
+    let text = std::str::from_utf8(arg).map_err(|_| wrong())?;
+    let (number, feed) = match text.split_once('-') {
+        None => (text, Some(feed)),
+        Some((number, feed)) => (number, u64::from_str_radix(feed, 16).ok()),
+    };
+    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.parse().ok().filter(|_| digits);
+    number.zip(feed).map(|(number, feed)| CommitPosition { number, feed }).ok_or_else(wrong)
+}
+
+fn since(
+    s: &mut Session,
+    newest: CommitPosition,
+    args: Arguments<'_>,
+    out: &mut Output,
+) -> Outcome {
+    let from = position(args.at(2), newest.feed)?;
+    let (mut count, mut block) = (1000, None);
+    let mut options = args.from(3);
+    while let Some(option) = options.next() {
+        let number = options.next().ok_or(Failure::SYNTAX).map(integer)?;
+        match (option, number) {
+            (o, Some(n)) if is(o, "count") && n > 0 => {
+                count = usize::try_from(n).unwrap_or(MOST).min(MOST);
+            }
+            (o, Some(n)) if is(o, "block") && n >= 0 => block = Some(n as u64),
+            (o, _) if is(o, "count") || is(o, "block") => return Err(Failure::NOT_AN_INTEGER),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    // Between MULTI and EXEC nothing is waited for.
+    let block = block.filter(|_| s.executing.is_none());
+    let begun = Instant::now();
+    let mut at = from;
+    loop {
+        let Some(recent) = s.db().commits_since(at, count) else {
+            return Err(Failure::Coded(
+                format!(
+                    "NOFEED what was committed since {} is not kept, or not any more: begin anew with CHANGES NOW, \
+                     and compare with a snapshot (SNAPSHOT CHANGES)",
+                    String::from_utf8_lossy(args.at(2))
+                )
+                .into(),
+            ));
+        };
+        let rows = Rows::of(s, &recent.commits)?;
+        at = recent.up_to;
+        // Zero milliseconds are for ever.
+        let left = match block {
+            None => Duration::ZERO,
+            Some(0) => LOOK,
+            Some(ms) => Duration::from_millis(ms).saturating_sub(begun.elapsed()),
+        };
+        if !rows.0.is_empty() || left.is_zero() {
+            return out.whole(|out| reply(s, at, &rows, out));
+        }
+        s.check_stopping()?;
+        if !out.flush() || out.is_gone() {
+            s.closing = true;
+            return Err(Failure::request("the client is gone"));
+        }
+        s.db().wait_for_commits(at, left.min(LOOK));
+    }
+}
+
+fn reply(s: &Session, at: CommitPosition, rows: &Rows, out: &mut Output) -> Outcome {
+    let most = s.shared.limits.whole_replies;
+    out.array(2);
+    out.bulk(shown(at).as_bytes());
+    out.array(rows.0.len());
+    for (number, dictionary, what) in &rows.0 {
+        out.array(5);
+        size(Some(*number), out);
+        out.bulk(dictionary.as_bytes());
+        match what {
+            What::Key(key, kind) => {
+                out.bulk(b"key");
+                out.bulk(key);
+                out.value(kind.map(str::as_bytes));
+            }
+            What::Range(start, end) => {
+                out.bulk(b"range");
+                out.bulk(start);
+                out.bulk(end);
+            }
+        }
+        out.send_if_large();
+        if out.is_overfull() {
+            return Err(Failure::Limit(format!(
+                "more than {most} bytes of changes: ask for fewer"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    /// With its type now.
+    Key(Bytes, Option<&'static str>),
+    /// All keys from the first on, up to the second; empty: to the end.
+    Range(Bytes, Bytes),
+}
+
+/// Number of the commit, dictionary, and what was changed there; of one commit each once.
+struct Rows(Vec<(u64, String, What)>);
+
+impl Rows {
+    fn of(s: &Session, commits: &[CommittedKeys]) -> Result<Rows, Failure> {
+        let ids: HashMap<DictionaryId, String> =
+            s.db().dictionaries().into_iter().map(|info| (info.id, info.name)).collect();
+        let of_names: HashMap<&str, DictionaryId> =
+            ids.iter().map(|(id, name)| (name.as_str(), *id)).collect();
+        let mut names = Names { view: s.db().view(), now: s.clock(), heads: HashMap::new() };
+        let mut rows = Vec::new();
+        for commit in commits {
+            s.check_stopping()?;
+            let mut found = BTreeSet::new();
+            for (id, touched) in &commit.changes {
+                // Of a dictionary that is gone there is nothing to read.
+                let Some(name) = ids.get(id) else { continue };
+                let (dictionary, types) = match name.strip_prefix(TYPES_PREFIX) {
+                    Some(dictionary) => (dictionary, Some(*id)),
+                    None => (name.as_str(), None),
+                };
+                for what in names.changed(touched, types)? {
+                    found.insert((dictionary, what));
+                }
+            }
+            for (dictionary, what) in found {
+                let what = match what {
+                    What::Key(key, _) => {
+                        let strings = of_names.get(dictionary).copied();
+                        let types = of_names.get(types_name(dictionary).as_str()).copied();
+                        let kind = names.kind(strings, types, &key)?;
+                        What::Key(key, kind)
+                    }
+                    range => range,
+                };
+                rows.push((commit.number, dictionary.to_string(), what));
+            }
+        }
+        Ok(Rows(rows))
+    }
+}
+
+/// What keys are, and which collections are under them.
+struct Names {
+    view: View,
+    now: u64,
+    /// All collections of a dictionary of types, where one of them does not say of which key it is.
+    heads: HashMap<DictionaryId, HashMap<u64, Bytes>>,
+}
+
+impl Names {
+    fn kind(
+        &self,
+        strings: Option<DictionaryId>,
+        types: Option<DictionaryId>,
+        key: &[u8],
+    ) -> Result<Option<&'static str>, Failure> {
+        let state = State { view: &self.view, strings, types };
+        Ok(state.kind_at(key, self.now)?.map(|kind| kind.name()))
+    }
+
+    /// What a change of a tuple is to the keys; `types`: it is there, not a string.
+    fn changed(
+        &mut self,
+        touched: &Touched,
+        types: Option<DictionaryId>,
+    ) -> Result<Vec<What>, Failure> {
+        let key = |key: Bytes| vec![What::Key(key, None)];
+        let Some(types) = types else {
+            return Ok(match touched {
+                Touched::Put(at) | Touched::Delete(at) => key(at.clone()),
+                Touched::DeleteRange(start, end) => vec![What::Range(start.clone(), end.clone())],
+            });
+        };
+        Ok(match touched {
+            Touched::Put(at) | Touched::Delete(at) => match parse_element(at) {
+                Some((id, ..)) => self.owner(types, id)?.into_iter().flat_map(key).collect(),
+                None if at.starts_with(b"k") => key(at.slice(1..)),
+                // Deadlines, and pages of long strings, whose heads are changed with them.
+                None => Vec::new(),
+            },
+            Touched::DeleteRange(start, end) => {
+                let mut all = Vec::new();
+                if let Some((id, ..)) = parse_element(start) {
+                    all.extend(self.owner(types, id)?.into_iter().flat_map(key));
+                }
+                // The heads in it are keys, in their order.
+                let first: &[u8] = (&start[..]).max(b"k");
+                let last: &[u8] = (&end[..]).min(b"l");
+                if first < last {
+                    let last = if last == b"l" { Bytes::new() } else { end.slice(1..) };
+                    all.push(What::Range(Bytes::copy_from_slice(&first[1..]), last));
+                }
+                all
+            }
+        })
+    }
+
+    /// The key of a collection. One that is gone has none: a later commit has changed its head.
+    fn owner(&mut self, types: DictionaryId, id: u64) -> Result<Option<Bytes>, Failure> {
+        let state = State { view: &self.view, strings: None, types: Some(types) };
+        if let Some(key) = self.view.get(types, &owner_key(id))?
+            && state.head(&key)?.is_some_and(|head| head.id == id)
+        {
+            return Ok(Some(key));
+        }
+        if self.view.get(types, &count_key(id))?.is_none() {
+            return Ok(None);
+        }
+        if !self.heads.contains_key(&types) {
+            let mut heads = HashMap::new();
+            let mut cursor = self.view.cursor(types, b"k", b"l")?;
+            while let Some(tuple) = cursor.next()? {
+                if let Some(head) = Head::decode(&tuple.value()?) {
+                    heads.insert(head.id, tuple.key.slice(1..));
+                }
+            }
+            self.heads.insert(types, heads);
+        }
+        Ok(self.heads[&types].get(&id).cloned())
+    }
+}
