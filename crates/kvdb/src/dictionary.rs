@@ -17,10 +17,10 @@ pub struct DictionaryOptions {
     /// fewer bytes than this lie contiguous. 0 is a log-structured file system: nothing is ever
     /// copied. `u64::MAX` is a plain LSM-tree: everything is, at every level. In between, key
     /// blocks are copied until their spans are that long, and large values are moved once, at the
-    /// bottom, where of 16 MiB of them in key order fewer bytes than this are contiguous. [`ADAPTIVE`],
-    /// the default, follows the spans that are there and [`crate::OpenOptions::seek_bytes`]; on
-    /// solid state it leaves large values where they are. Can be changed at any time:
-    /// [`crate::Kvdb::set_stitch_at`].
+    /// bottom, where of 16 MiB of them in key order fewer bytes than this are contiguous.
+    /// [`ADAPTIVE`], the default, follows the spans that are there and
+    /// [`crate::OpenOptions::seek_bytes`]; on solid state it leaves large values where they are.
+    /// Can be changed at any time: [`crate::Kvdb::set_stitch_at`].
     pub stitch_at: u64,
     /// Dictionaries of the file system are reserved: key-value interfaces refuse them.
     pub reserved: bool,

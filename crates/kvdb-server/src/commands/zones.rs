@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use kvdb::{ZoneInfo, ZoneState};
 
+use super::wrong_arity;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -21,6 +22,9 @@ const ZONE: u64 = 8 << 20;
 
 /// `KVFS.ZONES [cells]`: a JSON object.
 pub fn zones(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if args.len() > 2 {
+        return Err(wrong_arity("kvfs.zones"));
+    }
     let cells = match args.get(1) {
         None => CELLS,
         Some(arg) => {
