@@ -135,8 +135,8 @@ pub struct Session {
     pub executing: Option<Executing>,
     /// The commands of an `EXEC` are run: one of several that are done together.
     pub exec_under_way: bool,
-    /// What holds the locks holds those of all keys. Under some of them a dictionary of types cannot
-    /// be made.
+    /// What holds the locks holds those of all keys. Under some of them a dictionary of types
+    /// cannot be made.
     pub all_locked: bool,
     /// Taken for the scripts of an `EXEC`.
     pub script_slot: Option<Slot>,

@@ -3,6 +3,8 @@
 
 mod served;
 
+use std::io::BufRead;
+
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvdb_server::{Limits, Reply, ServerOptions};
 use served::{Raw, Served, serve, serve_db, show};
@@ -199,6 +201,10 @@ fn loads() {
     for c in &mut clients {
         c.expect(&[("MULTI", "OK"), ("RANGE big bih", "QUEUED"), ("SET k 1", "QUEUED")]);
         c.send(b"EXEC\r\n");
+    }
+    // None is taken before all are there: each keeps its memory until then.
+    for c in &mut clients {
+        assert!(!c.0.fill_buf().expect("a reply begins").is_empty());
     }
     let (mut whole, mut refused) = (0, 0);
     for c in &mut clients {

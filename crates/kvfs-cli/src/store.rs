@@ -332,8 +332,8 @@ pub fn path_beside(path: &Path) -> io::Result<PathBuf> {
 pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     let mut path = store.as_os_str().to_os_string();
     path.push(".sock");
-    // The kernel's limit for the path of a socket is 107 bytes, and the server makes it under a name
-    // that is one byte longer.
+    // The kernel's limit for the path of a socket is 107 bytes, and the server makes it under a
+    // name that is one byte longer.
     (path.len() < 107 && !store.starts_with("/dev")).then(|| path.into())
 }
 

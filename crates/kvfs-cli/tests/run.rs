@@ -259,7 +259,7 @@ fn by_hand_begin_work_look_and_commit() {
     );
     assert_eq!(
         json["keys"][0],
-        serde_json::json!({"dictionary": "0", "key": "added", "change": "added", "before": null, "after": 1})
+        serde_json::json!({"dictionary": "0", "key": "added", "change": "added", "before": null, "after": 1, "type": "string"})
     );
     assert!(succeeds(kvfs(&["txn", "list"]).arg(&root)).contains("by hand"));
     succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&id));

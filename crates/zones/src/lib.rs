@@ -111,7 +111,8 @@ impl fmt::Display for ZoneId {
 }
 
 /// What bytes are used for. Each purpose has a stream for each lifetime, which fills zones of its
-/// own, so that data that dies together lies together. Statistics and injected faults distinguish purposes, too.
+/// own, so that data that dies together lies together. Statistics and injected faults distinguish
+/// purposes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
     /// The superblock pair.

@@ -4,7 +4,8 @@
 //! [`VersionSet::change`].
 //!
 //! Commits that are a change of the version itself (an ingest, a rollback, runs of a transaction)
-//! become visible with it, see [`VersionSet::change_by_commit`]; all others are seen by their number alone.
+//! become visible with it, see [`VersionSet::change_by_commit`]; all others are seen by their
+//! number alone.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -160,10 +161,10 @@ impl VersionSet {
         shown
     }
 
-    /// Replaces the version by a changed one that came with commit `seq`; `make_visible` makes
-    /// this commit visible. Number and version become visible as one step: no view has one without the other
-    /// (see [`VersionSet::view`]). Nothing may come between the two that waits for another thread,
-    /// since views that are made at that time wait for it.
+    /// Replaces the version by a changed one that came with commit `seq`; `make_visible` makes this
+    /// commit visible. Number and version become visible as one step: no view has one without the
+    /// other (see [`VersionSet::view`]). Nothing may come between the two that waits for another
+    /// thread, since views that are made at that time wait for it.
     fn swap_by_commit<T, E>(
         &self,
         seq: Seq,

@@ -504,8 +504,9 @@ impl BlockCache {
     }
 }
 
-/// `true` if getting a value of `len` bytes since `begun` took so long that the host cannot have had
-/// them in memory. The time of checking and unpacking it is in that, which the limit allows for.
+/// `true` if getting a value of `len` bytes since `begun` took so long that the host cannot have
+/// had them in memory. The time of checking and unpacking it is in that, which the limit allows
+/// for.
 pub fn value_waited(begun: Instant, len: u64) -> bool {
     begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
 }
