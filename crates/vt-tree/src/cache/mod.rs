@@ -292,6 +292,12 @@ impl BlockCache {
         if at.refers { self.index.contains_key(&key) } else { self.blocks.contains_key(&key) }
     }
 
+    /// Whether the tuple block is cached, whatever it consists of.
+    pub(crate) fn has_tuples(&self, at: FramePointer) -> bool {
+        let key = (at.addr, at.crc);
+        self.blocks.contains_key(&key) || self.index.contains_key(&key)
+    }
+
     /// Reads a tuple block from the device into the cache.
     fn read_block(&self, at: ChildPointer, how: ReadMode) -> Result<Arc<Block>> {
         let (block, _) = self.read_tuples(at.at, how)?;

@@ -17,6 +17,8 @@ use crate::memtable::{Memtable, MemtableCursor};
 use crate::run::Run;
 use crate::source::Source;
 
+use super::read_ahead::MergeReadAhead;
+
 /// What an input has at the position of its cursor.
 pub(crate) enum Element<'a> {
     Item(ItemRef<'a>),
@@ -50,6 +52,7 @@ enum MergeSource {
         root: bool,
         path: Vec<OpenNode>,
         block: Option<OpenTupleBlock>,
+        ahead: MergeReadAhead,
     },
     Memtable(MemtableCursor),
 }
@@ -67,7 +70,13 @@ pub(crate) struct MergeCursor {
 impl MergeCursor {
     pub fn run(run: Arc<Run>) -> Self {
         MergeCursor {
-            source: MergeSource::Run { run, root: true, path: Vec::new(), block: None },
+            source: MergeSource::Run {
+                run,
+                root: true,
+                path: Vec::new(),
+                block: None,
+                ahead: MergeReadAhead::default(),
+            },
             cut: None,
             blocks_read: 0,
             pruned: 0,
@@ -152,7 +161,9 @@ impl MergeCursor {
 
     /// Opens the current block or node.
     pub fn descend(&mut self) -> Result<()> {
-        let MergeSource::Run { run, root, path, block } = &mut self.source else { return Ok(()) };
+        let MergeSource::Run { run, root, path, block, ahead } = &mut self.source else {
+            return Ok(());
+        };
         if block.is_some() {
             return Ok(());
         }
@@ -169,6 +180,9 @@ impl MergeCursor {
         *root = false;
         if level == 0 {
             self.blocks_read += u64::from(entry.at.len);
+            if let Some(step) = path.last() {
+                ahead.opens(run.cache(), &step.node.entries[step.at..]);
+            }
             let (opened, high) = (run.cache().block_beneath(entry)?, entry.high.clone());
             *block = Some(OpenTupleBlock {
                 block: opened,
@@ -248,7 +262,8 @@ impl MergeCursor {
                 cursor.next()
             }
             MergeSource::Run { block: Some(_), .. } => self.next_item(),
-            MergeSource::Run { .. } => {
+            MergeSource::Run { ahead, .. } => {
+                ahead.passes();
                 self.next_entry();
                 Ok(())
             }
@@ -257,9 +272,10 @@ impl MergeCursor {
 
     /// Moves past `count` block entries of the current leaf index node.
     pub fn advance_blocks(&mut self, count: usize) {
-        if let MergeSource::Run { path, .. } = &mut self.source
+        if let MergeSource::Run { path, ahead, .. } = &mut self.source
             && let Some(step) = path.last_mut()
         {
+            ahead.passes();
             step.at += count;
         }
         self.settle();

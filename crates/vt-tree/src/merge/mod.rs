@@ -37,6 +37,7 @@ pub(crate) mod builder;
 mod cursor;
 mod options;
 mod placement;
+mod read_ahead;
 mod relocation_window;
 mod split_points;
 mod writer;
