@@ -25,10 +25,12 @@ impl Health {
     /// An error unless the store takes writes.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.read_only {
-            return Err(Error::ReadOnly("it was opened for reading only".into()));
+            return Err(Error::ReadOnly(
+                "it was opened for reading only; open it for writing".into(),
+            ));
         }
         if self.closed.load(Ordering::Acquire) {
-            return Err(Error::ReadOnly("it was closed".into()));
+            return Err(Error::ReadOnly("it was closed; open it again".into()));
         }
         self.check()
     }

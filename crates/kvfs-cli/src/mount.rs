@@ -152,7 +152,10 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     if !dir.is_dir() {
         return Err(Failure::new(
             Exit::Usage,
-            format!("cannot mount on {}: it is not a folder", dir.display()),
+            format!(
+                "cannot mount on {}: it is not a directory; make one, and mount on it",
+                dir.display()
+            ),
         ));
     }
     Ok(dir)

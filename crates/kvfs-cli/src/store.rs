@@ -291,7 +291,7 @@ pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
     use kvfs_fuse::Error;
     let text = error.to_string();
     match &error {
-        Error::NotAFolder(_) | Error::Unguarded => Failure::new(Exit::Usage, text),
+        Error::NotADirectory(_) | Error::Unguarded => Failure::new(Exit::Usage, text),
         Error::BoundByModes => Failure::new(Exit::Usage, text).hint("leave out nodefault_permissions"),
         Error::RingsGather => Failure::new(Exit::Usage, text).hint("leave out writeback, or use transport=auto or device"),
         Error::NoRings(_, e) => Failure::new(Exit::of(e), text).hint(

@@ -270,7 +270,7 @@ fn what_cannot_be_mounted_says_why() {
     let Some(p) = Place::new() else { return };
     let said = fails(3, kvfs(&["mount", "/nonexistent/store"]).arg(p.mnt()));
     assert!(said.contains("kvfs create"), "{said}");
-    assert!(fails(2, kvfs(&["mount"]).arg(p.store()).arg(p.store())).contains("not a folder"));
+    assert!(fails(2, kvfs(&["mount"]).arg(p.store()).arg(p.store())).contains("not a directory"));
     assert!(fails(2, kvfs(&["mount"]).arg(p.store()).arg(p.dir.path())).contains("hide the store"));
     assert!(fails(3, kvfs(&["umount"]).arg(p.dir.path())).contains("nothing is mounted"));
 }

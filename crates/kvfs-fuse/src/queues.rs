@@ -239,7 +239,7 @@ impl Queues {
 impl Prepared {
     /// Every thread says that it is as far.
     fn all_say_so(&self) -> io::Result<()> {
-        let gone = |_| io::Error::other("a queue's thread has ended");
+        let gone = |_| io::Error::other("a queue's thread has ended: unmount and mount again");
         self.go.iter().try_for_each(|_| self.begun.recv().map_err(gone)?)
     }
 

@@ -269,7 +269,7 @@ impl Transaction {
         self.apply(batch)
     }
 
-    /// Deletes every key in `[start, end)`.
+    /// Deletes every key in `[start, end)`, see [`Batch::delete_range`].
     pub fn delete_range(
         &self,
         dict: DictionaryId,
