@@ -19,7 +19,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kvdb::{
-    DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions, at_once,
+    DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions,
+    without_lock_waits,
 };
 use script::{LONG, Stage, Step};
 
@@ -74,12 +75,13 @@ fn step(t: &Transaction, dict: DictionaryId, verb: &str, args: &[String]) -> kvd
 /// What belongs to no transaction.
 fn plain(db: &Kvdb, dict: DictionaryId, verb: &str, args: &[String]) -> kvdb::Result<String> {
     match (verb, args) {
-        ("put", [key, value]) => {
-            at_once(|| db.put(dict, key.as_bytes(), value.as_bytes(), Durability::Buffered))
-                .map(|()| String::new())
-        }
+        ("put", [key, value]) => without_lock_waits(|| {
+            db.put(dict, key.as_bytes(), value.as_bytes(), Durability::Buffered)
+        })
+        .map(|()| String::new()),
         ("ingest", [key, value]) => {
-            at_once(|| db.ingest(dict, [(key.clone(), value.clone())])).map(|_| String::new())
+            without_lock_waits(|| db.ingest(dict, [(key.clone(), value.clone())]))
+                .map(|_| String::new())
         }
         ("get", [key]) => Ok(db.get(dict, key.as_bytes())?.map_or("nothing".into(), |v| text(&v))),
         _ => panic!("no step: {verb} {args:?}"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use env::{Random, Simulated};
 use kvdb::{
     DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions, Savepoint, Transaction,
-    TransactionOptions, at_once,
+    TransactionOptions, without_lock_waits,
 };
 use model::*;
 use zones::{CrashDevice, MemoryDevice, ZONE_SIZE};
@@ -31,7 +31,7 @@ impl Running {
         let isolation =
             if random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
         // There is one thread: no other could end what it would wait for. Commits are made
-        // `at_once` for the same reason.
+        // `without_lock_waits` for the same reason.
         let options = TransactionOptions {
             isolation,
             lock_timeout: Duration::ZERO,
@@ -135,7 +135,7 @@ fn work(
                 let Running { transaction, changes, .. } = running.swap_remove(one);
                 let large = transaction.info().run_bytes > 0;
                 history.attempt(&changes);
-                match at_once(|| transaction.commit(durability)) {
+                match without_lock_waits(|| transaction.commit(durability)) {
                     Ok(()) => {
                         committed[large as usize] += 1;
                         if durability == Durability::Synced {
@@ -155,7 +155,7 @@ fn work(
             19 => {
                 let changes = changes(random, dicts);
                 history.attempt(&changes);
-                match at_once(|| db.commit(batch(&changes), durability)) {
+                match without_lock_waits(|| db.commit(batch(&changes), durability)) {
                     Ok(()) if durability == Durability::Synced => history.certain(),
                     Ok(()) => {}
                     Err(Error::NoSpace | Error::Locked(_)) => drop(history.possible.pop()),

@@ -609,7 +609,7 @@ fn it_tells_before_its_commit_whether_others_were_there() {
 fn refused_for_now(db: &Kvdb, d: DictionaryId, t: &kvdb::Transaction) {
     let other = db.begin(Isolation::Serializable).unwrap();
     other.lock_key(d, b"held", true).unwrap();
-    let refused = kvdb::at_once(|| t.commit(Durability::Buffered));
+    let refused = kvdb::without_lock_waits(|| t.commit(Durability::Buffered));
     assert!(matches!(refused, Err(Error::Locked(_))), "{refused:?}");
 }
 

@@ -179,7 +179,7 @@ impl Fs {
             state.buffer.pages.append(&mut kept);
             return Err(e);
         }
-        self.staged(state, attr);
+        self.mark_committed(state, attr);
         Ok(true)
     }
 

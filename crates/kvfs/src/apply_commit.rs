@@ -150,7 +150,7 @@ impl Fs {
         let put_back = self.put_back(transaction, &unlinking)?;
         let before =
             self.state_before_change(Some(touched.inodes.iter().map(|(ino, _)| *ino).collect()))?;
-        kvdb::at_once(commit)?;
+        kvdb::without_lock_waits(commit)?;
         turn.publish(before);
         let now = self.now();
         let kept: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
@@ -199,7 +199,7 @@ impl Fs {
 
     /// Commits what is dirty, but for what a transaction has locked. (Under the freeze lock.)
     pub(crate) fn flush_what_is_free(&self) -> Result<()> {
-        match kvdb::at_once(|| self.flush_older_than(Duration::MAX)) {
+        match kvdb::without_lock_waits(|| self.flush_older_than(Duration::MAX)) {
             Err(e) if e.is_locked() => Ok(()),
             flushed => flushed,
         }
@@ -310,7 +310,7 @@ impl Fs {
         let known = self.identities()?;
         // What is dirty here goes; but caches have read it. What cannot be committed now may come
         // back from there, and is no worse for it.
-        let _ = kvdb::at_once(|| self.flush_older_than(Duration::MAX));
+        let _ = kvdb::without_lock_waits(|| self.flush_older_than(Duration::MAX));
         let before = self.state_before_change(None)?;
         change()?;
         turn.publish(before);

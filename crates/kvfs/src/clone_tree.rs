@@ -147,7 +147,7 @@ impl Fs {
             if alone {
                 transaction.commit(kvdb::Durability::Buffered)?;
             }
-            self.staged(&mut state, dir_attr);
+            self.mark_committed(&mut state, dir_attr);
             Ok(copied.stats)
         });
         if outcome.is_err() {

@@ -85,7 +85,7 @@ impl Fs {
         if !matches!(self.core.scope, kvdb::Scope::Mainline(_)) {
             return Ok(FSync::Alone);
         }
-        match kvdb::at_once(|| self.commit_before_sync(ino, MOST_COMMITTED_IN_PLACE)) {
+        match kvdb::without_lock_waits(|| self.commit_before_sync(ino, MOST_COMMITTED_IN_PLACE)) {
             Err(e) if e.is_locked() => Ok(FSync::Alone),
             begun => begun.map_err(Error::of_sync),
         }
@@ -137,7 +137,9 @@ impl Fs {
         }
         let now = self.core.env.monotonic();
         let limit = now.saturating_sub(self.core.options.flush_interval / 2);
-        let flushed = self.enter().and_then(|_call| kvdb::at_once(|| self.flush_older_than(limit)));
+        let flushed = self
+            .enter()
+            .and_then(|_call| kvdb::without_lock_waits(|| self.flush_older_than(limit)));
         self.core.scope.sync()?;
         flushed
     }
@@ -226,7 +228,7 @@ impl Fs {
             return self.commit_one_by_one(held);
         }
         for mut one in held.drain(..) {
-            self.staged(&mut one.state, one.attr);
+            self.mark_committed(&mut one.state, one.attr);
         }
         Ok(())
     }
@@ -364,7 +366,7 @@ impl Fs {
         }
         self.stage(inode.ino, state, &attr, &mut batch)?;
         self.apply(batch)?;
-        self.staged(state, attr);
+        self.mark_committed(state, attr);
         Ok(())
     }
 
@@ -422,7 +424,7 @@ impl Fs {
     }
 
     /// What `stage` put into a batch is committed now.
-    pub(crate) fn staged(&self, state: &mut InodeState, attr: Attributes) {
+    pub(crate) fn mark_committed(&self, state: &mut InodeState, attr: Attributes) {
         let buffer = std::mem::take(&mut state.buffer);
         if !buffer.pages.is_empty() {
             state.stored = true;

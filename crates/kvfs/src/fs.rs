@@ -536,7 +536,7 @@ impl Fs {
         self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
         let commit = || self.core.scope.apply(batch, Durability::Buffered);
         match &self.core.scope {
-            Scope::Mainline(_) => Ok(kvdb::at_once(commit)?),
+            Scope::Mainline(_) => Ok(kvdb::without_lock_waits(commit)?),
             Scope::Transaction(_) | Scope::Frozen(_) => Ok(commit()?),
         }
     }

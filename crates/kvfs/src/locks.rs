@@ -38,7 +38,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
     loop {
-        match kvdb::at_once(&mut call) {
+        match kvdb::without_lock_waits(&mut call) {
             Err(e) if e.is_locked() && waited < PATIENCE => {
                 env::thread::sleep(pause);
                 waited += pause;
@@ -56,7 +56,7 @@ impl Fs {
         match &self.core.scope {
             Scope::Mainline(_) if !self.core.env.inline() => again(call),
             // The environment runs inline: no other thread could end the transaction.
-            Scope::Mainline(_) => kvdb::at_once(call),
+            Scope::Mainline(_) => kvdb::without_lock_waits(call),
             Scope::Transaction(_) | Scope::Frozen(_) => call(),
         }
     }
@@ -136,7 +136,9 @@ impl Fs {
         if !state.dirty || state.attr.nlink == 0 {
             return Ok(());
         }
-        transaction.past_its_locks(|| kvdb::at_once(|| mainline.commit_dirty(&inode, &mut state)))
+        transaction.past_its_locks(|| {
+            kvdb::without_lock_waits(|| mainline.commit_dirty(&inode, &mut state))
+        })
     }
 
     /// The directory that a directory is in, as it is now.

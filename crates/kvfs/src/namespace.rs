@@ -216,7 +216,7 @@ impl Fs {
             self.core.inode_cache.remove(&inode);
             return Err(e);
         }
-        self.staged(&mut dir_state, dir_attr);
+        self.mark_committed(&mut dir_state, dir_attr);
         Ok(attr.public(ino))
     }
 
@@ -316,8 +316,8 @@ impl Fs {
         self.stage(ino, &mut state, &attr, &mut batch)?;
         self.stage(new_parent, &mut dir_state, &dir_attr, &mut batch)?;
         self.apply(batch)?;
-        self.staged(&mut state, attr);
-        self.staged(&mut dir_state, dir_attr);
+        self.mark_committed(&mut state, attr);
+        self.mark_committed(&mut dir_state, dir_attr);
         inode.references.fetch_add(1, Ordering::Relaxed);
         Ok(attr.public(ino))
     }
@@ -393,7 +393,7 @@ impl Fs {
         let dropped = self.stage_unlink(inode, state, now, &mut batch)?;
         self.remember_removed(dir, name);
         self.apply(batch)?;
-        self.staged(dir_state, dir_attr);
+        self.mark_committed(dir_state, dir_attr);
         self.unlinked(inode, state, dropped);
         Ok(())
     }
@@ -489,7 +489,7 @@ impl Fs {
 
     pub(crate) fn unlinked(&self, inode: &Arc<Inode>, state: &mut InodeState, unlinked: Unlinked) {
         match unlinked {
-            Unlinked::Linked(attr) => self.staged(state, attr),
+            Unlinked::Linked(attr) => self.mark_committed(state, attr),
             Unlinked::Nameless { attr, referenced: true, stored } => {
                 state.attr = attr;
                 state.orphaned = stored;

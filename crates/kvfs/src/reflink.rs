@@ -9,7 +9,7 @@ use crate::fs::Fs;
 use crate::layout::{self, Body, PAGE, PageKeys};
 
 /// Pages that one call shares at most.
-const AT_ONCE: u64 = 16 << 10;
+const PER_LOCK: u64 = 16 << 10;
 /// What a page costs in the store, about, bytes.
 const COST: u64 = 64;
 
@@ -43,7 +43,7 @@ impl Fs {
             self.commit_dirty(&source, &mut state)?;
             (self.core.scope.view()?, state.attr.size)
         };
-        let mut len = len.min(source_end.saturating_sub(from_offset)).min(AT_ONCE * PAGE);
+        let mut len = len.min(source_end.saturating_sub(from_offset)).min(PER_LOCK * PAGE);
         let to_end = to_offset.checked_add(len).ok_or(Error::TooLarge)?;
         self.reserve(COST * layout::blocks_of(len))?;
 
@@ -94,7 +94,7 @@ impl Fs {
         attr.size = attr.size.max(to_offset + len);
         self.stage(to, &mut state, &attr, &mut batch)?;
         self.apply(batch)?;
-        self.staged(&mut state, attr);
+        self.mark_committed(&mut state, attr);
         state.stored |= shared > 0;
         Ok(Written { bytes: len, lost_privileges })
     }

@@ -111,7 +111,7 @@ impl Fs {
         self.stage(parent, &mut dir_state, &dir_attr, &mut removal.batch)?;
         self.remember_removed(&dir, name);
         removal.commit()?;
-        self.staged(&mut dir_state, dir_attr);
+        self.mark_committed(&mut dir_state, dir_attr);
         let mut touched = removal.touched;
         touched.names.push((parent, name.into(), true));
         touched.inodes.push((parent, false));
@@ -440,12 +440,12 @@ impl<'a> Removal<'a> {
         match self.private.take() {
             Some(private) => {
                 private.apply(batch)?;
-                kvdb::at_once(|| private.commit(Durability::Buffered))?;
+                kvdb::without_lock_waits(|| private.commit(Durability::Buffered))?;
             }
             None => self.fs.apply(batch)?,
         }
         for (inode, attr) in self.linked.drain(..) {
-            self.fs.staged(&mut inode.state.write(), attr);
+            self.fs.mark_committed(&mut inode.state.write(), attr);
         }
         for Open { inode, attr, content, stored } in self.open.drain(..) {
             let mut state = inode.state.write();

@@ -307,14 +307,14 @@ impl Fs {
 
     /// The batch of `stage_rename` is committed: the inodes in memory become what it says.
     fn renamed(&self, rename: &Rename<'_>, mut locks: RenameLocks<'_>, renamed: Renamed) {
-        self.staged(&mut locks.source, renamed.source);
-        self.staged(&mut locks.dir, renamed.dir);
+        self.mark_committed(&mut locks.source, renamed.source);
+        self.mark_committed(&mut locks.dir, renamed.dir);
         if let (Some(state), Some(attr)) = (&mut locks.new_dir, renamed.new_dir) {
-            self.staged(state, attr);
+            self.mark_committed(state, attr);
         }
         if let (Some(target), Some(state)) = (&rename.target, &mut locks.target) {
             if let Some(attr) = renamed.exchanged {
-                self.staged(state, attr);
+                self.mark_committed(state, attr);
             }
             if let Some(unlinked) = renamed.unlinked {
                 self.unlinked(&target.inode, state, unlinked);

@@ -208,7 +208,7 @@ impl Fs {
             None => self.apply(batch)?,
         }
         for (state, attr) in locked.values_mut() {
-            self.staged(state, *attr);
+            self.mark_committed(state, *attr);
         }
         self.core.counters.pages_written.fetch_add(pages, Ordering::Relaxed);
         self.core.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);

@@ -161,7 +161,7 @@ impl Fs {
         let before = state.xattrs.replace(Box::new(all));
         let committed = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.apply(batch));
         match committed {
-            Ok(()) => self.staged(state, attr),
+            Ok(()) => self.mark_committed(state, attr),
             Err(_) => state.xattrs = before,
         }
         committed

@@ -29,7 +29,7 @@ use crate::read::version::{Generation, Layer};
 /// Bytes of a chunk.
 const CHUNK: usize = 1 << 20;
 /// Values whose places are told to a memtable at once: readers wait for that long.
-const AT_ONCE: usize = 256;
+const PER_LOCK: usize = 256;
 
 /// A value that waits for its place.
 pub(crate) struct DeferredValue {
@@ -201,7 +201,7 @@ impl CommitPipeline {
             pending.values.chunk_by(|a, b| Arc::ptr_eq(&a.layer.memtable, &b.layer.memtable))
         {
             let (here, next) = rest.split_at(values.len());
-            for (values, extents) in values.chunks(AT_ONCE).zip(here.chunks(AT_ONCE)) {
+            for (values, extents) in values.chunks(PER_LOCK).zip(here.chunks(PER_LOCK)) {
                 values[0]
                     .layer
                     .memtable
@@ -230,7 +230,7 @@ impl CommitPipeline {
         let read_since = |seq| read[read.partition_point(|at| *at < seq)..].first().copied();
         let mut discarded = Vec::with_capacity(pending.values.len());
         for values in pending.values.chunk_by(same) {
-            for values in values.chunks(AT_ONCE) {
+            for values in values.chunks(PER_LOCK) {
                 let each = values
                     .iter()
                     .map(|v| (&v.key[..], v.seq, v.slot, read_since(v.seq).unwrap_or(newest)));

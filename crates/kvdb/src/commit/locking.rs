@@ -15,7 +15,7 @@ use crate::locks::{Blocked, KeyRangeRef};
 /// How long a commit without locks waits for those of others.
 const PLAIN_WAIT: Duration = Duration::from_secs(10);
 thread_local! {
-    static AT_ONCE: Cell<bool> = const { Cell::new(false) };
+    static WITHOUT_LOCK_WAITS: Cell<bool> = const { Cell::new(false) };
     static PAST: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -23,14 +23,14 @@ thread_local! {
 /// hold what they want, but fail with [`Error::Locked`] at once, having changed nothing; a
 /// transaction that was to commit is still open. For those who hold locks of their own that others
 /// need: let go of these, wait, and try again.
-pub fn at_once<T>(work: impl FnOnce() -> T) -> T {
+pub fn without_lock_waits<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
         fn drop(&mut self) {
-            AT_ONCE.set(self.0);
+            WITHOUT_LOCK_WAITS.set(self.0);
         }
     }
-    let _before = Before(AT_ONCE.replace(true));
+    let _before = Before(WITHOUT_LOCK_WAITS.replace(true));
     work()
 }
 
@@ -93,5 +93,5 @@ impl CommitPipeline {
 }
 
 pub(crate) fn patience() -> Duration {
-    if AT_ONCE.get() { Duration::ZERO } else { PLAIN_WAIT }
+    if WITHOUT_LOCK_WAITS.get() { Duration::ZERO } else { PLAIN_WAIT }
 }

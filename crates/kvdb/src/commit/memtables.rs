@@ -21,7 +21,7 @@ pub(crate) fn write_memtables(
     deferred: &mut Told,
 ) -> (usize, usize) {
     /// Readers wait while a memtable is locked.
-    const AT_ONCE: usize = 256;
+    const PER_LOCK: usize = 256;
     let (mut grown, mut waiting) = (0, 0);
     let mut seq = first;
     for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
@@ -35,7 +35,7 @@ pub(crate) fn write_memtables(
             continue;
         };
         let before = layer.memtable.bytes();
-        for part in stretch.chunks(AT_ONCE) {
+        for part in stretch.chunks(PER_LOCK) {
             let mut writer = layer.memtable.writer();
             for (dict, op) in part {
                 match op {

@@ -568,7 +568,8 @@ pub fn serializable(w: &mut World) -> Result<(), Dead> {
     );
     w.ok(t.lock_key(id, &other, true))?;
     assert!(w.db.is_locked(id, &other) && w.db.is_locked(id, &key), "{}", w.what());
-    let refused = kvdb::at_once(|| w.db.put(id, &other, b"not now", Durability::Buffered));
+    let refused =
+        kvdb::without_lock_waits(|| w.db.put(id, &other, b"not now", Durability::Buffered));
     match refused {
         Err(Error::Locked(_)) => {}
         Err(Error::NoSpace) if w.limited => {}

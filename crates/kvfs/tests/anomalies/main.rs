@@ -8,7 +8,7 @@ mod stage;
 #[path = "../world/mod.rs"]
 mod world;
 
-use kvdb::{Durability, Isolation, at_once};
+use kvdb::{Durability, Isolation, without_lock_waits};
 use kvfs::{Fs, ROOT, SetAttr, View, Views};
 use stage::{play, play_as_written};
 use world::{USER, World};
@@ -891,7 +891,7 @@ fn a_temporary_file_inherits_the_group_that_its_directory_has() {
     assert_eq!(view.getattr(ROOT).unwrap().gid, 10);
     set(&w.fs, 20).unwrap();
     assert_eq!(view.tmpfile(ROOT, 0o600, USER).unwrap().gid, 20);
-    assert!(at_once(|| set(&w.fs, 30)).is_err(), "the directory is locked");
+    assert!(without_lock_waits(|| set(&w.fs, 30)).is_err(), "the directory is locked");
     views.commit(id, Durability::Buffered).unwrap();
     set(&w.fs, 30).unwrap();
 }

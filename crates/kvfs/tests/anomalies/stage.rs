@@ -22,7 +22,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvdb::{
-    Batch, DictionaryId, Durability, Isolation, Kvdb, TransactionId, TransactionOptions, at_once,
+    Batch, DictionaryId, Durability, Isolation, Kvdb, TransactionId, TransactionOptions,
+    without_lock_waits,
 };
 use kvfs::{Error, FileKind, Fs, ROOT, RenameFlags, Result, SetAttr, View, Views};
 
@@ -161,7 +162,7 @@ impl Place {
     fn apply(&self, batch: Batch) -> Result<()> {
         match &self.transaction {
             Some(t) => Ok(t.apply(batch)?),
-            None => Ok(at_once(|| self.db.commit(batch, Durability::Buffered))?),
+            None => Ok(without_lock_waits(|| self.db.commit(batch, Durability::Buffered))?),
         }
     }
 

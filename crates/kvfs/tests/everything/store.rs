@@ -96,7 +96,7 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
         return Ok(());
     }
     let done = w.act(site, format!("keys {:?}", over.keys.keys()), Ok(over), |_| {
-        Ok(kvdb::at_once(|| scope.apply(batch, durability))?)
+        Ok(kvdb::without_lock_waits(|| scope.apply(batch, durability))?)
     })?;
     if done.is_some() && synced && matches!(site, Site::Branch(_)) {
         w.history.certain();
@@ -120,7 +120,7 @@ pub fn ingest(w: &mut World) -> Result<(), Dead> {
     w.call(&["Kvdb::ingest"]);
     let tuples = tuples.into_iter().map(|(k, v)| (k, v.to_vec()));
     let done = w.act(&site, format!("ingest {from}.."), Ok(over), |_| {
-        Ok(kvdb::at_once(|| db.ingest(id, tuples)).map(drop)?)
+        Ok(kvdb::without_lock_waits(|| db.ingest(id, tuples)).map(drop)?)
     })?;
     if done.is_some() {
         w.history.certain();

@@ -367,7 +367,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     });
     w.call(&["Views::commit"]);
     w.listen();
-    match kvdb::at_once(|| w.views.commit(id, durability)) {
+    match kvdb::without_lock_waits(|| w.views.commit(id, durability)) {
         Ok(()) => {
             assert_eq!(
                 lost,

@@ -232,12 +232,12 @@ impl Action {
                         None => batch.delete(keys, key.clone()),
                     }
                 }
-                kvdb::at_once(|| scope.apply(batch, Durability::Buffered))?;
+                kvdb::without_lock_waits(|| scope.apply(batch, Durability::Buffered))?;
             }
             Action::KeyRange(start, end) => {
                 let mut batch = Batch::new();
                 batch.delete_range(keys, start.clone(), end.clone());
-                kvdb::at_once(|| scope.apply(batch, Durability::Buffered))?;
+                kvdb::without_lock_waits(|| scope.apply(batch, Durability::Buffered))?;
             }
         }
         Ok(())

@@ -288,7 +288,7 @@ impl World<'_> {
             s.main = main;
             durable.as_ref().map(|label| s.durable.remove(label));
         });
-        match kvdb::at_once(|| self.views.commit(id, durability)) {
+        match kvdb::without_lock_waits(|| self.views.commit(id, durability)) {
             Ok(()) => {
                 assert_eq!(
                     lost, None,
