@@ -20,10 +20,11 @@
 //! they believe to be the last but one.
 //!
 //! A string that is too long for one tuple is kept in pages under an id, and has no tuple of its
-//! own. Its head has its length, and a number that every change advances: so two transactions that
-//! change one string have a conflict, as those have that change a short one, and whatever looks for
-//! changes finds one of its key. A page that is missing, or shorter than a page is, has zeros
-//! there, up to the length. `docs/format.md` has the bytes.
+//! own. Its head has its length, and a number that every change draws at random: so two transactions
+//! that change one string have a conflict, as those have that change a short one, and two states of
+//! a string that differ have heads that differ, also where one went back to an earlier state, or
+//! both went on from one. A page that is missing, or shorter than a page is, has zeros there, up to
+//! the length. `docs/format.md` has the bytes.
 
 use kvdb::DictionaryId;
 
@@ -85,8 +86,8 @@ pub struct Head {
     pub id: u64,
     /// Bytes of a string in pages.
     pub len: u64,
-    /// How often a string in pages was changed.
-    pub changes: u64,
+    /// Of a string in pages: another random number after each change.
+    pub mark: u64,
 }
 
 /// The version of a head's bytes; that of a string in pages is the second.
@@ -96,10 +97,10 @@ const VERSION_OF_PAGES: u8 = 2;
 impl Head {
     /// The head of a string that is a tuple, or of a collection.
     pub fn new(kind: Kind, deadline: Option<u64>, id: u64) -> Head {
-        Head { kind, deadline, id, len: 0, changes: 0 }
+        Head { kind, deadline, id, len: 0, mark: 0 }
     }
     /// version u8, kind u8, deadline u64 (0: none), id u64 (not of a string in one tuple); of pages
-    /// length u64, changes u64.
+    /// length u64, mark u64.
     pub fn encode(&self) -> Vec<u8> {
         let version = if self.kind == Kind::Pages { VERSION_OF_PAGES } else { VERSION };
         let mut out = vec![version, self.kind as u8];
@@ -109,7 +110,7 @@ impl Head {
         }
         if self.kind == Kind::Pages {
             out.extend_from_slice(&self.len.to_be_bytes());
-            out.extend_from_slice(&self.changes.to_be_bytes());
+            out.extend_from_slice(&self.mark.to_be_bytes());
         }
         out
     }
@@ -133,9 +134,9 @@ impl Head {
             head.id = number(10)?;
         }
         if kind == Kind::Pages {
-            // A length that no signed number has is none that a client could name.
-            head.len = number(18).filter(|len| i64::try_from(*len).is_ok())?;
-            head.changes = number(26)?;
+            // A client can name each bit by a signed number.
+            head.len = number(18).filter(|len| *len <= i64::MAX as u64 / 8)?;
+            head.mark = number(26)?;
         }
         Some(head)
     }
@@ -297,7 +298,7 @@ mod tests {
                 let id = if kind == Kind::String { 0 } else { 0x0102_0304_0506_0708 };
                 let mut head = Head::new(kind, deadline, id);
                 if kind == Kind::Pages {
-                    (head.len, head.changes) = (1 << 40, u64::MAX);
+                    (head.len, head.mark) = (1 << 40, u64::MAX);
                 }
                 let bytes = head.encode();
                 assert_eq!(Head::decode(&bytes), Some(head));
@@ -310,8 +311,10 @@ mod tests {
         assert_eq!(Head::decode(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 1]), None, "another version");
         assert_eq!(Head::decode(&[1, 9, 0, 0, 0, 0, 0, 0, 0, 1]), None, "an unknown kind");
         let mut long = Head::new(Kind::Pages, None, 7).encode();
-        long[18] = 0x80;
-        assert_eq!(Head::decode(&long), None, "a length beyond all bounds");
+        for first in [0x80, 0x10] {
+            long[18] = first;
+            assert_eq!(Head::decode(&long), None, "a length beyond all bounds");
+        }
     }
 
     #[test]

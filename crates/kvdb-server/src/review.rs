@@ -85,7 +85,7 @@ impl Reviewed {
     }
     /// Whether the string differs that is in pages on at least one side.
     pub fn is_of_pages(&self) -> bool {
-        let state = |side: &Standing| side.pages.map(|head| (head.id, head.changes));
+        let state = |side: &Standing| side.pages.map(|head| (head.id, head.mark));
         state(&self.before) != state(&self.after)
     }
     /// Whether the string is in the same pages on both sides.

@@ -47,30 +47,37 @@ pub fn getbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Bytes of a string that are looked at together.
-const LOOKED_AT: usize = 1 << 20;
-
 /// Hands over the bytes of a string that bits lie in, one stretch after the other: the bytes, the
-/// place of their first bit, and the bits among them. Stops where `look` says `false`.
+/// place of their first bit, and the bits among them. Stops where `look` says `false`. Zeros that
+/// are not stored come as the first byte of them, which says as much as all: a string of a tebibyte
+/// may be one page.
 fn look_through(
-    s: &Session,
     (seen, key, text): (&Seen<'_>, &[u8], &Text),
     bits: std::ops::Range<usize>,
     mut look: impl FnMut(&[u8], usize, std::ops::Range<usize>) -> bool,
 ) -> Outcome {
-    // One tuple is read once, whatever its length.
-    let step = if matches!(text, Text::Tuple(_)) { usize::MAX } else { LOOKED_AT };
-    let mut at = bits.start;
-    while at < bits.end {
-        s.check_stopping()?;
-        let first = at / 8;
-        let last = first.saturating_add(step).min(bits.end.div_ceil(8));
-        let bytes = seen.part(key, text, first as u64..last as u64)?;
-        let until = bits.end.min(last * 8);
-        if !look(&bytes, first * 8, at - first * 8..until - first * 8) {
-            break;
+    if bits.is_empty() {
+        return Ok(());
+    }
+    let (first, behind) = (bits.start as u64 / 8, bits.end.div_ceil(8) as u64);
+    let mut hand_over = |place: u64, bytes: &[u8]| {
+        let base = place as usize * 8;
+        look(bytes, base, bits.start.saturating_sub(base)..(bits.end - base).min(bytes.len() * 8))
+    };
+    let Text::Pages(head) = text else {
+        hand_over(first, &seen.part(key, text, first..behind)?);
+        return Ok(());
+    };
+    let mut at = first;
+    let goes_on = seen.visit_stored(head, first..behind, |place, bytes| {
+        if at < place && !hand_over(at, &[0]) {
+            return Ok(false);
         }
-        at = until;
+        at = place + bytes.len() as u64;
+        Ok(hand_over(place, bytes))
+    })?;
+    if goes_on && at < behind {
+        hand_over(at, &[0]);
     }
     Ok(())
 }
@@ -114,7 +121,7 @@ pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     let text = seen.text(key)?.1;
     let bits = stretch(text.len() as usize, start, end, in_bits);
     let mut ones = 0;
-    look_through(s, (&seen, key, &text), bits, |bytes, _, bits| {
+    look_through((&seen, key, &text), bits, |bytes, _, bits| {
         ones += count(bytes, bits);
         true
     })?;
@@ -155,7 +162,7 @@ pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let bits = stretch(text.len() as usize, start, end, in_bits);
     let (behind, empty) = (bits.end, bits.is_empty());
     let mut found = None;
-    look_through(s, (&seen, key, &text), bits, |bytes, base, bits| {
+    look_through((&seen, key, &text), bits, |bytes, base, bits| {
         found = first(bytes, bits, bit).map(|at| base + at);
         found.is_none()
     })?;

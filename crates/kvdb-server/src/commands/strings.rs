@@ -1,5 +1,6 @@
 //! Commands on one value, or a list of them, by key.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -289,16 +290,18 @@ pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     check_pairs(s, args, "msetnx")?;
     let keys = || args.from(1).step_by(2);
     let longest = args.from(2).step_by(2).map(<[u8]>::len).max().unwrap_or(0);
+    // A key that is named twice gets the last of its values, and the pages of no other.
+    let last: BTreeMap<&[u8], &[u8]> = keys().zip(args.from(2).step_by(2)).collect();
     let new = s.change(s.writable_for(longest)?, keys(), |seen, batch| {
-        let mut all = Vec::with_capacity(keys().len());
-        for key in keys() {
+        let mut all = Vec::with_capacity(last.len());
+        for (key, value) in &last {
             let live = seen.live(key)?;
             if live.exists() {
                 return Ok(false);
             }
-            all.push(live);
+            all.push((key, value, live));
         }
-        for ((key, value), live) in keys().zip(args.from(2).step_by(2)).zip(&all) {
+        for (key, value, live) in &all {
             seen.put_string(key, live, Bytes::copy_from_slice(value), batch)?;
         }
         Ok(true)

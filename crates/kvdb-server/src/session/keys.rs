@@ -1,6 +1,8 @@
 //! How the commands of a session read and change keys: which dictionaries, at what time, and that a
 //! change is one transaction, whatever others change at the same keys.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, TransactionOptions};
 
@@ -182,8 +184,10 @@ impl Session {
                 return self.commit(batch);
             }
         }
+        // A key that is named twice gets the last of its values, and the pages of no other.
+        let last: BTreeMap<&[u8], &[u8]> = pairs.clone().collect();
         self.change_commuting(space, keys, |seen, batch| {
-            for (key, value) in pairs.clone() {
+            for (key, value) in &last {
                 let live = seen.live_head(key)?;
                 seen.put_string(key, &live, Bytes::copy_from_slice(value), batch)?;
             }

@@ -54,6 +54,23 @@ fn pieces(at: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
     })
 }
 
+/// Hands over the zeros of a range, a page at a time, until `take` says `false`.
+fn zeros(
+    range: Range<u64>,
+    take: &mut impl FnMut(&[u8]) -> Result<bool, Failure>,
+) -> Result<bool, Failure> {
+    const ZEROS: [u8; PAGE] = [0; PAGE];
+    let mut at = range.start;
+    while at < range.end {
+        let len = (range.end - at).min(PAGE as u64);
+        at += len;
+        if !take(&ZEROS[..len as usize])? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Writes a piece into a page, which grows with zeros up to it.
 fn overwrite(page: &mut Vec<u8>, offset: usize, piece: &[u8]) {
     let end = offset + piece.len();
@@ -123,53 +140,56 @@ impl Seen<'_> {
         range: Range<u64>,
         mut take: impl FnMut(&[u8]) -> Result<bool, Failure>,
     ) -> Outcome {
-        const ZEROS: [u8; PAGE] = [0; PAGE];
         let mut at = range.start;
-        // Zeros up to a place; then the bytes of a page, as far as they are asked for.
-        let mut fill = |to: u64, then: Option<&[u8]>| {
-            while at < to {
-                let len = (to - at).min(PAGE as u64);
-                at += len;
-                if !take(&ZEROS[..len as usize])? {
-                    return Ok(false);
-                }
-            }
-            let Some(bytes) = then.filter(|bytes| !bytes.is_empty()) else { return Ok(true) };
-            at += bytes.len() as u64;
-            take(bytes)
-        };
+        let goes_on = self.visit_stored(head, range.clone(), |place, bytes| {
+            let goes_on = zeros(at..place, &mut take)? && take(bytes)?;
+            at = place + bytes.len() as u64;
+            Ok(goes_on)
+        })?;
+        if goes_on {
+            zeros(at..range.end, &mut take)?;
+        }
+        Ok(())
+    }
+    /// Hands over what is stored of a range below the length, each piece with its place, until
+    /// `take` says `false`, which is the result then. Between the pieces there are zeros.
+    pub fn visit_stored(
+        &self,
+        head: &Head,
+        range: Range<u64>,
+        mut take: impl FnMut(u64, &[u8]) -> Result<bool, Failure>,
+    ) -> Result<bool, Failure> {
+        let (Some(types), false) = (self.types, range.is_empty()) else { return Ok(true) };
         let mut page = |number: u64, value: &[u8]| {
             let start = number.saturating_mul(PAGE as u64);
-            let from = range.start.saturating_sub(start).min(value.len() as u64) as usize;
-            let to = range.end.saturating_sub(start).min(value.len() as u64) as usize;
-            fill(start.clamp(range.start, range.end), value.get(from..to))
+            let from = range.start.saturating_sub(start).min(value.len() as u64);
+            let to = range.end.saturating_sub(start).min(value.len() as u64);
+            match value.get(from as usize..to as usize) {
+                Some(bytes) if !bytes.is_empty() => take(start + from, bytes),
+                _ => Ok(true),
+            }
         };
-        let (Some(types), false) = (self.types, range.is_empty()) else { return Ok(()) };
         let (first, last) = (range.start / PAGE as u64, (range.end - 1) / PAGE as u64);
         if first == last {
             let value = self.get(types, &page_key(head.id, first))?.unwrap_or_default();
-            if !page(first, &value)? {
-                return Ok(());
+            return page(first, &value);
+        }
+        let (first, behind) = (page_key(head.id, first), page_key(head.id, last + 1));
+        let Some(mut cursor) = self.cursor(types, &first, &behind)? else { return Ok(true) };
+        let mut steps = 0u32;
+        while let Some(tuple) = cursor.next()? {
+            steps = steps.wrapping_add(1);
+            if steps.is_multiple_of(256) {
+                self.session.check_stopping()?;
             }
-        } else if let Some(mut cursor) =
-            self.cursor(types, &page_key(head.id, first), &page_key(head.id, last + 1))?
-        {
-            let mut steps = 0u32;
-            while let Some(tuple) = cursor.next()? {
-                steps = steps.wrapping_add(1);
-                if steps.is_multiple_of(256) {
-                    self.session.check_stopping()?;
-                }
-                let number = page_number(&tuple.key).ok_or_else(|| {
-                    Failure::Corrupt(format!("a page of the string {:x} has no number", head.id))
-                })?;
-                if !page(number, &tuple.value()?)? {
-                    return Ok(());
-                }
+            let number = page_number(&tuple.key).ok_or_else(|| {
+                Failure::Corrupt(format!("a page of the string {:x} has no number", head.id))
+            })?;
+            if !page(number, &tuple.value()?)? {
+                return Ok(false);
             }
         }
-        fill(range.end, None)?;
-        Ok(())
+        Ok(true)
     }
 
     /// A head for pages that do not exist yet.
@@ -225,8 +245,8 @@ impl Seen<'_> {
         match (text, self.types) {
             (Text::Pages(head), Some(types)) => {
                 self.write_pages(types, head, at, bytes, batch)?;
-                let changes = head.changes.wrapping_add(1);
-                let head = Head { len: grown, changes, ..*head };
+                let mark = self.session.random();
+                let head = Head { len: grown, mark, ..*head };
                 self.put_head_of_pages(types, key, &head, batch);
             }
             // What is one tuple by now stays one for as long as it does not grow.
