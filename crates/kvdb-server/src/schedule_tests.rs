@@ -317,3 +317,69 @@ fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
     }
     println!("{points} scheduling points; raised: {all:?}");
 }
+
+/// A transaction that puts three keys of different kinds, again and again, while another client
+/// deletes them by ranges that end at the last key or before it: all of them are there, or none.
+fn emptied(seed: u64) -> u64 {
+    let open = OpenOptions {
+        memory: 1 << 20,
+        zero_journal: false,
+        merge_threads: 1,
+        ..OpenOptions::default()
+    };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db =
+        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
+    let limits = Limits { tuple: 10, ..Limits::default() };
+    let shared = Arc::new(Shared::new(db, limits, None, false, None, commands::metrics()));
+    let ask = |client: &mut Client, words: &[&str]| {
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        client.call(&words).expect("a reply")
+    };
+    // The dictionary of types is there, with something in it.
+    ask(&mut Client::of(shared.clone()), &["HSET", "b", "field", "v"]);
+    let mut putting = Client::of(shared.clone());
+    let putter = thread::Builder::new().name("putter".into()).spawn(move || {
+        let mut put = 0;
+        for _ in 0..ATTEMPTS {
+            let Reply::Integer(id) = ask(&mut putting, &["TXN", "BEGIN"]) else {
+                panic!("no transaction")
+            };
+            let id = id.to_string();
+            ask(&mut putting, &["TXN", "JOIN", &id]);
+            ask(&mut putting, &["SET", "a", "short"]);
+            ask(&mut putting, &["HSET", "b", "field", "value"]);
+            ask(&mut putting, &["SET", "z", "a-long-string"]);
+            put += u64::from(ask(&mut putting, &["TXN", "COMMIT", &id]) != Reply::Null);
+            ask(&mut putting, &["TXN", "LEAVE"]);
+        }
+        put
+    });
+    let mut client = Client::of(shared);
+    let mut random = Random::new(seed);
+    for _ in 0..ATTEMPTS {
+        let words: &[&str] = match random.below(4) {
+            0 => &["FLUSHDB"],
+            1 => &["FLUSHALL"],
+            2 => &["DELRANGE", "-", "+"],
+            _ => &["DELRANGE", "a", "zz"],
+        };
+        let done = ask(&mut client, words);
+        assert_eq!(done, Reply::Status("OK".into()), "{words:?}");
+        for words in [&["MULTI"][..], &["EXISTS", "a", "b", "z"]] {
+            ask(&mut client, words);
+        }
+        let Reply::Array(there) = ask(&mut client, &["EXEC"]) else { panic!("nothing is watched") };
+        let all_or_none = [Reply::Integer(0), Reply::Integer(3)];
+        assert!(all_or_none.contains(&there[0]), "after {words:?} there are {:?}", there[0]);
+    }
+    putter.expect("a thread").join().expect("a client")
+}
+
+#[test]
+fn a_range_that_is_deleted_takes_all_of_a_transaction_or_nothing() {
+    for seed in seeds(200) {
+        schedule::run(seed, move || emptied(seed))
+            .unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+    }
+}

@@ -7,7 +7,7 @@
 use std::ops::Bound;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId};
+use kvdb::{Batch, DictionaryId, Durability, TransactionOptions};
 
 use super::is;
 use super::strings::reply_with_part;
@@ -16,7 +16,7 @@ use crate::glob;
 use crate::keyspace::{Head, Keyspace, head_key};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::session::Session;
+use crate::session::{Executing, Session, TRIES};
 use crate::walk::{Stretch, answer};
 
 /// The bounds in the first two arguments; empty: none.
@@ -100,14 +100,49 @@ pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     Ok(())
 }
 
-fn empty_stretch(s: &Session, start: &[u8], end: &[u8]) -> Outcome {
+fn empty_stretch(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
     let Some(space) = s.existing()? else { return Ok(()) };
-    let _held = s.hold_all();
-    let space = s.under_locks(space)?;
-    let mut batch = Batch::new();
-    delete(s, space.strings, start, end, &mut batch)?;
-    delete_types(s, space, start, end, &mut batch)?;
-    if batch.is_empty() { Ok(()) } else { s.commit(batch) }
+    at_once(s, |s, batch| {
+        let space = s.under_locks(space)?;
+        delete(s, space.strings, start, end, batch)?;
+        delete_types(s, space, start, end, batch)
+    })
+}
+
+/// Commits what `fill` puts into a batch, under the locks of all keys, as if nothing came between
+/// its reads and the commit. Transactions and scripts hold no locks when they commit: where one
+/// does in between, and what was read is not so any more, it is filled again.
+fn at_once(s: &mut Session, fill: impl Fn(&Session, &mut Batch) -> Outcome) -> Outcome {
+    if s.inside().is_some() {
+        let _held = s.hold_all();
+        let mut batch = Batch::new();
+        fill(s, &mut batch)?;
+        return if batch.is_empty() { Ok(()) } else { s.commit(batch) };
+    }
+    let shared = s.shared.clone();
+    let _held = shared.locks.all();
+    for _ in 0..TRIES {
+        let own = s.db().begin_with(TransactionOptions {
+            label: "a command".into(),
+            // What is deleted is deleted whatever it was; only what was read must be so still.
+            check_conflicts: false,
+            ..TransactionOptions::default()
+        })?;
+        let mut batch = Batch::new();
+        s.executing = Some(Executing::Own(own.clone()));
+        let filled = fill(s, &mut batch);
+        s.executing = None;
+        filled?;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        own.apply(batch)?;
+        match own.commit(Durability::Buffered) {
+            Err(kvdb::Error::Conflict { .. }) => {}
+            committed => return Ok(committed?),
+        }
+    }
+    Err(Failure::again_and_again())
 }
 
 /// Collections and long strings that one command may delete with a stretch of keys.
@@ -180,7 +215,7 @@ pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
 }
 
 /// Adds the deletion of `[start, end)` to `batch`; `end` empty: up to the last key, which is looked
-/// up under the locks.
+/// up. That there is none behind it is what the deletion depends on.
 fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut Batch) -> Outcome {
     if !end.is_empty() {
         if start < end {
@@ -188,26 +223,33 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
         }
         return Ok(());
     }
-    let mut cursor = match s.view_of(dict, start, b"")?.cursor(dict, start, b"") {
+    let own = matches!(s.executing, Some(Executing::Own(_)));
+    let view = if own { s.view()? } else { s.view_of(dict, start, b"")? };
+    let mut cursor = match view.cursor(dict, start, b"") {
         Err(kvdb::Error::NoDictionary(_)) => return Ok(()),
         cursor => cursor?,
     };
     cursor.seek_to_end()?;
-    if let Some(last) = cursor.prev()? {
-        if *start < *last.key {
-            batch.delete_range(dict, Bytes::copy_from_slice(start), last.key.clone());
+    let last = cursor.prev()?.map(|tuple| tuple.key);
+    if own {
+        let behind = last.as_ref().map_or(start.to_vec(), |last| [last, &b"\0"[..]].concat());
+        s.view_of(dict, &behind, b"")?;
+    }
+    if let Some(last) = last {
+        if *start < *last {
+            batch.delete_range(dict, Bytes::copy_from_slice(start), last.clone());
         }
-        batch.delete(dict, last.key);
+        batch.delete(dict, last);
     }
     Ok(())
 }
 
 pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    let _held = s.hold_all();
-    if let Some(space) = s.existing()? {
-        empty(s, [Some(space.strings), space.types])?;
-    }
+    at_once(s, |s, batch| match s.existing()? {
+        Some(space) => empty(s, [Some(space.strings), space.types], batch),
+        None => Ok(()),
+    })?;
     out.ok();
     Ok(())
 }
@@ -215,9 +257,10 @@ pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// Empties every dictionary of the user's; the file system's are none of them.
 pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    let _held = s.hold_all();
-    let (all, types) = (s.dictionaries(), s.types_dictionaries());
-    empty(s, all.into_iter().map(|(_, id)| id).chain(types).map(Some))?;
+    at_once(s, |s, batch| {
+        let (all, types) = (s.dictionaries(), s.types_dictionaries());
+        empty(s, all.into_iter().map(|(_, id)| id).chain(types).map(Some), batch)
+    })?;
     out.ok();
     Ok(())
 }
@@ -231,10 +274,10 @@ fn flush_mode(args: Arguments<'_>) -> Outcome {
     }
 }
 
-fn empty(s: &Session, dicts: impl IntoIterator<Item = Option<DictionaryId>>) -> Outcome {
-    let mut batch = Batch::new();
-    for dict in dicts.into_iter().flatten() {
-        delete(s, dict, b"", b"", &mut batch)?;
-    }
-    if batch.is_empty() { Ok(()) } else { s.commit(batch) }
+fn empty(
+    s: &Session,
+    dicts: impl IntoIterator<Item = Option<DictionaryId>>,
+    batch: &mut Batch,
+) -> Outcome {
+    dicts.into_iter().flatten().try_for_each(|dict| delete(s, dict, b"", b"", batch))
 }
