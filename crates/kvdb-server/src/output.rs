@@ -50,6 +50,16 @@ impl Budget {
     }
 }
 
+/// The reply that a command is writing.
+struct UnderWay {
+    /// Where it begins.
+    position: usize,
+    /// It acknowledges a write that must be durable before any of it leaves.
+    held: bool,
+    /// The sync before its first part failed: the error that becomes of it.
+    denied: Option<String>,
+}
+
 pub struct Output {
     db: Kvdb,
     sink: Box<dyn Sink>,
@@ -68,6 +78,8 @@ pub struct Output {
     overfull: bool,
     /// Bytes sent so far.
     pub sent: u64,
+    /// `None` also when a part of it has left.
+    under_way: Option<UnderWay>,
     /// A text under way: where it begins, what was sent by then, and how many bytes are owed.
     in_bulk: Option<(usize, u64, u64)>,
     broken: Option<io::Error>,
@@ -87,6 +99,7 @@ impl Output {
             charged: 0,
             overfull: false,
             sent: 0,
+            under_way: None,
             in_bulk: None,
             broken: None,
         }
@@ -257,7 +270,28 @@ impl Output {
         self.bytes.extend_from_slice(b"\r\n");
     }
 
-    /// Where the next reply will start; for `rewind` and `hold`.
+    /// A reply begins. `held`: it acknowledges a write that must be durable before the client reads
+    /// any of it, so where it is long, the store is synced before its first part leaves.
+    pub fn begin_reply(&mut self, held: bool) {
+        self.under_way = Some(UnderWay { position: self.bytes.len(), held, denied: None });
+    }
+    /// It has ended. `held`: it does acknowledge that.
+    pub fn end_reply(&mut self, held: bool) {
+        let Some(UnderWay { position, denied, .. }) = self.under_way.take() else { return };
+        match denied {
+            Some(error) => {
+                self.bytes.truncate(position);
+                self.error(&error);
+            }
+            None if held => self.unsynced.push(position..self.bytes.len()),
+            None => {}
+        }
+    }
+    fn denied(&self) -> Option<usize> {
+        let reply = self.under_way.as_ref()?;
+        reply.denied.as_ref().map(|_| reply.position)
+    }
+    /// Where the next reply will start; for `rewind`.
     pub fn position(&self) -> usize {
         self.bytes.len()
     }
@@ -268,11 +302,6 @@ impl Output {
         self.overfull = false;
         self.give_back();
     }
-    /// The reply since `position` acknowledges a write that must be durable before the client reads
-    /// it.
-    pub fn hold(&mut self, position: usize) {
-        self.unsynced.push(position..self.bytes.len());
-    }
     /// Holds all replies back until `release`, so that `rewind` can take them back. Those that are
     /// large are counted in the budget of all connections until they are sent; when the budget is
     /// exhausted, the output is overfull, and all of them must be taken back.
@@ -281,6 +310,11 @@ impl Output {
     }
     pub fn release(&mut self) {
         self.keep = false;
+    }
+    /// Whether replies are held back. Nothing must wait then for what others do: the client hears
+    /// of nothing, and its going away is not seen.
+    pub fn is_kept(&self) -> bool {
+        self.keep
     }
     /// Has a reply written that leaves as a whole; when it fails, all of it is taken back.
     pub fn whole(&mut self, write: impl FnOnce(&mut Output) -> Outcome) -> Outcome {
@@ -335,13 +369,24 @@ impl Output {
     /// `true` once the client is gone, or what is written will be taken back: the writer of a
     /// long reply may stop.
     pub fn is_broken(&self) -> bool {
-        self.broken.is_some() || self.overfull
+        self.broken.is_some() || self.overfull || self.denied().is_some()
     }
     /// Sends everything, after a sync where one is owed. `false` once the client is gone.
     pub fn flush(&mut self) -> bool {
-        if !self.unsynced.is_empty() {
+        if let Some(position) = self.denied() {
+            self.bytes.truncate(position);
+            return self.broken.is_none();
+        }
+        let held = self.under_way.take().filter(|reply| reply.held);
+        if held.is_some() || !self.unsynced.is_empty() {
             if let Err(error) = self.db.sync() {
-                self.deny(&Failure::from(error).to_string());
+                let error = Failure::from(error).to_string();
+                if let Some(reply) = held {
+                    self.bytes.truncate(reply.position);
+                    let denied = Some(error.clone());
+                    self.under_way = Some(UnderWay { position: 0, held: true, denied });
+                }
+                self.deny(&error);
             }
             self.unsynced.clear();
         }
@@ -473,10 +518,12 @@ mod tests {
         let (mut out, _) = output();
         out.bulk(b"read");
         for _ in 0..2 {
-            let at = out.position();
+            out.begin_reply(true);
             out.ok();
-            out.hold(at);
+            out.end_reply(true);
+            out.begin_reply(true);
             out.integer(7);
+            out.end_reply(false);
         }
         out.deny("IOERR sync failed");
         let want = b"$4\r\nread\r\n-IOERR sync failed\r\n:7\r\n-IOERR sync failed\r\n:7\r\n";

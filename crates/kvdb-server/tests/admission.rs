@@ -351,3 +351,45 @@ fn no_reply_acknowledges_a_durable_write_that_is_not_on_disk() {
     assert!(c.run("SYNC").starts_with("(error)"));
     assert_eq!(c.run("PING"), "PONG");
 }
+
+#[test]
+fn no_part_of_a_long_reply_leaves_before_the_write_is_on_disk() {
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
+    let limits = Limits { reply: 1000, tuple: 100, ..Limits::default() };
+    for (make, take) in [
+        ("LPUSH", "LPOP k 300"),
+        ("RPUSH", "RPOP k 300"),
+        ("SADD", "SPOP k 300"),
+        // It changes nothing, but its reply is one to a write.
+        ("APPEND", "GETEX k"),
+    ] {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+        let options = CreateOptions { open, ..CreateOptions::default() };
+        let db = Kvdb::create(device.clone(), Arc::new(env::Machine::default()), options)
+            .expect("a store");
+        let served =
+            serve_db(db, ServerOptions { limits: limits.clone(), ..ServerOptions::default() });
+        let mut c = served.connect();
+        let elements: Vec<String> = (0..300).map(|i| format!("element-{i:04}")).collect();
+        let elements = elements.join(if make == "APPEND" { "" } else { " " });
+        assert!(c.run(&format!("{make} k {elements}")).starts_with("(integer)"));
+        assert_eq!(c.run("DURABLE yes"), "OK");
+        // What is on disk is acknowledged in full.
+        assert_eq!(c.run("SET on-disk 1"), "OK");
+        let whole = c.run(&format!("COPY k copy\r\n{}", take.replace(" k", " copy")));
+        assert_eq!(whole, "(integer) 1");
+        assert!(show(&c.reply().expect("a reply")).contains("element-0299"), "{take}");
+        device.inject(Fault::always(Operation::Sync, FaultKind::Error));
+        c.send(format!("ECHO before\r\nAPPEND other 1\r\n{take}\r\nECHO behind\r\n").as_bytes());
+        let replies: Vec<String> = (0..4).map(|_| show(&c.reply().expect("a reply"))).collect();
+        assert_eq!((&replies[0][..], &replies[3][..]), ("\"before\"", "\"behind\""), "{take}");
+        for reply in &replies[1..3] {
+            assert!(
+                reply.starts_with("(error) IOERR") || reply.starts_with("(error) READONLY"),
+                "{take}: {}",
+                &reply[..reply.len().min(200)]
+            );
+        }
+    }
+}

@@ -20,7 +20,6 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
         return out.error(&failure.to_string());
     };
     let command = &COMMANDS[index];
-    let position = out.position();
     if s.queue.is_some() && command.in_multi != InMulti::AtOnce {
         match admit(s, command, args).and_then(|()| multi::queue(s, command, args)) {
             Ok(()) => out.status("QUEUED"),
@@ -31,10 +30,10 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
         }
         return;
     }
+    let is_held = |s: &Session| command.writes && s.durable && s.inside().is_none();
+    out.begin_reply(is_held(s));
     let done = run_one(s, index, args, out);
-    if done && command.writes && s.durable && s.inside().is_none() {
-        out.hold(position);
-    }
+    out.end_reply(done && is_held(s));
 }
 
 /// Runs the command at `index` of the table and writes its one reply; `false`: that is an error.

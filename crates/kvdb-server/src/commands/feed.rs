@@ -78,8 +78,8 @@ fn since(
             _ => return Err(Failure::SYNTAX),
         }
     }
-    // Between MULTI and EXEC nothing is waited for.
-    let block = block.filter(|_| s.executing.is_none());
+    // Between MULTI and EXEC nothing is waited for, nor in a script.
+    let block = block.filter(|_| !out.is_kept());
     let begun = Instant::now();
     let mut at = from;
     loop {

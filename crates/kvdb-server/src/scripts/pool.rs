@@ -93,9 +93,11 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The worker, which has nothing to do. One that has ended meanwhile is replaced.
+    /// The worker, which has nothing to do. One that has ended meanwhile is replaced, and so is one
+    /// that has said something that it was not asked: what it says next would be taken for the
+    /// answer to the next script, and a call of the last one for one of the next.
     fn worker(&mut self) -> Result<&mut Worker, Failure> {
-        if self.worker.as_mut().is_some_and(Worker::has_ended) {
+        if self.worker.as_mut().is_some_and(|worker| worker.has_ended() || worker.has_spoken()) {
             self.worker = None;
         }
         if self.worker.is_none() {

@@ -88,6 +88,14 @@ impl Worker {
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
+    /// Whether it has said something, or hung up: at rest it waits to be asked.
+    pub fn has_spoken(&mut self) -> bool {
+        let timed = self.channel.get_mut();
+        let looked = timed.socket.set_nonblocking(true).and_then(|()| timed.socket.read(&mut [0]));
+        let silent = matches!(&looked, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        let waits = timed.socket.set_nonblocking(false).is_ok();
+        !(silent && waits && self.channel.buffer().is_empty())
+    }
     /// What follows is to be done by then.
     pub fn by(&mut self, until: Instant) {
         self.channel.get_mut().until = until;
