@@ -145,7 +145,9 @@ function redis.debug() end
 globals.redis = lock(redis)
 globals.os = lock({ clock = raw.clock })
 
-for _, name in ipairs({ 'dofile', 'loadfile', 'print', 'require', 'module', 'package', 'debug', 'io' }) do
+-- What `newproxy` makes may have a finalizer. The last of them would run when the interpreter is taken
+-- down: when the script has answered, and the next one is to come.
+for _, name in ipairs({ 'dofile', 'loadfile', 'print', 'require', 'module', 'package', 'debug', 'io', 'newproxy' }) do
     globals[name] = nil
 end
 

@@ -663,3 +663,53 @@ fn what_a_worker_says_is_not_believed() {
         assert!(reply.starts_with("(error) ERR Error running script"), "{frames}: {reply}");
     }
 }
+
+#[test]
+fn nothing_of_a_script_runs_when_it_has_ended() {
+    let served = hostile();
+    let c = &mut served.connect();
+    // What a finalizer does would be done with the worker of the next script.
+    for finalizer in ["while true do end", "redis.call('SET', 'of-the-dead', 1)"] {
+        let script = format!(
+            "local p = newproxy(true) getmetatable(p).__gc = function() {finalizer} end return 1"
+        );
+        eval(c, &script, &[]);
+        let begun = Instant::now();
+        gives(c, "return redis.call('GET', 'none') or 'nothing'", "\"nothing\"");
+        assert!(begun.elapsed() < Duration::from_millis(SHORT), "{finalizer}");
+        c.expect(&[("EXISTS of-the-dead", "(integer) 0")]);
+    }
+    fails(c, "return newproxy(true)", "nonexistent global variable 'newproxy'");
+}
+
+#[test]
+fn a_worker_that_speaks_unasked_is_not_asked_again() {
+    // It answers the first script, and calls a command behind it. The next script must have another
+    // worker, which says the same: were it the same one, the call would be one of that script.
+    let talk = "printf 'D\\005\\000\\000\\000+OK\\r\\n\
+                C\\024\\000\\000\\000\\002\\002\\000\\000\\000\\004\\000\\000\\000INCR\\003\\000\\000\\000key' >&0; \
+                cat >/dev/null";
+    let served = serve(ServerOptions {
+        scripts: Some(vec!["/bin/sh".into(), "-c".into(), talk.into()]),
+        limits: Limits { script_time: Duration::from_secs(2), ..Limits::default() },
+        ..ServerOptions::default()
+    });
+    for _ in 0..3 {
+        assert_eq!(served.connect().run("EVAL \"return 1\" 0"), "OK");
+    }
+    assert_eq!(served.connect().run("EXISTS key"), "(integer) 0");
+}
+
+#[test]
+fn a_script_waits_for_no_commits() {
+    let served = hostile();
+    let c = &mut served.connect();
+    c.expect(&[("SET k 1", "OK"), ("SNAPSHOT CREATE s", "OK")]);
+    let now = c.run("CHANGES").trim_matches('"').to_owned();
+    let script =
+        format!("EVAL_RO \"return #redis.call('CHANGES', 'SINCE', '{now}', 'BLOCK', '0')[2]\" 0");
+    // In a snapshot, where nothing changes, a script has no transaction.
+    for place in ["SNAPSHOT LEAVE", "SNAPSHOT USE s"] {
+        c.expect(&[(place, "OK"), (&script, "(integer) 0")]);
+    }
+}
