@@ -20,11 +20,11 @@
 //! they believe to be the last but one.
 //!
 //! A string that is too long for one tuple is kept in pages under an id, and has no tuple of its
-//! own. Its head has its length, and a number that every change draws at random: so two transactions
-//! that change one string have a conflict, as those have that change a short one, and two states of
-//! a string that differ have heads that differ, also where one went back to an earlier state, or
-//! both went on from one. A page that is missing, or shorter than a page is, has zeros there, up to
-//! the length. `docs/format.md` has the bytes.
+//! own. Its head has its length, and a number that every change draws at random: so two
+//! transactions that change one string have a conflict, as those have that change a short one, and
+//! two states of a string that differ have heads that differ, also where one went back to an
+//! earlier state, or both went on from one. A page that is missing, or shorter than a page is, has
+//! zeros there, up to the length. `docs/format.md` has the bytes.
 
 use kvdb::DictionaryId;
 

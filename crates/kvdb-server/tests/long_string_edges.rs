@@ -1,5 +1,5 @@
-//! Long strings where their pages or their heads could be mistaken: one key named twice, states that
-//! went different ways from one, and strings of which nearly nothing is stored.
+//! Long strings where their pages or their heads could be mistaken: one key named twice, states
+//! that went different ways from one, and strings of which nearly nothing is stored.
 
 mod served;
 
