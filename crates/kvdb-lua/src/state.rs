@@ -187,7 +187,10 @@ fn functions(
     )?;
     let compile = lua.create_function(|lua, (text, name): (mlua::String, mlua::String)| {
         let bytes = text.as_bytes().to_vec();
-        let chunk = lua.load(bytes).set_name(name.to_string_lossy()).set_mode(ChunkMode::Text);
+        // The name is the text where none is given, and ends at a zero byte, as in C.
+        let name = name.to_string_lossy();
+        let name = name.split('\0').next().unwrap_or_default();
+        let chunk = lua.load(bytes).set_name(name).set_mode(ChunkMode::Text);
         Ok(match chunk.into_function() {
             Ok(compiled) => (Some(compiled), None),
             Err(error) => (None, Some(message(&error))),

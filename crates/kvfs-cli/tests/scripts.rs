@@ -93,6 +93,7 @@ fn values_are_translated_as_redis_does() {
             "\"WRONGTYPE Operation against a key holding the wrong kind of value\"",
         ),
         ("return {redis.call('PING').ok}", "[\"PONG\"]"),
+        ("return #loadstring('return \"a\\0b\"')()", "(integer) 3"),
         ("return redis.call('ECHO', 'a\\0\\r\\nb')", "\"a\\x00\\r\\nb\""),
     ] {
         gives(c, script, want);
@@ -165,6 +166,10 @@ fn errors_are_worded_as_redis_words_them() {
         ("return cjson.decode('{')", "Expected object key string but found T_END at character 2"),
         (
             "return loadstring(string.dump(function() return 1 end))()",
+            "attempt to call a nil value",
+        ),
+        (
+            "return loadstring(string.dump(function() return 1 end), 'named')()",
             "attempt to call a nil value",
         ),
     ] {
@@ -704,6 +709,7 @@ fn a_worker_that_speaks_unasked_is_not_asked_again() {
 fn a_script_waits_for_no_commits() {
     let served = hostile();
     let c = &mut served.connect();
+    c.0.get_ref().set_read_timeout(Some(Duration::from_secs(30))).expect("a limit");
     c.expect(&[("SET k 1", "OK"), ("SNAPSHOT CREATE s", "OK")]);
     let now = c.run("CHANGES").trim_matches('"').to_owned();
     let script =
