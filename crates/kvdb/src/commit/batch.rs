@@ -138,10 +138,11 @@ impl Batch {
     pub fn delete(&mut self, dict: DictionaryId, key: impl Into<Bytes>) {
         self.changes.push(BatchChange::Delete(dict, key.into()));
     }
-    /// Deletes every key in `[start, end)`; costs one range tombstone whatever it covers. An `end`
-    /// that is not above `start` covers nothing, the empty one as well: for a cursor that means no
-    /// end, but here a mistake would delete what was not meant. [`Batch::delete_prefix`] of the empty
-    /// prefix empties a dictionary.
+    /// Deletes every key in `[start, end)`; costs one range tombstone whatever it covers.
+    ///
+    /// An `end` that is not above `start` covers nothing, the empty one as well: for a cursor that
+    /// means no end, but here a mistake would delete what was not meant. [`Batch::delete_prefix`]
+    /// of the empty prefix empties a dictionary.
     pub fn delete_range(
         &mut self,
         dict: DictionaryId,

@@ -96,7 +96,8 @@ impl View {
         }
     }
 
-    /// The value of a key, if it has one. A dictionary that does not exist, or no longer, has no keys.
+    /// The value of a key, if it has one. A dictionary that does not exist, or no longer, has no
+    /// keys.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.find(dict, key)?.map(|v| read(&self.cache, v)).transpose()
     }
