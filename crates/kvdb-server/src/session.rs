@@ -22,6 +22,7 @@ mod keys;
 pub mod multi;
 pub mod seen;
 
+pub use keys::retry_on_conflict;
 use multi::{Counted, Queue, Watch};
 
 /// How often a change is tried again after a conflict.

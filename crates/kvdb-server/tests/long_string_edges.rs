@@ -3,24 +3,7 @@
 
 mod served;
 
-use kvdb::Kvdb;
-use kvdb_server::{Limits, ServerOptions};
-use served::serve;
-
-/// Strings of more than ten bytes are in pages.
-fn pages_soon() -> ServerOptions {
-    let limits = Limits { tuple: 10, ..Limits::default() };
-    ServerOptions { limits, ..ServerOptions::default() }
-}
-
-/// How many tuples there are among the strings, and in the dictionary of their types.
-fn tuples(db: &Kvdb) -> (usize, usize) {
-    let count = |name: &str| {
-        let dict = db.dictionary(name);
-        dict.map_or(0, |dict| db.view().scan(dict, b"", b"", 1 << 20).expect("read").len())
-    };
-    (count("0"), count(":types:0"))
-}
+use served::{pages_soon, serve, tuples};
 
 #[test]
 fn of_two_values_for_one_key_the_last_one_counts() {

@@ -9,27 +9,12 @@ use std::sync::Arc;
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions, ReceiveOptions};
 use kvdb_server::{Client, Limits, Reply, ServerOptions};
-use served::{Raw, Served, serve, serve_db, show};
+use served::{Raw, Served, pages_soon, serve, serve_db, show, tuples};
 use zones::MemoryDevice;
 
 const WRONGTYPE: &str = "(error) WRONGTYPE Operation against a key holding the wrong kind of value";
 const TOO_LONG: &str = "(error) ERR string exceeds maximum allowed size (proto-max-bulk-len)";
 const PAGE: usize = 4096;
-
-/// Strings of more than ten bytes are in pages.
-fn pages_soon() -> ServerOptions {
-    let limits = Limits { tuple: 10, ..Limits::default() };
-    ServerOptions { limits, ..ServerOptions::default() }
-}
-
-/// How many tuples there are among the strings, and in the dictionary of their types.
-fn tuples(db: &Kvdb) -> (usize, usize) {
-    let count = |name: &str| {
-        let dict = db.dictionary(name);
-        dict.map_or(0, |dict| db.view().scan(dict, b"", b"", 1 << 20).expect("read").len())
-    };
-    (count("0"), count(":types:0"))
-}
 
 /// A transaction that the connection works in.
 fn begin(c: &mut Raw, how: &str) {

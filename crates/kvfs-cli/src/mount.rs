@@ -152,11 +152,9 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     if !dir.is_dir() {
         return Err(Failure::new(
             Exit::Usage,
-            format!(
-                "cannot mount on {}: it is not a directory; make one, and mount on it",
-                dir.display()
-            ),
-        ));
+            format!("cannot mount on {}: it is not a directory", dir.display()),
+        )
+        .hint("make one, and mount on it"));
     }
     Ok(dir)
 }

@@ -291,7 +291,8 @@ pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
     use kvfs_fuse::Error;
     let text = error.to_string();
     match &error {
-        Error::NotADirectory(_) | Error::Unguarded => Failure::new(Exit::Usage, text),
+        Error::NotADirectory(_) => Failure::new(Exit::Usage, text).hint("make one, and mount on it"),
+        Error::Unguarded => Failure::new(Exit::Usage, text).hint("leave out one of allow_other and nodefault_permissions"),
         Error::BoundByModes => Failure::new(Exit::Usage, text).hint("leave out nodefault_permissions"),
         Error::RingsGather => Failure::new(Exit::Usage, text).hint("leave out writeback, or use transport=auto or device"),
         Error::NoRings(_, e) => Failure::new(Exit::of(e), text).hint(

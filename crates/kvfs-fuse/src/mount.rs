@@ -31,12 +31,11 @@ use crate::worker_pool::WorkerPool;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The mount point is not a directory.
-    #[error("cannot mount on {0}: it is not a directory; make one, and mount on it")]
+    #[error("cannot mount on {0}: it is not a directory")]
     NotADirectory(PathBuf),
     /// All users are let in, and permissions are not checked.
     #[error(
-        "allow_other without default_permissions would let every user do everything: the kernel has to check permissions; \
-         leave out one of allow_other and nodefault_permissions"
+        "allow_other without default_permissions would let every user do everything: the kernel has to check permissions"
     )]
     Unguarded,
     /// Permissions are not checked, but modes bind this user.
@@ -46,10 +45,7 @@ pub enum Error {
     )]
     BoundByModes,
     /// The device cannot be opened.
-    #[error(
-        "there is no FUSE here: cannot open /dev/fuse: {0}; `modprobe fuse` loads it, \
-         `kvfs doctor` says more"
-    )]
+    #[error("there is no FUSE here: cannot open /dev/fuse: {0}")]
     NoFuse(io::Error),
     /// The mount call failed.
     #[error("cannot mount on {0}: {1}")]
@@ -58,15 +54,11 @@ pub enum Error {
     #[error("cannot unmount {0}: {1}")]
     Unmount(PathBuf, io::Error),
     /// The kernel refuses io_uring.
-    #[error(
-        "cannot mount on {0} with requests over io_uring: {1}; without transport=uring they go \
-         through /dev/fuse"
-    )]
+    #[error("cannot mount on {0} with requests over io_uring: {1}")]
     NoRings(PathBuf, io::Error),
     /// io_uring and the write-back cache exclude each other.
     #[error(
-        "requests over io_uring come in no order that the kernel's write-back cache could rely on: leave \
-         out transport=uring or the write-back cache"
+        "requests over io_uring come in no order that the kernel's write-back cache could rely on"
     )]
     RingsGather,
     /// A thread of the session failed.

@@ -7,7 +7,7 @@
 use std::ops::Bound;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, Durability, TransactionOptions};
+use kvdb::{Batch, DictionaryId};
 
 use super::is;
 use super::strings::reply_with_part;
@@ -16,7 +16,7 @@ use crate::glob;
 use crate::keyspace::{Head, Keyspace, head_key};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::session::{Executing, Session, TRIES};
+use crate::session::{Executing, Session, retry_on_conflict};
 use crate::walk::{Stretch, answer};
 
 /// The bounds in the first two arguments; empty: none.
@@ -102,7 +102,7 @@ pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 
 fn empty_stretch(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
     let Some(space) = s.existing()? else { return Ok(()) };
-    at_once(s, |s, batch| {
+    delete_atomically(s, |s, batch| {
         let space = s.under_locks(space)?;
         delete(s, space.strings, start, end, batch)?;
         delete_types(s, space, start, end, batch)
@@ -112,7 +112,7 @@ fn empty_stretch(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
 /// Commits what `fill` puts into a batch, under the locks of all keys, as if nothing came between
 /// its reads and the commit. Transactions and scripts hold no locks when they commit: where one
 /// does in between, and what was read is not so any more, it is filled again.
-fn at_once(s: &mut Session, fill: impl Fn(&Session, &mut Batch) -> Outcome) -> Outcome {
+fn delete_atomically(s: &mut Session, fill: impl Fn(&Session, &mut Batch) -> Outcome) -> Outcome {
     if s.inside().is_some() {
         let _held = s.hold_all();
         let mut batch = Batch::new();
@@ -121,28 +121,13 @@ fn at_once(s: &mut Session, fill: impl Fn(&Session, &mut Batch) -> Outcome) -> O
     }
     let shared = s.shared.clone();
     let _held = shared.locks.all();
-    for _ in 0..TRIES {
-        let own = s.db().begin_with(TransactionOptions {
-            label: "a command".into(),
-            // What is deleted is deleted whatever it was; only what was read must be so still.
-            check_conflicts: false,
-            ..TransactionOptions::default()
-        })?;
-        let mut batch = Batch::new();
+    // What is deleted is deleted whatever it was; only what was read must be so still.
+    retry_on_conflict(&shared.db, false, |own, batch| {
         s.executing = Some(Executing::Own(own.clone()));
-        let filled = fill(s, &mut batch);
+        let filled = fill(s, batch);
         s.executing = None;
-        filled?;
-        if batch.is_empty() {
-            return Ok(());
-        }
-        own.apply(batch)?;
-        match own.commit(Durability::Buffered) {
-            Err(kvdb::Error::Conflict { .. }) => {}
-            committed => return Ok(committed?),
-        }
-    }
-    Err(Failure::again_and_again())
+        filled
+    })
 }
 
 /// Collections and long strings that one command may delete with a stretch of keys.
@@ -246,7 +231,7 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
 
 pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    at_once(s, |s, batch| match s.existing()? {
+    delete_atomically(s, |s, batch| match s.existing()? {
         Some(space) => empty(s, [Some(space.strings), space.types], batch),
         None => Ok(()),
     })?;
@@ -257,7 +242,7 @@ pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// Empties every dictionary of the user's; the file system's are none of them.
 pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    at_once(s, |s, batch| {
+    delete_atomically(s, |s, batch| {
         let (all, types) = (s.dictionaries(), s.types_dictionaries());
         empty(s, all.into_iter().map(|(_, id)| id).chain(types).map(Some), batch)
     })?;

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, TransactionOptions};
+use kvdb::{
+    Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, Transaction, TransactionOptions,
+};
 
 use super::seen::Seen;
 use super::{Executing, SNAPSHOT, Session, TRIES};
@@ -136,22 +138,9 @@ impl Session {
             }
             return Ok(done);
         }
-        for _ in 0..TRIES {
-            let options =
-                TransactionOptions { label: "a command".into(), ..TransactionOptions::default() };
-            let transaction = self.shared.db.begin_with(options)?;
-            let mut batch = Batch::new();
-            let done = change(&Seen::of(&transaction, self, space)?, &mut batch)?;
-            if batch.is_empty() {
-                return Ok(done);
-            }
-            transaction.apply(batch)?;
-            match transaction.commit(Durability::Buffered) {
-                Err(kvdb::Error::Conflict { .. }) => {}
-                committed => return Ok(committed.map(|()| done)?),
-            }
-        }
-        Err(Failure::again_and_again())
+        retry_on_conflict(self.db(), true, |transaction, batch| {
+            change(&Seen::of(transaction, self, space)?, batch)
+        })
     }
     /// The keyspace again, now that keys of it are locked: others may have made its types.
     pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
@@ -194,6 +183,34 @@ impl Session {
             Ok(())
         })
     }
+}
+
+/// Commits the batch that `fill` makes in a transaction of its own, and has it made again after a
+/// conflict. `check_writes`: it is one, too, that others have written what the batch writes, and
+/// not only that they have written what was read.
+pub fn retry_on_conflict<T>(
+    db: &Kvdb,
+    check_writes: bool,
+    mut fill: impl FnMut(&Transaction, &mut Batch) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    for _ in 0..TRIES {
+        let transaction = db.begin_with(TransactionOptions {
+            label: "a command".into(),
+            check_conflicts: check_writes,
+            ..TransactionOptions::default()
+        })?;
+        let mut batch = Batch::new();
+        let done = fill(&transaction, &mut batch)?;
+        if batch.is_empty() {
+            return Ok(done);
+        }
+        transaction.apply(batch)?;
+        match transaction.commit(Durability::Buffered) {
+            Err(kvdb::Error::Conflict { .. }) => {}
+            committed => return Ok(committed.map(|()| done)?),
+        }
+    }
+    Err(Failure::again_and_again())
 }
 
 fn put(dict: DictionaryId, key: &[u8], value: &[u8], batch: &mut Batch) {

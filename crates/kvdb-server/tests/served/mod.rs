@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use kvdb::Kvdb;
-use kvdb_server::{Reply, Server, ServerOptions, read_reply};
+use kvdb_server::{Limits, Reply, Server, ServerOptions, read_reply};
 use tempfile::TempDir;
 
 pub struct Served {
@@ -25,6 +25,21 @@ pub fn serve_db(db: Kvdb, options: ServerOptions) -> Served {
     let path = dir.path().join("kv.sock");
     let server = Server::start(db.clone(), &path, options).expect("the server starts");
     Served { server, db, path, dir }
+}
+
+/// Strings of more than ten bytes are in pages.
+pub fn pages_soon() -> ServerOptions {
+    let limits = Limits { tuple: 10, ..Limits::default() };
+    ServerOptions { limits, ..ServerOptions::default() }
+}
+
+/// How many tuples there are among the strings, and in the dictionary of their types.
+pub fn tuples(db: &Kvdb) -> (usize, usize) {
+    let count = |name: &str| {
+        let dict = db.dictionary(name);
+        dict.map_or(0, |dict| db.view().scan(dict, b"", b"", 1 << 20).expect("read").len())
+    };
+    (count("0"), count(":types:0"))
 }
 
 impl Served {
