@@ -140,7 +140,7 @@ bench-transactions: build
 bench-defrag:
 	@bash scripts/defrag.sh $(THRESHOLDS)
 
-## make bench-papers  the papers' tables on a modelled disk, compared with ext4, btrfs and xfs (docs/bench/papers.md; SLOWDISK=folder of slowdisk.c, see bench/papers; ROUNDS=7, PROFILE=hdd, PAPERS_OPTIONS)
+## make bench-papers  the papers' tables on a modelled disk, compared with ext4, btrfs and xfs (docs/bench/papers.md; SLOWDISK=directory of slowdisk.c, see bench/papers; ROUNDS=7, PROFILE=hdd, PAPERS_OPTIONS)
 PROFILE ?= hdd
 bench-papers: build
 	$(CARGO) build --release --quiet --package measure --bin kvdb_shape

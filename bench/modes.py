@@ -158,14 +158,14 @@ def main():
     modes, busy = PAIRS[pair], int(sys.argv[5]) if len(sys.argv) > 5 else 0
     times = {name: {mode: [] for mode in modes} for name in WORK}
     load = [os.getloadavg()[0]]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        archive, mount = folder / "tree.tar", folder / "mount"
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        archive, mount = directory / "tree.tar", directory / "mount"
         run("git", "-C", tree, "archive", "-o", archive, "HEAD")
         mount.mkdir()
         for round in range(rounds):
             for mode in sorted(modes, reverse=round % 2 == 0):
-                store = folder / "store.kvfs"
+                store = directory / "store.kvfs"
                 run(kvfs, "create", store)
                 run(kvfs, "mount", "-o", modes[mode], store, mount)
                 loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]

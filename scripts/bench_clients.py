@@ -14,9 +14,9 @@ class Clients:
         sh("cc", "-O2", "-o", self.program, Path(__file__).with_name("clients.c"))
 
     def run(self, fs, what, clients):
-        folder = fs.dir / f"clients-{clients}"
-        folder.mkdir(exist_ok=True)
-        seconds = float(sh(self.program, what, folder, clients, self.files))
+        directory = fs.dir / f"clients-{clients}"
+        directory.mkdir(exist_ok=True)
+        seconds = float(sh(self.program, what, directory, clients, self.files))
         return {"seconds": seconds, "ops": self.files // clients * clients}
 
     def prepare(self, fs, what, clients):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The commands that work on whole trees against those of the system: interleaved rounds, medians, ranges.
 
-    scripts/bench_commands.py FOLDER [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
-    scripts/bench_commands.py FOLDER [--kvfs PROGRAM] [--rounds 7] --before PROGRAM
+    scripts/bench_commands.py DIRECTORY [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
+    scripts/bench_commands.py DIRECTORY [--kvfs PROGRAM] [--rounds 7] --before PROGRAM
 
-FOLDER is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 folders. Before
+DIRECTORY is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 directories. Before
 each measurement is a sync(1) of everything. Load of the machine is shown, since both sides suffer from it, but not alike.
 """
 import argparse
@@ -17,25 +17,25 @@ import statistics
 import subprocess
 import time
 
-FILES, FOLDERS = 20_000, 1_000
+FILES, DIRECTORIES = 20_000, 1_000
 SIZES = [300, 1_000, 4_000, 8_000, 16_000, 31_000]
 
 
 def make_tree(at):
     rnd = random.Random(1)
     data = rnd.randbytes(1 << 20)
-    for d in range(FOLDERS):
-        folder = at / f"d{d // 32:02}" / f"e{d:03}"
-        folder.mkdir(parents=True)
-        for n in range(FILES // FOLDERS):
+    for d in range(DIRECTORIES):
+        directory = at / f"d{d // 32:02}" / f"e{d:03}"
+        directory.mkdir(parents=True)
+        for n in range(FILES // DIRECTORIES):
             size, start = rnd.choice(SIZES), rnd.randrange(1 << 19)
-            (folder / f"file-{n:02}").write_bytes(data[start:start + size])
+            (directory / f"file-{n:02}").write_bytes(data[start:start + size])
 
 
 class Bench:
     def __init__(self, args):
         self.kvfs, self.rounds = args.kvfs, args.rounds
-        self.top = pathlib.Path(args.folder).resolve() / "bench-commands"
+        self.top = pathlib.Path(args.directory).resolve() / "bench-commands"
         self.top.mkdir()
         self.store, self.mnt, self.source = self.top / "s.kvfs", self.top / "mnt", self.top / "source"
         self.tar, self.copy = self.top / "source.tar", self.top / "copy"
@@ -134,7 +134,7 @@ class Bench:
             self.store.unlink()
             return seconds, client, served
 
-        for title, source in (("a tar file", self.tar), ("a folder", self.source)):
+        for title, source in (("a tar file", self.tar), ("a directory", self.source)):
             rounds = []
             for n in range(self.rounds):
                 pair = [one(kvfs, source) for kvfs in ((before, self.kvfs) if n % 2 else (self.kvfs, before))]
@@ -161,7 +161,7 @@ class Bench:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder")
+    parser.add_argument("directory")
     parser.add_argument("--kvfs", default="kvfs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="rm,imports,walks")

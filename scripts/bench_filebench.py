@@ -44,9 +44,9 @@ class Filebench:
         return path
 
     def prepare(self, fs, name):
-        folder = fs.dir / f"filebench-{name}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        directory = fs.dir / f"filebench-{name}"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
         workload = self.workload(fs, name)
 
         def run():
@@ -56,7 +56,7 @@ class Filebench:
             # The time of the run alone, without the making of its files.
             return {"ops": int(ops), "seconds": int(ops) / float(rate)}
 
-        run.after = lambda: shutil.rmtree(folder, ignore_errors=True)
+        run.after = lambda: shutil.rmtree(directory, ignore_errors=True)
         return run
 
     def case(self, name):
@@ -76,15 +76,15 @@ class Restated:
         self.seconds = seconds
 
     def prepare(self, fs, name):
-        folder = fs.dir / f"restated-{name}"
-        shutil.rmtree(folder, ignore_errors=True)
-        program = [sys.executable, Path(__file__).with_name("bench_personalities.py"), name, folder]
+        directory = fs.dir / f"restated-{name}"
+        shutil.rmtree(directory, ignore_errors=True)
+        program = [sys.executable, Path(__file__).with_name("bench_personalities.py"), name, directory]
         sh(*program, "prepare")
 
         def run():
             return json.loads(sh(*program, "run", self.seconds))
 
-        run.after = lambda: shutil.rmtree(folder, ignore_errors=True)
+        run.after = lambda: shutil.rmtree(directory, ignore_errors=True)
         return run
 
     def case(self, name):

@@ -44,14 +44,14 @@ kvbench=$target/release/kvbench
 
 # The newer RocksDB: the library inside its package for Java, whose C interface is that of any other build.
 if [[ $ENGINES == *rocksdb-new* && -z ${KVBENCH_ROCKSDB_NEW:-} ]]; then
-    version=11.8.1 folder=$target/rocksdb-new
-    export KVBENCH_ROCKSDB_NEW=$folder/librocksdbjni-linux64.so
+    version=11.8.1 directory=$target/rocksdb-new
+    export KVBENCH_ROCKSDB_NEW=$directory/librocksdbjni-linux64.so
     if [ ! -e "$KVBENCH_ROCKSDB_NEW" ]; then
-        mkdir -p "$folder"
-        curl -fsS -o "$folder/package" "https://repo1.maven.org/maven2/org/rocksdb/rocksdbjni/$version/rocksdbjni-$version.jar"
-        echo "628ed387887f4a431df480857954df2a28b4389bfe24858ccdec611cabf65dbf  $folder/package" | sha256sum --check --quiet
-        python3 -m zipfile -e "$folder/package" "$folder/all"
-        mv "$folder/all/librocksdbjni-linux64.so" "$folder/" && rm -r "$folder/all" "$folder/package"
+        mkdir -p "$directory"
+        curl -fsS -o "$directory/package" "https://repo1.maven.org/maven2/org/rocksdb/rocksdbjni/$version/rocksdbjni-$version.jar"
+        echo "628ed387887f4a431df480857954df2a28b4389bfe24858ccdec611cabf65dbf  $directory/package" | sha256sum --check --quiet
+        python3 -m zipfile -e "$directory/package" "$directory/all"
+        mv "$directory/all/librocksdbjni-linux64.so" "$directory/" && rm -r "$directory/all" "$directory/package"
     fi
 fi
 

@@ -65,16 +65,16 @@ def client_cpu():
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def sync_all(folder):
+def sync_all(directory):
     """What a case has left in memory is its own, too. A file system in user space is not told of a syncfs, but of the fsync of its
-    folder; one that cannot do that has written less than it will."""
+    directory; one that cannot do that has written less than it will."""
     with suppress(OSError, subprocess.SubprocessError):
-        sh("sync", "-f", folder)
-        of_folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        sh("sync", "-f", directory)
+        of_directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(of_folder)
+            os.fsync(of_directory)
         finally:
-            os.close(of_folder)
+            os.close(of_directory)
 
 
 def measured(fs, run):

@@ -3,10 +3,10 @@
 sizes and proportions, and fewer files and processes. It is not filebench: its figures compare file systems with each other in
 one run, not with figures of filebench.
 
-    bench_personalities.py NAME FOLDER prepare
-    bench_personalities.py NAME FOLDER run SECONDS
+    bench_personalities.py NAME DIRECTORY prepare
+    bench_personalities.py NAME DIRECTORY run SECONDS
 
-`prepare` makes the files. `run` lets the processes go for so long, each on its own share of the names in common folders, and
+`prepare` makes the files. `run` lets the processes go for so long, each on its own share of the names in common directories, and
 prints as JSON how many operations all of them did: each open, read of a whole file, write, append, stat, unlink, fsync and
 close counts as one, as in filebench."""
 
@@ -26,11 +26,11 @@ DATA = random.Random(1).randbytes(KIB * KIB)
 class Share:
     """One process: its names, and how many operations it has done."""
 
-    def __init__(self, personality, folder, me):
+    def __init__(self, personality, directory, me):
         self.rng = random.Random(me)
-        self.names = [name for n, name in enumerate(personality.names(folder)) if n % personality.processes == me]
+        self.names = [name for n, name in enumerate(personality.names(directory)) if n % personality.processes == me]
         self.there = [os.path.exists(name) for name in self.names]
-        self.mean, self.log, self.done = personality.mean, f"{folder}/log", 0
+        self.mean, self.log, self.done = personality.mean, f"{directory}/log", 0
 
     def pick(self, there=True):
         """A file of its own that is there, or is not; another one if there is none such."""
@@ -95,17 +95,17 @@ class Personality:
     # As published: the mean size of a file. Scaled down: how many there are, and how many processes.
     mean, files, width, processes = 16 * KIB, 400, 1_000_000, 8
 
-    def names(self, folder):
-        return [f"{folder}/dir-{n // self.width}/file-{n}" for n in range(self.files)]
+    def names(self, directory):
+        return [f"{directory}/dir-{n // self.width}/file-{n}" for n in range(self.files)]
 
     def size(self, rng):
         """Sizes follow a gamma distribution of shape 1.5."""
         return min(int(rng.gammavariate(1.5, self.mean / 1.5)), len(DATA))
 
-    def prepare(self, folder):
+    def prepare(self, directory):
         """Four fifths of the files are there at the beginning."""
         rng = random.Random(7)
-        for name in self.names(folder):
+        for name in self.names(directory):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             if rng.random() < self.preallocated:
                 Path(name).write_bytes(DATA[: self.size(rng)])
@@ -141,7 +141,7 @@ class Webserver(Personality):
 
 
 class Varmail(Personality):
-    """A mail comes, is durable, is read, gets a mark, is read again, all in one folder. Published: 1,000 files, 16 threads."""
+    """A mail comes, is durable, is read, gets a mark, is read again, all in one directory. Published: 1,000 files, 16 threads."""
 
     processes = 16
 
@@ -158,7 +158,7 @@ class Varmail(Personality):
 
 
 class Webproxy(Personality):
-    """Replace a file, read five, append to a log that all share, all in one folder. Published: 10,000 files, 100 threads."""
+    """Replace a file, read five, append to a log that all share, all in one directory. Published: 10,000 files, 100 threads."""
 
     def loop(self, s):
         s.delete()
@@ -176,8 +176,8 @@ class Oltp(Personality):
 
     mean, files, preallocated = 2 * KIB * KIB, 8, 1
 
-    def prepare(self, folder):
-        for name in [*self.names(folder), f"{folder}/log"]:
+    def prepare(self, directory):
+        for name in [*self.names(directory), f"{directory}/log"]:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(DATA * (self.mean // len(DATA)))
 
@@ -202,7 +202,7 @@ class Oltp(Personality):
 PERSONALITIES = {c.__name__.lower(): c for c in (Fileserver, Webserver, Varmail, Webproxy, Oltp)}
 
 
-def run(personality, folder, seconds):
+def run(personality, directory, seconds):
     """All processes begin when the last of them is ready. What one has done is in memory that they share."""
     shared = mmap.mmap(-1, 16 * personality.processes)
     ready, gate = os.pipe(), os.pipe()
@@ -214,7 +214,7 @@ def run(personality, folder, seconds):
             continue
         try:
             os.close(gate[1])
-            share = Share(personality, folder, me)
+            share = Share(personality, directory, me)
             os.write(ready[1], b".")
             os.close(ready[1])
             # Ends when the parent closes its side.
@@ -238,11 +238,11 @@ def run(personality, folder, seconds):
 
 
 def main():
-    personality, folder = PERSONALITIES[sys.argv[1]](), sys.argv[2]
+    personality, directory = PERSONALITIES[sys.argv[1]](), sys.argv[2]
     if sys.argv[3] == "prepare":
-        personality.prepare(folder)
+        personality.prepare(directory)
     else:
-        print(json.dumps(run(personality, folder, float(sys.argv[4]))))
+        print(json.dumps(run(personality, directory, float(sys.argv[4]))))
 
 
 if __name__ == "__main__":

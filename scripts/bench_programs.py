@@ -109,10 +109,10 @@ class Programs:
         return lambda: sh("git", "-C", fs.dir / "clone", "gc", "-q")
 
     def npm(self, fs):
-        folder = fs.dir / "project"
-        remove(folder)
-        folder.mkdir()
-        return lambda: self.packages.install(folder)
+        directory = fs.dir / "project"
+        remove(directory)
+        directory.mkdir()
+        return lambda: self.packages.install(directory)
 
     def make(self, fs):
         source = fs.dir / "build"
@@ -158,11 +158,11 @@ class Programs:
             return None
         data, sockets = fs.dir / "pg", fs.work / "pg-sockets"
         remove(data)
-        for folder in (data, sockets):
-            folder.mkdir(exist_ok=True)
-            shutil.chown(folder, "postgres")
-        for folder in [fs.dir, fs.work, fs.work.parent]:
-            folder.chmod(0o755)
+        for directory in (data, sockets):
+            directory.mkdir(exist_ok=True)
+            shutil.chown(directory, "postgres")
+        for directory in [fs.dir, fs.work, fs.work.parent]:
+            directory.chmod(0o755)
         as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
         at = binaries[-1]
         sh(*as_postgres, at / "initdb", "-D", data, "--no-sync", cwd="/")

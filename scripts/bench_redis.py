@@ -72,14 +72,14 @@ def main():
         if not shutil.which(program):
             sys.exit(f"{program} is missing (Debian: redis-server, redis-tools)")
     kvfs = os.path.abspath(options.kvfs)
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        store, mount = folder / "store.kvfs", folder / "mount"
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        store, mount = directory / "store.kvfs", directory / "mount"
         mount.mkdir()
-        sockets = {"Redis": folder / "redis.sock", "KVFS": folder / "store.kvfs.sock"}
+        sockets = {"Redis": directory / "redis.sock", "KVFS": directory / "store.kvfs.sock"}
         redis = subprocess.Popen(
             ["redis-server", "--port", "0", "--unixsocket", str(sockets["Redis"]), "--save", "",
-             "--appendonly", "yes", "--appendfsync", "everysec", "--dir", str(folder)],
+             "--appendonly", "yes", "--appendfsync", "everysec", "--dir", str(directory)],
             stdout=subprocess.DEVNULL)
         try:
             subprocess.run([kvfs, "create", "--size", "8G", str(store)], check=True,

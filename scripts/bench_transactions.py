@@ -103,11 +103,11 @@ class Store:
         return Socket(self.socket)
 
     def project(self, name):
-        folder = self.dir / name
+        directory = self.dir / name
         (source,) = sorted(glob.glob(f"{os.environ.get('CARGO_HOME', Path.home() / '.cargo')}/registry/src/*/zstd-sys-*/zstd/lib"))[-1:]
-        shutil.copytree(source, folder / "lib")
-        (folder / "Makefile").write_text(MAKEFILE)
-        return folder
+        shutil.copytree(source, directory / "lib")
+        (directory / "Makefile").write_text(MAKEFILE)
+        return directory
 
     def close(self):
         subprocess.run([self.kvfs, "umount", str(self.dir)], capture_output=True)
@@ -115,13 +115,13 @@ class Store:
         self.file.unlink(missing_ok=True)
 
 
-def make(folder, jobs=2):
-    return ["make", "-s", f"-j{jobs}", "-C", str(folder)]
+def make(directory, jobs=2):
+    return ["make", "-s", f"-j{jobs}", "-C", str(directory)]
 
 
-def clean(folder):
-    assert (folder / "libzstd.so").exists(), "the build has left nothing"
-    sh("make", "-s", "clean", "-C", folder)
+def clean(directory):
+    assert (directory / "libzstd.so").exists(), "the build has left nothing"
+    sh("make", "-s", "clean", "-C", directory)
 
 
 # --- stages: each gives figures by name, a list of values for each ---------------------------------------------------
@@ -130,11 +130,11 @@ def clean(folder):
 def build(a, work):
     s = Store(a, work, "s")
     try:
-        folder = s.project("zstd")
+        directory = s.project("zstd")
         ways = {
-            "plain": make(folder),
-            "si": [a.kvfs, "run", "--isolation", "si", str(s.dir), "--", *make(folder)],
-            "ser": [a.kvfs, "run", "--isolation", "ser", str(s.dir), "--", *make(folder)],
+            "plain": make(directory),
+            "si": [a.kvfs, "run", "--isolation", "si", str(s.dir), "--", *make(directory)],
+            "ser": [a.kvfs, "run", "--isolation", "ser", str(s.dir), "--", *make(directory)],
         }
         figures = {}
         order = list(ways)
@@ -143,7 +143,7 @@ def build(a, work):
             for way in order:
                 seconds, _ = clock(lambda: sh(*ways[way]))
                 figures.setdefault(f"build {way}, s", []).append(seconds)
-                clean(folder)
+                clean(directory)
         return figures
     finally:
         s.close()
@@ -157,18 +157,18 @@ def ends(a, work):
             stores[files] = Store(a, work, f"s{files}", files)
         for r in range(a.rounds):
             for files, s in stores.items():
-                folder = s.dir / "zstd"
+                directory = s.dir / "zstd"
                 if r == 0:
                     s.project("zstd")
                 c = s.client()
                 for way in ("SI", "SER") if r < 2 else ("SI",):
                     begin, id = clock(lambda: c("TXN", "BEGIN", way))
-                    sh(a.kvfs, "txn", "exec", s.dir, id, "--", *make(folder))
+                    sh(a.kvfs, "txn", "exec", s.dir, id, "--", *make(directory))
                     commit, _ = clock(lambda: c("TXN", "COMMIT", id))
                     sync, _ = clock(lambda: c("SYNC"))
                     for what, seconds in (("begin", begin), ("commit", commit), ("commit and sync", commit + sync)):
                         figures.setdefault(f"{what} {way.lower()}, {files} files, ms", []).append(seconds * 1e3)
-                    clean(folder)
+                    clean(directory)
         return figures
     finally:
         for s in stores.values():
@@ -178,15 +178,15 @@ def ends(a, work):
 def four(a, work, jobs=2, named=""):
     s = Store(a, work, "s")
     try:
-        folders = [s.project(f"zstd{i}") for i in range(4)]
+        directories = [s.project(f"zstd{i}") for i in range(4)]
         run = [a.kvfs, "run", str(s.dir), "--"]
 
         def at_once():
-            all = [subprocess.Popen([*run, *make(f, jobs)]) for f in folders]
+            all = [subprocess.Popen([*run, *make(f, jobs)]) for f in directories]
             assert all and not any([p.wait() for p in all])
 
         def in_turn():
-            for f in folders:
+            for f in directories:
                 sh(*make(f, jobs))
 
         figures = {}
@@ -194,7 +194,7 @@ def four(a, work, jobs=2, named=""):
         for name in random.sample(list(ways), 2):
             seconds, _ = clock(ways[name])
             figures[name] = [seconds]
-            for f in folders:
+            for f in directories:
                 clean(f)
         return figures
     finally:

@@ -58,8 +58,8 @@ class Packages:
                 files.append((f"{('lib', 'dist', 'dist/esm')[i % 3]}/file-{i}.js", text[start : start + size]))
             self.packages.append((f"{scope}package-{n}", files))
 
-    def install(self, folder):
-        modules = folder / "node_modules"
+    def install(self, directory):
+        modules = directory / "node_modules"
         os.makedirs(modules / ".bin")
         lock = []
         for n, (name, files) in enumerate(self.packages):
@@ -79,22 +79,22 @@ class Packages:
         # npm reads back what it has installed, and writes down what it was.
         for name, _ in self.packages:
             Path(f"{modules}/{name}/package.json").read_bytes()
-        temporary = folder / ".package-lock.json.tmp"
+        temporary = directory / ".package-lock.json.tmp"
         temporary.write_text(",\n".join(lock))
-        temporary.rename(folder / "package-lock.json")
+        temporary.rename(directory / "package-lock.json")
 
 
-def make_workspace(folder, crates=6, functions=60):
+def make_workspace(directory, crates=6, functions=60):
     """A Cargo workspace that needs nothing but the standard library; each crate uses those before it."""
     names = [f"part{n}" for n in range(crates)]
-    folder.mkdir()
-    (folder / "Cargo.toml").write_text(f"[workspace]\nresolver = '2'\nmembers = {names}\n")
+    directory.mkdir()
+    (directory / "Cargo.toml").write_text(f"[workspace]\nresolver = '2'\nmembers = {names}\n")
     for n, name in enumerate(names):
-        (folder / name / "src").mkdir(parents=True)
+        (directory / name / "src").mkdir(parents=True)
         below = names[max(0, n - 2) : n]
         needs = "".join(f"{other} = {{ path = '../{other}' }}\n" for other in below)
         manifest = f"[package]\nname = '{name}'\nversion = '0.1.0'\nedition = '2021'\n[dependencies]\n{needs}"
-        (folder / name / "Cargo.toml").write_text(manifest)
+        (directory / name / "Cargo.toml").write_text(manifest)
         modules = [f"m{i}" for i in range(6)]
         for module in modules:
             body = ["use std::collections::BTreeMap;", "#[derive(Clone, Debug, Default, PartialEq)]", "pub struct Row { pub key: String, pub count: u64 }"]
@@ -103,8 +103,8 @@ def make_workspace(folder, crates=6, functions=60):
                     f"pub fn f{i}(rows: &[Row]) -> BTreeMap<String, u64> {{ let mut all = BTreeMap::new(); for row in rows {{ "
                     f"*all.entry(format!(\"{{}}-{i}\", row.key)).or_insert({i}) += row.count; }} all }}"
                 )
-            (folder / name / "src" / f"{module}.rs").write_text("\n".join(body) + "\n")
+            (directory / name / "src" / f"{module}.rs").write_text("\n".join(body) + "\n")
         uses = "".join(f"pub fn of_{other}() -> usize {{ {other}::m0::f0(&[]).len() }}\n" for other in below)
-        (folder / name / "src" / "lib.rs").write_text("".join(f"pub mod {m};\n" for m in modules) + uses)
+        (directory / name / "src" / "lib.rs").write_text("".join(f"pub mod {m};\n" for m in modules) + uses)
         calls = "".join(f"{other}::m1::f1(&[]);" for other in below)
-        (folder / name / "src" / "main.rs").write_text(f"fn main() {{ {calls} println!(\"{{:?}}\", {name}::m2::f2(&[])); }}\n")
+        (directory / name / "src" / "main.rs").write_text(f"fn main() {{ {calls} println!(\"{{:?}}\", {name}::m2::f2(&[])); }}\n")

@@ -21,7 +21,7 @@ class State:
     """Names, keys, snapshots and clones. What it holds is never changed in place, so states share it."""
 
     def __init__(self, other=None):
-        # Path below the worker's folder: ("f", file number), ("l", target), ("d",)
+        # Path below the worker's directory: ("f", file number), ("l", target), ("d",)
         self.names = dict(other.names) if other else {}
         # File number: content.
         self.files = dict(other.files) if other else {}
@@ -47,9 +47,9 @@ class State:
 def walk(root):
     """What is found below `root`, in the form of the oracle's tree."""
     found, least = {}, {}
-    for folder, folders, files in os.walk(root):
-        for name in sorted(folders + files):
-            path = os.path.join(folder, name)
+    for directory, directories, files in os.walk(root):
+        for name in sorted(directories + files):
+            path = os.path.join(directory, name)
             below = os.path.relpath(path, root)
             info = os.lstat(path)
             if stat.S_ISDIR(info.st_mode):
@@ -69,7 +69,7 @@ class Historian:
     FILES, KEYS, SNAPSHOTS = 30, 40, 2
 
     def __init__(self, n):
-        self.n, self.folder, self.key = n, f"history-{n}", f"history-{n}:"
+        self.n, self.directory, self.key = n, f"history-{n}", f"history-{n}:"
         self.number = 0
         # The states since the last one that was durable for certain; the last one is how it is when all has worked.
         self.states = [State()]
@@ -84,10 +84,10 @@ class Historian:
 
     def run(self, rnd, mnt, sock, redis, stop):
         """Until the daemon is gone."""
-        self.mnt, self.root = mnt, mnt / self.folder
+        self.mnt, self.root = mnt, mnt / self.directory
         self.client, self.joined = redis(sock), redis(sock)
         steps = [
-            (self.put, 12), (self.link, 4), (self.unlink, 6), (self.rename, 5), (self.symlink, 2), (self.make_folder, 2), (self.punch, 5),
+            (self.put, 12), (self.link, 4), (self.unlink, 6), (self.rename, 5), (self.symlink, 2), (self.make_directory, 2), (self.punch, 5),
             (self.overwrite, 4), (self.clone_tree, 3), (self.remove_tree, 2), (self.set_keys, 8), (self.delete_stretch, 3), (self.count, 3), (self.multi, 3),
             (self.transaction, 6), (self.durable, 2), (self.snapshot, 2), (self.drop_snapshot, 1), (self.clone, 1), (self.in_clone, 2),
             (self.sync, 6),
@@ -123,8 +123,8 @@ class Historian:
 
     def place(self, rnd):
         """A path that may be there or not."""
-        folders = [""] + sorted(p + "/" for p, v in self.states[-1].names.items() if v[0] == "d" and not p.startswith("copy"))
-        return f"{rnd.choice(folders)}n{rnd.randrange(self.FILES)}"
+        directories = [""] + sorted(p + "/" for p, v in self.states[-1].names.items() if v[0] == "d" and not p.startswith("copy"))
+        return f"{rnd.choice(directories)}n{rnd.randrange(self.FILES)}"
 
     def put(self, rnd):
         """A new file with its content, over what was there."""
@@ -134,12 +134,12 @@ class Historian:
             return False
         number = self.new()
         data = content(f"{self.n} {number}", rnd.choice([0, 40, 300, 4096, 20_000, 70_000]))
-        self.write(self.mnt / f"{self.folder}.new", data)
+        self.write(self.mnt / f"{self.directory}.new", data)
         # That was an fsync: all before is on disk.
         self.certain()
         state.names[path], state.files[number] = ("f", number), data
         self.will_be(state)
-        os.rename(self.mnt / f"{self.folder}.new", self.root / path)
+        os.rename(self.mnt / f"{self.directory}.new", self.root / path)
 
     @staticmethod
     def write(path, data):
@@ -161,11 +161,11 @@ class Historian:
 
     def unlink(self, rnd):
         state = self.begin()
-        folder = self.some(rnd, "d")
-        if folder is not None and not any(p.startswith(folder + "/") for p in state.names):
-            del state.names[folder]
+        directory = self.some(rnd, "d")
+        if directory is not None and not any(p.startswith(directory + "/") for p in state.names):
+            del state.names[directory]
             self.will_be(state)
-            os.rmdir(self.root / folder)
+            os.rmdir(self.root / directory)
             return
         # What lies in copies is no place for others, so it goes first.
         copies = sorted(p for p, v in state.names.items() if v[0] != "d" and p.startswith("copy"))
@@ -194,7 +194,7 @@ class Historian:
         self.will_be(state)
         os.symlink(state.names[path][1], self.root / path)
 
-    def make_folder(self, rnd):
+    def make_directory(self, rnd):
         path = f"d{rnd.randrange(3)}"
         state = self.begin()
         if path in state.names:
@@ -272,7 +272,7 @@ class Historian:
                     value = ("f", files[value[1]])
                 state.names[copy + path[len(source) :]] = value
         self.will_be(state)
-        self.client.call("CLONETREE", f"/{self.folder}/{source}", f"/{self.folder}/{copy}")
+        self.client.call("CLONETREE", f"/{self.directory}/{source}", f"/{self.directory}/{copy}")
 
     def remove_tree(self, rnd):
         tops = sorted(p for p, v in self.states[-1].names.items() if v[0] == "d" and "/" not in p)
@@ -281,7 +281,7 @@ class Historian:
         top, state = rnd.choice(tops), self.begin()
         state.names = {p: v for p, v in state.names.items() if p != top and not p.startswith(top + "/")}
         self.will_be(state)
-        self.client.call("RMTREE", f"/{self.folder}/{top}")
+        self.client.call("RMTREE", f"/{self.directory}/{top}")
 
     def name_of_key(self, rnd):
         return f"{self.key}{rnd.randrange(self.KEYS):03}"
@@ -332,9 +332,9 @@ class Historian:
         data = content(f"txn {self.n} {number}", rnd.choice([40, 5000, 70_000]))
 
         def put(path, data):
-            with open(view / f"{self.folder}.new", "wb") as f:
+            with open(view / f"{self.directory}.new", "wb") as f:
                 f.write(data)
-            os.rename(view / f"{self.folder}.new", view / self.folder / path)
+            os.rename(view / f"{self.directory}.new", view / self.directory / path)
 
         try:
             put(path, data)
@@ -377,7 +377,7 @@ class Historian:
             return False
         txn = self.client.call("TXN", "BEGIN", "SI", "DURABLE").decode()
         name, data = f"kept{self.new()}", content(f"kept {self.number}", rnd.choice([40, 5000, 70_000]))
-        with open(self.mnt / ".kvfs" / "txn" / txn / self.folder / name, "wb") as f:
+        with open(self.mnt / ".kvfs" / "txn" / txn / self.directory / name, "wb") as f:
             f.write(data)
         self.client.call("TXN", "KEEP", txn)
         self.kept = (txn, name, data)
@@ -456,16 +456,16 @@ class Historian:
     def verify(self, mnt, client, problems, where):
         def views(what, mine):
             names = sorted(row[1].decode() for row in client.call(what, "LIST") if row[1].decode().startswith(mine))
-            return {name: (walk(mnt / ".kvfs" / what.lower() / name / self.folder), self.range(client, what, "USE", name)) for name in names}
+            return {name: (walk(mnt / ".kvfs" / what.lower() / name / self.directory), self.range(client, what, "USE", name)) for name in names}
 
         found = {
-            "tree": walk(mnt / self.folder), "keys": self.range(client),
+            "tree": walk(mnt / self.directory), "keys": self.range(client),
             "snapshots": views("SNAPSHOT", f"s-{self.n}-"), "clones": views("CLONE", f"c-{self.n}-"),
         }  # fmt: skip
         match = next((s for s in reversed(self.states) if s.shown() == found), None)
         rolling_back = bool(self.steps) and self.steps[-1] == "rollback" and len(self.states) > 1
         if match is None:
-            problems.append(f"{where}: {self.folder} is none of the {len(self.states)} states that it may be: {self.nearest(found)}")
+            problems.append(f"{where}: {self.directory} is none of the {len(self.states)} states that it may be: {self.nearest(found)}")
             return
         self.states = [match]
         if self.kept and rolling_back and not (mnt / ".kvfs" / "txn" / self.kept[0]).exists():
@@ -479,7 +479,7 @@ class Historian:
         txn, name, data = self.kept
         self.kept = None
         try:
-            found = (mnt / ".kvfs" / "txn" / txn / self.folder / name).read_bytes()
+            found = (mnt / ".kvfs" / "txn" / txn / self.directory / name).read_bytes()
         except OSError as e:
             problems.append(f"{where}: the durable transaction {txn} has no {name}: {e}")
             return

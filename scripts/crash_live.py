@@ -248,7 +248,7 @@ class Lab:
             raise SystemExit(f"the daemon {pid} was killed and has not ended within a minute")
 
     def clear(self):
-        """Takes the dead mount away. Not before every worker has stopped: they would go on in the folder beneath it."""
+        """Takes the dead mount away. Not before every worker has stopped: they would go on in the directory beneath it."""
         subprocess.run(["umount", "-l", str(self.mnt)], capture_output=True)
 
 
@@ -317,7 +317,7 @@ class Run:
         self.problems = []
         self.kills = self.compared = self.acknowledged = 0
         pid = self.lab.mount()
-        (self.lab.mnt / self.historian.folder).mkdir()
+        (self.lab.mnt / self.historian.directory).mkdir()
         sync_dir(self.lab.mnt)
         assert pid
         self.lab.run("umount", str(self.lab.mnt))
@@ -363,7 +363,7 @@ class Run:
         for t in threads:
             t.start()
         time.sleep(rnd.uniform(0.02, 0.8))  # the random moment itself, not a wait for a condition
-        # Before the kill: nothing may go on in the folder beneath the mount, and an error from here on is the kill's.
+        # Before the kill: nothing may go on in the directory beneath the mount, and an error from here on is the kill's.
         stop.set()
         self.kill(pid)
         for t in threads:

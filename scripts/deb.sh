@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds a Debian package of a kvfs program: sh scripts/deb.sh target/release/kvfs FOLDER
+# Builds a Debian package of a kvfs program: sh scripts/deb.sh target/release/kvfs DIRECTORY
 set -eu
 
 kvfs=$1
-folder=$2
+directory=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
 version=$("$kvfs" --version | cut -d ' ' -f 2)
 machine=$(dpkg --print-architecture)
@@ -39,6 +39,6 @@ Description: file system and ordered key-value store in one
  One file holds a store that is at once a POSIX file system, mounted by FUSE,
  and an ordered, transactional key-value database, with transactions over both.
 CONTROL
-mkdir -p "$folder"
-dpkg-deb --root-owner-group -Zxz -z1 --build "$stage" "$folder/kvfs_${version}_$machine.deb" >/dev/null
-echo "$folder/kvfs_${version}_$machine.deb"
+mkdir -p "$directory"
+dpkg-deb --root-owner-group -Zxz -z1 --build "$stage" "$directory/kvfs_${version}_$machine.deb" >/dev/null
+echo "$directory/kvfs_${version}_$machine.deb"

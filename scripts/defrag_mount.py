@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """`kvfs defrag` on a mount: the load of VT-tree §4.4 through the kernel, cold scans before and after, with a client at work.
 
-  scripts/defrag_mount.py KVFS FOLDER [MIB]     KVFS: the program; FOLDER: on the file system to be measured; MIB: written (1024)
+  scripts/defrag_mount.py KVFS DIRECTORY [MIB]     KVFS: the program; DIRECTORY: on the file system to be measured; MIB: written (1024)
 
 Files of 128 KiB are created, appended to (4 to 32 KiB), overwritten at random pages and deleted. Then every file is read in the order of
 its number with nothing cached (three times, mounted anew each time; the median), the store is defragmented while a client reads
 and overwrites pages, and read again. One line of JSON."""
 import json, os, random, statistics, subprocess, sys, threading, time
 
-kvfs, folder, mib = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1024
-store, mnt = os.path.join(folder, "defrag.kvfs"), os.path.join(folder, "mnt")
+kvfs, directory, mib = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1024
+store, mnt = os.path.join(directory, "defrag.kvfs"), os.path.join(directory, "mnt")
 PAGE, r = 4096, random.Random(7)
 noise = r.randbytes(1 << 20)
 

@@ -252,7 +252,7 @@ PEERS = {"juicefs": Juicefs, "agentfs": Agentfs}
 
 
 def installed(name):
-    """A program on the path, or in the folder for programs that nothing but measurements needs."""
+    """A program on the path, or in the directory for programs that nothing but measurements needs."""
     own = Path.home() / ".cache/kvfs-tools" / name
     return shutil.which(name) or (str(own) if own.exists() else None)
 

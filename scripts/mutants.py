@@ -57,7 +57,7 @@ def mutants(only):
 
 
 def packages():
-    """The folder of each package, by its name."""
+    """The directory of each package, by its name."""
     manifests = [ROOT / path for path in git("ls-files", "*Cargo.toml").stdout.split()]
     names = ((m, re.search(r'^name = "(.*)"', m.read_text(), re.M)) for m in manifests)
     return {name[1]: m.parent for m, name in names if name}
@@ -79,7 +79,7 @@ def functions(root, source):
             modules.append((indent, name))
 
 
-def missing(command, folders):
+def missing(command, directories):
     """What a `cargo test` names that does not exist: a package, a suite or a test; None when all of it does."""
     words = shlex.split(command)
     if "test" not in words:
@@ -97,11 +97,11 @@ def missing(command, folders):
             words.pop(0)
         elif not word.startswith("-"):
             filters.append(word)
-    if package not in folders:
+    if package not in directories:
         return f"package {package}"
-    tests = folders[package] / "tests"
+    tests = directories[package] / "tests"
     if suite is None:
-        root = folders[package] / "src"
+        root = directories[package] / "src"
         sources = root.rglob("*.rs")
     elif (tests / f"{suite}.rs").exists():
         root, sources = tests, [tests / f"{suite}.rs"]
@@ -116,14 +116,14 @@ def missing(command, folders):
 
 def check(all_of_them):
     wrong = []
-    folders = packages()
+    directories = packages()
     for m in all_of_them:
         if not m.commands:
             wrong.append(f"{m.name}: no line '# caught by: COMMAND'")
         if not m.what:
             wrong.append(f"{m.name}: no line '# what: SENTENCE'")
         for command in m.commands:
-            if what := missing(command, folders):
+            if what := missing(command, directories):
                 wrong.append(f"{m.name}: there is no {what}: '{command}' would run nothing")
         applied = git("apply", "--check", str(m.path))
         if applied.returncode:

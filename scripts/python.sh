@@ -29,5 +29,5 @@ rm -rf target/wheels
 PYO3_PYTHON=$venv/bin/python "$venv/bin/maturin" build --profile "$PROFILE" --quiet --manifest-path bindings/python/Cargo.toml --out target/wheels
 "$venv/bin/pip" install -q --force-reinstall --no-deps target/wheels/*.whl
 (cd bindings/python && "$venv/bin/mypy" --cache-dir "$venv/mypy")
-# Not from the folder of the sources: the tests import what was installed.
+# Not from the directory of the sources: the tests import what was installed.
 "$venv/bin/python" -m pytest -q -p no:cacheprovider bindings/python/tests

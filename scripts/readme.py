@@ -3,7 +3,7 @@
 
 A block ```console is a session: lines that begin with `$ ` are commands for bash, the lines behind one are what it prints. Every command must
 succeed. Numbers and units may differ from what is printed, `…` stands for anything, and blanks for any blanks. What the sessions
-take for granted (a project under ~/src, a folder /mnt/work) is made in a mount name space of its own. Needs root and /dev/fuse.
+take for granted (a project under ~/src, a directory /mnt/work) is made in a mount name space of its own. Needs root and /dev/fuse.
 
     python3 scripts/readme.py target/release/kvfs [docs/agents.md …]
 """
@@ -56,14 +56,14 @@ def units(word):
     return found.group(1) if found else ""
 
 
-def run(command, env, folder):
+def run(command, env, directory):
     """Runs it; where it asks, the answer is the one that is printed behind the question."""
     if "--ask" not in command:
-        done = subprocess.run(["bash", "-c", command], env=env, cwd=folder, stdout=subprocess.PIPE, timeout=300)
+        done = subprocess.run(["bash", "-c", command], env=env, cwd=directory, stdout=subprocess.PIPE, timeout=300)
         return done.returncode, done.stdout.decode()
     pid, terminal = pty.fork()
     if pid == 0:
-        os.chdir(folder)
+        os.chdir(directory)
         os.execvpe("bash", ["bash", "-c", command], env)
     out, answered = b"", False
     while True:
@@ -95,15 +95,15 @@ def main():
 
 
 def document(kvfs, name):
-    """Runs the sessions of one, in a folder of its own; how many commands said something else."""
-    folder = tempfile.mkdtemp(prefix="kvfs-readme.")
-    env = dict(os.environ, HOME=folder, FAKETTY="1", COLUMNS="120", NO_COLOR="1", GIT_CONFIG_GLOBAL="/dev/null")
+    """Runs the sessions of one, in a directory of its own; how many commands said something else."""
+    directory = tempfile.mkdtemp(prefix="kvfs-readme.")
+    env = dict(os.environ, HOME=directory, FAKETTY="1", COLUMNS="120", NO_COLOR="1", GIT_CONFIG_GLOBAL="/dev/null")
     env.pop("MAKEFLAGS", None)
-    os.mkdir(f"{folder}/bin")
-    os.symlink(kvfs, f"{folder}/bin/kvfs")
-    env["PATH"] = f"{folder}/bin:" + env["PATH"]
+    os.mkdir(f"{directory}/bin")
+    os.symlink(kvfs, f"{directory}/bin/kvfs")
+    env["PATH"] = f"{directory}/bin:" + env["PATH"]
     subprocess.run("mount -t tmpfs tmpfs /mnt && mkdir /mnt/work", shell=True, check=True)
-    project = f"{folder}/src/project"
+    project = f"{directory}/src/project"
     os.makedirs(f"{project}/src/layout")
     open(f"{project}/Makefile", "w").write(MAKEFILE)
     for file, size in [("lib.rs", 30), ("fs.rs", 300), ("layout/mod.rs", 300), ("layout/node.rs", 350)]:
@@ -114,23 +114,23 @@ def document(kvfs, name):
     try:
         for number, session in enumerate(sessions(open(f"{ROOT}/{name}").read())):
             if number == 1 and name == "README.md":
-                subprocess.run(["bash", "-ec", BETWEEN], cwd=folder, env=env, check=True)
+                subprocess.run(["bash", "-ec", BETWEEN], cwd=directory, env=env, check=True)
             for command, lines in session:
                 if command.startswith("kill "):
                     # What was written longer ago than the flush interval is on disk; a reader is not as fast as this program.
-                    subprocess.run(["redis-cli", "-s", "my.kvfs.sock", "SAVE"], cwd=folder, env=env, check=True, capture_output=True)
+                    subprocess.run(["redis-cli", "-s", "my.kvfs.sock", "SAVE"], cwd=directory, env=env, check=True, capture_output=True)
                 print(f"$ {command}", flush=True)
-                code, said = run(command, env, folder)
+                code, said = run(command, env, directory)
                 print(said, end="" if said.endswith("\n") or not said else "\n", flush=True)
                 # The answer was no: the program's own code stays.
-                lines = [line.replace("/home/me/", folder + "/") for line in lines]
+                lines = [line.replace("/home/me/", directory + "/") for line in lines]
                 if code != 0 or lines and not re.fullmatch(pattern(lines), said, re.S):
                     wrong += 1
                     print(f"readme: WRONG, exit code {code}, {name} prints:\n" + "\n".join(lines), flush=True)
     finally:
         subprocess.run(["kvfs", "umount", "/mnt/work"], env=env, capture_output=True)
         subprocess.run(["umount", "/mnt"], env=env, check=True)
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
     return wrong
 
 

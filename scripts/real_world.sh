@@ -51,7 +51,7 @@ gitrepo() {
         git clone -q "$REPO" "$src"
     fi
     git clone -q --no-hardlinks "$src" "$MNT/clone"
-    git -C "$MNT/clone" config gc.auto 0 # no gc behind our back while folders are removed
+    git -C "$MNT/clone" config gc.auto 0 # no gc behind our back while directories are removed
     git -C "$MNT/clone" fsck --full --no-dangling
     git -C "$MNT/clone" checkout -q -b work
     (cd "$MNT/clone" && find . -name '*.c' -o -name '*.rs' | grep -v '^./.git/' | awk 'NR <= 200' | while read -r f; do echo "// changed" >>"$f"; done)

@@ -231,10 +231,10 @@ def main():
     if not arguments.redis:
         print("skipped: there is no redis-server to compare with")
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "redis.sock")
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "redis.sock")
         server = subprocess.Popen(
-            [arguments.redis, "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder],
+            [arguments.redis, "--port", "0", "--unixsocket", path, "--save", "", "--dir", directory],
             stdout=subprocess.DEVNULL,
         )
         try:

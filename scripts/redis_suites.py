@@ -118,15 +118,15 @@ def wait_for(path):
             time.sleep(0.05)
 
 
-def start_redis(folder):
-    path = os.path.join(folder, "redis.sock")
-    command = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder,
+def start_redis(directory):
+    path = os.path.join(directory, "redis.sock")
+    command = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", directory,
                "--enable-debug-command", "yes", "--daemonize", "no", "--loglevel", "warning"]
     return path, subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
-def start_kvfs(folder, serve, kvfs):
-    path = os.path.join(folder, "kvfs.sock")
+def start_kvfs(directory, serve, kvfs):
+    path = os.path.join(directory, "kvfs.sock")
     command = [serve, path, kvfs, "lua-worker"]
     return path, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
@@ -235,9 +235,9 @@ def main():
         both = []
         for name in ("redis", "kvfs"):
             # A server for each unit: what one leaves behind is no matter of the next.
-            with tempfile.TemporaryDirectory() as folder:
-                started = (start_redis(folder) if name == "redis"
-                           else start_kvfs(folder, serve, kvfs))
+            with tempfile.TemporaryDirectory() as directory:
+                started = (start_redis(directory) if name == "redis"
+                           else start_kvfs(directory, serve, kvfs))
                 path, server = started
                 try:
                     wait_for(path)

@@ -70,7 +70,7 @@ def data(rng, size):
 
 
 def files_worker(world, number):
-    """Its own folder, whose content it knows."""
+    """Its own directory, whose content it knows."""
     home = world.mount / f"files{number}"
     home.mkdir()
     have = {}

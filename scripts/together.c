@@ -2,11 +2,11 @@
  *
  *     together kvfs MOUNT SOCKET CLIENTS SECONDS
  *         the file in the view of a transaction, the key through the socket, TXN COMMIT SYNC;
- *     together ext4 FOLDER CLIENTS SECONDS
- *         write to a new file, fsync, rename over the old one, fsync of the folder; then a row in SQLite (WAL, synchronous=FULL),
+ *     together ext4 DIRECTORY CLIENTS SECONDS
+ *         write to a new file, fsync, rename over the old one, fsync of the directory; then a row in SQLite (WAL, synchronous=FULL),
  *         one commit each. Killed between the two, they do not fit together.
  *
- * Each client is a process with a folder of its own and goes through 100 names. Prints how many were done in a second. */
+ * Each client is a process with a directory of its own and goes through 100 names. Prints how many were done in a second. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -90,10 +90,10 @@ static void kvfs_client(const char *mount, const char *socket, int me, double un
 
 /* --- ext4 and SQLite ----------------------------------------------------------------------------------------------- */
 
-static sqlite3 *database(const char *folder) {
+static sqlite3 *database(const char *directory) {
     char path[4096];
     sqlite3 *db;
-    snprintf(path, sizeof path, "%s/rows.db", folder);
+    snprintf(path, sizeof path, "%s/rows.db", directory);
     if (sqlite3_open(path, &db)) die("sqlite3_open");
     sqlite3_busy_timeout(db, 60000);
     const char *setup = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE IF NOT EXISTS t(k TEXT PRIMARY KEY, v TEXT) WITHOUT ROWID;";
@@ -104,12 +104,12 @@ static sqlite3 *database(const char *folder) {
     return db;
 }
 
-static void ext4_client(const char *folder, int me, double until, long *done) {
+static void ext4_client(const char *directory, int me, double until, long *done) {
     char dir[2048], path[4096], fresh[4096], key[64], value[64];
-    sqlite3 *db = database(folder);
+    sqlite3 *db = database(directory);
     sqlite3_stmt *put;
     if (sqlite3_prepare_v2(db, "INSERT OR REPLACE INTO t VALUES (?, ?)", -1, &put, NULL)) die(sqlite3_errmsg(db));
-    snprintf(dir, sizeof dir, "%s/together%d", folder, me);
+    snprintf(dir, sizeof dir, "%s/together%d", directory, me);
     int dirfd = open(dir, O_RDONLY | O_DIRECTORY);
     while (now() < until) {
         snprintf(path, sizeof path, "%s/f%ld", dir, *done % NAMES);
@@ -129,27 +129,27 @@ static void ext4_client(const char *folder, int me, double until, long *done) {
 int main(int argc, char **argv) {
     int kvfs = argc == 6 && !strcmp(argv[1], "kvfs");
     if (!kvfs && !(argc == 5 && !strcmp(argv[1], "ext4"))) {
-        fprintf(stderr, "together kvfs MOUNT SOCKET CLIENTS SECONDS | together ext4 FOLDER CLIENTS SECONDS\n");
+        fprintf(stderr, "together kvfs MOUNT SOCKET CLIENTS SECONDS | together ext4 DIRECTORY CLIENTS SECONDS\n");
         return 2;
     }
-    const char *folder = argv[2];
+    const char *directory = argv[2];
     int clients = atoi(argv[argc - 2]), failed = 0;
     double seconds = atof(argv[argc - 1]);
     if (clients < 1) return 2;
     memset(data, 'x', sizeof data);
     for (int me = 0; me < clients; me++) {
         char dir[4096];
-        snprintf(dir, sizeof dir, "%s/together%d", folder, me);
+        snprintf(dir, sizeof dir, "%s/together%d", directory, me);
         if (mkdir(dir, 0755) && errno != EEXIST) die(dir);
     }
-    if (!kvfs) sqlite3_close(database(folder));
+    if (!kvfs) sqlite3_close(database(directory));
     long *done = mmap(NULL, clients * sizeof *done, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (done == MAP_FAILED) die("mmap");
     double begun = now();
     for (int me = 0; me < clients; me++) {
         if (fork()) continue;
-        if (kvfs) kvfs_client(folder, argv[3], me, begun + seconds, done + me);
-        else ext4_client(folder, me, begun + seconds, done + me);
+        if (kvfs) kvfs_client(directory, argv[3], me, begun + seconds, done + me);
+        else ext4_client(directory, me, begun + seconds, done + me);
         _exit(0);
     }
     for (int status; wait(&status) > 0;) failed |= status;

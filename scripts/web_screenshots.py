@@ -126,10 +126,10 @@ def fill(kvfs, mnt):
     """Files of several ages, some of them gone again, keys, snapshots, and two open transactions."""
     run = lambda *words, **more: subprocess.run([kvfs, *map(str, words)], check=True, capture_output=True, text=True, **more).stdout
     for n in range(12):
-        folder = mnt / f"part-{n}"
-        folder.mkdir()
+        directory = mnt / f"part-{n}"
+        directory.mkdir()
         for f in range(4):
-            (folder / f"data-{f}.bin").write_bytes(os.urandom(4 << 20))
+            (directory / f"data-{f}.bin").write_bytes(os.urandom(4 << 20))
         if n % 3 == 2:
             shutil.rmtree(mnt / f"part-{n - 1}")
         if n in (4, 8):

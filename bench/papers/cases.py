@@ -102,11 +102,11 @@ def aged_steps(title, fs):
 
 
 class Cases:
-    """The groups of one run; what they share is made once, in a folder on a tmpfs."""
+    """The groups of one run; what they share is made once, in a directory on a tmpfs."""
 
-    def __init__(self, folder, sizes, seed):
-        self.folder, self.sizes, self.seed = Path(folder), sizes, seed
-        self.tar, self.repository = self.folder / "tree.tar", None
+    def __init__(self, directory, sizes, seed):
+        self.directory, self.sizes, self.seed = Path(directory), sizes, seed
+        self.tar, self.repository = self.directory / "tree.tar", None
 
     def groups(self):
         made = (self.tree, self.commits, self.random, self.large, self.small, self.mail, self.names)
@@ -136,7 +136,7 @@ class Cases:
         def prepare(fs):
             if not self.repository:
                 s = self.sizes
-                self.repository = trees.Repository(self.folder, s.tree, s.commits, s.changes, self.seed)
+                self.repository = trees.Repository(self.directory, s.tree, s.commits, s.changes, self.seed)
             self.repository.check_out_each(fs.dir, fs.sync)
 
         return Group("commits", prepare, partial(aged_steps, "aged by commits"))
@@ -200,11 +200,11 @@ class Cases:
 
     def names(self):
         """KEVIN's metadata loads: nothing but names, whose bytes to and from the device count."""
-        each, folders = self.sizes.names, 100
-        n = each * folders
+        each, directories = self.sizes.names, 100
+        n = each * directories
 
         def step(title, work):
-            return Step(f"{title} of names", lambda fs: work(fs.dir / "names", folders, each, self.seed), n, sync=True)
+            return Step(f"{title} of names", lambda fs: work(fs.dir / "names", directories, each, self.seed), n, sync=True)
 
         def steps(fs):
             return [

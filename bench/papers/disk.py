@@ -15,13 +15,13 @@ def sh(*words, **more):
     return subprocess.run(words, check=True, capture_output=True, text=True, **more).stdout
 
 
-def build(source, folder):
-    """Compiles slowdisk.c of the folder `source`."""
+def build(source, directory):
+    """Compiles slowdisk.c of the directory `source`."""
     code = Path(source) / "slowdisk.c"
     if not code.exists():
         raise OSError(f"SLOWDISK names {source}, where there is no slowdisk.c")
     flags = sh("pkg-config", "--cflags", "--libs", "fuse3").split()
-    program = folder / "slowdisk"
+    program = directory / "slowdisk"
     sh("gcc", "-O2", "-Wall", "-o", program, code, *flags, "-lpthread", "-lm")
     return program
 
@@ -50,8 +50,8 @@ class Loop:
 class Image:
     """The contents of a disk, a sparse file on a tmpfs."""
 
-    def __init__(self, folder, size):
-        self.path, self.size = folder / "image", size
+    def __init__(self, directory, size):
+        self.path, self.size = directory / "image", size
         with open(self.path, "wb") as f:
             f.truncate(size)
 
@@ -62,34 +62,34 @@ class Image:
 class SlowDisk:
     """An image on the model, and a loop device over it."""
 
-    def __init__(self, program, image, profile, folder):
-        self.folder = folder / "disk"
-        self.folder.mkdir()
+    def __init__(self, program, image, profile, directory):
+        self.directory = directory / "disk"
+        self.directory.mkdir()
         self.loop = None
         size = ["--size", image.size]
-        sh(program, "--profile", profile, *size, "--backing", image.path, self.folder)
+        sh(program, "--profile", profile, *size, "--backing", image.path, self.directory)
         try:
-            self.loop = Loop(self.folder / "disk", profile, direct=True)
+            self.loop = Loop(self.directory / "disk", profile, direct=True)
         except OSError:
             self.close()
             raise
 
     def counters(self):
-        lines = (self.folder / "stats").read_text().splitlines()
+        lines = (self.directory / "stats").read_text().splitlines()
         return {name: float(value) for name, value in (line.split() for line in lines)}
 
     def reset(self):
-        (self.folder / "stats").write_text("0")
+        (self.directory / "stats").write_text("0")
 
     def close(self):
         if self.loop:
             self.loop.close()
         # The loop device lets go of its file a moment after it was detached.
         for _ in range(50):
-            done = subprocess.run(["umount", str(self.folder)], capture_output=True)
+            done = subprocess.run(["umount", str(self.directory)], capture_output=True)
             if done.returncode == 0:
                 break
             subprocess.run(["sleep", "0.1"])
         else:
-            subprocess.run(["umount", "-l", str(self.folder)], capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+            subprocess.run(["umount", "-l", str(self.directory)], capture_output=True)
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -92,13 +92,13 @@ class Bench:
         self.write({"left_out": what, "why": said, "profile": self.a.profile})
 
     @contextlib.contextmanager
-    def folder(self, name):
-        folder = self.work / name
-        folder.mkdir()
+    def directory(self, name):
+        directory = self.work / name
+        directory.mkdir()
         try:
-            yield folder
+            yield directory
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
     def prepare(self, group, fs, image):
         """Makes the file system and its contents at the speed of memory."""
@@ -144,14 +144,14 @@ class Bench:
 
     def run(self, group, name, round_):
         line = {"profile": self.a.profile, "round": round_, "group": group.name, "system": name}
-        with self.folder(f"{group.name}-{name}") as folder:
-            fs = systems.make(name, folder, self.a.kvfs, self.a.options)
-            image, slow = disk.Image(folder, self.sizes.disk << 30), None
+        with self.directory(f"{group.name}-{name}") as directory:
+            fs = systems.make(name, directory, self.a.kvfs, self.a.options)
+            image, slow = disk.Image(directory, self.sizes.disk << 30), None
             try:
                 begun = time.monotonic()
                 steps = self.prepare(group, fs, image)
                 print(f"{name:6} {group.name} prepared in {time.monotonic() - begun:.1f} s", file=sys.stderr)
-                slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, folder)
+                slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, directory)
                 for step in steps:
                     if step.only in ("", name):
                         self.step(step, fs, slow, line)
@@ -162,10 +162,10 @@ class Bench:
                 image.remove()
 
     def kvdb(self, load, value, mib, threshold, options, round_):
-        with self.folder("kvdb") as folder:
-            image, slow = disk.Image(folder, self.sizes.disk << 30), None
+        with self.directory("kvdb") as directory:
+            image, slow = disk.Image(directory, self.sizes.disk << 30), None
             try:
-                slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, folder)
+                slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, directory)
                 said = cases.kvdb(self.a.shape, slow.loop.device, load, value, mib, threshold, options)
                 figures = json.loads(said)
                 self.write({"profile": self.a.profile, "round": round_, "group": "kvdb", "system": threshold,
@@ -189,7 +189,7 @@ class Bench:
         names = self.a.systems.split(",")
         first = {group: self.next_round(group) for group in self.a.cases.split(",")}
         for n in range(1 if self.a.quick else self.a.rounds):
-            with self.folder("shared") as shared:
+            with self.directory("shared") as shared:
                 made = {}
                 for group, start in first.items():
                     round_ = start + n
@@ -212,7 +212,7 @@ def main():
         if os.geteuid() != 0:
             sys.exit("papers: making and mounting file systems needs root")
         if "SLOWDISK" not in os.environ:
-            sys.exit("papers: SLOWDISK in the environment must name the folder of slowdisk.c")
+            sys.exit("papers: SLOWDISK in the environment must name the directory of slowdisk.c")
         a.kvfs, a.shape = (str(Path(path).resolve()) for path in (a.kvfs, a.shape))
         # A kill must unmount, too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

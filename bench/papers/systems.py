@@ -35,8 +35,8 @@ class Kernel:
 
     pid = None
 
-    def __init__(self, name, folder):
-        self.name, self.dir, self.mounted = name, folder / "mnt", False
+    def __init__(self, name, directory):
+        self.name, self.dir, self.mounted = name, directory / "mnt", False
         self.dir.mkdir()
 
     def make(self, device):
@@ -67,8 +67,8 @@ class Kernel:
 
 
 class Kvfs(Kernel):
-    def __init__(self, name, folder, program, options):
-        super().__init__(name, folder)
+    def __init__(self, name, directory, program, options):
+        super().__init__(name, directory)
         self.program, self.options, self.pid, self.socket = program, options, None, None
 
     def make(self, device):
@@ -108,5 +108,5 @@ class Kvfs(Kernel):
                 time.sleep(1)
 
 
-def make(name, folder, program, options):
-    return Kvfs(name, folder, program, options) if name == "kvfs" else Kernel(name, folder)
+def make(name, directory, program, options):
+    return Kvfs(name, directory, program, options) if name == "kvfs" else Kernel(name, directory)

@@ -15,15 +15,15 @@ from disk import sh
 __all__ = ["Repository", "age_at_random", "files_below", "make_tar"]
 
 
-def files_below(folder):
-    return sum(len(files) for _, _, files in os.walk(folder))
+def files_below(directory):
+    return sum(len(files) for _, _, files in os.walk(directory))
 
 
 class Repository:
     """A bare repository whose commits change, add, remove and move files of one tree."""
 
-    def __init__(self, folder, files, commits, changes, seed):
-        self.path, self.commits, self.rng = folder / "repository.git", commits, random.Random(seed)
+    def __init__(self, directory, files, commits, changes, seed):
+        self.path, self.commits, self.rng = directory / "repository.git", commits, random.Random(seed)
         self.text = " ".join(self.rng.choices(WORDS, k=1 << 18)).encode()
         self.paths, self.first, self.made = [], files, files
         sh("git", "init", "-q", "--bare", self.path)
@@ -80,10 +80,10 @@ class Repository:
             self.write(path)
             self.paths.append(path)
 
-    def check_out_each(self, folder, sync):
+    def check_out_each(self, directory, sync):
         """The commits one after the other, each durable before the next. The repository and its
         index lie elsewhere, so that the file system holds the tree alone."""
-        tree = folder / "tree"
+        tree = directory / "tree"
         tree.mkdir()
         (self.path / "index").unlink(missing_ok=True)
         git = ["git", f"--git-dir={self.path}", f"--work-tree={tree}", "-c", "advice.detachedHead=false"]
@@ -93,10 +93,10 @@ class Repository:
             sync()
 
 
-def age_at_random(folder, sync, files, operations, seed):
+def age_at_random(directory, sync, files, operations, seed):
     """Files of 4 KiB on average made round robin in 50 directories; then one is removed and one made,
     or one moves to another directory, again and again, synced every 500 operations."""
-    rng, tree = random.Random(seed), folder / "tree"
+    rng, tree = random.Random(seed), directory / "tree"
     noise = rng.randbytes(1 << 16)
     for d in range(50):
         os.makedirs(tree / f"dir-{d}")

@@ -64,13 +64,13 @@ def make_mailboxes(top, boxes, messages, seed):
 
 
 def mail(top, boxes, messages, operations, seed):
-    """Half of the operations deliver: written in `tmp`, fsync, renamed to `new`, fsync of that folder.
-    A quarter marks a message by a rename, a quarter removes one; each with an fsync of its folder,
+    """Half of the operations deliver: written in `tmp`, fsync, renamed to `new`, fsync of that directory.
+    A quarter marks a message by a rename, a quarter removes one; each with an fsync of its directory,
     as a server answers only when what it was asked for is durable."""
     rng = random.Random(seed)
     live = [[f"cur/{n}:2,S" for n in range(messages)] for _ in range(boxes)]
 
-    def sync_folder(path):
+    def sync_directory(path):
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
@@ -84,7 +84,7 @@ def mail(top, boxes, messages, operations, seed):
             os.fsync(fd)
             os.close(fd)
             os.rename(f"{at}/tmp/m{n}", f"{at}/new/m{n}")
-            sync_folder(f"{at}/new")
+            sync_directory(f"{at}/new")
             live[box].append(f"new/m{n}")
             continue
         chosen = rng.randrange(len(live[box]))
@@ -93,32 +93,32 @@ def mail(top, boxes, messages, operations, seed):
             target = f"cur/m{n}:2,FS"
             os.rename(f"{at}/{name}", f"{at}/{target}")
             live[box][chosen] = target
-            sync_folder(f"{at}/cur")
+            sync_directory(f"{at}/cur")
         else:
             os.unlink(f"{at}/{name}")
             live[box][chosen] = live[box][-1]
             live[box].pop()
-            sync_folder(f"{at}/{name.split('/')[0]}")
+            sync_directory(f"{at}/{name.split('/')[0]}")
 
 
-def shuffled(folders, each, seed):
-    names = [(d, n) for d in range(folders) for n in range(each)]
+def shuffled(directories, each, seed):
+    names = [(d, n) for d in range(directories) for n in range(each)]
     random.Random(seed).shuffle(names)
     return names
 
 
-def names_create(top, folders, each, seed):
-    for d in range(folders):
+def names_create(top, directories, each, seed):
+    for d in range(directories):
         os.makedirs(f"{top}/{d}")
-    for d, n in shuffled(folders, each, seed):
+    for d, n in shuffled(directories, each, seed):
         os.close(os.open(f"{top}/{d}/{n}", os.O_CREAT | os.O_WRONLY, 0o644))
 
 
-def names_rename(top, folders, each, seed):
-    for d, n in shuffled(folders, each, seed):
-        os.rename(f"{top}/{d}/{n}", f"{top}/{(d * 7 + n) % folders}/r{d}-{n}")
+def names_rename(top, directories, each, seed):
+    for d, n in shuffled(directories, each, seed):
+        os.rename(f"{top}/{d}/{n}", f"{top}/{(d * 7 + n) % directories}/r{d}-{n}")
 
 
-def names_unlink(top, folders, each, seed):
-    for d, n in shuffled(folders, each, seed):
-        os.unlink(f"{top}/{(d * 7 + n) % folders}/r{d}-{n}")
+def names_unlink(top, directories, each, seed):
+    for d, n in shuffled(directories, each, seed):
+        os.unlink(f"{top}/{(d * 7 + n) % directories}/r{d}-{n}")

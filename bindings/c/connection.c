@@ -59,15 +59,15 @@ static int field(const char *json, const char *name, char *out, size_t size) {
 
 /* The record that the daemon of the mount with this device has left: its socket and mount point. */
 static int record(dev_t device, char *socket_path, char *mount_point) {
-    char folder[PATH_MAX], path[PATH_MAX + 64], json[4 * PATH_MAX];
+    char directory[PATH_MAX], path[PATH_MAX + 64], json[4 * PATH_MAX];
     const char *runtime = getenv("XDG_RUNTIME_DIR");
     if (geteuid() == 0)
-        strcpy(folder, "/run/kvfs");
+        strcpy(directory, "/run/kvfs");
     else if (runtime != NULL && *runtime != '\0')
-        snprintf(folder, sizeof folder, "%s/kvfs", runtime);
+        snprintf(directory, sizeof directory, "%s/kvfs", runtime);
     else
-        snprintf(folder, sizeof folder, "%s/kvfs-%u", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (unsigned)geteuid());
-    snprintf(path, sizeof path, "%s/%u:%u.json", folder, major(device), minor(device));
+        snprintf(directory, sizeof directory, "%s/kvfs-%u", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (unsigned)geteuid());
+    snprintf(path, sizeof path, "%s/%u:%u.json", directory, major(device), minor(device));
     FILE *file = fopen(path, "re");
     if (file == NULL)
         return -1;

@@ -50,7 +50,7 @@ enum {
     KVFS_CHROOT = 8    /* enter: the view becomes the root, which needs CAP_SYS_CHROOT alone */
 };
 
-/* Connects to a store: by the folder it is mounted on (or one inside), or by its daemon's socket. NULL: the store that `kvfs run` has
+/* Connects to a store: by the directory it is mounted on (or one inside), or by its daemon's socket. NULL: the store that `kvfs run` has
  * started this program for ($KVFS_SOCKET). NULL with errno set when that is not possible. */
 kvfs *kvfs_open(const char *where);
 void kvfs_close(kvfs *store);
@@ -82,7 +82,7 @@ int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags);
 /* Back to the store as all others see it: keys and, if they were entered, files. The transaction stays open. */
 int kvfs_leave(kvfs *store);
 
-/* The folder in which the transaction's view of the files lies, for those who rather work there. `path` has room for `size` bytes. */
+/* The directory in which the transaction's view of the files lies, for those who rather work there. `path` has room for `size` bytes. */
 int kvfs_view(kvfs *store, kvfs_txn txn, char *path, size_t size);
 
 /* Marks the state of the transaction that the connection has joined or entered, under a name, and goes back to it: files and keys. */

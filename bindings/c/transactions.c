@@ -63,7 +63,7 @@ int kvfs_rollback_to(kvfs *store, const char *name) { return in_joined(store, "R
 
 int kvfs_view(kvfs *store, kvfs_txn txn, char *path, size_t size) {
     if (store->mount_point[0] == '\0')
-        return kvfs_fail(store, KVFS_ERROR, "it is not known where the store is mounted: open it by the folder");
+        return kvfs_fail(store, KVFS_ERROR, "it is not known where the store is mounted: open it by the directory");
     int length = snprintf(path, size, "%s/.kvfs/txn/%llu", store->mount_point, (unsigned long long)txn);
     return length >= 0 && (size_t)length < size ? KVFS_OK : kvfs_fail(store, KVFS_ERROR, "the path of the view is too long");
 }
@@ -99,10 +99,10 @@ static int own_mounts(kvfs *store) {
     return KVFS_OK;
 }
 
-/* Whether `path` is `folder` or lies in it. */
-static int lies_in(const char *path, const char *folder) {
-    size_t length = strlen(folder);
-    return strncmp(path, folder, length) == 0 && (path[length] == '\0' || path[length] == '/');
+/* Whether `path` is `directory` or lies in it. */
+static int lies_in(const char *path, const char *directory) {
+    size_t length = strlen(directory);
+    return strncmp(path, directory, length) == 0 && (path[length] == '\0' || path[length] == '/');
 }
 
 int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags) {

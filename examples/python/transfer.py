@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Moves a document between two folders and updates an index of keys, as one transaction, with redis-py and plain files.
+"""Moves a document between two directories and updates an index of keys, as one transaction, with redis-py and plain files.
 
     python3 transfer.py /mnt inbox/letter.txt archive
 
-The transaction's view of the files is the folder /mnt/.kvfs/txn/<number>, so nothing but open() and os.rename() is needed for them; its
+The transaction's view of the files is the directory /mnt/.kvfs/txn/<number>, so nothing but open() and os.rename() is needed for them; its
 keys are those of a connection that has joined it.
 """
 
@@ -47,24 +47,24 @@ class Transaction:
             self.connection.close()
 
 
-def transfer(store, mount, document, folder):
+def transfer(store, mount, document, directory):
     name = os.path.basename(document)
     with Transaction(store, mount) as t:
-        os.makedirs(t.path(folder), exist_ok=True)
-        os.rename(t.path(document), t.path(os.path.join(folder, name)))
-        t.connection.set("place:" + name, folder)
-        t.connection.incr("documents in " + folder)
+        os.makedirs(t.path(directory), exist_ok=True)
+        os.rename(t.path(document), t.path(os.path.join(directory, name)))
+        t.connection.set("place:" + name, directory)
+        t.connection.incr("documents in " + directory)
 
 
 def main():
     if len(sys.argv) != 4:
-        sys.exit(f"usage: {sys.argv[0]} MOUNT DOCUMENT FOLDER")
-    mount, document, folder = sys.argv[1:]
+        sys.exit(f"usage: {sys.argv[0]} MOUNT DOCUMENT DIRECTORY")
+    mount, document, directory = sys.argv[1:]
     socket = os.environ.get("KVFS_SOCKET") or sys.exit("say where the store's daemon listens: KVFS_SOCKET=my.kvfs.sock")
     store = redis.Redis(unix_socket_path=socket, decode_responses=True)
     while True:
         try:
-            return transfer(store, mount, document, folder)
+            return transfer(store, mount, document, directory)
         except Conflict:
             continue
 

@@ -11,7 +11,7 @@ fn store() -> MemoryDevice {
         .expect("a store");
     let fs =
         kvfs::Fs::open(db.clone(), env.clone(), kvfs::FsOptions::default()).expect("a file system");
-    fs.mkdir(kvfs::ROOT, b"a", 0o755, kvfs::Caller::default()).expect("a folder");
+    fs.mkdir(kvfs::ROOT, b"a", 0o755, kvfs::Caller::default()).expect("a directory");
     fs.shutdown().expect("closed");
     db.close().expect("closed");
     drop((fs, db));

@@ -21,10 +21,10 @@ def binary() -> str | None:
 class Mount:
     """A store that is mounted for a test."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.store = folder / "store.kvfs"
-        self.point = folder / "mnt"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.store = directory / "store.kvfs"
+        self.point = directory / "mnt"
         self.point.mkdir()
         self.run("create", self.store)
         self.run("mount", self.store, self.point)
@@ -49,7 +49,7 @@ def why_no_mount() -> str | None:
 
 @pytest.fixture(autouse=True)
 def no_stores_are_left(tmp_path: Path) -> Iterator[None]:
-    """pytest keeps the folders of its last runs, and a store takes more than 100 MB."""
+    """pytest keeps the directories of its last runs, and a store takes more than 100 MB."""
     yield
     for store in tmp_path.glob("*.kvfs"):
         store.unlink()
@@ -71,8 +71,8 @@ def mount() -> Iterator[Mount]:
     if reason := why_no_mount():
         pytest.skip(reason)
     # The path of a socket is short.
-    with tempfile.TemporaryDirectory() as folder:
-        mounted = Mount(Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        mounted = Mount(Path(directory))
         try:
             yield mounted
         finally:

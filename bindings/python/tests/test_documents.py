@@ -13,17 +13,17 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the sessions make their stores: it is cleared afterwards."""
     monkeypatch.setattr(tempfile, "mkdtemp", lambda: str(tmp_path))
 
 
-def test_the_session_of_the_readme(temporary_folder: None) -> None:
+def test_the_session_of_the_readme(temporary_directory: None) -> None:
     done = doctest.testfile(str(HERE.parent / "README.md"), module_relative=False)
     assert done.failed == 0 and done.attempted >= 15
 
 
-def test_the_session_of_the_package(temporary_folder: None) -> None:
+def test_the_session_of_the_package(temporary_directory: None) -> None:
     done = doctest.testmod(kvfs)
     assert done.failed == 0 and done.attempted >= 5
 

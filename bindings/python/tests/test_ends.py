@@ -280,8 +280,8 @@ def test_the_daemon_that_is_gone_is_told_of(mount: object) -> None:
     import socket
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = folder + "/s"
+    with tempfile.TemporaryDirectory() as directory:
+        path = directory + "/s"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen()

@@ -128,13 +128,13 @@ def test_links(fs: kvfs.FileSystem) -> None:
     fs.write_text("dir/file", "x")
     fs.symlink("file", "dir/near")
     fs.symlink("dir/near", "far")
-    fs.symlink("dir", "folder")
+    fs.symlink("dir", "directory")
     fs.symlink("nowhere", "broken")
     fs.symlink("loop", "loop")
-    assert fs.read_text("far") == "x" and fs.read_text("folder/near") == "x"
+    assert fs.read_text("far") == "x" and fs.read_text("directory/near") == "x"
     assert fs.islink("far") and not fs.islink("dir") and fs.readlink("far") == "dir/near"
     assert stat.S_ISLNK(fs.lstat("far").st_mode) and fs.isfile("far")
-    assert fs.listdir("folder") == ["file", "near"]
+    assert fs.listdir("directory") == ["file", "near"]
     assert not fs.exists("broken") and fs.islink("broken")
     fs.write_text("broken", "made through the link")
     assert fs.read_text("nowhere") == "made through the link"

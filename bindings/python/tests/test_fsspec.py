@@ -84,7 +84,7 @@ def test_a_store_is_given_by_its_path(store_path: str) -> None:
         assert store.fs.read_bytes("f") == b"x"
 
 
-def test_a_mount_is_given_by_its_folder(connected: kvfs.Store, mount: object) -> None:
+def test_a_mount_is_given_by_its_directory(connected: kvfs.Store, mount: object) -> None:
     fs = fsspec.filesystem("kvfs", store=str(mount.point))
     fs.pipe("/f", b"x")
     assert connected.fs.read_bytes("f") == b"x"

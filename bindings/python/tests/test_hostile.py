@@ -101,7 +101,7 @@ def test_files_that_are_no_stores(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kvfs.open(tmp_path / "missing", read_only=True)
     with pytest.raises(FileNotFoundError):
-        kvfs.open(tmp_path / "no" / "folder")
+        kvfs.open(tmp_path / "no" / "directory")
     with pytest.raises(IsADirectoryError):
         kvfs.open(tmp_path)
     for content in (b"", b"no store", os.urandom(1 << 20)):

@@ -14,8 +14,8 @@ use crate::locks::KeyLocks;
 pub struct FileChange {
     /// From the root of the file system, without a slash in front.
     pub path: Vec<u8>,
-    /// `d` a folder, `f` a file, `l` a symbolic link, `o` anything else; of the entry as it is now,
-    /// or was.
+    /// `d` a directory, `f` a file, `l` a symbolic link, `o` anything else; of the entry as it is
+    /// now, or was.
     pub kind: char,
     /// Bytes before; `None`: it was not there.
     pub before: Option<u64>,
@@ -50,7 +50,7 @@ pub struct Cloned {
     pub bytes: u64,
 }
 
-/// What was removed with a name of a file or a folder.
+/// What was removed with a name of a file or a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     /// Directories removed.
@@ -116,8 +116,8 @@ pub trait Transactions: Send + Sync {
         let _ = (id, from, to);
         Err(no_files())
     }
-    /// Begins to import files into the folder at a path from the root, which is made if need be: in
-    /// a transaction, or in one of its own that `user` has begun.
+    /// Begins to import files into the directory at a path from the root, which is made if need be:
+    /// in a transaction, or in one of its own that `user` has begun.
     fn import(
         &self,
         id: Option<TransactionId>,

@@ -3,8 +3,8 @@
 use kvdb::{Kvdb, Result};
 
 pub fn main() -> Result<()> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("fruit.kvfs");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("fruit.kvfs");
 
     // A store has any number of dictionaries, each an ordered key space of its own.
     let db = Kvdb::open_path(&path)?;

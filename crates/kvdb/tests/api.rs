@@ -30,15 +30,15 @@ fn with_keys(db: &Kvdb, keys: &[&[u8]]) -> Dictionary {
 
 #[test]
 fn a_store_is_made_where_none_is_and_found_where_one_is() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("my.kvfs");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("my.kvfs");
     let read_only = || OpenOptions { read_only: true, ..OpenOptions::default() };
     assert!(Kvdb::open_path_with(&path, read_only()).is_err(), "nothing is made for reading");
     assert!(!path.exists());
     // What an interrupted attempt left behind does not stand in the way.
-    std::fs::write(folder.path().join("my.kvfs.partial"), b"half").unwrap();
+    std::fs::write(directory.path().join("my.kvfs.partial"), b"half").unwrap();
     let db = Kvdb::open_path(&path).unwrap();
-    assert!(!folder.path().join("my.kvfs.partial").exists());
+    assert!(!directory.path().join("my.kvfs.partial").exists());
     db.open_dictionary("d").unwrap().insert("k", "v").unwrap();
     let busy = Kvdb::open_path(&path).err().expect("one process, one handle");
     assert!(busy.to_string().contains("my.kvfs"), "{busy}");

@@ -61,8 +61,8 @@ fn a_copy_has_everything_committed_before_and_lives_its_own_life() {
 
 #[test]
 fn a_file_is_copied_sparse_and_appears_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, copy) = (folder.path().join("a.kvfs"), folder.path().join("b.kvfs"));
+    let directory = tempfile::tempdir().unwrap();
+    let (path, copy) = (directory.path().join("a.kvfs"), directory.path().join("b.kvfs"));
     let db = Kvdb::open_path_with(&path, options()).unwrap();
     let d = db.open_dictionary("d").unwrap();
     let mut random = Random::new(1);
@@ -71,11 +71,11 @@ fn a_file_is_copied_sparse_and_appears_whole() {
     }
     d.remove_range(1000u32.to_be_bytes()..).unwrap();
     d.compact().unwrap();
-    std::fs::write(folder.path().join("b.kvfs.partial"), b"left by a crash").unwrap();
+    std::fs::write(directory.path().join("b.kvfs.partial"), b"left by a crash").unwrap();
     let stats = db.checkpoint(&copy).unwrap();
     assert!(stats.live_bytes >= 4096 * 1000 && stats.copied_bytes <= 6 * ZONE_SIZE, "{stats:?}");
     let files: Vec<_> =
-        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(files.len(), 2, "{files:?}");
     let on_disk = copy.metadata().unwrap().blocks() * 512;
     assert!(on_disk <= stats.copied_bytes + 3 * ZONE_SIZE, "{on_disk} for {stats:?}");

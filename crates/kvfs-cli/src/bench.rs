@@ -167,8 +167,8 @@ impl Bench {
             Case::Read => self.read()?,
             Case::Rename => self.rename()?,
             Case::Unlink => self.unlink()?,
-            Case::Mkdir => self.folders(fs::create_dir)?,
-            Case::Rmdir => self.folders(fs::remove_dir)?,
+            Case::Mkdir => self.directories(fs::create_dir)?,
+            Case::Rmdir => self.directories(fs::remove_dir)?,
             Case::SeqWrite => self.write_large()?,
             Case::SeqRead => self.read_large()?,
             Case::RandWrite => self.random(10_000, Some(&[b'r'; 4096]))?,
@@ -201,12 +201,12 @@ impl Bench {
                 self.create(content)?;
             }
             Case::Mkdir => {
-                remove_if_there(&self.root.join("folders"))?;
-                fs::create_dir(self.root.join("folders"))?;
+                remove_if_there(&self.root.join("directories"))?;
+                fs::create_dir(self.root.join("directories"))?;
             }
-            Case::Rmdir if !self.folder(0).exists() => {
+            Case::Rmdir if !self.directory(0).exists() => {
                 self.prepare(Case::Mkdir)?;
-                self.folders(fs::create_dir)?;
+                self.directories(fs::create_dir)?;
             }
             Case::SeqRead | Case::RandRead | Case::RandWrite | Case::Poke
                 if !self.large().exists() =>
@@ -261,12 +261,12 @@ impl Bench {
         Ok((2 * u64::from(self.files), 0))
     }
 
-    fn folder(&self, n: u32) -> PathBuf {
-        self.root.join("folders").join(format!("folder-{n:06}"))
+    fn directory(&self, n: u32) -> PathBuf {
+        self.root.join("directories").join(format!("directory-{n:06}"))
     }
 
-    fn folders(&self, what: impl Fn(PathBuf) -> io::Result<()>) -> io::Result<(u64, u64)> {
-        (0..self.files).try_for_each(|n| what(self.folder(n)))?;
+    fn directories(&self, what: impl Fn(PathBuf) -> io::Result<()>) -> io::Result<(u64, u64)> {
+        (0..self.files).try_for_each(|n| what(self.directory(n)))?;
         Ok((u64::from(self.files), 0))
     }
 

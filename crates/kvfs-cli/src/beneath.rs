@@ -1,5 +1,5 @@
-//! Opening what lies in a folder and nowhere else: for paths that come from a store, into folders
-//! that others may write to.
+//! Opening what lies in a directory and nowhere else: for paths that come from a store, into
+//! directories that others may write to.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,18 +10,23 @@ use rustix::io::Errno;
 
 use crate::output::{Exit, Failure};
 
-/// Opens what lies at `path` in an open folder: no symbolic link is followed, on the way or at its
-/// end.
-pub fn open(folder: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+/// Opens what lies at `path` in an open directory: no symbolic link is followed, on the way or at
+/// its end.
+pub fn open(
+    directory: impl AsFd,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    match rustix::fs::openat2(&folder, path, flags, mode, resolve) {
+    match rustix::fs::openat2(&directory, path, flags, mode, resolve) {
         Err(Errno::NOSYS) => {}
         opened => return opened,
     }
     // Before Linux 5.6: name by name.
     let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut at = rustix::fs::openat(&folder, ".", way, Mode::empty())?;
+    let mut at = rustix::fs::openat(&directory, ".", way, Mode::empty())?;
     let mut names = path.split(|c| *c == b'/').peekable();
     while let Some(name) = names.next() {
         if matches!(name, b"" | b"." | b"..") {
@@ -50,13 +55,13 @@ pub fn failure(doing: &str, error: io::Error) -> Failure {
 
 /// Opens a regular file for reading. Nothing else is: a fifo would wait for a writer, and a device
 /// may do anything.
-pub fn open_file(folder: &Path, path: &[u8]) -> io::Result<std::fs::File> {
-    let folder = rustix::fs::open(
-        folder,
+pub fn open_file(directory: &Path, path: &[u8]) -> io::Result<std::fs::File> {
+    let directory = rustix::fs::open(
+        directory,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let it = open(folder, path, OFlags::PATH, Mode::empty())?;
+    let it = open(directory, path, OFlags::PATH, Mode::empty())?;
     let stat = rustix::fs::fstat(&it)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is no file"));
@@ -68,8 +73,8 @@ pub fn open_file(folder: &Path, path: &[u8]) -> io::Result<std::fs::File> {
 }
 
 /// The content of a regular file of at most `most` bytes.
-pub fn read_file(folder: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
-    let file = open_file(folder, path)?;
+pub fn read_file(directory: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
+    let file = open_file(directory, path)?;
     let mut bytes = Vec::new();
     if file.metadata()?.len() <= most {
         file.take(most + 1).read_to_end(&mut bytes)?;
@@ -80,19 +85,20 @@ pub fn read_file(folder: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
     Err(io::Error::other("it is too large"))
 }
 
-/// Where the symbolic link at `path` in a folder leads.
-pub fn read_link(folder: &Path, path: &[u8]) -> io::Result<Vec<u8>> {
-    let folder = rustix::fs::open(
-        folder,
+/// Where the symbolic link at `path` in a directory leads.
+pub fn read_link(directory: &Path, path: &[u8]) -> io::Result<Vec<u8>> {
+    let directory = rustix::fs::open(
+        directory,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
     let way = OFlags::PATH;
     let (parent, name) = match path.iter().rposition(|&byte| byte == b'/') {
-        Some(at) => {
-            (open(&folder, &path[..at], way | OFlags::DIRECTORY, Mode::empty())?, &path[at + 1..])
-        }
-        None => (folder, path),
+        Some(at) => (
+            open(&directory, &path[..at], way | OFlags::DIRECTORY, Mode::empty())?,
+            &path[at + 1..],
+        ),
+        None => (directory, path),
     };
     Ok(rustix::fs::readlinkat(&parent, name, Vec::new())?.into_bytes())
 }
@@ -103,15 +109,17 @@ mod tests {
 
     #[test]
     fn nothing_but_a_regular_file_is_read() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("file"), "content").expect("a file");
-        std::fs::create_dir(folder.path().join("folder")).expect("a folder");
-        std::os::unix::fs::symlink("file", folder.path().join("link")).expect("a link");
-        let fifo = folder.path().join("fifo");
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("file"), "content").expect("a file");
+        std::fs::create_dir(directory.path().join("directory")).expect("a directory");
+        std::os::unix::fs::symlink("file", directory.path().join("link")).expect("a link");
+        let fifo = directory.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, fifo, FileType::Fifo, Mode::RWXU, 0).expect("a fifo");
-        assert_eq!(read_file(folder.path(), b"file", 7).expect("its content"), b"content");
-        for (name, most) in [("file", 6), ("folder", 7), ("link", 7), ("fifo", 7), ("../file", 7)] {
-            assert!(read_file(folder.path(), name.as_bytes(), most).is_err(), "{name}");
+        assert_eq!(read_file(directory.path(), b"file", 7).expect("its content"), b"content");
+        for (name, most) in
+            [("file", 6), ("directory", 7), ("link", 7), ("fifo", 7), ("../file", 7)]
+        {
+            assert!(read_file(directory.path(), name.as_bytes(), most).is_err(), "{name}");
         }
     }
 }

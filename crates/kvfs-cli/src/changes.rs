@@ -94,7 +94,7 @@ impl Detail {
 pub struct Changes {
     files: Vec<File>,
     keys: Vec<Key>,
-    /// The folders in which files are as they were and as they are, for `--patch`.
+    /// The directories in which files are as they were and as they are, for `--patch`.
     roots: Option<Roots>,
 }
 

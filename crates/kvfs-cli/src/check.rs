@@ -27,7 +27,7 @@ Entries that lead nowhere go, what has lost its name goes to lost+found, link co
 The repaired store takes the place of the old one at once: when anything stops it before, the old one is there. A store of which
 superblock, manifest or journal cannot be read at all is not repaired: see kvfs salvage.")]
 pub struct Args {
-    /// The store's file, or a folder where it is mounted.
+    /// The store's file, or a directory where it is mounted.
     store: PathBuf,
     /// Take out what cannot be read, and make the rest usable again. Asks before it changes
     /// anything.
@@ -138,7 +138,7 @@ impl Found {
         }
         if let Some(f) = &files {
             text += &format!(
-                "; {} folders, {} files, {} others, {} of data{}",
+                "; {} directories, {} files, {} others, {} of data{}",
                 f.directories,
                 f.files,
                 f.others,
@@ -156,7 +156,7 @@ impl Found {
             "dictionaries": report.dictionaries, "runs": report.runs, "items": report.items, "bytes": report.bytes,
             "journal_records": journal.then_some(report.journal_records), "torn_bytes": report.torn_bytes,
             "files": files.map(|f| json!({
-                "folders": f.directories, "files": f.files, "others": f.others, "names": f.names, "pages": f.pages, "bytes": f.bytes,
+                "directories": f.directories, "files": f.files, "others": f.others, "names": f.names, "pages": f.pages, "bytes": f.bytes,
                 "orphans": f.orphans,
             })),
         });
@@ -166,6 +166,6 @@ impl Found {
         }
         let failure =
             Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), path.display()));
-        Err(failure.hint("bring out what is readable (kvfs salvage STORE FOLDER), look at the disk, then: kvfs check --repair"))
+        Err(failure.hint("bring out what is readable (kvfs salvage STORE DIRECTORY), look at the disk, then: kvfs check --repair"))
     }
 }

@@ -58,19 +58,19 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             .map_err(|e| Failure::io(format!("cannot find {}", path.display()), &e))
     };
     let src = full(&args.src)?;
-    let (folder, name) = match (args.dst.is_dir(), src.file_name(), args.dst.file_name()) {
+    let (directory, name) = match (args.dst.is_dir(), src.file_name(), args.dst.file_name()) {
         (true, Some(name), _) => (full(&args.dst)?, name.to_owned()),
         (false, _, Some(name)) => {
-            let folder =
+            let directory =
                 args.dst.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            (full(folder)?, name.to_owned())
+            (full(directory)?, name.to_owned())
         }
         _ => return Err(Failure::new(Exit::Usage, "the copy must have a name")),
     };
-    let mut mounted = Mounted::find_view(&folder)?;
-    let device = place::of_target(&folder)?.map(|place| place.mount.device).unwrap_or_default();
+    let mut mounted = Mounted::find_view(&directory)?;
+    let device = place::of_target(&directory)?.map(|place| place.mount.device).unwrap_or_default();
     let (from, of) = position(&mounted, &src, &device)?;
-    let (to, into) = position(&mounted, &folder.join(&name), &device)?;
+    let (to, into) = position(&mounted, &directory.join(&name), &device)?;
     if of != into {
         return Err(Failure::new(
             Exit::Usage,

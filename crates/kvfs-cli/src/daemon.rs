@@ -28,7 +28,7 @@ use crate::scrubbing::Scrubbing;
 use crate::store::{self, Access, MountFigures, Store};
 use crate::transactions::OverFiles;
 
-/// Serves `store` on the folder `dir` until it is unmounted, from here or elsewhere. `ready` is
+/// Serves `store` on the directory `dir` until it is unmounted, from here or elsewhere. `ready` is
 /// called once the mount answers.
 pub fn serve(
     store: &Path,
@@ -40,8 +40,8 @@ pub fn serve(
     let log = start_log(options.log.as_deref())?;
     let outcome = serve_logged(store, dir, options, log.clone(), ready);
     // An empty log of ours tells nothing.
-    if let Some(log) =
-        log.filter(|l| l.starts_with(daemons::folder()) && l.metadata().is_ok_and(|m| m.len() == 0))
+    if let Some(log) = log
+        .filter(|l| l.starts_with(daemons::directory()) && l.metadata().is_ok_and(|m| m.len() == 0))
     {
         let _ = fs::remove_file(log);
     }
@@ -87,7 +87,7 @@ fn serve_logged(
     record.log = log;
     record.recovery = store.recovery.clone();
     record.write().map_err(|e| {
-        Failure::io(format!("cannot write a record to {}", daemons::folder().display()), &e)
+        Failure::io(format!("cannot write a record to {}", daemons::directory().display()), &e)
     })?;
     let signals = end_on_signals(mounted.unmounter(), views.clone())
         .map_err(|e| Failure::io("cannot listen to signals", &e))?;
@@ -190,9 +190,9 @@ fn prepare_process() {
 
 /// Where the background process logs unless told otherwise; `None` where there is no place for it.
 pub fn default_log() -> Option<PathBuf> {
-    let folder = daemons::make_folder().ok()?;
-    daemons::sweep(&folder);
-    Some(folder.join(format!("{}.log", std::process::id())))
+    let directory = daemons::make_directory().ok()?;
+    daemons::sweep(&directory);
+    Some(directory.join(format!("{}.log", std::process::id())))
 }
 
 /// Sends the log to `path`, or to standard error. `KVFS_LOG` says how much (as "debug" or
@@ -200,7 +200,7 @@ pub fn default_log() -> Option<PathBuf> {
 fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("KVFS_LOG").unwrap_or_else(|_| {
         // A log that was not asked for must not grow.
-        let quiet = path.is_some_and(|p| p.starts_with(daemons::folder()));
+        let quiet = path.is_some_and(|p| p.starts_with(daemons::directory()));
         tracing_subscriber::EnvFilter::new(if quiet { "warn" } else { "info" })
     });
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
@@ -274,8 +274,8 @@ fn start_server(
     let mut places = vec![];
     let next_to_it = store::socket_beside(&store.path);
     places.extend(next_to_it);
-    if let Ok(folder) = daemons::make_folder() {
-        places.push(folder.join(format!("{}.sock", std::process::id())));
+    if let Ok(directory) = daemons::make_directory() {
+        places.push(directory.join(format!("{}.sock", std::process::id())));
     }
     let checked = fs.clone();
     let (db, fs) = (store.db.clone(), fs.clone());

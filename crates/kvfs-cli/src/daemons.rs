@@ -1,10 +1,10 @@
-//! Which daemon serves which mount: a small record for each, in a folder that does not outlive the
-//! machine's run.
+//! Which daemon serves which mount: a small record for each, in a directory that does not outlive
+//! the machine's run.
 //!
 //! A record is named by the mount's device number ("0:45.json"), which is the same whatever path
-//! leads into the mount (bind mounts, private name spaces, folders inside it), and is asked of the
-//! kernel alone. It says which process serves which store, and where its socket is. A daemon that
-//! died leaves its record behind; a record whose process is gone is never trusted.
+//! leads into the mount (bind mounts, private name spaces, directories inside it), and is asked of
+//! the kernel alone. It says which process serves which store, and where its socket is. A daemon
+//! that died leaves its record behind; a record whose process is gone is never trusted.
 //!
 //! The kernel gives the number of an unmounted file system to the next one, while the daemon of the
 //! first may still be closing its store. So a record stands aside under the number and the process
@@ -54,8 +54,8 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|m| (m.dev(), m.ino()))
 }
 
-/// The folder of the records: of the machine for root, of the user otherwise.
-pub fn folder() -> PathBuf {
+/// The directory of the records: of the machine for root, of the user otherwise.
+pub fn directory() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/run/kvfs");
     }
@@ -65,26 +65,26 @@ pub fn folder() -> PathBuf {
     }
 }
 
-/// Makes the folder, closed to others.
-pub fn make_folder() -> io::Result<PathBuf> {
+/// Makes the directory, closed to others.
+pub fn make_directory() -> io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
-    let folder = folder();
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    let directory = directory();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
     // In a shared place another user could have made it before us, to read what goes there.
-    let owner = fs::symlink_metadata(&folder)?.uid();
+    let owner = fs::symlink_metadata(&directory)?.uid();
     if owner != rustix::process::geteuid().as_raw() {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            format!("{} belongs to user {owner}", folder.display()),
+            format!("{} belongs to user {owner}", directory.display()),
         ));
     }
-    Ok(folder)
+    Ok(directory)
 }
 
 /// Removes what daemons that were killed left behind: sockets, empty logs, and logs and records
 /// aside that are a week old.
-pub fn sweep(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+pub fn sweep(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         // "1234.log", or "0:45.1234.json".
         let stem = path.file_stem().and_then(|s| s.to_str());
@@ -107,8 +107,8 @@ pub fn sweep(folder: &Path) {
 }
 
 /// Held while records are looked at and changed: what is removed must be what was looked at.
-fn lock(folder: &Path) -> io::Result<fs::File> {
-    let lock = fs::File::open(folder)?;
+fn lock(directory: &Path) -> io::Result<fs::File> {
+    let lock = fs::File::open(directory)?;
     rustix::io::retry_on_intr(|| {
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
     })?;
@@ -136,12 +136,12 @@ impl Record {
     }
 
     fn path_of(device: &str) -> PathBuf {
-        folder().join(format!("{device}.json"))
+        directory().join(format!("{device}.json"))
     }
 
     fn path(&self) -> PathBuf {
         match self.closing {
-            true => folder().join(format!("{}.{}.json", self.device, self.pid)),
+            true => directory().join(format!("{}.{}.json", self.device, self.pid)),
             false => Record::path_of(&self.device),
         }
     }
@@ -152,30 +152,30 @@ impl Record {
 
     /// Written whole or not at all. What an earlier daemon has left under this number is put aside.
     pub fn write(&self) -> io::Result<()> {
-        let folder = make_folder()?;
-        let _lock = lock(&folder)?;
+        let directory = make_directory()?;
+        let _lock = lock(&directory)?;
         if let Some(mut earlier) =
             Record::read(&self.device).filter(|r| !r.is_of(self) && r.is_alive())
         {
             earlier.closing = true;
-            earlier.write_in(&folder)?;
+            earlier.write_in(&directory)?;
         }
-        self.write_in(&folder)
+        self.write_in(&directory)
     }
 
-    fn write_in(&self, folder: &Path) -> io::Result<()> {
-        let draft = folder.join(format!("{}.{}.new", self.device, self.pid));
+    fn write_in(&self, directory: &Path) -> io::Result<()> {
+        let draft = directory.join(format!("{}.{}.new", self.device, self.pid));
         fs::write(&draft, self.to_json().to_string())?;
         fs::rename(&draft, self.path())
     }
 
     /// The mount has ended: its number may be another file system's from now on.
     pub fn put_aside(&mut self) -> io::Result<()> {
-        let folder = make_folder()?;
-        let _lock = lock(&folder)?;
+        let directory = make_directory()?;
+        let _lock = lock(&directory)?;
         self.closing = true;
         // There is a moment in which both are there, and none in which neither is.
-        self.write_in(&folder)?;
+        self.write_in(&directory)?;
         match Record::read(&self.device).is_some_and(|r| r.is_of(self)) {
             true => fs::remove_file(Record::path_of(&self.device)),
             false => Ok(()),
@@ -184,7 +184,7 @@ impl Record {
 
     /// Removes it, wherever it is, if it is still this process's.
     pub fn remove(&self) {
-        let Ok(_lock) = lock(&folder()) else { return };
+        let Ok(_lock) = lock(&directory()) else { return };
         for closing in [false, true] {
             let path = Record { closing, ..self.clone() }.path();
             if Record::read_file(&path).is_some_and(|r| r.is_of(self)) {
@@ -213,7 +213,7 @@ impl Record {
     }
 
     fn of_living() -> Vec<Record> {
-        let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
+        let entries = fs::read_dir(directory()).into_iter().flatten().flatten();
         let records =
             entries.map(|e| e.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
         records.filter_map(|path| Record::read_file(&path)).filter(Record::is_alive).collect()
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn only_useless_leftovers_of_ended_processes_are_swept() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let directory = tempfile::tempdir().expect("a temporary directory");
         let (ended, alive) = (i32::MAX, std::process::id());
         let names = [
             format!("{ended}.log"),
@@ -377,13 +377,14 @@ mod tests {
             "0:45.json".into(),
         ];
         for name in &names {
-            fs::write(folder.path().join(name), "").expect("write");
+            fs::write(directory.path().join(name), "").expect("write");
         }
-        fs::write(folder.path().join(format!("{}.log", ended - 1)), "why it ended").expect("write");
-        sweep(folder.path());
-        let left = names.map(|name| folder.path().join(name).exists());
+        fs::write(directory.path().join(format!("{}.log", ended - 1)), "why it ended")
+            .expect("write");
+        sweep(directory.path());
+        let left = names.map(|name| directory.path().join(name).exists());
         assert_eq!(left, [false, false, true, true]);
-        assert!(folder.path().join(format!("{}.log", ended - 1)).exists());
+        assert!(directory.path().join(format!("{}.log", ended - 1)).exists());
     }
 
     #[test]

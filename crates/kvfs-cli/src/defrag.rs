@@ -13,7 +13,7 @@ use crate::store::human_size;
 /// Move together what lies in zones that are mostly holes, and give their space back.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the folder a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
 A store does the same by itself, slowly, when much of it is holes. What was moved stays moved when this is stopped.")]
 pub struct Args {
     target: PathBuf,

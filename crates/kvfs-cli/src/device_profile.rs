@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn partitions_are_what_their_disks_are_and_paravirtual_disks_are_not_believed() {
-        let host = tempfile::tempdir().expect("a folder");
+        let host = tempfile::tempdir().expect("a directory");
         let devices = host.path().join("dev/block");
         std::fs::create_dir_all(&devices).expect("made");
         for (disk, says, disk_number, partition_number) in [
@@ -96,15 +96,15 @@ mod tests {
             ("vda", "1\n", 32, 33),
             ("sdc", "?", 48, 49),
         ] {
-            let folder = host.path().join("devices").join(disk);
-            std::fs::create_dir_all(folder.join("queue")).expect("made");
-            std::fs::create_dir_all(folder.join(format!("{disk}1"))).expect("made");
-            std::fs::write(folder.join("queue/rotational"), says).expect("written");
+            let directory = host.path().join("devices").join(disk);
+            std::fs::create_dir_all(directory.join("queue")).expect("made");
+            std::fs::create_dir_all(directory.join(format!("{disk}1"))).expect("made");
+            std::fs::write(directory.join("queue/rotational"), says).expect("written");
             let link = |number: u32, to: &Path| {
                 std::os::unix::fs::symlink(to, devices.join(format!("8:{number}"))).expect("made");
             };
-            link(disk_number, &folder);
-            link(partition_number, &folder.join(format!("{disk}1")));
+            link(disk_number, &directory);
+            link(partition_number, &directory.join(format!("{disk}1")));
         }
         let says = |minor| rotates(&devices, rustix::fs::makedev(8, minor));
         assert_eq!([says(0), says(1)], [Some(true); 2]);
@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_taken() {
-        let folder = tempfile::tempdir().expect("a folder");
-        assert_eq!(Asked::Ssd.of(folder.path()), Profile::SolidState);
-        assert_eq!(Asked::Hdd.of(folder.path()), Profile::HardDisk);
-        assert_eq!(Asked::Auto.of(&folder.path().join("missing")), Profile::Unknown);
+        let directory = tempfile::tempdir().expect("a directory");
+        assert_eq!(Asked::Ssd.of(directory.path()), Profile::SolidState);
+        assert_eq!(Asked::Hdd.of(directory.path()), Profile::HardDisk);
+        assert_eq!(Asked::Auto.of(&directory.path().join("missing")), Profile::Unknown);
     }
 }

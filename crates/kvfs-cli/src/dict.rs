@@ -17,7 +17,7 @@ use crate::txn::fields;
 /// List, make, change and drop the dictionaries of keys.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the folder a store is mounted on, or the file of a store that is not mounted.
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted.
 A dictionary is a key space of its own, with options that say how it keeps its tuples. Options are durable when the command ends, and
 hold for what is written from then on; `kvfs compact` writes what is stored already again. The options are those of DICT on the socket.
 The file system's own dictionaries are not listed and cannot be changed. In a program that `kvfs run` has started, these commands
@@ -200,7 +200,7 @@ fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
 /// Merge the runs of a store, of one dictionary, or of a range of its keys, at once.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the folder a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
 What was deleted gives its space back, reads meet one run, and changed options of a dictionary (`kvfs dict set`) hold for what was
 stored before. A store merges by itself as it is written; this does it now, and ends when it is done.
 Without DICT all dictionaries are merged, those of the file system as well; clones keep theirs as they are.

@@ -21,8 +21,8 @@ pub struct Args {
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     strict: bool,
-    /// Look below this folder instead of /, such as the root of a container.
-    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    /// Look below this directory instead of /, such as the root of a container.
+    #[arg(long, value_name = "DIRECTORY", default_value = "/")]
     root: PathBuf,
 }
 
@@ -344,7 +344,10 @@ impl Machine<'_> {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     if !args.root.is_dir() {
-        return Err(Failure::new(Exit::NotFound, format!("{} is no folder", args.root.display())));
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!("{} is no directory", args.root.display()),
+        ));
     }
     let user = args.unprivileged || !rustix::process::geteuid().is_root();
     let all = Machine { root: &args.root, user }.all();

@@ -1,4 +1,4 @@
-//! `kvfs du`: what folders hold, from the dictionaries.
+//! `kvfs du`: what directories hold, from the dictionaries.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use crate::store::human_size;
 use crate::text;
 use crate::walks::{Walk, joined};
 
-/// Show what folders hold: bytes, files and folders.
+/// Show what directories hold: bytes, files and directories.
 #[derive(clap::Args)]
 #[command(after_help = "\
 A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); all of it is read from one state, without a call for
@@ -24,12 +24,12 @@ for each of them.
   kvfs du /mnt/project --depth 1
   kvfs du --store my.kvfs /                 a store that is not mounted")]
 pub struct Args {
-    /// A folder or file.
+    /// A directory or file.
     path: OsString,
     /// A store that is not mounted; the path is from its root.
     #[arg(long, value_name = "FILE")]
     store: Option<PathBuf>,
-    /// Show folders so far below, too.
+    /// Show directories so far below, too.
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     depth: usize,
 }
@@ -39,7 +39,7 @@ struct Sum {
     bytes: u64,
     stored: u64,
     files: u64,
-    folders: u64,
+    directories: u64,
 }
 
 impl Sum {
@@ -47,7 +47,7 @@ impl Sum {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.stored = self.stored.saturating_add(other.stored);
         self.files += other.files;
-        self.folders += other.folders;
+        self.directories += other.directories;
     }
 }
 
@@ -59,26 +59,26 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     };
     let bar = output.progress("looked at", None, false);
     let mut list = List::begin(output)?;
-    // The folders that lead to where the walk is, with what was counted below each.
+    // The directories that lead to where the walk is, with what was counted below each.
     let mut open: Vec<(Vec<u8>, Sum)> = Vec::new();
     let mut seen = HashSet::new();
     while let Some(found) = walk.next()? {
         bar.inc(1);
-        while let Some((folder, _)) = open.last()
-            && !is_below(&found.path, folder)
+        while let Some((directory, _)) = open.last()
+            && !is_below(&found.path, directory)
         {
             close(&mut open, &args, &mut list)?;
         }
         let attr = &found.attr;
         let again = attr.kind != FileKind::Dir && attr.nlink > 1 && !seen.insert(attr.ino);
         let sum = match attr.kind {
-            FileKind::Dir => Sum { folders: 1, ..Sum::default() },
+            FileKind::Dir => Sum { directories: 1, ..Sum::default() },
             _ if again => Sum { files: 1, ..Sum::default() },
             _ => Sum {
                 files: 1,
                 bytes: attr.size,
                 stored: attr.blocks.saturating_mul(512),
-                folders: 0,
+                directories: 0,
             },
         };
         if attr.kind == FileKind::Dir || open.is_empty() {
@@ -95,11 +95,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     walk.close()
 }
 
-fn is_below(path: &[u8], folder: &[u8]) -> bool {
-    folder.is_empty() || path.strip_prefix(folder).is_some_and(|rest| rest.first() == Some(&b'/'))
+fn is_below(path: &[u8], directory: &[u8]) -> bool {
+    directory.is_empty()
+        || path.strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/'))
 }
 
-/// A folder is counted: it is shown, and counts in the one that it is in.
+/// A directory is counted: it is shown, and counts in the one that it is in.
 fn close(open: &mut Vec<(Vec<u8>, Sum)>, args: &Args, list: &mut List<'_>) -> Outcome {
     let Some((path, sum)) = open.pop() else { return Ok(()) };
     let depth = open.len();
@@ -110,17 +111,17 @@ fn close(open: &mut Vec<(Vec<u8>, Sum)>, args: &Args, list: &mut List<'_>) -> Ou
         return Ok(());
     }
     let path = joined(args.path.as_bytes(), &path);
-    let Sum { bytes, stored, files, folders } = sum;
+    let Sum { bytes, stored, files, directories } = sum;
     let (size, held) = (human_size(bytes), human_size(stored));
     let line = format!(
-        "{size:>10} {held:>10} stored {files:>9} files {folders:>7} folders  {}",
+        "{size:>10} {held:>10} stored {files:>9} files {directories:>7} directories  {}",
         text::show(&path)
     );
     list.item(&line, || {
         let mut object = Map::new();
         text::put(&mut object, "path", &path);
         for (name, n) in
-            [("bytes", bytes), ("stored", stored), ("files", files), ("folders", folders)]
+            [("bytes", bytes), ("stored", stored), ("files", files), ("directories", directories)]
         {
             object.insert(name.into(), n.into());
         }

@@ -1,12 +1,12 @@
 //! `kvfs export`: the files of a store as a tar stream; those of one that is not mounted also into
-//! a folder of the host.
+//! a directory of the host.
 //!
 //! The tar stream is POSIX (PAX), the form that GNU tar, bsdtar and Python read: times with
 //! nanoseconds, names of any length, extended attributes as `SCHILY.xattr.*`, sparse files as GNU's
 //! version 1.0.
 
 mod archive;
-mod folder;
+mod directory;
 mod mounted;
 mod stream;
 
@@ -32,27 +32,27 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access, human_size};
 use crate::{pax, text, tree};
 use archive::Tar;
-pub(crate) use folder::Folder;
+pub(crate) use directory::Directory;
 pub(crate) use stream::Stream;
 
-/// Copy files of a store into a tar stream or a folder.
+/// Copy files of a store into a tar stream or a directory.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Of a mounted store the tar stream is made by its daemon, without a call for each file, of one state: what changes while it is written is as it
-was when it began. Into a folder: kvfs export /mnt/work - | tar x -C FOLDER.
+was when it began. Into a directory: kvfs export /mnt/work - | tar x -C DIRECTORY.
 
-  kvfs export my.kvfs project/ --from /project     a store that is not mounted, into a folder
-  kvfs export /mnt/work/project project.tar        a folder of a mounted one
+  kvfs export my.kvfs project/ --from /project     a store that is not mounted, into a directory
+  kvfs export /mnt/work/project project.tar        a directory of a mounted one
   kvfs export /mnt/work/.kvfs/snapshot/monday -    a snapshot
 
-Keeps owners (as numbers; into a folder only as root), modes, times, hard links, symbolic links, devices, extended attributes
-and holes. A folder that exists is added to; a path that ends in a slash is made a folder.")]
+Keeps owners (as numbers; into a directory only as root), modes, times, hard links, symbolic links, devices, extended attributes
+and holes. A directory that exists is added to; a path that ends in a slash is made a directory.")]
 pub struct Args {
-    /// The store's file; or a folder on a mounted store, or in any of its views.
+    /// The store's file; or a directory on a mounted store, or in any of its views.
     store: PathBuf,
-    /// A tar file to make, `-` for a tar stream on standard output, or a folder.
+    /// A tar file to make, `-` for a tar stream on standard output, or a directory.
     to: PathBuf,
-    /// What to copy: a folder's content, or one file.
+    /// What to copy: a directory's content, or one file.
     #[arg(long, value_name = "PATH", default_value = "/")]
     from: OsString,
     /// Leave out what is damaged, name it, and end with exit code 5; without this the first damage
@@ -65,8 +65,8 @@ pub struct Args {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let begun = Instant::now();
-    if let Some(folder) = mounted::source(&args.store)? {
-        return of_mounted(&args, folder, output);
+    if let Some(directory) = mounted::source(&args.store)? {
+        return of_mounted(&args, directory, output);
     }
     let store = store::open_waiting(&args.store, Access::ReadOnly, None)?;
     let fs = store.file_system()?;
@@ -97,7 +97,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| cannot(e.into()))?;
         raise_open_files();
-        let mut folder = Folder {
+        let mut directory = Directory {
             at: vec![at],
             root: args.to.clone(),
             linked: HashMap::new(),
@@ -105,7 +105,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             store: itself,
             skipped: Skipped::new(output),
         };
-        walk().run(&mut folder, root, &name)?
+        walk().run(&mut directory, root, &name)?
     } else if stdout {
         tar(standard_output(itself)?, "standard output")?
     } else {
@@ -148,19 +148,19 @@ fn standard_output(store: Option<Identity>) -> Outcome<File> {
     out.map(File::from).map_err(|e| Failure::io("cannot write standard output", &e))
 }
 
-/// What lies in a folder on a mount.
-fn of_mounted(args: &Args, folder: PathBuf, output: &Output) -> Outcome {
+/// What lies in a directory on a mount.
+fn of_mounted(args: &Args, directory: PathBuf, output: &Output) -> Outcome {
     let begun = Instant::now();
     if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
         let what = "a mounted store is exported as a tar stream";
-        return Err(Failure::new(Exit::Usage, what).hint("kvfs export PATH - | tar x -C FOLDER"));
+        return Err(Failure::new(Exit::Usage, what).hint("kvfs export PATH - | tar x -C DIRECTORY"));
     }
     if args.keep_going {
         let what = "what is damaged can be left out where the store is not mounted";
         return Err(Failure::new(Exit::Usage, what).hint("unmount it: kvfs umount STORE"));
     }
     let from = tree::names(args.from.as_bytes()).map(std::ffi::OsStr::from_bytes);
-    let path = from.fold(folder, |path, name| path.join(name));
+    let path = from.fold(directory, |path, name| path.join(name));
     let itself = Identity::of_path(&args.store);
     let stdout = args.to.as_os_str() == "-";
     let (file, shown) = match stdout {
@@ -194,7 +194,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A folder is held open for each level of the tree.
+/// A directory is held open for each level of the tree.
 pub fn raise_open_files() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let wanted = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -234,7 +234,7 @@ impl<'a> Skipped<'a> {
 
 /// One entry on its way out.
 pub struct Item<'a> {
-    /// From the folder that is exported; empty for itself.
+    /// From the directory that is exported; empty for itself.
     pub path: &'a [u8],
     pub name: &'a [u8],
     pub attr: Attr,
@@ -246,7 +246,7 @@ pub struct Item<'a> {
 pub trait Target {
     /// Gives the bytes of data that were written.
     fn put(&mut self, fs: &Fs, item: &Item<'_>, bar: &ProgressBar) -> Outcome<u64>;
-    /// Everything in the folder has been put.
+    /// Everything in the directory has been put.
     fn leave(&mut self, item: &Item<'_>) -> Outcome;
     fn skipped(&self) -> u64;
 }
@@ -261,7 +261,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Puts `root`, and everything below where it is a folder, each folder before what is in it.
+    /// Puts `root`, and everything below where it is a directory, each directory before what is in
+    /// it.
     fn run(mut self, to: &mut dyn Target, root: Attr, name: &[u8]) -> Outcome<Counts> {
         if root.kind != FileKind::Dir {
             self.put(to, name, name, root)?;
@@ -274,10 +275,10 @@ impl Walk<'_> {
 
     fn below(&mut self, to: &mut dyn Target, root: Attr) -> Outcome {
         let mut path = Vec::new();
-        // (listing, attributes of the folder, length of its path)
+        // (listing, attributes of the directory, length of its path)
         let mut open = vec![(tree::Listing::new(root.ino), root, 0)];
         let mut walked = tree::Walked::from(root.ino);
-        while let Some((listing, folder, len)) = open.last_mut() {
+        while let Some((listing, directory, len)) = open.last_mut() {
             path.truncate(*len);
             let cannot = |e| tree::failure(format!("cannot list {}", text::show(&path)), e);
             let entry = match listing.next(self.fs).map_err(cannot) {
@@ -288,14 +289,14 @@ impl Walk<'_> {
                 }
             };
             let Some(entry) = entry else {
-                let item = match read(self.fs, &path, b"", *folder) {
+                let item = match read(self.fs, &path, b"", *directory) {
                     Ok(item) => item,
                     Err(failure) => {
                         self.damaged(failure)?;
                         Item {
                             path: &path,
                             name: b"",
-                            attr: *folder,
+                            attr: *directory,
                             target: Vec::new(),
                             xattrs: Vec::new(),
                         }

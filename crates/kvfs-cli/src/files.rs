@@ -32,7 +32,7 @@ pub struct Mount {
     base: PathBuf,
 }
 
-/// An entry of a folder.
+/// An entry of a directory.
 pub struct Entry {
     pub name: Vec<u8>,
     pub attr: Attr,
@@ -40,10 +40,10 @@ pub struct Entry {
     pub target: Option<Vec<u8>>,
 }
 
-/// A folder that is being listed.
+/// A directory that is being listed.
 pub enum Listing {
     Store(tree::Listing),
-    Mount { folder: OwnedFd, entries: Dir },
+    Mount { directory: OwnedFd, entries: Dir },
 }
 
 fn cannot(doing: &str, path: &[u8], error: impl Into<io::Error>) -> Failure {
@@ -51,7 +51,7 @@ fn cannot(doing: &str, path: &[u8], error: impl Into<io::Error>) -> Failure {
 }
 
 impl Files {
-    /// Of the store that a target is, or that is mounted there: a folder of the mount, or of any
+    /// Of the store that a target is, or that is mounted there: a directory of the mount, or of any
     /// view in it, is where paths begin.
     pub fn of(target: &Path) -> Outcome<Files> {
         if let Some(place) = place::of_target(target)? {
@@ -128,19 +128,19 @@ impl Files {
         Ok(names.split(|c| *c == 0).filter(|n| !n.is_empty()).map(Into::into).collect())
     }
 
-    /// Begins to list a folder.
+    /// Begins to list a directory.
     pub fn list(&self, path: &[u8], attr: &Attr) -> Outcome<Listing> {
         match self {
             Files::Store { .. } => Ok(Listing::Store(tree::Listing::new(attr.ino))),
             Files::Mount(mount) => {
-                let folder = mount.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-                let entries = Dir::read_from(&folder).map_err(|e| cannot("list", path, e))?;
-                Ok(Listing::Mount { folder, entries })
+                let directory = mount.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+                let entries = Dir::read_from(&directory).map_err(|e| cannot("list", path, e))?;
+                Ok(Listing::Mount { directory, entries })
             }
         }
     }
 
-    /// The next entry of a folder at `path`; without `.` and `..`.
+    /// The next entry of a directory at `path`; without `.` and `..`.
     pub fn next(&self, listing: &mut Listing, path: &[u8]) -> Outcome<Option<Entry>> {
         match (self, listing) {
             (Files::Store { fs, .. }, Listing::Store(listing)) => {
@@ -153,8 +153,8 @@ impl Files {
                 };
                 Ok(Some(Entry { name: entry.name, attr, target }))
             }
-            (_, Listing::Mount { folder, entries }) => {
-                next_in(folder, entries).map_err(|e| cannot("list", path, e))
+            (_, Listing::Mount { directory, entries }) => {
+                next_in(directory, entries).map_err(|e| cannot("list", path, e))
             }
             _ => Ok(None),
         }
@@ -229,7 +229,7 @@ impl Mount {
     }
 }
 
-/// Of what has that name in an open folder, or of the open thing itself.
+/// Of what has that name in an open directory, or of the open thing itself.
 fn attr_at(of: &OwnedFd, name: &std::ffi::CStr) -> io::Result<Attr> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
     let mask = StatxFlags::BASIC_STATS;
@@ -266,20 +266,20 @@ fn link_target(of: &OwnedFd, name: &std::ffi::CStr) -> io::Result<Vec<u8>> {
     Ok(rustix::fs::readlinkat(of, name, Vec::new())?.into_bytes())
 }
 
-fn next_in(folder: &OwnedFd, entries: &mut Dir) -> io::Result<Option<Entry>> {
+fn next_in(directory: &OwnedFd, entries: &mut Dir) -> io::Result<Option<Entry>> {
     for entry in entries.by_ref() {
         let entry = entry?;
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let attr = match attr_at(folder, name) {
+        let attr = match attr_at(directory, name) {
             // It has gone since.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             attr => attr?,
         };
         let target = match attr.kind {
-            FileKind::Symlink => Some(link_target(folder, name)?),
+            FileKind::Symlink => Some(link_target(directory, name)?),
             _ => None,
         };
         return Ok(Some(Entry { name: name.to_bytes().to_vec(), attr, target }));

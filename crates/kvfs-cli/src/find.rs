@@ -1,4 +1,4 @@
-//! `kvfs find`: what lies below a folder and is of a kind, from the dictionaries.
+//! `kvfs find`: what lies below a directory and is of a kind, from the dictionaries.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -15,7 +15,7 @@ use crate::store::parse_size;
 use crate::walks::{Walk, joined};
 use crate::{text, tree};
 
-/// Find files and folders by name, kind, size and age.
+/// Find files and directories by name, kind, size and age.
 #[derive(clap::Args)]
 #[command(after_help = "\
 A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); all of it is read from one state, without a call for
@@ -25,7 +25,7 @@ each file. What is found meets all conditions; they may be written with one dash
   kvfs find /mnt/.kvfs/snapshot/monday -type f -newer 1700000000 -print0 | xargs -0 ...
   kvfs find --store my.kvfs / -type l       a store that is not mounted")]
 pub struct Args {
-    /// The folder that is looked through; it is the first that may be found.
+    /// The directory that is looked through; it is the first that may be found.
     path: OsString,
     /// A store that is not mounted; the path is from its root.
     #[arg(long, value_name = "FILE")]
@@ -34,8 +34,8 @@ pub struct Args {
     /// meaning away.
     #[arg(long, value_name = "GLOB")]
     name: Option<OsString>,
-    /// Files, folders (`d`), symbolic links, fifos, sockets, character or block devices; several:
-    /// `f,l`.
+    /// Files, directories (`d`), symbolic links, fifos, sockets, character or block devices;
+    /// several: `f,l`.
     #[arg(long = "type", value_name = "KIND", value_delimiter = ',')]
     kinds: Vec<char>,
     /// Bytes, with K, M, G or T of 1024: more than (`+1M`), less than (`-4K`), or just so many.

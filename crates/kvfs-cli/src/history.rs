@@ -19,7 +19,7 @@ newest; it costs what has changed. Commits have no names: a snapshot gives one t
   kvfs diff /mnt monday tuesday        # all of it
   kvfs restore /mnt monday src         # what lay there")]
 pub struct Args {
-    /// The folder a store is mounted on, or the file of a store that is not mounted.
+    /// The directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
     /// Say how much has changed up to each of them.
     #[arg(long)]

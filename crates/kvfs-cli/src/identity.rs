@@ -70,13 +70,14 @@ impl Identity {
         })
     }
 
-    /// Of the entry `name` of an open folder itself; `None`: there is none.
-    pub fn of_entry(folder: impl AsFd, name: &[u8]) -> Option<Identity> {
-        let stat = rustix::fs::statat(folder, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    /// Of the entry `name` of an open directory itself; `None`: there is none.
+    pub fn of_entry(directory: impl AsFd, name: &[u8]) -> Option<Identity> {
+        let stat =
+            rustix::fs::statat(directory, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(Identity::File { device: stat.st_dev, inode: stat.st_ino })
     }
 
-    /// Of the store that `target` means: its file, or the folder it is mounted on.
+    /// Of the store that `target` means: its file, or the directory it is mounted on.
     pub fn of_store(target: &Path) -> Option<Identity> {
         if !target.is_dir() {
             return Identity::of_path(target);
@@ -150,9 +151,9 @@ mod tests {
 
     #[test]
     fn a_file_is_the_same_by_every_name_of_it() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let directory = tempfile::tempdir().expect("a temporary directory");
         let [file, hard, soft, other] =
-            ["file", "hard", "soft", "other"].map(|name| folder.path().join(name));
+            ["file", "hard", "soft", "other"].map(|name| directory.path().join(name));
         std::fs::write(&file, "content").expect("a file");
         std::fs::write(&other, "content").expect("a file");
         std::fs::hard_link(&file, &hard).expect("a link");

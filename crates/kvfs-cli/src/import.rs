@@ -1,4 +1,4 @@
-//! `kvfs import`: a tar stream or a folder into a store, mounted or not.
+//! `kvfs import`: a tar stream or a directory into a store, mounted or not.
 //!
 //! One thread reads the source, item by item (`sources`), another makes them (`importer`): here, or
 //! in the daemon that serves the store, which gets them over its socket and makes them in a
@@ -26,34 +26,34 @@ use crate::sources::Source;
 use crate::store::{self, Access, human_size};
 use crate::tree;
 
-/// Copy a tar stream or a folder into a store.
+/// Copy a tar stream or a directory into a store.
 #[derive(clap::Args)]
 #[command(
     after_help = "Keeps owners (as numbers), modes, times, hard links, symbolic links, devices, extended attributes and holes. What exists already is
-treated as tar does: a folder is kept and gets the new attributes, everything else is replaced.
+treated as tar does: a directory is kept and gets the new attributes, everything else is replaced.
 
 Into a mounted store it is one transaction: everything appears at once and is on disk then, or nothing is changed, whatever happens; of any size,
 in little memory. Into a view of an open transaction (.kvfs/txn/ID, or in `kvfs run`) it is a part of that. There, and in a store that is not
 mounted, what had come before a failure stays.
 
   kvfs import my.kvfs tree.tar --to /backup      a store that is not mounted
-  zcat tree.tar.gz | kvfs import /mnt/backup -   a folder of one that is"
+  zcat tree.tar.gz | kvfs import /mnt/backup -   a directory of one that is"
 )]
 pub struct Args {
-    /// The store's file, or a folder of a mounted store.
+    /// The store's file, or a directory of a mounted store.
     store: PathBuf,
-    /// A tar file, `-` for a tar stream on standard input, or a folder.
+    /// A tar file, `-` for a tar stream on standard input, or a directory.
     from: PathBuf,
-    /// The folder to copy into, from there; made if it does not exist.
+    /// The directory to copy into, from there; made if it does not exist.
     #[arg(long, value_name = "PATH", default_value = "/")]
     to: OsString,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let folder = args.from.is_dir();
+    let directory = args.from.is_dir();
     let stdin = args.from.as_os_str() == "-";
     let tar = match () {
-        () if folder => None,
+        () if directory => None,
         () if stdin => Some((File::from(rustix_stdin()?), None)),
         () => {
             let cannot = |e| Failure::io(format!("cannot read {}", args.from.display()), &e);
@@ -69,14 +69,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     let in_root = target.as_ref().is_none_or(Target::is_root)
         && tree::names(args.to.as_bytes()).next().is_none();
-    if folder && in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {
+    if directory && in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {
         // Before anything is made.
         return Err(importer::hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
     }
-    if let (true, Some(target)) = (folder, &target) {
+    if let (true, Some(target)) = (directory, &target) {
         target.is_apart_from(&args.from)?;
     }
-    // It is not copied into itself, whatever folder it lies in.
+    // It is not copied into itself, whatever directory it lies in.
     let itself =
         target.as_ref().map_or_else(|| Some(args.store.clone()), Target::store).unwrap_or_default();
     let mut skipped = 0;
@@ -90,7 +90,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             }
             None => {
                 let bar = output.progress("importing", None, true);
-                source.folder(&args.from, &itself, &bar).inspect(|()| bar.finish_and_clear())
+                source.directory(&args.from, &itself, &bar).inspect(|()| bar.finish_and_clear())
             }
         };
         skipped = source.skipped;
@@ -104,7 +104,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     counts.skipped += skipped;
     let seconds = begun.elapsed().as_secs_f64();
     let entries =
-        counts.files + counts.folders + counts.symlinks + counts.hard_links + counts.special;
+        counts.files + counts.directories + counts.symlinks + counts.hard_links + counts.special;
     let skipped =
         if counts.skipped > 0 { format!(", {} skipped", counts.skipped) } else { String::new() };
     let text = format!(
@@ -122,7 +122,7 @@ fn rustix_stdin() -> Outcome<std::os::fd::OwnedFd> {
         .map_err(|e| Failure::io("cannot read standard input", &e))
 }
 
-/// Who makes what has no owner of its own: folders on the way.
+/// Who makes what has no owner of its own: directories on the way.
 pub fn caller() -> Caller {
     Caller {
         uid: rustix::process::geteuid().as_raw(),

@@ -1,4 +1,4 @@
-//! What a source (a tar stream, a folder) consists of, item by item, on the way to where it is
+//! What a source (a tar stream, a directory) consists of, item by item, on the way to where it is
 //! copied: to another thread, or over the socket to the daemon of a mounted store. The daemon
 //! believes nothing of it: every length is checked here, every name and path where it is used.
 
@@ -26,7 +26,7 @@ pub struct Meta {
 /// One thing to be made. Paths are relative to where it is copied to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
-    Folder {
+    Directory {
         path: Vec<u8>,
         meta: Meta,
     },
@@ -65,7 +65,7 @@ impl Item {
     pub fn size(&self) -> usize {
         match self {
             Item::Data { bytes, .. } => bytes.len() + 64,
-            Item::Folder { meta, .. }
+            Item::Directory { meta, .. }
             | Item::Symlink { meta, .. }
             | Item::Special { meta, .. }
             | Item::File { meta, .. } => {
@@ -83,7 +83,7 @@ impl Item {
     /// Appends it as it goes over the socket.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Item::Folder { path, meta } => {
+            Item::Directory { path, meta } => {
                 out.push(b'd');
                 put_bytes(out, path);
                 put_meta(out, meta);
@@ -147,7 +147,9 @@ impl Item {
             })
         };
         let item = match kind {
-            b'd' => (|| Some(Item::Folder { path: take_bytes(from)?, meta: take_meta(from)? }))(),
+            b'd' => {
+                (|| Some(Item::Directory { path: take_bytes(from)?, meta: take_meta(from)? }))()
+            }
             b'l' => (|| {
                 Some(Item::Symlink {
                     path: take_bytes(from)?,
@@ -255,7 +257,7 @@ mod tests {
         };
         let path = || b"a/b".to_vec();
         vec![
-            Item::Folder { path: Vec::new(), meta: Meta::default() },
+            Item::Directory { path: Vec::new(), meta: Meta::default() },
             Item::Symlink { path: path(), target: b"../x".to_vec(), meta: meta.clone() },
             Item::Special {
                 path: path(),

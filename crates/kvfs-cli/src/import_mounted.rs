@@ -19,38 +19,39 @@ use crate::store;
 /// Requests without a reply at most.
 const UNDER_WAY: usize = 4;
 
-/// A folder of a mounted store.
+/// A directory of a mounted store.
 pub struct Target {
     mounted: Mounted,
     /// From the root of its view.
-    folder: PathBuf,
+    directory: PathBuf,
     /// On this machine.
     full: PathBuf,
     transaction: Option<u64>,
 }
 
-/// What a path names, if it is a folder of a mounted store, or one to be made there, or the file of
-/// one.
+/// What a path names, if it is a directory of a mounted store, or one to be made there, or the file
+/// of one.
 pub fn target(path: &Path) -> Outcome<Option<Target>> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
-    if path.is_file() || !path.exists() && place::of(&folder_of(path)).map_err(cannot)?.is_none() {
+    if path.is_file() || !path.exists() && place::of(&directory_of(path)).map_err(cannot)?.is_none()
+    {
         if !path.is_file() || store::socket_of(path)?.is_none() {
             return Ok(None);
         }
         let mounted = Mounted::find(path)?;
         let transaction = mounted.entered();
         let full = mounted.mount_point.clone();
-        return Ok(Some(Target { mounted, folder: PathBuf::from("/"), full, transaction }));
+        return Ok(Some(Target { mounted, directory: PathBuf::from("/"), full, transaction }));
     }
     let full =
-        if path.exists() { store::full_path(path).map_err(cannot)? } else { folder_of(path) };
+        if path.exists() { store::full_path(path).map_err(cannot)? } else { directory_of(path) };
     let Some(place) = place::of(&full).map_err(cannot)? else { return Ok(None) };
-    let folder = if full.is_dir() {
+    let directory = if full.is_dir() {
         full.clone()
     } else {
         full.parent().unwrap_or(Path::new("/")).to_path_buf()
     };
-    let mounted = Mounted::find_view(&folder)?;
+    let mounted = Mounted::find_view(&directory)?;
     let transaction = match place.view {
         View::Mainline => mounted.entered(),
         View::Transaction(id) => Some(id),
@@ -62,16 +63,16 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
             return Err(Failure::new(Exit::Usage, what));
         }
     };
-    Ok(Some(Target { mounted, folder: place.rest, full, transaction }))
+    Ok(Some(Target { mounted, directory: place.rest, full, transaction }))
 }
 
-fn folder_of(path: &Path) -> PathBuf {
+fn directory_of(path: &Path) -> PathBuf {
     store::path_beside(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
 impl Target {
     pub fn is_root(&self) -> bool {
-        self.folder.as_os_str().is_empty() || self.folder == Path::new("/")
+        self.directory.as_os_str().is_empty() || self.directory == Path::new("/")
     }
 
     /// The file of the store.
@@ -82,7 +83,7 @@ impl Target {
             .map(|record| record.store)
     }
 
-    /// A folder that is copied into itself would have no end.
+    /// A directory that is copied into itself would have no end.
     pub fn is_apart_from(&self, source: &Path) -> Outcome {
         let source = store::full_path(source)
             .map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
@@ -104,9 +105,9 @@ impl Target {
         to: &[u8],
         read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
     ) -> Outcome<Counts> {
-        let folder = [b"/", self.folder.as_os_str().as_bytes(), b"/", to].concat();
+        let directory = [b"/", self.directory.as_os_str().as_bytes(), b"/", to].concat();
         let id = self.transaction.map(|id| id.to_string());
-        let mut words = vec![&b"IMPORT"[..], b"BEGIN", &folder];
+        let mut words = vec![&b"IMPORT"[..], b"BEGIN", &directory];
         words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
         self.mounted.call(&words)?;
         let (mut bytes, mut under_way) = (Vec::new(), 0);
@@ -139,7 +140,7 @@ impl Target {
         };
         Ok(Counts {
             files: number(0),
-            folders: number(1),
+            directories: number(1),
             symlinks: number(2),
             hard_links: number(3),
             special: number(4),

@@ -1,7 +1,7 @@
 //! Makes what a source consists of, item by item, in a file system or in a transaction's view of
 //! one.
 //!
-//! What exists already is treated as tar does: a folder is kept and gets the new attributes,
+//! What exists already is treated as tar does: a directory is kept and gets the new attributes,
 //! everything else is replaced. Owners are numbers, never looked up by name. Nothing is followed
 //! inside the store: an entry that would go through a symbolic link is an error, so that no archive
 //! can write where its paths do not say.
@@ -20,7 +20,7 @@ use crate::{text, tree};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     pub files: u64,
-    pub folders: u64,
+    pub directories: u64,
     pub symlinks: u64,
     pub hard_links: u64,
     /// Devices, fifos, sockets.
@@ -61,10 +61,10 @@ pub struct Importer {
     root: Ino,
     caller: Caller,
     pub counts: Counts,
-    /// The folder that the last entry was in.
+    /// The directory that the last entry was in.
     last: Option<(Vec<u8>, Ino)>,
-    /// Folders get their attributes at the end: what is put into them changes their times.
-    folders: Vec<(Ino, Meta)>,
+    /// Directories get their attributes at the end: what is put into them changes their times.
+    directories: Vec<(Ino, Meta)>,
     file: Option<Open>,
     /// Files that have come whole and are not made yet, their names, and the bytes in them.
     waiting: Vec<Whole>,
@@ -72,8 +72,8 @@ pub struct Importer {
     bytes_waiting: usize,
     /// Attributes that were left out, the first of them.
     pub left_out: Vec<String>,
-    /// What a kernel may have to be told of: names in folders that it knows, and other inodes that
-    /// were there.
+    /// What a kernel may have to be told of: names in directories that it knows, and other inodes
+    /// that were there.
     pub names: Vec<(Ino, Box<[u8]>)>,
     pub inodes: Vec<Ino>,
 }
@@ -91,7 +91,7 @@ pub fn hidden(path: &[u8]) -> Failure {
         text::show(path)
     );
     Failure::new(Exit::Failed, what)
-        .hint("rename it, leave it out, or import into a folder: --to /FOLDER")
+        .hint("rename it, leave it out, or import into a directory: --to /DIRECTORY")
 }
 
 /// Whether a path from the root is that of the views.
@@ -100,7 +100,7 @@ pub fn is_hidden(path: &[u8]) -> bool {
 }
 
 impl Importer {
-    /// Into the folder at `to`, made if it does not exist.
+    /// Into the directory at `to`, made if it does not exist.
     pub fn new(fs: Fs, to: &[u8], caller: Caller) -> Outcome<Importer> {
         if is_hidden(to) {
             return Err(hidden(to));
@@ -108,12 +108,12 @@ impl Importer {
         if tree::names(to).any(|name| name == b"..") {
             return Err(Failure::new(
                 Exit::Failed,
-                format!("the path {} leads out of its folder by `..`", text::show(to)),
+                format!("the path {} leads out of its directory by `..`", text::show(to)),
             ));
         }
-        let root = tree::make_folders(&fs, to, caller)?;
+        let root = tree::make_directories(&fs, to, caller)?;
         let counts = Counts::default();
-        let (last, folders, file, left_out) = (None, Vec::new(), None, Vec::new());
+        let (last, directories, file, left_out) = (None, Vec::new(), None, Vec::new());
         let (names, inodes) = (Vec::new(), vec![root]);
         let (waiting, names_waiting, bytes_waiting) = (Vec::new(), HashSet::new(), 0);
         let mut importer = Importer {
@@ -122,7 +122,7 @@ impl Importer {
             caller,
             counts,
             last,
-            folders,
+            directories,
             file,
             waiting,
             names_waiting,
@@ -187,7 +187,7 @@ impl Importer {
                 }
             }
             _ if self.file.is_some() => Err(unexpected()),
-            Item::Folder { path, meta } => self.make_folder(&path, meta),
+            Item::Directory { path, meta } => self.make_directory(&path, meta),
             Item::Symlink { path, target, meta } => self.make_symlink(&path, &target, &meta),
             Item::Special { path, kind, rdev, meta } => self.make_special(&path, kind, rdev, &meta),
             Item::Link { path, to } => self.make_hard_link(&path, &to),
@@ -195,7 +195,7 @@ impl Importer {
         }
     }
 
-    /// A name of a folder becomes another.
+    /// A name of a directory becomes another.
     fn tell(&mut self, dir: Ino, name: &[u8]) {
         if self.fs.is_referenced(dir) {
             self.names.push((dir, name.into()));
@@ -212,42 +212,42 @@ impl Importer {
         }
     }
 
-    /// The folder that `path` lies in, made where it is missing, and the last name. `None`: the
+    /// The directory that `path` lies in, made where it is missing, and the last name. `None`: the
     /// path is the root itself.
     fn place<'p>(&mut self, path: &'p [u8]) -> Outcome<Option<(Ino, &'p [u8])>> {
         let names: Vec<&[u8]> = tree::names(path).collect();
         if names.contains(&b"..".as_slice()) {
-            let what = format!("the entry {} leads out of its folder by `..`", text::show(path));
+            let what = format!("the entry {} leads out of its directory by `..`", text::show(path));
             return Err(Failure::new(Exit::Failed, what)
                 .hint("an archive with such names is not to be trusted"));
         }
         if self.root == ROOT && names.first() == Some(&HIDDEN) {
             return Err(hidden(path));
         }
-        let Some((name, folders)) = names.split_last() else { return Ok(None) };
-        let key = folders.join(&b'/');
+        let Some((name, directories)) = names.split_last() else { return Ok(None) };
+        let key = directories.join(&b'/');
         if let Some((last, ino)) = &self.last
             && *last == key
         {
             return Ok(Some((*ino, name)));
         }
         let mut at = self.root;
-        for folder in folders {
-            self.settle(at, folder).map_err(|e| cannot("make the folders of", path, e))?;
-            let found = match self.fs.lookup(at, folder) {
+        for directory in directories {
+            self.settle(at, directory).map_err(|e| cannot("make the directories of", path, e))?;
+            let found = match self.fs.lookup(at, directory) {
                 Err(kvfs::Error::NotFound) => {
-                    self.tell(at, folder);
-                    self.fs.mkdir(at, folder, 0o755, self.caller)
+                    self.tell(at, directory);
+                    self.fs.mkdir(at, directory, 0o755, self.caller)
                 }
                 found => found,
             };
-            let attr = found.map_err(|e| cannot("make the folders of", path, e))?;
+            let attr = found.map_err(|e| cannot("make the directories of", path, e))?;
             self.fs.forget(attr.ino, 1);
             if attr.kind != FileKind::Dir {
                 let what = format!(
                     "the entry {} lies in {}, which is a {}",
                     text::show(path),
-                    text::show(folder),
+                    text::show(directory),
                     tree::kind_name(attr.kind)
                 );
                 return Err(Failure::new(Exit::Failed, what));
@@ -258,8 +258,14 @@ impl Importer {
         Ok(Some((at, name)))
     }
 
-    /// Removes what is in the way of a new entry. Gives a folder that is there, if `keep_folder`.
-    fn clear(&mut self, parent: Ino, name: &[u8], keep_folder: bool) -> kvfs::Result<Option<Ino>> {
+    /// Removes what is in the way of a new entry. Gives a directory that is there, if
+    /// `keep_directory`.
+    fn clear(
+        &mut self,
+        parent: Ino,
+        name: &[u8],
+        keep_directory: bool,
+    ) -> kvfs::Result<Option<Ino>> {
         self.tell(parent, name);
         self.settle(parent, name)?;
         let attr = match self.fs.lookup(parent, name) {
@@ -268,7 +274,7 @@ impl Importer {
         };
         self.fs.forget(attr.ino, 1);
         match attr.kind {
-            FileKind::Dir if keep_folder => {
+            FileKind::Dir if keep_directory => {
                 self.inodes.push(attr.ino);
                 return Ok(Some(attr.ino));
             }
@@ -279,7 +285,7 @@ impl Importer {
         Ok(None)
     }
 
-    fn make_folder(&mut self, path: &[u8], meta: Meta) -> Outcome {
+    fn make_directory(&mut self, path: &[u8], meta: Meta) -> Outcome {
         let ino = match self.place(path)? {
             None => self.root,
             Some((parent, name)) => {
@@ -294,8 +300,8 @@ impl Importer {
                 made.map_err(|e| cannot("make", path, e))?
             }
         };
-        self.counts.folders += 1;
-        self.folders.push((ino, meta));
+        self.counts.directories += 1;
+        self.directories.push((ino, meta));
         Ok(())
     }
 
@@ -489,8 +495,8 @@ impl Importer {
         }
         self.make_waiting()
             .map_err(|e| tree::failure("cannot make the files that came last", e))?;
-        for (ino, meta) in std::mem::take(&mut self.folders) {
-            match self.dress(ino, b"a folder", &meta, true, None) {
+        for (ino, meta) in std::mem::take(&mut self.directories) {
+            match self.dress(ino, b"a directory", &meta, true, None) {
                 // It was replaced by a later entry.
                 Err(_) if self.fs.getattr(ino).is_err() => {}
                 done => done?,

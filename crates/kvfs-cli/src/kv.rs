@@ -26,7 +26,7 @@ use long_value::NewValue;
 /// Get, put, delete and list keys of a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the folder a store is mounted on, or the file of a store that is not mounted.
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted.
 Keys and values are any bytes; listings show what does not print as escapes (\\n, \\xff), --json loses nothing.
 A range is from START up to END, without END; leave a bound out, or give an empty one, for no bound.
 Writes are on disk when the command ends, unless --no-sync is given. In a program that `kvfs run` has started, and for its store, they
@@ -252,7 +252,7 @@ impl Connection {
                 let what =
                     format!("{} leads into a list of views, which has no keys", target.display());
                 return Err(Failure::new(Exit::Usage, what)
-                    .hint("give one of the views in it, or the folder of the mount"));
+                    .hint("give one of the views in it, or the directory of the mount"));
             }
         }
         Ok(connection)
@@ -277,7 +277,7 @@ impl Connection {
         }
         if target.is_dir() {
             let what = format!(
-                "{} is neither a store nor the folder of a mounted one with a socket",
+                "{} is neither a store nor the directory of a mounted one with a socket",
                 target.display()
             );
             return Err(Failure::new(Exit::NotFound, what)

@@ -12,15 +12,15 @@ use crate::kv::List;
 use crate::output::{Outcome, Output};
 use crate::{text, tree};
 
-/// List a folder of a store.
+/// List a directory of a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the file of a store, mounted or not, or a folder of a mounted one, of which PATH begins then; also one of a view, such as
-/mnt/.kvfs/snapshot/monday. A mounted store is looked at through the mount, as far as the modes of its folders let you.")]
+TARGET is the file of a store, mounted or not, or a directory of a mounted one, of which PATH begins then; also one of a view, such as
+/mnt/.kvfs/snapshot/monday. A mounted store is looked at through the mount, as far as the modes of its directories let you.")]
 pub struct Args {
-    /// The store's file, or a folder where it is mounted.
+    /// The store's file, or a directory where it is mounted.
     target: PathBuf,
-    /// A folder or file in it.
+    /// A directory or file in it.
     #[arg(default_value = "/")]
     path: OsString,
     /// Mode, links, owner, group, size and time (UTC) of each.

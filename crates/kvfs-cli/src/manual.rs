@@ -23,16 +23,17 @@ pub fn completions(args: CompletionsArgs, mut commands: clap::Command, output: &
 /// Write the manual pages, one for each command.
 #[derive(clap::Args)]
 pub struct ManArgs {
-    /// The folder to write them into, such as /usr/local/share/man/man1; made if it does not exist.
-    folder: PathBuf,
+    /// The directory to write them into, such as /usr/local/share/man/man1; made if it does not
+    /// exist.
+    directory: PathBuf,
 }
 
 pub fn man(args: ManArgs, commands: clap::Command, output: &Output) -> Outcome {
-    let cannot = |e| Failure::io(format!("cannot write to {}", args.folder.display()), &e);
-    std::fs::create_dir_all(&args.folder).map_err(cannot)?;
-    clap_mangen::generate_to(commands, &args.folder).map_err(cannot)?;
+    let cannot = |e| Failure::io(format!("cannot write to {}", args.directory.display()), &e);
+    std::fs::create_dir_all(&args.directory).map_err(cannot)?;
+    clap_mangen::generate_to(commands, &args.directory).map_err(cannot)?;
     output.print(
-        format!("wrote the manual pages to {}", args.folder.display()),
-        serde_json::json!({"folder": args.folder}),
+        format!("wrote the manual pages to {}", args.directory.display()),
+        serde_json::json!({"directory": args.directory}),
     )
 }

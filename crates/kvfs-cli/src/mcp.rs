@@ -34,7 +34,7 @@ aborted, but for transactions that it was told to keep. To decide about commits 
 
 Then the agent keeps its transaction, and you look at it and end it: kvfs txn diff /mnt 17; kvfs txn commit /mnt 17")]
 pub struct Args {
-    /// The folder a store is mounted on.
+    /// The directory a store is mounted on.
     mount: PathBuf,
     /// Do not offer this tool; may be given several times.
     #[arg(long, value_name = "TOOL")]

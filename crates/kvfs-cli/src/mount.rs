@@ -1,4 +1,5 @@
-//! `kvfs mount`: puts a store's file system on a folder and goes to the background once it answers.
+//! `kvfs mount`: puts a store's file system on a directory and goes to the background once it
+//! answers.
 //!
 //! A daemon cannot fork once it has threads, so the background process is this program started anew
 //! (`--serving`): it reports through its standard output, a pipe, that the mount answers or what
@@ -21,13 +22,13 @@ use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store;
 
-/// Put a store's file system on a folder.
+/// Put a store's file system on a directory.
 #[derive(clap::Args)]
 #[command(after_help = mount_options::HELP)]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`.
     store: PathBuf,
-    /// The folder to mount it on.
+    /// The directory to mount it on.
     dir: PathBuf,
     /// Mount options, separated by commas; may be given several times.
     #[arg(short = 'o', value_name = "OPTIONS")]
@@ -67,7 +68,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             store.display(),
             dir.display()
         );
-        return Err(Failure::new(Exit::Usage, hides).hint("mount on another folder"));
+        return Err(Failure::new(Exit::Usage, hides).hint("mount on another directory"));
     }
     options.log = match options.log {
         Some(log) => Some(
@@ -104,7 +105,7 @@ fn announce(output: &Output, record: &Record) -> Outcome {
     output.print(text, value)
 }
 
-/// The store's full path: the daemon works in another folder.
+/// The store's full path: the daemon works in another directory.
 fn existing(path: &Path) -> Outcome<PathBuf> {
     path.canonicalize().map_err(|e| {
         let failure = Failure::io(format!("cannot open the store {}", path.display()), &e);
@@ -116,7 +117,7 @@ fn existing(path: &Path) -> Outcome<PathBuf> {
     })
 }
 
-/// The full path of the folder, freed of dead mounts.
+/// The full path of the directory, freed of dead mounts.
 fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.display()), &e);
     let mut dead = 0;
@@ -301,7 +302,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
     let Ok([store, dir]) = <[PathBuf; 2]>::try_from(places) else {
         return Err(Failure::new(
             Exit::Usage,
-            "a mount helper is called with a store, a folder, and -o with options",
+            "a mount helper is called with a store, a directory, and -o with options",
         ));
     };
     if fake {

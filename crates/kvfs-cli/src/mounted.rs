@@ -42,7 +42,7 @@ impl Mounted {
         let none = || {
             let what = format!("no store with a socket is mounted at {}", target.display());
             Failure::new(Exit::NotFound, what)
-                .hint("transactions are a mounted store's: kvfs mount STORE FOLDER")
+                .hint("transactions are a mounted store's: kvfs mount STORE DIRECTORY")
         };
         let socket = store::socket_of(target)?.ok_or_else(none)?;
         let place = place::of_target(&full)?;
@@ -58,7 +58,7 @@ impl Mounted {
         Ok(Mounted { mount_point: mount_point.ok_or_else(none)?, socket, view, bound, client })
     }
 
-    /// The folder where a transaction's view of the files is.
+    /// The directory where a transaction's view of the files is.
     pub fn view(&self, id: u64) -> PathBuf {
         self.mount_point.join(".kvfs/txn").join(id.to_string())
     }

@@ -41,7 +41,7 @@ impl fmt::Display for View {
     }
 }
 
-/// A folder in a FUSE mount.
+/// A directory in a FUSE mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub mount: MountEntry,
@@ -71,10 +71,10 @@ fn view_of(path: &Path) -> (View, PathBuf) {
     (view, parts.as_path().to_owned())
 }
 
-/// The folder of the store that is mounted there; `None`: it is a view's.
-pub fn folder_of_store(mount: &MountEntry) -> Option<PathBuf> {
+/// The directory of the store that is mounted there; `None`: it is a view's.
+pub fn directory_of_store(mount: &MountEntry) -> Option<PathBuf> {
     match view_of(mount.root.strip_prefix("/").unwrap_or(&mount.root)) {
-        (View::Mainline, folder) => Some(folder),
+        (View::Mainline, directory) => Some(directory),
         _ => None,
     }
 }
@@ -91,7 +91,7 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
     Ok(Some(Place { mount, view, rest, bound }))
 }
 
-/// Where a path that a user gave is, if it is a folder; `None` for a store's file, which has no
+/// Where a path that a user gave is, if it is a directory; `None` for a store's file, which has no
 /// views.
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
@@ -125,7 +125,7 @@ impl Place {
             self.view
         );
         Failure::new(Exit::Usage, what).hint(format!(
-            "give the folder where it is mounted: {}",
+            "give the directory where it is mounted: {}",
             self.mount.mount_point.display()
         ))
     }

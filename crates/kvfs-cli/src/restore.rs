@@ -17,10 +17,10 @@ use crate::store::{self, Access, Store};
 use crate::transactions::OverFiles;
 use crate::{text, tree};
 
-/// Make files and folders again what they were in a snapshot, at once and by reference.
+/// Make files and directories again what they were in a snapshot, at once and by reference.
 #[derive(clap::Args)]
 #[command(after_help = "\
-What lies at a path now is replaced, a folder with all that is in it; what did not exist in the snapshot is removed. All paths are restored
+What lies at a path now is replaced, a directory with all that is in it; what did not exist in the snapshot is removed. All paths are restored
 in one transaction, and no content is copied: it takes the time of the names. Owners, modes, times and extended attributes are those of then.
 
   kvfs restore /mnt monday etc/config src
@@ -28,11 +28,11 @@ in one transaction, and no content is copied: it takes the time of the names. Ow
 
 In `kvfs run` it works in the transaction.")]
 pub struct Args {
-    /// The folder a store is mounted on, or the file of a store that is not mounted.
+    /// The directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
     /// The snapshot.
     snapshot: String,
-    /// From the root of the store, or below the folder it is mounted on.
+    /// From the root of the store, or below the directory it is mounted on.
     #[arg(required = true)]
     paths: Vec<OsString>,
     /// Say what would be done, and do nothing.
@@ -83,20 +83,21 @@ fn restore(
                 return Err(Failure::new(Exit::NotFound, what));
             }
         };
-        let folder = path.iter().rposition(|&byte| byte == b'/').map_or(&b""[..], |at| &path[..at]);
+        let directory =
+            path.iter().rposition(|&byte| byte == b'/').map_or(&b""[..], |at| &path[..at]);
         // One that an earlier path brings back is there by then, but for a rehearsal.
         let brought = |other: &&Vec<u8>| {
-            folder == &other[..] || folder.starts_with(&[&other[..], b"/"].concat())
+            directory == &other[..] || directory.starts_with(&[&other[..], b"/"].concat())
         };
         let waits = dry_run && paths.iter().any(|other| brought(&other));
-        if done == Done::MadeAgain && !folder.is_empty() && !waits && !store.is(folder)? {
+        if done == Done::MadeAgain && !directory.is_empty() && !waits && !store.is(directory)? {
             let what = format!(
-                "cannot restore {}: its folder {} is not there",
+                "cannot restore {}: its directory {} is not there",
                 text::show(path),
-                text::show(folder)
+                text::show(directory)
             );
             return Err(Failure::new(Exit::NotFound, what)
-                .hint("make the folder, or restore it, with all that is in it"));
+                .hint("make the directory, or restore it, with all that is in it"));
         }
         if !dry_run {
             if done != Done::MadeAgain {

@@ -1,4 +1,4 @@
-//! `kvfs rm`: a file, or a folder with everything in it, removed in one commit.
+//! `kvfs rm`: a file, or a directory with everything in it, removed in one commit.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use crate::place::{self, View};
 use crate::store::{self, Access, human_size};
 use crate::{text, tree};
 
-/// Remove files and whole folders: each path in one commit.
+/// Remove files and whole directories: each path in one commit.
 #[derive(clap::Args)]
 #[command(after_help = "\
-On a mounted store a path is one in the mount, or in the view of a transaction (.kvfs/txn/ID); in `kvfs run` it is the transaction's. A folder
+On a mounted store a path is one in the mount, or in the view of a transaction (.kvfs/txn/ID); in `kvfs run` it is the transaction's. A directory
 goes with everything in it at once: others see all of it or nothing, and so does a store that loses power. That costs a walk over its names, not
 one call for each file; while it lasts, other calls wait. Files that are open keep their content until they are closed, and files with names
 elsewhere keep these. Snapshots have what they had.
 
-A folder with more than four million names below it is refused: remove the folders in it one by one.
+A directory with more than four million names below it is refused: remove the directories in it one by one.
 
   kvfs rm /mnt/build /mnt/build.old
   kvfs rm --store my.kvfs /build            a store that is not mounted")]
 pub struct Args {
-    /// What is removed: files, or folders with everything in them.
+    /// What is removed: files, or directories with everything in them.
     #[arg(required = true)]
     paths: Vec<PathBuf>,
     /// A store that is not mounted; the paths are from its root.
@@ -41,7 +41,7 @@ pub struct Args {
 #[derive(Clone, Copy, Default, Serialize)]
 struct Counts {
     files: u64,
-    folders: u64,
+    directories: u64,
     /// Content of files whose last name went.
     bytes: u64,
 }
@@ -60,7 +60,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         match gone {
             Ok(gone) => {
                 counts.files += gone.files;
-                counts.folders += gone.folders;
+                counts.directories += gone.directories;
                 counts.bytes += gone.bytes;
             }
             Err(failure) if args.force && failure.exit == Exit::NotFound => {}
@@ -74,12 +74,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     bar.finish_and_clear();
     let closed = store.map_or(Ok(()), Unmounted::close);
-    let Counts { files, folders, bytes } = counts;
+    let Counts { files, directories, bytes } = counts;
     let count = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let text = format!(
         "removed {} and {}, {}",
         count(files, "file"),
-        count(folders, "folder"),
+        count(directories, "directory"),
         human_size(bytes)
     );
     match failed {
@@ -94,7 +94,7 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
     if ends_in_dots(path) {
         return Err(Failure::new(
             Exit::Usage,
-            format!("{shown} names no entry of a folder: give the name that it has"),
+            format!("{shown} names no entry of a directory: give the name that it has"),
         ));
     }
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
@@ -106,10 +106,12 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
             "{} is a mount point: it is not removed",
             text::show(mount.mount_point.as_os_str().as_bytes())
         );
-        return Err(Failure::new(Exit::Busy, what).hint("unmount it, or give the folders in it"));
+        return Err(
+            Failure::new(Exit::Busy, what).hint("unmount it, or give the directories in it")
+        );
     }
-    let folder = full.parent().unwrap_or(Path::new("/"));
-    let mut mounted = Mounted::find_view(folder)?;
+    let directory = full.parent().unwrap_or(Path::new("/"));
+    let mut mounted = Mounted::find_view(directory)?;
     let place = place::of(&full)
         .map_err(cannot)?
         .ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} is in no store")))?;
@@ -141,7 +143,7 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
     };
     let number =
         |at: usize| if let Some(Reply::Integer(n)) = fields.get(at) { *n as u64 } else { 0 };
-    Ok(Counts { folders: number(1), files: number(3), bytes: number(5) })
+    Ok(Counts { directories: number(1), files: number(3), bytes: number(5) })
 }
 
 fn ends_in_dots(path: &Path) -> bool {
@@ -170,7 +172,7 @@ impl Unmounted {
         let gone = self.views.remove_tree(&kvfs::View::Mainline, shown);
         let gone =
             gone.map_err(|e| tree::failure(format!("cannot remove {}", text::show(shown)), e))?;
-        Ok(Counts { folders: gone.directories, files: gone.files, bytes: gone.bytes })
+        Ok(Counts { directories: gone.directories, files: gone.files, bytes: gone.bytes })
     }
 
     fn close(self) -> Outcome {

@@ -28,7 +28,7 @@ store is mounted. `kvfs kv` in it works in the transaction by itself; other clie
 Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing was changed: 75 others have changed the
 same in that time, or needed what it had locked, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.")]
 pub struct Args {
-    /// The folder a store is mounted on.
+    /// The directory a store is mounted on.
     mount: PathBuf,
     #[command(flatten)]
     how: How,

@@ -18,13 +18,13 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zones::FileDevice;
 
-use crate::export::{Folder, Item, Skipped, Target, is_root, raise_open_files};
+use crate::export::{Directory, Item, Skipped, Target, is_root, raise_open_files};
 use crate::identity::{FileMode, Identity};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store;
 use report::Report;
 
-/// Bring out what is readable of a damaged store, into a folder.
+/// Bring out what is readable of a damaged store, into a directory.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Nothing is written to the store. What lies under damaged blocks is left out, and listed: a file of which a part cannot be read has the
@@ -34,8 +34,8 @@ missing or may be older than it was. Snapshots and clones are not brought out.")
 pub struct Args {
     /// The store's file.
     store: PathBuf,
-    /// Where the files go: a new folder, or an empty one.
-    folder: PathBuf,
+    /// Where the files go: a new directory, or an empty one.
+    directory: PathBuf,
     /// Write the keys and values to this file, too: a line of JSON for each.
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
@@ -56,11 +56,18 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     };
     let itself = Identity::of_path(&args.store);
     let cannot =
-        |e: std::io::Error| Failure::io(format!("cannot write {}", args.folder.display()), &e);
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.folder).map_err(cannot)?;
-    if std::fs::read_dir(&args.folder).map_err(cannot)?.next().is_some() {
-        return Err(Failure::new(Exit::Usage, format!("{} is not empty", args.folder.display()))
-            .hint("give a new folder"));
+        |e: std::io::Error| Failure::io(format!("cannot write {}", args.directory.display()), &e);
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&args.directory)
+        .map_err(cannot)?;
+    if std::fs::read_dir(&args.directory).map_err(cannot)?.next().is_some() {
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("{} is not empty", args.directory.display()),
+        )
+        .hint("give a new directory"));
     }
     let bar = output.progress("looking for what is left", Some(0), false);
     let found = Salvage::open(Arc::new(device), &mut |done, all| {
@@ -76,12 +83,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     remains.salvage().left_out().iter().for_each(|what| output.note(what));
     let bar = output.progress("bringing out", None, true);
     if remains.has_files() {
-        let at = rustix::fs::open(&args.folder, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|e| cannot(e.into()))?;
+        let at =
+            rustix::fs::open(&args.directory, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(|e| cannot(e.into()))?;
         raise_open_files();
-        let folder = Folder {
+        let directory = Directory {
             at: vec![at],
-            root: args.folder.clone(),
+            root: args.directory.clone(),
             linked: HashMap::new(),
             owner: is_root(),
             store: itself,
@@ -89,7 +97,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         };
         Walk {
             remains: &remains,
-            folder,
+            directory,
             report: &mut report,
             bar: &bar,
             seen: HashSet::new(),
@@ -106,13 +114,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         &mut report,
     )?;
     bar.finish_and_clear();
-    report.finish(&args.store, &args.folder, output)
+    report.finish(&args.store, &args.directory, output)
 }
 
 /// Files on their way out.
 struct Walk<'a> {
     remains: &'a Remains,
-    folder: Folder<'a>,
+    directory: Directory<'a>,
     report: &'a mut Report,
     bar: &'a ProgressBar,
     /// Inodes that were brought out, or were tried.
@@ -179,7 +187,7 @@ impl<'a> Walk<'a> {
         let mut all = vec![open(ino, path.len(), dir)];
         loop {
             let Some(top) = all.last_mut() else {
-                return Err(Failure::new(Exit::Failed, "no folder is open"));
+                return Err(Failure::new(Exit::Failed, "no directory is open"));
             };
             path.truncate(top.len);
             match top.entries.next() {
@@ -282,7 +290,7 @@ impl<'a> Walk<'a> {
         let item = Item { path, name, attr, target, xattrs };
         let (remains, bar) = (self.remains, self.bar);
         let mut missing = Vec::new();
-        let made = self.folder.make(&item, &mut |file, cannot| {
+        let made = self.directory.make(&item, &mut |file, cannot| {
             let (written, lost) = write(remains, file, ino, node.as_deref(), bar, cannot)?;
             missing = lost;
             Ok(written)
@@ -312,7 +320,7 @@ impl<'a> Walk<'a> {
             None => (unknown(0, FileKind::Dir), Vec::new()),
         };
         let item = Item { path, name: b"", attr, target: Vec::new(), xattrs };
-        if let Err(failure) = self.folder.leave(&item) {
+        if let Err(failure) = self.directory.leave(&item) {
             self.report.damaged(&shown(path), vec![failure.message], Vec::new());
         }
     }
@@ -349,24 +357,24 @@ impl<'a> Walk<'a> {
     }
 
     fn found(&mut self, ino: Ino, kind: FileKind) -> Outcome {
-        let folder = self.report.lost_found(&self.folder.root);
+        let directory = self.report.lost_found(&self.directory.root);
         let own = unknown(0, FileKind::Dir);
         let item = Item {
-            path: &folder,
-            name: &folder,
+            path: &directory,
+            name: &directory,
             attr: own,
             target: Vec::new(),
             xattrs: Vec::new(),
         };
-        self.folder.make(&item, &mut |_, _| Ok(0))?;
+        self.directory.make(&item, &mut |_, _| Ok(0))?;
         let name = format!("inode-{ino}").into_bytes();
-        let path = [&folder[..], b"/", &name].concat();
+        let path = [&directory[..], b"/", &name].concat();
         self.report.damaged(&shown(&path), vec!["its name is lost".into()], Vec::new());
         if let Some(dir) = self.entry(&path, &name, ino, kind, false)? {
             let dir = self.below(path.clone(), ino, dir)?;
             self.dress(&path, &dir);
         }
-        self.dress(&folder, &Dir { node: None });
+        self.dress(&directory, &Dir { node: None });
         Ok(())
     }
 }

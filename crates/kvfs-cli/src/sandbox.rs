@@ -1,15 +1,15 @@
-//! A program in a view: started so that a folder (the transaction's view of the files) lies where
-//! the mount is, for it and its children alone, and waited for so that signals, stops and the exit
-//! code pass through.
+//! A program in a view: started so that a directory (the transaction's view of the files) lies
+//! where the mount is, for it and its children alone, and waited for so that signals, stops and the
+//! exit code pass through.
 //!
 //! The child gets a mount name space of its own, made private, in which the view takes the place of
-//! the store: wherever the store, or a folder of it, is mounted, that mount is taken away and the
-//! view, or the same folder of it, is mounted instead. So there is nothing beneath the view that
-//! could be uncovered. That takes CAP_SYS_ADMIN; without, the child also gets a user name space in
-//! which it has it, and in which its user and group are what they were, if the kernel lets users
-//! make such. Mounts of the name space before cannot be taken away there; the view covers them, and
-//! the program, which has no privilege, cannot uncover them (see `docs/security.md`). Or it gets
-//! the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
+//! the store: wherever the store, or a directory of it, is mounted, that mount is taken away and
+//! the view, or the same directory of it, is mounted instead. So there is nothing beneath the view
+//! that could be uncovered. That takes CAP_SYS_ADMIN; without, the child also gets a user name
+//! space in which it has it, and in which its user and group are what they were, if the kernel lets
+//! users make such. Mounts of the name space before cannot be taken away there; the view covers
+//! them, and the program, which has no privilege, cannot uncover them (see `docs/security.md`). Or
+//! it gets the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
 //! The waiting process blocks the signals that it passes on and takes them one by one, together
 //! with the news of the child, so there is no handler and no other thread.
@@ -129,7 +129,7 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
         PRIVATE => "cannot make the mounts private".to_string(),
         BIND => format!("cannot mount {} in place of {}", view.display(), place.display()),
         AWAY => format!(
-            "cannot take away another mount of the store on {}, whose folder the view does not have",
+            "cannot take away another mount of the store on {}, whose directory the view does not have",
             place.display()
         ),
         CHROOT => format!("cannot make {} the root", view.display()),
@@ -145,13 +145,13 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     }
 }
 
-/// A mount of the store, and the folder of the view that takes its place.
+/// A mount of the store, and the directory of the view that takes its place.
 struct Replaced {
     view: CString,
     place: CString,
     /// The view itself, without which nothing goes on.
     is_main: bool,
-    /// In the child: the folder, to be mounted; negative: there is none.
+    /// In the child: the directory, to be mounted; negative: there is none.
     tree: libc::c_int,
     /// In the child: the store is not mounted there any more.
     away: bool,
@@ -295,8 +295,8 @@ const CLONED_TREE: libc::c_int = 1 | 0x8000 | libc::O_CLOEXEC;
 /// For move_mount(2): the mount is the descriptor's.
 const OF_TREE: libc::c_int = 4;
 
-/// Where the store, or a folder of it, is mounted, and the folder of `view` that belongs there.
-/// Mounts of views stay what they are.
+/// Where the store, or a directory of it, is mounted, and the directory of `view` that belongs
+/// there. Mounts of views stay what they are.
 fn places(view: &Path, mount_point: &Path) -> Outcome<Vec<(PathBuf, PathBuf)>> {
     let all = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     let top = |place: &Path| all.iter().rfind(|m| m.mount_point == place);
@@ -305,7 +305,7 @@ fn places(view: &Path, mount_point: &Path) -> Outcome<Vec<(PathBuf, PathBuf)>> {
         Some(&m.device) == device && top(&m.mount_point).is_some_and(|top| top.device == m.device)
     });
     Ok(ours
-        .filter_map(|m| Some((view.join(place::folder_of_store(m)?), m.mount_point.clone())))
+        .filter_map(|m| Some((view.join(place::directory_of_store(m)?), m.mount_point.clone())))
         .collect())
 }
 

@@ -24,7 +24,7 @@ use crate::store;
 
 The stream carries checksums; its receiver takes nothing over before its end.")]
 pub struct SendArgs {
-    /// The folder a store is mounted on, or the file of a store that is not mounted.
+    /// The directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
     /// The snapshot.
     snapshot: String,

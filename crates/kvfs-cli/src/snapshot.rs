@@ -37,7 +37,7 @@ pub struct Args {
 enum Action {
     /// Make a snapshot.
     Create {
-        /// The folder a store is mounted on, or the file of a store that is not mounted.
+        /// The directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
         name: String,
         /// Of a clone instead of the store itself.
@@ -100,7 +100,7 @@ enum CloneAction {
 /// Show what differs between two snapshots, or a snapshot and now: files and keys.
 #[derive(clap::Args)]
 pub struct DiffArgs {
-    /// The folder a store is mounted on, or the file of a store that is not mounted.
+    /// The directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
     /// A snapshot.
     before: String,
@@ -124,7 +124,7 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
                 target.display()
             );
             Err(Failure::new(Exit::Usage, what).hint(format!(
-                "give the folder of the mount ({})",
+                "give the directory of the mount ({})",
                 place.mount.mount_point.display()
             )))
         }

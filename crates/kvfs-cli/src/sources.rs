@@ -1,4 +1,4 @@
-//! What is imported, read item by item: a tar stream, or a folder of this machine.
+//! What is imported, read item by item: a tar stream, or a directory of this machine.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -108,7 +108,7 @@ impl<'a> Source<'a> {
                 tree::device_number(major.unwrap_or(0), minor.unwrap_or(0))
             };
             match kind {
-                tar::EntryType::Directory => self.give(Item::Folder { path, meta })?,
+                tar::EntryType::Directory => self.give(Item::Directory { path, meta })?,
                 tar::EntryType::Symlink => {
                     let target = entry.link_name_bytes().unwrap_or_default().into_owned();
                     self.give(Item::Symlink { path, target, meta })?;
@@ -132,9 +132,9 @@ impl<'a> Source<'a> {
                 tar::EntryType::Fifo => {
                     self.give(Item::Special { path, kind: FileKind::Fifo, rdev: 0, meta })?
                 }
-                // Old archives end a folder's name with a slash and call it a file.
+                // Old archives end a directory's name with a slash and call it a file.
                 tar::EntryType::Regular if path.ends_with(b"/") => {
-                    self.give(Item::Folder { path, meta })?
+                    self.give(Item::Directory { path, meta })?
                 }
                 tar::EntryType::Regular | tar::EntryType::Continuous => match records
                     .sparse_map(&mut entry)
@@ -182,19 +182,19 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    pub fn folder(&mut self, from: &Path, store: &Path, bar: &ProgressBar) -> Outcome {
+    pub fn directory(&mut self, from: &Path, store: &Path, bar: &ProgressBar) -> Outcome {
         let store = std::fs::metadata(store).map(|m| (m.dev(), m.ino())).ok();
         // The other name of each file that has several.
         let mut linked: HashMap<(u64, u64), Vec<u8>> = HashMap::new();
         let meta = host_meta(from, &std::fs::metadata(from).map_err(|e| cannot_read(from, e))?)?;
-        self.give(Item::Folder { path: Vec::new(), meta })?;
+        self.give(Item::Directory { path: Vec::new(), meta })?;
         let mut open = vec![Listing::of(from, Vec::new())?];
         while let Some(listing) = open.last_mut() {
             let Some(name) = listing.next()? else {
                 open.pop();
                 continue;
             };
-            let source = listing.folder.join(&name);
+            let source = listing.directory.join(&name);
             let mut path = listing.inside.clone();
             if !path.is_empty() {
                 path.push(b'/');
@@ -213,7 +213,7 @@ impl<'a> Source<'a> {
             let meta = host_meta(&source, &m)?;
             let kind = m.file_type();
             if kind.is_dir() {
-                self.give(Item::Folder { path: path.clone(), meta })?;
+                self.give(Item::Directory { path: path.clone(), meta })?;
                 open.push(Listing::of(&source, path)?);
                 continue;
             }
@@ -279,13 +279,13 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Names of a folder that are sorted at a time.
+/// Names of a directory that are sorted at a time.
 const SORTED: usize = 64 << 10;
 
-/// A folder of the host that is being read. A store lists names in their order, so its files should
-/// come, and be numbered, in that order, not in the host's.
+/// A directory of the host that is being read. A store lists names in their order, so its files
+/// should come, and be numbered, in that order, not in the host's.
 struct Listing {
-    folder: PathBuf,
+    directory: PathBuf,
     entries: ReadDir,
     /// Its path in the import.
     inside: Vec<u8>,
@@ -294,15 +294,15 @@ struct Listing {
 }
 
 impl Listing {
-    fn of(folder: &Path, inside: Vec<u8>) -> Outcome<Listing> {
-        let entries = std::fs::read_dir(folder).map_err(|e| cannot_read(folder, e))?;
-        Ok(Listing { folder: folder.into(), entries, inside, names: Vec::new() })
+    fn of(directory: &Path, inside: Vec<u8>) -> Outcome<Listing> {
+        let entries = std::fs::read_dir(directory).map_err(|e| cannot_read(directory, e))?;
+        Ok(Listing { directory: directory.into(), entries, inside, names: Vec::new() })
     }
 
     fn next(&mut self) -> Outcome<Option<OsString>> {
         if self.names.is_empty() {
             for entry in self.entries.by_ref().take(SORTED) {
-                let entry = entry.map_err(|e| cannot_read(&self.folder, e))?;
+                let entry = entry.map_err(|e| cannot_read(&self.directory, e))?;
                 self.names.push(entry.file_name());
             }
             self.names.sort_unstable_by(|a, b| b.cmp(a));

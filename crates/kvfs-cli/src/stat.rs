@@ -21,7 +21,7 @@ use crate::{text, tree};
 /// Show space, dictionaries, runs and amplification of a store, or the attributes of a file in it.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder a store is mounted on, or a store's file.
+    /// The directory a store is mounted on, or a store's file.
     target: PathBuf,
     /// A file in the store, of which its attributes are shown.
     path: Option<OsString>,
@@ -65,7 +65,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         (None, None) if args.target.is_dir() => {
             let what = format!(
-                "{} is neither a store nor the folder of a mounted one",
+                "{} is neither a store nor the directory of a mounted one",
                 args.target.display()
             );
             return Err(Failure::new(Exit::NotFound, what)

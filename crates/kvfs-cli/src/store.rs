@@ -310,8 +310,8 @@ pub fn mount_failure(error: kvfs_fuse::Error) -> Failure {
     }
 }
 
-/// The absolute path without symlinks, also of a folder that is a dead mount (which cannot be asked
-/// anything itself).
+/// The absolute path without symlinks, also of a directory that is a dead mount (which cannot be
+/// asked anything itself).
 pub fn full_path(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(e) if e.kind() != io::ErrorKind::NotFound => path_beside(path),
@@ -338,8 +338,8 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     (path.len() < 107 && !store.starts_with("/dev")).then(|| path.into())
 }
 
-/// The socket of a mounted store: by the folder it is mounted on (or any folder inside), or by the
-/// store itself. `None`: it is not mounted, or its mount has no socket.
+/// The socket of a mounted store: by the directory it is mounted on (or any directory inside), or
+/// by the store itself. `None`: it is not mounted, or its mount has no socket.
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     let path = full_path(target)
         .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;

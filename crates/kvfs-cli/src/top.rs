@@ -33,7 +33,7 @@ is a free zone, a blank one whose space was given back to the host.
 
 Where standard output is no terminal it is --once. For longer times see kvfs mount --metrics, for more kvfs web and kvfs stat.")]
 pub struct Args {
-    /// The folder a store is mounted on.
+    /// The directory a store is mounted on.
     mount: PathBuf,
     /// Seconds from one look to the next.
     #[arg(long, short = 'i', value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]

@@ -256,7 +256,7 @@ impl Importing for Import {
         }
         Ok(vec![
             ("files", c.files),
-            ("folders", c.folders),
+            ("directories", c.directories),
             ("symlinks", c.symlinks),
             ("hard-links", c.hard_links),
             ("special", c.special),

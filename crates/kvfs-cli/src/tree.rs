@@ -55,11 +55,11 @@ pub fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|c| *c == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
 
-/// The folder at `path`, made with its parents where it does not exist.
-pub fn make_folders(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
+/// The directory at `path`, made with its parents where it does not exist.
+pub fn make_directories(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
     let mut at = ROOT;
     for name in names(path) {
-        let failed = |e| failure(format!("cannot make the folder {}", text::show(path)), e);
+        let failed = |e| failure(format!("cannot make the directory {}", text::show(path)), e);
         let made = match fs.lookup(at, name) {
             Err(kvfs::Error::NotFound) => fs.mkdir(at, name, 0o755, caller),
             found => found,
@@ -101,14 +101,14 @@ pub fn stretches(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
-/// One entry of a folder.
+/// One entry of a directory.
 pub struct Entry {
     pub name: Vec<u8>,
     pub ino: Ino,
 }
 
-/// A listing that is read in pieces, so that a folder of any size takes little memory. Without `.`
-/// and `..`.
+/// A listing that is read in pieces, so that a directory of any size takes little memory. Without
+/// `.` and `..`.
 pub struct Listing {
     pub ino: Ino,
     cookie: u64,
@@ -118,8 +118,8 @@ pub struct Listing {
     failed: Option<kvfs::Error>,
 }
 
-/// The folders that a walk has been in. In a damaged store a folder may have several names or lie
-/// in itself; a walk that went in again would be long, or never end.
+/// The directories that a walk has been in. In a damaged store a directory may have several names
+/// or lie in itself; a walk that went in again would be long, or never end.
 pub struct Walked(HashSet<Ino>);
 
 impl Walked {
@@ -205,7 +205,7 @@ pub fn mode_text(kind: FileKind, perm: u16) -> String {
 pub fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "file",
-        FileKind::Dir => "folder",
+        FileKind::Dir => "directory",
         FileKind::Symlink => "symlink",
         FileKind::Fifo => "fifo",
         FileKind::Socket => "socket",

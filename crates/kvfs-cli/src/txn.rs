@@ -39,7 +39,7 @@ pub struct Args {
 enum Action {
     /// Begin a transaction, and print its number.
     Begin {
-        /// The folder a store is mounted on.
+        /// The directory a store is mounted on.
         mount: PathBuf,
         #[command(flatten)]
         how: How,
@@ -113,8 +113,10 @@ fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
         View::Transaction(this) if id.is_none_or(|id| id == *this) => Some(*this),
         view => {
             let what = format!("{} leads into {view}, which is another one", mount.display());
-            return Err(Failure::new(Exit::Usage, what)
-                .hint(format!("give the folder of the mount: {}", mounted.mount_point.display())));
+            return Err(Failure::new(Exit::Usage, what).hint(format!(
+                "give the directory of the mount: {}",
+                mounted.mount_point.display()
+            )));
         }
     };
     let id = id.or(by_path).or_else(|| mounted.entered()).ok_or_else(|| {

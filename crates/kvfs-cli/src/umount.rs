@@ -17,7 +17,7 @@ use crate::store;
 /// Unmount, and wait until everything is on disk and the store is free.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder a store is mounted on, or the store.
+    /// The directory a store is mounted on, or the store.
     target: PathBuf,
     /// Take the mount out of sight now, even while it is in use; it ends when its last user leaves.
     /// Does not wait.
@@ -58,7 +58,7 @@ pub fn run_as_umount_helper(words: &[OsString]) -> Outcome {
         }
     }
     let target = target
-        .ok_or_else(|| Failure::new(Exit::Usage, "a umount helper is called with a folder"))?;
+        .ok_or_else(|| Failure::new(Exit::Usage, "a umount helper is called with a directory"))?;
     take_down(&target, how).map(drop)
 }
 
@@ -193,7 +193,7 @@ fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outc
     }
 }
 
-/// The mount that `target` is: its folder, or its store. A forced end asks the mount itself
+/// The mount that `target` is: its directory, or its store. A forced end asks the mount itself
 /// nothing, for it may not answer.
 fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
     let cannot =

@@ -22,7 +22,7 @@ pub struct Found {
     pub attr: Attr,
 }
 
-/// A walk through a tree; folders come before what is in them.
+/// A walk through a tree; directories come before what is in them.
 pub struct Walk {
     source: Source,
 }
@@ -103,12 +103,12 @@ pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
             .hint("of one that is not mounted: --store FILE")
     };
     let place = place::of(&full).map_err(cannot)?.ok_or_else(none)?;
-    let folder = if full.is_dir() {
+    let directory = if full.is_dir() {
         full.clone()
     } else {
         full.parent().map_or_else(PathBuf::new, Path::to_path_buf)
     };
-    let mut mounted = Mounted::find_view(&folder)?;
+    let mut mounted = Mounted::find_view(&directory)?;
     let whose = match place.view {
         View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
         View::Transaction(id) => Some(("TXN", id.to_string())),

@@ -40,7 +40,7 @@ may not see the names in the store and end transactions; a browser does not send
 age and use, levels and spans, requests and commands with their times, and snapshots. An open transaction is shown with all that it would change
 (as by kvfs txn diff), and can be committed and aborted there: what has changed since it was shown is not committed.")]
 pub struct Args {
-    /// The folder a store is mounted on.
+    /// The directory a store is mounted on.
     mount: PathBuf,
     /// Where to listen, on this machine alone. Port 0 is any that is free.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = mount_options::parse_address)]

@@ -35,19 +35,19 @@ fn is_there(program: &str, words: &[&str]) -> bool {
     there
 }
 
-/// Installs the library into `folder`, and builds `source` with it the way its users do.
-fn built(folder: &Path, source: &Path) -> PathBuf {
-    let prefix = folder.join("prefix");
+/// Installs the library into `directory`, and builds `source` with it the way its users do.
+fn built(directory: &Path, source: &Path) -> PathBuf {
+    let prefix = directory.join("prefix");
     let mut make = Command::new("make");
     make.arg("-C")
         .arg(tree("bindings/c"))
         .arg("install")
-        .arg(format!("BUILD={}", folder.join("build").display()));
+        .arg(format!("BUILD={}", directory.join("build").display()));
     succeeds(make.arg(format!("PREFIX={}", prefix.display())));
     assert!(
         prefix.join("lib/pkgconfig/libkvfs.pc").exists() && prefix.join("lib/libkvfs.so").exists()
     );
-    let program = folder.join("program");
+    let program = directory.join("program");
     let mut compile = Command::new("cc");
     compile
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-o"])
@@ -65,8 +65,8 @@ fn the_c_example_publishes_a_file_with_its_key() {
     if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
         return;
     }
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let publish = built(folder.path(), &tree("examples/c/publish.c"));
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let publish = built(directory.path(), &tree("examples/c/publish.c"));
     let root = mount.root();
     for (text, version) in [("first", "1"), ("second", "2")] {
         succeeds(Command::new(&publish).arg(&root).args(["page", text]));
@@ -77,8 +77,11 @@ fn the_c_example_publishes_a_file_with_its_key() {
         );
     }
     // A page that cannot be written leaves the key alone.
-    let ended =
-        Command::new(&publish).arg(&root).args(["no/such/folder", "x"]).output().expect("it runs");
+    let ended = Command::new(&publish)
+        .arg(&root)
+        .args(["no/such/directory", "x"])
+        .output()
+        .expect("it runs");
     assert_eq!(ended.status.code(), Some(1));
     assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
     // Four at once: each comes once.
@@ -247,10 +250,10 @@ fn every_call_of_the_c_library() {
     if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
         return;
     }
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let source = folder.path().join("calls.c");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let source = directory.path().join("calls.c");
     fs::write(&source, CALLS).expect("write");
-    let calls = built(folder.path(), &source);
+    let calls = built(directory.path(), &source);
     assert_eq!(
         succeeds(Command::new(calls).arg(mount.root().canonicalize().expect("the mount"))),
         "done\n"
@@ -291,16 +294,16 @@ fn the_shell_example_upgrades_when_the_tests_pass() {
     if !is_there("tar", &["--version"]) {
         return;
     }
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let root = mount.root();
-    let program = Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a folder");
+    let program = Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a directory");
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
     for (version, works) in [("1", "true"), ("2", "false")] {
-        let app = folder.path().join(version);
+        let app = directory.path().join(version);
         fs::create_dir(&app).expect("mkdir");
         fs::write(app.join("VERSION"), version).expect("write");
         fs::write(app.join("self-test"), format!("#!/bin/sh\n{works}\n")).expect("write");
-        let archive = folder.path().join(format!("{version}.tar"));
+        let archive = directory.path().join(format!("{version}.tar"));
         succeeds(
             Command::new("sh")
                 .arg("-c")

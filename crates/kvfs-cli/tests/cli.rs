@@ -15,7 +15,7 @@ const BUSY: i32 = 4;
 const DAMAGED: i32 = 5;
 const NOT_PERMITTED: i32 = 7;
 
-/// A folder with a new store in it.
+/// A directory with a new store in it.
 struct Lab {
     dir: tempfile::TempDir,
     store: PathBuf,
@@ -93,8 +93,8 @@ impl Lab {
 
 #[test]
 fn a_store_is_made_for_a_device_and_later_mounts_know_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("s.kvfs");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.kvfs");
     let create = |profile: &str| {
         let args = [OsStr::new("create"), path.as_os_str(), "--profile".as_ref(), profile.as_ref()];
         kvfs(args)
@@ -457,9 +457,9 @@ fn a_store_a_dictionary_or_a_range_is_compacted() {
     assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
 }
 
-/// A folder with one of everything.
+/// A directory with one of everything.
 fn sample(at: &Path) {
-    fs::create_dir_all(at.join("d/e")).expect("folders");
+    fs::create_dir_all(at.join("d/e")).expect("directories");
     fs::write(at.join("small"), "hello\n").expect("a file");
     let large: Vec<u8> =
         (0..2_500_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
@@ -508,11 +508,11 @@ fn sample(at: &Path) {
     set("d", 1_234_567_890, 987_654_321);
 }
 
-/// Everything about everything in a folder, in order of names; hard links by their first name.
+/// Everything about everything in a directory, in order of names; hard links by their first name.
 fn describe(at: &Path) -> Vec<String> {
     let (mut todo, mut paths) = (vec![at.to_path_buf()], Vec::new());
     while let Some(dir) = todo.pop() {
-        for entry in fs::read_dir(&dir).expect("a folder") {
+        for entry in fs::read_dir(&dir).expect("a directory") {
             let path = entry.expect("an entry").path();
             if path.symlink_metadata().expect("attributes").is_dir() {
                 todo.push(path.clone());
@@ -538,7 +538,7 @@ fn describe(at: &Path) -> Vec<String> {
                 format!("-> {}", fs::read_link(&path).expect("a target").display())
             }
             t if t.is_fifo() => "fifo".into(),
-            _ => "folder".into(),
+            _ => "directory".into(),
         };
         let mut value = [0; 100];
         let xattr = rustix::fs::lgetxattr(&path, "user.mark", &mut value)
@@ -558,7 +558,7 @@ fn describe(at: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_folder_goes_in_and_out_unchanged() {
+fn a_directory_goes_in_and_out_unchanged() {
     let lab = Lab::new();
     let (from, to) = (lab.path("from"), lab.path("to"));
     sample(&from);
@@ -627,7 +627,7 @@ fn a_tar_stream_goes_in_and_out_unchanged() {
         stream.out == fs::read(lab.path("file.tar")).expect("a file"),
         "both are the same bytes"
     );
-    fs::create_dir(&to).expect("a folder");
+    fs::create_dir(&to).expect("a directory");
     tar(&["-xpf", "out.tar", "--xattrs", "-C", "to"]);
     assert_eq!(describe(&to), describe(&from));
     assert!(to.join("sparse").metadata().expect("attributes").blocks() < 1000);
@@ -674,11 +674,12 @@ fn hostile_archives_write_where_their_paths_say_or_nowhere() {
         )
     };
     import(&[("secret", Regular, "", "mine")], "/").prints_something();
-    import(&[("../secret", Regular, "", "theirs")], "/in").fails(1, "leads out of its folder");
-    import(&[("a/../../secret", Regular, "", "theirs")], "/in").fails(1, "leads out of its folder");
+    import(&[("../secret", Regular, "", "theirs")], "/in").fails(1, "leads out of its directory");
+    import(&[("a/../../secret", Regular, "", "theirs")], "/in")
+        .fails(1, "leads out of its directory");
     import(&[("up", Symlink, "..", ""), ("up/secret", Regular, "", "theirs")], "/in")
         .fails(1, "which is a symlink");
-    import(&[("stolen", Link, "../secret", "")], "/in").fails(1, "leads out of its folder");
+    import(&[("stolen", Link, "../secret", "")], "/in").fails(1, "leads out of its directory");
     import(&[("stolen", Link, "nothing", "")], "/in").fails(NOT_FOUND, "hard link");
     let slashes = import(&[("/secret", Regular, "", "theirs")], "/in");
     assert_eq!(slashes.code, 0, "{}", slashes.err);
@@ -695,7 +696,7 @@ fn hostile_archives_write_where_their_paths_say_or_nowhere() {
 fn looking_into_a_store() {
     let lab = Lab::new();
     let from = lab.path("from");
-    fs::create_dir_all(from.join("d")).expect("folders");
+    fs::create_dir_all(from.join("d")).expect("directories");
     fs::write(from.join("d/f"), "content").expect("a file");
     fs::write(from.join("g"), "more").expect("a file");
     symlink("d/f", from.join("l")).expect("a link");
@@ -720,7 +721,7 @@ fn looking_into_a_store() {
     assert_eq!(list[2]["target"], "d/f");
     lab.run("ls", &["/nope"]).fails(NOT_FOUND, "cannot find /nope");
     lab.run("cat", &["/d/f", "/g", "/l"]).prints("contentmorecontent");
-    lab.run("cat", &["/d"]).fails(1, "cannot print /d: it is a folder");
+    lab.run("cat", &["/d"]).fails(1, "cannot print /d: it is a directory");
     lab.run("cat", &["/nope"]).fails(NOT_FOUND, "cannot find /nope");
     let stat = lab.run("stat", &["/l", "--json"]).json();
     assert_eq!((&stat["kind"], &stat["target"]), (&"symlink".into(), &"d/f".into()));
@@ -764,7 +765,7 @@ fn damage_is_found_and_never_printed() {
     let content: Vec<u8> =
         (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
     fs::write(lab.path("f"), &content).expect("a file");
-    fs::create_dir(lab.path("dir")).expect("a folder");
+    fs::create_dir(lab.path("dir")).expect("a directory");
     fs::rename(lab.path("f"), lab.path("dir/f")).expect("moved");
     fs::write(lab.path("dir/whole"), "unharmed").expect("a file");
     lab.run("import", &[lab.path("dir").to_str().expect("text")]).prints_something();
@@ -813,10 +814,10 @@ fn damage_is_found_and_never_printed() {
 
     // What is whole can be saved, and half a file never passes for a whole one.
     let (out, file) = (lab.path("out"), lab.path("out.tar"));
-    let (folder, file) = (out.join(""), file.to_str().expect("text"));
-    let folder = folder.to_str().expect("text");
-    lab.run("export", &[folder]).fails(DAMAGED, "cannot read f");
-    lab.run("export", &[folder, "--keep-going"]).fails(DAMAGED, "1 entries of");
+    let (directory, file) = (out.join(""), file.to_str().expect("text"));
+    let directory = directory.to_str().expect("text");
+    lab.run("export", &[directory]).fails(DAMAGED, "cannot read f");
+    lab.run("export", &[directory, "--keep-going"]).fails(DAMAGED, "1 entries of");
     assert!(!out.join("f").exists());
     assert_eq!(fs::read(out.join("whole")).expect("the other file"), b"unharmed");
     lab.run("export", &[file, "--keep-going"]).fails(DAMAGED, "1 entries of");
@@ -845,7 +846,7 @@ fn what_is_not_there_or_no_store_or_in_use() {
         };
         on(&nothing).fails(NOT_FOUND, nothing.to_str().expect("text"));
         on(&text).fails(1, "not a KVFS store");
-        assert_ne!(on(lab.dir.path()).code, 0, "{command:?} of a folder");
+        assert_ne!(on(lab.dir.path()).code, 0, "{command:?} of a directory");
         assert_eq!(fs::read(&text).expect("the file"), b"just a text");
         assert!(!nothing.exists());
 
@@ -913,7 +914,7 @@ fn keys_of_a_mounted_store() {
     }
     let lab = Lab::new();
     let mnt = lab.path("mnt");
-    fs::create_dir(&mnt).expect("a folder");
+    fs::create_dir(&mnt).expect("a directory");
     kvfs([OsStr::new("mount"), lab.store.as_os_str(), mnt.as_os_str()]).prints_something();
     let mounted = Mounted(&mnt);
     let kv = |words: &[&str]| {
@@ -977,7 +978,7 @@ fn a_save_through_the_socket_has_files_on_disk() {
     }
     let lab = Lab::new();
     let mnt = lab.path("mnt");
-    fs::create_dir(&mnt).expect("a folder");
+    fs::create_dir(&mnt).expect("a directory");
     for command in ["SAVE", "SYNC"] {
         kvfs([OsStr::new("mount"), lab.store.as_os_str(), mnt.as_os_str()]).prints_something();
         fs::write(mnt.join("small"), command).expect("a file");
@@ -1007,14 +1008,15 @@ fn a_save_through_the_socket_has_files_on_disk() {
 fn what_would_lie_under_the_views_is_not_imported() {
     let lab = Lab::new();
     let from = lab.path("from");
-    fs::create_dir_all(from.join(".kvfs")).expect("folders");
+    fs::create_dir_all(from.join(".kvfs")).expect("directories");
     fs::write(from.join(".kvfs/file"), "content").expect("a file");
     fs::write(from.join("sibling"), "content").expect("a file");
-    let folder = from.to_str().expect("text");
-    lab.run("import", &[folder]).fails(1, "the name .kvfs belongs to its views");
-    lab.run("import", &[folder, "--to", "/.kvfs/a"])
+    let directory = from.to_str().expect("text");
+    lab.run("import", &[directory]).fails(1, "the name .kvfs belongs to its views");
+    lab.run("import", &[directory, "--to", "/.kvfs/a"])
         .fails(1, "the name .kvfs belongs to its views");
-    lab.run("import", &[folder, "--to", "//.kvfs"]).fails(1, "the name .kvfs belongs to its views");
+    lab.run("import", &[directory, "--to", "//.kvfs"])
+        .fails(1, "the name .kvfs belongs to its views");
     // Nothing was made before it was found.
     lab.run("ls", &["-R"]).prints("");
     let tar = |name: &str| {
@@ -1025,14 +1027,14 @@ fn what_would_lie_under_the_views_is_not_imported() {
         tar(name).fails(1, "the name .kvfs belongs to its views");
     }
     // Anywhere else it is a name like others.
-    lab.run("import", &[folder, "--to", "/below"]).prints_something();
+    lab.run("import", &[directory, "--to", "/below"]).prints_something();
     lab.run("ls", &["-R"]).prints("below\nbelow/.kvfs\nbelow/.kvfs/file\nbelow/sibling\n");
 }
 
 /// What `create` names as the least is enough to work with.
 #[test]
 fn a_store_of_the_least_size_takes_files_and_keys() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let store = dir.path().join("least.kvfs");
     let create = |size: &str| {
         kvfs([OsStr::new("create"), store.as_os_str(), "--size".as_ref(), size.as_ref()])
@@ -1044,7 +1046,7 @@ fn a_store_of_the_least_size_takes_files_and_keys() {
     assert_eq!(create("160M").code, 0);
     let lab = Lab { store, dir };
     let from = lab.path("from");
-    fs::create_dir_all(from.join("small")).expect("a folder");
+    fs::create_dir_all(from.join("small")).expect("a directory");
     for round in 0..6u32 {
         for i in 0..8u32 {
             let content: Vec<u8> = (0..1u32 << 20)

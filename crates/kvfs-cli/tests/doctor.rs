@@ -1,4 +1,4 @@
-//! `kvfs doctor` on machines that are made up: files below a folder.
+//! `kvfs doctor` on machines that are made up: files below a directory.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ struct Machine(tempfile::TempDir);
 impl Machine {
     /// One on which all is well.
     fn new() -> Machine {
-        let machine = Machine(tempfile::tempdir().expect("a folder"));
+        let machine = Machine(tempfile::tempdir().expect("a directory"));
         for (path, text) in [
             ("proc/sys/kernel/osrelease", "6.14.2-arch1\n"),
             ("proc/filesystems", "nodev\tproc\nnodev\tfuse\n\text4\n"),
@@ -42,7 +42,7 @@ impl Machine {
 
     fn write(&self, path: &str, text: &str) {
         let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, text).expect("written");
     }
 
@@ -183,7 +183,7 @@ fn what_is_wrong_is_said_with_its_remedy() {
 
 #[test]
 fn an_empty_root_and_none_are_told() {
-    let empty = tempfile::tempdir().expect("a folder");
+    let empty = tempfile::tempdir().expect("a directory");
     let doctor = |root: &std::path::Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
         command.args(["doctor", "--root"]).arg(root).output().expect("it runs")

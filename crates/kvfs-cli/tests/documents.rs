@@ -10,8 +10,8 @@ fn root() -> PathBuf {
 /// All documents of the repository: at its root, and below `docs`.
 fn documents() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for folder in ["", "docs", "docs/bench", "docs/decisions"] {
-        let entries = fs::read_dir(root().join(folder)).expect("a folder of the repository");
+    for directory in ["", "docs", "docs/bench", "docs/decisions"] {
+        let entries = fs::read_dir(root().join(directory)).expect("a directory of the repository");
         let paths = entries.map(|entry| entry.expect("an entry").path());
         found.extend(paths.filter(|path| path.extension().is_some_and(|e| e == "md")));
     }
@@ -53,7 +53,7 @@ fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
             let target = if file.is_empty() {
                 document.clone()
             } else {
-                document.parent().expect("a folder").join(file)
+                document.parent().expect("a directory").join(file)
             };
             let there = target.exists()
                 && (heading.is_empty() || {
@@ -74,14 +74,14 @@ fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
 
 #[test]
 fn every_decision_is_in_the_index() {
-    let folder = root().join("docs/decisions");
-    let index = fs::read_to_string(folder.join("README.md")).expect("the index");
-    for entry in fs::read_dir(&folder).expect("the decisions") {
+    let directory = root().join("docs/decisions");
+    let index = fs::read_to_string(directory.join("README.md")).expect("the index");
+    for entry in fs::read_dir(&directory).expect("the decisions") {
         let name = entry.expect("an entry").file_name().into_string().expect("a name");
         if name == "README.md" {
             continue;
         }
-        let text = fs::read_to_string(folder.join(&name)).expect("a decision");
+        let text = fs::read_to_string(directory.join(&name)).expect("a decision");
         let title = text
             .lines()
             .next()
@@ -105,10 +105,10 @@ const NOTHING_MEASURED: &str = "Nothing was measured";
 
 #[test]
 fn every_decision_has_its_date_its_sections_and_a_command() {
-    let folder = root().join("docs/decisions");
+    let directory = root().join("docs/decisions");
     let mut wrong = Vec::new();
     let mut commands = 0;
-    for entry in fs::read_dir(&folder).expect("the decisions") {
+    for entry in fs::read_dir(&directory).expect("the decisions") {
         let path = entry.expect("an entry").path();
         if path.ends_with("README.md") {
             continue;
@@ -235,13 +235,13 @@ fn a_decision_that_lacks_something_is_found() {
 /// The fuzz targets are a workspace of their own, which `make test` does not build.
 #[test]
 fn every_module_that_the_fuzz_targets_take_in_is_there() {
-    let folder = root().join("fuzz/src");
-    let text = fs::read_to_string(folder.join("lib.rs")).expect("the fuzz targets");
+    let directory = root().join("fuzz/src");
+    let text = fs::read_to_string(directory.join("lib.rs")).expect("the fuzz targets");
     let paths: Vec<&str> = text
         .lines()
         .filter_map(|line| line.strip_prefix("#[path = \"")?.strip_suffix("\"]"))
         .collect();
     assert!(paths.len() > 10, "these are not all: {paths:?}");
-    let missing: Vec<_> = paths.iter().filter(|path| !folder.join(path).exists()).collect();
+    let missing: Vec<_> = paths.iter().filter(|path| !directory.join(path).exists()).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }

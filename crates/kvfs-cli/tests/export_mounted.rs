@@ -72,7 +72,8 @@ fn views_are_exported_as_they_are() {
         (".kvfs/snapshot/monday/d".into(), "monday"),
         (format!(".kvfs/txn/{id}/d"), "in it"),
     ] {
-        let (archive, out) = (p.dir.path().join("v.tar"), tempfile::tempdir().expect("a folder"));
+        let (archive, out) =
+            (p.dir.path().join("v.tar"), tempfile::tempdir().expect("a directory"));
         succeeds(&mut export(&p.mnt().join(&view), &archive));
         unpacked(&archive, out.path());
         assert_eq!(fs::read_to_string(out.path().join("a")).expect("a"), content, "{view}");
@@ -121,7 +122,7 @@ fn two_files_that_change_together_are_exported_together() {
         });
         for round in 0..8 {
             let (archive, out) =
-                (p.dir.path().join("t.tar"), tempfile::tempdir().expect("a folder"));
+                (p.dir.path().join("t.tar"), tempfile::tempdir().expect("a directory"));
             succeeds(&mut export(&tree, &archive));
             unpacked(&archive, out.path());
             let read = |name| fs::read(out.path().join(name)).expect("a file");

@@ -34,7 +34,7 @@ fn no_crate_uses_a_floor_above_it() {
     let packages = metadata["packages"].as_array().expect("packages");
     let is_machine = |package: &&serde_json::Value| {
         let path = package["manifest_path"].as_str().expect("a path");
-        OUTSIDE.iter().any(|folder| path.contains(folder))
+        OUTSIDE.iter().any(|directory| path.contains(directory))
     };
     let machines: Vec<&str> =
         packages.iter().filter(is_machine).map(|p| p["name"].as_str().expect("a name")).collect();

@@ -1,5 +1,5 @@
 //! Stores with hostile content behind valid checksums, given to the commands: each ends by itself
-//! and says what is wrong, and writes into the folder it was given and nowhere else. (The same
+//! and says what is wrong, and writes into the directory it was given and nowhere else. (The same
 //! stores go through the library in `crates/kvfs/tests/hostile`.)
 //!
 //! `KVFS_HOSTILE=1000 cargo test -p kvfs-cli --test hostile_images` runs many, from the seed
@@ -72,11 +72,11 @@ fn run(seed: u64, words: &[&OsStr]) -> (i32, Vec<u8>) {
     (code.unwrap_or(-1), ended.stdout)
 }
 
-/// Every name in a folder, but for `except`.
-fn names(folder: &Path, except: &Path) -> Vec<PathBuf> {
-    let (mut todo, mut all) = (vec![folder.to_path_buf()], Vec::new());
+/// Every name in a directory, but for `except`.
+fn names(directory: &Path, except: &Path) -> Vec<PathBuf> {
+    let (mut todo, mut all) = (vec![directory.to_path_buf()], Vec::new());
     while let Some(dir) = todo.pop() {
-        for entry in fs::read_dir(&dir).expect("a folder") {
+        for entry in fs::read_dir(&dir).expect("a directory") {
             let path = entry.expect("an entry").path();
             if path == except {
                 continue;
@@ -92,14 +92,14 @@ fn names(folder: &Path, except: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn commands_end_and_write_into_their_folder_only() {
+fn commands_end_and_write_into_their_directory_only() {
     let base = number("KVFS_BASE", 0);
     for seed in base..base + number("KVFS_HOSTILE", 12) {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let (store, other) = (dir.path().join("s.kvfs"), dir.path().join("other.kvfs"));
         let (inside, tar, stream) =
             (dir.path().join("deep/out"), dir.path().join("tar"), dir.path().join("stream"));
-        fs::create_dir_all(&inside).expect("a folder");
+        fs::create_dir_all(&inside).expect("a directory");
         if !make(&store, seed) {
             continue;
         }

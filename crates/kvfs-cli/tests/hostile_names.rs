@@ -63,15 +63,15 @@ fn rename_raw(store: &Path, from: &[u8], to: &[u8]) {
 }
 
 impl Lab {
-    /// A store with `evil`, a folder with a file in it, `evil-file`, and others that are as they
+    /// A store with `evil`, a directory with a file in it, `evil-file`, and others that are as they
     /// should be.
     fn new() -> Lab {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let lab = Lab { store: dir.path().join("s.kvfs"), dir };
         let from = lab.path("from");
-        for folder in ["evil", "fine"] {
-            fs::create_dir_all(from.join(folder)).expect("a folder");
-            fs::write(from.join(folder).join("victim"), "EVIL").expect("a file");
+        for directory in ["evil", "fine"] {
+            fs::create_dir_all(from.join(directory)).expect("a directory");
+            fs::write(from.join(directory).join("victim"), "EVIL").expect("a file");
         }
         fs::write(from.join("evil-file"), "EVIL").expect("a file");
         succeeds(kvfs(&["create".as_ref(), lab.store.as_ref()]));
@@ -91,11 +91,11 @@ impl Lab {
         }
     }
 
-    /// Every file below the folder, with its content.
+    /// Every file below the directory, with its content.
     fn everything(&self, below: &Path) -> Vec<(PathBuf, Vec<u8>)> {
         let (mut todo, mut all) = (vec![below.to_path_buf()], Vec::new());
         while let Some(dir) = todo.pop() {
-            for entry in fs::read_dir(&dir).expect("a folder") {
+            for entry in fs::read_dir(&dir).expect("a directory") {
                 let path = entry.expect("an entry").path();
                 if path.is_dir() {
                     todo.push(path);
@@ -109,8 +109,8 @@ impl Lab {
     }
 }
 
-/// Each with the entry that gets it: a file where the name leads to a file, a folder where it leads
-/// to one.
+/// Each with the entry that gets it: a file where the name leads to a file, a directory where it
+/// leads to one.
 fn hostile(outside: &Path) -> Vec<(&'static str, Vec<u8>)> {
     let absolute = outside.join("victim").into_os_string().into_encoded_bytes();
     let file = [
@@ -121,7 +121,7 @@ fn hostile(outside: &Path) -> Vec<(&'static str, Vec<u8>)> {
         b"".to_vec(),
         vec![b'n'; 256],
     ];
-    let folder = [
+    let directory = [
         outside.as_os_str().as_encoded_bytes().to_vec(),
         b"../outside".to_vec(),
         b"..".to_vec(),
@@ -129,17 +129,17 @@ fn hostile(outside: &Path) -> Vec<(&'static str, Vec<u8>)> {
     ];
     file.into_iter()
         .map(|name| ("evil-file", name))
-        .chain(folder.into_iter().map(|name| ("evil", name)))
+        .chain(directory.into_iter().map(|name| ("evil", name)))
         .collect()
 }
 
 #[test]
 fn nothing_follows_a_name_that_cannot_be() {
-    let outside = tempfile::tempdir().expect("a temporary folder");
+    let outside = tempfile::tempdir().expect("a temporary directory");
     let mounts = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
     for (entry, name) in hostile(outside.path()) {
         let lab = Lab::new();
-        fs::create_dir(lab.path("outside")).expect("a folder");
+        fs::create_dir(lab.path("outside")).expect("a directory");
         for victim in
             [outside.path().join("victim"), lab.path("outside/victim"), lab.path("victim")]
         {
@@ -204,17 +204,17 @@ fn nothing_follows_a_name_that_cannot_be() {
         refuses(lab.run("diff", &["before".as_ref(), "after".as_ref()]));
         if mounts {
             let mnt = lab.path("mnt");
-            fs::create_dir(&mnt).expect("a folder");
+            fs::create_dir(&mnt).expect("a directory");
             succeeds(kvfs(&["mount".as_ref(), lab.store.as_ref(), mnt.as_ref()]));
             let listed: Result<Vec<_>, _> = fs::read_dir(&mnt).and_then(Iterator::collect);
             let within = fs::read(mnt.join("fine/victim"));
             let mounted_diff = kvfs(&["diff".as_ref(), mnt.as_ref(), "before".as_ref()]);
             succeeds(kvfs(&["umount".as_ref(), mnt.as_ref()]));
             assert_eq!(
-                listed.expect_err("the folder is damaged").raw_os_error(),
+                listed.expect_err("the directory is damaged").raw_os_error(),
                 Some(rustix::io::Errno::IO.raw_os_error())
             );
-            assert_eq!(within.expect("the other folder is whole"), b"EVIL");
+            assert_eq!(within.expect("the other directory is whole"), b"EVIL");
             refuses(mounted_diff);
         }
         for victim in
@@ -231,16 +231,16 @@ fn nothing_follows_a_name_that_cannot_be() {
     }
 }
 
-/// What lies in the target folder may lead elsewhere, too.
+/// What lies in the target directory may lead elsewhere, too.
 #[test]
-fn an_export_does_not_go_through_symbolic_links_of_the_folder_it_fills() {
+fn an_export_does_not_go_through_symbolic_links_of_the_directory_it_fills() {
     let lab = Lab::new();
     let (out, outside) = (lab.path("out"), lab.path("outside"));
-    fs::create_dir_all(&out).expect("a folder");
-    fs::create_dir_all(&outside).expect("a folder");
+    fs::create_dir_all(&out).expect("a directory");
+    fs::create_dir_all(&outside).expect("a directory");
     fs::write(outside.join("victim"), "innocent").expect("a file");
     fs::write(outside.join("file"), "innocent").expect("a file");
-    // A link in place of a folder is not gone through; one in place of a file is replaced.
+    // A link in place of a directory is not gone through; one in place of a file is replaced.
     std::os::unix::fs::symlink(outside.join("file"), out.join("evil-file")).expect("a link");
     std::os::unix::fs::symlink(&outside, out.join("fine")).expect("a link");
     let ended = kvfs(&["export".as_ref(), lab.store.as_ref(), out.as_ref()]);

@@ -47,45 +47,45 @@ fn gone(p: &Place) {
 }
 
 #[test]
-fn a_folder_and_a_tar_are_there_as_they_were() {
+fn a_directory_and_a_tar_are_there_as_they_were() {
     let Some(p) = Place::new() else { return };
     p.mounted();
     let tree = p.dir.path().join("tree");
     make(&tree);
     // The kernel knows that there is nothing.
-    assert!(!p.mnt().join("folder").exists());
-    succeeds(&mut import(&p, "folder", &tree));
-    same(&tree, &p.mnt().join("folder"));
+    assert!(!p.mnt().join("directory").exists());
+    succeeds(&mut import(&p, "directory", &tree));
+    same(&tree, &p.mnt().join("directory"));
     let said = succeeds(import(&p, "", &tar(&tree)).args(["--to", "made/on/the way", "--json"]));
     let counts: serde_json::Value = serde_json::from_str(&said).expect("JSON");
     assert_eq!(
-        (counts["files"].as_u64(), counts["folders"].as_u64(), counts["hard_links"].as_u64()),
+        (counts["files"].as_u64(), counts["directories"].as_u64(), counts["hard_links"].as_u64()),
         (Some(303), Some(3), Some(1))
     );
     same(&tree, &p.mnt().join("made/on/the way"));
     let mut value = [0; 10];
-    let len = rustix::fs::getxattr(p.mnt().join("folder/small"), "user.kept", &mut value[..])
+    let len = rustix::fs::getxattr(p.mnt().join("directory/small"), "user.kept", &mut value[..])
         .expect("getxattr");
     assert_eq!(&value[..len], b"value");
-    let sparse = fs::metadata(p.mnt().join("folder/sparse")).expect("stat");
+    let sparse = fs::metadata(p.mnt().join("directory/sparse")).expect("stat");
     assert!(sparse.blocks() < 100, "{} blocks", sparse.blocks());
-    // From standard input, over what is there: folders stay, files are replaced.
-    fs::write(p.mnt().join("folder/sub/own"), "own").expect("write");
-    fs::write(p.mnt().join("folder/sub/f3"), "changed").expect("write");
-    let open = fs::File::open(p.mnt().join("folder/small")).expect("open");
+    // From standard input, over what is there: directories stay, files are replaced.
+    fs::write(p.mnt().join("directory/sub/own"), "own").expect("write");
+    fs::write(p.mnt().join("directory/sub/f3"), "changed").expect("write");
+    let open = fs::File::open(p.mnt().join("directory/small")).expect("open");
     let stream = fs::File::open(tree.with_extension("tar")).expect("open");
-    succeeds(import(&p, "folder", Path::new("-")).stdin(stream));
-    assert_eq!(fs::read_to_string(p.mnt().join("folder/sub/own")).expect("read"), "own");
+    succeeds(import(&p, "directory", Path::new("-")).stdin(stream));
+    assert_eq!(fs::read_to_string(p.mnt().join("directory/sub/own")).expect("read"), "own");
     assert_eq!(
         open.metadata().expect("stat").nlink(),
         0,
         "what was replaced is open without a name"
     );
-    fs::remove_file(p.mnt().join("folder/sub/own")).expect("unlink");
+    fs::remove_file(p.mnt().join("directory/sub/own")).expect("unlink");
     assert!(
         Command::new("diff")
             .arg("-r")
-            .args([&tree, &p.mnt().join("folder")])
+            .args([&tree, &p.mnt().join("directory")])
             .status()
             .expect("diff runs")
             .success()
@@ -194,7 +194,7 @@ fn what_fails_leaves_nothing() {
     gone(&p);
     p.mounted();
     assert_eq!(left(&p), (0, 0));
-    // A folder that the store itself lies in.
+    // A directory that the store itself lies in.
     let sibling = p.dir.path().join("sibling");
     fs::create_dir(&sibling)
         .and_then(|()| fs::hard_link(p.store(), sibling.join("store")))
@@ -242,7 +242,7 @@ fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
     let meta = [0u8; 2 + 4 + 4 + 12 + 1 + 12 + 4];
     let named =
         |kind: u8, path: &[u8]| [&[kind][..], &(path.len() as u32).to_le_bytes(), path].concat();
-    let folder = |path: &[u8]| [&named(b'd', path)[..], &meta].concat();
+    let directory = |path: &[u8]| [&named(b'd', path)[..], &meta].concat();
     let file = |path: &[u8]| [&named(b'f', path)[..], &5u64.to_le_bytes(), &meta].concat();
     let link = |path: &[u8], to: &[u8]| {
         [&named(b'h', path)[..], &(to.len() as u32).to_le_bytes(), to].concat()
@@ -250,14 +250,14 @@ fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
     let symlink = |path: &[u8], to: &[u8]| {
         [&named(b'l', path)[..], &(to.len() as u32).to_le_bytes(), to, &meta].concat()
     };
-    let through = [symlink(b"way", b"/"), folder(b"way/x")].concat();
+    let through = [symlink(b"way", b"/"), directory(b"way/x")].concat();
     let cases: [(&[u8], &str); 11] = [
         (b"x", "not well formed"),
         (b"d\xff\xff\xff\xff", "not well formed"),
-        (&folder(b"../up"), "leads out"),
-        (&folder(b"a/../../up"), "leads out"),
+        (&directory(b"../up"), "leads out"),
+        (&directory(b"a/../../up"), "leads out"),
         (&file(b".kvfs/x"), "views"),
-        (&folder(b"a\0b"), "NUL"),
+        (&directory(b"a\0b"), "NUL"),
         (&through, "symlink"),
         (&link(b"here", b"../../etc"), "leads out"),
         (&link(b"here", b"none"), "no such file"),
@@ -268,7 +268,7 @@ fn entries_that_lead_elsewhere_or_make_no_sense_are_refused() {
         say(&[b"IMPORT", b"BEGIN", b"/"]).expect("begun");
         let error = say(&[b"IMPORT", b"ADD", entries]).expect_err("refused");
         assert!(error.contains(why), "{}: {error}, not {why}", entries.escape_ascii());
-        let error = say(&[b"IMPORT", b"ADD", &folder(b"good")]).expect_err("it is over");
+        let error = say(&[b"IMPORT", b"ADD", &directory(b"good")]).expect_err("it is over");
         assert!(error.contains("no import"), "{error}");
     }
     // A file without its end; one import at a time; a transaction that is none.

@@ -12,7 +12,7 @@ use place::{Place, fails, kvfs, succeeds};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
 fn fill(mnt: &Path) {
-    fs::create_dir_all(mnt.join("a/b/c")).expect("folders");
+    fs::create_dir_all(mnt.join("a/b/c")).expect("directories");
     fs::write(mnt.join("a/file"), "content\n").expect("a file");
     fs::write(mnt.join("a/b/large"), vec![b'x'; 3 << 20]).expect("a file");
     // (Of a file that is nothing but a hole a mount says that it has one block.)
@@ -102,9 +102,9 @@ fn a_mounted_store_shows_what_it_shows_unmounted() {
     let shown: Vec<String> = commands()
         .iter()
         .map(|(before, behind)| {
-            let by_folder = run(before, &place.mnt(), behind);
-            assert_eq!(run(before, &place.store(), behind), by_folder, "{before:?} {behind:?}");
-            by_folder
+            let by_directory = run(before, &place.mnt(), behind);
+            assert_eq!(run(before, &place.store(), behind), by_directory, "{before:?} {behind:?}");
+            by_directory
         })
         .collect();
     succeeds(&mut place.umount());
@@ -115,7 +115,7 @@ fn a_mounted_store_shows_what_it_shows_unmounted() {
 }
 
 #[test]
-fn views_and_folders_of_a_mount_are_targets_too() {
+fn views_and_directories_of_a_mount_are_targets_too() {
     let Some(place) = Place::new() else { return };
     place.mounted();
     fill(&place.mnt());
@@ -136,7 +136,7 @@ fn views_and_folders_of_a_mount_are_targets_too() {
         let said = succeeds(kvfs(&["cat"]).arg(&target).arg(path));
         assert_eq!(said, want, "{} {path}", target.display());
     }
-    // An absolute link begins at the root of its view, not of the machine or of the folder.
+    // An absolute link begins at the root of its view, not of the machine or of the directory.
     let below = succeeds(kvfs(&["ls"]).arg(hidden.join("snapshot/s/a")).arg("../absolute"));
     assert_eq!(below, "c\nlarge\n");
     fails(2, kvfs(&["ls"]).arg(hidden.join("snapshot")));
@@ -171,15 +171,18 @@ fn a_mounted_store_is_checked_by_its_daemon() {
         let said = succeeds(kvfs(&["check", "--json"]).arg(target));
         serde_json::from_str(&said).expect("JSON")
     };
-    let by_folder = json(&place.mnt());
-    assert_eq!(json(&place.store())["files"], by_folder["files"]);
-    assert_eq!((&by_folder["clean"], &by_folder["journal_records"]), (&true.into(), &().into()));
+    let by_directory = json(&place.mnt());
+    assert_eq!(json(&place.store())["files"], by_directory["files"]);
+    assert_eq!(
+        (&by_directory["clean"], &by_directory["journal_records"]),
+        (&true.into(), &().into())
+    );
     let text = succeeds(kvfs(&["check"]).arg(place.mnt()));
-    assert!(text.contains(": clean; ") && text.contains("4 folders, "), "{text}");
+    assert!(text.contains(": clean; ") && text.contains("4 directories, "), "{text}");
     let said = fails(4, kvfs(&["check", "--repair", "--yes"]).arg(place.mnt()));
     assert!(said.contains("is mounted"), "{said}");
     fails(2, kvfs(&["check"]).arg(place.mnt().join(".kvfs/snapshot")));
     fails(3, kvfs(&["check"]).arg(place.dir.path()));
     succeeds(&mut place.umount());
-    assert_eq!(json(&place.store())["files"], by_folder["files"], "it is what it is unmounted");
+    assert_eq!(json(&place.store())["files"], by_directory["files"], "it is what it is unmounted");
 }

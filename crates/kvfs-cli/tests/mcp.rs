@@ -140,7 +140,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn a_whole_session() {
     let Some(mount) = Mount::new() else { return };
-    fs::create_dir(mount.path("src")).expect("a folder");
+    fs::create_dir(mount.path("src")).expect("a directory");
     fs::write(mount.path("src/main"), "one\n").expect("a file");
     fs::write(mount.path("old"), "old\n").expect("a file");
     let mut client = Client::new(&mount, &[]);
@@ -160,7 +160,7 @@ fn a_whole_session() {
 
     client.does("snapshot", json!({"name": "before"}));
     let id = client.begin();
-    let said = client.does("run", json!({"transaction": id, "folder": "src", "command": "cat main; echo two >> main; mv ../old ../new; echo oops >&2; cat", "input": "from outside"}));
+    let said = client.does("run", json!({"transaction": id, "directory": "src", "command": "cat main; echo two >> main; mv ../old ../new; echo oops >&2; cat", "input": "from outside"}));
     assert!(said.starts_with("exit code 0"), "{said}");
     assert!(said.contains("--- standard output\none\nfrom outside\n"), "{said}");
     assert!(said.contains("--- standard error\noops\n"), "{said}");
@@ -187,7 +187,7 @@ fn a_whole_session() {
     client.fails("read_file", json!({"path": "bytes"}));
     let listed = client.does("list_files", json!({"transaction": id, "recursive": true}));
     for line in
-        ["file           3  bytes\n", "folder            src/\n", "file           8  src/main\n"]
+        ["file           3  bytes\n", "directory            src/\n", "file           8  src/main\n"]
     {
         assert!(listed.contains(line), "{listed}");
     }
@@ -273,7 +273,7 @@ fn what_is_no_message_is_answered_and_the_session_goes_on() {
 #[test]
 fn what_fails_in_a_tool_is_told_and_changes_nothing() {
     let Some(mount) = Mount::new() else { return };
-    fs::create_dir(mount.path("folder")).expect("a folder");
+    fs::create_dir(mount.path("directory")).expect("a directory");
     std::os::unix::fs::symlink("/etc", mount.path("out")).expect("a link");
     fs::write(mount.path("file"), "1").expect("a file");
     let mut client = Client::new(&mount, &[]);
@@ -281,9 +281,9 @@ fn what_fails_in_a_tool_is_told_and_changes_nothing() {
     for (tool, arguments, says) in [
         ("run", json!({"transaction": 4711, "command": "true"}), "4711"),
         ("run", json!({"transaction": id, "command": "exit 3"}), "exit code 3"),
-        ("run", json!({"transaction": id, "command": "true", "folder": "nowhere"}), "exit code"),
+        ("run", json!({"transaction": id, "command": "true", "directory": "nowhere"}), "exit code"),
         ("read_file", json!({"path": "nowhere"}), "nowhere"),
-        ("read_file", json!({"path": "folder"}), "it is no file"),
+        ("read_file", json!({"path": "directory"}), "it is no file"),
         ("read_file", json!({"path": "out/passwd"}), "symbolic link"),
         ("read_file", json!({"path": "../../etc/passwd"}), "leads out of the store"),
         ("read_file", json!({"path": ".kvfs/snapshot"}), "leads out of the store"),
@@ -294,7 +294,11 @@ fn what_fails_in_a_tool_is_told_and_changes_nothing() {
             json!({"transaction": id, "path": "out/x", "content": "1"}),
             "cannot write out/x",
         ),
-        ("write_file", json!({"transaction": id, "path": "folder", "content": "1"}), "folder"),
+        (
+            "write_file",
+            json!({"transaction": id, "path": "directory", "content": "1"}),
+            "directory",
+        ),
         ("write_file", json!({"transaction": id, "path": "x"}), "must be given"),
         ("write_file", json!({"transaction": id, "path": "x", "content_base64": "?"}), "base 64"),
         ("write_file", json!({"transaction": 4711, "path": "x", "content": "1"}), "4711"),
@@ -448,7 +452,7 @@ fn tools_can_be_withheld_and_bad_options_are_refused() {
     assert!(refused(&["--without", "comit"]).contains("the tools are: begin, run"));
     refused(&["--output-limit", "1"]);
     refused(&["--timeout", "soon"]);
-    let nowhere = tempfile::tempdir().expect("a folder");
+    let nowhere = tempfile::tempdir().expect("a directory");
     let output = kvfs(&["mcp"]).arg(nowhere.path()).output().expect("it runs");
     assert_eq!(output.status.code(), Some(3));
 }

@@ -31,7 +31,7 @@ fn mount_returns_when_the_mount_answers_and_umount_when_the_store_is_free() {
         assert!(!is_alive(pid), "the daemon has ended");
         assert!(p.entry().is_none());
     }
-    assert_eq!(fs::read_dir(p.mnt()).expect("list").count(), 0, "the folder below is as it was");
+    assert_eq!(fs::read_dir(p.mnt()).expect("list").count(), 0, "the directory below is as it was");
 }
 
 #[test]

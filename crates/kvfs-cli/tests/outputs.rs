@@ -42,9 +42,9 @@ fn mode(path: &Path) -> u32 {
 
 impl Lab {
     fn new() -> Lab {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let lab = Lab { store: dir.path().join("s.kvfs"), dir };
-        fs::create_dir(lab.path("from")).expect("a folder");
+        fs::create_dir(lab.path("from")).expect("a directory");
         fs::write(lab.path("from/file"), "content").expect("a file");
         succeeds(kvfs(&["create".as_ref(), lab.store.as_ref()]));
         succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("from").as_ref()]));
@@ -117,9 +117,9 @@ fn no_command_writes_onto_the_store_that_it_reads() {
     }
 }
 
-/// An entry of the store may have the name that the store has in the folder that is filled.
+/// An entry of the store may have the name that the store has in the directory that is filled.
 #[test]
-fn an_export_into_the_folder_of_the_store_does_not_replace_it() {
+fn an_export_into_the_directory_of_the_store_does_not_replace_it() {
     let lab = Lab::new();
     fs::write(lab.path("from/s.kvfs"), "not a store").expect("a file");
     succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("from").as_ref()]));
@@ -136,7 +136,7 @@ fn a_mounted_store_is_not_written_onto_either() {
     let lab = Lab::new();
     let names = lab.names();
     let mnt = lab.path("mnt");
-    fs::create_dir(&mnt).expect("a folder");
+    fs::create_dir(&mnt).expect("a directory");
     for name in &names {
         let log = [
             OsStr::new("mount"),
@@ -148,7 +148,7 @@ fn a_mounted_store_is_not_written_onto_either() {
         refuses(kvfs(&log));
     }
     succeeds(kvfs(&["mount".as_ref(), lab.store.as_ref(), mnt.as_ref()]));
-    fs::create_dir(mnt.join("below")).expect("a folder");
+    fs::create_dir(mnt.join("below")).expect("a directory");
     let ended: Vec<Output> = names
         .iter()
         .flat_map(|name| {
@@ -174,8 +174,8 @@ fn a_mounted_store_is_not_written_onto_either() {
 fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
     let lab = Lab::new();
     assert_eq!(mode(&lab.store), 0o600);
-    let (tar, stream, folder, open) =
-        (lab.path("tar"), lab.path("stream"), lab.path("folder"), lab.path("open"));
+    let (tar, stream, directory, open) =
+        (lab.path("tar"), lab.path("stream"), lab.path("directory"), lab.path("open"));
     let loose = |words: &[&OsStr]| {
         let mut shell = Command::new("sh");
         shell
@@ -204,13 +204,13 @@ fn what_is_made_is_its_owners_alone_unless_asked_otherwise() {
         succeeds(kvfs(&[words, vec!["--mode".as_ref(), "0644".as_ref()]].concat()));
         assert_eq!(mode(file), 0o644, "{}", file.display());
     }
-    // What is in a folder has the permissions that it has in the store.
+    // What is in a directory has the permissions that it has in the store.
     let secret = lab.path("from/secret");
     fs::write(&secret, "secret").expect("a file");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("a mode");
     succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("from").as_ref()]));
-    loose(&["export".as_ref(), lab.store.as_ref(), folder.join("").as_ref()]);
-    assert_eq!(mode(&folder.join("secret")), 0o600);
+    loose(&["export".as_ref(), lab.store.as_ref(), directory.join("").as_ref()]);
+    assert_eq!(mode(&directory.join("secret")), 0o600);
     assert_eq!(
         kvfs(&["create".as_ref(), lab.path("bad").as_ref(), "--mode".as_ref(), "rw".as_ref()])
             .status

@@ -1,8 +1,8 @@
 //! What `make install` and `make deb` put where: the program, its helpers, man pages, completions
 //! and the systemd unit, with the program that is tested.
 //!
-//! The package is unpacked by `dpkg --root` in a folder: its files and its database are those of a
-//! machine of its own, while libraries and shells are this one's.
+//! The package is unpacked by `dpkg --root` in a directory: its files and its database are those of
+//! a machine of its own, while libraries and shells are this one's.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -42,11 +42,13 @@ fn an_installation_has_its_helpers_pages_completions_and_unit() {
     if !has("make") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut command = Command::new("make");
     command.args(["-s", "install-files"]).arg(format!("KVFS={KVFS}")).current_dir(root());
-    succeeds(command.arg(format!("DESTDIR={}", folder.path().display())).env_remove("MAKEFLAGS"));
-    let at = |path: &str| folder.path().join(path);
+    succeeds(
+        command.arg(format!("DESTDIR={}", directory.path().display())).env_remove("MAKEFLAGS"),
+    );
+    let at = |path: &str| directory.path().join(path);
     for helper in ["mount.fuse.kvfs", "mount.kvfs", "umount.fuse.kvfs"] {
         let target = fs::read_link(at("sbin").join(helper)).expect("a link");
         assert_eq!(target, Path::new("/usr/local/bin/kvfs"));
@@ -100,10 +102,10 @@ fn systemd_takes_the_unit() {
     if !has("systemd-analyze") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let unit = fs::read_to_string(root().join("packaging/kvfs@.service.in")).expect("the unit");
-    let bin = Path::new(KVFS).parent().expect("a folder").display().to_string();
-    let path = folder.path().join("kvfs@work.service");
+    let bin = Path::new(KVFS).parent().expect("a directory").display().to_string();
+    let path = directory.path().join("kvfs@work.service");
     fs::write(&path, unit.replace("@BIN@", &bin)).expect("written");
     let output = Command::new("systemd-analyze").arg("verify").arg("--man=no").arg(&path).output();
     let output = output.expect("it runs");
@@ -116,8 +118,8 @@ fn a_package_is_installed_runs_and_is_removed() {
     if !has("dpkg-deb") || !has("make") || !rustix::process::geteuid().is_root() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let (out, machine) = (folder.path().join("out"), folder.path().join("machine"));
+    let directory = tempfile::tempdir().expect("a directory");
+    let (out, machine) = (directory.path().join("out"), directory.path().join("machine"));
     let mut command = Command::new("sh");
     command.arg(root().join("scripts/deb.sh")).arg(KVFS).arg(&out).env_remove("MAKEFLAGS");
     let package = PathBuf::from(succeeds(&mut command).trim());
@@ -126,8 +128,8 @@ fn a_package_is_installed_runs_and_is_removed() {
         control.contains("Package: kvfs") && control.contains("Recommends: fuse3"),
         "{control}"
     );
-    fs::create_dir_all(machine.join("var/lib/dpkg/info")).expect("folders");
-    fs::create_dir_all(machine.join("var/lib/dpkg/updates")).expect("folders");
+    fs::create_dir_all(machine.join("var/lib/dpkg/info")).expect("directories");
+    fs::create_dir_all(machine.join("var/lib/dpkg/updates")).expect("directories");
     fs::write(machine.join("var/lib/dpkg/status"), "").expect("written");
     let dpkg = |words: &[&str]| {
         let mut command = Command::new("dpkg");
@@ -140,17 +142,17 @@ fn a_package_is_installed_runs_and_is_removed() {
     succeeds(dpkg(&["--install"]).arg(&package));
     let kvfs = machine.join("usr/bin/kvfs");
     assert!(succeeds(Command::new(&kvfs).arg("--version")).starts_with("kvfs "));
-    let store = folder.path().join("s.kvfs");
+    let store = directory.path().join("s.kvfs");
     succeeds(Command::new(&kvfs).arg("create").arg(&store));
     succeeds(Command::new(&kvfs).arg("check").arg(&store));
     assert!(machine.join("usr/share/man/man1/kvfs-mount.1.gz").exists());
     let helper = fs::read_link(machine.join("usr/sbin/mount.fuse.kvfs")).expect("a link");
     assert_eq!(helper, Path::new("/usr/bin/kvfs"));
     // As it is called by mount(8): the wrong use is answered by the helper.
-    let as_helper = folder.path().join("mount.fuse.kvfs");
+    let as_helper = directory.path().join("mount.fuse.kvfs");
     symlink(&kvfs, &as_helper).expect("a link");
     let output =
-        Command::new(&as_helper).arg(folder.path().join("nowhere")).output().expect("it runs");
+        Command::new(&as_helper).arg(directory.path().join("nowhere")).output().expect("it runs");
     assert!(!output.status.success());
     succeeds(&mut dpkg(&["--remove", "kvfs"]));
     assert!(!kvfs.exists() && !machine.join("usr/lib/systemd/system/kvfs@.service").exists());

@@ -12,7 +12,7 @@ use place::{Place, fails, kvfs, succeeds};
 use serde_json::Value;
 
 fn tree(root: &Path) {
-    fs::create_dir_all(root.join("d/deep")).expect("folders");
+    fs::create_dir_all(root.join("d/deep")).expect("directories");
     fs::write(root.join("d/deep/large"), vec![b'x'; 3 << 20]).expect("a file");
     fs::write(root.join("d/small"), "small").expect("a file");
     fs::hard_link(root.join("d/small"), root.join("d/linked")).expect("a link");
@@ -26,7 +26,7 @@ fn damage(root: &Path) {
     fs::write(root.join("d/small"), "changed").expect("a file");
     fs::write(root.join("d/new"), "new").expect("a file");
     fs::remove_file(root.join("file")).expect("removed");
-    fs::create_dir(root.join("file")).expect("a folder");
+    fs::create_dir(root.join("file")).expect("a directory");
     fs::write(root.join("file/in"), "in").expect("a file");
     fs::remove_file(root.join("link")).expect("removed");
     fs::write(root.join("fresh"), "fresh").expect("a file");
@@ -118,7 +118,8 @@ fn one_path_that_fails_leaves_all_as_they_are() {
         |code: i32, words: &[&str]| fails(code, kvfs(&["restore"]).arg(&root).args(words));
     assert!(refused(3, &["monday", "d", "nowhere"]).contains("neither in snapshot monday nor now"));
     assert!(
-        refused(3, &["monday", "fresh", "d/deep/large"]).contains("its folder d/deep is not there")
+        refused(3, &["monday", "fresh", "d/deep/large"])
+            .contains("its directory d/deep is not there")
     );
     assert!(refused(3, &["tuesday", "d"]).contains("there is no snapshot tuesday"));
     assert!(refused(3, &["../x", "d"]).contains("there is no snapshot"));

@@ -25,15 +25,15 @@ fn succeeds(command: &mut Command) -> Vec<u8> {
 }
 
 #[track_caller]
-fn shell(folder: &Path, script: &str) {
-    succeeds(Command::new("sh").args(["-ec", script]).current_dir(folder));
+fn shell(directory: &Path, script: &str) {
+    succeeds(Command::new("sh").args(["-ec", script]).current_dir(directory));
 }
 
 /// What git keeps of a tree: paths, whether a file can be executed, contents and targets.
 fn kept(top: &Path) -> BTreeMap<Vec<u8>, (u32, Vec<u8>)> {
     let (mut all, mut todo) = (BTreeMap::new(), vec![top.to_path_buf()]);
-    while let Some(folder) = todo.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder") {
+    while let Some(directory) = todo.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory") {
             let path = entry.expect("an entry").path();
             let name = path.strip_prefix(top).expect("below").as_os_str().as_bytes().to_vec();
             let meta = path.symlink_metadata().expect("there");
@@ -70,13 +70,13 @@ const CHANGES: &str = r#"
     for f in 'with blank/name here' 'quo"te' 'back\slash' grün; do echo 2 >>"$f"; done
     echo 2 >>"$(printf 'new\nline')"; echo 2 >>"$(printf 'not\377utf8')"; mv 'quo"te' 'quo"ted and	tabbed'
     ln -sfn elsewhere link; chmod +x script; rm turns tolink; echo file >turns; ln -s target tolink
-    mkdir -p fresh/folder; echo new >fresh/folder/file; ln -s ../x fresh/link
+    mkdir -p fresh/directory; echo new >fresh/directory/file; ln -s ../x fresh/link
 "#;
 
 #[test]
 fn git_makes_of_a_patch_what_the_store_has() {
     let Some(mount) = Mount::new() else { return };
-    let (root, work) = (mount.root(), tempfile::tempdir().expect("a folder"));
+    let (root, work) = (mount.root(), tempfile::tempdir().expect("a directory"));
     shell(&root, BEFORE);
     let copy = work.path().join("copy");
     shell(work.path(), "git init -q copy");

@@ -148,12 +148,12 @@ fn what_is_done_to_the_whole_store_is_not_done_to_a_view() {
 }
 
 #[test]
-fn a_mount_that_shows_a_view_or_a_folder_is_known_for_what_it_is() {
+fn a_mount_that_shows_a_view_or_a_directory_is_known_for_what_it_is() {
     let Some(mount) = Mount::new() else { return };
     let root = text(&mount.root());
     fs::create_dir_all(mount.path("a/b")).expect("mkdir");
     fs::write(mount.path("a/b/f"), "x").expect("write");
-    let bound = tempfile::tempdir().expect("a temporary folder");
+    let bound = tempfile::tempdir().expect("a temporary directory");
     let here = text(bound.path());
     let id = succeeds(&mut kvfs(&["txn", "begin", &root]));
     let mount_it = |what: &str| {

@@ -152,7 +152,7 @@ fn names_can_be_moved_replaced_swapped_and_protected(write_back: bool) {
     fs::create_dir(m.path("e")).expect("mkdir");
     assert_eq!(rename("e", "d", RenameFlags::empty()), Err(rustix::io::Errno::NOTEMPTY));
     assert_eq!(rename("d", "d/inside", RenameFlags::empty()), Err(rustix::io::Errno::INVAL));
-    rename("d", "e", RenameFlags::empty()).expect("a folder over an empty one");
+    rename("d", "e", RenameFlags::empty()).expect("a directory over an empty one");
     let m = m.again();
     assert_eq!(fs::read(m.path("e/x")).expect("read"), b"A");
     assert_eq!(fs::read_dir(m.root()).expect("list").count(), 1);

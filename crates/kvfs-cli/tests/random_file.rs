@@ -2,7 +2,7 @@
 //! buffered and direct writes, shared mappings, truncation, holes, copies within the file, syncs,
 //! dropped caches and reopening, in any order.
 //!
-//! `KVFS_RANDOM_FILE_DIR` runs it in a folder of your choice instead of a mount of its own,
+//! `KVFS_RANDOM_FILE_DIR` runs it in a directory of your choice instead of a mount of its own,
 //! `KVFS_RANDOM_FILE_STEPS` sets the number of calls, `KVFS_RANDOM_FILE_SEED` the seed.
 
 mod mounted;

@@ -38,14 +38,14 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 
 impl Lab {
     fn new() -> Lab {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let lab = Lab { store: dir.path().join("s.kvfs"), dir };
         let from = lab.dir.path().join("from");
-        fs::create_dir_all(from.join("folder")).expect("folders");
-        fs::write(from.join("folder/large"), noise(1, 40 * 4096)).expect("a file");
+        fs::create_dir_all(from.join("directory")).expect("directories");
+        fs::write(from.join("directory/large"), noise(1, 40 * 4096)).expect("a file");
         fs::write(from.join("other"), noise(2, 10 * 4096)).expect("a file");
         // The last name stands in the manifest as well, as the end of what a run has.
-        fs::write(from.join("folder/zzz"), "last").expect("a file");
+        fs::write(from.join("directory/zzz"), "last").expect("a file");
         assert_eq!(kvfs(&["create".as_ref(), lab.store.as_ref()]).status.code(), Some(0));
         assert_eq!(lab.run("import", &[from.as_ref()]).status.code(), Some(0));
         lab
@@ -95,11 +95,11 @@ fn a_file_without_its_bad_page_and_the_others_as_they_were() {
     assert_eq!(report["removed"].as_array().map(Vec::len), Some(1), "{report}");
     assert_eq!(
         report["removed"][0]["concerns"],
-        format!("bytes {}..{} of /folder/large", 5 * 4096, 6 * 4096)
+        format!("bytes {}..{} of /directory/large", 5 * 4096, 6 * 4096)
     );
     let mut wanted = content;
     wanted[5 * 4096..6 * 4096].fill(0);
-    assert!(lab.run("cat", &["folder/large".as_ref()]).stdout == wanted);
+    assert!(lab.run("cat", &["directory/large".as_ref()]).stdout == wanted);
     assert!(lab.run("cat", &["other".as_ref()]).stdout == noise(2, 10 * 4096));
     let again = lab.run("check", &["--repair".as_ref()]);
     assert_eq!(again.status.code(), Some(0), "nothing to repair, nothing to ask");

@@ -64,7 +64,7 @@ fn of<'a>(files: &'a Value, path: &str) -> &'a Value {
 #[test]
 fn a_file_that_is_written_by_another_name_is_named_by_all() {
     let Some(mount) = Mount::new() else { return };
-    fs::create_dir(mount.path("h")).expect("a folder");
+    fs::create_dir(mount.path("h")).expect("a directory");
     fs::write(mount.path("h/sudoers"), "root\n").expect("a file");
     let (lines, json) = review(&mount, "ln h/sudoers zz; echo EVIL >> h/sudoers");
     assert_eq!(lines, ["M h/sudoers 5 B → 10 B, links 1 → 2", "A zz 10 B, link of h/sudoers"]);
@@ -81,7 +81,7 @@ fn a_file_that_is_written_by_another_name_is_named_by_all() {
 #[test]
 fn what_is_made_again_is_compared_with_what_was_there() {
     let Some(mount) = Mount::new() else { return };
-    fs::create_dir(mount.path("d")).expect("a folder");
+    fs::create_dir(mount.path("d")).expect("a directory");
     for name in ["same", "other", "gone"] {
         fs::write(mount.path("d").join(name), "content").expect("a file");
     }
@@ -101,9 +101,9 @@ fn what_is_made_again_is_compared_with_what_was_there() {
 }
 
 #[test]
-fn a_folder_that_is_renamed_hides_nothing_below_it() {
+fn a_directory_that_is_renamed_hides_nothing_below_it() {
     let Some(mount) = Mount::new() else { return };
-    fs::create_dir_all(mount.path("a/deep")).expect("a folder");
+    fs::create_dir_all(mount.path("a/deep")).expect("a directory");
     fs::write(mount.path("a/deep/file"), "12345").expect("a file");
     fs::write(mount.path("a/gone"), "1").expect("a file");
     let (lines, json) =
@@ -159,8 +159,8 @@ fn whatever_differs_is_said() {
     for name in ["mode", "owner", "file", "attributed"] {
         fs::write(mount.path(name), "content").expect("a file");
     }
-    fs::create_dir_all(mount.path("folder/below")).expect("a folder");
-    fs::create_dir(mount.path("outside")).expect("a folder");
+    fs::create_dir_all(mount.path("directory/below")).expect("a directory");
+    fs::create_dir(mount.path("outside")).expect("a directory");
     fs::remove_dir(mount.path("outside")).expect("removed");
     fs::write(mount.path("outside"), "a file").expect("a file");
     symlink("here", mount.path("link")).expect("a link");
@@ -178,7 +178,7 @@ fn whatever_differs_is_said() {
     attribute("user.changed", "1");
     let (lines, json) = review(
         &mount,
-        "chmod 4755 mode; chown 12:34 owner; ln -sfn there link; rm file; mkfifo file; rm -r folder; echo 1 > folder
+        "chmod 4755 mode; chown 12:34 owner; ln -sfn there link; rm file; mkfifo file; rm -r directory; echo 1 > directory
          rm outside; mkdir outside; echo 1 > outside/in
          python3 -c 'import os; a = \"attributed\"; os.setxattr(a, \"user.changed\", b\"2\"); os.setxattr(a, \"user.new\", b\"3\"); os.removexattr(a, \"user.gone\")'
          ln -s /etc/shadow stolen; echo 1 > suid; chmod 4755 suid",
@@ -188,11 +188,11 @@ fn whatever_differs_is_said() {
         [
             "M attributed xattr user.changed 1 → 2, -xattr user.gone 1, +xattr user.new 3",
             "M file file → fifo",
-            "M folder folder → file, mode 0755 → 0644",
-            "D folder/below/",
+            "M directory directory → file, mode 0755 → 0644",
+            "D directory/below/",
             "M link target here → there",
             "M mode mode 0644 → 4755",
-            "M outside file → folder, mode 0644 → 0755",
+            "M outside file → directory, mode 0644 → 0755",
             "A outside/in 2 B",
             "M owner owner 0:0 → 12:34",
             "A stolen -> /etc/shadow",
@@ -203,7 +203,7 @@ fn whatever_differs_is_said() {
     assert_eq!(differs("mode")["mode"], json!({"before": "0644", "after": "4755"}));
     assert_eq!(differs("owner")["owner"], json!({"before": "0:0", "after": "12:34"}));
     assert_eq!(differs("link")["target"], json!({"before": "here", "after": "there"}));
-    assert_eq!(differs("outside")["kind"], json!({"before": "file", "after": "folder"}));
+    assert_eq!(differs("outside")["kind"], json!({"before": "file", "after": "directory"}));
     assert_eq!(differs("suid")["mode"], json!({"before": null, "after": "4755"}));
     let attributes = differs("attributed")["xattrs"].clone();
     assert_eq!(attributes[0], json!({"name": "user.changed", "before": "1", "after": "2"}));

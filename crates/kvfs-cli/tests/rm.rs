@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use place::{Place, fails, kill, kvfs, succeeds};
 use rustix::process::Signal;
 
-/// A folder with one of everything.
+/// A directory with one of everything.
 fn make(at: &Path) {
     fs::create_dir_all(at.join("sub/empty")).expect("mkdir");
     fs::write(at.join("small"), "small").expect("write");
@@ -50,7 +50,7 @@ fn gone(p: &Place) {
 fn it_leaves_what_rm_leaves() {
     let Some(p) = Place::new() else { return };
     p.mounted();
-    let host = tempfile::tempdir().expect("a folder");
+    let host = tempfile::tempdir().expect("a directory");
     for at in [p.mnt(), host.path().to_path_buf()] {
         make(&at.join("tree"));
         make(&at.join("other"));
@@ -63,7 +63,7 @@ fn it_leaves_what_rm_leaves() {
         &p.mnt().join("other/symlink"),
         &p.mnt().join("other/sub"),
     ]));
-    assert!(said.contains("folders") && said.contains("files"), "{said}");
+    assert!(said.contains("directories") && said.contains("files"), "{said}");
     let gone = ["tree", "other/symlink", "other/sub"].map(|name| host.path().join(name));
     assert!(Command::new("rm").arg("-rf").args(gone).status().expect("rm runs").success());
     assert_eq!(found(&p.mnt()), found(host.path()));
@@ -88,7 +88,7 @@ fn counts_are_told_in_json() {
     let said = succeeds(rm(&[&p.mnt().join("tree")]).arg("--json"));
     let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
     let bytes: u64 = 300_005 + (0..200).map(|n: u32| n.to_string().len() as u64).sum::<u64>();
-    assert_eq!(value, serde_json::json!({"files": 205, "folders": 3, "bytes": bytes}));
+    assert_eq!(value, serde_json::json!({"files": 205, "directories": 3, "bytes": bytes}));
 }
 
 #[test]
@@ -240,14 +240,14 @@ fn after_a_kill_it_is_there_whole_or_gone() {
 
 #[test]
 fn a_store_that_is_not_mounted() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let (store, tree) = (dir.path().join("s.kvfs"), dir.path().join("tree"));
     make(&tree);
     succeeds(kvfs(&["create"]).arg(&store));
     succeeds(kvfs(&["import"]).arg(&store).arg(&tree).args(["--to", "/a/tree"]));
     let said =
         succeeds(kvfs(&["rm", "--store"]).arg(&store).args(["/a/tree/sub", "a/tree/symlink"]));
-    assert!(said.contains("2 folders"), "{said}");
+    assert!(said.contains("2 directories"), "{said}");
     assert_eq!(
         succeeds(kvfs(&["ls"]).arg(&store).arg("/a/tree")).split_whitespace().collect::<Vec<_>>(),
         ["dangling", "link", "small"]

@@ -229,10 +229,10 @@ impl<'a> Visit<'a> for Crate {
         match &module.content {
             Some((_, items)) => items.iter().for_each(|item| self.visit_item(item)),
             None => {
-                let folder =
-                    self.at.iter().fold(self.src.clone(), |folder, name| folder.join(name));
-                let file = Some(folder.with_extension("rs")).filter(|f| f.exists());
-                let items = parse(&file.unwrap_or_else(|| folder.join("mod.rs")));
+                let directory =
+                    self.at.iter().fold(self.src.clone(), |directory, name| directory.join(name));
+                let file = Some(directory.with_extension("rs")).filter(|f| f.exists());
+                let items = parse(&file.unwrap_or_else(|| directory.join("mod.rs")));
                 // A file is read as a module in place is.
                 items.iter().for_each(|item| self.visit_item(item));
             }

@@ -44,9 +44,9 @@ fn run(mount: &Path, options: &[&str], script: &str) -> Command {
 }
 
 fn with_program(command: &mut Command) {
-    let folder = Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a folder");
+    let directory = Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a directory");
     let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{}:{path}", folder.display()));
+    command.env("PATH", format!("{}:{path}", directory.display()));
 }
 
 fn read(path: impl AsRef<Path>) -> Option<String> {
@@ -60,7 +60,7 @@ fn success_commits_files_and_keys_together() {
     fs::write(mount.path("gone"), "x").expect("write");
     let root = mount.root();
     let script = "set -e; cd $KVFS_MOUNT; cat old; echo new > new; echo more >> old; rm gone; kvfs kv put . greeting hello; kvfs kv get . greeting
-        # What is outside sees nothing of it yet: this folder is reached by the daemon's own mount.
+        # What is outside sees nothing of it yet: this directory is reached by the daemon's own mount.
         kvfs txn status . > status";
     let out = succeeds(&mut run(&root, &[], script));
     assert_eq!(out, "oldhello");
@@ -405,7 +405,7 @@ impl Unprivileged {
         if let Err(e) = fs::File::open("/dev/fuse") {
             return skip(&format!("no FUSE here: cannot open /dev/fuse: {e}"));
         }
-        let user = Unprivileged { dir: tempfile::tempdir().expect("a temporary folder") };
+        let user = Unprivileged { dir: tempfile::tempdir().expect("a temporary directory") };
         let give = |path: &Path| {
             std::os::unix::fs::chown(path, Some(Self::USER), Some(Self::USER)).expect("chown")
         };

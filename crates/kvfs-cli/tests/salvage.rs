@@ -40,18 +40,18 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 impl Lab {
-    /// A store with folders, files, links and keys.
+    /// A store with directories, files, links and keys.
     fn new() -> Lab {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let lab = Lab { store: dir.path().join("s.kvfs"), dir };
         let from = lab.path("from");
-        fs::create_dir_all(from.join("folder/deep")).expect("folders");
-        fs::write(from.join("folder/large"), noise(1, 303_104)).expect("a file");
-        fs::write(from.join("folder/deep/other"), noise(2, 53_248)).expect("a file");
+        fs::create_dir_all(from.join("directory/deep")).expect("directories");
+        fs::write(from.join("directory/large"), noise(1, 303_104)).expect("a file");
+        fs::write(from.join("directory/deep/other"), noise(2, 53_248)).expect("a file");
         fs::write(from.join("small"), "small").expect("a file");
-        fs::hard_link(from.join("small"), from.join("folder/again")).expect("a link");
-        std::os::unix::fs::symlink("folder/deep", from.join("link")).expect("a link");
-        fs::set_permissions(from.join("folder/deep"), fs::Permissions::from_mode(0o711))
+        fs::hard_link(from.join("small"), from.join("directory/again")).expect("a link");
+        std::os::unix::fs::symlink("directory/deep", from.join("link")).expect("a link");
+        fs::set_permissions(from.join("directory/deep"), fs::Permissions::from_mode(0o711))
             .expect("a mode");
         assert_eq!(kvfs(&["create".as_ref(), lab.store.as_ref()]).status.code(), Some(0));
         assert_eq!(lab.run("import", &[from.as_ref()]).status.code(), Some(0));
@@ -87,7 +87,7 @@ impl Lab {
         fs::write(&self.store, bytes).expect("the store");
     }
 
-    /// Runs it into a new folder; gives the exit code and the report. The store stays as it is.
+    /// Runs it into a new directory; gives the exit code and the report. The store stays as it is.
     fn salvage(&self, to: &Path) -> (i32, Value) {
         let before = fs::read(&self.store).expect("the store");
         let keys = self.path("keys");
@@ -114,7 +114,7 @@ fn of_a_sound_store_everything_comes_out() {
     let (code, report) = lab.salvage(&to);
     assert_eq!((code, &report["whole"]), (0, &true.into()), "{report}");
     assert_eq!(
-        (&report["files"], &report["folders"], &report["others"]),
+        (&report["files"], &report["directories"], &report["others"]),
         (&4.into(), &2.into(), &1.into()),
         "{report}"
     );
@@ -125,13 +125,13 @@ fn of_a_sound_store_everything_comes_out() {
         .expect("diff runs");
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stdout));
     let meta = |name: &str| to.join(name).symlink_metadata().expect("there");
-    assert_eq!(meta("small").ino(), meta("folder/again").ino(), "one file");
-    assert_eq!(meta("folder/deep").permissions().mode() & 0o777, 0o711);
+    assert_eq!(meta("small").ino(), meta("directory/again").ino(), "one file");
+    assert_eq!(meta("directory/deep").permissions().mode() & 0o777, 0o711);
     let keys = fs::read_to_string(lab.path("keys")).expect("keys");
     let first: Value = serde_json::from_str(keys.lines().next().expect("a line")).expect("JSON");
     assert_eq!(first, serde_json::json!({"dictionary": "0", "key": "key0", "value": "value0"}));
     assert_eq!((keys.lines().count(), &report["keys"]), (5, &5.into()));
-    // Only into a folder that is empty.
+    // Only into a directory that is empty.
     let again = lab.run("salvage", &[to.as_ref()]);
     assert_eq!(again.status.code(), Some(USAGE), "{}", String::from_utf8_lossy(&again.stderr));
 }
@@ -147,13 +147,13 @@ fn a_file_with_bad_pages_has_the_others_and_its_losses_are_told() {
     let (code, report) = lab.salvage(&to);
     assert_eq!(code, DAMAGED);
     assert_eq!(report["losses"], 1, "{report}");
-    let missing = &lost(&report, "/folder/large")["missing"];
+    let missing = &lost(&report, "/directory/large")["missing"];
     assert_eq!(*missing, serde_json::json!([[7 * 4096, 9 * 4096], [73 * 4096, 303_104]]));
     let mut wanted = content;
     wanted[7 * 4096..9 * 4096].fill(0);
     wanted[73 * 4096..].fill(0);
-    assert!(fs::read(to.join("folder/large")).expect("the file") == wanted);
-    assert!(fs::read(to.join("folder/deep/other")).expect("the other one") == noise(2, 53_248));
+    assert!(fs::read(to.join("directory/large")).expect("the file") == wanted);
+    assert!(fs::read(to.join("directory/deep/other")).expect("the other one") == noise(2, 53_248));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn data_without_anything_else_goes_to_lost_and_found() {
     let lab = Lab::new();
     lab.damage(b"large");
     // The block with all nodes.
-    lab.damage(b"folder/deep");
+    lab.damage(b"directory/deep");
     let to = lab.path("to");
     let (code, report) = lab.salvage(&to);
     assert_eq!((code, &report["files"]), (DAMAGED, &2.into()), "{report}");
@@ -218,7 +218,7 @@ fn without_superblocks_everything_comes_out_and_it_is_said() {
 
 #[test]
 fn of_what_never_was_a_store_nothing_comes_out() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let (file, to) = (dir.path().join("file"), dir.path().join("to"));
     fs::write(&file, noise(5, 20 << 20)).expect("a file");
     let out = kvfs(&["salvage".as_ref(), file.as_ref(), to.as_ref()]);

@@ -9,16 +9,16 @@ use std::process::{Command, Stdio};
 
 use mounted::Mount;
 
-/// A folder of the store, mounted at another place as well.
+/// A directory of the store, mounted at another place as well.
 struct Elsewhere(tempfile::TempDir);
 
 impl Elsewhere {
-    fn of(folder: &Path) -> Elsewhere {
-        let elsewhere = Elsewhere(tempfile::tempdir().expect("a temporary folder"));
+    fn of(directory: &Path) -> Elsewhere {
+        let elsewhere = Elsewhere(tempfile::tempdir().expect("a temporary directory"));
         assert!(
             Command::new("mount")
                 .arg("--bind")
-                .args([folder, elsewhere.0.path()])
+                .args([directory, elsewhere.0.path()])
                 .status()
                 .expect("mount")
                 .success()
@@ -49,11 +49,11 @@ fn run(mount: &Path, options: &[&str], directory: &Path, script: &str) -> Option
     command.status().expect("it runs").code()
 }
 
-fn names(folder: &Path) -> Vec<String> {
+fn names(directory: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<fs::DirEntry>| {
         entry.expect("entry").file_name().into_string().expect("UTF-8")
     };
-    let mut names: Vec<_> = fs::read_dir(folder).expect("readdir").map(name).collect();
+    let mut names: Vec<_> = fs::read_dir(directory).expect("readdir").map(name).collect();
     names.sort();
     names
 }
@@ -93,7 +93,7 @@ fn nothing_uncovers_the_store_below_the_view() {
 }
 
 #[test]
-fn a_folder_that_is_mounted_elsewhere_shows_the_view_there_too() {
+fn a_directory_that_is_mounted_elsewhere_shows_the_view_there_too() {
     let Some(mount) = Mount::new() else { return };
     fs::create_dir_all(mount.path("sub/deep")).expect("mkdir");
     fs::write(mount.path("sub/f"), "old").expect("write");

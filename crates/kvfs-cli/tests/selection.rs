@@ -46,8 +46,8 @@ fn changed(root: &Path, options: &[&str], script: &str) -> String {
 }
 
 fn tree(mount: &Mount) {
-    fs::create_dir_all(mount.path("a/deep")).expect("folders");
-    fs::create_dir_all(mount.path("b")).expect("a folder");
+    fs::create_dir_all(mount.path("a/deep")).expect("directories");
+    fs::create_dir_all(mount.path("b")).expect("a directory");
     fs::write(mount.path("a/deep/file"), vec![b'x'; 100_000]).expect("a file");
     for name in ["a/one", "b/two", "three", "gone", "moves"] {
         fs::write(mount.path(name), name).expect("a file");

@@ -108,8 +108,8 @@ fn a_clone_is_written_beside_the_store() {
 fn a_store_is_kept_in_another_one_by_what_has_changed() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (backup, stream) = (folder.path().join("backup.kvfs"), folder.path().join("stream"));
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (backup, stream) = (directory.path().join("backup.kvfs"), directory.path().join("stream"));
     succeeds(kvfs(&["create"]).arg(&backup));
     fs::write(mount.path("large"), vec![7; 3 << 20]).expect("write");
     fs::write(mount.path("file"), "monday").expect("write");
@@ -126,7 +126,7 @@ fn a_store_is_kept_in_another_one_by_what_has_changed() {
     let whole = fs::metadata(&stream).expect("a stream").len();
     assert!(whole > 3 << 20);
     // Cut off: nothing is there, and the rest is enough.
-    let cut = folder.path().join("cut");
+    let cut = directory.path().join("cut");
     fs::write(&cut, &fs::read(&stream).expect("read")[..2 << 20]).expect("write");
     assert!(fails(1, &mut receive(&cut)).contains("nothing was changed") || backup.exists());
     let position = succeeds(kvfs(&["receive", "--positions"]).arg(&backup)).trim().to_string();
@@ -162,14 +162,14 @@ fn a_store_is_kept_in_another_one_by_what_has_changed() {
 
 /// A store with the snapshots a, b and c, and their streams, each of the changes since the one
 /// before.
-fn three(folder: &Path) -> [Vec<u8>; 3] {
-    let store = folder.join("three.kvfs");
+fn three(directory: &Path) -> [Vec<u8>; 3] {
+    let store = directory.join("three.kvfs");
     succeeds(kvfs(&["create"]).arg(&store));
     let mut base = None;
     ["a", "b", "c"].map(|name| {
         succeeds(kvfs(&["kv", "put"]).arg(&store).args(["key", name]));
         succeeds(kvfs(&["snapshot", "create"]).arg(&store).arg(name));
-        let stream = folder.join(format!("{name}.stream"));
+        let stream = directory.join(format!("{name}.stream"));
         let mut send = kvfs(&["send"]);
         send.arg(&store).args([name, "-o"]).arg(&stream);
         send.args(base.replace(name).into_iter().flat_map(|base| ["--base", base]));
@@ -180,10 +180,10 @@ fn three(folder: &Path) -> [Vec<u8>; 3] {
 
 #[test]
 fn all_streams_of_a_pipe_are_received() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let streams = three(folder.path());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let streams = three(directory.path());
     let receive = |name: &str, bytes: &[u8], words: &[&str]| {
-        let (store, input) = (folder.path().join(name), folder.path().join("input"));
+        let (store, input) = (directory.path().join(name), directory.path().join("input"));
         if !store.exists() {
             succeeds(kvfs(&["create"]).arg(&store));
         }
@@ -197,7 +197,7 @@ fn all_streams_of_a_pipe_are_received() {
         told.lines().map(|l| l.split(':').next().unwrap_or("")).collect::<Vec<_>>(),
         ["received snapshot a", "received snapshot b", "received snapshot c"]
     );
-    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(folder.path().join("all")).arg("key")), "c");
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(directory.path().join("all")).arg("key")), "c");
     // What is no stream behind one is not passed over, and a name is one snapshot's.
     let said = fails(
         1,
@@ -210,18 +210,18 @@ fn all_streams_of_a_pipe_are_received() {
     );
     let said = fails(1, &mut receive("named", &streams.concat(), &["--as", "mine"]));
     assert!(said.contains("more follows behind the stream that was received as mine"), "{said}");
-    succeeds(kvfs(&["check"]).arg(folder.path().join("named")));
+    succeeds(kvfs(&["check"]).arg(directory.path().join("named")));
 }
 
 #[test]
 fn a_snapshot_that_is_here_is_named_by_the_name_it_has() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    three(folder.path());
-    let store = folder.path().join("here");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    three(directory.path());
+    let store = directory.path().join("here");
     succeeds(kvfs(&["create"]).arg(&store));
     let receive = |words: &[&str], stream: &str| {
         let mut command = kvfs(&["receive"]);
-        command.arg(&store).arg("-i").arg(folder.path().join(stream)).args(words);
+        command.arg(&store).arg("-i").arg(directory.path().join(stream)).args(words);
         command
     };
     succeeds(&mut receive(&["--as", "mine"], "a.stream"));

@@ -1,13 +1,13 @@
 //! A quick slice of the differential tester (`proof/syscalls`): random system calls by several
-//! processes on a mount and on the file system of the build folder, compared call by call; and the
-//! shrunk histories that once showed a bug.
+//! processes on a mount and on the file system of the build directory, compared call by call; and
+//! the shrunk histories that once showed a bug.
 
 use std::path::{Path, PathBuf};
 
 use kvfs_syscalls::{Bench, Mode, Mounted, Taste, history, read_history};
 
 /// `None`, with the reason printed, where this process may not mount.
-fn bench(folder: &Path, options: &str, users: &[u32], mode: Mode) -> Option<Bench> {
+fn bench(directory: &Path, options: &str, users: &[u32], mode: Mode) -> Option<Bench> {
     if let Err(e) = std::fs::File::open("/dev/fuse") {
         eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
         return None;
@@ -17,21 +17,24 @@ fn bench(folder: &Path, options: &str, users: &[u32], mode: Mode) -> Option<Benc
         return None;
     }
     let mounted =
-        Mounted::new(Path::new(env!("CARGO_BIN_EXE_kvfs")), folder, options).expect("mount");
+        Mounted::new(Path::new(env!("CARGO_BIN_EXE_kvfs")), directory, options).expect("mount");
     let root = mounted.root().to_owned();
     Some(
-        Bench::new(root, folder.join("reference"), users.to_vec(), mode, Some(mounted))
+        Bench::new(root, directory.join("reference"), users.to_vec(), mode, Some(mounted))
             .expect("a bench"),
     )
 }
 
-fn folder(name: &str) -> tempfile::TempDir {
-    tempfile::Builder::new().prefix(name).tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
+fn directory(name: &str) -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .prefix(name)
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .expect("a directory")
 }
 
 fn no_difference(options: &str, mode: Mode, seed: u64, histories: u64) {
-    let folder = folder("syscalls");
-    let Some(mut bench) = bench(folder.path(), options, &[0, 0, 0], mode) else { return };
+    let directory = directory("syscalls");
+    let Some(mut bench) = bench(directory.path(), options, &[0, 0, 0], mode) else { return };
     let zero_range = bench.reference_can_zero().expect("a probe");
     let kills = matches!(mode, Mode::Kill | Mode::Remount);
     let taste = Taste { workers: 3, programs: false, timed: true, kills, seeks: true, zero_range };
@@ -78,8 +81,8 @@ fn found() {
             Some("kill") => Mode::Kill,
             _ => Mode::Plain,
         };
-        let folder = folder("found");
-        let Some(mut bench) = bench(folder.path(), "", &users, mode) else { return };
+        let directory = directory("found");
+        let Some(mut bench) = bench(directory.path(), "", &users, mode) else { return };
         let steps = read_history(&text).expect("a history");
         if let Some(difference) = bench.run(&steps).expect("the bench") {
             panic!("{}: {difference}", file.display());

@@ -123,7 +123,7 @@ fn find_finds_what_find_finds() {
     assert!(fails(2, kvfs(&["find"]).arg(p.mnt().join(".kvfs/txn"))).contains("list of views"));
 }
 
-/// Bytes and names of every folder, by walking it.
+/// Bytes and names of every directory, by walking it.
 fn counted(at: &Path) -> BTreeMap<String, (u64, u64, u64)> {
     let format = "%y %i %s %p\n";
     let out = Command::new("find")
@@ -142,14 +142,14 @@ fn counted(at: &Path) -> BTreeMap<String, (u64, u64, u64)> {
             word().parse::<u64>().expect("a number"),
             word(),
         );
-        for folder in Path::new(path).ancestors().filter(|folder| folder.starts_with(at)) {
-            let folder = folder.display().to_string();
-            let of = all.entry(folder.clone()).or_default();
+        for directory in Path::new(path).ancestors().filter(|directory| directory.starts_with(at)) {
+            let directory = directory.display().to_string();
+            let of = all.entry(directory.clone()).or_default();
             match kind {
                 "d" => of.2 += 1,
                 _ => {
                     of.1 += 1;
-                    if seen.entry(folder).or_default().insert(ino) {
+                    if seen.entry(directory).or_default().insert(ino) {
                         of.0 += size;
                     }
                 }
@@ -165,7 +165,7 @@ fn du(at: &Path, depth: &str) -> Vec<(String, (u64, u64, u64), u64)> {
     let number = |row: &Value, name: &str| row[name].as_u64().expect("a number");
     let rows = value.as_array().expect("rows").iter();
     rows.map(|row| {
-        let sums = (number(row, "bytes"), number(row, "files"), number(row, "folders"));
+        let sums = (number(row, "bytes"), number(row, "files"), number(row, "directories"));
         (row["path"].as_str().expect("text").to_string(), sums, number(row, "stored"))
     })
     .collect()
@@ -180,9 +180,9 @@ fn du_counts_what_a_walk_counts() {
     fs::remove_file(at.join("sub-not/deep/deeper/new\nline")).expect("unlink");
     let wanted = counted(&at);
     let rows = du(&at, "9");
-    let folders: Vec<&String> = rows.iter().map(|(path, ..)| path).collect();
-    assert_eq!(folders.len(), 6, "{folders:?}");
-    // A link within counts once at the top, and in each of the two folders.
+    let directories: Vec<&String> = rows.iter().map(|(path, ..)| path).collect();
+    assert_eq!(directories.len(), 6, "{directories:?}");
+    // A link within counts once at the top, and in each of the two directories.
     for (path, sums, _) in &rows {
         let wanted = wanted[path];
         assert_eq!((sums.1, sums.2), (wanted.1, wanted.2), "{path}");
@@ -197,7 +197,7 @@ fn du_counts_what_a_walk_counts() {
     assert_eq!(du(&at, "1").len(), 3);
     assert_eq!(du(&at.join("small"), "0")[0].1, (5, 1, 0));
     let said = succeeds(kvfs(&["du"]).arg(&at));
-    assert!(said.contains("710 files") && said.contains("6 folders"), "{said}");
+    assert!(said.contains("710 files") && said.contains("6 directories"), "{said}");
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn what_is_written_but_not_committed_counts() {
 
 #[test]
 fn a_store_that_is_not_mounted() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let (store, tree) = (dir.path().join("s.kvfs"), dir.path().join("tree"));
     make(&tree);
     succeeds(kvfs(&["create"]).arg(&store));
@@ -268,6 +268,9 @@ fn a_store_that_is_not_mounted() {
         kvfs(&["--json", "du", "--store"]).arg(&store).arg("/a/tree"),
     ))
     .expect("JSON");
-    assert_eq!((value[0]["files"].as_u64(), value[0]["folders"].as_u64()), (Some(711), Some(6)));
+    assert_eq!(
+        (value[0]["files"].as_u64(), value[0]["directories"].as_u64()),
+        (Some(711), Some(6))
+    );
     fails(3, kvfs(&["du", "--store"]).arg(&store).arg("/none"));
 }

@@ -5,14 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const COLUMNS: usize = 100;
-const FOLDERS: [&str; 7] = ["crates", "bindings", "bench", "fuzz", "proof", "docs", "examples"];
+const DIRECTORIES: [&str; 7] = ["crates", "bindings", "bench", "fuzz", "proof", "docs", "examples"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
 }
 
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let name = entry.file_name();
         if path.is_dir() && name != "target" && name != "node_modules" {
@@ -50,7 +50,7 @@ fn too_wide(text: &str, rust: bool) -> Vec<usize> {
 #[test]
 fn comments_and_documents_keep_to_100_columns() {
     let mut all = Vec::new();
-    FOLDERS.iter().for_each(|f| files(&root().join(f), &mut all));
+    DIRECTORIES.iter().for_each(|f| files(&root().join(f), &mut all));
     all.extend(["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|f| root().join(f)));
     assert!(all.len() > 500, "{} files are not all that there are", all.len());
     let mut wide = Vec::new();

@@ -214,7 +214,7 @@ mod tests {
             eprintln!("SKIPPED: a thread cannot come back from SCHED_IDLE here");
             return;
         }
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let mut courtesy = courtesy(dir.path());
         let say =
             |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("write");

@@ -3,7 +3,7 @@
 //! Each request costs a round trip, so what this file decides is which requests there are at all:
 //!
 //! - OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, once each: from then on the kernel opens
-//!   and closes without a word, keeps pages and folder entries cached across opens, and creates
+//!   and closes without a word, keeps pages and directory entries cached across opens, and creates
 //!   with MKNOD.
 //! - Names, missing names and attributes are cached for as long as the policy says; if it says so,
 //!   writes gather in the page cache.
@@ -443,13 +443,13 @@ impl<H: Handler> Dispatcher<H> {
             (init::ASYNC_READ, "asynchronous reads"),
             (init::BIG_WRITES, "big writes"),
             (init::MAX_PAGES, "requests of more than 128 KiB"),
-            (init::PARALLEL_DIROPS, "parallel folder operations"),
+            (init::PARALLEL_DIROPS, "parallel directory operations"),
             (init::EXPORT_SUPPORT, "files that are opened by handle after it has forgotten them"),
             (init::NO_OPEN_SUPPORT, "opening without a request"),
-            (init::NO_OPENDIR_SUPPORT, "opening folders without a request"),
+            (init::NO_OPENDIR_SUPPORT, "opening directories without a request"),
             (init::HANDLE_KILLPRIV_V2, "set-user-ID bits dropped by the file system"),
-            (init::DO_READDIRPLUS, "folders with attributes"),
-            (init::READDIRPLUS_AUTO, "folders with attributes when it pays"),
+            (init::DO_READDIRPLUS, "directories with attributes"),
+            (init::READDIRPLUS_AUTO, "directories with attributes when it pays"),
             (init::CACHE_SYMLINKS, "cached symbolic links"),
             // With long-lived attributes the kernel must not drop pages because a time looks new:
             // it made that time itself.

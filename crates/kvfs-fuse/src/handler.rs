@@ -90,7 +90,8 @@ pub struct Listed<'a> {
 /// The answer to a request.
 pub type Reply<T> = Result<T, Errno>;
 
-/// A file system as FUSE sees it: inodes, names relative to a folder, no paths and no open files.
+/// A file system as FUSE sees it: inodes, names relative to a directory, no paths and no open
+/// files.
 ///
 /// Every call that returns an entry (`lookup`, `mknod`, `mkdir`, `symlink`, `link`, an entry of
 /// `readdir` with attributes) hands the kernel one reference to the inode, which `forget` gives

@@ -75,9 +75,9 @@ pub struct MountOptions {
     pub subtype: String,
     /// Others than the mounting user may use the mount. Needs `default_permissions`.
     pub allow_other: bool,
-    /// The kernel checks permissions. Without it the kernel asks for the attributes of folders less
-    /// often (after each change in one it has to, to check them), and nothing binds who uses the
-    /// mount: so only root may do without, and not with `allow_other`.
+    /// The kernel checks permissions. Without it the kernel asks for the attributes of directories
+    /// less often (after each change in one it has to, to check them), and nothing binds who uses
+    /// the mount: so only root may do without, and not with `allow_other`.
     pub default_permissions: bool,
     /// mount(8)'s `ro`.
     pub read_only: bool,
@@ -188,7 +188,7 @@ pub struct Mounted {
     watch: Option<AbortWatchdog>,
 }
 
-/// Mounts `handler` on the folder `mount_point`. When this returns, requests are being answered.
+/// Mounts `handler` on the directory `mount_point`. When this returns, requests are being answered.
 pub fn mount<H: Handler>(
     handler: Arc<H>,
     mount_point: &Path,
@@ -484,8 +484,8 @@ impl Unmounter {
     pub fn end(&self) -> Result<(), Error> {
         if let Err(e) = self.unmount(Unmount::Clean) {
             tracing::warn!("{e}; ending it under its users");
-            if let Ok(folder) = File::open(&self.entry.mount_point) {
-                let _ = rustix::fs::syncfs(&folder);
+            if let Ok(directory) = File::open(&self.entry.mount_point) {
+                let _ = rustix::fs::syncfs(&directory);
             }
             self.unmount(Unmount::Forced)?;
         }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub struct MountEntry {
     /// "major:minor", as in `/sys/class/bdi` and `st_dev`.
     pub device: String,
-    /// The folder of the file system that is mounted: `/`, unless it is a bind mount.
+    /// The directory of the file system that is mounted: `/`, unless it is a bind mount.
     pub root: PathBuf,
     /// Where it is mounted.
     pub mount_point: PathBuf,

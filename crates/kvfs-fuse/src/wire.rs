@@ -242,7 +242,7 @@ impl Answer {
     }
 
     /// A `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember that. In
-    /// a folder with attributes: this entry comes without.
+    /// a directory with attributes: this entry comes without.
     pub fn no_entry_out(&mut self, entry_ttl: u64) {
         self.u64(0).u64(0).u64(entry_ttl);
         self.0.resize(self.0.len() + ENTRY_OUT - 24, 0);
@@ -271,7 +271,7 @@ impl Answer {
 /// Bytes of a `fuse_entry_out`.
 const ENTRY_OUT: usize = 128;
 
-/// Bytes a folder's entry takes in an answer.
+/// Bytes a directory's entry takes in an answer.
 pub fn dirent_size(name: &[u8], attributes: bool) -> usize {
     (24 + name.len()).next_multiple_of(8) + if attributes { ENTRY_OUT } else { 0 }
 }

@@ -213,19 +213,19 @@ fn without_xattrs_a_new_file_costs_one_request_less() {
 }
 
 #[test]
-fn for_root_alone_the_kernel_does_not_ask_for_the_folder() {
+fn for_root_alone_the_kernel_does_not_ask_for_the_directory() {
     let Some(m) = Real::of_root_alone() else { return };
     create(&m.path("first"), 1, b"first");
     assert_eq!(least(&m, &OPERATIONS[0]), "LOOKUP 1, MKNOD 1, WRITE 1, GETXATTR 1");
     let counters = m.mounted.counters();
-    fs::create_dir(m.path("folder")).expect("mkdir");
-    // Each of these follows a change of the folder, after which a kernel that checks permissions
+    fs::create_dir(m.path("directory")).expect("mkdir");
+    // Each of these follows a change of the directory, after which a kernel that checks permissions
     // asks for its attributes.
     let seen = requests(&counters, || {
         for i in 0..100 {
-            create(&m.path(&format!("folder/{i}")), 0, b"");
-            fs::rename(m.path(&format!("folder/{i}")), m.path("folder/new")).expect("rename");
-            fs::remove_file(m.path("folder/new")).expect("unlink");
+            create(&m.path(&format!("directory/{i}")), 0, b"");
+            fs::rename(m.path(&format!("directory/{i}")), m.path("directory/new")).expect("rename");
+            fs::remove_file(m.path("directory/new")).expect("unlink");
         }
     });
     // A new name is looked up before it is made, and before a file is renamed to it.

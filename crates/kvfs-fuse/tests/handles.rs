@@ -69,17 +69,18 @@ fn a_handle_is_good_after_the_kernel_has_forgotten_the_file() {
         drop(m);
         // A new mount: the kernel knows nothing of it.
         let m = Real::with(db, FsOptions::default(), &policy(write_back)).expect("mounted before");
-        let [file, folder, above, root] =
+        let [file, directory, above, root] =
             handles.map(|handle| open(m.dir.path(), &handle).expect("a handle that is good"));
         let mut seen = [0; 6];
         file.read_exact_at(&mut seen, 0).expect("read");
         assert_eq!(&seen, b"hello\n");
         let ino = |path: &str| fs::metadata(m.path(path)).expect("stat").ino();
-        assert_eq!(folder.metadata().expect("stat").ino(), ino("a/b"));
+        assert_eq!(directory.metadata().expect("stat").ino(), ino("a/b"));
         assert_eq!(above.metadata().expect("stat").ino(), ino("a"));
         assert_eq!(root.metadata().expect("stat").ino(), ino("."));
         // The kernel has found the way up from it.
-        let way = fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd())).expect("a path");
+        let way =
+            fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd())).expect("a path");
         assert_eq!(way, m.path("a/b"));
         assert_eq!(
             open(m.dir.path(), &gone).expect_err("it is gone").raw_os_error(),

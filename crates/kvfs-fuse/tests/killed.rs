@@ -15,7 +15,7 @@ use kvfs_fuse::{MountOptions, NodeId, Unmount, mount, unmount};
 use memory::Memory;
 
 /// Where the daemon of the test mounts.
-const FOLDER: &str = "KVFS_TEST_FOLDER";
+const DIRECTORY: &str = "KVFS_TEST_DIRECTORY";
 /// Making this in it never ends.
 const NEVER: &str = "never";
 /// Set: the daemon itself makes that.
@@ -33,17 +33,17 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
 #[test]
 #[ignore = "the daemon that the tests run and kill"]
 fn serve() {
-    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
     let memory = Arc::new(Memory::default());
-    // The thread that makes the folder has the lock of the root until it is answered, which the
+    // The thread that makes the directory has the lock of the root until it is answered, which the
     // message below then waits for.
     let asked = memory.never_make(NEVER);
     let mounted =
-        mount(memory.clone(), Path::new(&folder), &MountOptions::default(), &way::policy(false))
+        mount(memory.clone(), Path::new(&directory), &MountOptions::default(), &way::policy(false))
             .expect("a mount");
     let cache = mounted.invalidator().expect("it is mounted");
     if std::env::var_os(ITSELF).is_some() {
-        let path = Path::new(&folder).join(NEVER);
+        let path = Path::new(&directory).join(NEVER);
         // As the daemon's own threads do that use the mount: without its descriptors.
         std::thread::spawn(move || {
             // SAFETY: the table of descriptors is this thread's alone from here on, and it has
@@ -60,13 +60,13 @@ fn serve() {
             std::fs::create_dir(path)
         });
         asked.recv().expect("it asks for it");
-        std::fs::write(Path::new(&folder).with_extension("asked"), b"").expect("word of it");
+        std::fs::write(Path::new(&directory).with_extension("asked"), b"").expect("word of it");
         loop {
             std::thread::park();
         }
     }
     asked.recv().expect("a program that asks for it");
-    std::fs::write(Path::new(&folder).with_extension("asked"), b"").expect("word of it");
+    std::fs::write(Path::new(&directory).with_extension("asked"), b"").expect("word of it");
     let _ = cache.expire_name(NodeId::ROOT, NEVER.as_bytes());
     unreachable!("it waits for a lock that its own answer would open");
 }
@@ -99,19 +99,19 @@ fn may_mount() -> bool {
     may
 }
 
-/// A daemon that has mounted on `folder`, which this makes.
-fn daemon<'a>(folder: &'a Path, vars: &[(&str, &str)]) -> CleanUp<'a> {
-    std::fs::create_dir(folder).expect("a folder");
-    let place = folder.canonicalize().expect("a path");
+/// A daemon that has mounted on `directory`, which this makes.
+fn daemon<'a>(directory: &'a Path, vars: &[(&str, &str)]) -> CleanUp<'a> {
+    std::fs::create_dir(directory).expect("a directory");
+    let place = directory.canonicalize().expect("a path");
     let process = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "serve", "--ignored", "--nocapture"])
-        .env(FOLDER, folder)
+        .env(DIRECTORY, directory)
         .envs(vars.iter().copied())
         .stdout(Stdio::null())
         .process_group(0)
         .spawn()
         .expect("a daemon");
-    let daemon = CleanUp(folder, process);
+    let daemon = CleanUp(directory, process);
     // Asking the mount itself could wait for what is never answered.
     wait_until("mounting", || {
         kvfs_fuse::mounts::mount_at(&place).is_ok_and(|mount| mount.is_some())
@@ -124,22 +124,22 @@ fn killed_amid_a_message_to_the_kernel() {
     if !may_mount() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let folder = dir.path().join("mount");
-    let mut daemon = daemon(&folder, &[]);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let directory = dir.path().join("mount");
+    let mut daemon = daemon(&directory, &[]);
     let mut program = Command::new("mkdir")
-        .arg(folder.join(NEVER))
+        .arg(directory.join(NEVER))
         .stderr(Stdio::null())
         .spawn()
         .expect("a program that uses the mount");
-    wait_until("asking", || folder.with_extension("asked").exists());
+    wait_until("asking", || directory.with_extension("asked").exists());
     wait_until("the message", || waits_in(daemon.1.id(), "fuse_reverse_inval_entry"));
 
     daemon.1.kill().expect("kill");
     wait_until("the end of the daemon", || daemon.1.try_wait().expect("wait").is_some());
     wait_until("the end of the program", || program.try_wait().expect("wait").is_some());
     assert!(!program.wait().expect("wait").success());
-    assert!(kvfs_fuse::mounts::is_dead(&folder), "the users of the mount are told so");
+    assert!(kvfs_fuse::mounts::is_dead(&directory), "the users of the mount are told so");
 }
 
 /// The shell that ends the connection of a daemon that cannot end.
@@ -161,10 +161,10 @@ fn killed_amid_a_call_on_its_own_mount() {
         return;
     }
     for watched in [true, false] {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        let folder = dir.path().join("mount");
-        let mut daemon = daemon(&folder, &[(ITSELF, "1")]);
-        wait_until("asking", || folder.with_extension("asked").exists());
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let directory = dir.path().join("mount");
+        let mut daemon = daemon(&directory, &[(ITSELF, "1")]);
+        wait_until("asking", || directory.with_extension("asked").exists());
         wait_until("the call", || waits_in(daemon.1.id(), "request_wait_answer"));
 
         if !watched {
@@ -173,6 +173,6 @@ fn killed_amid_a_call_on_its_own_mount() {
         }
         daemon.1.kill().expect("kill");
         wait_until("the end of the daemon", || daemon.1.try_wait().expect("wait").is_some());
-        wait_until("the end of the mount", || kvfs_fuse::mounts::is_dead(&folder));
+        wait_until("the end of the mount", || kvfs_fuse::mounts::is_dead(&directory));
     }
 }

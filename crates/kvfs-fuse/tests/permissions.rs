@@ -24,29 +24,30 @@ fn access(path: &Path) -> Vec<bool> {
     (0..8).map(|mask| unsafe { libc::access(path.as_ptr(), mask) } == 0).collect()
 }
 
-/// What root may do with a file and a folder of a mode, by all ways to find out.
+/// What root may do with a file and a directory of a mode, by all ways to find out.
 fn allowed(dir: &Path, mode: u32) -> Vec<(String, Vec<bool>)> {
-    let (file, folder) = (dir.join(format!("file {mode:o}")), dir.join(format!("folder {mode:o}")));
+    let (file, directory) =
+        (dir.join(format!("file {mode:o}")), dir.join(format!("directory {mode:o}")));
     fs::write(&file, "#!/bin/sh\nexit 0\n").expect("write");
-    fs::create_dir(&folder).expect("mkdir");
-    for path in [&file, &folder] {
+    fs::create_dir(&directory).expect("mkdir");
+    for path in [&file, &directory] {
         std::os::unix::fs::chown(path, Some(1234), Some(1234)).expect("chown");
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
     }
     let told = |what: &str, answers| (format!("{what} {mode:o}"), answers);
     vec![
         told("access to the file", access(&file)),
-        told("access to the folder", access(&folder)),
+        told("access to the directory", access(&directory)),
         told("open to read", vec![File::open(&file).is_ok()]),
         told("open to write", vec![File::options().append(true).open(&file).is_ok()]),
         told("run", vec![Command::new(&file).status().is_ok_and(|s| s.success())]),
         told(
             "change into",
-            vec![Command::new("true").current_dir(&folder).status().is_ok_and(|s| s.success())],
+            vec![Command::new("true").current_dir(&directory).status().is_ok_and(|s| s.success())],
         ),
-        told("make a file in", vec![File::create(folder.join("new")).is_ok()]),
-        told("list", vec![fs::read_dir(&folder).is_ok()]),
-        told("remove a file in", vec![fs::remove_file(folder.join("new")).is_ok()]),
+        told("make a file in", vec![File::create(directory.join("new")).is_ok()]),
+        told("list", vec![fs::read_dir(&directory).is_ok()]),
+        told("remove a file in", vec![fs::remove_file(directory.join("new")).is_ok()]),
     ]
 }
 
@@ -79,7 +80,7 @@ fn nobody_else_gets_in() {
 
 /// Tries to mount so, and says what came of it.
 fn refusal() -> Option<Error> {
-    let (dir, db) = (tempfile::tempdir().expect("a temporary folder"), Kvdb::in_memory());
+    let (dir, db) = (tempfile::tempdir().expect("a temporary directory"), Kvdb::in_memory());
     let fs = Fs::open(db.clone(), Arc::new(env::Machine::default()), FsOptions::default())
         .expect("a file system");
     let options = MountOptions { default_permissions: false, ..MountOptions::default() };

@@ -13,9 +13,9 @@ use kvfs_fuse::counters::Request;
 use kvfs_fuse::{Counters, MountOptions, Mounted, NodeId, Policy, mount};
 use memory::Memory;
 
-/// A mount in a folder of its own, gone when dropped.
+/// A mount in a directory of its own, gone when dropped.
 struct Mount {
-    // Fields drop in order: the mount goes before the folder it is on.
+    // Fields drop in order: the mount goes before the directory it is on.
     mounted: Mounted,
     dir: tempfile::TempDir,
 }
@@ -27,7 +27,7 @@ impl Mount {
             eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
             return None;
         }
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         match mount(Arc::new(Memory::default()), dir.path(), &MountOptions::default(), &policy) {
             Ok(mounted) => Some(Mount { mounted, dir }),
             Err(e) => {
@@ -81,7 +81,7 @@ fn create_with_4_kib(policy: Policy) -> Option<Vec<(&'static str, u64)>> {
 
 #[test]
 fn creating_a_file_with_4_kib_costs_five_requests_and_four_without_xattrs() {
-    // GETATTR is for the folder, whose times the last creation changed.
+    // GETATTR is for the directory, whose times the last creation changed.
     for write_back in [false, true] {
         let policy = way::policy(write_back);
         let Some(seen) = create_with_4_kib(policy.clone()) else { return };
@@ -210,7 +210,7 @@ fn a_busy_mount_refuses_to_go_and_a_dropped_one_goes() {
 
 #[test]
 fn sharing_without_permission_checks_is_refused() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let options =
         MountOptions { allow_other: true, default_permissions: false, ..Default::default() };
     let refused = mount(Arc::new(Memory::default()), dir.path(), &options, &Policy::default());

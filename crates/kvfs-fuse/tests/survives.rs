@@ -21,7 +21,7 @@ use real::{BOTH, Mapping, policy};
 
 /// Where the daemon of a test has its store, and where it mounts.
 const STORE: &str = "KVFS_TEST_STORE";
-const FOLDER: &str = "KVFS_TEST_FOLDER";
+const DIRECTORY: &str = "KVFS_TEST_DIRECTORY";
 const WRITE_BACK: &str = "KVFS_TEST_WRITE_BACK";
 const SAVES: &str = "KVFS_TEST_SAVES";
 
@@ -29,7 +29,8 @@ const SAVES: &str = "KVFS_TEST_SAVES";
 #[test]
 #[ignore = "the daemon that the other tests run and kill"]
 fn serve() {
-    let (Some(store), Some(folder)) = (std::env::var_os(STORE), std::env::var_os(FOLDER)) else {
+    let (Some(store), Some(directory)) = (std::env::var_os(STORE), std::env::var_os(DIRECTORY))
+    else {
         return;
     };
     let db = Kvdb::open_path(&store).expect("a store");
@@ -38,10 +39,11 @@ fn serve() {
     let views = Views::new(db, fs);
     let adapter = Arc::new(FuseAdapter::new(views.clone()));
     let policy = policy(std::env::var_os(WRITE_BACK).is_some());
-    let mut mounted = mount(adapter.clone(), Path::new(&folder), &MountOptions::default(), &policy)
-        .expect("a mount");
+    let mut mounted =
+        mount(adapter.clone(), Path::new(&directory), &MountOptions::default(), &policy)
+            .expect("a mount");
     let _herald = KernelNotifier::start(&views, &adapter, &mounted).expect("a notifier");
-    say_ready(Path::new(&folder));
+    say_ready(Path::new(&directory));
     if std::env::var_os(SAVES).is_some() {
         // As programs do by the socket (SAVE), and with every transaction that begins.
         let fs = views.mainline().clone();
@@ -51,14 +53,14 @@ fn serve() {
 }
 
 /// Says that the daemon of a mount has begun with everything.
-fn say_ready(folder: &Path) {
-    fs::write(folder.with_extension("ready"), b"").expect("word of it");
+fn say_ready(directory: &Path) {
+    fs::write(directory.with_extension("ready"), b"").expect("word of it");
 }
 
 /// A daemon in another process, killed when dropped.
 struct Daemon {
     process: Child,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Daemon {
@@ -67,19 +69,19 @@ impl Daemon {
     }
 
     fn start_with(dir: &Path, switches: &[&str]) -> Daemon {
-        let folder = dir.join("mount");
-        fs::create_dir_all(&folder).expect("a folder");
+        let directory = dir.join("mount");
+        fs::create_dir_all(&directory).expect("a directory");
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "serve", "--ignored", "--nocapture"]);
         command
             .env(STORE, dir.join("store"))
-            .env(FOLDER, &folder)
+            .env(DIRECTORY, &directory)
             .stdout(Stdio::null())
             .process_group(0);
         command.envs(switches.iter().map(|name| (name, "1")));
-        let daemon = Daemon { process: command.spawn().expect("a daemon"), folder };
+        let daemon = Daemon { process: command.spawn().expect("a daemon"), directory };
         let begun = Instant::now();
-        while !daemon.folder.with_extension("ready").exists() {
+        while !daemon.directory.with_extension("ready").exists() {
             assert!(begun.elapsed() < Duration::from_secs(30), "mounting takes too long");
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -87,7 +89,7 @@ impl Daemon {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.directory.join(name)
     }
 }
 
@@ -95,7 +97,7 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        let _ = unmount(&self.folder, Unmount::Forced);
+        let _ = unmount(&self.directory, Unmount::Forced);
     }
 }
 
@@ -141,7 +143,7 @@ fn a_rename_leaves_the_old_or_the_new_content_whole() {
         for mapped in [false, true] {
             let (mut old, mut new) = (0, 0);
             for round in 0..8 {
-                let dir = tempfile::tempdir().expect("a temporary folder");
+                let dir = tempfile::tempdir().expect("a temporary directory");
                 let daemon = Daemon::start(dir.path(), write_back);
                 let config = daemon.path("config");
                 File::create(&config)
@@ -179,13 +181,13 @@ fn a_file_gets_its_first_name_with_its_content() {
     for write_back in BOTH {
         for mapped in [false, true] {
             for round in 0..5 {
-                let dir = tempfile::tempdir().expect("a temporary folder");
+                let dir = tempfile::tempdir().expect("a temporary directory");
                 let daemon = Daemon::start(dir.path(), write_back);
                 let file = File::options()
                     .read(true)
                     .write(true)
                     .custom_flags(libc::O_TMPFILE)
-                    .open(&daemon.folder);
+                    .open(&daemon.directory);
                 let mut file = file.expect("a file without a name");
                 let mut mapping = None;
                 if mapped {
@@ -230,7 +232,7 @@ fn a_write_request_is_whole_or_not_there() {
         return;
     }
     for round in 0..8_u64 {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let daemon = Daemon::start(dir.path(), false);
         let open = |name| {
             File::options()
@@ -312,7 +314,7 @@ fn a_long_write_that_is_cut_has_its_first_requests_and_not_the_rest() {
     for (offset, direct) in [(0, false), (1234, false), (4096, true)] {
         let mut cut = 0;
         for round in 0..40 {
-            let dir = tempfile::tempdir().expect("a temporary folder");
+            let dir = tempfile::tempdir().expect("a temporary directory");
             // All that has been accepted goes to disk again and again, at any moment.
             let daemon = Daemon::start_with(dir.path(), &[SAVES]);
             let path = daemon.path("f");

@@ -19,7 +19,7 @@ use kvfs_fuse::counters::Request;
 use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Mounted, mount};
 
 struct Mount {
-    // Fields drop in order: the mount goes before the folder it is on.
+    // Fields drop in order: the mount goes before the directory it is on.
     mounted: Mounted,
     notifier: Arc<KernelNotifier>,
     views: Views,
@@ -57,7 +57,7 @@ impl Mount {
         let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default())
             .expect("a file system");
         let views = Views::new(db, fs);
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let adapter = Arc::new(FuseAdapter::new(views.clone()));
         let policy = way::policy(write_back);
         let mounted = mount(adapter.clone(), dir.path(), &MountOptions::default(), &policy)
@@ -81,7 +81,7 @@ impl Mount {
     }
 }
 
-/// Runs a shell script in a folder; what it prints.
+/// Runs a shell script in a directory; what it prints.
 #[track_caller]
 fn sh(dir: &Path, script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).current_dir(dir).output().expect("sh");
@@ -205,7 +205,7 @@ fn what_is_open_already_shows_a_commit_at_once(write_back: bool) {
     assert_eq!(read(&mut shrinks), b"nnnnnnn+");
 }
 
-/// A shell that works in a folder, told line by line what to do.
+/// A shell that works in a directory, told line by line what to do.
 struct Shell {
     child: Child,
 }
@@ -242,7 +242,7 @@ impl Drop for Shell {
     }
 }
 
-fn a_program_that_works_in_a_folder_goes_on_there(write_back: bool) {
+fn a_program_that_works_in_a_directory_goes_on_there(write_back: bool) {
     let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "mkdir -p work/sub; echo one > work/sub/f");
     let mut shell = Shell::new(&m.path("work/sub"));
@@ -485,7 +485,7 @@ in_both_modes!(
     a_script_works_in_a_transaction_and_the_mainline_stays_until_it_commits,
     an_abort_leaves_the_mainline_as_it_is,
     what_is_open_already_shows_a_commit_at_once,
-    a_program_that_works_in_a_folder_goes_on_there,
+    a_program_that_works_in_a_directory_goes_on_there,
     the_hidden_directory_is_found_but_not_listed,
     views_share_no_inode_numbers_and_nothing_moves_between_them,
     what_is_open_in_a_view_is_stale_when_it_ends,

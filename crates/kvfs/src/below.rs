@@ -140,7 +140,7 @@ impl Tree {
                 }
                 if names.len() == MOST_NAMES {
                     let many = format!(
-                        "more than {MOST_NAMES} names lie below it: take the folders in it one by one"
+                        "more than {MOST_NAMES} names lie below it: take the directories in it one by one"
                     );
                     return Err(kvdb::Error::Limit(many).into());
                 }

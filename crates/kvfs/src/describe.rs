@@ -47,7 +47,7 @@ pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> O
         }
         "nmap" if one => format!("names in {}", path()),
         "nmap" => {
-            format!("names in folders from inode {first} to inode {last}, of {} first", path())
+            format!("names in directories from inode {first} to inode {last}, of {} first", path())
         }
         _ => return None,
     })

@@ -127,7 +127,7 @@ impl Views {
         fs.writable()?;
         let names: Vec<&[u8]> =
             path.split(|&b| b == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
-        let (name, folders) = names.split_last().ok_or(Error::Invalid("the root stays"))?;
+        let (name, directories) = names.split_last().ok_or(Error::Invalid("the root stays"))?;
         if names.contains(&&b".."[..]) {
             return Err(Error::Invalid("a path with `..`"));
         }
@@ -137,8 +137,8 @@ impl Views {
             ));
         }
         let mut parent = ROOT;
-        for folder in folders {
-            parent = match fs.peek(parent, folder)?.ok_or(Error::NotFound)? {
+        for directory in directories {
+            parent = match fs.peek(parent, directory)?.ok_or(Error::NotFound)? {
                 (ino, FileKind::Dir) => ino,
                 _ => return Err(Error::NotDirectory),
             };

@@ -1,6 +1,6 @@
-//! Everything below a directory, by path, from one state of the store: folder after folder in the
-//! order of the names. What it reads is the names and the nodes, in pieces, so a tree of any size
-//! takes little memory; nothing is loaded as for a call, and nothing is locked.
+//! Everything below a directory, by path, from one state of the store: directory after directory in
+//! the order of the names. What it reads is the names and the nodes, in pieces, so a tree of any
+//! size takes little memory; nothing is loaded as for a call, and nothing is locked.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -31,14 +31,14 @@ pub struct Walk {
     layout: Layout,
     /// Until it was given.
     top: Option<Attr>,
-    folders: Vec<Folder>,
+    directories: Vec<Directory>,
     /// Of what was given last.
     path: Vec<u8>,
     /// In a damaged store a directory may lie in itself.
     seen: HashSet<Ino>,
 }
 
-struct Folder {
+struct Directory {
     ino: Ino,
     names: Cursor,
     /// Where its own path ends.
@@ -59,7 +59,7 @@ impl Fs {
             view,
             layout,
             top: Some(top),
-            folders: Vec::new(),
+            directories: Vec::new(),
             path: Vec::new(),
             seen: HashSet::new(),
         })
@@ -88,16 +88,16 @@ impl Walk {
             return Ok(Some(Walked { path: b"", attr: top }));
         }
         loop {
-            let Some(folder) = self.folders.last_mut() else { return Ok(None) };
-            if folder.waiting.is_empty()
-                && let Err(e) = folder.fill(&self.view, self.layout)
+            let Some(directory) = self.directories.last_mut() else { return Ok(None) };
+            if directory.waiting.is_empty()
+                && let Err(e) = directory.fill(&self.view, self.layout)
             {
-                self.folders.pop();
+                self.directories.pop();
                 return Err(e);
             }
-            self.path.truncate(folder.path);
-            let Some((name, attr)) = folder.waiting.pop_front() else {
-                self.folders.pop();
+            self.path.truncate(directory.path);
+            let Some((name, attr)) = directory.waiting.pop_front() else {
+                self.directories.pop();
                 continue;
             };
             if !self.path.is_empty() {
@@ -121,7 +121,7 @@ impl Walk {
         }
         let (start, end) = (layout::name_key(attr.ino, b""), layout::names_end(attr.ino));
         let names = self.view.cursor(self.layout.nmap, &start, &end)?;
-        self.folders.push(Folder {
+        self.directories.push(Directory {
             ino: attr.ino,
             names,
             path: self.path.len(),
@@ -131,7 +131,7 @@ impl Walk {
     }
 }
 
-impl Folder {
+impl Directory {
     /// Reads some names more, and what they name.
     fn fill(&mut self, view: &View, layout: Layout) -> Result<()> {
         let (mut names, mut keys) = (Vec::new(), Vec::new());

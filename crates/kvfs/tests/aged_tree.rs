@@ -1,4 +1,4 @@
-//! Where the files of a tree lie that was not made folder by folder.
+//! Where the files of a tree lie that was not made directory by directory.
 //!
 //! `KVFS_MEASURE=1 cargo test -p kvfs --test aged_tree -- --nocapture` prints what reading takes.
 
@@ -11,7 +11,7 @@ use kvdb::{CreateOptions, DefragOptions, Kvdb, OpenOptions};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT};
 use zones::{Device, MemoryDevice, Purpose};
 
-const FOLDERS: usize = 50;
+const DIRECTORIES: usize = 50;
 const FILES: usize = 5_000;
 const SIZE: usize = 4096;
 const ZONE_SIZE: u64 = 512 << 10;
@@ -102,8 +102,8 @@ const TREE: &str = "tree";
 /// Its copy by reference.
 const COPY: &str = "copy";
 
-fn folder(top: &str, at: usize) -> Vec<u8> {
-    format!("{top}/folder{at:02}").into_bytes()
+fn directory(top: &str, at: usize) -> Vec<u8> {
+    format!("{top}/directory{at:02}").into_bytes()
 }
 
 fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
@@ -122,7 +122,7 @@ fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
     ino
 }
 
-/// Files in turn in each of the folders, and synced now and then.
+/// Files in turn in each of the directories, and synced now and then.
 fn round_robin(zone_size: u64) -> Arc<Disk> {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
@@ -130,9 +130,10 @@ fn round_robin(zone_size: u64) -> Arc<Disk> {
     let fs = files(&disk, &db, zone_size);
     let mkdir = |parent, name: &[u8]| fs.mkdir(parent, name, 0o755, Caller::default()).unwrap().ino;
     let tree = mkdir(ROOT, TREE.as_bytes());
-    let folders: Vec<Ino> = (0..FOLDERS).map(|at| mkdir(tree, &folder("", at)[1..])).collect();
+    let directories: Vec<Ino> =
+        (0..DIRECTORIES).map(|at| mkdir(tree, &directory("", at)[1..])).collect();
     for file in 0..FILES {
-        write(&fs, folders[file % FOLDERS], &format!("file{file:05}"), SIZE);
+        write(&fs, directories[file % DIRECTORIES], &format!("file{file:05}"), SIZE);
         if file % 500 == 499 {
             fs.sync_all().unwrap();
         }
@@ -156,8 +157,8 @@ fn defragment(disk: &Arc<Disk>) {
 fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
     let mut read = 0;
-    for at in 0..FOLDERS {
-        let dir = fs.resolve(&folder(top, at)).unwrap().ino;
+    for at in 0..DIRECTORIES {
+        let dir = fs.resolve(&directory(top, at)).unwrap().ino;
         for (_, ino) in list(&fs, dir) {
             assert_eq!(fs.read(ino, 0, SIZE as u32).unwrap().len(), SIZE);
             read += 1;
@@ -171,19 +172,19 @@ fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
 fn list_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
     let mut listed = 0;
-    for at in 0..FOLDERS {
-        listed += list(&fs, fs.resolve(&folder(top, at)).unwrap().ino).len();
+    for at in 0..DIRECTORIES {
+        listed += list(&fs, fs.resolve(&directory(top, at)).unwrap().ino).len();
     }
     assert_eq!(listed, FILES);
     disk.counted()
 }
 
-/// As `ls -l` does, of one folder.
+/// As `ls -l` does, of one directory.
 fn list_one(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
     let (_db, fs) = cold(disk, zone_size);
-    let dir = fs.resolve(&folder(top, 20)).unwrap().ino;
+    let dir = fs.resolve(&directory(top, 20)).unwrap().ino;
     disk.begin();
-    assert_eq!(list(&fs, dir).len(), FILES / FOLDERS);
+    assert_eq!(list(&fs, dir).len(), FILES / DIRECTORIES);
     disk.counted()
 }
 
@@ -211,7 +212,7 @@ fn show(what: &str, counted: Counted) -> Counted {
 }
 
 #[test]
-fn the_files_of_a_folder_are_read_together_though_those_of_all_folders_were_made_in_turn() {
+fn the_files_of_a_directory_are_read_together_though_those_of_all_directories_were_made_in_turn() {
     let disk = round_robin(ZONE_SIZE);
     let read = show("zones: read all", read_all(&disk, ZONE_SIZE, TREE));
     assert!(read.seeks * 4 <= FILES as u64, "{read:?}: what each sync wrote lies in order");
@@ -258,8 +259,8 @@ fn a_copy_by_reference_has_its_names_and_nodes_in_order_and_its_pages_after_a_de
     show("its original: read all, defragmented", read_all(&disk, 0, TREE));
 }
 
-/// The tree as `kvfs import` makes it: folder by folder, many files at once; of a tar stream in the
-/// order of the host's folders, which is none.
+/// The tree as `kvfs import` makes it: directory by directory, many files at once; of a tar stream
+/// in the order of the host's directories, which is none.
 fn import() -> Arc<Disk> {
     let disk = Arc::new(Disk::default());
     let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
@@ -267,10 +268,10 @@ fn import() -> Arc<Disk> {
     let fs = files(&disk, &db, ZONE_SIZE);
     let mkdir = |parent, name: &[u8]| fs.mkdir(parent, name, 0o755, Caller::default()).unwrap().ino;
     let tree = mkdir(ROOT, TREE.as_bytes());
-    let each = FILES / FOLDERS;
+    let each = FILES / DIRECTORIES;
     let mut waiting = Vec::new();
-    for at in 0..FOLDERS {
-        let parent = mkdir(tree, &folder("", at)[1..]);
+    for at in 0..DIRECTORIES {
+        let parent = mkdir(tree, &directory("", at)[1..]);
         for file in 0..each {
             // 37 and 100 have no factor in common: each once.
             let file = file * 37 % each;

@@ -91,23 +91,26 @@ fn options() -> OpenOptions {
 struct Tree {
     host: Arc<Host>,
     profile: Profile,
-    folders: Vec<(String, usize)>,
+    directories: Vec<(String, usize)>,
 }
 
 impl Tree {
-    /// Folders with so many files each of so many bytes, made in turn and synced now and then.
-    fn make(profile: Profile, folders: &[usize], size: usize) -> Tree {
+    /// Directories with so many files each of so many bytes, made in turn and synced now and then.
+    fn make(profile: Profile, directories: &[usize], size: usize) -> Tree {
         let host = Arc::new(Host::default());
         let create = CreateOptions { profile, open: options(), ..CreateOptions::default() };
         let db = Kvdb::create(host.clone(), host.env(), create).unwrap();
         let fs = Fs::open(db.clone(), host.env(), FsOptions::default()).unwrap();
-        let names: Vec<(String, usize)> =
-            folders.iter().enumerate().map(|(at, files)| (format!("d{at:02}"), *files)).collect();
+        let names: Vec<(String, usize)> = directories
+            .iter()
+            .enumerate()
+            .map(|(at, files)| (format!("d{at:02}"), *files))
+            .collect();
         let dirs: Vec<Ino> = names
             .iter()
             .map(|(name, _)| fs.mkdir(ROOT, name.as_bytes(), 0o755, Caller::default()).unwrap().ino)
             .collect();
-        let most = *folders.iter().max().unwrap();
+        let most = *directories.iter().max().unwrap();
         let mut made = 0;
         for turn in 0..most {
             for (dir, (_, files)) in dirs.iter().zip(&names) {
@@ -132,7 +135,7 @@ impl Tree {
         fs.shutdown().unwrap();
         drop(fs);
         db.close().unwrap();
-        Tree { host, profile, folders: names }
+        Tree { host, profile, directories: names }
     }
 
     /// What `work` asks of the device, in a store just opened.
@@ -155,9 +158,9 @@ impl Tree {
         cost
     }
 
-    /// Each folder in turn.
+    /// Each directory in turn.
     fn each(&self, fs: &Fs, mut visit: impl FnMut(Ino, usize)) {
-        for (name, files) in &self.folders {
+        for (name, files) in &self.directories {
             visit(fs.resolve(name.as_bytes()).unwrap().ino, *files);
         }
     }
@@ -200,7 +203,7 @@ fn list(fs: &Fs, dir: Ino, plus: bool) -> Vec<Ino> {
 const PROFILES: [Profile; 2] = [Profile::SolidState, Profile::HardDisk];
 
 #[test]
-fn a_large_folder_is_listed_in_few_reads() {
+fn a_large_directory_is_listed_in_few_reads() {
     for profile in PROFILES {
         let tree = Tree::make(profile, &[20_000, 2_000, 2_000, 2_000, 2_000], 0);
         let (reads, _) = tree.cold("ls -l of 20,000", |fs| {

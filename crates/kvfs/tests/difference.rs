@@ -15,7 +15,7 @@ fn make(fs: &Fs, parent: Ino, name: &str, data: &[u8]) -> Ino {
     ino
 }
 
-/// "path before>after" with sizes, `-` for nothing; folders end in a slash.
+/// "path before>after" with sizes, `-` for nothing; directories end in a slash.
 fn shown(views: &Views, id: kvfs::TransactionId) -> Vec<String> {
     let size = |a: &Option<kvfs::Attr>| {
         a.map_or(

@@ -24,7 +24,7 @@ fn closed(fs: &Fs, parent: Ino, name: &str, data: &[u8]) -> Ino {
     ino
 }
 
-fn folder(fs: &Fs, parent: Ino, name: &str) -> Ino {
+fn directory(fs: &Fs, parent: Ino, name: &str) -> Ino {
     let ino = fs.mkdir(parent, name.as_bytes(), 0o755, USER).unwrap().ino;
     fs.forget(ino, 1);
     ino
@@ -32,9 +32,9 @@ fn folder(fs: &Fs, parent: Ino, name: &str) -> Ino {
 
 /// A tree with one of everything, and a file next to it that has a name in it.
 fn make(fs: &Fs) -> Ino {
-    let top = folder(fs, ROOT, "top");
-    let sub = folder(fs, top, "sub");
-    folder(fs, sub, "empty");
+    let top = directory(fs, ROOT, "top");
+    let sub = directory(fs, top, "sub");
+    directory(fs, sub, "empty");
     closed(fs, top, "small", b"small");
     let large = closed(fs, sub, "large", &content(1, 100_000));
     fs.link(large, top, b"link").unwrap();
@@ -129,12 +129,12 @@ fn a_random_tree_as_one_by_one() {
         let worlds = [World::new(), World::new()];
         for world in &worlds {
             let (mut random, fs) = (Random::new(seed), &world.fs);
-            let mut dirs = vec![ROOT, folder(fs, ROOT, "top")];
+            let mut dirs = vec![ROOT, directory(fs, ROOT, "top")];
             let mut files = Vec::new();
             for n in 0..60 {
                 let dir = dirs[random.below(dirs.len() as u64) as usize];
                 match random.below(10) {
-                    0..=2 => dirs.push(folder(fs, dir, &format!("d{n}"))),
+                    0..=2 => dirs.push(directory(fs, dir, &format!("d{n}"))),
                     3..=6 => {
                         let len = [0, 100, 600, 5000, 70_000][random.below(5) as usize];
                         files.push(closed(fs, dir, &format!("f{n}"), &content(n, len)));
@@ -189,7 +189,7 @@ fn what_is_open_keeps_its_content_until_it_is_closed() {
         for ino in [top, sub, small, large, symlink] {
             assert_eq!(fs.getattr(ino).unwrap().nlink, 0);
         }
-        // What is open is written to, and nothing is made in a folder that is gone.
+        // What is open is written to, and nothing is made in a directory that is gone.
         world.write(large, 50_000, b"changed");
         world.write(small, 0, &content(9, 5000));
         assert_eq!(world.read(large, 50_000, 7), b"changed");
@@ -276,7 +276,7 @@ fn in_a_transaction_it_is_part_of_that() {
             (id, View::Transaction(id), views.fs(&View::Transaction(id)).unwrap())
         };
         let (id, view, inside) = begin();
-        let own = folder(&inside, inside.resolve(b"top").unwrap().ino, "own");
+        let own = directory(&inside, inside.resolve(b"top").unwrap().ino, "own");
         closed(&inside, own, "new", &content(3, 9000));
         inside.link(inside.resolve(b"outside").unwrap().ino, own, b"third").unwrap();
         let stats = views.remove_tree(&view, b"top").unwrap();
@@ -291,7 +291,7 @@ fn in_a_transaction_it_is_part_of_that() {
         // A program has it open over the commit.
         let large = world.fs.lookup(world.stat("/top/sub").ino, b"large").unwrap().ino;
         let (id, view, inside) = begin();
-        folder(&inside, inside.resolve(b"top/sub").unwrap().ino, "own");
+        directory(&inside, inside.resolve(b"top/sub").unwrap().ino, "own");
         views.remove_tree(&view, b"top").unwrap();
         views.commit(id, Durability::Buffered).unwrap();
         assert_eq!(world.list(ROOT), [".", "..", "outside"]);
@@ -446,7 +446,7 @@ fn a_tree_goes_while_others_work_in_it() {
         .unwrap();
     let fs = Fs::open(db.clone(), machine, FsOptions::default()).unwrap();
     let views = Views::new(db.clone(), fs.clone());
-    folder(&fs, ROOT, "kept");
+    directory(&fs, ROOT, "kept");
     let rounds = 60;
     let done = std::sync::atomic::AtomicBool::new(false);
     let (mut removed, worked) = (0, std::sync::atomic::AtomicU64::new(0));
@@ -513,8 +513,8 @@ fn a_tree_goes_while_others_work_in_it() {
             });
         }
         for round in 0..rounds {
-            let top = folder(&fs, ROOT, "top");
-            folder(&fs, top, "sub");
+            let top = directory(&fs, ROOT, "top");
+            directory(&fs, top, "sub");
             // Until there is something in it; the workers never stop before this does.
             let goal = worked.load(std::sync::atomic::Ordering::Relaxed) + 3;
             while worked.load(std::sync::atomic::Ordering::Relaxed) < goal {
@@ -539,7 +539,7 @@ fn a_tree_goes_while_others_work_in_it() {
 fn a_tree_of_many_links_that_lead_out() {
     let world = World::new();
     let fs = &world.fs;
-    let (kept, top) = (folder(fs, ROOT, "kept"), folder(fs, ROOT, "top"));
+    let (kept, top) = (directory(fs, ROOT, "kept"), directory(fs, ROOT, "top"));
     for n in 0..12_000u32 {
         let ino = closed(fs, kept, &format!("f{n}"), &content(n as u8, 200));
         fs.link(ino, top, format!("f{n}").as_bytes()).unwrap();
@@ -564,7 +564,7 @@ fn after_a_power_cut_it_is_there_whole_or_not_at_all() {
     let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
     let mut world = World { db, env: env.clone(), fs };
     make(&world.fs);
-    let many = folder(&world.fs, world.stat("/top").ino, "many");
+    let many = directory(&world.fs, world.stat("/top").ino, "many");
     for n in 0..300 {
         closed(&world.fs, many, &format!("f{n}"), &content(n as u8, 5000));
     }
@@ -618,7 +618,7 @@ fn a_full_store_is_emptied_by_it() {
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
     let fs = Fs::open(db.clone(), env, FsOptions { write_buffer: 4 << 20, ..Default::default() })
         .unwrap();
-    let top = folder(&fs, ROOT, "top");
+    let top = directory(&fs, ROOT, "top");
     let full = (0..100_000).find(|n| {
         let made = fs.mknod(top, format!("f{n}").as_bytes(), FileKind::File, 0o644, 0, USER);
         let written = made.and_then(|attr| {
@@ -642,12 +642,12 @@ fn a_full_store_is_emptied_by_it() {
     assert!(kvfs::verify(&db).unwrap().is_clean());
 }
 
-/// A tree of so many folders with so many files each, made in turn; what removing it writes,
+/// A tree of so many directories with so many files each, made in turn; what removing it writes,
 /// synced, bytes a file.
-fn cost(zone_size: u64, folders: usize, files: usize) -> f64 {
+fn cost(zone_size: u64, directories: usize, files: usize) -> f64 {
     let world = World::with(FsOptions { zone_size, ..FsOptions::default() });
     let top = world.dir(ROOT, "top");
-    let dirs: Vec<_> = (0..folders).map(|n| world.dir(top, &format!("d{n:04}"))).collect();
+    let dirs: Vec<_> = (0..directories).map(|n| world.dir(top, &format!("d{n:04}"))).collect();
     let outside = world.dir(ROOT, "outside");
     for n in 0..files {
         for dir in &dirs {
@@ -659,11 +659,13 @@ fn cost(zone_size: u64, folders: usize, files: usize) -> f64 {
     let written = || world.db.stats().io.total().write_bytes;
     let before = written();
     let stats = world.fs.remove_tree(ROOT, b"top").unwrap();
-    assert_eq!(stats.files, (folders * files) as u64);
+    assert_eq!(stats.files, (directories * files) as u64);
     world.fs.sync_all().unwrap();
     let each = (written() - before) as f64 / stats.files as f64;
     if std::env::var_os("KVFS_MEASURE").is_some() {
-        println!("zone size {zone_size}, {folders} folders of {files}: {each:.2} bytes a file");
+        println!(
+            "zone size {zone_size}, {directories} directories of {files}: {each:.2} bytes a file"
+        );
     }
     assert_eq!(world.list(outside).len(), files + 2);
     world.check();
@@ -675,7 +677,7 @@ fn the_files_of_a_zone_cost_a_few_range_deletes_together() {
     let zone_size = FsOptions::default().zone_size;
     assert!(cost(zone_size, 50, 400) < 32.0);
     assert!(cost(zone_size, 20, 1000) < 32.0);
-    // A folder whose files do not fill what it has reserved is a stretch of its own.
+    // A directory whose files do not fill what it has reserved is a stretch of its own.
     assert!(cost(zone_size, 1000, 7) < 100.0);
     assert!(cost(0, 50, 100) < 100.0, "what lies outside is between them");
 }

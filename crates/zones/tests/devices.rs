@@ -82,8 +82,8 @@ fn reads_many(device: &dyn Device, offset: u64, content: &[u8]) {
 
 #[test]
 fn many_threads_read_many_at_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let device = FileDevice::create(folder.path().join("store")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let device = FileDevice::create(directory.path().join("store")).unwrap();
     let noise: Vec<u8> = (0..100_000u32).map(|i| (i % 241) as u8).collect();
     device.grow(100_000).unwrap();
     device.write_at(P, 0, &noise).unwrap();
@@ -96,11 +96,11 @@ fn many_threads_read_many_at_once() {
 
 #[test]
 fn all_devices_behave() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let memory = || Arc::new(MemoryDevice::new());
     let devices: [Arc<dyn Device>; 5] = [
         memory(),
-        Arc::new(FileDevice::create(folder.path().join("store")).unwrap()),
+        Arc::new(FileDevice::create(directory.path().join("store")).unwrap()),
         Arc::new(CrashDevice::new()),
         Arc::new(FaultDevice::new(memory(), 1)),
         Arc::new(CountDevice::new(memory())),
@@ -114,8 +114,8 @@ fn all_devices_behave() {
 #[test]
 fn what_is_written_behind_is_seen_by_whatever_comes_next() {
     const LEN: usize = 3 << 20;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
     let noise = |seed: u32| {
         (0..LEN as u32)
             .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8)
@@ -192,8 +192,8 @@ fn memory_that_is_full_says_so_and_copies_are_apart() {
 
 #[test]
 fn a_file_is_locked_while_it_is_open() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
     assert!(matches!(FileDevice::open(&path, false), Err(Error::Io { .. })));
     let device = FileDevice::create(&path).unwrap();
     assert!(
@@ -211,13 +211,13 @@ fn a_file_is_locked_while_it_is_open() {
     assert!(a.write_at(P, 0, b"x").is_err(), "read-only");
     drop((a, b));
     assert!(FileDevice::open(&path, false).is_ok());
-    assert!(matches!(FileDevice::open(folder.path(), true), Err(Error::Invalid(_))));
+    assert!(matches!(FileDevice::open(directory.path(), true), Err(Error::Invalid(_))));
 }
 
 #[test]
 fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
     let allocated = || std::fs::metadata(&path).unwrap().blocks() * 512;
     let options = FormatOptions { capacity: None, reserve_zones: 1, ..Default::default() };
     let zones = Zones::format(Arc::new(FileDevice::create(&path).unwrap()), options).unwrap();

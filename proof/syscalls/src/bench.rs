@@ -104,38 +104,39 @@ impl Bench {
     pub fn run(&mut self, steps: &[Step]) -> Outcome<Option<Difference>> {
         self.rounds += 1;
         self.marks.iter().for_each(|marks| marks.clear());
-        let folder = format!("round{}", self.rounds);
+        let directory = format!("round{}", self.rounds);
         for side in [&self.subject, &self.reference] {
             // Left by a run that was cut off.
-            let _ = std::fs::remove_dir_all(side.join(&folder));
-            let home = side.join(&folder).join(HOME);
+            let _ = std::fs::remove_dir_all(side.join(&directory));
+            let home = side.join(&directory).join(HOME);
             std::fs::create_dir_all(&home)
                 .map_err(|e| format!("cannot make {}: {e}", home.display()))?;
             sys!(libc::chmod(path(&home.to_string_lossy()).as_ptr(), 0o777))
                 .map_err(|e| format!("chmod: {}", e.name()))?;
         }
-        let difference = self.run_in(&folder, steps)?;
+        let difference = self.run_in(&directory, steps)?;
         for side in [&self.subject, &self.reference] {
-            let removed = std::fs::remove_dir_all(side.join(&folder));
+            let removed = std::fs::remove_dir_all(side.join(&directory));
             if difference.is_none() {
-                removed
-                    .map_err(|e| format!("cannot remove {}: {e}", side.join(&folder).display()))?;
+                removed.map_err(|e| {
+                    format!("cannot remove {}: {e}", side.join(&directory).display())
+                })?;
             }
         }
         Ok(difference)
     }
 
-    fn run_in(&mut self, folder: &str, steps: &[Step]) -> Outcome<Option<Difference>> {
+    fn run_in(&mut self, directory: &str, steps: &[Step]) -> Outcome<Option<Difference>> {
         if let (Mode::Commit | Mode::Abort, Some(mounted)) = (self.mode, &self.mounted) {
             let half = steps.len() / 2;
-            match self.stretch(&self.subject, folder, steps, 0..half, |_, _| Ok(()))? {
+            match self.stretch(&self.subject, directory, steps, 0..half, |_, _| Ok(()))? {
                 Ended::Alike => {}
                 ended => return Ok(self.judged(ended)),
             }
-            let before = whole(&self.reference.join(folder), self.marks[1]);
+            let before = whole(&self.reference.join(directory), self.marks[1]);
             let id = mounted.begin(&self.isolation)?;
             let end = if self.mode == Mode::Commit { "commit" } else { "abort" };
-            match self.stretch(&mounted.view(&id), folder, steps, half..steps.len(), |_, _| {
+            match self.stretch(&mounted.view(&id), directory, steps, half..steps.len(), |_, _| {
                 mounted.end(end, &id)
             }) {
                 Ok(Ended::Alike) => {}
@@ -145,14 +146,14 @@ impl Bench {
                 }
             }
             let after = if self.mode == Mode::Commit {
-                whole(&self.reference.join(folder), self.marks[1])
+                whole(&self.reference.join(directory), self.marks[1])
             } else {
                 before
             };
             return Ok(trees(
                 steps.len(),
                 &format!("the trees behind the {end}"),
-                &whole(&self.subject.join(folder), self.marks[0]),
+                &whole(&self.subject.join(directory), self.marks[0]),
                 &after,
             ));
         }
@@ -173,7 +174,7 @@ impl Bench {
                     _ => Ok(()),
                 }
             };
-            match self.stretch(&self.subject, folder, steps, from..until, restart)? {
+            match self.stretch(&self.subject, directory, steps, from..until, restart)? {
                 Ended::Alike => {}
                 ended => return Ok(self.judged(ended)),
             }
@@ -181,7 +182,7 @@ impl Bench {
                 mounted.remount()?;
             }
             let (subject, reference) =
-                both(&self.subject.join(folder), &self.reference.join(folder), self.marks);
+                both(&self.subject.join(directory), &self.reference.join(directory), self.marks);
             if let Some(difference) = trees(until, "the trees at the end", &subject, &reference) {
                 return Ok(Some(difference));
             }
@@ -194,13 +195,13 @@ impl Bench {
     fn stretch(
         &self,
         root: &Path,
-        folder: &str,
+        directory: &str,
         steps: &[Step],
         part: std::ops::Range<usize>,
         last: impl FnOnce(&Side, &Side) -> Outcome<()>,
     ) -> Outcome<Ended> {
         let (base, steps) = (part.start, &steps[part]);
-        let home = |side: &Path| side.join(folder).join(HOME).to_string_lossy().into_owned();
+        let home = |side: &Path| side.join(directory).join(HOME).to_string_lossy().into_owned();
         let start = |side: &Path, marks| {
             Side::start(&home(side), &self.users, steps, marks)
                 .map_err(|e| format!("cannot start: {}", e.name()))
@@ -220,7 +221,8 @@ impl Bench {
             return Ok(Ended::CutOff);
         }
         // With everything still open and mapped, and again when all is closed.
-        let (here, there) = both(&root.join(folder), &self.reference.join(folder), self.marks);
+        let (here, there) =
+            both(&root.join(directory), &self.reference.join(directory), self.marks);
         if let Some(difference) =
             trees(base + steps.len(), "the trees with files open", &here, &there)
         {
@@ -302,8 +304,8 @@ fn results(
     })
 }
 
-fn whole(folder: &Path, marks: &Marks) -> Vec<String> {
-    tree::walk(libc::AT_FDCWD, &folder.to_string_lossy(), marks)
+fn whole(directory: &Path, marks: &Marks) -> Vec<String> {
+    tree::walk(libc::AT_FDCWD, &directory.to_string_lossy(), marks)
 }
 
 fn both(

@@ -13,7 +13,7 @@ struct Args {
     /// A directory of the file system under test. Without it a KVFS store is made and mounted
     /// (--kvfs).
     subject: Option<PathBuf>,
-    /// A directory of the file system that is trusted; without it one of --folder's.
+    /// A directory of the file system that is trusted; without it one of --directory's.
     #[arg(long)]
     reference: Option<PathBuf>,
     /// The `kvfs` program that makes and mounts a store for the test.
@@ -21,7 +21,7 @@ struct Args {
     kvfs: PathBuf,
     /// Where the store, its mount and the reference are made.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
-    folder: PathBuf,
+    directory: PathBuf,
     /// What surrounds the calls: plain, commit, abort (a transaction, with --kvfs), kill, remount
     /// (of the daemon).
     #[arg(long, default_value = "plain")]
@@ -64,7 +64,7 @@ struct Args {
     /// How many seconds shrinking a history may take.
     #[arg(long, default_value_t = 60)]
     shrink: u64,
-    /// Put shrunk histories into this folder as well.
+    /// Put shrunk histories into this directory as well.
     #[arg(long)]
     found: Option<PathBuf>,
 }
@@ -92,16 +92,16 @@ fn run(args: &Args) -> Outcome<usize> {
     let users: Vec<u32> = (0..u32::from(args.workers))
         .map(|n| if args.users && n % 2 == 1 { 999 + n.div_ceil(2) } else { 0 })
         .collect();
-    let folder = args.folder.join(format!("kvfs-syscalls-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)
-        .map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
-    let reference = args.reference.clone().unwrap_or_else(|| folder.join("reference"));
+    let directory = args.directory.join(format!("kvfs-syscalls-{}", std::process::id()));
+    std::fs::create_dir_all(&directory)
+        .map_err(|e| format!("cannot make {}: {e}", directory.display()))?;
+    let reference = args.reference.clone().unwrap_or_else(|| directory.join("reference"));
     let mounted = match &args.subject {
         Some(_) => None,
         None => {
             let kvfs =
                 args.kvfs.canonicalize().map_err(|e| format!("no {}: {e}", args.kvfs.display()))?;
-            Some(Mounted::new(&kvfs, &folder, &args.options)?)
+            Some(Mounted::new(&kvfs, &directory, &args.options)?)
         }
     };
     let subject = args
@@ -144,7 +144,7 @@ fn run(args: &Args) -> Outcome<usize> {
         println!("{}", mounted.finish()?);
     }
     if differences == 0 {
-        let _ = std::fs::remove_dir_all(&folder);
+        let _ = std::fs::remove_dir_all(&directory);
     }
     Ok(differences)
 }

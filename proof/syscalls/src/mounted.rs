@@ -20,8 +20,8 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// A new store in `folder`, mounted there with further `options` for `-o`.
-    pub fn new(kvfs: &Path, folder: &Path, options: &str) -> Outcome<Mounted> {
+    /// A new store in `directory`, mounted there with further `options` for `-o`.
+    pub fn new(kvfs: &Path, directory: &Path, options: &str) -> Outcome<Mounted> {
         let options = if options.is_empty() {
             "allow_other".to_owned()
         } else {
@@ -29,8 +29,8 @@ impl Mounted {
         };
         let mounted = Mounted {
             kvfs: kvfs.to_owned(),
-            store: folder.join("store.kvfs"),
-            root: folder.join("mnt"),
+            store: directory.join("store.kvfs"),
+            root: directory.join("mnt"),
             options,
         };
         std::fs::create_dir_all(&mounted.root)

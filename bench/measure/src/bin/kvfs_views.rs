@@ -97,10 +97,10 @@ fn fill(fs: &Fs, files: u64) -> Outcome {
 
 fn together(views: &Views, db: &Kvdb, clients: u64, seconds: Duration) -> Outcome {
     let keys = db.open_dictionary(KEYS)?.id();
-    let folder = |me: u64| format!("together{me}");
+    let directory = |me: u64| format!("together{me}");
     for me in 0..clients {
-        if views.mainline().lookup(ROOT, folder(me).as_bytes()).is_err() {
-            views.mainline().mkdir(ROOT, folder(me).as_bytes(), 0o755, CALLER)?;
+        if views.mainline().lookup(ROOT, directory(me).as_bytes()).is_err() {
+            views.mainline().mkdir(ROOT, directory(me).as_bytes(), 0o755, CALLER)?;
         }
     }
     views.mainline().sync_all()?;
@@ -112,7 +112,7 @@ fn together(views: &Views, db: &Kvdb, clients: u64, seconds: Duration) -> Outcom
             let name = format!("f{}", round % 100);
             let id = views.begin(TransactionOptions::default())?;
             let fs = views.fs(&View::Transaction(id))?;
-            let dir = fs.lookup(ROOT, folder(me).as_bytes())?.ino;
+            let dir = fs.lookup(ROOT, directory(me).as_bytes())?.ino;
             match fs.lookup(dir, name.as_bytes()) {
                 Ok(file) => {
                     fs.write(file.ino, 0, &data, Default::default())?;

@@ -27,9 +27,9 @@ def encoded(path: Path) -> bytes:
     return path
 
 
-def joined(folder: Path, name: str) -> str:
-    """The path of a name in a folder."""
-    return os.fsdecode(encoded(folder)).rstrip("/") + "/" + name
+def joined(directory: Path, name: str) -> str:
+    """The path of a name in a directory."""
+    return os.fsdecode(encoded(directory)).rstrip("/") + "/" + name
 
 
 @dataclass(frozen=True)
@@ -250,12 +250,12 @@ class FileSystem(ABC):
         waiting = [os.fsdecode(encoded(top))]
         while waiting:
             path = waiting.pop()
-            folders: list[str] = []
+            directories: list[str] = []
             others: list[str] = []
             for entry in self.scandir(path):
-                (folders if entry.is_dir() else others).append(entry.name)
-            yield path, folders, others
-            waiting.extend(joined(path, name) for name in reversed(folders))
+                (directories if entry.is_dir() else others).append(entry.name)
+            yield path, directories, others
+            waiting.extend(joined(path, name) for name in reversed(directories))
 
     def makedirs(self, path: Path, mode: int = 0o755, exist_ok: bool = False) -> None:
         """Makes a directory, and those on the way to it."""

@@ -13,21 +13,21 @@ from ._files import DirEntry, FileSystem, Path, encoded, joined
 
 
 class MountedFiles(FileSystem):
-    """The files below a folder of a mount.
+    """The files below a directory of a mount.
 
     ``command`` runs one of the commands of the socket that work on whole trees, with paths from the
-    root of the file system. Paths cannot lead out of the folder by ``..``; a symbolic link that
+    root of the file system. Paths cannot lead out of the directory by ``..``; a symbolic link that
     begins with a slash leads where it leads on this machine.
     """
 
-    def __init__(self, folder: str, command: Callable[..., Any]) -> None:
-        self._folder = os.fsencode(folder)
+    def __init__(self, directory: str, command: Callable[..., Any]) -> None:
+        self._directory = os.fsencode(directory)
         self._command = command
 
     def _at(self, path: Path) -> bytes:
         inside = _inside(path)
         slash = b"/" if encoded(path).endswith(b"/") and inside != b"/" else b""
-        return self._folder + inside + slash
+        return self._directory + inside + slash
 
     def _open_raw(
         self,

@@ -137,10 +137,10 @@ class Database:
             self._held.add(scope)
 
     def mounted(self) -> str:
-        """The folder that the store is mounted on."""
+        """The directory that the store is mounted on."""
         if self._mount is None:
             raise Unsupported(
-                "it is not known where the store is mounted: connect by the folder, not the socket"
+                "it is not known where the store is mounted: connect by the directory, not the socket"
             )
         return self._mount
 

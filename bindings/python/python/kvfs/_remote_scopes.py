@@ -289,12 +289,12 @@ class SnapshotScope(Held):
         raise make("read_only", "the store takes no more writes: it is a snapshot", 30)
 
     def files_of(self, owner: object) -> FileSystem:
-        folder = os.path.join(self._database.mounted(), ".kvfs", "snapshot", self._name)
+        directory = os.path.join(self._database.mounted(), ".kvfs", "snapshot", self._name)
 
         def command(*words: bytes) -> Any:
             raise OSError(30, "the file system is read-only")
 
-        return MountedFiles(folder, command)
+        return MountedFiles(directory, command)
 
 
 class TransactionScope(Held):
@@ -373,5 +373,5 @@ class TransactionScope(Held):
             connection.call(b"TXN", b"ROLLBACK", savepoint)
 
     def files_of(self, owner: object) -> FileSystem:
-        folder = os.path.join(self._database.mounted(), ".kvfs", "txn", str(self.number))
-        return MountedFiles(folder, self._tree_command((b"TXN", b"%d" % self.number)))
+        directory = os.path.join(self._database.mounted(), ".kvfs", "txn", str(self.number))
+        return MountedFiles(directory, self._tree_command((b"TXN", b"%d" % self.number)))

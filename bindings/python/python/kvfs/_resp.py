@@ -148,7 +148,7 @@ class Connection:
 
 
 def _records() -> bytes:
-    """The folder in which daemons leave a record of what they serve."""
+    """The directory in which daemons leave a record of what they serve."""
     if os.geteuid() == 0:
         return b"/run/kvfs"
     if runtime := os.environb.get(b"XDG_RUNTIME_DIR"):
@@ -157,7 +157,7 @@ def _records() -> bytes:
 
 
 def found(where: Any) -> tuple[bytes, str | None]:
-    """The path of the socket, and the folder that the store is mounted on where that is known."""
+    """The path of the socket, and the directory that the store is mounted on where that is known."""
     mount: str | None = None
     if where is None:
         where = os.environ.get("KVFS_SOCKET")

@@ -513,7 +513,7 @@ def open(
             raise Invalid(f"{what} is a number of bytes, not {number}")
     make = create and not read_only and not os.path.exists(path)
     if os.path.isdir(path):
-        what = "a store is a file; connect() takes the folder of a mount"
+        what = "a store is a file; connect() takes the directory of a mount"
         raise IsADirectoryError(21, what, path)
     try:
         database = _kvfs.Database.open(
@@ -535,7 +535,7 @@ def connect(
     durable: bool = False,
     timeout: float | None = None,
 ) -> Store:
-    """Connects to a store that is mounted: by the folder that it is mounted on, or one inside, by
+    """Connects to a store that is mounted: by the directory that it is mounted on, or one inside, by
     its socket, or by its file.
 
     ``None``: the store that ``kvfs run`` has started this program for (``$KVFS_SOCKET``).

@@ -56,8 +56,8 @@ pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 pub const IMPORT_USAGE: &str = "BEGIN path [TXN id] | ADD entries | END | DROP";
 
 /// `IMPORT BEGIN path [TXN id]`, then `IMPORT ADD entries` any number of times, then `IMPORT END`:
-/// files for the folder at a path, in the form that `kvfs import` sends. `IMPORT DROP`, an error,
-/// or the end of the connection gives up.
+/// files for the directory at a path, in the form that `kvfs import` sends. `IMPORT DROP`, an
+/// error, or the end of the connection gives up.
 pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let none = || {
         Failure::request(

@@ -199,7 +199,7 @@ fn conflict(s: &Session, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String 
                 let end = [&key[..], &[0]].concat();
                 describe
                     .and_then(|describe| describe(&d.name, key, &end))
-                    .unwrap_or_else(|| "a file or folder".to_string())
+                    .unwrap_or_else(|| "a file or directory".to_string())
             }
             found => {
                 let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());

@@ -41,8 +41,8 @@ impl Kvdb {
     /// already is an error.
     ///
     /// ```
-    /// # let folder = tempfile::tempdir()?;
-    /// # let (path, copy) = (folder.path().join("fruit.kvfs"), folder.path().join("monday.kvfs"));
+    /// # let directory = tempfile::tempdir()?;
+    /// # let (path, copy) = (directory.path().join("fruit.kvfs"), directory.path().join("monday.kvfs"));
     /// let db = kvdb::Kvdb::open_path(&path)?;
     /// let fruit = db.open_dictionary("fruit")?;
     /// fruit.insert("apple", "red")?;

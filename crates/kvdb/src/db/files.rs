@@ -22,8 +22,8 @@ impl Kvdb {
     /// everything on disk within a second.
     ///
     /// ```
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("fruit.kvfs");
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("fruit.kvfs");
     /// let db = kvdb::Kvdb::open_path(&path)?;
     /// db.open_dictionary("fruit")?.insert("apple", "red")?;
     /// drop(db);
@@ -38,8 +38,8 @@ impl Kvdb {
     /// Opens the store in a file, with options. With `read_only` the store must be there.
     ///
     /// ```
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("fruit.kvfs");
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("fruit.kvfs");
     /// use kvdb::{Kvdb, OpenOptions};
     /// let db = Kvdb::open_path_with(&path, OpenOptions { memory: 64 << 20, ..OpenOptions::default() })?;
     /// # drop(db);

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-fn sources(folder: &Path, out: &mut Vec<String>) {
-    for entry in std::fs::read_dir(folder).expect("the source is there") {
+fn sources(directory: &Path, out: &mut Vec<String>) {
+    for entry in std::fs::read_dir(directory).expect("the source is there") {
         let path = entry.expect("a file").path();
         if path.is_dir() {
             sources(&path, out);

@@ -1,9 +1,9 @@
 //! Taking a part of what a transaction has changed: what can be told apart, and how the rest is
 //! taken out of the transaction again.
 //!
-//! A folder that was made, removed, renamed or replaced goes with all that is in it, and what was
-//! renamed goes at both paths; everything else is decided path by path. What is left is made again
-//! what it is beneath the transaction: removed, and copied from there by reference.
+//! A directory that was made, removed, renamed or replaced goes with all that is in it, and what
+//! was renamed goes at both paths; everything else is decided path by path. What is left is made
+//! again what it is beneath the transaction: removed, and copied from there by reference.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -37,13 +37,13 @@ impl Choice {
     }
 }
 
-/// Whether something there takes what lies below it along: not a folder that stays one.
+/// Whether something there takes what lies below it along: not a directory that stays one.
 fn whole(file: &File) -> bool {
     file.kind_of(false) != Some('d') || file.kind_of(true) != Some('d')
 }
 
-fn is_below(path: &[u8], folder: &[u8]) -> bool {
-    folder.is_empty() || path.strip_prefix(folder).is_some_and(|rest| rest.starts_with(b"/"))
+fn is_below(path: &[u8], directory: &[u8]) -> bool {
+    directory.is_empty() || path.strip_prefix(directory).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
 impl Changes {
@@ -165,14 +165,14 @@ impl Changes {
         Ok(())
     }
 
-    /// Mode, owner and extended attributes of a folder that stays.
+    /// Mode, owner and extended attributes of a directory that stays.
     fn revert_attributes(&self, view: &Path, file: &File) -> Outcome {
         let doing = format!("cannot give {} its attributes back", text::show(&file.path));
         let cannot = |e: rustix::io::Errno| Failure::io(&doing, &e.into());
         let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(view, way, Mode::empty()).map_err(cannot)?;
         let path = if file.path.is_empty() { b"." } else { &file.path[..] };
-        let folder = beneath::open(&root, path, way, Mode::empty()).map_err(cannot)?;
+        let directory = beneath::open(&root, path, way, Mode::empty()).map_err(cannot)?;
         let before = |what: &[u8]| {
             let detail = file.details.iter().find(|d| d.what == what);
             detail.and_then(|d| String::from_utf8(d.before.clone()?).ok())
@@ -182,16 +182,16 @@ impl Changes {
             && let (Ok(user), Ok(group)) = (user.parse(), group.parse())
         {
             let (user, group) = (rustix::fs::Uid::from_raw(user), rustix::fs::Gid::from_raw(group));
-            rustix::fs::fchown(&folder, Some(user), Some(group)).map_err(cannot)?;
+            rustix::fs::fchown(&directory, Some(user), Some(group)).map_err(cannot)?;
         }
         if let Some(mode) = before(b"mode").and_then(|mode| u32::from_str_radix(&mode, 8).ok()) {
-            rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode)).map_err(cannot)?;
+            rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode)).map_err(cannot)?;
         }
         for detail in &file.details {
             let Some(name) = detail.what.strip_prefix(XATTR) else { continue };
             match &detail.before {
-                Some(value) => rustix::fs::fsetxattr(&folder, name, value, XattrFlags::empty()),
-                None => rustix::fs::fremovexattr(&folder, name),
+                Some(value) => rustix::fs::fsetxattr(&directory, name, value, XattrFlags::empty()),
+                None => rustix::fs::fremovexattr(&directory, name),
             }
             .map_err(cannot)?;
         }

@@ -86,7 +86,7 @@ impl File {
 
     /// Bytes before and after.
     pub(super) fn sizes(&self) -> (u64, u64) {
-        // Of a folder it is the number of its entries.
+        // Of a directory it is the number of its entries.
         if self.is_file() { (self.before.unwrap_or(0), self.after.unwrap_or(0)) } else { (0, 0) }
     }
 
@@ -118,7 +118,7 @@ impl File {
             .and_then(|d| if after { d.after.as_deref() } else { d.before.as_deref() });
         match named {
             Some(b"file") => Some('f'),
-            Some(b"folder") => Some('d'),
+            Some(b"directory") => Some('d'),
             Some(b"symlink") => Some('l'),
             Some(_) => Some('o'),
             None => self.kind.chars().next(),
@@ -162,11 +162,11 @@ impl File {
     }
 
     fn shown(&self) -> String {
-        // What became a folder was none before.
-        let folder = self.kind == "d" && (!self.stays() || self.detail("kind").is_none());
+        // What became a directory was none before.
+        let directory = self.kind == "d" && (!self.stays() || self.detail("kind").is_none());
         let one = |path: &[u8]| {
             let path = if path.is_empty() { ".".into() } else { text::show(path) };
-            if folder { path + "/" } else { path }
+            if directory { path + "/" } else { path }
         };
         match &self.from {
             Some(from) => format!("{} → {}", one(from), one(&self.path)),
@@ -203,7 +203,7 @@ impl File {
             // What is special about it is said; that a file has an owner and a mode is not.
             let kind = self
                 .both("kind")
-                .filter(|kind| !matches!(kind.as_str(), "file" | "folder" | "symlink"));
+                .filter(|kind| !matches!(kind.as_str(), "file" | "directory" | "symlink"));
             say("", kind);
             say("", self.both("device"));
             say("-> ", self.both("target"));
@@ -268,7 +268,7 @@ impl File {
             text::put(&mut object, "from", from);
         }
         let kind = match self.kind.as_str() {
-            "d" => "folder",
+            "d" => "directory",
             "f" => "file",
             "l" => "symlink",
             _ => "other",

@@ -1,6 +1,6 @@
 //! What differs as a patch in git's format: files and symbolic links with their content and whether
 //! they can be executed, made, removed and renamed. `git apply` takes it and makes the same of the
-//! same files. What git does not keep (owners, other modes, folders, extended attributes, keys)
+//! same files. What git does not keep (owners, other modes, directories, extended attributes, keys)
 //! stands in lines that begin with `#`, which it passes over.
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ const CONTEXT: usize = 3;
 /// From then on lines are compared coarsely.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The folders in which files are as they were and as they are.
+/// The directories in which files are as they were and as they are.
 pub type Roots = (PathBuf, PathBuf);
 
 /// One side of a file as git sees it.

@@ -1,5 +1,5 @@
-//! What was renamed: two entries of the list made one, and what moved with its folder left out of
-//! the lines, where nothing else about it has changed.
+//! What was renamed: two entries of the list made one, and what moved with its directory left out
+//! of the lines, where nothing else about it has changed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -46,11 +46,11 @@ fn pair(old: File, new: File) -> File {
     File { from: Some(old.path), before: old.before, details, ..new }
 }
 
-/// Which of the renames follow from that of a folder.
+/// Which of the renames follow from that of a directory.
 pub(super) struct Renames {
     /// Paths now of those that follow.
     implied: HashSet<Vec<u8>>,
-    /// How many lie below a folder that was renamed, by its path now.
+    /// How many lie below a directory that was renamed, by its path now.
     below: HashMap<Vec<u8>, usize>,
 }
 
@@ -63,19 +63,19 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
 
 impl Renames {
     pub fn of(files: &[File]) -> Renames {
-        let folders: HashMap<&[u8], &[u8]> = files
+        let directories: HashMap<&[u8], &[u8]> = files
             .iter()
             .filter(|file| file.kind == "d")
             .filter_map(|file| Some((file.path.as_slice(), file.from.as_deref()?)))
             .collect();
         let mut renames = Renames { implied: HashSet::new(), below: HashMap::new() };
-        // With its folder: under the same name, in what is the same folder.
-        let with_folder = |path: &[u8], from: &[u8]| {
-            let ((folder, name), (was_in, was)) = (split(path), split(from));
-            name == was && folders.get(folder).is_some_and(|from| *from == was_in)
+        // With its directory: under the same name, in what is the same directory.
+        let with_directory = |path: &[u8], from: &[u8]| {
+            let ((directory, name), (was_in, was)) = (split(path), split(from));
+            name == was && directories.get(directory).is_some_and(|from| *from == was_in)
         };
         for file in files.iter().filter(|file| file.moved_alone()) {
-            if file.from.as_ref().is_some_and(|from| with_folder(&file.path, from)) {
+            if file.from.as_ref().is_some_and(|from| with_directory(&file.path, from)) {
                 renames.implied.insert(file.path.clone());
             }
         }
@@ -93,7 +93,7 @@ impl Renames {
         self.implied.contains(&file.path)
     }
 
-    /// How many things moved with this folder.
+    /// How many things moved with this directory.
     pub fn below(&self, file: &File) -> usize {
         self.below.get(&file.path).copied().unwrap_or(0)
     }

@@ -20,7 +20,7 @@ pub fn of_files(fs: &kvfs::Fs) -> kvdb::Result<String> {
     let findings: Vec<Value> =
         report.findings.iter().map(|f| json!({"ino": f.ino, "what": f.what})).collect();
     Ok(json!({
-        "findings": findings, "folders": report.directories, "files": report.files,
+        "findings": findings, "directories": report.directories, "files": report.files,
         "others": report.others, "names": report.names, "pages": report.pages,
         "bytes": report.bytes, "orphans": report.orphans,
     })
@@ -79,7 +79,7 @@ pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<F
         ..kvdb::CheckReport::default()
     };
     let files = files.map(|f| kvfs::Report {
-        directories: count(&f["folders"]),
+        directories: count(&f["directories"]),
         files: count(&f["files"]),
         others: count(&f["others"]),
         names: count(&f["names"]),

@@ -27,7 +27,7 @@ pub fn run(path: &Path, yes: bool, found: Found, output: &Output) -> Outcome {
             Exit::Damaged,
             format!("{} cannot be opened, so it cannot be repaired", path.display()),
         )
-        .hint("bring out what is readable, and make a new store: kvfs salvage STORE FOLDER"));
+        .hint("bring out what is readable, and make a new store: kvfs salvage STORE DIRECTORY"));
     }
     if !yes && !ask(&found)? {
         return Err(Failure::new(Exit::Damaged, format!("{} was not changed", path.display())));

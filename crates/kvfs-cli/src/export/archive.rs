@@ -86,8 +86,8 @@ impl Target for Tar<'_> {
                 records.push(("GNU.sparse.minor".into(), b"0".to_vec()));
                 records.push(("GNU.sparse.name".into(), path.clone()));
                 records.push(("GNU.sparse.realsize".into(), attr.size.to_string().into_bytes()));
-                let (folder, name) = path.split_at(path.len() - item.name.len().min(path.len()));
-                path = [folder, b"GNUSparseFile.0/", name].concat();
+                let (directory, name) = path.split_at(path.len() - item.name.len().min(path.len()));
+                path = [directory, b"GNUSparseFile.0/", name].concat();
             }
         }
         {

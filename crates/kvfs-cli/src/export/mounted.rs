@@ -6,8 +6,8 @@ use kvdb_server::Reply;
 use super::*;
 use crate::walks;
 
-/// The folder to export, if the store is mounted: a folder on a mount, or in any of its views; or
-/// the mount point of a store's file.
+/// The directory to export, if the store is mounted: a directory on a mount, or in any of its
+/// views; or the mount point of a store's file.
 pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
     if store.is_dir() {
         return Ok(Some(store.to_path_buf()));

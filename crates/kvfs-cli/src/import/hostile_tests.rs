@@ -353,7 +353,7 @@ fn holes_of_any_size_cost_nothing() {
 }
 
 /// Of entries with one path the last one counts, however they come together: small and large, links
-/// to them, folders in between.
+/// to them, directories in between.
 #[test]
 fn the_last_entry_of_a_path_counts() {
     for seed in 1..200 {
@@ -386,13 +386,13 @@ fn the_last_entry_of_a_path_counts() {
                 continue;
             }
             if random.one_in(10) {
-                let mut folder = tar::Header::new_gnu();
-                folder.set_entry_type(tar::EntryType::Directory);
-                folder.set_path(random.pick(&["a", "b/", "new"])).expect("a path");
-                folder.set_mode(0o755);
-                folder.set_size(0);
-                folder.set_cksum();
-                put(&mut bytes, &folder, b"");
+                let mut directory = tar::Header::new_gnu();
+                directory.set_entry_type(tar::EntryType::Directory);
+                directory.set_path(random.pick(&["a", "b/", "new"])).expect("a path");
+                directory.set_mode(0o755);
+                directory.set_size(0);
+                directory.set_cksum();
+                put(&mut bytes, &directory, b"");
             }
             header.set_size(content.len() as u64);
             header.set_path(&path).expect("a path");

@@ -103,14 +103,14 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     session.mounted.txn(&["STATUS", &id.to_string()])?;
     let own = |e: std::io::Error| Failure::io("cannot find the kvfs program", &e);
     let root = session.mounted.mount_point.clone();
-    let folder = given.text("folder").unwrap_or("").trim_start_matches('/');
+    let directory = given.text("directory").unwrap_or("").trim_start_matches('/');
     let mut command = Command::new(std::env::current_exe().map_err(own)?);
     command
         .args(["txn", "exec"])
         .arg(&root)
         .arg(id.to_string())
         .args(["--", "sh", "-c", "cd -- \"$1\" && exec sh -c \"$2\"", "sh"])
-        .arg(root.join(folder))
+        .arg(root.join(directory))
         .arg(given.needed("command")?)
         .stdin(if given.text("input").is_some() { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())

@@ -14,7 +14,7 @@ use super::session::Session;
 use crate::output::{Exit, Failure, Outcome};
 use crate::{beneath, text};
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// The path in the store: without slashes at its ends.
 fn path<'a>(given: &Arguments<'a>) -> Outcome<&'a str> {
@@ -54,9 +54,9 @@ fn root(session: &Session, given: &Arguments<'_>) -> Outcome<PathBuf> {
     }
 }
 
-fn folder(session: &Session, given: &Arguments<'_>) -> Outcome<OwnedFd> {
+fn directory(session: &Session, given: &Arguments<'_>) -> Outcome<OwnedFd> {
     let root = root(session, given)?;
-    rustix::fs::open(&root, FOLDER, Mode::empty())
+    rustix::fs::open(&root, DIRECTORY, Mode::empty())
         .map_err(|e| Failure::io(format!("cannot open {}", root.display()), &e.into()))
 }
 
@@ -68,10 +68,14 @@ fn cannot(doing: &str, path: &str) -> impl Fn(Errno) -> Failure {
 pub fn read(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let path = path(given)?;
     let cannot = cannot("read", path);
-    let folder = folder(session, given)?;
-    let it =
-        beneath::open(&folder, path.as_bytes(), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())
-            .map_err(&cannot)?;
+    let directory = directory(session, given)?;
+    let it = beneath::open(
+        &directory,
+        path.as_bytes(),
+        OFlags::RDONLY | OFlags::NONBLOCK,
+        Mode::empty(),
+    )
+    .map_err(&cannot)?;
     let stat = rustix::fs::fstat(&it).map_err(&cannot)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Failure::new(Exit::Usage, format!("cannot read {path}: it is no file")));
@@ -109,7 +113,7 @@ pub fn write(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let path = path(given)?;
     let content = given.bytes("content")?;
     let cannot = cannot("write", path);
-    let mut at = folder(session, given)?;
+    let mut at = directory(session, given)?;
     let (parents, name) = path.rsplit_once('/').unwrap_or(("", path));
     if name.is_empty() {
         return Err(Failure::new(Exit::Usage, "the file must have a name"));
@@ -119,7 +123,7 @@ pub fn write(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(cannot(e)),
         }
-        at = beneath::open(&at, parent.as_bytes(), FOLDER, Mode::empty()).map_err(&cannot)?;
+        at = beneath::open(&at, parent.as_bytes(), DIRECTORY, Mode::empty()).map_err(&cannot)?;
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOCTTY;
     let it =
@@ -140,30 +144,31 @@ pub fn write(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 
 pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let top = path(given)?;
-    let root = folder(session, given)?;
+    let root = directory(session, given)?;
     let most = session.limits.output;
     let (mut out, mut todo) = (String::new(), vec![top.to_string()]);
     let mut left_out = 0u64;
     while let Some(at) = todo.pop() {
         let cannot = cannot("list", if at.is_empty() { "the root" } else { &at });
         let name = if at.is_empty() { "." } else { &at };
-        let folder = match beneath::open(&root, name.as_bytes(), FOLDER, Mode::empty()) {
-            Ok(folder) => folder,
+        let directory = match beneath::open(&root, name.as_bytes(), DIRECTORY, Mode::empty()) {
+            Ok(directory) => directory,
             // It has just been removed, or it may not be read.
             Err(_) if at != top => continue,
             Err(e) => return Err(cannot(e)),
         };
         let mut names = Vec::new();
-        for entry in Dir::read_from(&folder).map_err(&cannot)? {
+        for entry in Dir::read_from(&directory).map_err(&cannot)? {
             let name = entry.map_err(&cannot)?.file_name().to_bytes().to_vec();
             if name != b"." && name != b".." && !(at.is_empty() && name == b".kvfs") {
                 names.push(name);
             }
         }
         names.sort_unstable();
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         for name in names {
-            let Ok(stat) = rustix::fs::statat(&folder, &name[..], AtFlags::SYMLINK_NOFOLLOW) else {
+            let Ok(stat) = rustix::fs::statat(&directory, &name[..], AtFlags::SYMLINK_NOFOLLOW)
+            else {
                 continue;
             };
             let below = if at.is_empty() || at == top && !given.flag("recursive") {
@@ -175,9 +180,9 @@ pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
                 FileType::Directory => {
                     if let Ok(name) = std::str::from_utf8(&name) {
                         let slash = if at.is_empty() { "" } else { "/" };
-                        folders.push(format!("{at}{slash}{name}"));
+                        directories.push(format!("{at}{slash}{name}"));
                     }
-                    format!("folder            {below}/\n")
+                    format!("directory            {below}/\n")
                 }
                 FileType::RegularFile => format!("file  {:>10}  {below}\n", stat.st_size),
                 FileType::Symlink => format!("link              {below}\n"),
@@ -190,7 +195,7 @@ pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             }
         }
         if given.flag("recursive") && left_out == 0 {
-            todo.extend(folders.into_iter().rev());
+            todo.extend(directories.into_iter().rev());
         }
     }
     if left_out > 0 {

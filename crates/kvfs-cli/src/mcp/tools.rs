@@ -106,7 +106,7 @@ const TOOLS: &[Tool] = &[
         takes: &[
             TRANSACTION,
             needed("command", Kind::Text, "For sh -c."),
-            may("folder", Kind::Text, "Where it runs, from the root of the store."),
+            may("directory", Kind::Text, "Where it runs, from the root of the store."),
             may("input", Kind::Text, "Its standard input."),
             may("timeout_seconds", Kind::Number, "When it is ended; there is a limit in any case."),
             may("output_limit", Kind::Number, "Bytes of its output to give back, at most."),
@@ -196,7 +196,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "write_file",
-        about: "Write a whole file in a transaction; folders on the way are made.",
+        about: "Write a whole file in a transaction; directories on the way are made.",
         takes: &[
             TRANSACTION,
             PATH,
@@ -209,7 +209,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "list_files",
-        about: "List a folder, by name: kind, size and name of each entry.",
+        about: "List a directory, by name: kind, size and name of each entry.",
         takes: &[
             may("path", Kind::Text, "From the root of the store; without it, the root."),
             IN_TRANSACTION,

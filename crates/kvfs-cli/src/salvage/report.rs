@@ -15,7 +15,7 @@ const LISTED: usize = 100_000;
 
 pub struct Report {
     notes: Vec<String>,
-    folders: u64,
+    directories: u64,
     files: u64,
     others: u64,
     bytes: u64,
@@ -24,7 +24,7 @@ pub struct Report {
     keys_damaged: u64,
     list: Vec<Value>,
     lines: Vec<String>,
-    /// The name of the folder for what has lost its own.
+    /// The name of the directory for what has lost its own.
     lost_found: Option<Vec<u8>>,
 }
 
@@ -32,7 +32,7 @@ impl Report {
     pub fn new(notes: &[String]) -> Report {
         Report {
             notes: notes.to_vec(),
-            folders: 0,
+            directories: 0,
             files: 0,
             others: 0,
             bytes: 0,
@@ -48,7 +48,7 @@ impl Report {
     /// An entry was made.
     pub fn wrote(&mut self, kind: FileKind, bytes: u64) {
         match kind {
-            FileKind::Dir => self.folders += 1,
+            FileKind::Dir => self.directories += 1,
             FileKind::File => self.files += 1,
             _ => self.others += 1,
         }
@@ -114,7 +114,7 @@ impl Report {
         self.lines.push(format!("dictionary {dictionary}, {keys}: {what}"));
     }
 
-    /// The name of the folder for what has lost its own: one that nothing else has.
+    /// The name of the directory for what has lost its own: one that nothing else has.
     pub fn lost_found(&mut self, root: &Path) -> Vec<u8> {
         let free = |name: &String| root.join(name).symlink_metadata().is_err();
         let first = || {
@@ -126,7 +126,7 @@ impl Report {
     }
 
     /// Prints it. A failure when something is missing.
-    pub fn finish(self, store: &Path, folder: &Path, output: &Output) -> Outcome {
+    pub fn finish(self, store: &Path, directory: &Path, output: &Output) -> Outcome {
         let whole = self.notes.is_empty() && self.damaged == 0 && self.keys_damaged == 0;
         let mut text = String::new();
         for note in &self.notes {
@@ -139,8 +139,8 @@ impl Report {
             text += "more is not shown\n";
         }
         text += &format!(
-            "brought out {} folders, {} files, {} others, {} of data, {} keys; {}",
-            self.folders,
+            "brought out {} directories, {} files, {} others, {} of data, {} keys; {}",
+            self.directories,
             self.files,
             self.others,
             human_size(self.bytes),
@@ -152,7 +152,7 @@ impl Report {
             },
         );
         let value = json!({
-            "store": store, "folder": folder, "whole": whole, "notes": self.notes, "folders": self.folders, "files": self.files,
+            "store": store, "directory": directory, "whole": whole, "notes": self.notes, "directories": self.directories, "files": self.files,
             "others": self.others, "bytes": self.bytes, "keys": self.keys, "losses": self.damaged + self.keys_damaged,
             "lost": self.list,
             "lost_found": self.lost_found.map(|name| String::from_utf8_lossy(&name).into_owned()),

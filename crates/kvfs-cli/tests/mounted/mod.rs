@@ -1,4 +1,4 @@
-//! A store of its own, mounted by the `kvfs` command in a folder of its own; unmounted and gone
+//! A store of its own, mounted by the `kvfs` command in a directory of its own; unmounted and gone
 //! when dropped.
 //!
 //! The daemon has to be another process than the test: a process that unmaps a file it serves
@@ -42,7 +42,7 @@ impl Mount {
             eprintln!("SKIPPED: these tests mount as root does");
             return None;
         }
-        let mount = Mount { dir: tempfile::tempdir().expect("a temporary folder"), write_back };
+        let mount = Mount { dir: tempfile::tempdir().expect("a temporary directory"), write_back };
         std::fs::create_dir(mount.root()).expect("mkdir");
         succeeds(kvfs().arg("create").arg(mount.store()));
         mount.mount();

@@ -1,4 +1,4 @@
-//! A store and a folder to mount it on by the `kvfs` command, and what tests of that want.
+//! A store and a directory to mount it on by the `kvfs` command, and what tests of that want.
 #![allow(dead_code, reason = "not all tests want all of it")]
 
 use std::fs;
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-/// A store and a folder to mount it on, in a folder of their own; unmounted and gone when dropped.
+/// A store and a directory to mount it on, in a directory of their own; unmounted and gone when
+/// dropped.
 pub struct Place {
     pub dir: tempfile::TempDir,
 }
@@ -68,7 +69,7 @@ impl Place {
             eprintln!("SKIPPED: these tests mount as root does");
             return None;
         }
-        let place = Place { dir: tempfile::tempdir().expect("a temporary folder") };
+        let place = Place { dir: tempfile::tempdir().expect("a temporary directory") };
         fs::create_dir(place.mnt()).expect("mkdir");
         succeeds(kvfs(&["create"]).arg(place.store()));
         Some(place)

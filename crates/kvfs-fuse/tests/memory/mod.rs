@@ -26,7 +26,7 @@ impl Node {
 pub struct Memory {
     nodes: Mutex<BTreeMap<NodeId, Node>>,
     pub syncs: AtomicU32,
-    /// A folder that is never made, and who is told that it is asked for.
+    /// A directory that is never made, and who is told that it is asked for.
     never: Mutex<Option<(Vec<u8>, Sender<()>)>>,
 }
 
@@ -71,7 +71,7 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// From now on a program that makes a folder of this name gets no answer.
+    /// From now on a program that makes a directory of this name gets no answer.
     #[allow(dead_code, reason = "not all tests want it")]
     pub fn never_make(&self, name: &str) -> Receiver<()> {
         let (say, asked) = channel();
@@ -94,11 +94,11 @@ impl Memory {
     ) -> Reply<NodeAttr> {
         let mut nodes = self.nodes.lock();
         let ino = NodeId(nodes.last_key_value().map_or(1, |(ino, _)| ino.0) + 1);
-        let folder = nodes.get_mut(&parent).ok_or(Errno(libc::ENOENT))?;
-        if folder.entries.contains_key(name) {
+        let directory = nodes.get_mut(&parent).ok_or(Errno(libc::ENOENT))?;
+        if directory.entries.contains_key(name) {
             return Err(Errno(libc::EEXIST));
         }
-        folder.entries.insert(name.to_vec(), ino);
+        directory.entries.insert(name.to_vec(), ino);
         let attr = Attr { size: data.len() as u64, ..attr(ino, kind, perm, caller) };
         nodes.insert(
             ino,
@@ -122,8 +122,8 @@ impl Handler for Memory {
     fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>> {
         assert_ne!(name, b"a defect", "as a defect of the file system would");
         let nodes = self.nodes.lock();
-        let folder = nodes.get(&parent).ok_or(Errno(libc::ENOENT))?;
-        Ok(folder.entries.get(name).and_then(|ino| nodes.get(ino)).map(Node::shown))
+        let directory = nodes.get(&parent).ok_or(Errno(libc::ENOENT))?;
+        Ok(directory.entries.get(name).and_then(|ino| nodes.get(ino)).map(Node::shown))
     }
     fn forget(&self, _ino: NodeId, _references: u64) {}
     fn getattr(&self, ino: NodeId) -> Reply<NodeAttr> {
@@ -242,9 +242,9 @@ impl Handler for Memory {
         take: &mut dyn FnMut(Listed<'_>) -> bool,
     ) -> Reply<()> {
         let nodes = self.nodes.lock();
-        let folder = nodes.get(&ino).ok_or(Errno(libc::ENOENT))?;
-        let dots = [(&b"."[..], ino, None), (b"..", folder.parent, None)];
-        let names = folder
+        let directory = nodes.get(&ino).ok_or(Errno(libc::ENOENT))?;
+        let dots = [(&b"."[..], ino, None), (b"..", directory.parent, None)];
+        let names = directory
             .entries
             .iter()
             .map(|(name, ino)| (&name[..], *ino, nodes.get(ino).map(Node::shown)));

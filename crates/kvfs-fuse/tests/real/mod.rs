@@ -22,7 +22,7 @@ pub use way::policy;
 pub const BOTH: [bool; 2] = [false, true];
 
 pub struct Real {
-    // Fields drop in order: the mount goes before the folder it is on.
+    // Fields drop in order: the mount goes before the directory it is on.
     pub mounted: Mounted,
     notifier: Arc<KernelNotifier>,
     pub views: Views,
@@ -109,7 +109,7 @@ impl Real {
         let fs =
             Fs::open(db.clone(), Arc::new(Machine::default()), options).expect("a file system");
         let views = Views::new(db, fs);
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("open to others");
         let adapter = Arc::new(FuseAdapter::new(views.clone()));
         let mounted =
@@ -133,7 +133,7 @@ impl Real {
     }
 }
 
-/// Runs a shell script in a folder; what it prints.
+/// Runs a shell script in a directory; what it prints.
 #[track_caller]
 pub fn sh(dir: &Path, script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).current_dir(dir).output().expect("sh");

@@ -77,7 +77,7 @@ impl Side {
         let mut at = self.node(ROOT)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
             at = match at.filter(|node| node.attr.kind == FileKind::Dir) {
-                Some(folder) => self.entry(folder.ino, name)?,
+                Some(directory) => self.entry(directory.ino, name)?,
                 None => return Ok(None),
             };
         }

@@ -76,29 +76,29 @@ impl Mend<'_> {
         if nameless.is_empty() {
             return Ok(());
         }
-        let folder = self.lost_found()?;
+        let directory = self.lost_found()?;
         for ino in nameless {
-            // It may be the very folder, when that had lost its own name.
-            if ino == folder {
+            // It may be the very directory, when that had lost its own name.
+            if ino == directory {
                 continue;
             }
-            let name = self.free_name(folder, &format!("inode-{ino}"))?;
+            let name = self.free_name(directory, &format!("inode-{ino}"))?;
             let Some(seen) = self.inodes.get_mut(&ino) else { continue };
             let kind = seen.attr.kind;
             if kind == FileKind::Dir {
-                seen.found_in = Some((folder, name.clone()));
-                self.count_directory(ino, folder);
+                seen.found_in = Some((directory, name.clone()));
+                self.count_directory(ino, directory);
             } else {
                 seen.names = 1;
-                seen.attr.parent = folder;
+                seen.attr.parent = directory;
                 seen.changed = true;
-                if let Some(above) = self.inodes.get_mut(&folder) {
+                if let Some(above) = self.inodes.get_mut(&directory) {
                     above.entries += 1;
                 }
             }
             self.batch.put(
                 self.layout.nmap,
-                layout::name_key(folder, &name),
+                layout::name_key(directory, &name),
                 layout::encode_name(ino, kind),
             );
             self.note(

@@ -13,7 +13,7 @@
 //! but as often close before: where that happens, nothing is announced for a while.
 //!
 //! A caller that knows how much it is going to read from one place on, as the listing of a large
-//! folder does, says so ([`read_onward`]): then nothing has to be waited for first.
+//! directory does, says so ([`read_onward`]): then nothing has to be waited for first.
 
 use std::cell::Cell;
 

@@ -65,7 +65,7 @@ impl FileDevice {
         let device = Self::lock(file, path, false)?;
         // The name must survive a power cut like the data in the file.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        File::open(parent).and_then(|directory| directory.sync_all()).map_err(failed)?;
         Ok(device)
     }
 

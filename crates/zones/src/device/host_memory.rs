@@ -10,8 +10,8 @@ pub(super) fn available() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let within = groups
         .lines()
-        .filter_map(folder)
-        .flat_map(|(root, folder)| up(&root, &folder))
+        .filter_map(directory)
+        .flat_map(|(root, directory)| up(&root, &directory))
         .filter_map(|f| in_group(&f));
     Some(within.fold(machine, u64::min))
 }
@@ -24,7 +24,7 @@ fn field(lines: &str, name: &str) -> Option<u64> {
 
 /// The root of the hierarchy and the group of this process by a line of `/proc/self/cgroup`, if
 /// that is about memory.
-fn folder(line: &str) -> Option<(PathBuf, PathBuf)> {
+fn directory(line: &str) -> Option<(PathBuf, PathBuf)> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
     let root = match controllers {
@@ -36,14 +36,14 @@ fn folder(line: &str) -> Option<(PathBuf, PathBuf)> {
 }
 
 /// A group and all its ancestors.
-fn up(root: &Path, folder: &Path) -> Vec<PathBuf> {
-    folder.ancestors().take_while(|f| f.starts_with(root)).map(Path::to_path_buf).collect()
+fn up(root: &Path, directory: &Path) -> Vec<PathBuf> {
+    directory.ancestors().take_while(|f| f.starts_with(root)).map(Path::to_path_buf).collect()
 }
 
 /// The memory that a group allows: its limit less its memory that is not of files. `None` if it has
 /// no limit.
-fn in_group(folder: &Path) -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+fn in_group(directory: &Path) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(directory.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
     let stat = read("memory.stat").unwrap_or_default();
     let (limit, used, files) = match number("memory.max") {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn the_groups_of_both_versions_are_found() {
-        let of = |line: &str| folder(line).map(|(_, f)| f.display().to_string());
+        let of = |line: &str| directory(line).map(|(_, f)| f.display().to_string());
         assert_eq!(of("0::/user.slice/a:b").as_deref(), Some("/sys/fs/cgroup/user.slice/a:b"));
         assert_eq!(of("4:memory:/jobs/1").as_deref(), Some("/sys/fs/cgroup/memory/jobs/1"));
         assert_eq!(of("3:cpu,memory:/").as_deref(), Some("/sys/fs/cgroup/memory/"));

@@ -67,7 +67,7 @@ const SMALLEST: u64 = 256 << 10;
 const SMALL_BLOCKS: u64 = 16;
 /// Values lie scattered when their spans are shorter than this, bytes on average.
 const TOGETHER: u64 = 256 << 10;
-/// What is read together at least, bytes: a folder of small files, say.
+/// What is read together at least, bytes: a directory of small files, say.
 const READ_TOGETHER: u64 = 2 * TOGETHER;
 
 /// How a store is defragmented.

@@ -1,16 +1,16 @@
-//! The folder of the host that an export fills.
+//! The directory of the host that an export fills.
 
 use std::os::fd::AsRawFd;
 
 use super::*;
 use crate::beneath;
 
-pub(crate) struct Folder<'a> {
-    /// The target folder and those below it that are being filled, each held open: a name is made
-    /// in its folder and nowhere else, whatever symbolic links lie about.
+pub(crate) struct Directory<'a> {
+    /// The target directory and those below it that are being filled, each held open: a name is
+    /// made in its directory and nowhere else, whatever symbolic links lie about.
     pub(crate) at: Vec<OwnedFd>,
     pub(crate) root: PathBuf,
-    /// The first name of each file that has several, from the target folder.
+    /// The first name of each file that has several, from the target directory.
     pub(crate) linked: HashMap<Ino, Vec<u8>>,
     /// Owners can be set.
     pub(crate) owner: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Folder<'a> {
     pub(crate) skipped: Skipped<'a>,
 }
 
-impl Folder<'_> {
+impl Directory<'_> {
     fn dress(&mut self, fd: impl AsFd, item: &Item<'_>) -> Result<(), Errno> {
         let attr = &item.attr;
         if self.owner {
@@ -65,7 +65,7 @@ fn times(attr: &Attr) -> Timestamps {
 /// Fills a file that was made, and says how many bytes that took. Failing, it leaves none.
 type Fill<'a> = &'a mut dyn FnMut(&File, &dyn Fn(Errno) -> Failure) -> Outcome<u64>;
 
-impl Folder<'_> {
+impl Directory<'_> {
     /// Makes the entry; the content of a file is the business of `fill`.
     pub(crate) fn make(&mut self, item: &Item<'_>, fill: Fill<'_>) -> Outcome<u64> {
         if item.path.is_empty() {
@@ -74,10 +74,10 @@ impl Folder<'_> {
         let path = self.root.join(std::ffi::OsStr::from_bytes(item.path));
         let cannot = |e: Errno| Failure::io(format!("cannot write {}", path.display()), &e.into());
         let Some(parent) = self.at.last() else {
-            return Err(Failure::new(Exit::Failed, "no folder is open"));
+            return Err(Failure::new(Exit::Failed, "no directory is open"));
         };
         let parent =
-            parent.try_clone().map_err(|e| Failure::io("cannot open folders so deep", &e))?;
+            parent.try_clone().map_err(|e| Failure::io("cannot open directories so deep", &e))?;
         let attr = &item.attr;
         if attr.kind == FileKind::Dir {
             match rustix::fs::mkdirat(&parent, item.name, Mode::RWXU) {
@@ -96,20 +96,20 @@ impl Folder<'_> {
         }
         if attr.nlink > 1 {
             if let Some(first) = self.linked.get(&attr.ino) {
-                let (folder, name) =
+                let (directory, name) =
                     first.split_at(first.iter().rposition(|c| *c == b'/').map_or(0, |at| at + 1));
-                let linked = match folder.strip_suffix(b"/") {
+                let linked = match directory.strip_suffix(b"/") {
                     None => {
                         rustix::fs::linkat(&self.at[0], name, &parent, item.name, AtFlags::empty())
                     }
-                    Some(folder) => beneath::open(
+                    Some(directory) => beneath::open(
                         &self.at[0],
-                        folder,
+                        directory,
                         OFlags::PATH | OFlags::DIRECTORY,
                         Mode::empty(),
                     )
-                    .and_then(|folder| {
-                        rustix::fs::linkat(folder, name, &parent, item.name, AtFlags::empty())
+                    .and_then(|directory| {
+                        rustix::fs::linkat(directory, name, &parent, item.name, AtFlags::empty())
                     }),
                 };
                 linked.map_err(cannot)?;
@@ -169,19 +169,19 @@ impl Folder<'_> {
     }
 }
 
-impl Target for Folder<'_> {
+impl Target for Directory<'_> {
     fn put(&mut self, fs: &Fs, item: &Item<'_>, bar: &ProgressBar) -> Outcome<u64> {
         self.make(item, &mut |file, cannot| write_file(fs, file, item, bar, cannot))
     }
 
-    /// The attributes of a folder come last: what is put into it changes its times, and its mode
+    /// The attributes of a directory come last: what is put into it changes its times, and its mode
     /// may forbid to.
     fn leave(&mut self, item: &Item<'_>) -> Outcome {
         let Some(fd) = self.at.pop() else { return Ok(()) };
         let dressed = self.dress(&fd, item);
         dressed.map_err(|e| {
             Failure::io(
-                format!("cannot set the attributes of the folder {}", text::show(item.path)),
+                format!("cannot set the attributes of the directory {}", text::show(item.path)),
                 &e.into(),
             )
         })
