@@ -1,6 +1,7 @@
 //! Write pressure: what a commit must do before it may add to the debt of flushes and merges.
-//! Delays begin early, are short, and grow with the square of the debt. A commit waits only when
-//! memory would exceed its budget. A commit of data is refused when the flush of everything
+//! Delays begin early, are short, and grow with the square of the debt, without an end where merges
+//! fall behind: else runs would gather for as long as writes are faster than merges, and each read
+//! asks every run. A commit waits only when memory would exceed its budget. A commit of data is refused when the flush of everything
 //! committed could no longer find room, so that nothing acknowledged can be lost to a full store;
 //! deletions are let through.
 
@@ -22,6 +23,8 @@ use crate::signals::Signals;
 
 /// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;
+/// The debt at which delays stop to grow: 1.25 MB/s, slower than merges on any disk.
+const DEEPEST: f64 = 16.0;
 /// Delays are saved up to this many nanoseconds before a thread sleeps: shorter sleeps cost more
 /// than they last.
 const WORTH_SLEEPING: u64 = 300_000;
@@ -96,9 +99,11 @@ impl Admission {
         }
         let owed = (self.debt() * SLOWEST * bytes as f64) as u64;
         if owed > 0 {
-            let owed = self.owed_nanos.fetch_add(owed, Ordering::Relaxed) + owed;
-            if owed >= WORTH_SLEEPING {
-                self.owed_nanos.store(0, Ordering::Relaxed);
+            let before = self.owed_nanos.fetch_add(owed, Ordering::Relaxed);
+            if before + owed >= WORTH_SLEEPING {
+                // What one sleep is too short for is left to the next commits.
+                let owed = self.owed_nanos.swap(0, Ordering::Relaxed);
+                self.owed_nanos.fetch_add(owed.saturating_sub(LONGEST), Ordering::Relaxed);
                 let pause = Duration::from_nanos(owed.min(LONGEST));
                 self.counters.delays.add(1);
                 self.counters.delayed_micros.add(pause.as_micros() as u64);
@@ -108,16 +113,13 @@ impl Admission {
         Ok(())
     }
 
-    /// From 0, nothing to do, to 1, as much as should ever be.
+    /// From 0, nothing to do, to 1, as much as should ever be; more where young runs are too many.
     fn debt(&self) -> f64 {
-        let part = |value: usize, from: usize, to: usize| {
-            let x = (value.saturating_sub(from) as f64 / (to - from) as f64).min(1.0);
-            x * x
-        };
+        let part = |value, from, to| square(value, from, to).min(1.0);
         let memory =
             part(self.commits.memtable_bytes(), self.shares.memtables / 2, self.shares.memtables);
         let fan = self.options.compaction.sane().runs_per_level;
-        let runs = part(self.counters.young_runs.get() as usize, fan + fan / 2, 4 * fan);
+        let runs = debt_of_runs(self.counters.young_runs.get() as usize, fan);
         let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
         let deferred = part(
             self.commits.deferred_bytes.load(Ordering::Relaxed),
@@ -267,5 +269,31 @@ impl Admission {
         if let Err(e) = result {
             tracing::warn!("background work failed and will be tried again: {e}");
         }
+    }
+}
+
+/// The square of how far `value` is on the way between two values: 0 up to `from`, 1 at `to`.
+fn square(value: usize, from: usize, to: usize) -> f64 {
+    let x = value.saturating_sub(from) as f64 / (to - from) as f64;
+    x * x
+}
+
+/// What `runs` on the youngest level are as debt, where `fan` of them make a merge due: 1 at four
+/// times as many, and more above, so that writes slow down to what merges can do.
+fn debt_of_runs(runs: usize, fan: usize) -> f64 {
+    square(runs, fan + fan / 2, 4 * fan).min(DEEPEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_slow_writers_down_the_more_the_more_there_are() {
+        let fan = 8;
+        assert_eq!(debt_of_runs(12, fan), 0.0);
+        assert_eq!(debt_of_runs(32, fan), 1.0);
+        assert!((13..90).all(|runs| debt_of_runs(runs, fan) < debt_of_runs(runs + 1, fan)));
+        assert_eq!(debt_of_runs(10_000, fan), DEEPEST);
     }
 }
