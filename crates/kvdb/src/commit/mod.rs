@@ -8,8 +8,9 @@
 //! waiting threads does the sync for all of them; the others join the next one.
 //!
 //! In the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or `deferred`
-//! ones), `enter` (the lock, with room), `memtables`; then `pipeline` (write, sync, seal). `recent`
-//! is what transactions look for conflicts in, `locking` the locks that a commit waits for.
+//! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then `pipeline`
+//! (write, sync) and `sealing`. `recent` is what transactions look for conflicts in, `locking` the
+//! locks that a commit waits for.
 
 pub(crate) mod batch;
 pub(crate) mod deferred;
@@ -20,10 +21,13 @@ mod memtables;
 pub(crate) mod pipeline;
 mod place;
 pub(crate) mod recent;
+mod room;
+pub(crate) mod sealing;
 #[cfg(test)]
 mod tests;
 pub(crate) mod updates;
 mod validate;
+pub(crate) mod value_buffers;
 
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -36,13 +40,15 @@ use vt_tree::{Compression, Seq};
 use zones::Zones;
 
 use self::batch::{Batch, Durability};
-use self::deferred::{DeferredValue, ValueBuffers};
+use self::deferred::DeferredValue;
 use self::feed::{CommitPosition, Feed};
 pub(crate) use self::memtables::write_memtables;
-use self::pipeline::{Pipeline, Sealed};
+use self::pipeline::Pipeline;
 use self::recent::{RecentCommit, RecentCommits};
+use self::sealing::Sealed;
 pub use self::validate::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
+use self::value_buffers::ValueBuffers;
 use crate::commit::locking::{lock_owner, ranges};
 use crate::counters::Counters;
 use crate::dictionary::DictionaryId;

@@ -7,7 +7,7 @@ use vt_tree::Seq;
 use zones::ZoneUse;
 
 use super::journal::{BoundRuns, Content, Journal, Numbers, offset_in};
-use crate::commit::pipeline::Sealed;
+use crate::commit::sealing::Sealed;
 use crate::commit::write_memtables;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;

@@ -1,0 +1,160 @@
+//! The room that commits count on: segments of the journal for their records, reserved zones for
+//! their values.
+//!
+//! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so
+//! nothing that was acknowledged finds the store full later; a write says what room is left
+//! while it writes, and afterwards.
+
+use env::sync::atomic::Ordering;
+
+use zones::{Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin};
+
+use crate::commit::deferred;
+use crate::commit::{CommitPipeline, SpaceClaim};
+use crate::error::{Error, Result};
+use crate::journal::{Owned, SEGMENT_SIZE, Segment, Writer};
+use crate::manifest::Edit;
+
+impl CommitPipeline {
+    /// Adds segments until a record of `len` bytes fits, and reserves zones for the values of a
+    /// commit: `values` is their cost, and the claim of that commit. Segments are taken from as
+    /// deep in the reserve as `depth` allows.
+    pub(crate) fn make_room(
+        &self,
+        len: usize,
+        values: (u64, SpaceClaim),
+        depth: Priority,
+    ) -> Result<()> {
+        let mut writer = self.writer.lock();
+        self.write_out_unless(&mut writer, |left| self.is_little(left))?;
+        match self.make_room_with(&mut writer, len, values, depth) {
+            // What was not written yet takes room, too.
+            Err(Error::NoSpace) => {
+                self.write_out_with(&mut writer)?;
+                self.make_room_with(&mut writer, len, values, depth)
+            }
+            made => made,
+        }
+    }
+
+    fn make_room_with(
+        &self,
+        writer: &mut Writer,
+        len: usize,
+        (cost, claim): (u64, SpaceClaim),
+        depth: Priority,
+    ) -> Result<()> {
+        let (pending, pending_cost) = {
+            let pipeline = self.pipeline.lock();
+            (pipeline.pending.len(), pipeline.pending.cost)
+        };
+        while writer.room() < pending + len {
+            self.add_segment(writer, depth)?;
+        }
+        self.reserve_zones(writer, pending_cost + cost, claim)?;
+        self.pipeline.lock().update_room(writer);
+        Ok(())
+    }
+
+    /// Reserves zones until `cost` bytes of values are guaranteed to fit.
+    fn reserve_zones(&self, writer: &mut Writer, cost: u64, claim: SpaceClaim) -> Result<()> {
+        while deferred::room(writer.reserved.len()) < cost {
+            writer.reserved.push(self.zones.reserve_zone(claim.reserve())?);
+        }
+        Ok(())
+    }
+
+    /// Reserves zones ahead of need, when there is plenty of space: for the two windows of values
+    /// that may be pending and one more.
+    pub(crate) fn reserve_zones_ahead(&self) -> Result<()> {
+        let cost = 3 * self.shares.window as u64;
+        if self.zones.space().free_for_user < 16 * cost {
+            return Ok(());
+        }
+        let mut writer = self.writer.lock();
+        self.reserve_zones(&mut writer, cost, SpaceClaim::default())?;
+        self.pipeline.lock().update_room(&writer);
+        Ok(())
+    }
+
+    /// Gives back what was taken ahead and is not needed.
+    pub(crate) fn return_reserved_zones(&self) {
+        let mut writer = self.writer.lock();
+        let mut pipeline = self.pipeline.lock();
+        writer.reserved.truncate(deferred::zones_for(pipeline.pending.cost));
+        pipeline.update_room(&writer);
+    }
+
+    /// Lists one more segment in the manifest and gives it to the writer.
+    pub(crate) fn add_segment(&self, writer: &mut Writer, depth: Priority) -> Result<()> {
+        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
+            Err(zones::Error::NoSpace) => {
+                // What is set aside is for merging: the journal must soon be short again.
+                self.journal_tight.store(true, Ordering::Release);
+                self.zones.take_zone(Purpose::Journal, depth)?
+            }
+            taken => taken?,
+        };
+        let owned = self.list_segment(zone, pin)?;
+        self.give_to(writer, vec![owned])
+    }
+
+    /// Makes a zone the journal's next segment in the manifest.
+    pub(crate) fn list_segment(&self, zone: ZoneId, pin: ZonePin) -> Result<Owned> {
+        let mut manifest = self.versions.manifest()?;
+        let segment = Segment {
+            number: manifest.state().next_segment,
+            zone,
+            epoch: self.env.random(),
+            end: None,
+        };
+        manifest.commit(vec![Edit::Segment(segment)])?;
+        Ok(Owned { segment, pin })
+    }
+
+    /// Gives listed segments to the writer; those that come too late for it are no segments any
+    /// more.
+    pub(crate) fn give_to(&self, writer: &mut Writer, segments: Vec<Owned>) -> Result<()> {
+        let late: Vec<Owned> = segments.into_iter().filter_map(|s| writer.add(s)).collect();
+        if late.is_empty() {
+            return Ok(());
+        }
+        let forget =
+            late.iter().map(|s| Edit::ForgetSegment { number: s.segment.number }).collect();
+        self.versions.manifest()?.commit(forget)
+    }
+
+    /// Prepares a segment for the journal, its space on the host allocated and written, so that no
+    /// synced commit waits for that.
+    pub(crate) fn prepare_segment(&self) -> Result<()> {
+        if !self.options.journal || self.writer.lock().announce(self.stock(), 1) == 0 {
+            return Ok(());
+        }
+        let prepared = self.empty_segment();
+        let mut writer = self.writer.lock();
+        writer.arrived(1);
+        self.give_to(&mut writer, prepared?.into_iter().collect())
+    }
+
+    /// A segment that the manifest lists. `None`: a nearly full store has no zone for it. The
+    /// caller does not hold the lock of the writer, since this syncs.
+    fn empty_segment(&self) -> Result<Option<Owned>> {
+        let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
+            Ok(taken) => taken,
+            Err(zones::Error::NoSpace) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        if self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed) {
+            let zeros = vec![0; 1 << 20];
+            for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
+                self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
+            }
+        }
+        self.list_segment(zone, pin).map(Some)
+    }
+
+    /// The number of prepared segments that the writer should have.
+    pub(crate) fn stock(&self) -> usize {
+        (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
+    }
+}

@@ -1,0 +1,156 @@
+//! Closing a generation: what was committed up to then is flushed as one, and the journal begins
+//! behind it once it is in runs. Runs that were built elsewhere enter the store between two
+//! generations.
+
+use env::sync::atomic::Ordering;
+use std::cell::Cell;
+use std::sync::Arc;
+
+use vt_tree::{KeyRange, Run, Seq};
+use zones::Priority;
+
+use crate::commit::locking::borrowed;
+use crate::commit::pipeline::Pipeline;
+use crate::commit::recent::RecentCommit;
+use crate::commit::{CommitPipeline, Outcome};
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::journal::{Writer, record};
+use crate::manifest::JournalStart;
+use crate::read::version::Version;
+
+/// A generation that takes no more commits, and where the journal begins once it is in runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sealed {
+    pub generation: u64,
+    /// Of its memtables.
+    pub bytes: usize,
+    pub start: JournalStart,
+}
+
+impl CommitPipeline {
+    /// Closes generation `number` for commits, unless it is closed already.
+    pub(crate) fn seal(&self, number: u64) -> Result<()> {
+        let mut writer = self.writer.lock();
+        self.seal_if(&mut writer, |version, _, _| Ok(version.generation.number == number), |_| {})
+    }
+
+    /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
+    /// on what they have `touched`, see [`CommitPipeline::commit_changes`]. What is in the runs is
+    /// durable already.
+    pub(crate) fn add_runs(
+        &self,
+        runs: &[(DictionaryId, Vec<Arc<Run>>)],
+        touched: impl FnOnce() -> Result<Vec<(DictionaryId, KeyRange)>>,
+        owner: Option<u64>,
+        still: impl FnOnce(Seq) -> Result<bool>,
+    ) -> Result<Outcome> {
+        // A serializable transaction has locked all of it.
+        let watched = owner.is_none() && self.locks.any();
+        let touched = if watched { touched()? } else { Vec::new() };
+        self.wait_for_locks(borrowed(&touched), owner)?;
+        let record = record::bind(&self.zones.positions(), runs);
+        let mut writer = self.writer.lock();
+        // There must be room for the record, and for what is pending.
+        self.write_out_with(&mut writer)?;
+        let need = crate::journal::cost(record.len() + record::NUMBER_SIZE);
+        while writer.room() < 2 * need {
+            self.add_segment(&mut writer, Priority::Log)?;
+        }
+        let mut applied = None;
+        // Held no longer than the pipeline's lock, which comes before it.
+        let guard = Cell::new(None);
+        let add = |pipeline: &mut Pipeline| {
+            let seq = pipeline.next_seq;
+            let each =
+                runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
+            let remembered = self.recent.remember(each.map(|(dict, run)| RecentCommit {
+                dict,
+                run,
+                newest: seq,
+                one_seq: true,
+            }));
+            if self.options.journal {
+                pipeline.stream().extend_from_slice(&record);
+            }
+            pipeline.unflushed_end = pipeline.end();
+            applied = Some(self.versions.change_by_commit(
+                seq,
+                |version| version.add_runs(runs),
+                |version| self.publish(pipeline, version, 1, 0, 0),
+            ));
+            let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
+            let version = self.versions.load();
+            self.feed.note_unlisted(&version, Some(&dicts), seq, || self.env.random());
+            drop((remembered, guard.take()));
+        };
+        // Other commits may have filled the room: then all begins anew.
+        let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
+            runs.iter().try_for_each(|(dict, _)| version.tree(*dict).map(drop))?;
+            let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
+            if !room
+                || !still(pipeline.next_seq - 1)?
+                || (owner.is_none() && self.locks.any() && !watched)
+            {
+                return Ok(false);
+            }
+            if watched {
+                let Ok(free) = self.locks.try_guard(borrowed(&touched), owner) else {
+                    return Ok(false);
+                };
+                guard.set(Some(free));
+            }
+            Ok(true)
+        };
+        self.seal_if(&mut writer, agree, add)?;
+        drop(writer);
+        let Some(applied) = applied else { return Ok(Outcome::Stale) };
+        self.counters.commits.add(1);
+        self.signals.deleted();
+        Ok(Outcome::Applied(applied))
+    }
+
+    /// Seals the current generation if `agree`, asked under the lock, says so. `before_next` runs
+    /// in the same lock, before any commit of the next generation.
+    pub(crate) fn seal_if(
+        &self,
+        writer: &mut Writer,
+        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
+        before_next: impl FnOnce(&mut Pipeline),
+    ) -> Result<()> {
+        // Twice, so that little is left for the time when commits must wait.
+        self.write_out_with(writer)?;
+        self.write_out_with(writer)?;
+        let mut pipeline = self.pipeline.lock();
+        let number = {
+            let version = self.versions.load();
+            if !agree(&version, &mut pipeline, writer)? {
+                return Ok(());
+            }
+            version.generation.number
+        };
+        // What came since belongs to this generation too. Its values must have their places before
+        // it is flushed.
+        let mut rest = pipeline.take(writer);
+        self.discard_hidden(&mut rest);
+        if let Err(e) = self.place_values(&mut rest, writer) {
+            pipeline.put_back(rest, writer);
+            return Err(self.unless_full("writing values", e));
+        }
+        let seq = pipeline.next_seq - 1;
+        self.versions.change(|v| *v = v.sealed());
+        let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
+        before_next(&mut pipeline);
+        drop(pipeline);
+        self.write_taken(writer, rest.stream)?;
+        let at = writer.position();
+        let start =
+            JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
+        let mut sealed = self.sealed.lock();
+        sealed.push_back(Sealed { generation: number, bytes, start });
+        self.sealed_bytes.fetch_add(bytes, Ordering::Release);
+        drop(sealed);
+        self.signals.flush_wanted();
+        Ok(())
+    }
+}
