@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::pager::Pager;
-use crate::store::human_size;
+use crate::sizes::human_size;
 pub use choices::Choice;
 use file::{File, files};
 use keys::{Gathered, Key};

@@ -13,7 +13,8 @@ use serde_json::json;
 use zones::{Device, FileDevice};
 
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store::{self, Access, human_size};
+use crate::sizes::human_size;
+use crate::store::{self, Access};
 use crate::tree;
 
 /// Verify every byte of a store, and make a damaged one usable again.

@@ -8,8 +8,9 @@ use serde_json::json;
 
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::paths;
 use crate::place::{self, View};
-use crate::store::{self, human_size};
+use crate::sizes::human_size;
 
 /// Copy a directory with everything in it, or a file, by reference: it costs its names, and no data
 /// is copied.
@@ -54,7 +55,7 @@ fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, O
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let full = |path: &Path| {
-        store::full_path(path)
+        paths::full_path(path)
             .map_err(|e| Failure::io(format!("cannot find {}", path.display()), &e))
     };
     let src = full(&args.src)?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::device_profile::{self, Asked};
 use crate::identity::FileMode;
 use crate::output::{Outcome, Output};
+use crate::sizes;
 use crate::store;
 
 /// Make an empty store in a new file or on a block device.
@@ -14,7 +15,7 @@ pub struct Args {
     store: PathBuf,
     /// The most the store may grow to: bytes, or with a unit (200M, 10G, 1T); at least 160M. A
     /// file's space is taken as it is needed.
-    #[arg(long, value_parser = store::parse_size)]
+    #[arg(long, value_parser = sizes::parse_size)]
     size: Option<u64>,
     /// What kind of device the store lies on: what a seek is taken to cost goes by it, hence what
     /// merges move and how much is read ahead. Stored with it for all later mounts.
@@ -30,7 +31,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         args.mode.apply(&args.store)?;
     }
     let room = size.map_or("growing as far as its host lets it".into(), |s| {
-        format!("up to {}", store::human_size(s))
+        format!("up to {}", sizes::human_size(s))
     });
     output.print(
         format!("created {} ({room})", args.store.display()),

@@ -20,12 +20,16 @@ use signal_hook::iterator::Signals;
 
 use crate::check;
 use crate::daemons::{self, Record};
+use crate::failures;
 use crate::metrics;
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
-use crate::store::{self, Access, MountFigures, Store};
+use crate::sockets;
+use crate::statistics;
+use crate::statistics::MountFigures;
+use crate::store::{self, Access, Store};
 use crate::transactions::OverFiles;
 
 /// Serves `store` on the directory `dir` until it is unmounted, from here or elsewhere. `ready` is
@@ -57,10 +61,11 @@ fn serve_logged(
 ) -> Outcome {
     let access = if options.mount.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let store = store::open_waiting(store, access, options.memory)?;
-    let fs = store.file_system_with(match options.mount.access_times {
+    let atime = match options.mount.access_times {
         AccessTimes::Relative => Atime::Relative,
         AccessTimes::Never => Atime::Never,
-    })?;
+    };
+    let fs = store.file_system_with(atime)?;
     let views = Views::new(store.db.clone(), fs.clone());
     let figures: Arc<OnceLock<MountFigures>> = Arc::default();
     let server = start_server(&store, &fs, &views, figures.clone())?;
@@ -79,7 +84,7 @@ fn serve_logged(
     };
     let adapter = Arc::new(FuseAdapter::new(views.clone()).open_views(options.open_views));
     let mut mounted = kvfs_fuse::mount(adapter.clone(), dir, &mount_options, &options.policy)
-        .map_err(store::mount_failure)?;
+        .map_err(failures::of_mount)?;
     let mut record = Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
     record.source = mount_options.source.clone().into();
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
@@ -108,7 +113,7 @@ fn serve_logged(
     let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
     ready(&record)?;
 
-    let served = mounted.wait().map_err(store::mount_failure);
+    let served = mounted.wait().map_err(failures::of_mount);
     if let Err(e) = record.put_aside() {
         tracing::warn!("the record of this process may be taken for one of the next mount: {e}");
     }
@@ -272,7 +277,7 @@ fn start_server(
     figures: Arc<OnceLock<MountFigures>>,
 ) -> Outcome<Option<Server>> {
     let mut places = vec![];
-    let next_to_it = store::socket_beside(&store.path);
+    let next_to_it = sockets::socket_beside(&store.path);
     places.extend(next_to_it);
     if let Ok(directory) = daemons::make_directory() {
         places.push(directory.join(format!("{}.sock", std::process::id())));
@@ -280,7 +285,7 @@ fn start_server(
     let checked = fs.clone();
     let (db, fs) = (store.db.clone(), fs.clone());
     let info: kvdb_server::InfoSource =
-        Arc::new(move || store::statistics(&db, Some(&fs), figures.get()));
+        Arc::new(move || statistics::of_store(&db, Some(&fs), figures.get()));
     let check: kvdb_server::Check = Arc::new(move || check::of_files(&checked));
     let own = store.db.clone();
     let describe: kvdb_server::Describe =

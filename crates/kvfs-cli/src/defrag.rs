@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kv::Connection;
 use crate::output::{Outcome, Output};
-use crate::store::human_size;
+use crate::sizes::human_size;
 
 /// Move together what lies in zones that are mostly holes, and give their space back.
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kv::{Connection, bulks};
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store;
+use crate::sizes;
 use crate::txn::fields;
 
 /// List, make, change and drop the dictionaries of keys.
@@ -105,7 +105,7 @@ fn separate_at(text: &str) -> Result<String, String> {
     match text {
         "never" => Ok(text.into()),
         // The greatest number is how `never` is stored.
-        _ => match store::parse_size(text)? {
+        _ => match sizes::parse_size(text)? {
             bytes if bytes < u64::from(u32::MAX) => Ok(bytes.to_string()),
             _ => Err("values are never so long: write less than 4G, or `never`".into()),
         },
@@ -115,7 +115,7 @@ fn separate_at(text: &str) -> Result<String, String> {
 fn stitch_at(text: &str) -> Result<String, String> {
     match text {
         "adaptive" | "never" => Ok(text.into()),
-        _ => store::parse_size(text).map(|bytes| bytes.to_string()),
+        _ => sizes::parse_size(text).map(|bytes| bytes.to_string()),
     }
 }
 

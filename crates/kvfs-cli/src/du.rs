@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::kv::List;
 use crate::output::{Outcome, Output};
-use crate::store::human_size;
+use crate::sizes::human_size;
 use crate::text;
 use crate::walks::{Walk, joined};
 

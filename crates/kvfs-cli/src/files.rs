@@ -14,7 +14,9 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags}
 use serde_json::{Map, Value};
 
 use crate::output::{Exit, Failure, Outcome};
+use crate::paths;
 use crate::place::{self, View};
+use crate::sockets;
 use crate::store::{self, Access, Store};
 use crate::{text, tree};
 
@@ -59,7 +61,7 @@ impl Files {
                 let what = format!("{} leads into a list of views", target.display());
                 return Err(Failure::new(Exit::Usage, what).hint("give one of the views in it"));
             }
-            let full = store::full_path(target)
+            let full = paths::full_path(target)
                 .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
             let mut root = full.clone();
             for _ in place.rest.components() {
@@ -67,7 +69,7 @@ impl Files {
             }
             return Ok(Files::Mount(Mount::open(&root, place.rest)?));
         }
-        if let Some(record) = store::served(target)? {
+        if let Some(record) = sockets::served(target)? {
             return Ok(Files::Mount(Mount::open(&record.mount_point, PathBuf::new())?));
         }
         let store = store::open_waiting(target, Access::ReadOnly, None)?;

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::kv::List;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store::parse_size;
+use crate::sizes::parse_size;
 use crate::walks::{Walk, joined};
 use crate::{text, tree};
 

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::changes::{Changes, Detail, Style};
 use crate::output::{Outcome, Output};
+use crate::sizes::human_size;
 use crate::snapshot;
-use crate::store::human_size;
 
 /// Show the snapshots of a store by name and time, the newest first, and what each of them keeps.
 #[derive(clap::Args)]

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome};
-use crate::store;
+use crate::paths;
 
 /// What files are made with unless asked otherwise: a store, a stream and an archive hold what only
 /// its owner may read.
@@ -82,7 +82,7 @@ impl Identity {
         if !target.is_dir() {
             return Identity::of_path(target);
         }
-        let path = store::full_path(target).ok()?;
+        let path = paths::full_path(target).ok()?;
         let within = |r: &Record| path.starts_with(&r.mount_point);
         // Of several mounts the innermost.
         let record = Record::all()

@@ -22,8 +22,9 @@ use crate::import_items::{BATCH, Item};
 use crate::import_mounted::{self, Target};
 use crate::importer::{self, Counts, Importer};
 use crate::output::{Failure, Outcome, Output};
+use crate::sizes::human_size;
 use crate::sources::Source;
-use crate::store::{self, Access, human_size};
+use crate::store::{self, Access};
 use crate::tree;
 
 /// Copy a tar stream or a directory into a store.

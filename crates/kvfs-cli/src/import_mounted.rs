@@ -13,8 +13,9 @@ use crate::import_items::{BATCH, Item};
 use crate::importer::Counts;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
+use crate::paths;
 use crate::place::{self, View};
-use crate::store;
+use crate::sockets;
 
 /// Requests without a reply at most.
 const UNDER_WAY: usize = 4;
@@ -35,7 +36,7 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
     if path.is_file() || !path.exists() && place::of(&directory_of(path)).map_err(cannot)?.is_none()
     {
-        if !path.is_file() || store::socket_of(path)?.is_none() {
+        if !path.is_file() || sockets::socket_of(path)?.is_none() {
             return Ok(None);
         }
         let mounted = Mounted::find(path)?;
@@ -44,7 +45,7 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
         return Ok(Some(Target { mounted, directory: PathBuf::from("/"), full, transaction }));
     }
     let full =
-        if path.exists() { store::full_path(path).map_err(cannot)? } else { directory_of(path) };
+        if path.exists() { paths::full_path(path).map_err(cannot)? } else { directory_of(path) };
     let Some(place) = place::of(&full).map_err(cannot)? else { return Ok(None) };
     let directory = if full.is_dir() {
         full.clone()
@@ -67,7 +68,7 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
 }
 
 fn directory_of(path: &Path) -> PathBuf {
-    store::path_beside(path).unwrap_or_else(|_| path.to_path_buf())
+    paths::path_beside(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
 impl Target {
@@ -85,7 +86,7 @@ impl Target {
 
     /// A directory that is copied into itself would have no end.
     pub fn is_apart_from(&self, source: &Path) -> Outcome {
-        let source = store::full_path(source)
+        let source = paths::full_path(source)
             .map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
         match self.full.starts_with(&source) {
             true => Err(Failure::new(

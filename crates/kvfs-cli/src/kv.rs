@@ -16,6 +16,8 @@ use crate::mounted::{self, refused};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::scripts;
+use crate::sizes;
+use crate::sockets;
 use crate::store::{self, Access, Store};
 use crate::text;
 
@@ -265,7 +267,7 @@ impl Connection {
     }
 
     fn to(target: &Path, writes: bool) -> Outcome<Connection> {
-        if let Some(socket) = store::socket_of(target)? {
+        if let Some(socket) = sockets::socket_of(target)? {
             let client = Client::connect(&socket).map_err(|e| {
                 Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
             })?;
@@ -483,7 +485,7 @@ fn estimate(connection: &mut Connection, start: &[u8], end: &[u8], output: &Outp
     let off = |by: u64, shown: String| {
         if by == 0 { String::new() } else { format!(", off by {shown} at most") }
     };
-    let human = store::human_size;
+    let human = sizes::human_size;
     let text = format!(
         "{keys} keys{}\n{}{}\n",
         off(keys_error, keys_error.to_string()),

@@ -11,7 +11,7 @@ use kvfs::{Fs, Views};
 
 use crate::http::{Listening, Request, Response};
 use crate::output::{Failure, Outcome};
-use crate::store::MountFigures;
+use crate::statistics::MountFigures;
 
 /// Where figures come from.
 pub struct Sources {

@@ -17,10 +17,12 @@ use kvfs_fuse::{Unmount, mounts, unmount};
 
 use crate::daemon;
 use crate::daemons::Record;
+use crate::failures;
 use crate::identity::{self, Identity};
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store;
+use crate::paths;
+use crate::sizes;
 
 /// Put a store's file system on a directory.
 #[derive(clap::Args)]
@@ -38,7 +40,7 @@ pub struct Args {
     foreground: bool,
     /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
     /// (64M, 2G); default 320M.
-    #[arg(long, value_name = "SIZE", value_parser = store::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
     memory: Option<u64>,
     /// Append the daemon's log to this file.
     #[arg(long, value_name = "FILE")]
@@ -124,7 +126,7 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     while mounts::is_dead(path) {
         // Its daemon is gone, so nothing is lost that is not lost already; left there, it would be
         // in the way for good.
-        let dir = store::full_path(path).map_err(cannot)?;
+        let dir = paths::full_path(path).map_err(cannot)?;
         let gone = mounts::mount_at(&dir).map_err(cannot)?.filter(|m| m.is_fuse());
         let Some(gone) = gone else {
             return Err(Failure::new(
@@ -139,7 +141,7 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
                 format!("{} is a dead mount that cannot be removed", path.display()),
             ));
         }
-        unmount(&dir, Unmount::Lazy).map_err(store::mount_failure)?;
+        unmount(&dir, Unmount::Lazy).map_err(failures::of_mount)?;
         if let Some(record) = Record::read(&gone.device).filter(|r| !r.is_alive()) {
             record.remove();
         }

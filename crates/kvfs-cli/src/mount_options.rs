@@ -10,9 +10,10 @@ use std::path::PathBuf;
 
 use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice};
 
+use crate::failures;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Interval;
-use crate::store;
+use crate::sizes;
 
 /// Everything `-o` can say.
 #[derive(Clone, Debug, Default)]
@@ -133,7 +134,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                     .ok_or_else(|| bad("a subtype is letters, digits, - _ .".into()))?;
             }
             ("memory", Some(value)) => {
-                options.memory = Some(store::parse_size(&value.to_string_lossy()).map_err(bad)?)
+                options.memory = Some(sizes::parse_size(&value.to_string_lossy()).map_err(bad)?)
             }
             ("log", Some(value)) => options.log = Some(PathBuf::from(value)),
             ("metrics", Some(value)) => {
@@ -180,7 +181,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
         }
     }
     if options.policy.transport == TransportChoice::Uring && options.policy.write_back {
-        return Err(store::mount_failure(kvfs_fuse::Error::RingsGather));
+        return Err(failures::of_mount(kvfs_fuse::Error::RingsGather));
     }
     options.mount.default_permissions = !allowed_permissions_off;
     if options.mount.allow_other && !options.mount.default_permissions {

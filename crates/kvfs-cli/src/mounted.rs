@@ -7,8 +7,9 @@ use kvdb_server::{Client, Reply};
 
 use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome};
+use crate::paths;
 use crate::place::{self, View};
-use crate::store;
+use crate::sockets;
 
 /// The transaction that a program was started in, and the socket of the store that this is one of:
 /// set by `kvfs run`.
@@ -37,14 +38,14 @@ impl Mounted {
 
     /// The store that `target` lies in, for commands that work in views, too.
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
-        let full = store::full_path(target)
+        let full = paths::full_path(target)
             .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
         let none = || {
             let what = format!("no store with a socket is mounted at {}", target.display());
             Failure::new(Exit::NotFound, what)
                 .hint("transactions are a mounted store's: kvfs mount STORE DIRECTORY")
         };
-        let socket = store::socket_of(target)?.ok_or_else(none)?;
+        let socket = sockets::socket_of(target)?.ok_or_else(none)?;
         let place = place::of_target(&full)?;
         let mount_point = match &place {
             Some(place) => Some(place.root()),

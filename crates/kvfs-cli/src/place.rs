@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use kvfs_fuse::mounts::{self, MountEntry};
 
 use crate::output::{Exit, Failure, Outcome};
-use crate::store;
+use crate::paths;
 
 /// The directory of the views.
 const HIDDEN: &str = ".kvfs";
@@ -95,7 +95,7 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
 /// views.
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
-    let path = store::full_path(target).map_err(cannot)?;
+    let path = paths::full_path(target).map_err(cannot)?;
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
 }
 

@@ -9,10 +9,12 @@ use kvdb_server::{Reply, Transactions};
 use kvfs::{View, Views};
 use serde_json::json;
 
+use crate::failures;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place;
 use crate::snapshot;
+use crate::sockets;
 use crate::store::{self, Access, Store};
 use crate::transactions::OverFiles;
 use crate::{text, tree};
@@ -188,14 +190,14 @@ impl Restoring for Here {
     fn remove(&mut self, path: &[u8]) -> Outcome {
         let gone = self.over.remove_tree(Some(self.id), path);
         gone.map(drop)
-            .map_err(|e| store::failure(format!("cannot replace {}", text::show(path)), e))
+            .map_err(|e| failures::of_database(format!("cannot replace {}", text::show(path)), e))
     }
 
     fn copy(&mut self, path: &[u8]) -> Outcome {
         let from = [b"/.kvfs/snapshot/", self.snapshot.as_bytes(), b"/", path].concat();
         let made = self.over.clone_tree(Some(self.id), &from, path);
         made.map(drop)
-            .map_err(|e| store::failure(format!("cannot restore {}", text::show(path)), e))
+            .map_err(|e| failures::of_database(format!("cannot restore {}", text::show(path)), e))
     }
 }
 
@@ -269,7 +271,7 @@ fn no_snapshot(name: &str) -> Failure {
 fn here(store: &Store, args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
     let paths = from_root(&args.paths, None)?;
     let cannot = |e: kvfs::Error| tree::failure("cannot restore", e);
-    let failed = |e: kvdb::Error| store::failure("cannot restore", e);
+    let failed = |e: kvdb::Error| failures::of_database("cannot restore", e);
     let fs = store.file_system()?;
     let over = OverFiles(Views::new(store.db.clone(), fs));
     let views = over.0.clone();
@@ -293,7 +295,7 @@ fn here(store: &Store, args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let (paths, done) = if args.target.is_dir() || store::socket_of(&args.target)?.is_some() {
+    let (paths, done) = if args.target.is_dir() || sockets::socket_of(&args.target)?.is_some() {
         live(&args)?
     } else {
         let access = Access::ReadWrite;

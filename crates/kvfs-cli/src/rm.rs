@@ -10,8 +10,10 @@ use serde::Serialize;
 
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::paths;
 use crate::place::{self, View};
-use crate::store::{self, Access, human_size};
+use crate::sizes::human_size;
+use crate::store::{self, Access};
 use crate::{text, tree};
 
 /// Remove files and whole directories: each path in one commit.
@@ -98,7 +100,7 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
         ));
     }
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
-    let full = store::path_beside(path).map_err(cannot)?;
+    let full = paths::path_beside(path).map_err(cannot)?;
     full.symlink_metadata().map_err(cannot)?;
     let table = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     if let Some(mount) = table.iter().find(|mount| mount.mount_point.starts_with(&full)) {

@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use zones::FileDevice;
 
 use crate::export::{Directory, Item, Skipped, Target, is_root, raise_open_files};
+use crate::failures;
 use crate::identity::{FileMode, Identity};
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store;
 use report::Report;
 
 /// Bring out what is readable of a damaged store, into a directory.
@@ -51,7 +51,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             return Err(Failure::new(Exit::Busy, what).hint("unmount it first: kvfs umount"));
         }
         Err(e) => {
-            return Err(store::failure(format!("cannot open {}", args.store.display()), e.into()));
+            return Err(failures::of_database(
+                format!("cannot open {}", args.store.display()),
+                e.into(),
+            ));
         }
     };
     let itself = Identity::of_path(&args.store);
@@ -76,7 +79,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     });
     bar.finish_and_clear();
     let remains = Remains::new(found.map_err(|e| {
-        store::failure(format!("nothing can be brought out of {}", args.store.display()), e)
+        failures::of_database(format!("nothing can be brought out of {}", args.store.display()), e)
     })?);
 
     let mut report = Report::new(remains.salvage().notes());

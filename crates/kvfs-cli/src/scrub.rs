@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kv::Connection;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store::human_size;
+use crate::sizes::human_size;
 use crate::text;
 
 /// Read everything again and compare it with its checksums, while the store is in use.

@@ -9,9 +9,12 @@ use indicatif::ProgressBar;
 use kvdb::{ReceiveOptions, Received};
 use serde_json::json;
 
+use crate::failures;
 use crate::identity::{self, FileMode, Identity};
 use crate::kv::Connection;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::sizes;
+use crate::sockets;
 use crate::store;
 
 /// Write a snapshot as a stream of bytes, for `kvfs receive`: to a file, a pipe, another machine.
@@ -111,7 +114,7 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
         Some(opened) => {
             let sent =
                 opened.db.send(&args.snapshot, args.base.as_deref(), &mut out, from.as_ref());
-            let sent = sent.map(drop).map_err(|e| store::failure("cannot send", e));
+            let sent = sent.map(drop).map_err(|e| failures::of_database("cannot send", e));
             let closed = connection.close();
             sent.and(closed)
         }
@@ -134,7 +137,7 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
     out.flush().map_err(|e| Failure::io("cannot write the stream", &e))?;
     match (args.output, out.1.position()) {
         (Some(file), bytes) => {
-            let text = format!("wrote {} to {}", store::human_size(bytes), file.display());
+            let text = format!("wrote {} to {}", sizes::human_size(bytes), file.display());
             output.print(text, json!({"file": file, "bytes": bytes}))
         }
         (None, _) => Ok(()),
@@ -142,7 +145,7 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
 }
 
 pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
-    if store::socket_of(&args.store)?.is_some() {
+    if sockets::socket_of(&args.store)?.is_some() {
         let what =
             format!("{} is mounted: what is in use cannot be replaced", args.store.display());
         return Err(Failure::new(Exit::Busy, what).hint("unmount it first"));
@@ -183,7 +186,7 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
     let mut received = 0;
     loop {
         let stats = db.receive(&mut input, &options).map_err(|e| {
-            let failure = store::failure("cannot receive", e);
+            let failure = failures::of_database("cannot receive", e);
             match received {
                 0 => failure.hint("nothing was changed; the same stream goes on with what has come (see --positions)"),
                 n => failure.hint(format!("{n} streams before this one were received and stay; this one changed nothing")),
@@ -212,7 +215,7 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
 
 /// No snapshot, no key, no file.
 fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
-    let cannot = |e| store::failure("cannot look into the store", e);
+    let cannot = |e| failures::of_database("cannot look into the store", e);
     let view = db.view();
     let mut names = 0;
     for dictionary in db.dictionaries() {
@@ -224,7 +227,7 @@ fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
 }
 
 fn positions(db: &kvdb::Kvdb, output: &Output) -> Outcome {
-    let all = db.receiving().map_err(|e| store::failure("cannot look into the store", e))?;
+    let all = db.receiving().map_err(|e| failures::of_database("cannot look into the store", e))?;
     let hex =
         |r: &Received| r.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let value: Vec<_> = all

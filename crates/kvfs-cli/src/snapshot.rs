@@ -8,12 +8,13 @@ use kvdb_server::Reply;
 use serde_json::{Value, json};
 
 use crate::changes::{Changes, Detail};
+use crate::failures;
 use crate::kv::Connection;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::retention::Rules;
-use crate::store::{self, human_size};
+use crate::sizes::human_size;
 use crate::transactions::listed;
 use crate::tree;
 use crate::txn::fields;
@@ -355,7 +356,7 @@ fn difference(
         });
         return Changes::between(connection.call(&words("FILES"))?, keys, roots);
     };
-    let cannot = |e: kvdb::Error| store::failure("cannot compare", e);
+    let cannot = |e: kvdb::Error| failures::of_database("cannot compare", e);
     let before = store.db.open_snapshot(before).map_err(cannot)?;
     let after = match after {
         Some(name) => store.db.open_snapshot(name).map_err(cannot)?,

@@ -15,7 +15,10 @@ use crate::daemons::Record;
 use crate::figures;
 use crate::files::Files;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store::{self, Access, human_size};
+use crate::paths;
+use crate::sizes::human_size;
+use crate::sockets;
+use crate::store::{self, Access};
 use crate::{text, tree};
 
 /// Show space, dictionaries, runs and amplification of a store, or the attributes of a file in it.
@@ -31,12 +34,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if let Some(path) = &args.path {
         return file(&args.target, path.as_bytes(), output);
     }
-    let full = store::full_path(&args.target)
+    let full = paths::full_path(&args.target)
         .map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
     let record = Record::all().into_iter().find(|r| r.store == full || r.mount_point == full);
     let mut all = Map::new();
     crate::place::must_be_the_store(&args.target)?;
-    match (store::socket_of(&args.target)?, record) {
+    match (sockets::socket_of(&args.target)?, record) {
         (Some(socket), record) => {
             let cannot = |e| {
                 Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e)

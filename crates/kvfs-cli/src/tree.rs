@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use kvfs::{Attr, Caller, FileKind, Fs, Ino, ROOT, Timestamp, Whence};
 
+use crate::failures;
 use crate::output::{Exit, Failure, Outcome};
-use crate::store;
 use crate::text;
 
 /// The largest file of which the number of its pages is taken for where they lie, bytes.
@@ -16,7 +16,7 @@ pub const PIECE: u32 = 1 << 20;
 /// A failed call, with what was being done.
 pub fn failure(doing: impl std::fmt::Display, error: kvfs::Error) -> Failure {
     let exit = match error {
-        kvfs::Error::Store(error) => return store::failure(doing, error),
+        kvfs::Error::Store(error) => return failures::of_database(doing, error),
         kvfs::Error::NotFound => Exit::NotFound,
         kvfs::Error::NoSpace => Exit::NoSpace,
         kvfs::Error::NotPermitted(_) => Exit::NotPermitted,

@@ -16,7 +16,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
 use crate::run::{How, enter};
 use crate::sandbox;
-use crate::store::human_size;
+use crate::sizes::human_size;
 
 /// Begin, use and end transactions over the files and keys of a mounted store.
 #[derive(clap::Args)]

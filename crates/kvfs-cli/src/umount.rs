@@ -11,8 +11,9 @@ use kvfs_fuse::{Unmount, mounts, unmount};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::daemons::Record;
+use crate::failures;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store;
+use crate::paths;
 
 /// Unmount, and wait until everything is on disk and the store is free.
 #[derive(clap::Args)]
@@ -93,7 +94,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     let dead = how != Unmount::Forced && mounts::is_dead(dir);
     let daemon = record.as_ref().filter(|_| !dead).and_then(Record::process);
     let Some((record, daemon)) = record.clone().zip(daemon) else {
-        unmount(dir, if dead { Unmount::Lazy } else { how }).map_err(store::mount_failure)?;
+        unmount(dir, if dead { Unmount::Lazy } else { how }).map_err(failures::of_mount)?;
         if let Some(record) = record {
             record.remove();
         }
@@ -110,7 +111,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
              \"{store} (deleted)\"; --force unmounts all the same"
         )));
     }
-    unmount(dir, how).map_err(store::mount_failure)?;
+    unmount(dir, how).map_err(failures::of_mount)?;
     if how == Unmount::Lazy {
         return Ok(format!(
             "{} is out of sight; {} stays in use until its last user leaves",
@@ -199,13 +200,13 @@ fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
     let cannot =
         |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.display()), &e);
     if how != Unmount::Clean
-        && let Ok(path) = store::path_beside(target)
+        && let Ok(path) = paths::path_beside(target)
         && let Some(entry) = mounts::mount_at(&path).map_err(cannot)?
     {
         return Ok(entry);
     }
     // The store may have been removed.
-    let path = store::full_path(target).or_else(|_| store::path_beside(target)).map_err(cannot)?;
+    let path = paths::full_path(target).or_else(|_| paths::path_beside(target)).map_err(cannot)?;
     if let Some(entry) = mounts::mount_at(&path).map_err(cannot)? {
         return Ok(entry);
     }

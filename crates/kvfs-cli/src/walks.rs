@@ -11,6 +11,7 @@ use kvfs::{Attr, FileKind, Fs, Timestamp};
 
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
+use crate::paths;
 use crate::place::{self, View};
 use crate::store::{self, Access, Store};
 use crate::{text, tree};
@@ -95,8 +96,8 @@ pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
     // The last name is not followed, unless the path says so by what is behind it.
     let full = match path.symlink_metadata().map_err(cannot)?.is_dir() {
-        true => store::full_path(path).map_err(cannot)?,
-        false => store::path_beside(path).map_err(cannot)?,
+        true => paths::full_path(path).map_err(cannot)?,
+        false => paths::path_beside(path).map_err(cannot)?,
     };
     let none = || {
         Failure::new(Exit::NotFound, format!("{shown} is in no mounted store"))

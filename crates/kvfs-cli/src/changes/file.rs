@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{bulk, lists, number, odd, sizes, word};
 use crate::output::Outcome;
-use crate::store::human_size;
+use crate::sizes::human_size;
 use crate::text;
 
 /// In front of the name of an extended attribute.

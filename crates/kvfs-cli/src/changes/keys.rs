@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{bulk, lists, number, odd, sizes};
 use crate::output::{Failure, Outcome};
-use crate::store::human_size;
+use crate::sizes::human_size;
 use crate::text;
 use crate::tree::time_text;
 

@@ -9,7 +9,7 @@ use super::{Found, place_of};
 use crate::kv::Connection;
 use crate::live::{count, object};
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::{scrub, store};
+use crate::{scrub, sockets};
 
 /// What the daemon finds wrong with the files of its store, and how much there is of them.
 pub fn of_files(fs: &kvfs::Fs) -> kvdb::Result<String> {
@@ -29,7 +29,7 @@ pub fn of_files(fs: &kvfs::Fs) -> kvdb::Result<String> {
 
 /// `None`: it is not mounted.
 pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<Found>> {
-    if !target.is_dir() && store::served(target)?.is_none() {
+    if !target.is_dir() && sockets::served(target)?.is_none() {
         return Ok(None);
     }
     if repair {

@@ -12,7 +12,7 @@ use zones::FileDevice;
 
 use super::{Found, examine};
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::{store, text, tree};
+use crate::{failures, text, tree};
 
 pub fn run(path: &Path, yes: bool, found: Found, output: &Output) -> Outcome {
     if found.faults.is_empty() {
@@ -33,9 +33,9 @@ pub fn run(path: &Path, yes: bool, found: Found, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Damaged, format!("{} was not changed", path.display())));
     }
     let device = FileDevice::open(path, false)
-        .map_err(|e| store::failure(format!("cannot open {}", path.display()), e.into()))?;
+        .map_err(|e| failures::of_database(format!("cannot open {}", path.display()), e.into()))?;
     let options = OpenOptions { threads: false, ..OpenOptions::default() };
-    let failed = |e| store::failure(format!("cannot repair {}", path.display()), e);
+    let failed = |e| failures::of_database(format!("cannot repair {}", path.display()), e);
     let (db, _) =
         Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options).map_err(failed)?;
     let repaired = kvfs::repair(&db, &Machine::default());

@@ -4,7 +4,7 @@
 use kvdb_server::Reply;
 
 use super::*;
-use crate::walks;
+use crate::{sockets, walks};
 
 /// The directory to export, if the store is mounted: a directory on a mount, or in any of its
 /// views; or the mount point of a store's file.
@@ -12,7 +12,7 @@ pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
     if store.is_dir() {
         return Ok(Some(store.to_path_buf()));
     }
-    match store::socket_of(store)? {
+    match sockets::socket_of(store)? {
         Some(_) => Ok(Some(Mounted::find(store)?.mount_point)),
         None => Ok(None),
     }

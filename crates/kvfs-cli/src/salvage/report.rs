@@ -7,7 +7,7 @@ use kvfs::FileKind;
 use serde_json::{Map, Value, json};
 
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::store::human_size;
+use crate::sizes::human_size;
 use crate::text;
 
 /// Losses that are listed; all are counted.

@@ -10,7 +10,7 @@ use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
 use serde_json::Value;
 
 use crate::live::{Rates, Sample, count};
-use crate::store::human_size;
+use crate::sizes::human_size;
 use crate::text;
 
 /// Rates that are kept for the curves: as many as a wide screen has columns.

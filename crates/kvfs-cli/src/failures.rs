@@ -1,0 +1,71 @@
+//! What the errors of the libraries mean to the person at the terminal: an exit code, a sentence, and
+//! what to do.
+
+use std::path::Path;
+
+use crate::daemons::Record;
+use crate::output::{Exit, Failure};
+use crate::paths;
+
+/// A failure of the database, with what was being done.
+pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
+    let exit = match &error {
+        kvdb::Error::NoSpace => Exit::NoSpace,
+        kvdb::Error::Corrupt(_) => Exit::Damaged,
+        kvdb::Error::NoDictionary(_) => Exit::NotFound,
+        kvdb::Error::Io(e) => Exit::of(e),
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, format!("{doing}: {error}"))
+}
+
+/// A store's file that could not be opened or made. A store in use is most often one that is
+/// mounted: then it says where.
+pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
+    if !matches!(error, zones::Error::Busy(_)) {
+        return of_database(format!("cannot {verb} {}", path.display()), error.into());
+    }
+    let full = paths::full_path(path).unwrap_or_else(|_| path.to_path_buf());
+    match Record::of_store(&full) {
+        Some(r) if r.closing => {
+            let text = format!(
+                "{} is being closed by process {}, which has served it",
+                path.display(),
+                r.pid
+            );
+            Failure::new(Exit::Busy, text).hint("try again when that has ended")
+        }
+        Some(r) => Failure::new(
+            Exit::Busy,
+            format!("{} is mounted on {}", path.display(), r.mount_point.display()),
+        )
+        .hint(format!("unmount it: kvfs umount {}", r.mount_point.display())),
+        None => {
+            Failure::new(Exit::Busy, format!("{} is in use by another process", path.display()))
+        }
+    }
+}
+
+/// A failure to mount or unmount.
+pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
+    use kvfs_fuse::Error;
+    let text = error.to_string();
+    match &error {
+        Error::NotADirectory(_) => Failure::new(Exit::Usage, text).hint("make one, and mount on it"),
+        Error::Unguarded => Failure::new(Exit::Usage, text).hint("leave out one of allow_other and nodefault_permissions"),
+        Error::BoundByModes => Failure::new(Exit::Usage, text).hint("leave out nodefault_permissions"),
+        Error::RingsGather => Failure::new(Exit::Usage, text).hint("leave out writeback, or use transport=auto or device"),
+        Error::NoRings(_, e) => Failure::new(Exit::of(e), text).hint(
+            "it takes Linux 6.14, and root or `echo Y > /sys/module/fuse/parameters/enable_uring` by root; or use transport=auto",
+        ),
+        Error::NoFuse(e) => {
+            Failure::new(Exit::of(e), text).hint("load the kernel's FUSE (modprobe fuse), or run where /dev/fuse exists")
+        }
+        Error::Unmount(dir, e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
+            let dir = dir.display();
+            Failure::new(Exit::Busy, format!("{dir} is in use"))
+                .hint(format!("see who uses it: fuser -vm {dir}; --lazy unmounts when the last one leaves"))
+        }
+        Error::Mount(_, e) | Error::Unmount(_, e) | Error::Session(_, e) => Failure::new(Exit::of(e), text),
+    }
+}

@@ -1,0 +1,22 @@
+//! Absolute paths, also of what cannot be asked.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The absolute path without symlinks, also of a directory that is a dead mount (which cannot be
+/// asked anything itself).
+pub fn full_path(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => path_beside(path),
+        done => done,
+    }
+}
+
+/// The absolute path, with only the parent resolved: the file itself is not accessed.
+pub fn path_beside(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}

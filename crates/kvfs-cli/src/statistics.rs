@@ -1,0 +1,44 @@
+//! What is known about an open store and its mount, as one JSON object.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdb::Kvdb;
+use kvfs::Fs;
+use kvfs_fuse::{Counters, KernelNotifier};
+
+use crate::figures;
+
+/// Where the figures of a mount come from.
+pub struct MountFigures {
+    pub requests: Arc<Counters>,
+    pub notifier: Arc<KernelNotifier>,
+    pub uses_rings: bool,
+}
+
+/// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the
+/// socket.
+pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> String {
+    let mut all = serde_json::Value::Object(figures::engine(&db.stats()));
+    if let Some(fs) = fs {
+        let s = fs.statistics();
+        all["files"] = serde_json::json!({
+            "inodes_in_memory": s.inodes, "dirty_bytes": s.dirty_bytes, "commits": s.commits, "pages_written": s.pages_written,
+            "pages_patched": s.pages_patched, "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino,
+        });
+    }
+    if let Some(MountFigures { requests, notifier, uses_rings }) = mount {
+        let round_trip = notifier.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);
+        let transport = if *uses_rings { "io_uring" } else { "/dev/fuse" };
+        all["transport"] = serde_json::json!({"name": transport, "round_trip_micros": round_trip});
+        let by_kind: serde_json::Map<_, _> =
+            requests.seen().into_iter().map(|(name, n)| (name.to_string(), n.into())).collect();
+        all["requests"] = by_kind.into();
+        let micros = |(name, time): (&str, Duration)| {
+            (name.to_string(), u64::try_from(time.as_micros()).unwrap_or(u64::MAX).into())
+        };
+        let times: serde_json::Map<_, _> = requests.times().into_iter().map(micros).collect();
+        all["request_micros"] = times.into();
+    }
+    all.to_string()
+}
