@@ -3,7 +3,7 @@
 //! There is no password, so an address that other machines reach is refused.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
 use kvdb::Kvdb;
@@ -31,7 +31,23 @@ pub fn start(address: SocketAddr, sources: Sources) -> Outcome<Listening> {
     Ok(listening)
 }
 
+/// Whether the request gives this machine as its host, by an IP address or as `localhost`, or gives
+/// none. A page of another site whose name was made to lead here (DNS rebinding) gives that name.
+fn names_this_machine(request: &Request) -> bool {
+    let Some(host) = request.header("host") else { return !request.has("host") };
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) && !host.ends_with(']') => name,
+        _ => host,
+    };
+    let address = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+}
+
 fn answer(request: &Request, sources: &Sources) -> Response {
+    if !names_this_machine(request) {
+        return Response::text(421, "ask by the address that --metrics was given");
+    }
     match (&request.method[..], &request.path[..]) {
         ("GET" | "HEAD", "/metrics") => {
             Response::new(200, "text/plain; version=0.0.4; charset=utf-8", text(sources))

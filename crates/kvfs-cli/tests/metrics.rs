@@ -30,7 +30,7 @@ fn ask(address: &str, request: &str) -> String {
 /// Samples by their names with labels, after a look at the form of all.
 #[track_caller]
 fn samples(address: &str) -> BTreeMap<String, f64> {
-    let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+    let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
     assert!(head.contains("text/plain; version=0.0.4"), "{head}");
@@ -106,6 +106,26 @@ fn other_questions_are_answered_and_none_holds_the_mount() {
     succeeds(&mut p.umount());
     assert!(TcpStream::connect(&address).is_err(), "it goes with the mount");
     drop((endless, silent));
+}
+
+#[test]
+fn a_page_of_another_site_does_not_read_them() {
+    let Some(p) = Place::new() else { return };
+    let address = mounted(&p, &["-o", "metrics=127.0.0.1:0"]);
+    let by = |host: &str| ask(&address, &format!("GET /metrics HTTP/1.1\r\n{host}\r\n\r\n"));
+    for host in ["localhost", "LocalHost:1", &address, "127.0.0.1", "[::1]:9100", "[::1]"] {
+        assert!(by(&format!("Host: {host}")).starts_with("HTTP/1.1 200"), "{host}");
+    }
+    // The name leads here, as its owner wants it to.
+    for host in
+        ["example.org", "example.org:9100", "127.0.0.1.example.org", "", ":80", "[::1", "::1]x"]
+    {
+        let answer = by(&format!("Host: {host}"));
+        assert!(answer.starts_with("HTTP/1.1 421"), "{host}: {answer}");
+        assert!(!answer.contains("kvfs_commits_total"), "{host}");
+    }
+    assert!(by("Host: localhost\r\nHost: example.org").starts_with("HTTP/1.1 421"));
+    succeeds(&mut p.umount());
 }
 
 #[test]
