@@ -65,7 +65,7 @@ fn serve_logged(
         AccessTimes::Relative => Atime::Relative,
         AccessTimes::Never => Atime::Never,
     };
-    let fs = store.file_system_with(atime)?;
+    let fs = store.file_system_with(atime, options.zone_size)?;
     let views = Views::new(store.db.clone(), fs.clone());
     let figures: Arc<OnceLock<MountFigures>> = Arc::default();
     let server = start_server(&store, &fs, &views, figures.clone())?;

@@ -26,6 +26,8 @@ pub struct Options {
     pub log: Option<PathBuf>,
     /// Others than their users may look into views.
     pub open_views: bool,
+    /// Bytes of small files that a new directory reserves numbers for; `None`: as the store was made.
+    pub zone_size: Option<u64>,
     /// Where figures are given to Prometheus.
     pub metrics: Option<SocketAddr>,
     /// How often everything is read again; `None`: never by itself.
@@ -59,6 +61,8 @@ Options for -o, separated by commas:
                               how requests come from the kernel. uring: over io_uring, which takes Linux 6.14 and
                               root, or that root has set /sys/module/fuse/parameters/enable_uring to Y; not with
                               writeback. device: over /dev/fuse. auto (default): over io_uring where that is set
+  zone_size=SIZE              for how many bytes of small files a directory that is made now reserves a place, so that they
+                              lie together (default: as the store was made, see kvfs create); 0: for none
   threads=N                   threads that answer requests of /dev/fuse (default: one a core, 2 to 8)
   scrub=DAYS, scrub_rate=MIB  read everything again each so many days, at so many MiB a second (default: 30, 16
                               where one of them is given; else never by itself): see kvfs scrub
@@ -135,6 +139,9 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             }
             ("memory", Some(value)) => {
                 options.memory = Some(sizes::parse_size(&value.to_string_lossy()).map_err(bad)?)
+            }
+            ("zone_size", Some(value)) => {
+                options.zone_size = Some(sizes::parse_size(&value.to_string_lossy()).map_err(bad)?)
             }
             ("log", Some(value)) => options.log = Some(PathBuf::from(value)),
             ("metrics", Some(value)) => {
@@ -265,6 +272,7 @@ fn takes_a_value(name: &str) -> bool {
         "scrub",
         "scrub_rate",
         "metrics",
+        "zone_size",
     ]
     .contains(&name)
 }
@@ -331,6 +339,8 @@ mod tests {
         assert!(read("memory").expect_err("value").message.contains("needs a value"));
         assert_eq!(read("memory=1G").expect("valid").memory, Some(1 << 30));
         assert!(read("threads=0").is_err());
+        assert_eq!(read("zone_size=0").expect("valid").zone_size, Some(0));
+        assert!(read("zone_size=large").is_err() && read("zone_size=-1").is_err());
         assert!(read("metrics=127.0.0.1:9100").expect("valid").metrics.is_some());
         assert!(read("metrics=0.0.0.0:9100").is_err() && read("metrics").is_err());
         assert_eq!(read("threads=4").expect("valid").policy.threads, 4);

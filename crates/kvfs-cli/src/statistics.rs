@@ -24,7 +24,7 @@ pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> Str
         let s = fs.statistics();
         all["files"] = serde_json::json!({
             "inodes_in_memory": s.inodes, "dirty_bytes": s.dirty_bytes, "commits": s.commits, "pages_written": s.pages_written,
-            "pages_patched": s.pages_patched, "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino,
+            "pages_patched": s.pages_patched, "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino, "zone_size": s.zone_size,
         });
     }
     if let Some(MountFigures { requests, notifier, uses_rings }) = mount {

@@ -22,8 +22,13 @@ use crate::{failures, paths, sizes};
 pub const LEAST_SIZE: u64 = 160 << 20;
 
 /// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host
-/// lets it; and what kind of device it was made for.
-pub fn create(path: &Path, size: Option<u64>, profile: Asked) -> Outcome<(Option<u64>, Profile)> {
+/// lets it; and what kind of device it was made for. `zone_size`: see [`FsOptions::zone_size`].
+pub fn create(
+    path: &Path,
+    size: Option<u64>,
+    profile: Asked,
+    zone_size: Option<u64>,
+) -> Outcome<(Option<u64>, Profile)> {
     let cannot =
         |e: kvdb::Error| failures::of_database(format!("cannot create {}", path.display()), e);
     let device = FileDevice::create(path).map_err(|e| failures::of_device(path, "create", e))?;
@@ -54,6 +59,7 @@ pub fn create(path: &Path, size: Option<u64>, profile: Asked) -> Outcome<(Option
             let options = FsOptions {
                 root_uid: rustix::process::geteuid().as_raw(),
                 root_gid: rustix::process::getegid().as_raw(),
+                zone_size,
                 ..Default::default()
             };
             let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options);
@@ -177,13 +183,14 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
 
 impl Store {
     pub fn file_system(&self) -> Outcome<Fs> {
-        self.file_system_with(Atime::Relative)
+        self.file_system_with(Atime::Relative, None)
     }
 
-    /// With access times as a mount wants them.
-    pub fn file_system_with(&self, atime: Atime) -> Outcome<Fs> {
+    /// With access times and zones of the name space as a mount wants them.
+    pub fn file_system_with(&self, atime: Atime, zone_size: Option<u64>) -> Outcome<Fs> {
         let options = FsOptions {
             atime,
+            zone_size,
             read_only: self.access == Access::ReadOnly,
             write_buffer: self.shares.write_buffer,
             inode_memory: self.shares.inodes,

@@ -37,6 +37,9 @@ pub enum Atime {
     Relative,
 }
 
+/// What [`FsOptions::zone_size`] is by default, bytes: that of BetrFS 0.2 (§4).
+pub const ZONE_SIZE: u64 = 512 << 10;
+
 /// How a file system is opened.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
@@ -52,8 +55,9 @@ pub struct FsOptions {
     pub atime: Atime,
     /// Bytes of small files that a directory reserves inode numbers for, so that its files lie
     /// together in the store, in which everything sorts by these numbers. 0: files are numbered in
-    /// the order in which they are made, wherever that is.
-    pub zone_size: u64,
+    /// the order in which they are made, wherever that is. `None`: as the file system was made, by
+    /// default [`ZONE_SIZE`]. A file system is made with what is given here.
+    pub zone_size: Option<u64>,
     /// Hard links one file may have.
     pub max_links: u32,
     /// Owner and permissions of the root directory when it is made.
@@ -72,7 +76,7 @@ impl Default for FsOptions {
             inode_memory: 16 << 20,
             flush_interval: Duration::from_secs(1),
             atime: Atime::Relative,
-            zone_size: 512 << 10,
+            zone_size: None,
             max_links: i32::MAX as u32,
             root_uid: 0,
             root_gid: 0,
@@ -101,6 +105,8 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// The next inode number that will be given out.
     pub next_ino: u64,
+    /// [`FsOptions::zone_size`] as it is in force; 0 of a view that makes nothing.
+    pub zone_size: u64,
 }
 
 #[derive(Default)]
@@ -170,7 +176,7 @@ impl Fs {
         env: Arc<dyn Env>,
         options: FsOptions,
     ) -> Result<Fs> {
-        let hash_key = match db.get(layout.imap, &layout::SUPER_KEY)? {
+        let Super { hash_key, zone_size } = match db.get(layout.imap, &layout::SUPER_KEY)? {
             Some(value) => {
                 let record = Super::decode(&value)?;
                 if !Super::is_current(&value) && !options.read_only {
@@ -178,7 +184,7 @@ impl Fs {
                     batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
                     db.commit(batch, kvdb::Durability::Buffered)?;
                 }
-                record.hash_key
+                record
             }
             None if options.read_only => return Err(Error::ReadOnly),
             None => make(&db, &layout, &*env, &options)?,
@@ -203,7 +209,9 @@ impl Fs {
         let noted = noted(&db.view(), &layout)?;
         let found = next.max(kept + 1).max(taken + 1);
         let next = found.max(noted.map_or(0, |noted| noted.bound));
-        let numbers = InodeAllocator::from(next, options.zone_size);
+        let zone_size = options.zone_size.or(zone_size).unwrap_or(ZONE_SIZE);
+        let options = FsOptions { zone_size: Some(zone_size), ..options };
+        let numbers = InodeAllocator::from(next, zone_size);
         numbers.set_noted_below(noted.map_or(0, |noted| noted.bound));
         // Numbers that lie where they cannot were given elsewhere, and a snapshot from elsewhere
         // may have been rolled back to: what directories have reserved is not to be trusted.
@@ -351,6 +359,7 @@ impl Fs {
             bytes_written: get(&c.bytes_written),
             bytes_read: get(&c.bytes_read),
             next_ino: self.core.inode_allocator.next(),
+            zone_size: self.core.options.zone_size.unwrap_or_default(),
         }
     }
 
@@ -568,10 +577,11 @@ fn split_path(path: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Writes the file system's own record and the root directory; gives the hash key.
-fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Result<[u8; 16]> {
+fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Result<Super> {
     let mut hash_key = [0; 16];
     hash_key[..8].copy_from_slice(&env.random().to_le_bytes());
     hash_key[8..].copy_from_slice(&env.random().to_le_bytes());
+    let record = Super { hash_key, zone_size: options.zone_size };
     let now = Timestamp::from(env.wall());
     let root = Attributes {
         kind: FileKind::Dir,
@@ -590,10 +600,10 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
         reserved: Default::default(),
     };
     let mut batch = Batch::new();
-    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), Super { hash_key }.encode());
+    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
     batch.put(layout.imap, layout::node_key(ROOT), layout::encode_node(&root, None, b""));
     db.commit(batch, Durability::Synced)?;
-    Ok(hash_key)
+    Ok(record)
 }
 
 /// Removes the orphans that an unclean end has left behind.

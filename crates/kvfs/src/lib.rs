@@ -92,7 +92,7 @@ pub use describe::describe_keys;
 pub use difference::{FileChange, XattrChange, difference_of_states};
 pub use dirty::FSync;
 pub use error::{Error, Result};
-pub use fs::{Atime, Fs, FsOptions, Statistics};
+pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
 pub use going_down::GoingDown;
 pub use kvdb::TransactionId;
 pub use remove_tree::RemoveStats;

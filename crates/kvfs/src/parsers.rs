@@ -54,7 +54,7 @@ mod tests {
         let mut paged = vec![1, 32 | 64, 0, 0xff, 0x01, 1, 0, 0, 200, 1, 5, 0, 0, 0, 0];
         paged.extend_from_slice(&[1, 1, 1, b'a', 0, 2, b'v', b'w']);
         assert!(decode_node(7, &paged.clone().into()).is_ok());
-        let own = Super { hash_key: [5; 16] }.encode();
+        let own = Super { hash_key: [5; 16], zone_size: Some(1 << 20) }.encode();
         let entry = encode_name(1 << 40, FileKind::Dir);
         let whole = [
             paged,

@@ -85,7 +85,7 @@ fn options(memory: usize) -> OpenOptions {
 }
 
 fn files(disk: &Disk, db: &Kvdb, zone_size: u64) -> Fs {
-    let options = FsOptions { zone_size, ..FsOptions::default() };
+    let options = FsOptions { zone_size: Some(zone_size), ..FsOptions::default() };
     Fs::open(db.clone(), disk.env(), options).unwrap()
 }
 

@@ -260,7 +260,7 @@ fn threads_that_make_files_at_once_get_numbers_of_their_own() {
 
 #[test]
 fn without_zones_numbers_are_in_the_order_of_making() {
-    let w = World::with(FsOptions { zone_size: 0, ..FsOptions::default() });
+    let w = World::with(FsOptions { zone_size: Some(0), ..FsOptions::default() });
     let (a, b) = (w.dir(ROOT, "a"), w.dir(ROOT, "b"));
     let numbers: Vec<Ino> =
         (0..100).map(|n| w.file(if n % 2 == 0 { a } else { b }, &format!("{n}"))).collect();
@@ -268,8 +268,31 @@ fn without_zones_numbers_are_in_the_order_of_making() {
 }
 
 #[test]
+fn a_file_system_keeps_the_zone_size_that_it_was_made_with() {
+    let mut w = World::with(FsOptions { zone_size: Some(64 << 10), ..FsOptions::default() });
+    let in_turn = |w: &World, tag: &str| {
+        let dirs: Vec<Ino> = (0..4).map(|n| w.dir(ROOT, &format!("{tag}{n}"))).collect();
+        let make = |n: usize| w.file(dirs[n % 4], &format!("f{n}"));
+        let numbers: Vec<Ino> = (0..64).map(make).collect();
+        let first: Vec<Ino> = numbers.iter().step_by(4).copied().collect();
+        stretches(&first)
+    };
+    w.fs.shutdown().unwrap();
+    w.crash();
+    assert_eq!(w.fs.statistics().zone_size, 64 << 10);
+    // 16 files of a directory are a zone of this size.
+    assert!(in_turn(&w, "own") <= 2);
+    w.crash_to(FsOptions { zone_size: Some(0), ..FsOptions::default() });
+    assert_eq!(in_turn(&w, "none"), 16, "what an opening asks for goes before it");
+    w.crash_to(FsOptions::default());
+    assert_eq!(w.fs.statistics().zone_size, 64 << 10, "and is not kept");
+    is_clean(&w);
+    assert_eq!(World::new().fs.statistics().zone_size, kvfs::ZONE_SIZE);
+}
+
+#[test]
 fn directories_of_an_older_store_reserve_numbers_from_their_next_file_on() {
-    let mut w = World::with(FsOptions { zone_size: 0, ..FsOptions::default() });
+    let mut w = World::with(FsOptions { zone_size: Some(0), ..FsOptions::default() });
     let dir = w.dir(ROOT, "dir");
     let old = files(&w, dir, "old", 100);
     w.fs.shutdown().unwrap();
@@ -278,8 +301,9 @@ fn directories_of_an_older_store_reserve_numbers_from_their_next_file_on() {
     let key = |name: &[u8]| [&[0; 8][..], name].concat();
     let get = |name: &[u8]| w.db.get(imap, &key(name)).unwrap().unwrap().to_vec();
     let (mut record, bound) = (get(b"s"), get(b"n")[..8].to_vec());
-    assert_eq!(record[4], 3);
+    assert_eq!(record[4], 4, "a zone size of its own");
     record[4] = 2;
+    record.truncate(record.len() - 8);
     let mut batch = Batch::new();
     batch.put(imap, key(b"s"), record);
     batch.put(imap, key(b"n"), bound);

@@ -645,7 +645,7 @@ fn a_full_store_is_emptied_by_it() {
 /// A tree of so many directories with so many files each, made in turn; what removing it writes,
 /// synced, bytes a file.
 fn cost(zone_size: u64, directories: usize, files: usize) -> f64 {
-    let world = World::with(FsOptions { zone_size, ..FsOptions::default() });
+    let world = World::with(FsOptions { zone_size: Some(zone_size), ..FsOptions::default() });
     let top = world.dir(ROOT, "top");
     let dirs: Vec<_> = (0..directories).map(|n| world.dir(top, &format!("d{n:04}"))).collect();
     let outside = world.dir(ROOT, "outside");
@@ -674,7 +674,7 @@ fn cost(zone_size: u64, directories: usize, files: usize) -> f64 {
 
 #[test]
 fn the_files_of_a_zone_cost_a_few_range_deletes_together() {
-    let zone_size = FsOptions::default().zone_size;
+    let zone_size = kvfs::ZONE_SIZE;
     assert!(cost(zone_size, 50, 400) < 32.0);
     assert!(cost(zone_size, 20, 1000) < 32.0);
     // A directory whose files do not fill what it has reserved is a stretch of its own.

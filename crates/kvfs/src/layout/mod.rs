@@ -46,7 +46,10 @@ const SCRUB: u8 = b'c';
 const NUMBERS: u8 = b'n';
 /// Version 1 has no hints where files have their names, version 2 no numbers that directories have
 /// reserved; everything else is the same.
+/// Version of a record with the default zone size, which has no field for it, and of one with
+/// another.
 const SUPER_VERSION: u8 = 3;
+const SUPER_WITH_ZONES: u8 = 4;
 const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
@@ -275,20 +278,24 @@ pub(crate) struct Super {
     /// Key of the hash that turns names into directory positions; random, so that
     /// names cannot be chosen to collide.
     pub hash_key: [u8; 16],
+    /// Bytes of small files that a directory reserves inode numbers for, where the file system was
+    /// made with a size of its own.
+    pub zone_size: Option<u64>,
 }
 
 impl Super {
     pub fn encode(&self) -> Vec<u8> {
         let mut value = b"kvfs".to_vec();
-        value.push(SUPER_VERSION);
+        value.push(if self.zone_size.is_some() { SUPER_WITH_ZONES } else { SUPER_VERSION });
         value.extend_from_slice(&self.hash_key);
+        value.extend(self.zone_size.into_iter().flat_map(u64::to_le_bytes));
         value
     }
 
     /// Whether a record, which decodes, is as [`Super::encode`] would make it; else it must be so
     /// before anything is written.
     pub fn is_current(value: &[u8]) -> bool {
-        value.get(4) == Some(&SUPER_VERSION)
+        value.get(4).is_some_and(|&version| version >= SUPER_VERSION)
     }
 
     pub fn decode(value: &[u8]) -> Result<Super> {
@@ -299,14 +306,19 @@ impl Super {
         let (&version, rest) = rest
             .split_first()
             .ok_or_else(|| corrupt("the file system's own record is cut short"))?;
-        if !(OLDEST_SUPER..=SUPER_VERSION).contains(&version) {
+        if !(OLDEST_SUPER..=SUPER_WITH_ZONES).contains(&version) {
             return Err(corrupt(&format!(
-                "made by another version of the format ({version}, this program knows {SUPER_VERSION})"
+                "made by another version of the format ({version}, this program knows {SUPER_WITH_ZONES})"
             )));
         }
-        let hash_key =
-            rest.try_into().map_err(|_| corrupt("the file system's own record is cut short"))?;
-        Ok(Super { hash_key })
+        let short = || corrupt("the file system's own record is cut short, or too long");
+        let (hash_key, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let zone_size = match (version, rest.try_into()) {
+            (SUPER_WITH_ZONES, Ok(size)) => Some(u64::from_le_bytes(size)),
+            (..SUPER_WITH_ZONES, _) if rest.is_empty() => None,
+            _ => return Err(short()),
+        };
+        Ok(Super { hash_key: *hash_key, zone_size })
     }
 }
 
@@ -413,7 +425,7 @@ mod tests {
 
     #[test]
     fn the_super_record_refuses_other_versions() {
-        let s = Super { hash_key: [3; 16] };
+        let s = Super { hash_key: [3; 16], zone_size: None };
         assert_eq!(Super::decode(&s.encode()).unwrap(), s);
         let mut other = s.encode();
         other[4] = 1;
@@ -422,10 +434,17 @@ mod tests {
         other[4] = 2;
         assert_eq!(Super::decode(&other).unwrap(), s);
         assert!(!Super::is_current(&other));
-        other[4] = 4;
+        other[4] = 5;
         assert!(Super::decode(&other).unwrap_err().to_string().contains("another version"));
-        for n in 0..s.encode().len() {
-            assert!(Super::decode(&s.encode()[..n]).is_err());
+        let zoned = Super { zone_size: Some(0), ..s };
+        assert!(Super::is_current(&zoned.encode()));
+        for record in [s, zoned] {
+            let value = record.encode();
+            assert_eq!(Super::decode(&value).unwrap(), record);
+            for n in 0..value.len() {
+                assert!(Super::decode(&value[..n]).is_err());
+            }
+            assert!(Super::decode(&[&value[..], b"x"].concat()).is_err());
         }
     }
 

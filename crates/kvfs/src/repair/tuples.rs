@@ -98,7 +98,11 @@ impl Mend<'_> {
             hash_key[..8].copy_from_slice(&self.random[0].to_le_bytes());
             hash_key[8..].copy_from_slice(&self.random[1].to_le_bytes());
             self.note(0, "the file system's own record was lost: it has a new one");
-            self.batch.put(imap, layout::SUPER_KEY.to_vec(), Super { hash_key }.encode());
+            self.batch.put(
+                imap,
+                layout::SUPER_KEY.to_vec(),
+                Super { hash_key, zone_size: None }.encode(),
+            );
         }
         if self.inodes.get(&ROOT).is_none_or(|root| root.attr.kind != FileKind::Dir) {
             self.make(ROOT, FileKind::Dir);

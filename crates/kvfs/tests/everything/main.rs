@@ -134,7 +134,7 @@ fn file_options(random: &mut Random) -> FsOptions {
         inode_memory: [0, 1 << 20][random.below(2) as usize],
         flush_interval: FLUSH_INTERVAL,
         atime: [Atime::Never, Atime::Relative][random.below(2) as usize],
-        zone_size: [0, 16 << 10, 512 << 10][random.below(3) as usize],
+        zone_size: [None, Some(0), Some(16 << 10), Some(512 << 10)][random.below(4) as usize],
         ..FsOptions::default()
     }
 }

@@ -28,7 +28,12 @@ impl World {
 
     /// Drops the file system as a kill would, and opens it again: what was not committed is lost.
     pub fn crash(&mut self) {
-        self.fs = Fs::open(self.db.clone(), self.env.clone(), FsOptions::default()).unwrap();
+        self.crash_to(FsOptions::default());
+    }
+
+    /// Drops the file system as a kill would, and opens it again with other options.
+    pub fn crash_to(&mut self, options: FsOptions) {
+        self.fs = Fs::open(self.db.clone(), self.env.clone(), options).unwrap();
     }
 
     pub fn remount(&mut self) {
