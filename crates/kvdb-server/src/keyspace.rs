@@ -11,6 +11,7 @@
 //! e ‖ id ‖ 1 ‖ name              a field's value; a member; a member's score; an element of a list
 //! e ‖ id ‖ 2 ‖ score ‖ member    nothing: the members of a sorted set in the order of their scores
 //! e ‖ id ‖ 3                     the key that the collection lies under, for who meets an element
+//! e ‖ id ‖ 4 ‖ 0 or 1            of a list: the number that no element is below, or above
 //! p ‖ id ‖ number                a page of a long string
 //! ```
 //!
@@ -88,21 +89,30 @@ pub struct Head {
     pub len: u64,
     /// Of a string in pages: another random number after each change.
     pub mark: u64,
+    /// A list that keeps the numbers between which its elements lie, see [`bound_key`].
+    pub bounded: bool,
 }
 
-/// The version of a head's bytes; that of a string in pages is the second.
+/// The version of a head's bytes; that of a string in pages is the second, that of a list with
+/// bounds the third. A program that knows no bounds would leave them behind, so it must not know
+/// the list.
 const VERSION: u8 = 1;
 const VERSION_OF_PAGES: u8 = 2;
+const VERSION_OF_BOUNDED: u8 = 3;
 
 impl Head {
     /// The head of a string that is a tuple, or of a collection.
     pub fn new(kind: Kind, deadline: Option<u64>, id: u64) -> Head {
-        Head { kind, deadline, id, len: 0, mark: 0 }
+        Head { kind, deadline, id, len: 0, mark: 0, bounded: kind == Kind::List }
     }
     /// version u8, kind u8, deadline u64 (0: none), id u64 (not of a string in one tuple); of pages
     /// length u64, mark u64.
     pub fn encode(&self) -> Vec<u8> {
-        let version = if self.kind == Kind::Pages { VERSION_OF_PAGES } else { VERSION };
+        let version = match self.kind {
+            Kind::Pages => VERSION_OF_PAGES,
+            _ if self.bounded => VERSION_OF_BOUNDED,
+            _ => VERSION,
+        };
         let mut out = vec![version, self.kind as u8];
         out.extend_from_slice(&self.deadline.unwrap_or(0).to_be_bytes());
         if self.kind != Kind::String {
@@ -123,6 +133,7 @@ impl Head {
         let (expected, size) = match kind {
             Kind::String => (VERSION, 10),
             Kind::Pages => (VERSION_OF_PAGES, 34),
+            Kind::List if version == VERSION_OF_BOUNDED => (VERSION_OF_BOUNDED, 18),
             _ => (VERSION, 18),
         };
         if version != expected || bytes.len() != size {
@@ -130,6 +141,7 @@ impl Head {
         }
         let deadline = Some(deadline).filter(|d| *d > 0);
         let mut head = Head::new(kind, deadline, 0);
+        head.bounded = version == VERSION_OF_BOUNDED;
         if kind != Kind::String {
             head.id = number(10)?;
         }
@@ -207,6 +219,11 @@ pub fn ordered(id: u64) -> (Vec<u8>, Vec<u8>) {
 /// or renamed has none there, or one that no longer leads to it: its head decides.
 pub fn owner_key(id: u64) -> Vec<u8> {
     element(id, 3, &[])
+}
+
+/// The place of the number that no element of a list is below, or, at its right end, above.
+pub fn bound_key(id: u64, right: bool) -> Vec<u8> {
+    element(id, 4, &[&[u8::from(right)]])
 }
 
 /// The id and the part in which a tuple of a collection lies, and what follows: the name of an
@@ -308,6 +325,11 @@ mod tests {
                 assert_eq!(Head::decode(&[bytes.as_slice(), b"x"].concat()), None);
             }
         }
+        let old = Head { bounded: false, ..Head::new(Kind::List, None, 7) };
+        assert_eq!(old.encode()[0], 1);
+        assert_eq!(Head::decode(&old.encode()), Some(old), "a list without bounds");
+        let hash = [&[3, 1][..], &[0; 16]].concat();
+        assert_eq!(Head::decode(&hash), None, "only lists have bounds");
         assert_eq!(Head::decode(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 1]), None, "another version");
         assert_eq!(Head::decode(&[1, 9, 0, 0, 0, 0, 0, 0, 0, 1]), None, "an unknown kind");
         let mut long = Head::new(Kind::Pages, None, 7).encode();

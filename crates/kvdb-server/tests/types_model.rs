@@ -312,6 +312,9 @@ fn check(db: &Kvdb) -> usize {
     let (mut keys, mut owners) = (BTreeMap::new(), BTreeMap::new());
     let mut pages: BTreeSet<Vec<u8>> = BTreeSet::new();
     let mut counted: BTreeMap<Vec<u8>, (i64, i64, i64)> = BTreeMap::new();
+    // Of lists: the numbers of elements, and the bounds at both ends.
+    let mut numbers: BTreeMap<Vec<u8>, (BTreeSet<u64>, [Option<u64>; 2])> = BTreeMap::new();
+    let number = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("8 bytes"));
     for (key, value) in &all {
         match key[0] {
             b'k' => {
@@ -338,9 +341,22 @@ fn check(db: &Kvdb) -> usize {
                 let entry = counted.entry(key[1..9].to_vec()).or_default();
                 match key[9] {
                     0 => entry.0 = String::from_utf8_lossy(value).parse().expect("a length"),
-                    1 => entry.1 += 1,
+                    1 => {
+                        entry.1 += 1;
+                        if ids.get(&key[1..9]) == Some(&4) {
+                            numbers
+                                .entry(key[1..9].to_vec())
+                                .or_default()
+                                .0
+                                .insert(number(&key[10..]));
+                        }
+                    }
                     2 => entry.2 += 1,
                     3 => drop(owners.insert(key[1..9].to_vec(), value.to_vec())),
+                    4 => {
+                        let bounds = &mut numbers.entry(key[1..9].to_vec()).or_default().1;
+                        bounds[usize::from(key[10])] = Some(number(value));
+                    }
                     part => panic!("part {part} of a collection"),
                 }
             }
@@ -354,6 +370,14 @@ fn check(db: &Kvdb) -> usize {
         let kind = ids.get(id).unwrap_or_else(|| panic!("the elements of {id:?} are left over"));
         assert_eq!(count, elements, "the length of {id:?}");
         assert_eq!(*ordered, if *kind == 3 { *elements } else { 0 }, "the order of {id:?}");
+    }
+    for (id, (numbers, bounds)) in &numbers {
+        let [Some(left), Some(right)] = *bounds else { panic!("bounds {bounds:?} of {id:?}") };
+        assert_eq!(ids.get(id), Some(&4), "only lists have bounds");
+        assert!(
+            numbers.iter().all(|n| (left..=right).contains(n)),
+            "beyond {bounds:?}: {numbers:?}"
+        );
     }
     assert_eq!(ids.len(), counted.len(), "a collection without elements");
     assert_eq!(keys, owners, "the keys of collections");

@@ -4,45 +4,17 @@
 use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
+mod ends;
+
+use self::ends::{End, number, outermost, place, set_bound, within};
 use super::collections::{Room, visit};
 use super::is;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{ELEMENT, Kind, element_key, elements};
+use crate::keyspace::Kind;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
-
-/// The number of the first element of a new list: there is room for 2^63 on both sides.
-const MIDDLE: u64 = 1 << 63;
-
-#[derive(Clone, Copy, PartialEq)]
-enum End {
-    Left,
-    Right,
-}
-
-fn place(of: &Collection, number: u64) -> Vec<u8> {
-    element_key(of.id, &number.to_be_bytes())
-}
-
-fn number(tuple: &Tuple) -> Result<u64, Failure> {
-    let bytes = tuple.key.get(ELEMENT..).and_then(|bytes| bytes.try_into().ok());
-    bytes
-        .map(u64::from_be_bytes)
-        .ok_or_else(|| Failure::Corrupt("the number of a list's element does not decode".into()))
-}
-
-/// The number of the element at an end.
-fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
-    let (first, last) = elements(of.id);
-    let mut found = MIDDLE;
-    visit(s, seen, of, (&first, &last), end == End::Right, |tuple| {
-        found = number(tuple)?;
-        Ok(false)
-    })?;
-    Ok(found)
-}
 
 fn push_all<'k>(
     s: &Session,
@@ -55,12 +27,16 @@ fn push_all<'k>(
     let of = seen.begin_collection(key, Kind::List, || s.random(), batch)?;
     let mut at = outermost(s, seen, &of, end)?;
     let pushed = values.len() as i64;
+    if of.live.count == 0 {
+        set_bound(&of, end.opposite(), at, batch);
+    }
     for (i, value) in values.enumerate() {
         if i > 0 || of.live.count > 0 {
-            at = if end == End::Left { at - 1 } else { at + 1 };
+            at = end.beyond(at);
         }
         batch.put(of.types, place(&of, at), Bytes::copy_from_slice(value));
     }
+    set_bound(&of, end, at, batch);
     seen.counted(key, &of, pushed, batch);
     Ok(of.live.count + pushed)
 }
@@ -131,15 +107,20 @@ fn take(
     wanted: usize,
     batch: &mut Batch,
 ) -> Result<Vec<Bytes>, Failure> {
-    let (start, last) = elements(of.id);
     let (mut room, mut popped) = (Room::of(s), Vec::new());
     if wanted > 0 {
+        let (start, last) = within(seen, of)?;
+        let mut at = None;
         visit(s, seen, of, (&start, &last), end == End::Right, |tuple| {
             room.take(tuple.value_len())?;
+            at = Some(number(tuple)?);
             popped.push(tuple.value()?);
             batch.delete(of.types, tuple.key.clone());
             Ok(popped.len() < wanted)
         })?;
+        if let Some(at) = at {
+            set_bound(of, end, end.opposite().beyond(at), batch);
+        }
     }
     seen.counted(key, of, -(popped.len() as i64), batch);
     Ok(popped)
@@ -166,7 +147,7 @@ fn stretch(
     from: i64,
     to: i64,
 ) -> Result<Vec<Tuple>, Failure> {
-    let (start, end) = elements(of.id);
+    let (start, end) = within(seen, of)?;
     let len = of.live.count;
     let backward = len - 1 - to < from;
     let (skip, last) = if backward { (len - 1 - to, len - 1 - from) } else { (from, to) };
@@ -262,16 +243,31 @@ pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         None => 0,
         Some(space) => s.change(space, [key], |seen, batch| {
             let Some(of) = seen.collection(key, Kind::List)? else { return Ok(0) };
-            let (start, end) = elements(of.id);
+            let (start, end) = within(seen, &of)?;
+            let (near, far) =
+                if count < 0 { (End::Right, End::Left) } else { (End::Left, End::Right) };
             let (mut removed, mut room) = (0u64, Room::of(s));
+            // What is left: the last that was met, and where the first that was not removed lies.
+            let (mut kept, mut stripped) = (None, None);
             visit(s, seen, &of, (&start, &end), count < 0, |tuple| {
                 if tuple.value_len() == value.len() && tuple.value()? == value {
                     room.take(tuple.key.len())?;
                     batch.delete(of.types, tuple.key.clone());
                     removed += 1;
+                    if kept.is_none() {
+                        stripped = Some(number(tuple)?);
+                    }
+                } else {
+                    kept = Some(number(tuple)?);
                 }
                 Ok(removed < most)
             })?;
+            if let Some(at) = stripped {
+                set_bound(&of, near, far.beyond(at), batch);
+            }
+            if let Some(at) = kept.filter(|_| removed > 0 && removed < most) {
+                set_bound(&of, far, at, batch);
+            }
             seen.counted(key, &of, -(removed as i64), batch);
             Ok(removed)
         })?,
@@ -291,12 +287,14 @@ pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                 seen.counted(key, &of, -of.live.count, batch);
                 return Ok(());
             };
-            let (start, end) = elements(of.id);
+            let (start, end) = within(seen, &of)?;
             // Two ranges, whatever they hold.
             if let (true, Some(first)) = (from > 0, nth(s, seen, &of, from)?) {
+                set_bound(&of, End::Left, number(&first)?, batch);
                 batch.delete_range(of.types, start, first.key);
             }
             if let (true, Some(last)) = (to + 1 < of.live.count, nth(s, seen, &of, to)?) {
+                set_bound(&of, End::Right, number(&last)?, batch);
                 batch.delete_range(of.types, [&last.key[..], b"\0"].concat(), end);
             }
             seen.counted(key, &of, (to - from + 1) - of.live.count, batch);
@@ -319,7 +317,7 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         None => 0,
         Some(space) => s.change(space, [key], |seen, batch| {
             let Some(of) = seen.collection(key, Kind::List)? else { return Ok(0) };
-            let (start, end) = elements(of.id);
+            let (start, end) = within(seen, &of)?;
             let (mut rank, mut found) = (0, None);
             visit(s, seen, &of, (&start, &end), false, |tuple| {
                 if tuple.value_len() == pivot.len() && tuple.value()? == pivot {
@@ -341,13 +339,16 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             let mut numbers = moved.iter().map(number).collect::<Result<Vec<_>, _>>()?;
             let mut values = moved.iter().map(Tuple::value).collect::<Result<Vec<_>, _>>()?;
             let value = Bytes::copy_from_slice(value);
+            let end = if left { End::Left } else { End::Right };
+            let beyond = end.beyond(outermost(s, seen, &of, end)?);
             if left {
-                numbers.insert(0, outermost(s, seen, &of, End::Left)? - 1);
+                numbers.insert(0, beyond);
                 values.push(value);
             } else {
-                numbers.push(outermost(s, seen, &of, End::Right)? + 1);
+                numbers.push(beyond);
                 values.insert(0, value);
             }
+            set_bound(&of, end, beyond, batch);
             for (number, value) in numbers.into_iter().zip(values) {
                 batch.put(of.types, place(&of, number), value);
             }
@@ -412,10 +413,11 @@ fn rotate(
     let Some(tuple) = nth(s, seen, of, index)? else { return Ok(None) };
     let value = tuple.value()?;
     if from != to && of.live.count > 1 {
-        let beyond = outermost(s, seen, of, to)?;
-        let number = if to == End::Left { beyond - 1 } else { beyond + 1 };
+        let beyond = to.beyond(outermost(s, seen, of, to)?);
+        set_bound(of, from, to.beyond(number(&tuple)?), batch);
+        set_bound(of, to, beyond, batch);
         batch.delete(of.types, tuple.key);
-        batch.put(of.types, place(of, number), value.clone());
+        batch.put(of.types, place(of, beyond), value.clone());
     }
     Ok(Some(value))
 }
@@ -452,7 +454,7 @@ pub fn lpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let value = args.at(2);
     let (seen, mut found) = (s.see()?, Vec::new());
     if let Some(of) = seen.collection(args.at(1), Kind::List)? {
-        let (start, end) = elements(of.id);
+        let (start, end) = within(&seen, &of)?;
         let wanted = count.map_or(1, |n| if n == 0 { usize::MAX } else { n });
         let (mut at, mut passed, mut room) = (0, rank.abs() - 1, Room::of(s));
         visit(s, &seen, &of, (&start, &end), rank < 0, |tuple| {

@@ -1,0 +1,97 @@
+//! The ends of a list: the numbers between which its elements lie, kept with it.
+//!
+//! What was taken from an end stays in the tree as tombstones until a merge drops them, and a queue
+//! leaves nothing else there. So the ends are known beforehand, and a walk begins at an element. No
+//! element lies outside of the bounds: who adds one beyond them moves them with it. Within, there
+//! may be gaps at the ends. Lists of older programs have no bounds.
+
+use kvdb::{Batch, Tuple};
+
+use crate::commands::collections::visit;
+use crate::failure::Failure;
+use crate::keyspace::{ELEMENT, bound_key, element_key, elements};
+use crate::session::Session;
+use crate::session::seen::{Collection, Seen};
+
+/// The number of the first element of a new list: there is room for 2^63 on both sides.
+pub const MIDDLE: u64 = 1 << 63;
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum End {
+    Left,
+    Right,
+}
+
+impl End {
+    pub fn opposite(self) -> End {
+        if self == End::Left { End::Right } else { End::Left }
+    }
+    /// The number next to `number`, further out at this end.
+    pub fn beyond(self, number: u64) -> u64 {
+        match self {
+            End::Left => number.saturating_sub(1),
+            End::Right => number.saturating_add(1),
+        }
+    }
+}
+
+/// The place of the element with this number.
+pub fn place(of: &Collection, number: u64) -> Vec<u8> {
+    element_key(of.id, &number.to_be_bytes())
+}
+
+fn decoded(bytes: Option<&[u8]>, what: &str) -> Result<u64, Failure> {
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u64::from_be_bytes)
+        .ok_or_else(|| Failure::Corrupt(format!("{what} does not decode")))
+}
+
+/// The number of an element.
+pub fn number(tuple: &Tuple) -> Result<u64, Failure> {
+    decoded(tuple.key.get(ELEMENT..), "the number of a list's element")
+}
+
+fn is_bounded(of: &Collection) -> bool {
+    of.live.head.is_some_and(|head| head.bounded)
+}
+
+fn bound(seen: &Seen<'_>, of: &Collection, end: End) -> Result<Option<u64>, Failure> {
+    if !is_bounded(of) {
+        return Ok(None);
+    }
+    let found = seen.get(of.types, &bound_key(of.id, end == End::Right))?;
+    found.map(|bytes| decoded(Some(&bytes), "the bound of a list")).transpose()
+}
+
+/// The keys `[start, end)` among which all elements lie.
+pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+    let (mut start, mut end) = elements(of.id);
+    if let Some(first) = bound(seen, of, End::Left)? {
+        start = place(of, first);
+    }
+    if let Some(last) = bound(seen, of, End::Right)? {
+        end = place(of, last);
+        end.push(0);
+    }
+    end = end.max(start.clone());
+    Ok((start, end))
+}
+
+/// Has the batch set the bound at an end: no element will lie beyond `number`.
+pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
+    if is_bounded(of) {
+        batch.put(of.types, bound_key(of.id, end == End::Right), number.to_be_bytes().to_vec());
+    }
+}
+
+/// The number of the element at an end; [`MIDDLE`] where there is none.
+pub fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
+    let (first, last) = within(seen, of)?;
+    let mut found = MIDDLE;
+    visit(s, seen, of, (&first, &last), end == End::Right, |tuple| {
+        found = number(tuple)?;
+        Ok(false)
+    })?;
+    Ok(found)
+}
