@@ -1,5 +1,5 @@
-//! What the errors of the libraries mean to the person at the terminal: an exit code, a sentence, and
-//! what to do.
+//! What the errors of the libraries mean to the person at the terminal: an exit code, a sentence,
+//! and what to do.
 
 use std::path::Path;
 

@@ -26,7 +26,8 @@ pub struct Options {
     pub log: Option<PathBuf>,
     /// Others than their users may look into views.
     pub open_views: bool,
-    /// Bytes of small files that a new directory reserves numbers for; `None`: as the store was made.
+    /// Bytes of small files that a new directory reserves numbers for; `None`: as the store was
+    /// made.
     pub zone_size: Option<u64>,
     /// Where figures are given to Prometheus.
     pub metrics: Option<SocketAddr>,

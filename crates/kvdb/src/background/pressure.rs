@@ -1,9 +1,9 @@
 //! Write pressure: what a commit must do before it may add to the debt of flushes and merges.
 //! Delays begin early, are short, and grow with the square of the debt, without an end where merges
 //! fall behind: else runs would gather for as long as writes are faster than merges, and each read
-//! asks every run. A commit waits only when memory would exceed its budget. A commit of data is refused when the flush of everything
-//! committed could no longer find room, so that nothing acknowledged can be lost to a full store;
-//! deletions are let through.
+//! asks every run. A commit waits only when memory would exceed its budget. A commit of data is
+//! refused when the flush of everything committed could no longer find room, so that nothing
+//! acknowledged can be lost to a full store; deletions are let through.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;

@@ -8,9 +8,9 @@
 //! waiting threads does the sync for all of them; the others join the next one.
 //!
 //! In the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or `deferred`
-//! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then `pipeline`
-//! (write, sync) and `sealing`. `recent` is what transactions look for conflicts in, `locking` the
-//! locks that a commit waits for.
+//! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then
+//! `pipeline` (write, sync) and `sealing`. `recent` is what transactions look for conflicts in,
+//! `locking` the locks that a commit waits for.
 
 pub(crate) mod batch;
 pub(crate) mod deferred;
