@@ -457,7 +457,6 @@ fn a_tree_goes_while_others_work_in_it() {
             self.0.store(true, std::sync::atomic::Ordering::Relaxed);
         }
     }
-    let began = std::time::Instant::now();
     std::thread::scope(|scope| {
         let _end = End(&done);
         for worker in 0..3u64 {
@@ -517,6 +516,7 @@ fn a_tree_goes_while_others_work_in_it() {
             directory(&fs, top, "sub");
             // Until there is something in it; the workers never stop before this does.
             let goal = worked.load(std::sync::atomic::Ordering::Relaxed) + 3;
+            let began = std::time::Instant::now();
             while worked.load(std::sync::atomic::Ordering::Relaxed) < goal {
                 assert!(began.elapsed().as_secs() < 120, "the workers do nothing in round {round}");
                 std::thread::yield_now();
