@@ -8,9 +8,13 @@ use crate::request::Arguments;
 use crate::session::Session;
 
 mod bits;
+mod blocking;
 mod changes;
+mod client;
 mod collections;
+mod config;
 mod connection;
+mod debug;
 mod defrag;
 mod dict;
 mod dispatch;
@@ -24,6 +28,7 @@ mod lcs;
 mod lists;
 mod multi;
 mod numbers;
+mod pubsub;
 mod ranges;
 mod revert;
 mod scan;
@@ -51,13 +56,15 @@ pub struct Command {
     pub writes: bool,
     /// Allowed before the password is shown.
     pub open: bool,
-    /// First and last argument that is a key, and the step between keys; last -1: to the end. All
-    /// 0: no keys.
+    /// First and last argument that is a key, and the step between keys; a negative last one counts
+    /// from the end. All 0: no keys.
     pub keys: (i32, i32, i32),
     pub run: Handler,
     pub in_multi: InMulti,
     /// It may give a key a deadline or a value that is no string.
     pub typed: bool,
+    /// It says messages instead of replies (`pushes`).
+    pub pushes: bool,
 }
 
 impl Command {
@@ -66,7 +73,10 @@ impl Command {
         let (first, last, step) = self.keys;
         // Those whose number is an argument.
         let counted = match self.name {
-            "sintercard" | "zdiff" | "zinter" | "zintercard" | "zunion" => Some(1),
+            "lmpop" | "sintercard" | "zdiff" | "zinter" | "zintercard" | "zmpop" | "zunion" => {
+                Some(1)
+            }
+            "blmpop" | "bzmpop" => Some(2),
             "zdiffstore" | "zinterstore" | "zunionstore" => Some(2),
             "eval" | "evalsha" | "eval_ro" | "evalsha_ro" => Some(2),
             _ => None,
@@ -79,7 +89,9 @@ impl Command {
         if first == 0 {
             return Vec::new();
         }
-        let last = if last < 0 { args.len() } else { (last as usize + 1).min(args.len()) };
+        let len = args.len() as i32;
+        let last = if last < 0 { len + last + 1 } else { (last + 1).min(len) };
+        let last = usize::try_from(last).unwrap_or(0);
         (first as usize..last).step_by(step as usize).map(|i| args.at(i)).collect()
     }
 }
@@ -108,6 +120,7 @@ const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler)
         run,
         in_multi: InMulti::Queued,
         typed: false,
+        pushes: false,
     }
 }
 const fn reads(
@@ -143,9 +156,16 @@ const fn in_multi(in_multi: InMulti, command: Command) -> Command {
     Command { in_multi, ..command }
 }
 
+/// Of subscriptions: what it says are messages, which come also where replies do not, and it may be
+/// given while messages are all that a client of RESP2 expects.
+const fn pushes(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
+    Command { pushes: true, ..in_multi(InMulti::Refused, reads(name, usage, arity, NONE, run)) }
+}
+
 const NONE: (i32, i32, i32) = (0, 0, 0);
 const FIRST: (i32, i32, i32) = (1, 1, 1);
 const EACH: (i32, i32, i32) = (1, -1, 1);
+const BUT_LAST: (i32, i32, i32) = (1, -2, 1);
 const PAIRS: (i32, i32, i32) = (1, -1, 2);
 const TWO: (i32, i32, i32) = (1, 2, 1);
 
@@ -170,14 +190,22 @@ pub static COMMANDS: &[Command] = &[
     reads("bitfield_ro", "key [GET type offset ...]", -2, FIRST, bits::bitfield_ro),
     writes("bitop", "AND|OR|XOR|NOT destination key ...", -4, (2, -1, 1), bits::bitop),
     reads("bitpos", "key bit [start [end [BYTE|BIT]]]", -3, FIRST, bits::bitpos),
-    reads("changes", feed::USAGE, -1, NONE, feed::changes),
-    reads(
-        "client",
-        "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST",
-        -2,
+    typed("blmove", "source destination LEFT|RIGHT LEFT|RIGHT timeout", 6, TWO, blocking::blmove),
+    writes(
+        "blmpop",
+        "timeout numkeys key ... LEFT|RIGHT [COUNT count]",
+        -5,
         NONE,
-        connection::client,
+        blocking::blmpop,
     ),
+    writes("blpop", "key ... timeout", -3, BUT_LAST, blocking::blpop),
+    writes("brpop", "key ... timeout", -3, BUT_LAST, blocking::brpop),
+    typed("brpoplpush", "source destination timeout", 4, TWO, blocking::brpoplpush),
+    writes("bzmpop", "timeout numkeys key ... MIN|MAX [COUNT count]", -5, NONE, blocking::bzmpop),
+    writes("bzpopmax", "key ... timeout", -3, BUT_LAST, blocking::bzpopmax),
+    writes("bzpopmin", "key ... timeout", -3, BUT_LAST, blocking::bzpopmin),
+    reads("changes", feed::USAGE, -1, NONE, feed::changes),
+    reads("client", client::USAGE, -2, NONE, client::client),
     in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
     in_multi(InMulti::Refused, writes("clonetree", "from to [TXN id]", -3, NONE, tree::clonetree)),
     reads(
@@ -188,19 +216,10 @@ pub static COMMANDS: &[Command] = &[
         introspection::command,
     ),
     in_multi(InMulti::Refused, reads("compact", "[start end] | STORE", -1, NONE, dict::compact)),
-    reads(
-        "config",
-        "GET pattern ... | SET durable yes|no | SET lua-time-limit milliseconds | RESETSTAT",
-        -2,
-        NONE,
-        server::config,
-    ),
+    reads("config", config::USAGE, -2, NONE, config::config),
     writes("copy", "source destination [REPLACE]", -3, TWO, keys::copy),
     reads("dbsize", "", 1, NONE, scan::dbsize),
-    in_multi(
-        InMulti::Refused,
-        reads("debug", "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1", -2, NONE, server::debug),
-    ),
+    in_multi(InMulti::Refused, reads("debug", debug::USAGE, -2, NONE, debug::debug)),
     writes("decr", "key", 2, FIRST, numbers::decr),
     writes("decrby", "key decrement", 3, FIRST, numbers::decrby),
     in_multi(
@@ -274,6 +293,7 @@ pub static COMMANDS: &[Command] = &[
     writes("linsert", "key BEFORE|AFTER pivot element", 5, FIRST, lists::linsert),
     reads("llen", "key", 2, FIRST, lists::llen),
     typed("lmove", "source destination LEFT|RIGHT LEFT|RIGHT", 5, TWO, lists::lmove),
+    writes("lmpop", "numkeys key ... LEFT|RIGHT [COUNT count]", -4, NONE, blocking::lmpop),
     writes("lpop", "key [count]", -2, FIRST, lists::lpop),
     reads("lpos", "key element [RANK rank] [COUNT count] [MAXLEN len]", -3, FIRST, lists::lpos),
     typed("lpush", "key element ...", -3, FIRST, lists::lpush),
@@ -294,7 +314,11 @@ pub static COMMANDS: &[Command] = &[
     reads("pexpiretime", "key", 2, FIRST, expiry::pexpiretime),
     reads("ping", "[message]", -1, NONE, connection::ping),
     typed("psetex", "key milliseconds value", 4, FIRST, strings::psetex),
+    pushes("psubscribe", "pattern ...", -2, pubsub::psubscribe),
     reads("pttl", "key", 2, FIRST, expiry::pttl),
+    reads("publish", "channel message", 3, NONE, pubsub::publish),
+    reads("pubsub", pubsub::PUBSUB_USAGE, -2, NONE, pubsub::pubsub),
+    pushes("punsubscribe", "[pattern ...]", -1, pubsub::punsubscribe),
     in_multi(InMulti::AtOnce, open("quit", "", -1, connection::quit)),
     reads("randomkey", "", 1, NONE, scan::randomkey),
     reads("range", "start end [REV] [LIMIT count] [NOVALUES] [EXACT]", -3, NONE, ranges::range),
@@ -337,6 +361,7 @@ pub static COMMANDS: &[Command] = &[
     writes("srem", "key member ...", -3, FIRST, sets::srem),
     reads("sscan", "key cursor [MATCH pattern] [COUNT count]", -3, FIRST, sets::sscan),
     reads("strlen", "key", 2, FIRST, strings::strlen),
+    pushes("subscribe", "channel ...", -2, pubsub::subscribe),
     reads("substr", "key start end", 4, FIRST, strings::getrange),
     reads("sunion", "key ...", -2, EACH, sets::sunion),
     typed("sunionstore", "destination key ...", -3, EACH, sets::sunionstore),
@@ -347,6 +372,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("txn", txn::USAGE, -2, NONE, txn::txn)),
     reads("type", "key", 2, FIRST, keys::kind),
     writes("unlink", "key ...", -2, EACH, keys::del),
+    pushes("unsubscribe", "[channel ...]", -1, pubsub::unsubscribe),
     reads("unwatch", "", 1, NONE, multi::unwatch),
     reads("use", "dictionary", 2, NONE, connection::choose),
     reads("wait", "replicas timeout", 3, NONE, server::wait),
@@ -378,6 +404,7 @@ pub static COMMANDS: &[Command] = &[
         sorted_sets::zinterstore,
     ),
     reads("zlexcount", "key min max", 4, FIRST, sorted_sets::zlexcount),
+    writes("zmpop", "numkeys key ... MIN|MAX [COUNT count]", -4, NONE, blocking::zmpop),
     reads("zmscore", "key member ...", -3, FIRST, sorted_sets::zmscore),
     writes("zpopmax", "key [count]", -2, FIRST, sorted_sets::zpopmax),
     writes("zpopmin", "key [count]", -2, FIRST, sorted_sets::zpopmin),

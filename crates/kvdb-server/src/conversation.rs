@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::bell::Bell;
 use crate::commands;
 use crate::output::{Output, Sink};
 use crate::request::{Parser, Progress};
@@ -30,9 +31,11 @@ impl Conversation {
         address: String,
         needs_password: bool,
     ) -> Self {
+        let closer = sink.closer();
         let out =
             Output::new(shared.db.clone(), sink, shared.limits.reply, shared.whole_replies.clone());
-        let session = Session::new(shared, address, needs_password);
+        let session = Session::new(shared, address, needs_password, closer);
+        session.shared.clients.add(session.connection.clone());
         Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
     }
 
@@ -44,6 +47,19 @@ impl Conversation {
 
     pub fn id(&self) -> u64 {
         self.session.id
+    }
+
+    /// What wakes this connection where messages may come for it; `None`: the client's next bytes
+    /// are all that there is to wait for.
+    pub fn bell(&self) -> Option<&Bell> {
+        self.session.listens().then_some(&self.session.connection.bell)
+    }
+
+    /// Sends the messages that have come. `false` when the conversation is over.
+    pub fn deliver(&mut self) -> bool {
+        self.session.connection.bell.take();
+        self.session.deliver(&mut self.out);
+        self.send()
     }
 
     /// The buffer that the client's next bytes are to be appended to, with room for some. `None`:
@@ -97,8 +113,12 @@ impl Conversation {
             self.parser.shrink();
             self.release();
         }
+        open & self.send()
+    }
+
+    fn send(&mut self) -> bool {
         let sent = self.out.sent;
-        open &= self.out.flush();
+        let open = self.out.flush();
         self.session.shared.metrics.bytes_out.fetch_add(self.out.sent - sent, Relaxed);
         open
     }
@@ -130,6 +150,11 @@ mod tests {
         fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
             self.0.lock().extend_from_slice(bytes);
             Ok(())
+        }
+        // What waits finds its client gone.
+        fn wait(&self, _: &Bell, _: Option<std::time::Duration>) {}
+        fn is_gone(&self) -> bool {
+            true
         }
     }
 
@@ -210,7 +235,7 @@ mod tests {
         let names: Vec<&'static str> = crate::commands::COMMANDS
             .iter()
             .map(|c| c.name)
-            .filter(|n| !matches!(*n, "info" | "kvfs.stat" | "kvfs.zones" | "memory"))
+            .filter(|n| !matches!(*n, "info" | "kvfs.stat" | "kvfs.zones" | "memory" | "slowlog"))
             .collect();
         let word = prop_oneof![
             4 => prop::sample::select(names.clone()).prop_map(|n| n.as_bytes().to_vec()),

@@ -48,7 +48,7 @@ pub struct Keyspace {
 }
 
 /// What is stored under a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     String,
     Hash,

@@ -32,18 +32,24 @@
 
 #![warn(missing_docs)]
 
+mod bell;
+mod channels;
 mod client;
+mod clients;
 mod commands;
 mod conversation;
 mod cursors;
 mod dictionaries;
+mod effects;
 mod error;
 mod failure;
 mod glob;
 mod keyspace;
 mod limits;
 mod locks;
+mod mailbox;
 mod metrics;
+mod notifications;
 mod output;
 #[doc(hidden)]
 pub mod parsers;
@@ -57,6 +63,7 @@ mod session;
 mod socket;
 mod sweeper;
 mod transactions;
+mod waiters;
 mod walk;
 
 pub use client::{Client, Reply, read_reply};

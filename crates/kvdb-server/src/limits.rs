@@ -43,6 +43,13 @@ pub struct Limits {
     pub cursor_bytes: usize,
     /// Bytes of the keys of recent commits that are kept for `CHANGES`, once it was asked for.
     pub feed: usize,
+    /// Bytes of messages that wait for one subscriber; one that falls behind further is
+    /// disconnected.
+    pub mailbox: usize,
+    /// Bytes of the names that all connections have subscribed to.
+    pub subscriptions: usize,
+    /// Bytes of messages and events that one transaction keeps until it commits.
+    pub effects: usize,
     /// Bytes of a savepoint's name.
     pub name: usize,
     /// Scripts that run at once, each in a process; the next one waits.
@@ -74,6 +81,9 @@ impl Default for Limits {
             cursors: 16 << 10,
             cursor_bytes: 16 << 20,
             feed: 16 << 20,
+            mailbox: 32 << 20,
+            subscriptions: 64 << 20,
+            effects: 16 << 20,
             name: 256,
             scripts: 8,
             script_time: Duration::from_secs(5),

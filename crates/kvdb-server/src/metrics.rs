@@ -23,6 +23,8 @@ pub struct Metrics {
     pub bytes_out: AtomicU64,
     /// Keys that were removed because their time was up.
     pub expired: AtomicU64,
+    /// Events that were not sent, because a transaction had too many (`Limits::effects`).
+    pub effects_dropped: AtomicU64,
     /// Each command's name and its counters, in the order of the table of commands.
     by_command: Box<[(&'static str, CommandCounters)]>,
 }
@@ -41,6 +43,7 @@ impl Metrics {
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             expired: AtomicU64::new(0),
+            effects_dropped: AtomicU64::new(0),
             by_command: commands.map(|name| (name, CommandCounters::default())).collect(),
         }
     }
@@ -66,6 +69,7 @@ impl Metrics {
             &self.bytes_in,
             &self.bytes_out,
             &self.expired,
+            &self.effects_dropped,
         ] {
             counter.store(0, Relaxed);
         }
@@ -89,7 +93,7 @@ impl Metrics {
         let get = |c: &AtomicU64| c.load(Relaxed);
         let mut out = format!(
             "{{\"uptime_seconds\":{},\"connections\":{},\"connections_accepted\":{},\"connections_rejected\":{},\"commands\":{},\
-             \"unknown_commands\":{},\"protocol_errors\":{},\"bytes_in\":{},\"bytes_out\":{},\"expired\":{},\"by_command\":{{",
+             \"unknown_commands\":{},\"protocol_errors\":{},\"bytes_in\":{},\"bytes_out\":{},\"expired\":{},\"events_dropped\":{},\"by_command\":{{",
             self.started.elapsed().as_secs(),
             get(&self.connected),
             get(&self.accepted),
@@ -99,7 +103,8 @@ impl Metrics {
             get(&self.protocol_errors),
             get(&self.bytes_in),
             get(&self.bytes_out),
-            get(&self.expired)
+            get(&self.expired),
+            get(&self.effects_dropped)
         );
         for (i, (name, calls, failed, micros)) in self.called().enumerate() {
             let comma = if i > 0 { "," } else { "" };

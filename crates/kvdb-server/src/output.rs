@@ -10,14 +10,25 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use kvdb::Kvdb;
 
+use crate::bell::Bell;
+use crate::clients::Closer;
 use crate::failure::{Failure, Outcome};
 
 /// Where the bytes go: a socket, or memory for a client inside this process.
 pub trait Sink: Send {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Waits until the bell rings, the client goes away, or so long; `None` is for ever.
+    fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
+        bell.wait(at_most);
+    }
+    /// Closes the connection from another thread.
+    fn closer(&self) -> Option<Closer> {
+        None
+    }
     /// The client has gone away.
     fn is_gone(&self) -> bool {
         false
@@ -71,6 +82,8 @@ pub struct Output {
     pub resp3: bool,
     /// Nothing leaves: whatever is written may have to be taken back.
     keep: bool,
+    /// What is written is dropped instead of sent.
+    muted: bool,
     /// What of `bytes` beyond `send_at` is counted there.
     budget: Arc<Budget>,
     charged: usize,
@@ -95,6 +108,7 @@ impl Output {
             unsynced: Vec::new(),
             resp3: false,
             keep: false,
+            muted: false,
             budget,
             charged: 0,
             overfull: false,
@@ -245,6 +259,30 @@ impl Output {
         self.number(if self.resp3 { b'~' } else { b'*' }, len as i64);
     }
 
+    pub fn boolean(&mut self, value: bool) {
+        match self.resp3 {
+            true => self.line(b'#', if value { b"t" } else { b"f" }),
+            false => self.integer(i64::from(value)),
+        }
+    }
+    /// A whole number of any length, in decimal digits.
+    pub fn big_number(&mut self, digits: &str) {
+        match self.resp3 {
+            true => self.line(b'(', digits.as_bytes()),
+            false => self.bulk(digits.as_bytes()),
+        }
+    }
+    /// The header of what is said about the reply that follows it, to a client of RESP3; `len`
+    /// pairs of replies follow.
+    pub fn attribute(&mut self, len: usize) {
+        self.number(b'|', len as i64);
+    }
+    /// The header of a message that is no reply, to a client that has asked for such; `len` replies
+    /// follow.
+    pub fn push(&mut self, len: usize) {
+        self.number(if self.resp3 { b'>' } else { b'*' }, len as i64);
+    }
+
     fn line(&mut self, kind: u8, text: &[u8]) {
         self.bytes.push(kind);
         self.bytes.extend_from_slice(text);
@@ -366,6 +404,15 @@ impl Output {
     pub fn is_gone(&self) -> bool {
         self.is_broken() || self.sink.is_gone()
     }
+    /// Waits until the bell rings, the client goes away, or so long; `None` is for ever. What was
+    /// written before is sent, and the command under way begins its reply anew.
+    pub fn wait(&mut self, bell: &Bell, at_most: Option<Duration>) {
+        let held = self.under_way.take().is_some_and(|reply| reply.held);
+        if self.flush() {
+            self.sink.wait(bell, at_most);
+        }
+        self.begin_reply(held);
+    }
     /// `true` once the client is gone, or what is written will be taken back: the writer of a
     /// long reply may stop.
     pub fn is_broken(&self) -> bool {
@@ -390,7 +437,7 @@ impl Output {
             }
             self.unsynced.clear();
         }
-        if !self.bytes.is_empty() && self.broken.is_none() {
+        if !self.bytes.is_empty() && self.broken.is_none() && !self.muted {
             match self.sink.send(&self.bytes) {
                 Ok(()) => self.sent += self.bytes.len() as u64,
                 Err(error) => self.broken = Some(error),
@@ -402,6 +449,18 @@ impl Output {
         }
         self.give_back();
         self.broken.is_none()
+    }
+
+    /// Drops what is written from here on, up to `unmute`.
+    pub fn mute(&mut self) {
+        self.flush();
+        self.muted = true;
+    }
+    pub fn unmute(&mut self) {
+        if self.muted {
+            self.flush();
+            self.muted = false;
+        }
     }
 
     /// Bytes that are no reply, behind everything that was written so far.

@@ -318,6 +318,87 @@ fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
     println!("{points} scheduling points; raised: {all:?}");
 }
 
+/// A queue that is filled in all ways, and two that wait for what comes, for as long as it takes.
+fn queue(seed: u64) -> Vec<String> {
+    let open = OpenOptions {
+        memory: 1 << 20,
+        zero_journal: false,
+        merge_threads: 1,
+        ..OpenOptions::default()
+    };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db =
+        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
+    let shared =
+        Arc::new(Shared::new(db, Limits::default(), None, false, None, commands::metrics()));
+    let ask = |client: &mut Client, words: &[&str]| {
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        client.call(&words).expect("a reply")
+    };
+    let consumers: Vec<_> = (0..2)
+        .map(|number| {
+            let mut client = Client::of(shared.clone());
+            thread::Builder::new().name(format!("consumer {number}")).spawn(move || {
+                let took = (0..ATTEMPTS).map(|_| {
+                    match ask(&mut client, &["BLPOP", "none", "queue", "0"]) {
+                        Reply::Array(pair) => pair[1].clone(),
+                        other => panic!("BLPOP says {other:?}"),
+                    }
+                });
+                took.collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let (mut client, mut random) = (Client::of(shared), Random::new(seed));
+    for number in 0..2 * ATTEMPTS {
+        let item = number.to_string();
+        match random.below(4) {
+            0 => {
+                ask(&mut client, &["MULTI"]);
+                ask(&mut client, &["RPUSH", "queue", &item]);
+                ask(&mut client, &["EXEC"]);
+            }
+            1 => {
+                ask(&mut client, &["RPUSH", "own", &item]);
+                ask(&mut client, &["LMOVE", "own", "queue", "LEFT", "RIGHT"]);
+            }
+            2 => {
+                let Reply::Integer(id) = ask(&mut client, &["TXN", "BEGIN"]) else {
+                    panic!("no transaction")
+                };
+                ask(&mut client, &["TXN", "JOIN", &id.to_string()]);
+                ask(&mut client, &["RPUSH", "queue", &item]);
+                let lost = matches!(ask(&mut client, &["TXN", "COMMIT"]), Reply::Error(_));
+                ask(&mut client, &["TXN", "LEAVE"]);
+                if lost {
+                    ask(&mut client, &["RPUSH", "queue", &item]);
+                }
+            }
+            _ => drop(ask(&mut client, &["RPUSH", "queue", &item])),
+        }
+    }
+    let mut took = Vec::new();
+    for consumer in consumers {
+        for item in consumer.expect("a thread").join().expect("a consumer") {
+            let Reply::Bulk(item) = item else { panic!("no item: {item:?}") };
+            took.push(String::from_utf8_lossy(&item).into_owned());
+        }
+    }
+    took
+}
+
+#[test]
+fn none_that_waits_for_an_element_is_left_asleep_whatever_the_schedule() {
+    for seed in seeds(200) {
+        let mut took = schedule::run(seed, move || queue(seed))
+            .unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"))
+            .value;
+        took.sort();
+        let all: Vec<String> = (0..2 * ATTEMPTS).map(|number| number.to_string()).collect();
+        assert_eq!(took, all, "KVFS_SEED={seed}");
+    }
+}
+
 /// A transaction that puts three keys of different kinds, again and again, while another client
 /// deletes them by ranges that end at the last key or before it: all of them are there, or none.
 fn emptied(seed: u64) -> u64 {

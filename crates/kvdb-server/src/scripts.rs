@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,6 +28,8 @@ pub struct Scripts {
     pool: Arc<Pool>,
     /// Milliseconds that a script may take.
     time: AtomicU64,
+    /// They may call `DEBUG`.
+    debug: AtomicBool,
 }
 
 /// The texts of scripts by their names. When they take too much, the one unused for longest goes.
@@ -46,6 +48,7 @@ impl Scripts {
             most: limits.script_texts,
             pool: Arc::new(Pool::new(command, limits.scripts)),
             time: AtomicU64::new(limits.script_time.as_millis() as u64),
+            debug: AtomicBool::new(false),
         }
     }
 
@@ -55,6 +58,14 @@ impl Scripts {
     }
     pub fn set_time(&self, milliseconds: u64) {
         self.time.store(milliseconds, Relaxed);
+    }
+
+    /// Whether scripts may call `DEBUG`.
+    pub fn may_debug(&self) -> bool {
+        self.debug.load(Relaxed)
+    }
+    pub fn set_debug(&self, on: bool) {
+        self.debug.store(on, Relaxed);
     }
 
     /// The text of a script by its name, in any case.

@@ -17,8 +17,10 @@ use std::time::Duration;
 
 use kvdb::Kvdb;
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use crate::bell::Bell;
+use crate::clients::Closer;
 use crate::commands;
 use crate::conversation::Conversation;
 use crate::error::Error;
@@ -29,6 +31,9 @@ use crate::session::{Check, Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
 use crate::sweeper::Sweeping;
 use crate::transactions::{Snapshots, Transactions};
+
+/// How long a connection sleeps at most where it has no descriptor to wait with.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What the server is asked to be.
 #[derive(Clone, Default)]
@@ -145,13 +150,52 @@ impl Sink for ToStream {
         self.0.write_all(bytes)
     }
     fn is_gone(&self) -> bool {
-        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-        let mut byte = [0; 1];
-        match rustix::net::recv(&*self.0, &mut byte, flags) {
-            Ok((got, _)) => got == 0,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
-            Err(_) => true,
-        }
+        // What it has sent before may still have to be read.
+        let mut polled = [PollFd::new(&*self.0, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+    fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
+        // Half a connection is none: the client's next bytes may wait, but not its end.
+        listen(&self.0, PollFlags::RDHUP, bell, at_most);
+    }
+    fn closer(&self) -> Option<Closer> {
+        let stream = Arc::downgrade(&self.0);
+        Some(Box::new(move || {
+            if let Some(stream) = stream.upgrade() {
+                stream.shutdown(Shutdown::Both);
+            }
+        }))
+    }
+}
+
+/// What was heard first.
+enum Heard {
+    Bell,
+    /// What was listened for, or the stream has ended.
+    Stream,
+    Nothing,
+}
+
+/// Listens for `what` of the stream, for its end, and for the bell.
+fn listen(stream: &Stream, what: PollFlags, bell: &Bell, at_most: Option<Duration>) -> Heard {
+    let rings = bell.descriptor().ok();
+    if bell.take() {
+        return Heard::Bell;
+    }
+    let mut polled = vec![PollFd::new(stream, what)];
+    polled.extend(rings.as_ref().map(|rings| PollFd::new(rings, PollFlags::IN)));
+    // Out of descriptors: the bell is heard a little later.
+    let at_most =
+        if rings.is_none() { Some(at_most.map_or(LOOK, |t| t.min(LOOK))) } else { at_most };
+    let at_most = at_most.and_then(|time| time.try_into().ok());
+    let found = rustix::event::poll(&mut polled, at_most.as_ref());
+    if bell.take() {
+        Heard::Bell
+    } else if found.is_ok() && !polled[0].revents().is_empty() {
+        Heard::Stream
+    } else {
+        Heard::Nothing
     }
 }
 
@@ -345,7 +389,16 @@ impl Drop for Leave {
 }
 
 fn serve(common: &Common, stream: &Arc<Stream>, mut conversation: Conversation) {
-    while let Some(input) = conversation.input() {
+    loop {
+        if let Some(bell) = conversation.bell() {
+            match listen(stream, PollFlags::IN, bell, None) {
+                Heard::Stream => {}
+                Heard::Nothing => continue,
+                Heard::Bell if conversation.deliver() => continue,
+                Heard::Bell => break,
+            }
+        }
+        let Some(input) = conversation.input() else { break };
         let got = match rustix::io::read(&**stream, rustix::buffer::spare_capacity(input)) {
             Ok(0) => return,
             Ok(got) => got,

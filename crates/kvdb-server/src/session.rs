@@ -1,29 +1,38 @@
 //! The state of one client, and what its commands use of it: the store, a transaction, locks.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
 use kvdb::{Batch, DictionaryId, Durability, Kvdb, NestedBatch, Transaction, TransactionId, View};
 
+use crate::channels::Channels;
+use crate::clients::{Clients, Closer, Connection};
 use crate::cursors::Cursors;
 use crate::dictionaries::{self, Place, Selected};
+use crate::effects::{Effect, Effects, Reached};
 use crate::failure::{Failure, Outcome};
 use crate::limits::Limits;
 use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
+use crate::notifications::{Classes, Notifications};
 use crate::output::Budget;
 use crate::scripts::{Scripts, Slot};
 use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Walking};
+use crate::waiters::{Spot, Waiters};
 
 mod keys;
 pub mod multi;
 pub mod seen;
+pub mod subscriptions;
 
 pub use keys::retry_on_conflict;
 use multi::{Counted, Queue, Watch};
+use subscriptions::Subscriptions;
 
 /// How often a change is tried again after a conflict.
 pub const TRIES: usize = 64;
@@ -55,6 +64,10 @@ pub struct Shared {
     pub snapshots: Arc<dyn Snapshots>,
     pub cursors: Cursors,
     pub scripts: Scripts,
+    pub clients: Clients,
+    pub channels: Channels,
+    pub notifications: Notifications,
+    pub waiters: Waiters,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
     /// Bytes that large requests on their way in have taken, of all connections
@@ -88,6 +101,10 @@ impl Shared {
             watches: AtomicUsize::new(0),
             cursors: Cursors::new(limits.cursors, limits.cursor_bytes),
             scripts: Scripts::new(None, &limits),
+            clients: Clients::default(),
+            channels: Channels::new(limits.subscriptions, limits.mailbox),
+            notifications: Notifications::default(),
+            waiters: Waiters::default(),
             limits,
             password,
             durable,
@@ -104,6 +121,12 @@ impl Shared {
             sweeps: AtomicBool::new(true),
         }
     }
+
+    /// The parts of the server on which effects act.
+    pub fn reached(&self) -> Reached<'_> {
+        let (channels, notifications) = (&self.channels, &self.notifications);
+        Reached { channels, notifications, waiters: &self.waiters }
+    }
 }
 
 /// One client.
@@ -112,7 +135,12 @@ pub struct Session {
     pub user: Option<u32>,
     pub shared: Arc<Shared>,
     pub id: u64,
-    pub address: String,
+    /// The connection as others see it.
+    pub connection: Arc<Connection>,
+    pub subscriptions: Subscriptions,
+    pub replies: Replies,
+    /// Effects of the commands of an `EXEC`, which happen when that has committed.
+    pub effects: RefCell<Effects>,
     pub name: String,
     pub library: (String, String),
     pub dictionary: Selected,
@@ -145,10 +173,32 @@ pub struct Session {
     pub exec_time: Option<u64>,
     /// A failure of the store, for which `EXEC` is to do nothing at all.
     pub stopped: Option<Failure>,
+    /// How long the command under way has waited for what others do.
+    pub waited: Duration,
     /// Files on their way in.
     pub importing: Option<Box<dyn Importing>>,
     /// A walk through files.
     pub walking: Option<Box<dyn Walking>>,
+}
+
+/// Which replies a client wants (`CLIENT REPLY`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replies {
+    On,
+    Off,
+    /// All but that to the next command.
+    SkipNext,
+}
+
+impl Replies {
+    /// Whether the reply to a command that begins now is not wanted.
+    pub fn mutes_next(&mut self) -> bool {
+        let muted = *self != Replies::On;
+        if *self == Replies::SkipNext {
+            *self = Replies::On;
+        }
+        muted
+    }
 }
 
 /// Where the commands of an `EXEC` work.
@@ -161,10 +211,20 @@ pub enum Executing {
 }
 
 impl Session {
-    pub fn new(shared: Arc<Shared>, address: String, needs_password: bool) -> Self {
+    /// `closer` closes the connection from outside.
+    pub fn new(
+        shared: Arc<Shared>,
+        address: String,
+        needs_password: bool,
+        closer: Option<Closer>,
+    ) -> Self {
+        let id = shared.next_client.fetch_add(1, Relaxed);
         Session {
-            id: shared.next_client.fetch_add(1, Relaxed),
-            address,
+            id,
+            connection: Arc::new(Connection::new(id, address, closer)),
+            subscriptions: Subscriptions::default(),
+            replies: Replies::On,
+            effects: RefCell::default(),
             user: None,
             name: String::new(),
             library: Default::default(),
@@ -184,6 +244,7 @@ impl Session {
             script_slot: None,
             exec_time: None,
             stopped: None,
+            waited: Duration::ZERO,
             importing: None,
             walking: None,
             shared,
@@ -233,6 +294,23 @@ impl Session {
     ) -> Option<Result<Option<Bytes>, kvdb::Error>> {
         let alone = self.executing.is_none() && self.joined.is_none();
         (alone && !matches!(self.place, Place::Snapshot(..))).then(|| self.shared.db.get(dict, key))
+    }
+    /// Updates what other connections see of this one.
+    pub fn show(&self, resp3: bool) {
+        let mut shown = self.connection.shown.lock();
+        if shown.name != self.name {
+            shown.name.clone_from(&self.name);
+        }
+        if shown.library != self.library {
+            shown.library.clone_from(&self.library);
+        }
+        if shown.dictionary != self.dictionary.name() {
+            shown.dictionary = self.dictionary.name().into();
+        }
+        shown.resp3 = resp3;
+        shown.queued = self.queue.as_ref().map(|queue| queue.requests.len());
+        shown.channels = self.subscriptions.channels.len();
+        shown.patterns = self.subscriptions.patterns.len();
     }
     /// What is seen now. What is read through it must have been announced by `reads`; or see
     /// `view_of`.
@@ -284,6 +362,63 @@ impl Session {
             None => Ok(self.shared.db.commit(batch, Durability::Buffered)?),
             Some(transaction) => Ok(transaction.apply(batch)?),
         }
+    }
+
+    /// Where the selected dictionary is, for notifications of its keys and for waiters.
+    pub fn spot(&self) -> Spot {
+        let clone = match &self.place {
+            Place::Clone(clone) => Some(clone.clone()),
+            _ => None,
+        };
+        Spot { transaction: None, clone, dictionary: self.dictionary.name().into() }
+    }
+    /// Whether clients want to hear of events of this class.
+    pub fn notes(&self, class: Classes) -> bool {
+        self.shared.notifications.are_on(class)
+    }
+    /// Carries out effects whose commit is visible. `EXEC` and a joined transaction keep them for
+    /// their own commit.
+    pub fn settle(&self, effects: Vec<Effect>) {
+        if effects.is_empty() {
+            return;
+        }
+        let most = self.shared.limits.effects;
+        if self.executing.is_some() {
+            let dropped = self.effects.borrow_mut().add(self.spot(), effects, most);
+            self.shared.metrics.effects_dropped.fetch_add(dropped, Relaxed);
+        } else if self.joined.is_none() {
+            self.shared.reached().carry_out_at(&self.spot(), &effects);
+        } else {
+            let mut of_one = Effects::default();
+            of_one.add(self.spot(), effects, usize::MAX);
+            self.settle_outside_exec(of_one);
+        }
+    }
+    /// Whether a message of this size may wait for the commit of what commands work in.
+    pub fn has_room_for_effect(&self, bytes: usize) -> bool {
+        let most = self.shared.limits.effects;
+        let in_group = self.joined.as_ref().map(|(_, group)| group.effects.lock());
+        let gathered = self.effects.borrow().bytes();
+        in_group.is_none_or(|kept| {
+            kept.as_ref().is_none_or(|kept| kept.has_room(bytes + gathered, most))
+        }) && self.effects.borrow().has_room(bytes, most)
+    }
+    /// As [`Session::settle`], for the effects that were gathered during `EXEC`.
+    pub fn settle_all(&self) {
+        self.settle_outside_exec(self.effects.take());
+    }
+    fn settle_outside_exec(&self, effects: Effects) {
+        let Some((transaction, group)) = &self.joined else {
+            return self.shared.reached().carry_out(effects);
+        };
+        self.shared.reached().wake_inside(transaction.id(), &effects);
+        let mut kept = group.effects.lock();
+        let Some(kept) = &mut *kept else {
+            // Another connection has committed the transaction during this command.
+            return self.shared.reached().carry_out(effects);
+        };
+        let dropped = kept.append(effects, self.shared.limits.effects);
+        self.shared.metrics.effects_dropped.fetch_add(dropped, Relaxed);
     }
 
     pub fn locks(&self) -> &KeyLocks {
@@ -357,6 +492,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        self.unsubscribe_all();
+        self.shared.clients.remove(self.id);
         self.let_go();
     }
 }

@@ -40,7 +40,7 @@ pub struct Swept {
 /// Removes up to `most` expired keys of each dictionary of the store.
 pub fn step(shared: &Arc<Shared>, most: usize) -> Result<Swept, Failure> {
     let mut all = Swept::default();
-    let mut session = Session::new(shared.clone(), "sweeper".into(), false);
+    let mut session = Session::new(shared.clone(), "sweeper".into(), false, None);
     for (name, _) in dictionaries::listed(&shared.db) {
         session.dictionary = Selected::named(&name);
         let Some(space) = session.existing()? else { continue };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use kvdb::{Durability, Kvdb, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
 
+use crate::effects::Effects;
 use crate::locks::KeyLocks;
 
 /// A file that a transaction has changed.
@@ -218,15 +219,31 @@ impl Transactions for Kvdb {
     }
 }
 
+/// A savepoint of a transaction.
+pub struct Named {
+    pub name: Vec<u8>,
+    pub savepoint: Savepoint,
+    /// Effects that were gathered before it.
+    pub effects: usize,
+}
+
 /// What all connections in one transaction share.
-#[derive(Default)]
 pub struct Group {
     /// Make read-modify-write commands of this transaction atomic. They are apart from the store's
     /// locks, because a command that holds one may wait for another transaction, whose commands
     /// must go on.
     pub locks: KeyLocks,
     /// By name; of several with one name the last counts.
-    pub savepoints: Mutex<Vec<(Vec<u8>, Savepoint)>>,
+    pub savepoints: Mutex<Vec<Named>>,
+    /// What happens when it commits; `None`: it has, so what comes late happens at once.
+    pub effects: Mutex<Option<Effects>>,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        let (locks, savepoints) = (KeyLocks::default(), Mutex::default());
+        Group { locks, savepoints, effects: Mutex::new(Some(Effects::default())) }
+    }
 }
 
 /// The groups of open transactions.
@@ -245,5 +262,10 @@ impl Groups {
             db.transactions().into_iter().map(|info| info.id).collect();
         all.retain(|id, _| open.contains(id));
         all.entry(id).or_default().clone()
+    }
+
+    /// The group of a transaction that has ended, if connections were in it.
+    pub fn end(&self, id: TransactionId) -> Option<Arc<Group>> {
+        self.all.lock().remove(&id)
     }
 }

@@ -223,6 +223,58 @@ fn apply_alive(model: &mut Model, words: &[String], now: u64) -> String {
         }
         "LPOP" => bulk(entry!(model, key, List).pop_front().as_ref()),
         "RPOP" => bulk(entry!(model, key, List).pop_back().as_ref()),
+        "BLPOP" | "BZPOPMAX" => {
+            for key in &words[1..words.len() - 1] {
+                match (model.get_mut(key), words[0].as_str()) {
+                    (None, _) => {}
+                    (Some((Value::List(elements), _)), "BLPOP") => {
+                        let first = elements.pop_front();
+                        return list(vec![format!("\"{key}\""), bulk(first.as_ref())]);
+                    }
+                    (Some((Value::Sorted(members), _)), "BZPOPMAX") => {
+                        let last = members.iter().max_by_key(|(m, s)| (**s, (*m).clone()));
+                        let (m, s) = last.map(|(m, s)| (m.clone(), *s)).expect("it has one");
+                        members.remove(&m);
+                        return format!("[\"{key}\" \"{m}\" \"{s}\"]");
+                    }
+                    _ => return WRONGTYPE.into(),
+                }
+            }
+            bulk(None)
+        }
+        "BLMOVE" => {
+            let (Value::List(source), _) = (match model.get(&key) {
+                None => return bulk(None),
+                Some(found) => found,
+            }) else {
+                return WRONGTYPE.into();
+            };
+            let first = source.front().cloned().expect("it has one");
+            if !matches!(model.get(&words[2]), None | Some((Value::List(_), _))) {
+                return WRONGTYPE.into();
+            }
+            entry!(model, key, List).pop_front();
+            entry!(model, words[2], List).push_back(first.clone());
+            bulk(Some(&first))
+        }
+        "ZMPOP" => {
+            for key in &words[2..4] {
+                let members = match model.get_mut(key) {
+                    None => continue,
+                    Some((Value::Sorted(members), _)) => members,
+                    Some(_) => return WRONGTYPE.into(),
+                };
+                let mut all: Vec<_> = members.iter().map(|(m, s)| (*s, m.clone())).collect();
+                all.sort();
+                all.truncate(2);
+                all.iter().for_each(|(_, m)| {
+                    members.remove(m);
+                });
+                let all = all.iter().map(|(s, m)| format!("[\"{m}\" \"{s}\"]")).collect();
+                return format!("[\"{key}\" {}]", list(all));
+            }
+            bulk(None)
+        }
         "LINSERT" => {
             let elements = entry!(model, key, List);
             if elements.is_empty() {
@@ -260,7 +312,7 @@ fn apply_alive(model: &mut Model, words: &[String], now: u64) -> String {
 
 fn command(r: &mut Random) -> Vec<String> {
     let mut text = String::new();
-    let kind = r.below(33);
+    let kind = r.below(36);
     let key = |r: &mut Random| format!("k{}", r.below(8));
     let name = |r: &mut Random| format!("e{}", r.below(6));
     let (k, other) = (key(r), key(r));
@@ -296,6 +348,11 @@ fn command(r: &mut Random) -> Vec<String> {
         28 => format!("{} {k}", if r.one_in(2) { "LPOP" } else { "RPOP" }),
         29 => format!("LRANGE {k} 0 -1"),
         30 => format!("LINSERT {k} {} {a} {b}", if r.one_in(2) { "BEFORE" } else { "AFTER" }),
+        // What there is not is not waited for for long.
+        32 => format!("BLPOP {k} {other} 0.001"),
+        33 => format!("BLMOVE {k} {other} LEFT RIGHT 0.001"),
+        34 if r.one_in(2) => format!("ZMPOP 2 {k} {other} MIN COUNT 2"),
+        34 => format!("BZPOPMAX {k} {other} 0.001"),
         31 => format!("LREM {k} 0 {a}"),
         _ => format!("LTRIM {k} {} {}", r.below(2), r.below(4)),
     });

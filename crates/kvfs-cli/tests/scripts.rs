@@ -48,6 +48,29 @@ fn fails(c: &mut Raw, script: &str, why: &str) {
 }
 
 #[test]
+fn what_a_script_publishes_and_fills_is_heard_of_when_it_is_done() {
+    let served = serve(with_scripts());
+    let (mut a, mut c) = (served.connect(), served.connect());
+    let mut waiting = served.connect();
+    a.run("SUBSCRIBE c");
+    waiting.send(b"BLPOP key 0\r\n");
+    while !c.run("INFO clients").contains("blocked_clients:1") {
+        std::thread::yield_now();
+    }
+    // A script that fails has published nothing and filled no key.
+    let both = "redis.call('RPUSH', KEYS[1], 'x') redis.call('PUBLISH', 'c', 'm')";
+    fails(&mut c, &format!("{both} error('no')"), "no");
+    gives(&mut c, &format!("{both} return redis.call('PUBLISH', 'c', 'n')"), "(integer) 1");
+    let next = |c: &mut Raw| show(&c.reply().expect("a reply"));
+    assert_eq!(next(&mut a), "[\"message\" \"c\" \"m\"]");
+    assert_eq!(next(&mut a), "[\"message\" \"c\" \"n\"]");
+    assert_eq!(next(&mut waiting), "[\"key\" \"x\"]");
+    // In a script nothing is waited for.
+    fails(&mut c, "return redis.call('BLPOP', KEYS[1], 0)", "not allowed from script");
+    gives(&mut c, "return redis.call('BLMPOP', 0, 1, KEYS[1], 'LEFT')", "(nil)");
+}
+
+#[test]
 fn values_are_translated_as_redis_does() {
     let served = serve(with_scripts());
     let c = &mut served.connect();

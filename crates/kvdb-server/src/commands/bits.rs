@@ -5,6 +5,7 @@ use kvdb::Batch;
 use super::is;
 use super::strings::edit;
 use crate::failure::{Failure, Outcome};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -29,7 +30,7 @@ pub fn setbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let bit = integer(args.at(3)).filter(|bit| (0..=1).contains(bit));
     let bit = bit.ok_or(Failure::request("bit is not an integer or out of range"))? as u8;
     let place = (at / 8) as u64;
-    let old = edit(s, key, |seen, text| {
+    let old = edit(s, key, "setbit", |seen, text| {
         let byte = seen.part(key, text, place..place + 1)?.first().copied().unwrap_or(0);
         let mask = 1 << (7 - at % 8);
         let changed = if bit == 1 { byte | mask } else { byte & !mask };
@@ -226,10 +227,16 @@ pub fn bitop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         }
         let (live, len) = (seen.live(to)?, result.len());
         match len {
-            0 if live.exists() => seen.remove(to, &live, batch),
+            0 if live.exists() => {
+                seen.remove(to, &live, batch);
+                seen.event(Classes::GENERIC, "del", to);
+            }
             0 => {}
             _ if !seen.has_room_for(len) => return Ok(None),
-            _ => drop(seen.put_string(to, &live, result, batch)?),
+            _ => {
+                seen.put_string(to, &live, result, batch)?;
+                seen.event(Classes::STRING, "set", to);
+            }
         }
         Ok(Some(len))
     };
@@ -404,7 +411,7 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         Ok((changed.then_some((low as u64, window)), results))
     };
     let results = match writes {
-        true => edit(s, key, run)?,
+        true => edit(s, key, "setbit", run)?,
         false => {
             let seen = s.see()?;
             let text = seen.text(key)?.1;

@@ -10,6 +10,7 @@ use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::keyspace::{ELEMENT, Kind, element_key, elements};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -323,6 +324,12 @@ pub fn remove_elements(
                     batch.delete(of.types, place);
                     removed += 1;
                 }
+            }
+            if removed > 0 {
+                let hash = kind == Kind::Hash;
+                let (class, name) =
+                    if hash { (Classes::HASH, "hdel") } else { (Classes::SET, "srem") };
+                seen.event(class, name, key);
             }
             seen.counted(key, &of, -removed, batch);
             Ok(removed)

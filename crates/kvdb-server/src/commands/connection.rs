@@ -1,18 +1,24 @@
 //! Commands on the connection itself: who is it, which protocol, which dictionary.
 
-use super::{is, wrong_arity};
+use super::{client, is, wrong_arity};
 use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::session::Session;
+use crate::session::{Replies, Session};
 
 const WRONGPASS: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
     "WRONGPASS invalid username-password pair or user is disabled.",
 ));
 
-pub fn ping(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+pub fn ping(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
+        // A client that expects messages is answered in their form.
+        1 | 2 if s.listens() && !out.resp3 => {
+            out.array(2);
+            out.bulk(b"pong");
+            out.bulk(args.get(1).unwrap_or_default());
+        }
         1 => out.status("PONG"),
         2 => out.bulk(args.at(1)),
         _ => return Err(wrong_arity("ping")),
@@ -35,6 +41,9 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.leave();
     s.discard();
     s.let_go();
+    s.unsubscribe_all();
+    while s.connection.mailbox.next().is_some() {}
+    s.replies = Replies::On;
     s.dictionary = Selected::default();
     s.durable = s.shared.durable;
     s.name.clear();
@@ -114,7 +123,7 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         ));
     }
     if let Some(name) = name {
-        s.name = client_name(name)?;
+        s.name = client::name(name)?;
     }
     out.resp3 = resp3;
     out.map(7);
@@ -181,64 +190,4 @@ pub fn yes(value: &[u8]) -> Result<bool, Failure> {
         v if is(v, "no") => Ok(false),
         _ => Err(Failure::request("argument must be 'yes' or 'no'")),
     }
-}
-
-fn client_name(name: &[u8]) -> Result<String, Failure> {
-    let fits = name.len() <= 256 && name.iter().all(u8::is_ascii_graphic);
-    let name = fits.then(|| String::from_utf8_lossy(name).into_owned());
-    name.ok_or(Failure::request(
-        "Client names cannot contain spaces, newlines or special characters.",
-    ))
-}
-
-/// As much of `CLIENT` as client libraries call when they connect.
-pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    match (args.at(1), args.len()) {
-        (c, 2) if is(c, "id") => out.integer(s.id as i64),
-        (c, 2) if is(c, "getname") => {
-            out.value(Some(s.name.as_bytes()).filter(|name| !name.is_empty()))
-        }
-        (c, 3) if is(c, "setname") => {
-            s.name = client_name(args.at(2))?;
-            out.ok();
-        }
-        (c, 4) if is(c, "setinfo") => {
-            let value = client_name(args.at(3))?;
-            match args.at(2) {
-                o if is(o, "lib-name") => s.library.0 = value,
-                o if is(o, "lib-ver") => s.library.1 = value,
-                o => {
-                    return Err(Failure::request(format!(
-                        "Unrecognized option '{}'",
-                        String::from_utf8_lossy(o)
-                    )));
-                }
-            }
-            out.ok();
-        }
-        (c, 2) if is(c, "info") || is(c, "list") => {
-            let line = format!(
-                "id={} addr={} name={} db={} resp={} lib-name={} lib-ver={}\n",
-                s.id,
-                s.address,
-                s.name,
-                s.dictionary.name(),
-                if out.resp3 { 3 } else { 2 },
-                s.library.0,
-                s.library.1
-            );
-            out.verbatim(&line);
-        }
-        (c, 3) if is(c, "no-evict") || is(c, "no-touch") => out.ok(),
-        (c, 3) if is(c, "reply") && is(args.at(2), "on") => out.ok(),
-        (c, 3) if is(c, "tracking") && is(args.at(2), "off") => out.ok(),
-        (c, 2) if is(c, "getredir") => out.integer(-1),
-        (c, _) => {
-            let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
-            return Err(Failure::request(format!(
-                "unknown subcommand or wrong number of arguments for '{c}'. Try CLIENT ID."
-            )));
-        }
-    }
-    Ok(())
 }

@@ -3,16 +3,36 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use super::{COMMANDS, Command, InMulti, find, multi, wrong_arity};
+use super::{COMMANDS, Command, InMulti, NONE, find, multi, wrong_arity};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::{SNAPSHOT, Session};
 
-/// Runs one request and writes its one reply.
+/// What a client of RESP2 may ask for besides subscriptions while messages come: the answers can be
+/// told from those.
+const AMONG_MESSAGES: [&str; 3] = ["ping", "quit", "reset"];
+
+/// Runs one request and writes its one reply, and behind it the messages that have come.
 pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
-    let Some(index) = find(args.at(0)) else {
+    let index = find(args.at(0));
+    let muted = s.replies.mutes_next() && !index.is_some_and(|index| COMMANDS[index].pushes);
+    if muted {
+        out.mute();
+    }
+    answer(s, index, args, out);
+    out.unmute();
+    if s.queue.is_some() || index.is_some_and(|index| COMMANDS[index].keys == NONE) {
+        s.show(out.resp3);
+    }
+    if s.listens() {
+        s.deliver(out);
+    }
+}
+
+fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut Output) {
+    let Some(index) = index else {
         s.shared.metrics.unknown.fetch_add(1, Relaxed);
         s.shared.metrics.commands.fetch_add(1, Relaxed);
         let failure = if s.authenticated { unknown(args) } else { NOAUTH };
@@ -20,6 +40,12 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
         return out.error(&failure.to_string());
     };
     let command = &COMMANDS[index];
+    if s.listens() && !out.resp3 && !command.pushes && !AMONG_MESSAGES.contains(&command.name) {
+        return out.error(&format!(
+            "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context",
+            command.name
+        ));
+    }
     if s.queue.is_some() && command.in_multi != InMulti::AtOnce {
         match admit(s, command, args).and_then(|()| multi::queue(s, command, args)) {
             Ok(()) => out.status("QUEUED"),
@@ -39,12 +65,15 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
 /// Runs the command at `index` of the table and writes its one reply; `false`: that is an error.
 pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
     let started = Instant::now();
+    let waited = std::mem::take(&mut s.waited);
     let command = &COMMANDS[index];
+    s.connection.does(index, started);
     let outcome = admit(s, command, args).and_then(|()| (command.run)(s, args, out));
     if let Err(failure) = &outcome {
         out.error(&failure.to_string());
     }
-    s.shared.metrics.count(index, started.elapsed(), outcome.is_ok());
+    let took = started.elapsed().saturating_sub(std::mem::replace(&mut s.waited, waited));
+    s.shared.metrics.count(index, took, outcome.is_ok());
     let done = outcome.is_ok();
     if s.executing.is_some() {
         s.stopped = outcome.err().filter(Failure::is_of_the_store);

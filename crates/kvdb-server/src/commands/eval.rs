@@ -315,8 +315,15 @@ struct Asking<'a> {
     wrote: bool,
 }
 
-/// Not for scripts, beside what is not possible between `MULTI` and `EXEC`.
-const FORBIDDEN: [&str; 9] = [
+/// Commands that scripts may not call, in addition to those that `MULTI` refuses. `BLMPOP` and
+/// `BZMPOP` are allowed, as in Redis, and do not wait there.
+const FORBIDDEN: [&str; 15] = [
+    "blmove",
+    "blpop",
+    "brpop",
+    "brpoplpush",
+    "bzpopmax",
+    "bzpopmin",
     "client",
     "config",
     "durable",
@@ -352,7 +359,8 @@ impl Asking<'_> {
         if words.len() < wanted || command.arity > 0 && words.len() != wanted {
             return Err("Wrong number of args calling Redis command from script");
         }
-        if command.in_multi != InMulti::Queued || FORBIDDEN.contains(&command.name) {
+        let debugs = command.name == "debug" && self.session.shared.scripts.may_debug();
+        if !debugs && (command.in_multi != InMulti::Queued || FORBIDDEN.contains(&command.name)) {
             return Err("This Redis command is not allowed from script");
         }
         if self.script.only_reads && command.writes {

@@ -2,6 +2,7 @@
 
 use super::is;
 use crate::failure::{Failure, Outcome};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -123,8 +124,14 @@ fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Ou
                 return Ok(false);
             }
             match u64::try_from(at).ok().filter(|at| *at > seen.now) {
-                None => seen.remove(key, &live, batch),
-                deadline => seen.set_deadline(key, &live, deadline, batch),
+                None => {
+                    seen.event(Classes::GENERIC, "del", key);
+                    seen.remove(key, &live, batch);
+                }
+                deadline => {
+                    seen.event(Classes::GENERIC, "expire", key);
+                    seen.set_deadline(key, &live, deadline, batch);
+                }
             }
             Ok(true)
         })?,
@@ -141,6 +148,7 @@ pub fn persist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             let live = seen.live(key)?;
             let had = live.deadline().is_some();
             if had {
+                seen.event(Classes::GENERIC, "persist", key);
                 seen.set_deadline(key, &live, None, batch);
             }
             Ok(had)

@@ -13,6 +13,7 @@ use super::numbers::Decimal;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, element_key};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -35,6 +36,7 @@ fn put(s: &Session, args: Arguments<'_>, command: &str) -> Result<i64, Failure> 
             }
             batch.put(of.types, place, Bytes::copy_from_slice(value));
         }
+        seen.event(Classes::HASH, "hset", key);
         seen.counted(key, &of, new.len() as i64, batch);
         Ok(new.len() as i64)
     })
@@ -53,11 +55,12 @@ pub fn hmset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 }
 
 /// Replaces the value of a field, or the absence of one, by what `change` makes of it; `None`
-/// leaves it.
+/// leaves it. `event` is what others hear of it.
 fn rewrite<T>(
     s: &Session,
     key: &[u8],
     field: &[u8],
+    event: &'static str,
     mut change: impl FnMut(Option<&[u8]>) -> Result<(Option<Vec<u8>>, T), Failure>,
 ) -> Result<T, Failure> {
     s.check_key(key)?;
@@ -71,6 +74,7 @@ fn rewrite<T>(
         if let Some(value) = value {
             *batch = beginning;
             batch.put(of.types, place, value);
+            seen.event(Classes::HASH, event, key);
             seen.counted(key, &of, i64::from(old.is_none()), batch);
         }
         Ok(result)
@@ -79,7 +83,7 @@ fn rewrite<T>(
 
 pub fn hsetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let value = args.at(3);
-    let new = rewrite(s, args.at(1), args.at(2), |old| {
+    let new = rewrite(s, args.at(1), args.at(2), "hset", |old| {
         Ok((old.is_none().then(|| value.to_vec()), old.is_none()))
     })?;
     out.integer(i64::from(new));
@@ -88,7 +92,7 @@ pub fn hsetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 pub fn hincrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let by = integer(args.at(3)).ok_or(Failure::NOT_AN_INTEGER)?;
-    let sum = rewrite(s, args.at(1), args.at(2), |old| {
+    let sum = rewrite(s, args.at(1), args.at(2), "hincrby", |old| {
         let old =
             old.map_or(Some(0), integer).ok_or(Failure::request("hash value is not an integer"))?;
         let sum =
@@ -101,7 +105,7 @@ pub fn hincrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 
 pub fn hincrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let by = Decimal::parse(args.at(3)).ok_or(Failure::NOT_A_FLOAT)?;
-    let sum = rewrite(s, args.at(1), args.at(2), |old| {
+    let sum = rewrite(s, args.at(1), args.at(2), "hincrbyfloat", |old| {
         let old = old
             .map_or(Some(Decimal::Exact(0)), Decimal::parse)
             .ok_or(Failure::request("hash value is not a float"))?;

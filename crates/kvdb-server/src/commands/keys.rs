@@ -10,6 +10,7 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
     ELEMENT, Head, Kind, Live, count_key, deadline_key, elements, head_key, owner_key, whole,
 };
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -18,13 +19,13 @@ use crate::session::seen::Seen;
 pub fn del(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut deleted = 0;
     if let Some(space) = s.existing()? {
-        let keys: HashSet<&[u8]> = args.from(1).collect();
-        deleted = s.change(space, keys.iter().copied(), |seen, batch| {
-            let mut deleted = 0;
-            for key in &keys {
+        deleted = s.change(space, args.from(1), |seen, batch| {
+            let (mut deleted, mut met) = (0, HashSet::new());
+            for key in args.from(1).filter(|key| met.insert(*key)) {
                 let live = seen.live(key)?;
                 if live.exists() {
                     seen.remove(key, &live, batch);
+                    seen.event(Classes::GENERIC, "del", key);
                     deleted += 1;
                 }
             }
@@ -94,7 +95,11 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             if let Some(deadline) = head.deadline {
                 batch.delete(types, deadline_key(deadline, from));
             }
+            seen.event(Classes::NEW, "new", to);
+            seen.filled(kind, to);
         }
+        seen.event(Classes::GENERIC, "rename_from", from);
+        seen.event(Classes::GENERIC, "rename_to", to);
         Ok(true)
     })
 }
@@ -142,9 +147,12 @@ pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                 if live.deadline().is_some() {
                     seen.set_deadline(to, &new, live.deadline(), batch);
                 }
+                seen.event(Classes::GENERIC, "copy_to", to);
                 return Ok(true);
             }
             seen.remove(to, &there, batch);
+            seen.event(Classes::NEW, "new", to);
+            seen.filled(kind, to);
             match live.pages() {
                 Some(head) => {
                     seen.copy_pages(&head, to, batch)?;
@@ -154,6 +162,7 @@ pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                 }
                 None => copy_collection(s, seen, &live, to, batch)?,
             }
+            seen.event(Classes::GENERIC, "copy_to", to);
             Ok(true)
         })?,
     };

@@ -6,11 +6,13 @@ use kvdb::{Batch, Tuple};
 
 mod ends;
 
-use self::ends::{End, number, outermost, place, set_bound, within};
+pub use self::ends::End;
+use self::ends::{number, outermost, place, set_bound, within};
 use super::collections::{Room, visit};
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -25,6 +27,7 @@ fn push_all<'k>(
     batch: &mut Batch,
 ) -> Result<i64, Failure> {
     let of = seen.begin_collection(key, Kind::List, || s.random(), batch)?;
+    seen.event(Classes::LIST, end.pushed(), key);
     let mut at = outermost(s, seen, &of, end)?;
     let pushed = values.len() as i64;
     if of.live.count == 0 {
@@ -73,17 +76,11 @@ fn pop(s: &Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome 
         None => None,
         Some(Some(n)) if n >= 0 && args.len() == 3 => Some(n as usize),
         Some(_) if args.len() > 3 => {
-            return Err(super::wrong_arity(if end == End::Left { "lpop" } else { "rpop" }));
+            return Err(super::wrong_arity(end.popped()));
         }
         Some(_) => return Err(Failure::request("value is out of range, must be positive")),
     };
-    let popped = match s.existing()? {
-        None => None,
-        Some(space) => s.change(space, [key], |seen, batch| {
-            let Some(of) = seen.collection(key, Kind::List)? else { return Ok(None) };
-            take(s, seen, key, &of, end, wanted.unwrap_or(1), batch).map(Some)
-        })?,
-    };
+    let popped = pop_from(s, key, end, wanted.unwrap_or(1))?;
     match (wanted, popped) {
         (None, popped) => out.value(popped.as_ref().and_then(|p| p.first()).map(|v| &v[..])),
         (Some(_), None) => out.null_array(),
@@ -96,6 +93,20 @@ fn pop(s: &Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome 
         }
     }
     Ok(())
+}
+
+/// Takes up to so many elements from an end; `None`: there is no list.
+pub fn pop_from(
+    s: &Session,
+    key: &[u8],
+    end: End,
+    count: usize,
+) -> Result<Option<Vec<Bytes>>, Failure> {
+    let Some(space) = s.existing()? else { return Ok(None) };
+    s.change(space, [key], |seen, batch| {
+        let Some(of) = seen.collection(key, Kind::List)? else { return Ok(None) };
+        take(s, seen, key, &of, end, count, batch).map(Some)
+    })
 }
 
 fn take(
@@ -121,6 +132,7 @@ fn take(
         if let Some(at) = at {
             set_bound(of, end, end.opposite().beyond(at), batch);
         }
+        seen.event(Classes::LIST, end.popped(), key);
     }
     seen.counted(key, of, -(popped.len() as i64), batch);
     Ok(popped)
@@ -228,6 +240,7 @@ pub fn lset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         let of = seen.collection(key, Kind::List)?.ok_or(NO_KEY)?;
         let tuple = nth(s, seen, &of, index)?.ok_or(Failure::request("index out of range"))?;
         batch.put(of.types, tuple.key, Bytes::copy_from_slice(args.at(3)));
+        seen.event(Classes::LIST, "lset", key);
         Ok(())
     })?;
     out.ok();
@@ -268,6 +281,9 @@ pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if let Some(at) = kept.filter(|_| removed > 0 && removed < most) {
                 set_bound(&of, far, at, batch);
             }
+            if removed > 0 {
+                seen.event(Classes::LIST, "lrem", key);
+            }
             seen.counted(key, &of, -(removed as i64), batch);
             Ok(removed)
         })?,
@@ -283,6 +299,7 @@ pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     if let Some(space) = s.existing()? {
         s.change(space, [key], |seen, batch| {
             let Some(of) = seen.collection(key, Kind::List)? else { return Ok(()) };
+            seen.event(Classes::LIST, "ltrim", key);
             let Some((from, to)) = ranks(of.live.count, from, to) else {
                 seen.counted(key, &of, -of.live.count, batch);
                 return Ok(());
@@ -352,6 +369,7 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             for (number, value) in numbers.into_iter().zip(values) {
                 batch.put(of.types, place(&of, number), value);
             }
+            seen.event(Classes::LIST, "linsert", key);
             seen.counted(key, &of, 1, batch);
             Ok(len + 1)
         })?,
@@ -360,7 +378,7 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-fn end_of(word: &[u8]) -> Result<End, Failure> {
+pub fn end_of(word: &[u8]) -> Result<End, Failure> {
     match word {
         o if is(o, "left") => Ok(End::Left),
         o if is(o, "right") => Ok(End::Right),
@@ -379,31 +397,42 @@ pub fn rpoplpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 }
 
 fn carry(s: &Session, args: Arguments<'_>, from: End, to: End, out: &mut Output) -> Outcome {
-    let (source, target) = (args.at(1), args.at(2));
-    s.check_key(target)?;
-    let carried = match s.existing()? {
-        None => None,
-        Some(_) => s.change(s.typed()?, [source, target], |seen, batch| {
-            let Some(of) = seen.collection(source, Kind::List)? else { return Ok(None) };
-            seen.live(target)?.collection(Kind::List)?;
-            if source == target {
-                return rotate(s, seen, &of, from, to, batch);
-            }
-            let value = take(s, seen, source, &of, from, 1, batch)?.pop();
-            if let Some(value) = &value {
-                push_all(s, seen, target, to, [&value[..]].into_iter(), batch)?;
-            }
-            Ok(value)
-        })?,
-    };
+    s.check_key(args.at(2))?;
+    let carried = carry_over(s, args.at(1), args.at(2), from, to)?;
     out.value(carried.as_deref());
     Ok(())
+}
+
+/// Takes an element from an end of a list to one of another, or of the same; `None`: there is none.
+pub fn carry_over(
+    s: &Session,
+    source: &[u8],
+    target: &[u8],
+    from: End,
+    to: End,
+) -> Result<Option<Bytes>, Failure> {
+    if s.existing()?.is_none() {
+        return Ok(None);
+    }
+    s.change(s.typed()?, [source, target], |seen, batch| {
+        let Some(of) = seen.collection(source, Kind::List)? else { return Ok(None) };
+        seen.live(target)?.collection(Kind::List)?;
+        if source == target {
+            return rotate(s, seen, source, &of, from, to, batch);
+        }
+        let value = take(s, seen, source, &of, from, 1, batch)?.pop();
+        if let Some(value) = &value {
+            push_all(s, seen, target, to, [&value[..]].into_iter(), batch)?;
+        }
+        Ok(value)
+    })
 }
 
 /// From an end of a list to one of the same.
 fn rotate(
     s: &Session,
     seen: &Seen<'_>,
+    key: &[u8],
     of: &Collection,
     from: End,
     to: End,
@@ -412,6 +441,8 @@ fn rotate(
     let index = if from == End::Left { 0 } else { -1 };
     let Some(tuple) = nth(s, seen, of, index)? else { return Ok(None) };
     let value = tuple.value()?;
+    seen.event(Classes::LIST, to.pushed(), key);
+    seen.event(Classes::LIST, from.popped(), key);
     if from != to && of.live.count > 1 {
         let beyond = to.beyond(outermost(s, seen, of, to)?);
         set_bound(of, from, to.beyond(number(&tuple)?), batch);

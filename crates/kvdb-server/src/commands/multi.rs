@@ -190,6 +190,8 @@ pub fn atomically(
         outcome = attempt(s, watches, locks, tried, out, &mut work);
         (s.executing, s.stopped, s.exec_time) = (None, None, None);
         s.all_locked = false;
+        // Effects without a commit do not happen.
+        drop(s.effects.take());
         if outcome.is_ok() {
             break;
         }
@@ -264,6 +266,8 @@ fn attempt(
         Some(Executing::Joined(nested)) => nested.into_inner().finish()?,
         _ => transaction.commit(Durability::Buffered)?,
     }
+    // Still under the locks, so that the events of a key have the order of its commits.
+    s.settle_all();
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use kvdb::{Batch, Update};
 
 use super::strings::rewrite;
 use crate::failure::{Failure, Outcome};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -44,6 +45,7 @@ fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
             true => batch.update(space.strings, Bytes::copy_from_slice(key), Update::add(by)),
             false => seen.change_string(key, &live, sum.to_string(), batch),
         }
+        seen.event(Classes::STRING, "incrby", key);
         Ok(sum)
     };
     let sum = match commutes {
@@ -60,6 +62,7 @@ pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
         s,
         args.at(1),
         || Failure::NOT_A_FLOAT,
+        "incrbyfloat",
         |old| {
             let old =
                 old.map_or(Some(Decimal::Exact(0)), Decimal::parse).ok_or(Failure::NOT_A_FLOAT)?;

@@ -8,6 +8,7 @@ use kvdb::{Batch, Changed, DictionaryId, Isolation, NestedBatch, Transaction, Vi
 
 use super::is;
 use super::txn::{arity, joined};
+use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, Keyspace, Kind, deadline_key, head_key, owner_key};
 use crate::output::Output;
@@ -33,6 +34,8 @@ pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         let view = nested.view()?;
         let revert = Revert { s, transaction: &transaction, base: Arc::new(view.beneath()), view };
         revert.key(space, key, nested)?;
+        let filled = |kind| Effect::Filled { kind, key: Bytes::copy_from_slice(key) };
+        s.settle([Kind::List, Kind::SortedSet].map(filled).to_vec());
     }
     out.ok();
     Ok(())

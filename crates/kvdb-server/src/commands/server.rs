@@ -3,21 +3,16 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::connection::yes;
 use super::is;
 use crate::dictionaries;
 use crate::failure::{Failure, Outcome};
-use crate::glob;
 use crate::keyspace::types_name;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::sweeper;
 
 /// The version of Redis whose commands and errors these are, for clients that ask.
 pub const REDIS_VERSION: &str = "7.0.15";
-/// Milliseconds that a script may be allowed to take.
-const MOST_TIME: i64 = 3_600_000;
 
 /// Bytes of memory that the process has, as the system counts them.
 fn resident_bytes() -> u64 {
@@ -109,9 +104,11 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     section("clients", &|t| {
         let _ = write!(
             t,
-            "connected_clients:{}\r\nmaxclients:{}\r\n",
+            "connected_clients:{}\r\nmaxclients:{}\r\nblocked_clients:{}\r\npubsub_clients:{}\r\ntracking_clients:0\r\n",
             m.connected.load(Relaxed),
-            s.shared.limits.connections
+            s.shared.limits.connections,
+            s.shared.waiters.count(),
+            s.shared.clients.all().iter().filter(|client| client.listens()).count(),
         );
     });
     section("memory", &|t| {
@@ -137,7 +134,8 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         let _ = write!(
             t,
             "total_connections_received:{}\r\nrejected_connections:{}\r\ntotal_commands_processed:{}\r\nunknown_commands:{}\r\n\
-             protocol_errors:{}\r\ntotal_net_input_bytes:{}\r\ntotal_net_output_bytes:{}\r\nexpired_keys:{}\r\nevicted_keys:0\r\n",
+             protocol_errors:{}\r\ntotal_net_input_bytes:{}\r\ntotal_net_output_bytes:{}\r\nexpired_keys:{}\r\nevicted_keys:0\r\n\
+             pubsub_channels:{}\r\npubsub_patterns:{}\r\nevents_dropped:{}\r\n",
             m.accepted.load(Relaxed),
             m.rejected.load(Relaxed),
             m.commands.load(Relaxed),
@@ -146,6 +144,9 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             m.bytes_in.load(Relaxed),
             m.bytes_out.load(Relaxed),
             m.expired.load(Relaxed),
+            s.shared.channels.channels(),
+            s.shared.channels.patterns(),
+            m.effects_dropped.load(Relaxed),
         );
     });
     section("commandstats", &|t| {
@@ -183,92 +184,5 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     });
     out.verbatim(&text);
-    Ok(())
-}
-
-/// `DEBUG SWEEP [count]` removes up to `count` expired keys of each dictionary now, and says how
-/// many; `DEBUG SET-ACTIVE-EXPIRE 0|1` stops that in the background, and goes on.
-pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    match (args.at(1), args.len()) {
-        (c, 2 | 3) if is(c, "sweep") => {
-            let count = args.get(2).map_or(Some(1000), integer).ok_or(Failure::NOT_AN_INTEGER)?;
-            let swept = sweeper::step(&s.shared, count.clamp(0, 10_000) as usize)?;
-            out.integer(swept.removed as i64);
-        }
-        (c, 3) if is(c, "set-active-expire") => {
-            let on = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)? != 0;
-            s.shared.sweeps.store(on, Relaxed);
-            out.ok();
-        }
-        _ => return Err(super::unknown_subcommand(args, "DEBUG")),
-    }
-    Ok(())
-}
-
-pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    match args.at(1) {
-        c if is(c, "get") && args.len() > 2 => {
-            let limits = &s.shared.limits;
-            let known = [
-                ("appendonly", "yes".to_string()),
-                ("databases", i32::MAX.to_string()),
-                ("durable", if s.durable { "yes" } else { "no" }.to_string()),
-                ("busy-reply-threshold", s.shared.scripts.time().as_millis().to_string()),
-                ("lua-time-limit", s.shared.scripts.time().as_millis().to_string()),
-                ("maxclients", limits.connections.to_string()),
-                ("maxmemory", "0".to_string()),
-                ("maxmemory-policy", "noeviction".to_string()),
-                ("proto-max-bulk-len", limits.argument.to_string()),
-                ("save", String::new()),
-                ("timeout", "0".to_string()),
-                ("unixsocket", s.shared.socket.clone()),
-            ];
-            let lower: Vec<Vec<u8>> = args.from(2).map(<[u8]>::to_ascii_lowercase).collect();
-            let found: Vec<_> = known
-                .iter()
-                .filter(|(name, _)| lower.iter().any(|p| glob::matches(p, name.as_bytes())))
-                .collect();
-            out.map(found.len());
-            for (name, value) in found {
-                out.bulk(name.as_bytes());
-                out.bulk(value.as_bytes());
-            }
-        }
-        c if is(c, "set") && args.len() > 2 => {
-            let scripts = ["lua-time-limit", "busy-reply-threshold"];
-            if args.len() == 4 && scripts.iter().any(|name| is(args.at(2), name)) {
-                let time = integer(args.at(3)).filter(|time| (1..=MOST_TIME).contains(time));
-                let time = time.ok_or_else(|| {
-                    Failure::request(format!(
-                        "argument must be between 1 and {MOST_TIME} inclusive"
-                    ))
-                })?;
-                s.shared.scripts.set_time(time.unsigned_abs());
-                out.ok();
-                return Ok(());
-            }
-            if args.len() != 4 || !is(args.at(2), "durable") {
-                let name = String::from_utf8_lossy(args.at(2)).into_owned();
-                return Err(Failure::request(format!(
-                    "Unknown option or number of arguments for CONFIG SET - '{name}'"
-                )));
-            }
-            s.durable = yes(args.at(3))?;
-            out.ok();
-        }
-        c if is(c, "resetstat") && args.len() == 2 => {
-            s.shared.metrics.reset();
-            out.ok();
-        }
-        c if is(c, "rewrite") && args.len() == 2 => {
-            return Err(Failure::request("The server is running without a config file"));
-        }
-        c => {
-            let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
-            return Err(Failure::request(format!(
-                "unknown subcommand or wrong number of arguments for '{c}'. Try CONFIG GET *."
-            )));
-        }
-    }
     Ok(())
 }

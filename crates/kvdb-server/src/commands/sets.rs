@@ -12,6 +12,7 @@ use super::collections::{
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, element_key, elements};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -42,6 +43,9 @@ fn add<'k>(
             batch.put(of.types, place, Bytes::new());
             new.insert(member);
         }
+    }
+    if !new.is_empty() {
+        seen.event(Classes::SET, "sadd", key);
     }
     seen.counted(key, &of, new.len() as i64, batch);
     Ok(new.len() as i64)
@@ -112,6 +116,9 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             for tuple in &drawn {
                 batch.delete(of.types, tuple.key.clone());
             }
+            if !drawn.is_empty() {
+                seen.event(Classes::SET, "spop", key);
+            }
             seen.counted(key, &of, -(drawn.len() as i64), batch);
             Ok(drawn.iter().map(name).collect())
         })?,
@@ -172,11 +179,15 @@ pub fn smove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             }
             if from != to {
                 batch.delete(of.types, place);
+                seen.event(Classes::SET, "srem", from);
                 seen.counted(from, &of, -1, batch);
                 let into = seen.begin_collection(to, Kind::Set, || s.random(), batch)?;
                 let place = element_key(into.id, member);
                 let new = !seen.has(into.types, &place)?;
-                batch.put(into.types, place, Bytes::new());
+                if new {
+                    batch.put(into.types, place, Bytes::new());
+                    seen.event(Classes::SET, "sadd", to);
+                }
                 seen.counted(to, &into, i64::from(new), batch);
             }
             Ok(true)
@@ -191,6 +202,17 @@ enum Algebra {
     Union,
     Intersection,
     Difference,
+}
+
+impl Algebra {
+    /// What others hear of a result that is stored.
+    fn event(self) -> &'static str {
+        match self {
+            Algebra::Union => "sunionstore",
+            Algebra::Intersection => "sinterstore",
+            Algebra::Difference => "sdiffstore",
+        }
+    }
 }
 
 /// What sets have together, in order; at most `limit` members.
@@ -266,7 +288,12 @@ fn store(s: &Session, args: Arguments<'_>, how: Algebra, out: &mut Output) -> Ou
     s.check_key(key)?;
     let stored = s.change(s.typed()?, args.from(1), |seen, batch| {
         let found = combine(s, seen, how, args.from(2), usize::MAX)?;
-        seen.remove(key, &seen.live(key)?, batch);
+        let live = seen.live(key)?;
+        if found.is_empty() && live.head.is_none() && !live.exists() {
+            return Ok(0);
+        }
+        seen.remove(key, &live, batch);
+        seen.event_of_stored(key, &live, (Classes::SET, how.event()), found.len());
         if !found.is_empty() {
             let of = seen.replace_collection(key, Kind::Set, || s.random(), batch)?;
             for member in &found {

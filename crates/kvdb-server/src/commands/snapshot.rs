@@ -31,7 +31,10 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             snapshots.create(name(args.at(4))?, name(args.at(2))?, Durability::Synced)?;
         }
         (c, 3) if is(c, "drop") => snapshots.remove(name(args.at(2))?)?,
-        (c, 3) if is(c, "rollback") => snapshots.roll_back(name(args.at(2))?)?,
+        (c, 3) if is(c, "rollback") => {
+            snapshots.roll_back(name(args.at(2))?)?;
+            s.shared.waiters.wake_all();
+        }
         (c, _) if is(c, "list") => {
             arity(args, 2, 2)?;
             list(s, out);

@@ -11,6 +11,7 @@ use super::collections::{Room, check_element, draw, name, scan as scan_elements,
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{ELEMENT, Kind, element_key, from_sortable, order_key, ordered, sortable};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -163,6 +164,8 @@ fn add(s: &Session, args: Arguments<'_>, at: usize, adding: &Adding, out: &mut O
         }
         if changed > 0 {
             *batch = changes;
+            let name = if adding.increment { "zincr" } else { "zadd" };
+            seen.event(Classes::SORTED_SET, name, key);
             seen.counted(key, &of, added, batch);
         }
         Ok((added, changed, last))
@@ -188,6 +191,9 @@ pub fn zrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                     take_out(&of, member, score, batch);
                     removed += 1;
                 }
+            }
+            if removed > 0 {
+                seen.event(Classes::SORTED_SET, "zrem", key);
             }
             seen.counted(key, &of, -removed, batch);
             Ok(removed)
@@ -326,7 +332,8 @@ fn pop(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Ou
     Ok(())
 }
 
-fn pop_from(
+/// Takes up to so many members from the lowest score on, or from the highest one.
+pub fn pop_from(
     s: &Session,
     key: &[u8],
     count: usize,
@@ -345,6 +352,10 @@ fn pop_from(
                 popped.push((member, score));
                 Ok(popped.len() < count)
             })?;
+        }
+        if !popped.is_empty() {
+            let name = if backward { "zpopmax" } else { "zpopmin" };
+            seen.event(Classes::SORTED_SET, name, key);
         }
         seen.counted(key, &of, -(popped.len() as i64), batch);
         Ok(popped)
@@ -404,15 +415,21 @@ pub fn zscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     })
 }
 
-/// Puts a sorted set of these members in the place of what there was.
+/// Puts a sorted set of these members in the place of what there was. `event` is what others hear.
 fn store(
     s: &Session,
     seen: &Seen<'_>,
     key: &[u8],
     members: &[(Bytes, f64)],
+    event: &'static str,
     batch: &mut Batch,
 ) -> Result<i64, Failure> {
-    seen.remove(key, &seen.live(key)?, batch);
+    let live = seen.live(key)?;
+    if members.is_empty() && live.head.is_none() && !live.exists() {
+        return Ok(0);
+    }
+    seen.remove(key, &live, batch);
+    seen.event_of_stored(key, &live, (Classes::SORTED_SET, event), members.len());
     if !members.is_empty() {
         let of = seen.replace_collection(key, Kind::SortedSet, || s.random(), batch)?;
         for (member, score) in members {

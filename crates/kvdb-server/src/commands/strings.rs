@@ -9,6 +9,7 @@ use super::expiry::{Time, time_option};
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Head;
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -163,11 +164,19 @@ fn put_when(
             Deadline::Kept => live.deadline(),
             Deadline::At(at) => Some(at),
         };
+        let tell = || {
+            seen.event(Classes::STRING, "set", key);
+            if matches!(put.deadline, Deadline::At(_)) {
+                seen.event(Classes::GENERIC, "expire", key);
+            }
+        };
         if deadline.is_some_and(|at| at <= seen.now) {
             seen.remove(key, &live, batch);
+            tell();
             return Ok((old, true));
         }
         let live = seen.put_string(key, &live, Bytes::copy_from_slice(value), batch)?;
+        tell();
         if deadline.is_some() {
             seen.set_deadline(key, &live, deadline, batch);
         }
@@ -217,6 +226,7 @@ pub fn getdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         Some(space) => s.change(space, [key], |seen, batch| {
             let (live, old) = seen.string(key)?;
             if old.is_some() {
+                seen.event(Classes::GENERIC, "del", key);
                 seen.remove(key, &live, batch);
             }
             Ok(old)
@@ -244,9 +254,16 @@ pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             let (live, value) = seen.string(key)?;
             match deadline {
                 _ if value.is_none() => {}
-                Some(at) if at <= seen.now => seen.remove(key, &live, batch),
+                Some(at) if at <= seen.now => {
+                    seen.event(Classes::GENERIC, "del", key);
+                    seen.remove(key, &live, batch);
+                }
                 None if live.deadline().is_none() => {}
-                deadline => seen.set_deadline(key, &live, deadline, batch),
+                deadline => {
+                    let name = if deadline.is_some() { "expire" } else { "persist" };
+                    seen.event(Classes::GENERIC, name, key);
+                    seen.set_deadline(key, &live, deadline, batch);
+                }
             }
             Ok(value)
         })?,
@@ -303,6 +320,7 @@ pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         for (key, value, live) in &all {
             seen.put_string(key, live, Bytes::copy_from_slice(value), batch)?;
+            seen.event(Classes::STRING, "set", key);
         }
         Ok(true)
     })?;
@@ -366,31 +384,38 @@ pub fn setrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     if patch.is_empty() {
         return strlen(s, args, out);
     }
-    let len = write(s, args.at(1), |_| offset, patch)?;
+    let len = write(s, args.at(1), "setrange", |_| offset, patch)?;
     out.integer(len as i64);
     Ok(())
 }
 
 pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let len = write(s, args.at(1), |len| len, args.at(2))?;
+    let len = write(s, args.at(1), "append", |len| len, args.at(2))?;
     out.integer(len as i64);
     Ok(())
 }
 
 /// Writes bytes into a string, or begins one, atomically, from the place that `at` makes of its
 /// length. Gives the new length.
-fn write(s: &Session, key: &[u8], at: impl Fn(u64) -> u64, bytes: &[u8]) -> Result<u64, Failure> {
-    edit(s, key, |_, text| {
+fn write(
+    s: &Session,
+    key: &[u8],
+    event: &'static str,
+    at: impl Fn(u64) -> u64,
+    bytes: &[u8],
+) -> Result<u64, Failure> {
+    edit(s, key, event, |_, text| {
         let at = at(text.len());
         Ok((Some((at, bytes)), text.len().max(at.saturating_add(bytes.len() as u64))))
     })
 }
 
 /// Writes the bytes into a string, or begins one, atomically, that `change` says at the place that
-/// it says. A long string is not read for it.
+/// it says. A long string is not read for it. `event` is what others hear of it.
 pub fn edit<B: AsRef<[u8]>, T>(
     s: &Session,
     key: &[u8],
+    event: &'static str,
     mut change: impl FnMut(&Seen<'_>, &Text) -> Result<(Option<(u64, B)>, T), Failure>,
 ) -> Result<T, Failure> {
     s.check_key(key)?;
@@ -401,7 +426,9 @@ pub fn edit<B: AsRef<[u8]>, T>(
             let (write, result) = change(seen, &text)?;
             let done = match write {
                 Some((at, bytes)) => {
-                    seen.write_part(key, &live, &text, at, bytes.as_ref(), batch)?
+                    let len = seen.write_part(key, &live, &text, at, bytes.as_ref(), batch)?;
+                    seen.event(Classes::STRING, event, key);
+                    len
                 }
                 None => Some(text.len()),
             };
@@ -417,10 +444,12 @@ pub fn edit<B: AsRef<[u8]>, T>(
 
 /// Replaces a number, or the absence of one, by what `change` makes of it, atomically; `None`
 /// leaves it. The deadline stays. `otherwise`: there is a string that is too long to be a number.
+/// `event` is what others hear of it.
 pub fn rewrite<T>(
     s: &Session,
     key: &[u8],
     otherwise: fn() -> Failure,
+    event: &'static str,
     mut change: impl FnMut(Option<&[u8]>) -> Result<(Option<Vec<u8>>, T), Failure>,
 ) -> Result<T, Failure> {
     s.check_key(key)?;
@@ -429,6 +458,7 @@ pub fn rewrite<T>(
         let (value, result) = change(old.as_deref())?;
         if let Some(value) = value {
             seen.change_string(key, &live, value, batch);
+            seen.event(Classes::STRING, event, key);
         }
         Ok(result)
     })

@@ -8,12 +8,13 @@ use kvdb::{
 };
 
 use super::{changes, is, revert, wrong_arity};
+use crate::effects::Effects;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::head_key;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::transactions::FileChange;
+use crate::transactions::{FileChange, Named};
 
 pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED] | JOIN id | LEAVE | \
                          COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] | SAVEPOINT name | ROLLBACK name";
@@ -179,6 +180,11 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Err(ended(s, id, error).into())
         }
         Ok(()) => {
+            if let Some(group) = s.shared.groups.end(id) {
+                let effects = group.effects.lock().take();
+                s.shared.reached().carry_out(effects.unwrap_or_default());
+            }
+            s.shared.waiters.wake_all();
             over(s, id);
             out.ok();
             Ok(())
@@ -236,6 +242,8 @@ fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let id = id_of(s, args.get(2))?;
     over(s, id);
     s.shared.transactions.abort(id).map_err(|error| ended(s, id, error))?;
+    // A connection that waits in this transaction must see that it has ended.
+    s.shared.waiters.wake_all();
     out.ok();
     Ok(())
 }
@@ -378,7 +386,9 @@ fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
     let savepoint = s.shared.transactions.savepoint(joined(s)?)?;
     if let Some((_, group)) = &s.joined {
-        group.savepoints.lock().push((args.at(2).to_vec(), savepoint));
+        let effects = group.effects.lock().as_ref().map_or(0, Effects::len);
+        let name = args.at(2).to_vec();
+        group.savepoints.lock().push(Named { name, savepoint, effects });
     }
     out.ok();
     Ok(())
@@ -392,9 +402,11 @@ fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         let _held = group.locks.all();
         let mut savepoints = group.savepoints.lock();
         let missing = || Failure::request("this transaction has no savepoint of that name");
-        let at =
-            savepoints.iter().rposition(|(name, _)| *name == args.at(2)).ok_or_else(missing)?;
-        s.shared.transactions.rollback(transaction, &savepoints[at].1)?;
+        let at = savepoints.iter().rposition(|one| one.name == args.at(2)).ok_or_else(missing)?;
+        s.shared.transactions.rollback(transaction, &savepoints[at].savepoint)?;
+        if let Some(kept) = &mut *group.effects.lock() {
+            kept.cut(savepoints[at].effects);
+        }
         savepoints.truncate(at + 1);
     }
     out.ok();

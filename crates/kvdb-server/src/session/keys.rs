@@ -11,8 +11,10 @@ use kvdb::{
 use super::seen::Seen;
 use super::{Executing, SNAPSHOT, Session, TRIES};
 use crate::dictionaries::Place;
+use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Keyspace;
+use crate::notifications::{Classes, Event};
 
 impl Session {
     /// The time that decides what has expired, milliseconds since 1970. In a snapshot it stands
@@ -132,15 +134,24 @@ impl Session {
         let space = self.under_locks(space)?;
         if self.inside().is_some() {
             let mut batch = Batch::new();
-            let done = change(&Seen::by(self, Some(space))?, &mut batch)?;
+            let seen = Seen::by(self, Some(space))?;
+            let done = change(&seen, &mut batch)?;
             if !batch.is_empty() {
                 self.commit(batch)?;
+                self.settle(seen.into_effects());
             }
             return Ok(done);
         }
-        retry_on_conflict(self.db(), true, |transaction, batch| {
-            change(&Seen::of(transaction, self, space)?, batch)
-        })
+        let mut effects = Vec::new();
+        let done = retry_on_conflict(self.db(), true, |transaction, batch| {
+            let seen = Seen::of(transaction, self, space)?;
+            let done = change(&seen, batch)?;
+            effects = if batch.is_empty() { Vec::new() } else { seen.into_effects() };
+            Ok(done)
+        })?;
+        // Still under the locks, so that the events of a key have the order of its commits.
+        self.settle(effects);
+        Ok(done)
     }
     /// The keyspace again, now that keys of it are locked: others may have made its types.
     pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
@@ -165,20 +176,29 @@ impl Session {
         };
         {
             let _held = self.hold(space.strings, keys.clone())?;
-            if self.under_locks(space)?.types.is_none() {
+            if !self.notes(Classes::NEW) && self.under_locks(space)?.types.is_none() {
                 let mut batch = Batch::new();
                 for (key, value) in pairs {
                     put(space.strings, key, value, &mut batch);
                 }
-                return self.commit(batch);
+                self.commit(batch)?;
+                if self.notes(Classes::STRING) {
+                    self.settle(keys.map(set).collect());
+                }
+                return Ok(());
             }
         }
         // A key that is named twice gets the last of its values, and the pages of no other.
         let last: BTreeMap<&[u8], &[u8]> = pairs.clone().collect();
         self.change_commuting(space, keys, |seen, batch| {
             for (key, value) in &last {
-                let live = seen.live_head(key)?;
+                // The key is looked up only where notifications of new keys are on.
+                let live = match self.notes(Classes::NEW) {
+                    true => seen.live(key)?,
+                    false => seen.live_head(key)?,
+                };
                 seen.put_string(key, &live, Bytes::copy_from_slice(value), batch)?;
+                seen.event(Classes::STRING, "set", key);
             }
             Ok(())
         })
@@ -211,6 +231,12 @@ pub fn retry_on_conflict<T>(
         }
     }
     Err(Failure::again_and_again())
+}
+
+/// The event of a string that was put.
+fn set(key: &[u8]) -> Effect {
+    let event = Event { class: Classes::STRING, name: "set" };
+    Effect::Event { event, key: Bytes::copy_from_slice(key) }
 }
 
 fn put(dict: DictionaryId, key: &[u8], value: &[u8], batch: &mut Batch) {

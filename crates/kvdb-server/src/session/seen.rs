@@ -1,14 +1,18 @@
 //! What one command sees of the keys: which there are at its time, of which type, and what a batch
 //! must do to change one. What is read is announced, so that a transaction's commit depends on it.
 
+use std::cell::RefCell;
+
 use bytes::Bytes;
 use kvdb::{Batch, Cursor, DictionaryId, Isolation, Transaction, Update, View};
 
 use super::Session;
+use crate::effects::Effect;
 use crate::failure::Failure;
 use crate::keyspace::{
     Head, Keyspace, Kind, Live, WRONGTYPE, count_key, deadline_key, head_key, owner_key,
 };
+use crate::notifications::{Classes, Event};
 
 mod pages;
 pub use pages::Text;
@@ -36,6 +40,8 @@ pub struct Seen<'a> {
     view: View,
     source: Source<'a>,
     session: &'a Session,
+    /// Effects that happen when the batch is committed.
+    effects: RefCell<Vec<Effect>>,
 }
 
 impl<'a> Seen<'a> {
@@ -57,7 +63,46 @@ impl<'a> Seen<'a> {
     }
     fn new(session: &'a Session, space: Option<Keyspace>, view: View, source: Source<'a>) -> Self {
         let (strings, types) = (space.map(|space| space.strings), space.and_then(|s| s.types));
-        Seen { strings, types, now: session.now(), view, source, session }
+        let (now, effects) = (session.now(), RefCell::default());
+        Seen { strings, types, now, view, source, session, effects }
+    }
+
+    /// Notes an event of a key, if notifications of its class are on.
+    pub fn event(&self, class: Classes, name: &'static str, key: &[u8]) {
+        if self.session.notes(class) {
+            let key = Bytes::copy_from_slice(key);
+            self.effects.borrow_mut().push(Effect::Event { event: Event { class, name }, key });
+        }
+    }
+    /// Notes the event of a result that replaces a key: `name`, or `del` if it is empty.
+    pub fn event_of_stored(
+        &self,
+        key: &[u8],
+        live: &Live,
+        (class, name): (Classes, &'static str),
+        count: usize,
+    ) {
+        match count {
+            0 if live.exists() => self.event(Classes::GENERIC, "del", key),
+            0 => {}
+            _ => {
+                if !live.exists() {
+                    self.event(Classes::NEW, "new", key);
+                }
+                self.event(class, name, key);
+            }
+        }
+    }
+    /// Notes that a list or sorted set has got elements, for connections that wait for them.
+    pub fn filled(&self, kind: Kind, key: &[u8]) {
+        if matches!(kind, Kind::List | Kind::SortedSet) {
+            let key = Bytes::copy_from_slice(key);
+            self.effects.borrow_mut().push(Effect::Filled { kind, key });
+        }
+    }
+    /// The effects that happen when the batch is committed.
+    pub fn into_effects(self) -> Vec<Effect> {
+        self.effects.into_inner()
     }
 
     /// The state to read, what is read having been announced. A serializable transaction reads what
@@ -206,6 +251,9 @@ impl<'a> Seen<'a> {
     /// Takes away what stands under the key besides a string: its head, its deadline, its elements.
     pub fn clear(&self, key: &[u8], live: &Live, batch: &mut Batch) {
         let (Some(types), Some(head)) = (self.types, live.head) else { return };
+        if head.is_expired(self.now) {
+            self.event(Classes::EXPIRED, "expired", key);
+        }
         batch.delete(types, head_key(key));
         if let Some(deadline) = head.deadline {
             batch.delete(types, deadline_key(deadline, key));
@@ -234,6 +282,9 @@ impl<'a> Seen<'a> {
         batch: &mut Batch,
     ) -> Result<Live, Failure> {
         self.clear(key, live, batch);
+        if !live.exists() {
+            self.event(Classes::NEW, "new", key);
+        }
         let (value, name) = (value.into(), Bytes::copy_from_slice(key));
         match (self.strings, self.types) {
             (Some(strings), Some(types)) if value.len() > self.limits().tuple => {
@@ -257,6 +308,7 @@ impl<'a> Seen<'a> {
     ) {
         if !live.exists() {
             self.clear(key, live, batch);
+            self.event(Classes::NEW, "new", key);
         }
         if let Some(strings) = self.strings {
             batch.put(strings, Bytes::copy_from_slice(key), value);
@@ -309,6 +361,7 @@ impl<'a> Seen<'a> {
                 // Also a tombstone among the strings: of two transactions that make a string and
                 // a collection of one key the second has a conflict.
                 self.remove(key, &live, batch);
+                self.event(Classes::NEW, "new", key);
                 self.replace_collection(key, kind, random, batch)
             }
         }
@@ -335,12 +388,16 @@ impl<'a> Seen<'a> {
     /// Notes that a collection has got `more` elements; without elements it is gone.
     pub fn counted(&self, key: &[u8], of: &Collection, more: i64, batch: &mut Batch) {
         let count = count_key(of.id);
+        if let (1.., Some(kind)) = (more, of.live.kind) {
+            self.filled(kind, key);
+        }
         if of.fresh {
             // A put, not an update: should another transaction choose the same id, that is a
             // conflict.
             batch.put(of.types, count, more.to_string());
         } else if more < 0 && of.live.count + more <= 0 {
             self.clear(key, &of.live, batch);
+            self.event(Classes::GENERIC, "del", key);
         } else if more != 0 {
             batch.update(of.types, count, Update::add(more));
         }

@@ -26,6 +26,14 @@ impl End {
     pub fn opposite(self) -> End {
         if self == End::Left { End::Right } else { End::Left }
     }
+    /// The event of an element that was added at this end.
+    pub fn pushed(self) -> &'static str {
+        if self == End::Left { "lpush" } else { "rpush" }
+    }
+    /// The event of an element that was taken from this end.
+    pub fn popped(self) -> &'static str {
+        if self == End::Left { "lpop" } else { "rpop" }
+    }
     /// The number next to `number`, further out at this end.
     pub fn beyond(self, number: u64) -> u64 {
         match self {

@@ -225,7 +225,7 @@ fn combine_into(
     s: &Session,
     args: Arguments<'_>,
     how: Algebra,
-    command: &str,
+    command: &'static str,
     out: &mut Output,
 ) -> Outcome {
     let key = args.at(1);
@@ -234,7 +234,7 @@ fn combine_into(
     let keys = std::iter::once(key).chain(all.keys.iter().copied());
     let stored = s.change(s.typed()?, keys, |seen, batch| {
         let found = all.run(s, seen)?;
-        store(s, seen, key, &found, batch)
+        store(s, seen, key, &found, command, batch)
     })?;
     out.integer(stored);
     Ok(())

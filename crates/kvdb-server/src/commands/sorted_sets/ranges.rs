@@ -7,6 +7,7 @@ use crate::commands::collections::{Room, visit};
 use crate::commands::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, order_key, ordered, sortable};
+use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -299,7 +300,7 @@ pub fn zrangestore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
     let range = parse(args, 2, (None, false), true)?;
     let stored = s.change(s.typed()?, [to, from], |seen, batch| {
         let found = gather(s, seen, from, &range)?;
-        store(s, seen, to, &found, batch)
+        store(s, seen, to, &found, "zrangestore", batch)
     })?;
     out.integer(stored);
     Ok(())
@@ -332,7 +333,13 @@ pub fn zlexcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     count(s, args, By::Name, out)
 }
 
-fn remove(s: &Session, args: Arguments<'_>, by: By, out: &mut Output) -> Outcome {
+fn remove(
+    s: &Session,
+    args: Arguments<'_>,
+    by: By,
+    event: &'static str,
+    out: &mut Output,
+) -> Outcome {
     let key = args.at(1);
     if args.len() != 4 {
         return Err(wrong_arity("zremrange"));
@@ -349,6 +356,9 @@ fn remove(s: &Session, args: Arguments<'_>, by: By, out: &mut Output) -> Outcome
                 removed += 1;
                 Ok(())
             })?;
+            if removed > 0 {
+                seen.event(Classes::SORTED_SET, event, key);
+            }
             seen.counted(key, &of, -removed, batch);
             Ok(removed)
         })?,
@@ -358,11 +368,11 @@ fn remove(s: &Session, args: Arguments<'_>, by: By, out: &mut Output) -> Outcome
 }
 
 pub fn zremrangebyrank(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    remove(s, args, By::Rank, out)
+    remove(s, args, By::Rank, "zremrangebyrank", out)
 }
 pub fn zremrangebyscore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    remove(s, args, By::Score, out)
+    remove(s, args, By::Score, "zremrangebyscore", out)
 }
 pub fn zremrangebylex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    remove(s, args, By::Name, out)
+    remove(s, args, By::Name, "zremrangebylex", out)
 }

@@ -13,6 +13,7 @@ use super::Seen;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, Kind, Live, PAGE, WRONGTYPE, head_key, page_key, page_number};
 use crate::limits::Limits;
+use crate::notifications::Classes;
 
 /// A tuple up to this length is read and put where it is changed, bytes, and so is one that is
 /// changed by more: that costs a reader less later.
@@ -300,6 +301,7 @@ impl Seen<'_> {
         let old = self.string(key)?.1.unwrap_or_default();
         if !live.exists() {
             self.clear(key, live, batch);
+            self.event(Classes::NEW, "new", key);
         }
         let mut pages: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         for (number, offset, piece) in pieces(0, &old).chain(pieces(at, bytes)) {

@@ -1,0 +1,88 @@
+//! A bell wakes the thread of a connection while that waits: for its client, or for what another
+//! connection does.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use env::sync::{Condvar, Mutex};
+use rustix::event::EventfdFlags;
+
+/// One for each connection. It may ring before it is waited for: then the wait is over at once.
+#[derive(Default)]
+pub struct Bell {
+    rung: Mutex<bool>,
+    heard: Condvar,
+    /// Readable when the bell has rung, for a thread that waits for a socket as well.
+    descriptor: OnceLock<OwnedFd>,
+}
+
+impl Bell {
+    pub fn ring(&self) {
+        *self.rung.lock() = true;
+        self.heard.notify_all();
+        if let Some(descriptor) = self.descriptor.get() {
+            // It fails only when it is readable already.
+            let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether it has rung since the last time that this was asked.
+    pub fn take(&self) -> bool {
+        if let Some(descriptor) = self.descriptor.get() {
+            let _ = rustix::io::read(descriptor, &mut [0u8; 8]);
+        }
+        std::mem::take(&mut *self.rung.lock())
+    }
+
+    /// Waits until it rings, or for so long; `None` is for ever.
+    pub fn wait(&self, at_most: Option<Duration>) {
+        let mut rung = self.rung.lock();
+        if !*rung {
+            match at_most {
+                Some(at_most) => {
+                    self.heard.wait_for(&mut rung, at_most);
+                }
+                None => self.heard.wait(&mut rung),
+            }
+        }
+    }
+
+    /// What is readable once the bell has rung. Ask [`Bell::take`] between this and a wait: it may
+    /// have rung before there was a descriptor.
+    pub fn descriptor(&self) -> std::io::Result<BorrowedFd<'_>> {
+        if self.descriptor.get().is_none() {
+            let made = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            // Only the thread of the connection waits, so no other has made one.
+            let _ = self.descriptor.set(made);
+        }
+        self.descriptor.get().map(AsFd::as_fd).ok_or_else(|| std::io::ErrorKind::NotFound.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_before_the_wait_ends_it() {
+        let bell = Bell::default();
+        bell.ring();
+        bell.wait(None);
+        assert!(bell.take() && !bell.take());
+    }
+
+    #[test]
+    fn the_descriptor_tells_of_rings_that_come_after_it() {
+        let bell = Bell::default();
+        bell.descriptor().expect("a descriptor");
+        bell.ring();
+        let fd = bell.descriptor().expect("the same one");
+        let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut polled, None), Ok(1));
+        assert!(bell.take());
+        let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut polled, Some(&now)), Ok(0));
+    }
+}

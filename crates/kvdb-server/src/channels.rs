@@ -1,0 +1,160 @@
+//! Channels: which connections have subscribed to which, and the messages that wait for them.
+//!
+//! A message is put into the mailboxes of its subscribers under one lock, so all of them get the
+//! messages in the same order. The thread of a connection empties its own mailbox between two
+//! commands and while it waits: no message comes into the middle of a reply, and no publisher waits
+//! for a subscriber. A mailbox has a bound, beyond which the connection is closed, as in Redis.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use bytes::Bytes;
+use env::sync::Mutex;
+
+use crate::clients::Connection;
+use crate::failure::{Failure, Outcome};
+use crate::glob;
+use crate::mailbox::{Delivery, Put};
+
+/// Bytes that a subscription takes in addition to its name, about.
+const OVERHEAD: usize = 128;
+
+/// How a connection names what it subscribes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Channel,
+    Pattern,
+}
+
+/// The subscribers of each channel or pattern, by the numbers of their connections.
+type Subscribers = BTreeMap<Bytes, BTreeMap<u64, Arc<Connection>>>;
+
+#[derive(Default)]
+struct State {
+    channels: Subscribers,
+    patterns: Subscribers,
+    /// Bytes of all subscriptions.
+    bytes: usize,
+}
+
+impl State {
+    fn of(&mut self, by: By) -> &mut Subscribers {
+        match by {
+            By::Channel => &mut self.channels,
+            By::Pattern => &mut self.patterns,
+        }
+    }
+
+    fn each(&self, channel: &[u8], mut visit: impl FnMut(Option<&Bytes>, &Arc<Connection>)) {
+        for connection in self.channels.get(channel).into_iter().flat_map(BTreeMap::values) {
+            visit(None, connection);
+        }
+        for (pattern, subscribers) in &self.patterns {
+            if glob::matches(pattern, channel) {
+                subscribers.values().for_each(|connection| visit(Some(pattern), connection));
+            }
+        }
+    }
+}
+
+/// Of all connections of a server.
+pub struct Channels {
+    state: Mutex<State>,
+    /// Subscriptions that there are, so that a message without subscribers takes no lock.
+    subscriptions: AtomicUsize,
+    /// Bytes of subscriptions at most, and of one mailbox.
+    most: usize,
+    most_waiting: usize,
+}
+
+impl Channels {
+    pub fn new(most: usize, most_waiting: usize) -> Self {
+        let (state, subscriptions) = (Mutex::default(), AtomicUsize::new(0));
+        Channels { state, subscriptions, most, most_waiting }
+    }
+
+    /// Notes a subscription. Messages that are published after this returns reach the connection.
+    pub fn subscribe(&self, by: By, name: &Bytes, connection: &Arc<Connection>) -> Outcome {
+        let mut state = self.state.lock();
+        let size = name.len() + OVERHEAD;
+        if state.bytes + size > self.most {
+            return Err(Failure::Limit(format!(
+                "the subscriptions of all connections take more than {} bytes: UNSUBSCRIBE from some",
+                self.most
+            )));
+        }
+        let subscribers = state.of(by).entry(name.clone()).or_default();
+        if subscribers.insert(connection.id, connection.clone()).is_none() {
+            state.bytes += size;
+            self.subscriptions.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Ends a subscription. What waits already is delivered all the same.
+    pub fn unsubscribe(&self, by: By, name: &[u8], connection: u64) {
+        let mut state = self.state.lock();
+        let Some(subscribers) = state.of(by).get_mut(name) else { return };
+        if subscribers.remove(&connection).is_none() {
+            return;
+        }
+        if subscribers.is_empty() {
+            state.of(by).remove(name);
+        }
+        state.bytes -= name.len() + OVERHEAD;
+        self.subscriptions.fetch_sub(1, Relaxed);
+    }
+
+    /// Whether a message may reach a subscriber.
+    pub fn are_used(&self) -> bool {
+        self.subscriptions.load(Relaxed) > 0
+    }
+
+    /// Puts a message into the mailboxes of all subscribers; gives their number.
+    pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
+        if !self.are_used() {
+            return 0;
+        }
+        let mut receivers = 0;
+        self.state.lock().each(channel, |pattern, connection| {
+            receivers += 1;
+            let (channel, payload) = (channel.clone(), payload.clone());
+            let delivery = Delivery { pattern: pattern.cloned(), channel, payload };
+            match connection.mailbox.put(delivery, self.most_waiting) {
+                Put::Waits => {}
+                Put::First => connection.bell.ring(),
+                Put::Overrun => connection.close(),
+            }
+        });
+        receivers
+    }
+
+    /// How many a message would reach now.
+    pub fn receivers(&self, channel: &[u8]) -> usize {
+        let mut receivers = 0;
+        if self.are_used() {
+            self.state.lock().each(channel, |_, _| receivers += 1);
+        }
+        receivers
+    }
+
+    /// The channels that have subscribers and match, in order.
+    pub fn matching(&self, pattern: Option<&[u8]>) -> Vec<Bytes> {
+        let state = self.state.lock();
+        let all = state.channels.keys();
+        all.filter(|name| pattern.is_none_or(|p| glob::matches(p, name))).cloned().collect()
+    }
+    /// How many have subscribed to a channel by its name.
+    pub fn subscribers(&self, channel: &[u8]) -> usize {
+        self.state.lock().channels.get(channel).map_or(0, BTreeMap::len)
+    }
+    /// How many patterns have subscribers.
+    pub fn patterns(&self) -> usize {
+        self.state.lock().patterns.len()
+    }
+    /// How many channels have.
+    pub fn channels(&self) -> usize {
+        self.state.lock().channels.len()
+    }
+}

@@ -1,0 +1,367 @@
+//! Commands that wait until there is an element under one of several keys.
+//!
+//! They take what is there at once, as those do that do not wait. Else the connection takes a place
+//! behind those that wait for the same keys already (`crate::waiters`), sleeps until a commit may
+//! have filled a key whose first waiter it is, and tries again. Between two tries it holds nothing,
+//! so one that is closed, killed or too late has taken nothing. Between `MULTI` and `EXEC` and in
+//! scripts nothing is waited for.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::is;
+use super::lists::{self, End};
+use super::sorted_sets;
+use crate::clients::Unblocked;
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::Kind;
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::waiters::{Awaited, Spot};
+
+/// In a transaction, how often it is looked whether that is still open.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What is waited for.
+struct Wanted<'a> {
+    kind: Kind,
+    /// In this order, where there are elements under several.
+    keys: Vec<&'a [u8]>,
+    /// `None` is for ever.
+    at_most: Option<Duration>,
+}
+
+/// The time in an argument, in seconds; 0 is for ever.
+fn timeout(arg: &[u8]) -> Result<Option<Duration>, Failure> {
+    let seconds: Option<f64> = std::str::from_utf8(arg).ok().and_then(|text| text.parse().ok());
+    let seconds = seconds.filter(|seconds| !seconds.is_nan());
+    let seconds = seconds.ok_or(Failure::request("timeout is not a float or out of range"))?;
+    if seconds < 0.0 {
+        return Err(Failure::request("timeout is negative"));
+    }
+    let time = Duration::try_from_secs_f64(seconds).ok();
+    let time = time.filter(|time| time.as_millis() <= i64::MAX as u128);
+    let time = time.ok_or(Failure::request("timeout is out of range"))?;
+    Ok((!time.is_zero()).then_some(time))
+}
+
+/// What `take` gives for the first key that has it; `None`: the time is up.
+fn first_of<T>(
+    s: &mut Session,
+    wanted: &Wanted<'_>,
+    out: &mut Output,
+    take: impl Fn(&Session, &[u8]) -> Result<Option<T>, Failure>,
+) -> Result<Option<T>, Failure> {
+    let shared = s.shared.clone();
+    let waits = !out.is_kept() && s.executing.is_none();
+    if !waits || shared.waiters.count() == 0 {
+        for key in &wanted.keys {
+            if let Some(found) = take(s, key)? {
+                return Ok(Some(found));
+            }
+        }
+    }
+    if !waits {
+        return Ok(None);
+    }
+    let transaction = s.joined.as_ref().map(|(transaction, _)| transaction.id());
+    let spot = Spot { transaction, ..s.spot() };
+    let awaited = |key: &&[u8]| Awaited {
+        spot: spot.clone(),
+        kind: wanted.kind,
+        key: Bytes::copy_from_slice(key),
+    };
+    let begun = Instant::now();
+    let place = shared.waiters.wait(&s.connection, wanted.keys.iter().map(awaited).collect());
+    s.connection.set_blocked(true);
+    let mut tried = false;
+    let found = loop {
+        s.connection.bell.take();
+        if tried && out.is_gone() {
+            s.closing = true;
+            break Err(Failure::request("the client is gone"));
+        }
+        match try_turns(s, wanted, &place.turns(), tried, &take) {
+            Ok(None) => {}
+            found => break found,
+        }
+        tried = true;
+        match s.connection.unblocked() {
+            None => {}
+            Some(Unblocked::TimedOut) => break Ok(None),
+            Some(Unblocked::Refused) => {
+                break Err(Failure::coded("UNBLOCKED client unblocked via CLIENT UNBLOCK"));
+            }
+        }
+        if let Err(stopping) = s.check_stopping() {
+            break Err(stopping);
+        }
+        let left = wanted.at_most.map(|time| time.saturating_sub(begun.elapsed()));
+        if left.is_some_and(|left| left.is_zero()) {
+            break Ok(None);
+        }
+        if s.listens() {
+            s.deliver(out);
+        }
+        let look = transaction.map(|_| LOOK);
+        let slept = Instant::now();
+        out.wait(&s.connection.bell, [left, look].into_iter().flatten().min());
+        s.waited += slept.elapsed();
+    };
+    s.connection.set_blocked(false);
+    found
+}
+
+/// Tries the keys whose first waiter this connection is. Of the others it is seen only whether they
+/// can be waited for: at the first time a key of another type is an error, later it is passed over.
+fn try_turns<T>(
+    s: &Session,
+    wanted: &Wanted<'_>,
+    turns: &[Bytes],
+    tried: bool,
+    take: impl Fn(&Session, &[u8]) -> Result<Option<T>, Failure>,
+) -> Result<Option<T>, Failure> {
+    for key in &wanted.keys {
+        let mine = turns.iter().any(|turn| turn == key);
+        if tried && !mine {
+            continue;
+        }
+        let there = s.see()?.collection(key, wanted.kind);
+        let there = match there {
+            Err(failure) if tried && failure.is_wrong_type() => continue,
+            there => there?.is_some(),
+        };
+        if mine
+            && there
+            && let Some(found) = take(s, key)?
+        {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// `BLPOP key ... timeout`
+fn pop(s: &mut Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome {
+    let last = args.len() - 1;
+    let at_most = timeout(args.at(last))?;
+    let keys = args.from(1).take(last - 1).collect();
+    let wanted = Wanted { kind: Kind::List, keys, at_most };
+    let found = first_of(s, &wanted, out, |s, key| {
+        let popped = lists::pop_from(s, key, end, 1)?;
+        Ok(popped.and_then(|mut popped| popped.pop()).map(|value| (key.to_vec(), value)))
+    })?;
+    match found {
+        None => out.null_array(),
+        Some((key, value)) => {
+            out.array(2);
+            out.bulk(&key);
+            out.bulk(&value);
+        }
+    }
+    Ok(())
+}
+
+pub fn blpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop(s, args, End::Left, out)
+}
+pub fn brpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop(s, args, End::Right, out)
+}
+
+fn carry(
+    s: &mut Session,
+    args: Arguments<'_>,
+    (from, to): (End, End),
+    at_most: Option<Duration>,
+    out: &mut Output,
+) -> Outcome {
+    let (source, target) = (args.at(1), args.at(2));
+    s.check_key(target)?;
+    let kept = out.is_kept();
+    let wanted = Wanted { kind: Kind::List, keys: vec![source], at_most };
+    let found =
+        first_of(s, &wanted, out, |s, source| lists::carry_over(s, source, target, from, to))?;
+    match found {
+        Some(value) => out.bulk(&value),
+        None if kept => out.null(),
+        None => out.null_array(),
+    }
+    Ok(())
+}
+
+/// `BLMOVE source destination LEFT|RIGHT LEFT|RIGHT timeout`
+pub fn blmove(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let ends = (lists::end_of(args.at(3))?, lists::end_of(args.at(4))?);
+    let at_most = timeout(args.at(5))?;
+    carry(s, args, ends, at_most, out)
+}
+
+/// `BRPOPLPUSH source destination timeout`
+pub fn brpoplpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let at_most = timeout(args.at(3))?;
+    carry(s, args, (End::Right, End::Left), at_most, out)
+}
+
+/// What stands in `numkeys key ... word [COUNT count]` from an argument on.
+struct Several<'a> {
+    keys: Vec<&'a [u8]>,
+    word: &'a [u8],
+    count: usize,
+}
+
+impl<'a> Several<'a> {
+    fn parse(args: Arguments<'a>, at: usize) -> Result<Self, Failure> {
+        let positive = |arg: &[u8]| integer(arg).filter(|n| *n > 0).map(|n| n as usize);
+        let few = Failure::request("numkeys should be greater than 0");
+        let keys = positive(args.at(at)).ok_or(few)?;
+        let behind = at.checked_add(keys).and_then(|at| at.checked_add(1));
+        let behind = behind.filter(|at| *at < args.len()).ok_or(Failure::SYNTAX)?;
+        let count = match (args.len() - behind, args.get(behind + 1)) {
+            (1, _) => 1,
+            (3, Some(o)) if is(o, "count") => positive(args.at(behind + 2))
+                .ok_or(Failure::request("count should be greater than 0"))?,
+            _ => return Err(Failure::SYNTAX),
+        };
+        let keys = args.from(at + 1).take(keys).collect();
+        Ok(Several { keys, word: args.at(behind), count })
+    }
+}
+
+/// `BLMPOP timeout numkeys key ... LEFT|RIGHT [COUNT count]`
+pub fn blmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let at_most = timeout(args.at(1))?;
+    pop_several(s, Several::parse(args, 2)?, Some(at_most), out)
+}
+/// `LMPOP numkeys key ... LEFT|RIGHT [COUNT count]`
+pub fn lmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop_several(s, Several::parse(args, 1)?, None, out)
+}
+
+/// `waits`: for how long; `None`: not at all.
+fn pop_several(
+    s: &mut Session,
+    several: Several<'_>,
+    waits: Option<Option<Duration>>,
+    out: &mut Output,
+) -> Outcome {
+    let (end, count) = (lists::end_of(several.word)?, several.count);
+    let take = |s: &Session, key: &[u8]| {
+        let popped = lists::pop_from(s, key, end, count)?;
+        Ok(popped.map(|popped| (key.to_vec(), popped)))
+    };
+    let found = first_or_none(s, (Kind::List, several.keys), waits, out, take)?;
+    let Some((key, popped)) = found else {
+        out.null_array();
+        return Ok(());
+    };
+    out.array(2);
+    out.bulk(&key);
+    out.array(popped.len());
+    for value in popped {
+        out.bulk(&value);
+        out.send_if_large();
+    }
+    Ok(())
+}
+
+fn first_or_none<T>(
+    s: &mut Session,
+    (kind, keys): (Kind, Vec<&[u8]>),
+    waits: Option<Option<Duration>>,
+    out: &mut Output,
+    take: impl Fn(&Session, &[u8]) -> Result<Option<T>, Failure>,
+) -> Result<Option<T>, Failure> {
+    if let Some(at_most) = waits {
+        return first_of(s, &Wanted { kind, keys, at_most }, out, take);
+    }
+    for key in keys {
+        if let Some(found) = take(s, key)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// A key, and members of its sorted set with their scores.
+type ScoresOfKey = (Vec<u8>, Vec<(Bytes, f64)>);
+
+/// Takes members from the first sorted set of these keys that has some.
+fn pop_scores(
+    s: &mut Session,
+    keys: Vec<&[u8]>,
+    (backward, count): (bool, usize),
+    waits: Option<Option<Duration>>,
+    out: &mut Output,
+) -> Result<Option<ScoresOfKey>, Failure> {
+    first_or_none(s, (Kind::SortedSet, keys), waits, out, |s, key| {
+        let popped = sorted_sets::pop_from(s, key, count, backward)?;
+        Ok((!popped.is_empty()).then(|| (key.to_vec(), popped)))
+    })
+}
+
+/// `BZPOPMIN key ... timeout`
+fn pop_score(s: &mut Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Outcome {
+    let last = args.len() - 1;
+    let at_most = timeout(args.at(last))?;
+    let keys = args.from(1).take(last - 1).collect();
+    match pop_scores(s, keys, (backward, 1), Some(at_most), out)? {
+        None => out.null_array(),
+        Some((key, popped)) => {
+            out.array(1 + 2 * popped.len());
+            out.bulk(&key);
+            for (member, score) in popped {
+                out.bulk(&member);
+                out.double(score);
+            }
+        }
+    }
+    Ok(())
+}
+
+pub fn bzpopmin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop_score(s, args, false, out)
+}
+pub fn bzpopmax(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop_score(s, args, true, out)
+}
+
+/// `BZMPOP timeout numkeys key ... MIN|MAX [COUNT count]`
+pub fn bzmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let at_most = timeout(args.at(1))?;
+    pop_several_scores(s, Several::parse(args, 2)?, Some(at_most), out)
+}
+/// `ZMPOP numkeys key ... MIN|MAX [COUNT count]`
+pub fn zmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    pop_several_scores(s, Several::parse(args, 1)?, None, out)
+}
+
+fn pop_several_scores(
+    s: &mut Session,
+    several: Several<'_>,
+    waits: Option<Option<Duration>>,
+    out: &mut Output,
+) -> Outcome {
+    let backward = match several.word {
+        o if is(o, "min") => false,
+        o if is(o, "max") => true,
+        _ => return Err(Failure::SYNTAX),
+    };
+    match pop_scores(s, several.keys, (backward, several.count), waits, out)? {
+        None => out.null_array(),
+        Some((key, popped)) => {
+            out.array(2);
+            out.bulk(&key);
+            out.array(popped.len());
+            for (member, score) in popped {
+                out.array(2);
+                out.bulk(&member);
+                out.double(score);
+                out.send_if_large();
+            }
+        }
+    }
+    Ok(())
+}

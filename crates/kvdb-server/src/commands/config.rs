@@ -1,0 +1,119 @@
+//! `CONFIG`: the settings that clients read, and those that they may change while the server runs.
+
+use super::connection::yes;
+use super::{is, unknown_subcommand};
+use crate::failure::{Failure, Outcome};
+use crate::glob;
+use crate::notifications::Classes;
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+pub const USAGE: &str = "GET pattern ... | SET setting value ... | RESETSTAT";
+
+/// Milliseconds that a script may be allowed to take.
+const MOST_TIME: i64 = 3_600_000;
+
+pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 3..) if is(c, "get") => {
+            let known = known(s);
+            let lower: Vec<Vec<u8>> = args.from(2).map(<[u8]>::to_ascii_lowercase).collect();
+            let found: Vec<_> = known
+                .iter()
+                .filter(|(name, _)| lower.iter().any(|p| glob::matches(p, name.as_bytes())))
+                .collect();
+            out.map(found.len());
+            for (name, value) in found {
+                out.bulk(name.as_bytes());
+                out.bulk(value.as_bytes());
+            }
+        }
+        (c, 4..) if is(c, "set") && args.len().is_multiple_of(2) => {
+            // All of them, or where one is wrong none.
+            let mut settings = Vec::with_capacity(args.len() / 2 - 1);
+            for (name, value) in args.from(2).step_by(2).zip(args.from(3).step_by(2)) {
+                settings.push(Setting::parse(name, value)?);
+            }
+            settings.into_iter().for_each(|setting| setting.make(s));
+            out.ok();
+        }
+        (c, 2) if is(c, "resetstat") => {
+            s.shared.metrics.reset();
+            out.ok();
+        }
+        (c, 2) if is(c, "rewrite") => {
+            return Err(Failure::request("The server is running without a config file"));
+        }
+        (c, 2) if is(c, "help") => {
+            out.array(1);
+            out.status(&format!("CONFIG {USAGE}"));
+        }
+        _ => return Err(unknown_subcommand(args, "CONFIG")),
+    }
+    Ok(())
+}
+
+fn known(s: &Session) -> Vec<(&'static str, String)> {
+    let (limits, scripts) = (&s.shared.limits, s.shared.scripts.time().as_millis().to_string());
+    vec![
+        ("appendonly", "yes".to_string()),
+        ("busy-reply-threshold", scripts.clone()),
+        (
+            "client-output-buffer-limit",
+            format!("normal 0 0 0 slave 0 0 0 pubsub {} 0 0", limits.mailbox),
+        ),
+        ("databases", i32::MAX.to_string()),
+        ("durable", if s.durable { "yes" } else { "no" }.to_string()),
+        ("lua-time-limit", scripts),
+        ("maxclients", limits.connections.to_string()),
+        ("maxmemory", "0".to_string()),
+        ("maxmemory-policy", "noeviction".to_string()),
+        ("notify-keyspace-events", s.shared.notifications.wanted().shown()),
+        ("proto-max-bulk-len", limits.argument.to_string()),
+        ("save", String::new()),
+        ("timeout", "0".to_string()),
+        ("unixsocket", s.shared.socket.clone()),
+    ]
+}
+
+/// A setting that was asked for.
+enum Setting {
+    Durable(bool),
+    ScriptTime(u64),
+    Notifications(Classes),
+}
+
+impl Setting {
+    fn parse(name: &[u8], value: &[u8]) -> Result<Setting, Failure> {
+        let within = |least: i64, most: i64| {
+            integer(value).filter(|n| (least..=most).contains(n)).ok_or_else(|| {
+                Failure::request(format!("argument must be between {least} and {most} inclusive"))
+            })
+        };
+        Ok(match name {
+            o if is(o, "durable") => Setting::Durable(yes(value)?),
+            o if is(o, "lua-time-limit") || is(o, "busy-reply-threshold") => {
+                Setting::ScriptTime(within(1, MOST_TIME)?.unsigned_abs())
+            }
+            o if is(o, "notify-keyspace-events") => {
+                let wrong = "CONFIG SET failed - argument 'notify-keyspace-events': a letter of it means no class of events";
+                Setting::Notifications(Classes::parse(value).ok_or(Failure::request(wrong))?)
+            }
+            o => {
+                let name = String::from_utf8_lossy(&o[..o.len().min(64)]).into_owned();
+                return Err(Failure::request(format!(
+                    "Unknown option or number of arguments for CONFIG SET - '{name}'"
+                )));
+            }
+        })
+    }
+
+    fn make(self, s: &mut Session) {
+        match self {
+            Setting::Durable(durable) => s.durable = durable,
+            Setting::ScriptTime(milliseconds) => s.shared.scripts.set_time(milliseconds),
+            Setting::Notifications(wanted) => s.shared.notifications.set(wanted),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! `DEBUG`: what tests ask of a server.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::{is, unknown_subcommand};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::sweeper;
+
+pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DENY-SCRIPTS 0|1 | SLEEP seconds | RELOAD | PROTOCOL type";
+
+/// How often a command that sleeps looks whether the server stops.
+const LOOK: Duration = Duration::from_millis(50);
+/// Seconds that one may sleep.
+const LONGEST: f64 = 3600.0;
+
+/// `SWEEP [count]` removes up to `count` expired keys of each dictionary now and replies with their
+/// number. `SET-ACTIVE-EXPIRE 0` stops the sweeper, `1` starts it. `RELOAD` syncs the store:
+/// reading it again would give the state that is open. `PROTOCOL` replies with a value of a RESP3
+/// type.
+/// `SET-DISABLE-DENY-SCRIPTS 1` lets scripts call `DEBUG`.
+pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 2 | 3) if is(c, "sweep") => {
+            let count = args.get(2).map_or(Some(1000), integer).ok_or(Failure::NOT_AN_INTEGER)?;
+            let swept = sweeper::step(&s.shared, count.clamp(0, 10_000) as usize)?;
+            out.integer(swept.removed as i64);
+        }
+        (c, 3) if is(c, "set-active-expire") => {
+            let on = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)? != 0;
+            s.shared.sweeps.store(on, Relaxed);
+            out.ok();
+        }
+        (c, 3) if is(c, "set-disable-deny-scripts") => {
+            let on = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)? != 0;
+            s.shared.scripts.set_debug(on);
+            out.ok();
+        }
+        (c, 3) if is(c, "sleep") => {
+            let seconds = std::str::from_utf8(args.at(2)).ok().and_then(|text| text.parse().ok());
+            let seconds = seconds.filter(|seconds| (0.0..=LONGEST).contains(seconds));
+            let time = Duration::from_secs_f64(seconds.ok_or(Failure::NOT_A_FLOAT)?);
+            let begun = Instant::now();
+            while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())
+            {
+                s.check_stopping()?;
+                std::thread::sleep(left.min(LOOK));
+            }
+            out.ok();
+        }
+        (c, 2..) if is(c, "reload") || is(c, "loadaof") => {
+            s.shared.transactions.sync()?;
+            out.ok();
+        }
+        (c, 3) if is(c, "protocol") => return protocol(args.at(2), out),
+        (c, 2) if is(c, "help") => {
+            out.array(1);
+            out.status(&format!("DEBUG {USAGE}"));
+        }
+        _ => return Err(unknown_subcommand(args, "DEBUG")),
+    }
+    Ok(())
+}
+
+fn protocol(kind: &[u8], out: &mut Output) -> Outcome {
+    match kind {
+        o if is(o, "string") => out.bulk(b"Hello World"),
+        o if is(o, "integer") => out.integer(12345),
+        o if is(o, "double") => out.double(3141.0 / 1000.0),
+        o if is(o, "null") => out.null(),
+        o if is(o, "array") => {
+            out.array(3);
+            (0..3).for_each(|n| out.integer(n));
+        }
+        o if is(o, "set") => {
+            out.set(3);
+            (0..3).for_each(|n| out.integer(n));
+        }
+        o if is(o, "map") => {
+            out.map(3);
+            for n in 0..3 {
+                out.integer(n);
+                out.boolean(n == 1);
+            }
+        }
+        o if is(o, "attrib") => {
+            if out.resp3 {
+                out.attribute(1);
+                out.bulk(b"key-popularity");
+                out.array(2);
+                out.bulk(b"key:123");
+                out.integer(90);
+            }
+            out.bulk(b"Some real reply following the attribute");
+        }
+        o if is(o, "push") => {
+            out.push(2);
+            out.bulk(b"server-cpu-usage");
+            out.integer(42);
+        }
+        o if is(o, "verbatim") => out.verbatim("This is a verbatim\nstring"),
+        o if is(o, "bignum") => out.big_number("1234567999999999999999999999999999999"),
+        o if is(o, "true") => out.boolean(true),
+        o if is(o, "false") => out.boolean(false),
+        _ => {
+            return Err(Failure::request(
+                "Wrong protocol type name. Please use one of the following: string|integer|double|null|array|set|map|attrib|push|verbatim|true|false",
+            ));
+        }
+    }
+    Ok(())
+}

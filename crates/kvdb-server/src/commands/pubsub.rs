@@ -1,0 +1,115 @@
+//! Channels: `SUBSCRIBE` and those like it, `PUBLISH`, and what `PUBSUB` tells of them.
+
+use bytes::Bytes;
+
+use super::{is, unknown_subcommand};
+use crate::channels::By;
+use crate::effects::Effect;
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::Session;
+
+pub const PUBSUB_USAGE: &str = "CHANNELS [pattern] | NUMSUB [channel ...] | NUMPAT";
+
+pub fn subscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    begin(s, args, (By::Channel, "subscribe"), out)
+}
+pub fn psubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    begin(s, args, (By::Pattern, "psubscribe"), out)
+}
+pub fn unsubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    end(s, args, (By::Channel, "unsubscribe"), out)
+}
+pub fn punsubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    end(s, args, (By::Pattern, "punsubscribe"), out)
+}
+
+/// Says of one name that it was subscribed to, or is not any more, and how many there are now.
+fn confirm(s: &Session, word: &str, name: Option<&[u8]>, out: &mut Output) {
+    out.push(3);
+    out.bulk(word.as_bytes());
+    out.value(name);
+    out.integer(s.subscriptions.count() as i64);
+    out.send_if_large();
+}
+
+fn begin(
+    s: &mut Session,
+    args: Arguments<'_>,
+    (by, word): (By, &str),
+    out: &mut Output,
+) -> Outcome {
+    for name in args.from(1) {
+        match s.subscribe(by, name) {
+            Ok(()) => confirm(s, word, Some(name), out),
+            // Those before it have been confirmed.
+            Err(failure) => out.error(&failure.to_string()),
+        }
+    }
+    Ok(())
+}
+
+fn end(s: &mut Session, args: Arguments<'_>, (by, word): (By, &str), out: &mut Output) -> Outcome {
+    let names: Vec<Bytes> = match args.len() {
+        1 => s.subscriptions.by(by).iter().cloned().collect(),
+        _ => args.from(1).map(Bytes::copy_from_slice).collect(),
+    };
+    for name in &names {
+        s.unsubscribe(by, name);
+        // What came before the end comes before it is confirmed.
+        s.deliver(out);
+        confirm(s, word, Some(name), out);
+    }
+    if names.is_empty() {
+        confirm(s, word, None, out);
+    }
+    Ok(())
+}
+
+/// `PUBLISH channel message`: gives how many receive it. In a transaction it is sent with the
+/// commit, and the number is that of the subscribers there are now.
+pub fn publish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let [channel, payload] = [1, 2].map(|at| Bytes::copy_from_slice(args.at(at)));
+    if s.executing.is_none() && s.joined.is_none() {
+        out.integer(s.shared.channels.publish(&channel, &payload) as i64);
+        return Ok(());
+    }
+    if !s.has_room_for_effect(channel.len() + payload.len()) {
+        let most = s.shared.limits.effects;
+        return Err(Failure::Limit(format!(
+            "the messages of one transaction take more than {most} bytes: publish them behind it"
+        )));
+    }
+    out.integer(s.shared.channels.receivers(&channel) as i64);
+    s.settle(vec![Effect::Message { channel, payload }]);
+    Ok(())
+}
+
+pub fn pubsub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let channels = &s.shared.channels;
+    match (args.at(1), args.len()) {
+        (c, 2 | 3) if is(c, "channels") => {
+            let found = channels.matching(args.get(2));
+            out.array(found.len());
+            for name in found {
+                out.bulk(&name);
+                out.send_if_large();
+            }
+        }
+        (c, _) if is(c, "numsub") => {
+            out.array((args.len() - 2) * 2);
+            for name in args.from(2) {
+                out.bulk(name);
+                out.integer(channels.subscribers(name) as i64);
+            }
+        }
+        (c, 2) if is(c, "numpat") => out.integer(channels.patterns() as i64),
+        (c, 2) if is(c, "help") => {
+            out.array(1);
+            out.status(&format!("PUBSUB {PUBSUB_USAGE}"));
+        }
+        _ => return Err(unknown_subcommand(args, "PUBSUB")),
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! The messages that wait for one subscriber.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use env::sync::Mutex;
+
+/// Bytes that a message takes in a mailbox in addition to its own, about.
+const OVERHEAD: usize = 128;
+
+/// A message on its way to one subscriber.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// The pattern that has matched the channel; `None`: the channel itself was subscribed to.
+    pub pattern: Option<Bytes>,
+    pub channel: Bytes,
+    pub payload: Bytes,
+}
+
+impl Delivery {
+    fn size(&self) -> usize {
+        let pattern = self.pattern.as_ref().map_or(0, Bytes::len);
+        pattern + self.channel.len() + self.payload.len() + OVERHEAD
+    }
+}
+
+/// What became of a message that was put into a mailbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    Waits,
+    /// It is the first one: the connection must be woken.
+    First,
+    /// There was no room. The mailbox is empty, and takes nothing any more.
+    Overrun,
+}
+
+/// The mailbox of a connection, in the order in which the messages came.
+#[derive(Default)]
+pub struct Mailbox(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    deliveries: VecDeque<Delivery>,
+    bytes: usize,
+    overrun: bool,
+}
+
+impl Mailbox {
+    /// Puts a message in, if there are at most `most` bytes with it.
+    pub fn put(&self, delivery: Delivery, most: usize) -> Put {
+        let mut waiting = self.0.lock();
+        if waiting.overrun || waiting.bytes + delivery.size() > most {
+            *waiting = Waiting { overrun: true, ..Waiting::default() };
+            return Put::Overrun;
+        }
+        waiting.bytes += delivery.size();
+        waiting.deliveries.push_back(delivery);
+        if waiting.deliveries.len() == 1 { Put::First } else { Put::Waits }
+    }
+
+    /// Takes the message that has waited for longest.
+    pub fn next(&self) -> Option<Delivery> {
+        let mut waiting = self.0.lock();
+        let delivery = waiting.deliveries.pop_front()?;
+        waiting.bytes -= delivery.size();
+        Some(delivery)
+    }
+
+    /// How many messages wait, and their bytes.
+    pub fn waiting(&self) -> (usize, usize) {
+        let waiting = self.0.lock();
+        (waiting.deliveries.len(), waiting.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mailbox_that_is_too_full_is_closed_for_good() {
+        let mailbox = Mailbox::default();
+        let message = || {
+            let (channel, payload) = (Bytes::from_static(b"c"), Bytes::from_static(b"m"));
+            Delivery { pattern: None, channel, payload }
+        };
+        let most = 2 * message().size();
+        let put = || mailbox.put(message(), most);
+        assert_eq!((put(), put()), (Put::First, Put::Waits));
+        assert!(mailbox.next().is_some(), "what was taken makes room");
+        assert_eq!((put(), put()), (Put::Waits, Put::Overrun));
+        assert!(mailbox.next().is_none() && mailbox.waiting() == (0, 0));
+        assert_eq!(put(), Put::Overrun);
+    }
+}

@@ -1,0 +1,158 @@
+//! Keyspace notifications: which events of keys clients have asked for
+//! (`CONFIG SET notify-keyspace-events`), in the letters that Redis has for them.
+
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+
+/// A set of kinds of events, and of the channels that they go to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Classes(u16);
+
+impl Classes {
+    /// To the channel of the key.
+    const BY_KEY: Classes = Classes(1);
+    /// To the channel of the event.
+    const BY_EVENT: Classes = Classes(1 << 1);
+    pub const GENERIC: Classes = Classes(1 << 2);
+    pub const STRING: Classes = Classes(1 << 3);
+    pub const LIST: Classes = Classes(1 << 4);
+    pub const SET: Classes = Classes(1 << 5);
+    pub const HASH: Classes = Classes(1 << 6);
+    pub const SORTED_SET: Classes = Classes(1 << 7);
+    pub const EXPIRED: Classes = Classes(1 << 8);
+    /// A key has come into being.
+    pub const NEW: Classes = Classes(1 << 12);
+
+    /// The letters of the setting in the order in which Redis shows them. Evicted keys, streams,
+    /// modules and misses are accepted; nothing here makes such events.
+    const LETTERS: [(u8, u16); 14] = [
+        (b'g', 1 << 2),
+        (b'$', 1 << 3),
+        (b'l', 1 << 4),
+        (b's', 1 << 5),
+        (b'h', 1 << 6),
+        (b'z', 1 << 7),
+        (b'x', 1 << 8),
+        (b'e', 1 << 9),
+        (b't', 1 << 10),
+        (b'd', 1 << 11),
+        (b'n', 1 << 12),
+        (b'K', 1),
+        (b'E', 1 << 1),
+        (b'm', 1 << 13),
+    ];
+    /// What `A` stands for: all but new keys and misses.
+    const ALL: u16 = 0b1111_1111_1100;
+
+    /// The set that a setting means; `None`: there is a letter that means nothing.
+    pub fn parse(setting: &[u8]) -> Option<Classes> {
+        let mut all = 0;
+        for letter in setting {
+            all |= match letter {
+                b'A' => Classes::ALL,
+                _ => Classes::LETTERS.iter().find(|(known, _)| known == letter)?.1,
+            };
+        }
+        Some(Classes(all))
+    }
+
+    /// The setting that means it.
+    pub fn shown(self) -> String {
+        let mut text = String::new();
+        let mut rest = self.0;
+        if rest & Classes::ALL == Classes::ALL {
+            text.push('A');
+            rest &= !Classes::ALL;
+        }
+        let letters = Classes::LETTERS.iter().filter(|(_, class)| rest & class != 0);
+        text.extend(letters.map(|(letter, _)| char::from(*letter)));
+        text
+    }
+
+    fn has(self, other: Classes) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+/// Something that has happened to a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    pub class: Classes,
+    pub name: &'static str,
+}
+
+/// Which events are wanted, of all dictionaries.
+#[derive(Default)]
+pub struct Notifications(AtomicU16);
+
+impl Notifications {
+    pub fn set(&self, wanted: Classes) {
+        self.0.store(wanted.0, Relaxed);
+    }
+    pub fn wanted(&self) -> Classes {
+        Classes(self.0.load(Relaxed))
+    }
+    /// Whether events of this class go anywhere: one load, and mostly the answer is no.
+    pub fn are_on(&self, class: Classes) -> bool {
+        let wanted = self.wanted();
+        wanted.has(class) && wanted.has(Classes(Classes::BY_KEY.0 | Classes::BY_EVENT.0))
+    }
+
+    /// The channels that an event goes to, with what is said there.
+    pub fn messages(&self, dictionary: &str, event: Event, key: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let wanted = self.wanted();
+        let mut messages = Vec::with_capacity(2);
+        if !wanted.has(event.class) {
+            return messages;
+        }
+        if wanted.has(Classes::BY_KEY) {
+            let channel = [format!("__keyspace@{dictionary}__:").as_bytes(), key].concat();
+            messages.push((channel, event.name.into()));
+        }
+        if wanted.has(Classes::BY_EVENT) {
+            let channel = format!("__keyevent@{dictionary}__:{}", event.name);
+            messages.push((channel.into(), key.to_vec()));
+        }
+        messages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_shown_as_redis_shows_them() {
+        for (setting, shown) in [
+            ("", ""),
+            ("KEA", "AKE"),
+            ("gKE", "gKE"),
+            ("EK$lshzxe", "$lshzxeKE"),
+            ("g$lshzxetdE", "AE"),
+            ("AKEnm", "AnKEm"),
+            ("ggg", "g"),
+        ] {
+            assert_eq!(Classes::parse(setting.as_bytes()).map(Classes::shown), Some(shown.into()));
+        }
+        assert_eq!(Classes::parse(b"KEq"), None);
+    }
+
+    #[test]
+    fn events_go_where_they_were_asked_for() {
+        let notifications = Notifications::default();
+        let event = Event { class: Classes::LIST, name: "lpush" };
+        let said = |setting: &[u8]| {
+            notifications.set(Classes::parse(setting).expect("a setting"));
+            let on = notifications.are_on(event.class);
+            let messages = notifications.messages("0", event, b"k");
+            assert_eq!(on, !messages.is_empty());
+            messages
+                .into_iter()
+                .map(|(channel, _)| String::from_utf8_lossy(&channel).into_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(said(b"Kl"), ["__keyspace@0__:k"]);
+        assert_eq!(said(b"EA"), ["__keyevent@0__:lpush"]);
+        assert_eq!(said(b"KEA").len(), 2);
+        assert!(said(b"KE$").is_empty() && said(b"l").is_empty() && said(b"").is_empty());
+    }
+}

@@ -1,0 +1,86 @@
+//! What a session has subscribed to, and how it tells its client of the messages.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use super::Session;
+use crate::channels::By;
+use crate::failure::{Failure, Outcome};
+use crate::mailbox::Delivery;
+use crate::output::Output;
+
+/// The names that one connection has subscribed to.
+#[derive(Default)]
+pub struct Subscriptions {
+    pub channels: BTreeSet<Bytes>,
+    pub patterns: BTreeSet<Bytes>,
+}
+
+impl Subscriptions {
+    pub fn by(&mut self, by: By) -> &mut BTreeSet<Bytes> {
+        match by {
+            By::Channel => &mut self.channels,
+            By::Pattern => &mut self.patterns,
+        }
+    }
+    pub fn count(&self) -> usize {
+        self.channels.len() + self.patterns.len()
+    }
+}
+
+impl Session {
+    /// Messages may come for this connection.
+    pub fn listens(&self) -> bool {
+        self.subscriptions.count() > 0
+    }
+
+    pub fn subscribe(&mut self, by: By, name: &[u8]) -> Outcome {
+        if name.len() > self.shared.limits.key {
+            let most = self.shared.limits.key;
+            return Err(Failure::request(format!("a channel's name has up to {most} bytes")));
+        }
+        let name = Bytes::copy_from_slice(name);
+        self.shared.channels.subscribe(by, &name, &self.connection)?;
+        self.subscriptions.by(by).insert(name);
+        Ok(())
+    }
+    pub fn unsubscribe(&mut self, by: By, name: &[u8]) {
+        self.shared.channels.unsubscribe(by, name, self.id);
+        self.subscriptions.by(by).remove(name);
+    }
+    pub fn unsubscribe_all(&mut self) {
+        for by in [By::Channel, By::Pattern] {
+            for name in std::mem::take(self.subscriptions.by(by)) {
+                self.shared.channels.unsubscribe(by, &name, self.id);
+            }
+        }
+    }
+
+    /// Writes the messages that have come. Not while a reply is under way.
+    pub fn deliver(&self, out: &mut Output) {
+        while let Some(delivery) = self.connection.mailbox.next() {
+            tell(&delivery, out);
+            out.send_if_large();
+            if out.is_broken() {
+                return;
+            }
+        }
+    }
+}
+
+fn tell(delivery: &Delivery, out: &mut Output) {
+    match &delivery.pattern {
+        None => {
+            out.push(3);
+            out.bulk(b"message");
+        }
+        Some(pattern) => {
+            out.push(4);
+            out.bulk(b"pmessage");
+            out.bulk(pattern);
+        }
+    }
+    out.bulk(&delivery.channel);
+    out.bulk(&delivery.payload);
+}
