@@ -288,6 +288,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("kvfs.check", "", 1, NONE, server::check)),
     reads("kvfs.stat", "", 1, NONE, server::stat),
     reads("kvfs.zones", "[cells]", -1, NONE, zones::zones),
+    reads("latency", introspection::LATENCY_USAGE, -2, NONE, introspection::latency),
     reads("lcs", "key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]", -3, TWO, lcs::lcs),
     reads("lindex", "key index", 3, FIRST, lists::lindex),
     writes("linsert", "key BEFORE|AFTER pivot element", 5, FIRST, lists::linsert),

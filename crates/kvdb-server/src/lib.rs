@@ -53,6 +53,7 @@ mod notifications;
 mod output;
 #[doc(hidden)]
 pub mod parsers;
+mod pause;
 mod request;
 mod review;
 #[cfg(all(test, debug_assertions))]
@@ -60,6 +61,7 @@ mod schedule_tests;
 mod scripts;
 mod server;
 mod session;
+mod slow_log;
 mod socket;
 mod sweeper;
 mod transactions;

@@ -1,8 +1,15 @@
 //! Counters of the server, for `INFO` and `KVFS.STAT`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Codes of errors that are counted apart, and characters of one.
+const MOST_CODES: usize = 128;
+const MOST_CODE: usize = 64;
 
 #[derive(Default)]
 pub struct CommandCounters {
@@ -25,6 +32,8 @@ pub struct Metrics {
     pub expired: AtomicU64,
     /// Events that were not sent, because a transaction had too many (`Limits::effects`).
     pub effects_dropped: AtomicU64,
+    /// Error replies by their codes.
+    errors: Mutex<BTreeMap<String, u64>>,
     /// Each command's name and its counters, in the order of the table of commands.
     by_command: Box<[(&'static str, CommandCounters)]>,
 }
@@ -44,6 +53,7 @@ impl Metrics {
             bytes_out: AtomicU64::new(0),
             expired: AtomicU64::new(0),
             effects_dropped: AtomicU64::new(0),
+            errors: Mutex::default(),
             by_command: commands.map(|name| (name, CommandCounters::default())).collect(),
         }
     }
@@ -59,7 +69,23 @@ impl Metrics {
         }
     }
 
+    /// Counts an error reply by its code, the first word. Scripts make codes of their own, so there
+    /// is a limit.
+    pub fn count_error(&self, text: &str) {
+        let word = text.split(' ').next().unwrap_or_default();
+        let code: String = word.chars().filter(char::is_ascii_graphic).take(MOST_CODE).collect();
+        let mut errors = self.errors.lock();
+        if errors.len() < MOST_CODES || errors.contains_key(&code) {
+            *errors.entry(code).or_default() += 1;
+        }
+    }
+    /// How many error replies there were of each code.
+    pub fn errors(&self) -> Vec<(String, u64)> {
+        self.errors.lock().iter().map(|(code, count)| (code.clone(), *count)).collect()
+    }
+
     pub fn reset(&self) {
+        self.errors.lock().clear();
         for counter in [
             &self.accepted,
             &self.rejected,

@@ -269,6 +269,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.common.shared.stopping.store(true, Relaxed);
         self.common.shared.scripts.close();
+        self.common.shared.pause.end();
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         self.sweeping = None;
         if let Some(accepting) = self.accepting.take() {

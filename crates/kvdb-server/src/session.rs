@@ -21,7 +21,9 @@ use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
 use crate::notifications::{Classes, Notifications};
 use crate::output::Budget;
+use crate::pause::Pause;
 use crate::scripts::{Scripts, Slot};
+use crate::slow_log::SlowLog;
 use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Walking};
 use crate::waiters::{Spot, Waiters};
 
@@ -68,6 +70,8 @@ pub struct Shared {
     pub channels: Channels,
     pub notifications: Notifications,
     pub waiters: Waiters,
+    pub pause: Pause,
+    pub slow_log: SlowLog,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
     /// Bytes that large requests on their way in have taken, of all connections
@@ -105,6 +109,8 @@ impl Shared {
             channels: Channels::new(limits.subscriptions, limits.mailbox),
             notifications: Notifications::default(),
             waiters: Waiters::default(),
+            pause: Pause::default(),
+            slow_log: SlowLog::default(),
             limits,
             password,
             durable,

@@ -112,7 +112,8 @@ impl Sweeping {
         let told = stop.clone();
         let thread = std::thread::Builder::new().name("resp-expiry".into()).spawn(move || {
             loop {
-                let wait = if shared.sweeps.load(Relaxed) { rest(&shared) } else { REST };
+                let sweeps = shared.sweeps.load(Relaxed) && !shared.pause.is_on();
+                let wait = if sweeps { rest(&shared) } else { REST };
                 let mut stopped = told.0.lock();
                 if !*stopped {
                     told.1.wait_for(&mut stopped, wait);

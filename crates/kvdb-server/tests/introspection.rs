@@ -1,6 +1,9 @@
-//! What clients see of each other, and what they do to others: `CLIENT`, `CONFIG`.
+//! What clients see of each other and of the server, and what they do to others: `CLIENT`,
+//! `SLOWLOG`, `CONFIG`, `LATENCY`, `INFO errorstats`.
 
 mod served;
+
+use std::time::{Duration, Instant};
 
 use kvdb_server::{Reply, ServerOptions};
 use served::{Raw, serve, show};
@@ -84,6 +87,78 @@ fn clients_are_closed_by_others() {
 }
 
 #[test]
+fn a_pause_holds_commands_back() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.run("SET k v");
+    b.expect(&[
+        ("CLIENT PAUSE x", "(error) ERR timeout is not an integer or out of range"),
+        ("CLIENT PAUSE -1", "(error) ERR timeout is negative"),
+        ("CLIENT PAUSE 1 SOME", "(error) ERR CLIENT PAUSE mode must be WRITE or ALL"),
+        ("CLIENT PAUSE 600000 WRITE", "OK"),
+    ]);
+    assert_eq!(a.run("GET k"), "\"v\"");
+    let begun = Instant::now();
+    a.send(b"SET k w\r\n");
+    // It has not been done while others go on, whatever the schedule.
+    for _ in 0..100 {
+        assert_eq!(b.run("GET k"), "\"v\"");
+    }
+    b.expect(&[("CLIENT UNPAUSE", "OK")]);
+    assert_eq!(show(&a.reply().expect("a reply")), "OK");
+    assert!(begun.elapsed() < Duration::from_secs(300));
+    b.expect(&[("GET k", "\"w\""), ("CLIENT PAUSE 50", "OK")]);
+    let begun = Instant::now();
+    assert_eq!(a.run("GET k"), "\"w\"");
+    assert!(begun.elapsed() >= Duration::from_millis(20));
+    // A server that stops does not wait for the end of a pause.
+    b.expect(&[("CLIENT PAUSE 600000", "OK")]);
+    a.send(b"GET k\r\n");
+    served.server.stop();
+}
+
+#[test]
+fn slow_commands_are_kept() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.expect(&[
+        (
+            "CONFIG GET slowlog*",
+            "[\"slowlog-log-slower-than\" \"10000\" \"slowlog-max-len\" \"128\"]",
+        ),
+        ("SLOWLOG LEN", "(integer) 0"),
+        ("CLIENT SETNAME me", "OK"),
+        ("CONFIG SET slowlog-log-slower-than 0 slowlog-max-len 3", "OK"),
+        ("SET key value", "OK"),
+        ("CONFIG SET slowlog-log-slower-than -1", "OK"),
+        ("SET key again", "OK"),
+        ("SLOWLOG LEN", "(integer) 2"),
+    ]);
+    let got = a.run("SLOWLOG GET -1");
+    assert!(got.contains("[\"SET\" \"key\" \"value\"] \"unix\" \"me\""), "{got}");
+    assert!(!got.contains("again"), "{got}");
+    // What a command waits for is not slow.
+    a.run("CONFIG SET slowlog-log-slower-than 30000");
+    a.run("SLOWLOG RESET");
+    b.run("BLPOP l 0.05");
+    assert_eq!(a.run("SLOWLOG LEN"), "(integer) 0");
+    b.run("DEBUG SLEEP 0.05");
+    assert_eq!(a.run("SLOWLOG LEN"), "(integer) 1");
+    a.expect(&[
+        ("CONFIG SET slowlog-max-len 0", "OK"),
+        ("SLOWLOG LEN", "(integer) 0"),
+        (
+            "CONFIG SET slowlog-max-len 100000",
+            "(error) ERR argument must be between 0 and 10000 inclusive",
+        ),
+        ("SLOWLOG GET -2", "(error) ERR count should be greater than or equal to -1"),
+        ("SLOWLOG GET x", "(error) ERR count should be greater than or equal to -1"),
+        ("LATENCY LATEST", "[]"),
+        ("LATENCY RESET", "(integer) 0"),
+    ]);
+}
+
+#[test]
 fn settings_are_made_together_or_not_at_all() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
@@ -95,4 +170,18 @@ fn settings_are_made_together_or_not_at_all() {
         ("CONFIG GET notify-keyspace-events", "[\"notify-keyspace-events\" \"AKE\"]"),
         ("CONFIG SET durable", "(error) ERR unknown subcommand or wrong number of arguments for 'SET'. Try CONFIG HELP."),
     ]);
+}
+
+#[test]
+fn errors_are_counted_by_their_codes() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.run("SET s x");
+    c.run("LPUSH s x");
+    c.run("NOSUCHCOMMAND");
+    c.run("INCR s");
+    let stats = lines(&mut c, "INFO errorstats");
+    assert_eq!(stats, ["# Errorstats", "errorstat_ERR:count=2", "errorstat_WRONGTYPE:count=1"]);
+    c.run("CONFIG RESETSTAT");
+    assert_eq!(lines(&mut c, "INFO errorstats"), ["# Errorstats"]);
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{COMMANDS, is, unknown_subcommand};
 use crate::clients::{Connection, Unblocked};
@@ -12,7 +13,7 @@ use crate::session::{Replies, Session};
 
 pub const USAGE: &str = "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST [TYPE type] [ID id ...] | \
      KILL address | KILL [ID id] [ADDR address] [TYPE type] [USER name] [SKIPME yes|no] | UNBLOCK id [TIMEOUT|ERROR] | \
-     REPLY ON|OFF|SKIP | NO-EVICT ON|OFF | TRACKING OFF | GETREDIR";
+     PAUSE milliseconds [WRITE|ALL] | UNPAUSE | REPLY ON|OFF|SKIP | NO-EVICT ON|OFF | TRACKING OFF | GETREDIR";
 
 pub fn name(name: &[u8]) -> Result<String, Failure> {
     let fits = name.len() <= 256 && name.iter().all(u8::is_ascii_graphic);
@@ -65,6 +66,25 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             };
             let found = s.shared.clients.get(number(args.at(2), Failure::NOT_AN_INTEGER)?);
             out.integer(i64::from(found.is_some_and(|client| client.unblock(how))));
+        }
+        (c, 3 | 4) if is(c, "pause") => {
+            let wrong = || Failure::request("timeout is not an integer or out of range");
+            let time = integer(args.at(2)).ok_or_else(wrong)?;
+            let time = u64::try_from(time).map_err(|_| Failure::request("timeout is negative"))?;
+            let writes_only = match args.get(3) {
+                None => false,
+                Some(o) if is(o, "all") => false,
+                Some(o) if is(o, "write") => true,
+                Some(_) => {
+                    return Err(Failure::request("CLIENT PAUSE mode must be WRITE or ALL"));
+                }
+            };
+            s.shared.pause.begin(Duration::from_millis(time), writes_only);
+            out.ok();
+        }
+        (c, 2) if is(c, "unpause") => {
+            s.shared.pause.end();
+            out.ok();
         }
         (c, 3) if is(c, "reply") && s.executing.is_none() => reply(s, args.at(2), out)?,
         (c, 3) if is(c, "no-evict") || is(c, "no-touch") => match args.at(2) {

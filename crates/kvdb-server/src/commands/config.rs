@@ -13,6 +13,8 @@ pub const USAGE: &str = "GET pattern ... | SET setting value ... | RESETSTAT";
 
 /// Milliseconds that a script may be allowed to take.
 const MOST_TIME: i64 = 3_600_000;
+/// Entries that the list of slow commands may have.
+const MOST_SLOW: i64 = 10_000;
 
 pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
@@ -72,6 +74,8 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ("notify-keyspace-events", s.shared.notifications.wanted().shown()),
         ("proto-max-bulk-len", limits.argument.to_string()),
         ("save", String::new()),
+        ("slowlog-log-slower-than", s.shared.slow_log.slower_than().to_string()),
+        ("slowlog-max-len", s.shared.slow_log.most().to_string()),
         ("timeout", "0".to_string()),
         ("unixsocket", s.shared.socket.clone()),
     ]
@@ -82,6 +86,8 @@ enum Setting {
     Durable(bool),
     ScriptTime(u64),
     Notifications(Classes),
+    SlowerThan(i64),
+    SlowLog(usize),
 }
 
 impl Setting {
@@ -100,6 +106,8 @@ impl Setting {
                 let wrong = "CONFIG SET failed - argument 'notify-keyspace-events': a letter of it means no class of events";
                 Setting::Notifications(Classes::parse(value).ok_or(Failure::request(wrong))?)
             }
+            o if is(o, "slowlog-log-slower-than") => Setting::SlowerThan(within(-1, i64::MAX)?),
+            o if is(o, "slowlog-max-len") => Setting::SlowLog(within(0, MOST_SLOW)? as usize),
             o => {
                 let name = String::from_utf8_lossy(&o[..o.len().min(64)]).into_owned();
                 return Err(Failure::request(format!(
@@ -114,6 +122,8 @@ impl Setting {
             Setting::Durable(durable) => s.durable = durable,
             Setting::ScriptTime(milliseconds) => s.shared.scripts.set_time(milliseconds),
             Setting::Notifications(wanted) => s.shared.notifications.set(wanted),
+            Setting::SlowerThan(micros) => s.shared.slow_log.set_slower_than(micros),
+            Setting::SlowLog(most) => s.shared.slow_log.set_most(most),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The way of a command from its name to its handler.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{COMMANDS, Command, InMulti, NONE, find, multi, wrong_arity};
 use crate::dictionaries::Place;
@@ -9,6 +9,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::{SNAPSHOT, Session};
+use crate::slow_log::{Entry, shortened};
 
 /// What a client of RESP2 may ask for besides subscriptions while messages come: the answers can be
 /// told from those.
@@ -21,6 +22,9 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     if muted {
         out.mute();
     }
+    if let Some(command) = index.map(|index| &COMMANDS[index]) {
+        pause(s, command);
+    }
     answer(s, index, args, out);
     out.unmute();
     if s.queue.is_some() || index.is_some_and(|index| COMMANDS[index].keys == NONE) {
@@ -31,12 +35,22 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     }
 }
 
+/// Waits while commands like this one wait (`CLIENT PAUSE`). Those that end a pause do not.
+fn pause(s: &Session, command: &Command) {
+    // Of these some change what others see.
+    const MAY_WRITE: [&str; 5] = ["clone", "dict", "publish", "snapshot", "txn"];
+    if command.name != "client" {
+        s.shared.pause.wait(command.writes || MAY_WRITE.contains(&command.name));
+    }
+}
+
 fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut Output) {
     let Some(index) = index else {
         s.shared.metrics.unknown.fetch_add(1, Relaxed);
         s.shared.metrics.commands.fetch_add(1, Relaxed);
         let failure = if s.authenticated { unknown(args) } else { NOAUTH };
         spoil(s);
+        s.shared.metrics.count_error(&failure.to_string());
         return out.error(&failure.to_string());
     };
     let command = &COMMANDS[index];
@@ -70,15 +84,35 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
     s.connection.does(index, started);
     let outcome = admit(s, command, args).and_then(|()| (command.run)(s, args, out));
     if let Err(failure) = &outcome {
-        out.error(&failure.to_string());
+        let text = failure.to_string();
+        s.shared.metrics.count_error(&text);
+        out.error(&text);
     }
     let took = started.elapsed().saturating_sub(std::mem::replace(&mut s.waited, waited));
     s.shared.metrics.count(index, took, outcome.is_ok());
+    if s.shared.slow_log.wants(took) {
+        note_slow(s, command, args, took);
+    }
     let done = outcome.is_ok();
     if s.executing.is_some() {
         s.stopped = outcome.err().filter(Failure::is_of_the_store);
     }
     done
+}
+
+/// Keeps a command that took long, unless its parts are kept.
+fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration) {
+    if command.name == "exec" {
+        return;
+    }
+    s.shared.slow_log.keep(Entry {
+        number: 0,
+        at: s.db().wall_clock().as_secs(),
+        micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        words: shortened(args, ["auth", "hello"].contains(&command.name)),
+        address: s.connection.address.clone(),
+        name: s.name.clone(),
+    });
 }
 
 /// Makes `EXEC` refuse the queue, because one of its commands was refused.

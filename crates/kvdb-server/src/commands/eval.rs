@@ -207,6 +207,9 @@ fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) 
     }
     let failure = match end {
         End::Done(reply) if well_formed::is_one_reply(&reply, resp3) => {
+            if let Some(error) = reply.strip_prefix(b"-") {
+                shared.metrics.count_error(&String::from_utf8_lossy(error));
+            }
             return out.whole(|out| {
                 out.reply(&reply);
                 out.send_if_large();

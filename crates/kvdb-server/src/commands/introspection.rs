@@ -118,19 +118,59 @@ fn document(c: &Command, out: &mut Output) {
     }
 }
 
-/// Nothing is logged as slow: `INFO commandstats` has how long commands take.
-pub fn slowlog(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+/// `SLOWLOG GET [count]`, `LEN`, `RESET`: the newest commands that took longer than
+/// `slowlog-log-slower-than` microseconds.
+pub fn slowlog(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let log = &s.shared.slow_log;
     match (args.at(1), args.len()) {
-        (c, 2) if is(c, "get") => out.array(0),
-        (c, 3) if is(c, "get") => {
-            integer(args.at(2))
-                .filter(|n| *n >= -1)
-                .ok_or(Failure::request("count should be greater than or equal to -1"))?;
-            out.array(0);
+        (c, 2 | 3) if is(c, "get") => {
+            let wrong = || Failure::request("count should be greater than or equal to -1");
+            let count = args.get(2).map_or(Some(10), integer).filter(|n| *n >= -1);
+            let found = log.newest(usize::try_from(count.ok_or_else(wrong)?).unwrap_or(usize::MAX));
+            out.array(found.len());
+            for entry in found {
+                out.array(6);
+                out.integer(entry.number as i64);
+                out.integer(entry.at as i64);
+                out.integer(i64::try_from(entry.micros).unwrap_or(i64::MAX));
+                out.array(entry.words.len());
+                entry.words.iter().for_each(|word| out.bulk(word));
+                out.bulk(entry.address.as_bytes());
+                out.bulk(entry.name.as_bytes());
+                out.send_if_large();
+            }
         }
-        (c, 2) if is(c, "len") => out.integer(0),
-        (c, 2) if is(c, "reset") => out.ok(),
+        (c, 2) if is(c, "len") => out.integer(log.len() as i64),
+        (c, 2) if is(c, "reset") => {
+            log.forget();
+            out.ok();
+        }
+        (c, 2) if is(c, "help") => {
+            out.array(1);
+            out.status("SLOWLOG GET [count] | LEN | RESET");
+        }
         _ => return Err(unknown_subcommand(args, "SLOWLOG")),
+    }
+    Ok(())
+}
+
+pub const LATENCY_USAGE: &str = "LATEST | HISTORY event | RESET [event ...] | DOCTOR";
+
+/// There is no monitor of latencies, so it has seen nothing.
+pub fn latency(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 2) if is(c, "latest") => out.array(0),
+        (c, 3) if is(c, "history") => out.array(0),
+        (c, _) if is(c, "reset") => out.integer(0),
+        (c, 2) if is(c, "doctor") => out.verbatim(
+            "Latencies are not monitored here. SLOWLOG GET has the commands that took long, INFO commandstats what each \
+             command takes, and `kvfs top` what the store does.",
+        ),
+        (c, 2) if is(c, "help") => {
+            out.array(1);
+            out.status(&format!("LATENCY {LATENCY_USAGE}"));
+        }
+        _ => return Err(unknown_subcommand(args, "LATENCY")),
     }
     Ok(())
 }

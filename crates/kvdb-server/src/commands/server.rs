@@ -158,6 +158,11 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             );
         }
     });
+    section("errorstats", &|t| {
+        for (code, count) in m.errors() {
+            let _ = write!(t, "errorstat_{code}:count={count}\r\n");
+        }
+    });
     section("keyspace", &|t| {
         for (name, id) in dictionaries::listed(&s.shared.db) {
             let _ = write!(t, "dictionary_{}:{name}\r\n", id.0);

@@ -1,0 +1,98 @@
+//! `CLIENT PAUSE`: commands of all connections wait, or those that write, until it is over.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use env::sync::{Condvar, Mutex};
+
+/// Of all connections of a server.
+#[derive(Default)]
+pub struct Pause {
+    /// So that nothing but a look at this is done while there is none.
+    on: AtomicBool,
+    state: Mutex<Option<Until>>,
+    ended: Condvar,
+}
+
+#[derive(Clone, Copy)]
+struct Until {
+    end: Instant,
+    /// Commands that do not write go on.
+    writes_only: bool,
+}
+
+impl Pause {
+    /// Begins a pause, or prolongs the one there is: the later end and the stricter one hold.
+    pub fn begin(&self, time: Duration, writes_only: bool) {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let new = Until { end: now.checked_add(time).unwrap_or(now), writes_only };
+        *state = Some(match state.filter(|old| old.end > now) {
+            None => new,
+            Some(old) => {
+                Until { end: old.end.max(new.end), writes_only: old.writes_only && new.writes_only }
+            }
+        });
+        self.on.store(true, Relaxed);
+    }
+    pub fn end(&self) {
+        *self.state.lock() = None;
+        self.on.store(false, Relaxed);
+        self.ended.notify_all();
+    }
+
+    /// What expires is not removed while writes wait.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Relaxed) && self.state.lock().is_some_and(|until| until.end > Instant::now())
+    }
+
+    /// Waits until a command may go on.
+    pub fn wait(&self, writes: bool) {
+        if !self.on.load(Relaxed) {
+            return;
+        }
+        let mut state = self.state.lock();
+        while let Some(until) = *state {
+            let left = until.end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                *state = None;
+                self.on.store(false, Relaxed);
+            } else if until.writes_only && !writes {
+                return;
+            } else {
+                self.ended.wait_for(&mut state, left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_of_writes_lets_others_go_on_and_ends() {
+        let pause = Pause::default();
+        pause.wait(true);
+        pause.begin(Duration::from_secs(3600), true);
+        pause.wait(false);
+        assert!(pause.is_on());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pause.wait(true));
+            pause.end();
+            waiting.join().expect("it goes on");
+        });
+        pause.begin(Duration::from_millis(1), false);
+        pause.wait(true);
+        assert!(!pause.is_on());
+    }
+
+    #[test]
+    fn of_two_pauses_the_later_end_and_the_stricter_one_hold() {
+        let pause = Pause::default();
+        pause.begin(Duration::from_secs(3600), false);
+        pause.begin(Duration::from_millis(1), true);
+        let until = pause.state.lock().expect("a pause");
+        assert!(!until.writes_only && until.end > Instant::now() + Duration::from_secs(60));
+    }
+}
