@@ -77,6 +77,14 @@ fn read(lua: &Lua, bytes: &mut &[u8], depth: usize) -> mlua::Result<Value> {
             }
             Ok(Value::Table(table))
         }
+        b'|' => {
+            // Attributes of the reply that follows. As in Redis, scripts do not see them.
+            let length = usize::try_from(number().ok_or_else(wrong)?).map_err(|_| wrong())?;
+            for _ in 0..length.checked_mul(2).ok_or_else(wrong)? {
+                read(lua, bytes, deeper)?;
+            }
+            read(lua, bytes, deeper)
+        }
         b'~' | b'%' => {
             let length = usize::try_from(number().ok_or_else(wrong)?).map_err(|_| wrong())?;
             let table = lua.create_table()?;

@@ -149,7 +149,7 @@ fn counters() {
         ("INCRBYFLOAT g 0.1", "\"0.1\""),
         ("INCRBYFLOAT g 0.2", "\"0.3\""),
         ("INCRBYFLOAT g x", "(error) ERR value is not a valid float"),
-        ("INCRBYFLOAT g inf", "(error) ERR value is not a valid float"),
+        ("INCRBYFLOAT g inf", "(error) ERR increment would produce NaN or Infinity"),
         ("SET h 1e308", "OK"),
         ("INCRBYFLOAT h 1e308", "(error) ERR increment would produce NaN or Infinity"),
     ]);

@@ -9,7 +9,7 @@ use kvdb::Batch;
 use super::collections::{
     answer_all, check_element, draw, name, remove_elements, scan as scan_elements, wanted,
 };
-use super::numbers::Decimal;
+use super::numbers::{Decimal, is_infinite};
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, element_key};
@@ -104,6 +104,9 @@ pub fn hincrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 }
 
 pub fn hincrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if is_infinite(args.at(3)) {
+        return Err(Failure::request("value is NaN or Infinity"));
+    }
     let by = Decimal::parse(args.at(3)).ok_or(Failure::NOT_A_FLOAT)?;
     let sum = rewrite(s, args.at(1), args.at(2), "hincrbyfloat", |old| {
         let old = old

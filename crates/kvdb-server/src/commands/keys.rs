@@ -119,10 +119,12 @@ fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
 pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (from, to) = (args.at(1), args.at(2));
     let mut replace = false;
-    for option in args.from(3) {
+    let mut options = args.from(3);
+    while let Some(option) = options.next() {
         match option {
             o if is(o, "replace") => replace = true,
             o if is(o, "db") => {
+                options.next().and_then(integer).ok_or(Failure::NOT_AN_INTEGER)?;
                 return Err(Failure::request("COPY works within one dictionary: DB is not known"));
             }
             _ => return Err(Failure::SYNTAX),

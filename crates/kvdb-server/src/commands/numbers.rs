@@ -57,6 +57,9 @@ fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
 }
 
 pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if is_infinite(args.at(2)) {
+        return Err(Failure::request("increment would produce NaN or Infinity"));
+    }
     let by = Decimal::parse(args.at(2)).ok_or(Failure::NOT_A_FLOAT)?;
     let sum = rewrite(
         s,
@@ -73,6 +76,12 @@ pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
     )?;
     out.bulk(sum.as_bytes());
     Ok(())
+}
+
+/// Whether a text means infinity, which is a number but none to count with.
+pub fn is_infinite(text: &[u8]) -> bool {
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
+    number.is_some_and(f64::is_infinite)
 }
 
 /// A number as `INCRBYFLOAT` sees it: exact where 17 decimals suffice, so that 0.1 + 0.2 is 0.3,

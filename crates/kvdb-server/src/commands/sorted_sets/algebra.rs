@@ -252,6 +252,9 @@ pub fn zdiffstore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 
 /// `ZINTERCARD numkeys key ... [LIMIT n]`
 pub fn zintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if integer(args.at(1)).is_some_and(|n| n < 1) {
+        return Err(Failure::request("at least 1 input key is needed for 'zintercard' command"));
+    }
     let n = key_count(args, 1)?;
     let most = limit(args, 2 + n)?;
     let seen = s.see()?;
