@@ -359,6 +359,9 @@ fn command(r: &mut Random) -> Vec<String> {
     text.split(' ').map(String::from).collect()
 }
 
+/// The numbers of a list's elements, and the bounds at both ends.
+type Numbers = (BTreeSet<u64>, [Option<u64>; 2]);
+
 /// Checks what stands beside the strings, and gives the number of tuples there.
 fn check(db: &Kvdb) -> usize {
     let Some(types) = db.dictionary(":types:0") else { return 0 };
@@ -369,8 +372,7 @@ fn check(db: &Kvdb) -> usize {
     let (mut keys, mut owners) = (BTreeMap::new(), BTreeMap::new());
     let mut pages: BTreeSet<Vec<u8>> = BTreeSet::new();
     let mut counted: BTreeMap<Vec<u8>, (i64, i64, i64)> = BTreeMap::new();
-    // Of lists: the numbers of elements, and the bounds at both ends.
-    let mut numbers: BTreeMap<Vec<u8>, (BTreeSet<u64>, [Option<u64>; 2])> = BTreeMap::new();
+    let mut numbers: BTreeMap<Vec<u8>, Numbers> = BTreeMap::new();
     let number = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("8 bytes"));
     for (key, value) in &all {
         match key[0] {
