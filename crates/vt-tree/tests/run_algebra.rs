@@ -279,6 +279,7 @@ impl World {
                 values_at: self.r.of(&[0, 0, 3000, 10_000, 60_000, u64::MAX]),
                 window: self.r.of(&[1, 20_000, 16 << 20]),
                 seek_bytes: self.r.of(&[1, 1000, 8 << 10]),
+                gather_below: self.r.of(&[0, 0, 100, 2048, u32::MAX]),
                 evacuate,
             },
             drop_tombstones: bottom && self.r.one_in(2),

@@ -137,6 +137,69 @@ fn scattered_values_are_moved_once() {
     assert_eq!(again.values_written, 128 * 16 * 4096);
 }
 
+#[test]
+fn short_values_are_gathered_into_their_blocks_once_and_long_ones_stay() {
+    let store = store();
+    let outside = MergeOptions { separate_at: 512, ..MergeOptions::default() };
+    let keys = |from: u64, len| {
+        let m = Memtable::new();
+        let value = Value::Inline(Bytes::from(vec![from as u8; len]));
+        // The lengths alternate by the thousand.
+        (0..8000u64).filter(|k| k / 1000 % 2 == from).for_each(|k| {
+            m.put(&k.to_be_bytes(), k + 1, value.clone());
+        });
+        merged(&store, &[Input::Memtable(Arc::new(m))], outside.clone())
+    };
+    let ((short, placed), (long, _)) = (keys(0, 600), keys(1, 4096));
+    assert_eq!((placed.values_written, short.stats().value_bytes), (4000 * 600, 4000 * 600));
+    let inputs = [Input::Run(short), Input::Run(long)];
+    let gather = |inputs: &[Input]| {
+        let placement = Placement { gather_below: 2048, ..Placement::stitch() };
+        merged(&store, inputs, MergeOptions { placement, ..MergeOptions::default() })
+    };
+    let (all, stats) = gather(&inputs);
+    assert_eq!((stats.values_read, stats.values_written), (4000 * 600, 0));
+    assert_eq!(all.stats().value_bytes, 4000 * 4096, "the long ones are where they were");
+    assert!(stats.blocks_written > 4000 * 600 && stats.blocks_written < 4000 * 660);
+    let mut cursor = vt_tree::TreeCursor::new(&store, &[Input::Run(all.clone())], u64::MAX);
+    let mut seen = 0u64;
+    while cursor.advance().expect("reads") {
+        let tuple = cursor.current().expect("it stands on a tuple").to_tuple();
+        let (from, len) = if (seen / 1000).is_multiple_of(2) { (0, 600) } else { (1, 4096) };
+        assert_eq!(tuple.key[..], seen.to_be_bytes());
+        assert_eq!(matches!(tuple.value, Value::Inline(_)), len == 600, "key {seen}");
+        assert_eq!(store.read_value(&tuple.value).expect("reads"), vec![from; len]);
+        seen += 1;
+    }
+    assert_eq!(seen, 8000);
+    let (_, again) = gather(&[Input::Run(all)]);
+    assert_eq!((again.values_read, again.blocks_written), (0, 0), "there is nothing to gather");
+}
+
+#[test]
+fn a_compressed_short_value_is_gathered_as_it_was() {
+    let store = store();
+    let m = Memtable::new();
+    let value = |k: u64| -> Vec<u8> { (0..1900).map(|i| (i / 100 + k) as u8).collect() };
+    (0..1000u64).for_each(|k| m.put(&k.to_be_bytes(), 1, Value::Inline(value(k).into())));
+    let lz4 = MergeOptions {
+        separate_at: 512,
+        compress_values: vt_tree::Compression::Lz4,
+        ..MergeOptions::default()
+    };
+    let (packed, _) = merged(&store, &[Input::Memtable(Arc::new(m))], lz4);
+    assert!(packed.stats().value_bytes < 1000 * 1900 / 2);
+    let placement = Placement { gather_below: 2048, ..Placement::stitch() };
+    let options = MergeOptions { placement, ..MergeOptions::default() };
+    let (all, _) = merged(&store, &[Input::Run(packed)], options);
+    assert_eq!(all.stats().value_bytes, 0);
+    for k in 0..1000u64 {
+        let key = k.to_be_bytes();
+        let found = all.get(&key, vt_tree::hash(&key)).expect("reads");
+        assert!(matches!(&found, vt_tree::Lookup::Found(_, Value::Inline(v)) if *v == value(k)));
+    }
+}
+
 /// Appending to many ranges: each flush has a little of each. Blocks end where ranges end, so
 /// nothing overlaps, and the adaptive threshold follows the short spans.
 #[test]

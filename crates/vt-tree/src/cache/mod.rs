@@ -37,6 +37,7 @@ use crate::{Error, Result};
 
 pub use around::read_alone;
 pub use sequential::read_onward;
+pub(crate) use values::unpack_extent;
 
 /// A cursor that has read more than the budget divided by this no longer fills the cache.
 const LONG_WAY: u64 = 2;

@@ -149,7 +149,8 @@ pub(super) fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {
     })
 }
 
-fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
+/// The value whose bytes on the device are `stored`.
+pub(crate) fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
     unpack_value(e.codec, stored, e.len).map_err(|what| Error::Corrupt {
         what: format!("value of {} bytes: {what}", e.len),
         addr: e.addr,

@@ -46,6 +46,9 @@ pub struct Placement {
     pub window: u64,
     /// The bytes that the device reads in the time of a seek.
     pub seek_bytes: u64,
+    /// Large values shorter than this, bytes, are brought into the blocks of their keys; a block
+    /// or subtree that seems to have such values is not stitched. With 0 none are.
+    pub gather_below: u32,
     /// For defragmentation: everything in these zones is copied, however long its span.
     pub evacuate: Option<Arc<BTreeSet<ZoneId>>>,
 }
@@ -57,6 +60,7 @@ impl Default for Placement {
             values_at: 0,
             window: VALUE_WINDOW,
             seek_bytes: SOLID_STATE_SEEK,
+            gather_below: 0,
             evacuate: None,
         }
     }
@@ -83,7 +87,14 @@ impl Placement {
     pub(crate) fn may_stay(&self, entry: &Entry) -> Result<bool> {
         let together = entry.value_bytes == 0
             || entry.value_bytes / entry.value_spans.max(1) >= self.values_at;
-        Ok(together && !self.must_leave(entry)?)
+        Ok(together && !self.has_short_values(entry) && !self.must_leave(entry)?)
+    }
+
+    /// Whether values that are to be gathered may lie beneath `entry`, judged by the mean length.
+    /// Few of them among much longer ones are missed: they hardly slow a scan down.
+    fn has_short_values(&self, entry: &Entry) -> bool {
+        entry.value_bytes > 0
+            && entry.value_bytes < entry.items.saturating_mul(u64::from(self.gather_below))
     }
 
     fn must_leave(&self, entry: &Entry) -> Result<bool> {
@@ -93,9 +104,14 @@ impl Placement {
         }
     }
 
-    /// `true` if no value is ever moved.
+    /// `true` if every value stays where it is.
     pub(crate) fn leaves_values(&self) -> bool {
-        self.values_at == 0 && self.evacuate.is_none()
+        self.values_at == 0 && self.gather_below == 0 && self.evacuate.is_none()
+    }
+
+    /// Whether this value is brought into the block of its key.
+    pub(crate) fn gathers(&self, e: &ExtentRef) -> bool {
+        e.len < self.gather_below
     }
 
     /// Whether this value, one of a contiguous span of `span` bytes in its window, must move.
@@ -103,6 +119,7 @@ impl Placement {
         // No span is longer than a zone, so a larger threshold could never be met.
         let short = span < self.values_at && (self.values_at == u64::MAX || span < ZONE_SIZE / 2);
         short
+            || self.gathers(e)
             || self
                 .evacuate
                 .as_ref()

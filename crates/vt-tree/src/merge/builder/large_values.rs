@@ -1,7 +1,8 @@
 //! Large values: those that come as bytes are placed; those that lie on the device stay or move, a
-//! window of keys at a time.
+//! window of keys at a time. Short ones move into the block of their key if the placement says so.
 
 use super::RunBuilder;
+use crate::cache::unpack_extent;
 use crate::item::{Body, BodyRef, Item};
 use crate::value::{ExtentRef, Value, ValueRef};
 use crate::value::{place_packed, place_stored};
@@ -33,8 +34,8 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// Copies the large values among `items` to the writer, in key order and as stored, and adds
-    /// all items.
+    /// Copies the large values among `items`, in key order, and adds all items. A value that the
+    /// placement gathers is added to the block, every other one is written as stored.
     fn move_values(&mut self, items: Vec<Item>) -> Result<()> {
         let of = |i: &Item| if let Body::Put(Value::Extent(e)) = i.body { Some(e) } else { None };
         // Reads in device order.
@@ -49,6 +50,10 @@ impl RunBuilder {
         }
         for (i, value) in items.iter().zip(values) {
             match value {
+                Some((e, stored)) if self.placement.gathers(&e) => {
+                    let value = unpack_extent(&e, stored)?;
+                    self.add(&i.key, i.seq, BodyRef::Put(ValueRef::Inline(&value, &value)))?;
+                }
                 Some((e, stored)) => {
                     let extent = place_stored(&mut self.pages, e, &stored)?;
                     self.stats.values_written += u64::from(extent.stored);
