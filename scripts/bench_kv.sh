@@ -103,7 +103,7 @@ for stage in "${STAGES[@]}"; do
             all=overwrite,write-delete-write,range-delete,ycsb-a,ycsb-b,ycsb-c,ycsb-d,ycsb-e,ycsb-f
             run --engines "$ENGINES" --loads "$all" "${large[@]}"
             run --engines "$ENGINES" --loads "$all" "${small[@]}"
-            # The values of DeLSM's table 2: 4 KiB, above, and 512 B, which kvdb writes once if told that they are large.
+            # The values of DeLSM's table 2: 4 KiB, above, and 512 B, which stay outside their blocks if kvdb is told that they are large.
             run --engines "$ENGINES" --loads write-delete-write --reads scan-cold --values 512 --mib "$MIB"
             run --engines kvdb --separate-at 512 --loads write-delete-write --reads scan-cold --values 512 --mib "$MIB"
             ;;

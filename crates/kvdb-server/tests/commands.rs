@@ -461,7 +461,7 @@ fn pipelined_requests_are_answered_in_order() {
 fn dictionaries_say_and_change_how_they_keep_tuples() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
-    let usual = r#"["separate-at" "2048" "stitch-at" "adaptive" "compression" "none" "value-compression" "none" "false-positives" "80" "merge" "none"]"#;
+    let usual = r#"["separate-at" "adaptive" "short-values" "inside" "stitch-at" "adaptive" "compression" "none" "value-compression" "none" "false-positives" "80" "merge" "none"]"#;
     c.expect(&[
         ("DICT LIST", "[]"),
         ("DICT INFO", "(error) ERR there is no dictionary '0'"),
@@ -482,6 +482,9 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
         ("GET a", "\"1\""),
         ("DICT CREATE plain", "OK"),
         ("DICT INFO plain", usual),
+        ("DICT SET plain separate-at 2048", "OK"),
+        ("DICT SET plain separate-at Adaptive", "OK"),
+        ("DICT INFO plain", usual),
         ("DICT DROP plain", "OK"),
         ("DICT DROP plain", "(error) ERR there is no dictionary 'plain'"),
         ("DICT LIST", r#"["log"]"#),
@@ -489,7 +492,7 @@ fn dictionaries_say_and_change_how_they_keep_tuples() {
     // What is wrong is said, and changes nothing.
     for wrong in [
         "DICT SET log separate-at -1",
-        "DICT SET log separate-at 4294967296",
+        "DICT SET log separate-at 2147483648",
         "DICT SET log stitch-at soon",
         "DICT SET log compression gzip",
         "DICT SET log false-positives 10001",

@@ -3,6 +3,14 @@
 pub use vt_tree::{ADAPTIVE, Compression, FALSE_POSITIVES};
 use vt_tree::{MergeOptions, Placement};
 
+/// A [`DictionaryOptions::separate_at`] that adapts to what the dictionary does.
+pub const ADAPTIVE_SEPARATION: u32 = u32::MAX - 1;
+
+/// The lengths of values whose place follows what the dictionary does, bytes. On the device values
+/// take whole units of 512 bytes. From 2 KiB on that costs a quarter at most, and a scan reads one
+/// by one as fast as in blocks.
+pub(crate) const SHORT_VALUES: std::ops::Range<u32> = 512..2048;
+
 /// A dictionary: one ordered key space of the store. Numbered from 1 in the order of creation; a
 /// number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -12,6 +20,8 @@ pub struct DictionaryId(pub u32);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DictionaryOptions {
     /// Values of at least this many bytes lie outside their key block as raw extents.
+    /// [`ADAPTIVE_SEPARATION`], the default, is 2 KiB, and 512 bytes while the dictionary is being
+    /// overwritten, see [`DictionaryInfo::short_outside`].
     pub separate_at: u32,
     /// Stitching threshold (VT-tree §3.1): merges copy stretches of data that need no merging when
     /// fewer bytes than this lie contiguous. 0 is a log-structured file system: nothing is ever
@@ -90,11 +100,19 @@ impl Join {
 }
 
 impl DictionaryOptions {
+    /// From which length on values lie outside their block when no short ones do, bytes.
+    pub(crate) fn fixed_separation(&self) -> u32 {
+        match self.separate_at {
+            ADAPTIVE_SEPARATION => SHORT_VALUES.end,
+            at => at,
+        }
+    }
+
     /// For what is written of this dictionary: how it is stored, and by what placement.
     pub(crate) fn storage(&self, placement: Placement) -> MergeOptions {
         MergeOptions {
             placement,
-            separate_at: self.separate_at,
+            separate_at: self.fixed_separation(),
             compression: self.compression,
             compress_values: self.compress_values,
             false_positives: self.false_positives,
@@ -106,7 +124,7 @@ impl DictionaryOptions {
 impl Default for DictionaryOptions {
     fn default() -> Self {
         DictionaryOptions {
-            separate_at: 2048,
+            separate_at: ADAPTIVE_SEPARATION,
             stitch_at: ADAPTIVE,
             reserved: false,
             compression: Compression::None,
@@ -128,6 +146,9 @@ pub struct DictionaryInfo {
     pub branch: String,
     /// How it is kept.
     pub options: DictionaryOptions,
+    /// Values of 512 bytes to 2 KiB lie outside their blocks, until the dictionary is read in order
+    /// or at rest. Only with [`ADAPTIVE_SEPARATION`]: see decision 061.
+    pub short_outside: bool,
 }
 
 /// Longest name of a dictionary, bytes.

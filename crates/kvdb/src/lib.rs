@@ -60,6 +60,7 @@ pub mod parsers;
 mod read;
 mod salvage;
 mod scrub;
+mod short_values;
 mod signals;
 mod snapshot_set;
 mod snapshots;
@@ -80,8 +81,8 @@ pub use db::repair::RepairReport;
 pub use db::stats::{DictionaryStats, Stats};
 pub use db::{Kvdb, Space};
 pub use dictionary::{
-    ADAPTIVE, Compression, DictionaryId, DictionaryInfo, DictionaryOptions, FALSE_POSITIVES, Join,
-    MAX_DICTIONARY_NAME,
+    ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryId, DictionaryInfo, DictionaryOptions,
+    FALSE_POSITIVES, Join, MAX_DICTIONARY_NAME,
 };
 pub use error::{Error, Result};
 pub use ids::TransactionId;

@@ -139,6 +139,7 @@ mod tests {
             name: "d".into(),
             branch: branch.into(),
             options: Default::default(),
+            short_outside: false,
         };
         let run = crate::ids::RunId;
         let label = |name: &str| crate::ids::Label {

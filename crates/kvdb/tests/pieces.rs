@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
 use env::{Machine, Random, Simulated};
-use kvdb::{CompactionPolicy, CreateOptions, DefragOptions, Error, Kvdb, OpenOptions};
+use kvdb::{
+    CompactionPolicy, CreateOptions, DefragOptions, DictionaryOptions, Error, Kvdb, OpenOptions,
+};
 use model::*;
 use zones::{Device, MemoryDevice, Purpose, Reading, ZONE_SIZE};
 
@@ -262,7 +264,9 @@ fn pieces_find_their_way_in_a_store_that_becomes_full() {
             CreateOptions { open, ..CreateOptions::default() },
         )
         .unwrap();
-        let d = db.open_dictionary("d").unwrap();
+        // Values in their blocks, so that merges have much to write.
+        let options = DictionaryOptions { separate_at: 2048, ..DictionaryOptions::default() };
+        let d = db.open_dictionary_with("d", options).unwrap();
         let full = (0..400_000u64).find_map(|i| {
             d.insert(random.below(400_000).to_be_bytes().to_vec(), vec![i as u8; 1500]).err()
         });

@@ -28,7 +28,9 @@ impl Bench {
         let open = OpenOptions { memory: 16 << 20, ..OpenOptions::default() };
         let options = CreateOptions { open, ..CreateOptions::default() };
         let db = Kvdb::create(Arc::new(MemoryDevice::new()), env.clone(), options).unwrap();
-        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        // In its blocks a value is gone with the merge that finds it dead.
+        let options = DictionaryOptions { separate_at: 2048, ..DictionaryOptions::default() };
+        let dict = db.create_dictionary("d", options).unwrap();
         Bench { db, dict, env, random: Random::new(3), most: 0 }
     }
 

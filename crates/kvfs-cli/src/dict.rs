@@ -62,7 +62,8 @@ enum Action {
 #[derive(clap::Args)]
 struct Options {
     /// Values of this length and more lie outside their block: bytes, or with a unit (4K).
-    #[arg(long, value_name = "BYTES|never", value_parser = separate_at)]
+    /// `adaptive` is 2K, and 512 bytes while the dictionary is being overwritten.
+    #[arg(long, value_name = "BYTES|adaptive|never", value_parser = separate_at)]
     separate_at: Option<String>,
     /// Merges copy what lies in shorter spans than this and refer to the rest. 0 copies nothing
     /// that need not be merged; `never` copies everything, as an LSM-tree does; `adaptive` follows
@@ -103,11 +104,11 @@ impl Options {
 
 fn separate_at(text: &str) -> Result<String, String> {
     match text {
-        "never" => Ok(text.into()),
-        // The greatest number is how `never` is stored.
+        "adaptive" | "never" => Ok(text.into()),
+        // The greatest numbers are how the words are stored.
         _ => match sizes::parse_size(text)? {
-            bytes if bytes < u64::from(u32::MAX) => Ok(bytes.to_string()),
-            _ => Err("values are never so long: write less than 4G, or `never`".into()),
+            bytes if bytes < 2 << 30 => Ok(bytes.to_string()),
+            _ => Err("values are never so long: write less than 2G, or `never`".into()),
         },
     }
 }

@@ -29,7 +29,7 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
                 .collect();
             json!({
                 "name": d.info.name, "branch": d.info.branch, "id": d.info.id.0, "reserved": d.info.options.reserved, "stitch_at": d.info.options.stitch_at,
-                "separate_at": d.info.options.separate_at, "memtable_bytes": d.memtable_bytes, "levels": levels,
+                "separate_at": d.info.options.separate_at, "short_outside": d.info.short_outside, "memtable_bytes": d.memtable_bytes, "levels": levels,
             })
         })
         .collect();

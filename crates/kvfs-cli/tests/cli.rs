@@ -330,8 +330,8 @@ fn dictionaries_are_apart_and_those_of_the_file_system_closed() {
     lab.kv("scan", &["--dict", ""]).fails(1, "1 to 128 bytes long");
 }
 
-const USUAL: &str = "compression none, false-positives 80, merge none, separate-at 2048, \
-                     stitch-at adaptive, value-compression none";
+const USUAL: &str = "compression none, false-positives 80, merge none, separate-at adaptive, \
+                     short-values inside, stitch-at adaptive, value-compression none";
 
 impl Lab {
     /// Runs "dict ACTION STORE REST…".
@@ -349,7 +349,7 @@ fn a_dictionary_is_made_changed_and_dropped() {
     lab.dict("create", &["log", "--stitch-at", "never", "--compression", "zstd"]).prints("");
     lab.dict("info", &["log"]).prints(
         "compression       zstd\nfalse-positives   80\nmerge             none\n\
-         separate-at       2048\n\
+         separate-at       adaptive\nshort-values      inside\n\
          stitch-at         never\nvalue-compression none\n",
     );
     lab.kv("put", &["k", "v", "--dict", "log"]).prints("");
@@ -367,6 +367,10 @@ fn a_dictionary_is_made_changed_and_dropped() {
     assert_eq!(info["options"]["value-compression"], "lz4");
     assert_eq!(info["options"]["separate-at"], "4096", "what is not named stays as it is");
     assert_eq!(lab.dict("list", &["--json"]).json()[1]["options"], info["options"]);
+    lab.dict("set", &["log", "--separate-at", "adaptive"]).prints("");
+    let adaptive = lab.dict("info", &["log", "--json"]).json();
+    assert_eq!(adaptive["options"]["separate-at"], "adaptive");
+    assert_eq!(adaptive["options"]["short-values"], "inside");
     lab.kv("get", &["k", "--dict", "log"]).prints("v");
     assert_eq!(lab.dict("drop", &["log", "--json"]).json()["dropped"], "log");
     lab.dict("ls", &[]).prints(&format!("0  {USUAL}\n"));
@@ -381,8 +385,8 @@ fn what_is_wrong_with_a_dictionarys_options_is_said_and_changes_nothing() {
     let wrong: &[(&[&str], i32, &str)] = &[
         (&["set", "log"], 2, "no option of dictionary log is given"),
         (&["set", "log", "--separate-at=-1"], 2, "is not a size"),
-        (&["set", "log", "--separate-at", "4G"], 2, "write less than 4G, or `never`"),
-        (&["set", "log", "--separate-at", "adaptive"], 2, "is not a size"),
+        (&["set", "log", "--separate-at", "2G"], 2, "write less than 2G, or `never`"),
+        (&["set", "log", "--separate-at", "soon"], 2, "is not a size"),
         (&["set", "log", "--stitch-at", "soon"], 2, "is not a size"),
         (&["set", "log", "--compression", "gzip"], 2, "possible values: none, lz4, zstd"),
         (&["set", "log", "--value-compression", "gzip"], 2, "possible values: none, lz4, zstd"),

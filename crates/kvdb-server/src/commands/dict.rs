@@ -1,6 +1,6 @@
 //! `DICT`: dictionaries and how they keep their tuples; `COMPACT`: merges what lies in one.
 
-use kvdb::{ADAPTIVE, Compression, DictionaryInfo, DictionaryOptions, Join};
+use kvdb::{ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryInfo, DictionaryOptions, Join};
 
 use super::ranges::bounds;
 use super::{is, wrong_arity};
@@ -12,7 +12,7 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 
 pub const USAGE: &str = "LIST | INFO [name] | CREATE name [option value ...] | \
-                         SET name option value ... | DROP name; options: separate-at bytes|never, \
+                         SET name option value ... | DROP name; options: separate-at bytes|adaptive|never, \
                          stitch-at bytes|adaptive|never, compression none|lz4|zstd, \
                          value-compression none|lz4|zstd, false-positives of-10000, \
                          merge none|add|max|min|union";
@@ -33,7 +33,7 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         (c, 2 | 3) if is(c, "info") => {
             let name = args.get(2).map_or(s.dictionary.name().as_bytes().to_vec(), <[u8]>::to_vec);
-            describe(&existing(s, &name)?.options, out);
+            describe(&existing(s, &name)?, out);
             Ok(())
         }
         (c, _) if is(c, "create") && pairs => {
@@ -130,8 +130,13 @@ fn changed(
         };
         match option {
             o if is(o, "separate-at") && is(value, "never") => options.separate_at = u32::MAX,
+            o if is(o, "separate-at") && is(value, "adaptive") => {
+                options.separate_at = ADAPTIVE_SEPARATION
+            }
             o if is(o, "separate-at") => {
-                options.separate_at = u32::try_from(number()?).map_err(|_| wrong())?
+                // The greatest numbers are how the words are stored.
+                let bytes = i32::try_from(number()?).map_err(|_| wrong())?;
+                options.separate_at = bytes.unsigned_abs()
             }
             o if is(o, "stitch-at") && is(value, "adaptive") => options.stitch_at = ADAPTIVE,
             o if is(o, "stitch-at") && is(value, "never") => options.stitch_at = u64::MAX,
@@ -149,16 +154,18 @@ fn changed(
     Ok(options)
 }
 
-fn describe(options: &DictionaryOptions, out: &mut Output) {
+fn describe(info: &DictionaryInfo, out: &mut Output) {
+    let options = &info.options;
     let codec = |c: Compression| match c {
         Compression::None => "none",
         Compression::Lz4 => "lz4",
         Compression::Zstd => "zstd",
     };
-    let fields = [
+    let mut fields: Vec<(&str, String)> = vec![
         (
             "separate-at",
             match options.separate_at {
+                ADAPTIVE_SEPARATION => "adaptive".into(),
                 u32::MAX => "never".into(),
                 bytes => bytes.to_string(),
             },
@@ -176,6 +183,10 @@ fn describe(options: &DictionaryOptions, out: &mut Output) {
         ("false-positives", options.false_positives.to_string()),
         ("merge", options.join.name().into()),
     ];
+    if options.separate_at == ADAPTIVE_SEPARATION {
+        let place = if info.short_outside { "outside" } else { "inside" };
+        fields.insert(1, ("short-values", place.into()));
+    }
     out.array(fields.len() * 2);
     for (name, value) in fields {
         out.bulk(name.as_bytes());

@@ -212,11 +212,8 @@ impl CompactionState {
         if compactor.zones.space().free_for_user < SHARE_ZONES_BELOW {
             return Ok(());
         }
-        let values = self
-            .plan
-            .placement(&compactor.zones, &compactor.versions, compactor.options.seek_bytes)
-            .values_at
-            > 0;
+        let placement = compactor.storage(&self.plan).placement;
+        let values = placement.values_at > 0 || placement.gather_below > 0;
         let stats = || self.plan.inputs.iter().map(|p| p.run.stats());
         let work: u64 =
             stats().map(|s| s.block_bytes + s.items + if values { s.value_bytes } else { 0 }).sum();
@@ -348,7 +345,10 @@ impl Subcompaction {
 
     /// Begins its next part.
     fn begin(&self, compactor: &Compactor) -> Result<Merge> {
-        let state = self.whole.state.lock();
+        let mut state = self.whole.state.lock();
+        let storage = compactor.storage(&state.plan);
+        // Not all are gathered if one part does not.
+        state.plan.gathers &= storage.placement.gather_below > 0;
         let own = &state.ranges[self.number];
         let range = KeyRange { start: own.at.clone(), end: own.end.clone() };
         let inputs: Vec<Input> =
@@ -358,11 +358,7 @@ impl Subcompaction {
             old_seq: compactor.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: lifetime(&compactor.zones, &state.plan.inputs, state.plan.level),
-            ..state.plan.options.storage(state.plan.placement(
-                &compactor.zones,
-                &compactor.versions,
-                compactor.options.seek_bytes,
-            ))
+            ..storage
         };
         drop(state);
         Ok(Merge::new(&compactor.cache, &inputs, &range, options)?)
@@ -398,6 +394,8 @@ impl Subcompaction {
             (None, Some(whole)) => part.add(target, whole.clone()),
             (None, None) => {}
         }
+        let mut others = state.ranges.iter().enumerate().filter(|(n, _)| *n != self.number);
+        part.gathered = state.plan.gathers && next.is_none() && others.all(|(_, range)| range.done);
         let installed = compactor.install_part(part, &stats)?;
         let there = installed.is_some();
         let result =
@@ -426,6 +424,11 @@ impl Subcompaction {
 }
 
 impl Compactor {
+    /// How the next part of a plan is stored.
+    fn storage(&self, plan: &CompactionPlan) -> MergeOptions {
+        plan.storage(&self.zones, &self.versions, self.options.seek_bytes)
+    }
+
     /// Bytes that a merge writes before they are installed: less when little is free.
     pub(crate) fn part_size(&self) -> u64 {
         let space = self.zones.space();

@@ -71,7 +71,7 @@ impl Flush {
                 old_seq: oldest,
                 priority: Priority::Flush,
                 // Values that the journal has bound stay where they are.
-                ..tree.info.options.storage(Placement::stitch())
+                ..tree.storage(Placement::stitch())
             };
             // An estimate: what cannot be read below must not keep commits from being flushed above
             // it.

@@ -18,13 +18,13 @@ use super::BackgroundParts;
 use super::activity::Activity;
 use super::compaction::{Compaction, Subcompaction};
 use super::garbage::GarbageEstimate;
-use super::policy::{BOTTOM, CompactionLock, CompactionPlan};
+use super::policy::{BOTTOM, CompactionLock, CompactionPlan, tight_below};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::lock_order::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::options::OpenOptions;
-use crate::read::version::Tree;
+use crate::read::version::{Tree, Version};
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 
@@ -94,7 +94,13 @@ impl Compactor {
 
     /// Whether a merge into the bottom is under way: what it leaves behind is not known yet.
     pub(crate) fn merges_into_bottom(&self) -> bool {
-        self.compaction_locks.lock().iter().any(|c| c.level == BOTTOM && c.runs.len() > 1)
+        let compaction_locks = self.compaction_locks.lock();
+        // The others are those of defragmentation.
+        let merges = self.under_way.lock();
+        let into_bottom = |c: &CompactionLock| c.level == BOTTOM;
+        compaction_locks
+            .iter()
+            .any(|c| into_bottom(c) && merges.iter().any(|merge| merge.number == c.number))
     }
 
     /// `true` when a merge would find no more space than the last one, which found too little.
@@ -153,6 +159,11 @@ impl Compactor {
     ) -> Option<CompactionPlan> {
         let version = self.versions.load();
         let policy = self.options.compaction.sane();
+        // Not where space is short, which is when `any` is asked for: values are gathered for the
+        // sake of scans.
+        if !any && let Some(plan) = self.gathering_plan(&version, compaction_locks, above) {
+            return Some(plan);
+        }
         let plans = version.trees.values().filter_map(|t| {
             Some((
                 t.levels.first().map_or(0, Vec::len),
@@ -182,6 +193,22 @@ impl Compactor {
             .values()
             .filter(free)
             .find_map(|t| CompactionPlan::for_tombstones(t, any).or_else(|| quiet(t)))
+    }
+
+    /// A merge that brings the short values of a dictionary into their blocks, if there is room for
+    /// them.
+    fn gathering_plan(
+        &self,
+        version: &Version,
+        compaction_locks: &[CompactionLock],
+        above: usize,
+    ) -> Option<CompactionPlan> {
+        let free = |t: &Tree| compaction_locks.iter().all(|c| c.dict != t.info.id);
+        let trees = version.trees.values().filter(|t| free(t));
+        let plan = trees.filter_map(|t| CompactionPlan::for_short_values(t)).next()?;
+        let room = plan.gathered_bytes().saturating_add(tight_below(&self.zones))
+            <= self.zones.space().free_for_user;
+        (room && plan.from() < above).then_some(plan)
     }
 
     /// Keeps all merges from going on; those under way are given up.

@@ -7,6 +7,7 @@
 //!   due; `compaction`: one of them; `part`: how a part of one is installed; `on_demand`, `ranged`:
 //!   those that a caller waits for; `garbage`: how much of the runs is dead;
 //! - `defragment`: [`Defragmenter`], zones that are mostly holes are emptied;
+//! - `short_values`: when short values are brought into their blocks;
 //! - `pressure`: [`Admission`], what a commit waits for and what it starts; `reclaim`: what a full
 //!   store does before it says so.
 //!
@@ -25,6 +26,7 @@ pub(crate) mod policy;
 mod pressure;
 mod ranged;
 mod reclaim;
+mod short_values;
 
 use std::sync::Arc;
 
@@ -86,6 +88,9 @@ impl Background {
 
     /// Nothing is left to do until something is committed.
     pub(crate) fn at_rest(&self) -> bool {
-        self.flusher.at_rest() && self.compactor.at_rest() && self.defragmenter.at_rest()
+        self.flusher.at_rest()
+            && self.compactor.at_rest()
+            && self.defragmenter.at_rest()
+            && self.short_values_at_rest()
     }
 }

@@ -102,7 +102,14 @@ impl Compactor {
     /// Merges all runs of a dictionary into one.
     pub(crate) fn compact(&self, dict: DictionaryId) -> Result<()> {
         let _alone = self.merge_alone();
-        let plan = CompactionPlan::for_all(self.versions.load().tree(dict)?);
+        let plan = {
+            let version = self.versions.load();
+            let tree = version.tree(dict)?;
+            if tree.short.are_outside(&tree.info) {
+                tree.short.gather(false);
+            }
+            CompactionPlan::for_all(tree)
+        };
         if let Some(plan) = plan {
             self.compact_or_reach_bottom(plan, &never)?;
         }

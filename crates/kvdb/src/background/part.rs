@@ -9,7 +9,7 @@ use bytes::Bytes;
 use vt_tree::{KeyRange, MergeStats, Run, concat, slice};
 
 use super::Compactor;
-use crate::dictionary::DictionaryId;
+use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
@@ -23,6 +23,8 @@ pub(crate) struct MergedPart {
     changed: Vec<ChangedRun>,
     /// A run that is to be the newest of a level.
     new: Option<(usize, Arc<Run>)>,
+    /// With it all short values of the dictionary lie in their blocks.
+    pub gathered: bool,
 }
 
 /// A run by its number and level, and what it is from now on; `None`: nothing is left of it.
@@ -40,7 +42,7 @@ pub(crate) struct Installed {
 
 impl MergedPart {
     pub(crate) fn of(dict: DictionaryId) -> MergedPart {
-        MergedPart { dict, changed: Vec::new(), new: None }
+        MergedPart { dict, changed: Vec::new(), new: None, gathered: false }
     }
 
     /// Takes what `input` has from `from` to just below `to` (`None`: to the end) out of it; what
@@ -116,13 +118,20 @@ impl Compactor {
         part: MergedPart,
         stats: &MergeStats,
     ) -> Result<Option<Installed>> {
-        let MergedPart { dict, changed, new } = part;
+        let MergedPart { dict, changed, new, gathered } = part;
         self.zones.sync().map_err(|e| self.health.fail("syncing a merge", &e.into()))?;
         self.counters.merged(stats);
         let mut installed = None;
+        // Not if short values have gone outside again during the merge.
+        let short = self.versions.load().trees.get(&dict).map(|tree| tree.short.clone());
+        let short = short.filter(|short| gathered && short.are_being_gathered());
         self.versions.install(|state| {
             let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
-            if state.dictionaries.contains_key(&dict) {
+            if let Some(d) = state.dictionaries.get(&dict) {
+                if short.is_some() {
+                    let info = DictionaryInfo { short_outside: false, ..d.info.clone() };
+                    change.edits.push(Edit::Options(info));
+                }
                 for ChangedRun { id, level, run } in changed {
                     change.edits.push(Edit::DropRun { dict, id });
                     run.iter().for_each(|run| change.add_run(dict, level, id, run));
@@ -133,6 +142,7 @@ impl Compactor {
             }
             change
         })?;
+        short.iter().for_each(|short| short.gathered());
         Ok(installed)
     }
 }

@@ -10,12 +10,11 @@
 //! begins it moves them out of the way, down to the last levels above the bottom: what is flushed
 //! during it is merged among itself, however long the large merge takes.
 
-use vt_tree::{ADAPTIVE, Placement};
+use vt_tree::{ADAPTIVE, MergeOptions, Placement};
 use zones::{Lifetime, ZONE_SIZE, Zones};
 
 use super::garbage::Garbage;
-use crate::dictionary::DictionaryId;
-use crate::dictionary::DictionaryOptions;
+use crate::dictionary::{DictionaryId, SHORT_VALUES};
 use crate::ids::RunId;
 use crate::options::CompactionPolicy;
 use crate::read::version::{Placed, Tree};
@@ -52,6 +51,11 @@ const OWN_ZONES_BYTES: u64 = 5 * ZONE_SIZE;
 /// With less than this free, young and old share zones: those begun by either would be missed.
 pub(crate) const SHARE_ZONES_BELOW: u64 = 32 * ZONE_SIZE;
 
+/// Space is short when fewer bytes than this are free.
+pub(super) fn tight_below(zones: &Zones) -> u64 {
+    zones.space().zones_total / TIGHT_PART * ZONE_SIZE
+}
+
 /// Where on the device the result of merging `runs` belongs, at `level`: with what lives as long.
 pub(super) fn lifetime<'a>(
     zones: &Zones,
@@ -80,7 +84,8 @@ pub(crate) struct CompactionPlan {
     pub to_bottom: bool,
     /// `None`: as the dictionary's threshold says.
     pub placement: Option<Placement>,
-    pub options: DictionaryOptions,
+    /// It brings short values into their blocks, all that the dictionary has outside.
+    pub gathers: bool,
 }
 
 /// Runs of a merge under way, which no other merge may take.
@@ -132,7 +137,7 @@ impl CompactionPlan {
             level,
             to_bottom,
             placement: None,
-            options: tree.info.options.clone(),
+            gathers: false,
         }
     }
 
@@ -149,24 +154,31 @@ impl CompactionPlan {
         }
     }
 
-    /// The policy for the next part: what the dictionary's threshold is by then.
-    pub(crate) fn placement(
+    /// How the next part is stored: as the dictionary's options say by then.
+    pub(crate) fn storage(
         &self,
         zones: &Zones,
         versions: &VersionSet,
         seek_bytes: u64,
-    ) -> Placement {
+    ) -> MergeOptions {
+        match versions.load().trees.get(&self.dict) {
+            Some(tree) => tree.storage(self.placement(tree, zones, seek_bytes)),
+            // The dictionary was dropped, and what is merged of it will be.
+            None => MergeOptions::default(),
+        }
+    }
+
+    /// The policy for the next part.
+    fn placement(&self, tree: &Tree, zones: &Zones, seek_bytes: u64) -> Placement {
         if let Some(placement) = &self.placement {
             return placement.clone();
         }
         // Few key blocks that stay behind keep a zone each: what little is left would be gone
         // before the inputs are.
-        let space = zones.space();
-        if space.free_for_user / ZONE_SIZE < space.zones_total / TIGHT_PART {
+        if zones.space().free_for_user < tight_below(zones) {
             return Placement { stitch_at: TIGHT_STITCH_AT, ..Placement::stitch() };
         }
-        let stitch_at =
-            versions.load().trees.get(&self.dict).map_or(ADAPTIVE, |t| t.info.options.stitch_at);
+        let stitch_at = tree.info.options.stitch_at;
         let values_at = match stitch_at {
             ADAPTIVE if seek_bytes < DEAR_SEEK_BYTES => 0,
             ADAPTIVE => seek_bytes,
@@ -175,7 +187,10 @@ impl CompactionPlan {
         // Large values are moved on their way to the bottom, once; a plain LSM-tree moves them
         // every time.
         let values_at = if self.to_bottom || stitch_at == u64::MAX { values_at } else { 0 };
-        Placement { stitch_at, values_at, seek_bytes, ..Placement::stitch() }
+        // Not if they have gone outside again since the merge began.
+        let gathers = self.gathers && tree.short.are_gathered(&tree.info);
+        let gather_below = if gathers { SHORT_VALUES.end } else { 0 };
+        Placement { stitch_at, values_at, seek_bytes, gather_below, ..Placement::stitch() }
     }
 
     /// All runs from level `from` downwards.
@@ -312,12 +327,31 @@ impl CompactionPlan {
         (any || ranges || with * 16 >= weights(&plan.inputs)).then_some(plan)
     }
 
-    /// All runs of a dictionary, unless it is one run of the bottom without tombstones.
+    /// All runs of a dictionary, unless it is one run of the bottom without tombstones, and without
+    /// short values that are to be gathered.
     pub(crate) fn for_all(tree: &Tree) -> Option<CompactionPlan> {
+        if let Some(plan) = CompactionPlan::for_short_values(tree) {
+            return Some(plan);
+        }
         let mut runs = tree.runs();
         let first = runs.next()?;
         let settled =
             runs.next().is_none() && !has_tombstones(first) && tree.levels.len() == BOTTOM + 1;
         (!settled).then(|| CompactionPlan::everything_from(tree, 0))
+    }
+
+    /// All runs of a dictionary whose short values are to be brought into their blocks.
+    pub(crate) fn for_short_values(tree: &Tree) -> Option<CompactionPlan> {
+        let level = tree.levels.iter().position(|runs| !runs.is_empty())?;
+        let plan =
+            || CompactionPlan { gathers: true, ..CompactionPlan::everything_from(tree, level) };
+        tree.short.are_gathered(&tree.info).then(plan)
+    }
+
+    /// The most that its short values may take in their blocks, in addition to what they take now,
+    /// bytes.
+    pub(crate) fn gathered_bytes(&self) -> u64 {
+        let most = |items: u64| items.saturating_mul(SHORT_VALUES.end.into());
+        self.inputs.iter().map(|p| p.run.stats()).map(|s| s.value_bytes.min(most(s.items))).sum()
     }
 }

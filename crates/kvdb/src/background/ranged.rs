@@ -72,11 +72,11 @@ impl Compactor {
             old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: lifetime(&self.zones, inputs.iter().map(|(_, p)| p), BOTTOM),
-            ..tree.info.options.storage(CompactionPlan::everything_from(&tree, 0).placement(
+            ..CompactionPlan::everything_from(&tree, 0).storage(
                 &self.zones,
                 &self.versions,
                 self.options.seek_bytes,
-            ))
+            )
         };
         let sources: Vec<Input> = inputs.iter().map(|(_, p)| Input::Run(p.run.clone())).collect();
         let mut merge = Merge::new(&self.cache, &sources, &range, options)?;

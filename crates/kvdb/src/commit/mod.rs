@@ -9,8 +9,9 @@
 //!
 //! In the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or `deferred`
 //! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then
-//! `pipeline` (write, sync) and `sealing`. `recent` is what transactions look for conflicts in,
-//! `locking` the locks that a commit waits for.
+//! `pipeline` (write, sync) and `sealing`, with which `short_values` decides when these go outside
+//! their blocks. `recent` is what transactions look for conflicts in, `locking` the locks that a
+//! commit waits for.
 
 pub(crate) mod batch;
 pub(crate) mod deferred;
@@ -23,6 +24,7 @@ mod place;
 pub(crate) mod recent;
 mod room;
 pub(crate) mod sealing;
+mod short_values;
 #[cfg(test)]
 mod tests;
 pub(crate) mod updates;
@@ -286,9 +288,9 @@ impl CommitPipeline {
         self.health.writable()?;
         check_put(key.len(), value.len())?;
         let version = self.versions.load();
-        let options = &version.tree(dict)?.info.options;
-        let large = value.len() >= options.separate_at.max(1) as usize;
-        let codec = options.compress_values;
+        let tree = version.tree(dict)?;
+        let large = value.len() >= tree.separate_at().max(1) as usize;
+        let codec = tree.info.options.compress_values;
         let deferred = large && (durability == Durability::Buffered || !self.options.journal);
         // `u64::MAX`: large values stay in the record, which the path of a batch sees to.
         if large
@@ -324,8 +326,9 @@ impl CommitPipeline {
                 return self.commit(engine, batch, durability);
             }
             let version = self.versions.load();
-            let layer = version
-                .tree(dict)?
+            let tree = version.tree(dict)?;
+            tree.short.committed(value.len());
+            let layer = tree
                 .layers
                 .first()
                 .ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;

@@ -12,15 +12,13 @@ use crate::read::version::Version;
 impl CommitPipeline {
     /// Which changes have large values, and their bytes together.
     pub(super) fn large(&self, version: &Version, changes: &Ops) -> (Vec<usize>, u64) {
-        let separate = |dict| {
-            version.trees.get(&dict).map_or(u32::MAX, |t| t.info.options.separate_at) as usize
-        };
         let mut large: Vec<usize> = Vec::new();
         let mut total = 0;
         for (i, (dict, op)) in changes.iter().enumerate() {
-            if let Op::Put(_, Value::Inline(v)) = op
-                && v.len() >= separate(*dict).max(1)
-            {
+            let Op::Put(_, Value::Inline(v)) = op else { continue };
+            let Some(tree) = version.trees.get(dict) else { continue };
+            tree.short.committed(v.len());
+            if v.len() >= tree.separate_at().max(1) as usize {
                 large.push(i);
                 total += v.len() as u64;
             }

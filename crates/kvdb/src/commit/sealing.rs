@@ -138,6 +138,7 @@ impl CommitPipeline {
             return Err(self.unless_full("writing values", e));
         }
         let seq = pipeline.next_seq - 1;
+        let last = self.versions.load_full();
         self.versions.change(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
         before_next(&mut pipeline);
@@ -151,6 +152,6 @@ impl CommitPipeline {
         self.sealed_bytes.fetch_add(bytes, Ordering::Release);
         drop(sealed);
         self.signals.flush_wanted();
-        Ok(())
+        self.move_short_values_out(&last)
     }
 }

@@ -212,7 +212,13 @@ impl Database {
             let known = branch.is_empty() || state.branches.contains_key(branch);
             let id = there.unwrap_or(DictionaryId(state.next_dictionary));
             made = known.then_some(id);
-            let info = DictionaryInfo { id, name: name.into(), branch: branch.into(), options };
+            let info = DictionaryInfo {
+                id,
+                name: name.into(),
+                branch: branch.into(),
+                options,
+                short_outside: false,
+            };
             VersionEdit::of((there.is_none() && known).then_some(Edit::Dictionary(info)))
         })?;
         made.ok_or_else(|| Error::NoBranch(branch.into()))

@@ -163,12 +163,15 @@ impl Database {
             Ok(()) | Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
         }
-        self.background.defragmenter.look_for_holes();
+        let idle = self.background.activity.is_idle(now);
+        if !self.background.gather_short_values(idle)? {
+            self.background.defragmenter.look_for_holes();
+        }
         self.background.flusher.seal_what_holds_much(true)?;
         // What a burst of work took and was not needed since; little at once, since it is the
         // device that writers wait for.
         self.zones.give_back_idle(GIVE_BACK)?;
-        if self.background.activity.is_idle(now) {
+        if idle {
             self.signals.compaction_wanted();
             self.commits.value_buffers.lock().keep(0);
             self.commits.return_reserved_zones();

@@ -40,11 +40,17 @@ use bytes::Bytes;
 use vt_tree::{Compression, Seq};
 use zones::{Purpose, ZoneId};
 
-use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, Join};
+use crate::dictionary::{
+    ADAPTIVE_SEPARATION, DictionaryId, DictionaryInfo, DictionaryOptions, Join,
+};
 use crate::error::Result;
 use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
+
+/// Stands in the place of an adaptive `separate_at` while short values may lie outside. No value is
+/// so long: programs that do not know it leave all values in their blocks.
+const SHORT_VALUES_OUTSIDE: u32 = ADAPTIVE_SEPARATION - 1;
 
 /// Where the part of the journal begins that runs do not hold yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -390,7 +396,11 @@ impl Edit {
 pub(crate) fn put_dictionary(out: &mut Vec<u8>, d: &DictionaryInfo) {
     put_varint(out, u64::from(d.id.0));
     put_bytes(out, d.name.as_bytes());
-    put_varint(out, u64::from(d.options.separate_at));
+    let separate_at = match d.short_outside {
+        true => SHORT_VALUES_OUTSIDE,
+        false => d.options.separate_at,
+    };
+    put_varint(out, u64::from(separate_at));
     put_varint(out, d.options.stitch_at);
     out.push(d.options.join.code() << 1 | u8::from(d.options.reserved));
     out.push(d.options.compress_values.code() << 4 | d.options.compression.code());
@@ -428,7 +438,7 @@ pub(crate) fn text(r: &mut Decoder) -> Result<String> {
 pub(crate) fn dictionary(r: &mut Decoder, branch: String) -> Result<DictionaryInfo> {
     let id = DictionaryId(r.varint_u32()?);
     let name = text(r)?;
-    let (separate_at, stitch_at, flags) = (r.varint_u32()?, r.varint()?, r.u8()?);
+    let (coded, stitch_at, flags) = (r.varint_u32()?, r.varint()?, r.u8()?);
     let join = Join::of_code(flags >> 1)
         .ok_or_else(|| r.corrupt("how a dictionary joins changes is unknown"))?;
     let codecs = r.u8()?;
@@ -437,6 +447,8 @@ pub(crate) fn dictionary(r: &mut Decoder, branch: String) -> Result<DictionaryIn
     let (compression, compress_values) = (codec(codecs & 15)?, codec(codecs >> 4)?);
     let false_positives =
         u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?;
+    let short_outside = coded == SHORT_VALUES_OUTSIDE;
+    let separate_at = if short_outside { ADAPTIVE_SEPARATION } else { coded };
     let options = DictionaryOptions {
         separate_at,
         stitch_at,
@@ -446,7 +458,7 @@ pub(crate) fn dictionary(r: &mut Decoder, branch: String) -> Result<DictionaryIn
         false_positives,
         join,
     };
-    Ok(DictionaryInfo { id, name, branch, options })
+    Ok(DictionaryInfo { id, name, branch, options, short_outside })
 }
 
 fn branched(r: &mut Decoder) -> Result<DictionaryInfo> {
@@ -493,6 +505,7 @@ mod tests {
             name: "d".into(),
             branch: "try".into(),
             options: options.clone(),
+            short_outside: false,
         };
         let created = Duration::new(1_700_000_000, 5);
         let label =
@@ -503,6 +516,7 @@ mod tests {
                 name: "größe".into(),
                 branch: String::new(),
                 options: options.clone(),
+                short_outside: false,
             }),
             Edit::Dictionary(in_branch.clone()),
             Edit::Snapshot { label: label.clone(), below: 77 },
@@ -538,6 +552,14 @@ mod tests {
                 name: "d".into(),
                 branch: String::new(),
                 options: crate::DictionaryOptions { separate_at: 7, ..Default::default() },
+                short_outside: false,
+            }),
+            Edit::Options(DictionaryInfo {
+                id: dict,
+                name: "d".into(),
+                branch: String::new(),
+                options: crate::DictionaryOptions::default(),
+                short_outside: true,
             }),
             Edit::NextIds { dictionary: 1, run: 2, segment: 3 },
         ]

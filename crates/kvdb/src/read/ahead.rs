@@ -17,8 +17,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use vt_tree::{BlockCache, ExtentRef, TreeTuple, Update, Value, value_waited};
 
+use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::view::View;
+use crate::short_values::ShortValues;
 
 /// Large values that were waited for before anything is announced.
 const SLOW: u32 = 2;
@@ -36,14 +38,22 @@ const SHARE: u64 = 16;
 /// for as long as there is a tuple that may ask for its value.
 pub(crate) struct Reader {
     view: View,
+    short: Arc<ShortValues>,
     /// Bytes of large values asked for since the last seek.
     asked: AtomicU64,
     slow: AtomicU32,
 }
 
 impl Reader {
-    pub fn new(view: &View) -> Arc<Reader> {
-        Arc::new(Reader { view: view.clone(), asked: AtomicU64::new(0), slow: AtomicU32::new(0) })
+    /// A reader for values of a dictionary.
+    pub fn new(view: &View, dict: DictionaryId) -> Arc<Reader> {
+        let tree = view.version.trees.get(&dict);
+        Arc::new(Reader {
+            view: view.clone(),
+            short: tree.map(|tree| tree.short.clone()).unwrap_or_default(),
+            asked: AtomicU64::new(0),
+            slow: AtomicU32::new(0),
+        })
     }
 
     fn store(&self) -> &Arc<BlockCache> {
@@ -54,6 +64,7 @@ impl Reader {
         let begun = Instant::now();
         let bytes = self.store().read_value(&Value::Extent(*e))?;
         self.asked.fetch_add(u64::from(e.len), Relaxed);
+        self.short.scanned(e.len as usize);
         if value_waited(begun, u64::from(e.len)) {
             self.slow.fetch_add(1, Relaxed);
         }
@@ -98,9 +109,9 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    pub fn new(view: &View) -> Ahead {
+    pub fn new(view: &View, dict: DictionaryId) -> Ahead {
         Ahead {
-            reader: Reader::new(view),
+            reader: Reader::new(view, dict),
             queue: VecDeque::new(),
             forward: true,
             last: Bytes::new(),

@@ -152,7 +152,7 @@ impl Cursor {
             tree: cursor,
             start: Bytes::copy_from_slice(start),
             end: Bytes::copy_from_slice(end),
-            ahead: Ahead::new(view),
+            ahead: Ahead::new(view, dict),
         }
     }
 

@@ -7,13 +7,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use vt_tree::{BlockCache, Input, Lookup, Memtable, Pool, Probe, Run, Seq, Value};
+use vt_tree::{
+    BlockCache, Input, Lookup, Memtable, MergeOptions, Placement, Pool, Probe, Run, Seq, Value,
+};
 use zones::ZonePin;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::{DictionaryState, ManifestState};
+use crate::short_values::ShortValues;
 
 /// Runs that a lookup asks side by side.
 const TOGETHER: usize = 16;
@@ -107,12 +110,21 @@ pub(crate) struct Tree {
     pub levels: Vec<Vec<Placed>>,
     /// The last rollback undid commits up to this one: their memtables are void. 0: none.
     pub since: Seq,
+    /// Where short values lie, for all versions of this dictionary.
+    pub short: Arc<ShortValues>,
 }
 
 impl Tree {
     pub(crate) fn new(info: DictionaryInfo, generation: &Arc<Generation>) -> Tree {
         let entry = Arc::new(DictionaryState::new(info.clone()));
-        Tree { info, entry, layers: vec![generation.layer()], levels: Vec::new(), since: 0 }
+        Tree {
+            info,
+            entry,
+            layers: vec![generation.layer()],
+            levels: Vec::new(),
+            since: 0,
+            short: Arc::default(),
+        }
     }
 
     /// The dictionary that the manifest describes by `entry`, with nothing in memory.
@@ -274,6 +286,21 @@ impl Tree {
             .flat_map(Layer::inputs)
             .chain(self.runs().map(|p| Input::Run(p.run.clone())))
             .collect()
+    }
+
+    /// From this length on values lie outside their block now, bytes.
+    pub(crate) fn separate_at(&self) -> u32 {
+        self.short.separate_at(&self.info)
+    }
+
+    /// How what is flushed and merged of this dictionary is stored, and by what placement.
+    pub(crate) fn storage(&self, placement: Placement) -> MergeOptions {
+        MergeOptions { separate_at: self.separate_at(), ..self.info.options.storage(placement) }
+    }
+
+    /// Bytes of the runs, dead ones included.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.runs().map(|p| p.run.stats()).map(|s| s.block_bytes + s.value_bytes).sum()
     }
 
     pub(crate) fn memtable_bytes(&self) -> usize {

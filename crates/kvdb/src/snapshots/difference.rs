@@ -61,8 +61,8 @@ impl View {
         let inner = vt_tree::Difference::new(&self.cache, self.side(dict), after.side(dict_after))?;
         Ok(Difference {
             inner,
-            before: Reader::new(self),
-            after: Reader::new(after),
+            before: Reader::new(self, dict),
+            after: Reader::new(after, dict_after),
             failed: false,
         })
     }

@@ -266,6 +266,7 @@ mod tests {
             name: "d".into(),
             branch: String::new(),
             options: DictionaryOptions::default(),
+            short_outside: false,
         };
         let base = Some(([7; 16], "before".to_owned()));
         let tuples = vec![

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{
-    Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Kvdb, MergeRoutine,
-    Merged, OpenOptions, Scope, ScrubOptions,
+    ADAPTIVE_SEPARATION, Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Kvdb,
+    MergeRoutine, Merged, OpenOptions, Scope, ScrubOptions,
 };
 use zones::MemoryDevice;
 
@@ -92,7 +92,7 @@ pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
 fn options(w: &mut World) -> DictionaryOptions {
     let random = &mut w.random;
     DictionaryOptions {
-        separate_at: [512, 2048, u32::MAX][random.below(3) as usize],
+        separate_at: [512, 2048, u32::MAX, ADAPTIVE_SEPARATION][random.below(4) as usize],
         compression: [Compression::None, Compression::Lz4, Compression::Zstd]
             [random.below(3) as usize],
         compress_values: [Compression::None, Compression::Lz4][random.below(2) as usize],

@@ -31,7 +31,8 @@ fn store() -> MemoryDevice {
     let env = Arc::new(Simulated::new(1));
     env.advance(Duration::from_secs(1));
     let db = Kvdb::create(device.clone(), env, create).expect("a store");
-    let fruit = db.create_dictionary("fruit", DictionaryOptions::default()).expect("a dictionary");
+    let options = DictionaryOptions { separate_at: 2048, ..DictionaryOptions::default() };
+    let fruit = db.create_dictionary("fruit", options).expect("a dictionary");
     let mut batch = Batch::new();
     batch.put(fruit, "apple", "red");
     batch.put(fruit, "apricot", vec![b'o'; 4096]);

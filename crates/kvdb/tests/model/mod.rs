@@ -140,6 +140,16 @@ pub fn changes(random: &mut Random, dicts: &[DictionaryId]) -> Vec<Change> {
             })
             .collect();
     }
+    // Short values enough, now and then, to go outside their blocks.
+    if kind == 2 {
+        let (d, first) = (dict(random), random.below(300));
+        return (first..first + 60)
+            .map(|i| {
+                let len = 400 + random.below(1800) as usize;
+                Change::Put(d, format!("key{:03}", i % 300).into_bytes(), bytes(random, len))
+            })
+            .collect();
+    }
     let count = if kind == 1 { 50 } else { 1 + random.below(4) };
     (0..count)
         .map(|_| match random.below(10) {

@@ -87,7 +87,9 @@ impl Layout {
     }
 
     pub fn create(db: &Kvdb) -> Result<Layout> {
-        let reserved = DictionaryOptions { reserved: true, ..Default::default() };
+        // Pages, the last of a file too, lie where they are: they are read by their places.
+        let reserved =
+            DictionaryOptions { reserved: true, separate_at: 2048, ..Default::default() };
         // Nodes stay in their blocks, content included, so that one read brings a small file.
         let nodes = DictionaryOptions { separate_at: 32 << 10, ..reserved.clone() };
         Ok(Layout {

@@ -18,7 +18,7 @@ use vt_tree::Seq;
 use zones::Purpose;
 
 use super::edit::{Edit, JournalStart};
-use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::dictionary::{ADAPTIVE_SEPARATION, DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::{Label, RunId};
 use crate::journal::Segment;
@@ -170,7 +170,12 @@ impl ManifestState {
             Edit::StitchAt { dict, stitch_at } => {
                 self.dictionary(dict)?.info.options.stitch_at = stitch_at
             }
-            Edit::Options(d) => self.dictionary(d.id)?.info.options = d.options,
+            Edit::Options(d) => {
+                let info = &mut self.dictionary(d.id)?.info;
+                info.short_outside =
+                    d.short_outside && d.options.separate_at == ADAPTIVE_SEPARATION;
+                info.options = d.options;
+            }
             Edit::JournalStart(start) => {
                 // What counts upwards from here has room.
                 if [start.segment, start.offset, start.position, start.seq]

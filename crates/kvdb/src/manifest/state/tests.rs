@@ -11,6 +11,7 @@ fn info(id: u32, name: &str) -> DictionaryInfo {
         name: name.into(),
         branch: String::new(),
         options: DictionaryOptions::default(),
+        short_outside: false,
     }
 }
 
