@@ -18,7 +18,8 @@ use crate::conversation::Conversation;
 use crate::limits::Limits;
 use crate::output::Sink;
 use crate::scripts::Scripts;
-use crate::session::Shared;
+use crate::session::{Describe, Shared};
+use crate::transactions::Transactions;
 
 /// A reply. Sets and RESP3's pushes are arrays, a map is the array of its keys and values in turn.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,6 +88,14 @@ impl Client {
     pub fn local_with_scripts(db: Kvdb, command: Vec<OsString>) -> Client {
         let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
         shared.scripts = Scripts::new(Some(command), &shared.limits);
+        Client::of(Arc::new(shared))
+    }
+
+    /// As [`Client::local`], over something else that begins and ends transactions, and that can
+    /// say what keys are.
+    pub fn local_over(db: Kvdb, transactions: Arc<dyn Transactions>, describe: Describe) -> Client {
+        let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
+        (shared.transactions, shared.describe) = (transactions, Some(describe));
         Client::of(Arc::new(shared))
     }
 

@@ -40,6 +40,7 @@ mod sorted_sets;
 mod strings;
 mod tree;
 mod txn;
+mod undo;
 mod zones;
 
 pub use dispatch::run;

@@ -1,11 +1,15 @@
 //! Transactions and snapshots of clients: who makes and ends them, and what the connections that
 //! are in one transaction share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use env::sync::Mutex;
-use kvdb::{Durability, Kvdb, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
+use kvdb::{
+    DictionaryId, Durability, Isolation, Kvdb, Result, Savepoint, Transaction, TransactionId,
+    TransactionOptions,
+};
 
 use crate::effects::Effects;
 use crate::locks::KeyLocks;
@@ -101,6 +105,13 @@ pub trait Transactions: Send + Sync {
     fn commit(&self, id: TransactionId, durability: Durability) -> Result<()>;
     /// Ends one without a trace.
     fn abort(&self, id: TransactionId) -> Result<()>;
+    /// Begins one that undoes a commit (by its number, see [`Kvdb::undoable_commits`]) when it
+    /// commits, and names what others have changed since so that it cannot be undone.
+    fn undo(
+        &self,
+        commit: u64,
+        options: TransactionOptions,
+    ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)>;
     /// What a durable one has so far is on disk when this returns.
     fn keep(&self, id: TransactionId) -> Result<()>;
     /// Marks the state that it has now.
@@ -201,6 +212,21 @@ impl Transactions for Kvdb {
     fn abort(&self, id: TransactionId) -> Result<()> {
         self.transaction(id)?.abort();
         Ok(())
+    }
+    fn undo(
+        &self,
+        commit: u64,
+        options: TransactionOptions,
+    ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)> {
+        let (before, after) = self.states_around(commit)?;
+        let all = [&before, &after].into_iter().flat_map(|state| state.dictionaries());
+        let all: BTreeSet<DictionaryId> = all.map(|d| d.id).collect();
+        let all: Vec<DictionaryId> = all.into_iter().collect();
+        let options =
+            TransactionOptions { isolation: Isolation::Snapshot, detached: true, ..options };
+        let transaction = self.begin_with(options)?;
+        let changed = transaction.change_back(&all, &before, &after);
+        Ok((transaction.id(), changed.inspect_err(|_| transaction.abort())?))
     }
     fn keep(&self, id: TransactionId) -> Result<()> {
         self.transaction(id)?.sync()

@@ -203,7 +203,8 @@ impl World {
                 writer.run("EXEC");
             }
             2 => {
-                let id = writer.run("TXN BEGIN SI").replace("(integer) ", "");
+                let begin = ["TXN BEGIN SI", "TXN BEGIN SI UNDOABLE"][r.below(2) as usize];
+                let id = writer.run(begin).replace("(integer) ", "");
                 writer.run(&format!("TXN JOIN {id}"));
                 writer.run(&command);
             }
@@ -213,6 +214,15 @@ impl World {
             6 => {
                 writer.run(["TXN COMMIT", "TXN COMMIT", "TXN ABORT"][r.below(3) as usize]);
                 writer.run("TXN LEAVE");
+            }
+            7 => {
+                writer.send(b"TXN UNDO\r\n");
+                if let Reply::Array(begun) = writer.reply().expect("a reply") {
+                    let id = show(&begun[0]).replace("(integer) ", "");
+                    let Reply::Array(against) = &begun[3] else { panic!("{}", show(&begun[3])) };
+                    let end = if against.is_empty() { "COMMIT" } else { "ABORT" };
+                    writer.run(&format!("TXN {end} {id}"));
+                }
             }
             _ => drop(writer.run(&command)),
         }

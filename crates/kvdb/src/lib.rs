@@ -100,7 +100,7 @@ pub use snapshots::{
 pub use transactions::{
     Bulk, BulkRun, Changed, Changes, Isolation, KeptTuple, MAX_SAVEPOINTS, MergeRoutine, Merged,
     NestedBatch, Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo,
-    TransactionOptions,
+    TransactionOptions, UndoableCommit,
 };
 pub use vt_tree::{Estimate, Update, read_alone, read_onward};
 pub use zones::{Profile, ZoneInfo, ZoneState};

@@ -41,6 +41,37 @@ impl Snapshot {
     }
 }
 
+/// Which of the two states around a commit a snapshot of the store's own has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Before,
+    After,
+}
+
+impl Side {
+    fn prefix(self) -> &'static str {
+        match self {
+            Side::Before => ".before-",
+            Side::After => ".after-",
+        }
+    }
+
+    /// The name of such a snapshot; `pair` tells which two belong together.
+    pub(crate) fn name(self, pair: u64, label: &str) -> String {
+        format!("{}{pair:016x}-{label}", self.prefix())
+    }
+
+    /// The label of the transaction in such a name.
+    pub(crate) fn label(name: &str) -> &str {
+        name.splitn(3, '-').nth(2).unwrap_or("")
+    }
+
+    /// Which two a snapshot of this side belongs to.
+    fn pair_of(self, name: &str) -> Option<&str> {
+        name.strip_prefix(self.prefix())?.get(..16)
+    }
+}
+
 pub(crate) struct Snapshots {
     /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
     /// which waits for its flush must not see.
@@ -85,6 +116,30 @@ impl Snapshots {
         let mut all: Vec<_> = self.all.lock().values().cloned().collect();
         all.sort_by_key(|a| (a.label.created, a.label.seq));
         all
+    }
+
+    /// Of each commit that can be undone the states before and after it, the oldest first.
+    pub(crate) fn around_commits(&self) -> Vec<[Arc<Snapshot>; 2]> {
+        let all = self.list();
+        let before = |after: &Arc<Snapshot>| {
+            let pair = Side::After.pair_of(&after.label.name)?;
+            let before = all.iter().find(|s| Side::Before.pair_of(&s.label.name) == Some(pair))?;
+            Some([before.clone(), after.clone()])
+        };
+        all.iter().filter_map(before).collect()
+    }
+
+    /// The names of those that a crash, or a full store, has left without the other one.
+    pub(crate) fn half_around_commits(&self) -> Vec<String> {
+        let all = self.list();
+        let has =
+            |side: Side, pair: &str| all.iter().any(|s| side.pair_of(&s.label.name) == Some(pair));
+        let half = |name: &str| match (Side::Before.pair_of(name), Side::After.pair_of(name)) {
+            (Some(pair), _) => !has(Side::After, pair),
+            (_, Some(pair)) => !has(Side::Before, pair),
+            _ => false,
+        };
+        all.iter().map(|s| s.label.name.clone()).filter(|name| half(name)).collect()
     }
 
     /// Zones in which a snapshot has something.

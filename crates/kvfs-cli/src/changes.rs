@@ -148,6 +148,12 @@ impl Changes {
         Ok(Changes { files, keys, roots })
     }
 
+    /// Of a transaction, from the replies to `TXN FILES` and `TXN CHANGES BEFORE`.
+    pub fn of_replies(files_reply: Reply, keys_reply: Reply) -> Outcome<Changes> {
+        let keys = Gathered::of_transaction(keys_reply)?;
+        Ok(Changes { files: files(files_reply)?, keys, roots: None })
+    }
+
     /// Those that are to be shown.
     fn shown(&self, detail: Detail) -> Vec<File> {
         let all = self.files.iter().filter(|file| detail.times || !file.times_alone()).cloned();

@@ -1,4 +1,5 @@
-//! `kvfs history`: the states of a store that are kept, in the order of time.
+//! `kvfs history`: the states of a store that are kept, and the commits that can be undone, in the
+//! order of time.
 
 use std::path::PathBuf;
 
@@ -8,20 +9,26 @@ use crate::changes::{Changes, Detail, Style};
 use crate::output::{Outcome, Output};
 use crate::sizes::human_size;
 use crate::snapshot;
+use crate::text;
 
-/// Show the snapshots of a store by name and time, the newest first, and what each of them keeps.
+/// Show the snapshots of a store and the commits that can be undone, the newest first, and what
+/// each of them keeps.
 #[derive(clap::Args)]
 #[command(after_help = "\
-HELD is what the store would give back if that snapshot were dropped alone. --changes compares each with the one before it, and now with the
-newest; it costs what has changed. Commits have no names: a snapshot gives one to a state.
+HELD is what the store would give back if that snapshot were dropped alone, or if that commit could not be undone any more. --changes compares
+each snapshot with the one before it, and now with the newest; it costs what has changed.
+
+A commit is named by its number. It stands here for a day at most, while it is one of the newest 16, and until the store is full; a snapshot
+stays until it is dropped.
 
   kvfs history /mnt --changes
   kvfs diff /mnt monday tuesday        # all of it
-  kvfs restore /mnt monday src         # what lay there")]
+  kvfs restore /mnt monday src         # what lay there
+  kvfs undo /mnt --commit 1843         # what that commit has changed")]
 pub struct Args {
     /// The directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
-    /// Say how much has changed up to each of them.
+    /// Say how much has changed up to each snapshot.
     #[arg(long)]
     changes: bool,
     /// At most so many.
@@ -29,13 +36,32 @@ pub struct Args {
     limit: Option<usize>,
 }
 
+/// What stands in a line.
+enum Entry {
+    Snapshot { at: usize },
+    Commit { at: usize },
+}
+
+fn number(info: &Map<String, Value>, name: &str) -> u64 {
+    info[name].as_u64().unwrap_or(0)
+}
+
 pub fn run(args: Args, output: &Output) -> Outcome {
     let mut all = snapshot::all(&args.target)?;
     // Those of clones have a history of their own.
     all.retain(|info| info["clone"].as_str().is_none_or(str::is_empty));
+    let commits = snapshot::commits(&args.target)?;
     let names: Vec<String> =
         all.iter().map(|info| info["name"].as_str().unwrap_or("").to_string()).collect();
-    let first = all.len().saturating_sub(args.limit.unwrap_or(usize::MAX));
+    // Both lists are in the order of time. Of one second the snapshot was made first, as by one who
+    // makes it before something.
+    let mut entries: Vec<(u64, Entry)> = (0..all.len())
+        .map(|at| (number(&all[at], "created"), Entry::Snapshot { at }))
+        .chain((0..commits.len()).map(|at| (number(&commits[at], "created"), Entry::Commit { at })))
+        .collect();
+    entries.sort_by_key(|(created, _)| *created);
+    entries.reverse();
+    entries.truncate(args.limit.unwrap_or(usize::MAX));
     let since = |before: Option<&String>, after: Option<&String>| -> Outcome<Option<Changes>> {
         match before.filter(|_| args.changes) {
             Some(before) => {
@@ -49,31 +75,39 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         text.map(|text| format!("  {}", String::from_utf8_lossy(&text).trim_end()))
             .unwrap_or_default()
     };
-    let (mut text, mut list) = (String::new(), Vec::new());
+    let (mut lines, mut list, mut commit_list) = (String::new(), Vec::new(), Vec::new());
     let now = since(names.last(), None)?;
     if args.changes && !names.is_empty() {
-        text.push_str(&format!("{:20}  {:>8}  now{}\n", "", "", summary(&now)));
+        lines.push_str(&format!("{:20}  {:>8}  now{}\n", "", "", summary(&now)));
     }
-    for at in (first..all.len()).rev() {
-        let info = &all[at];
-        let before = at.checked_sub(1).and_then(|before| names.get(before));
-        let changes = since(before, names.get(at))?;
-        text.push_str(&format!(
-            "{:20}  {:>8}  {}{}\n",
-            snapshot::time(info["created"].as_u64().unwrap_or(0)),
-            human_size(info["unique_bytes"].as_u64().unwrap_or(0)),
-            names[at],
-            summary(&changes)
-        ));
-        list.push(described(info, changes));
+    for (created, entry) in entries {
+        let (held, name) = match entry {
+            Entry::Snapshot { at } => {
+                let before = at.checked_sub(1).and_then(|before| names.get(before));
+                let changes = since(before, names.get(at))?;
+                let name = format!("{}{}", names[at], summary(&changes));
+                list.push(described(&all[at], changes));
+                (number(&all[at], "unique_bytes"), name)
+            }
+            Entry::Commit { at } => {
+                let commit = &commits[at];
+                commit_list.push(Value::Object(commit.clone()));
+                let label = commit["label"].as_str().unwrap_or("");
+                let label = text::show(label.as_bytes());
+                let name = format!("commit {}  {label}", number(commit, "number"));
+                (number(commit, "held_bytes"), name.trim_end().to_owned())
+            }
+        };
+        let created = snapshot::time(created);
+        lines.push_str(&format!("{created:20}  {:>8}  {name}\n", human_size(held)));
     }
-    if text.is_empty() {
-        text.push_str("there are no snapshots: kvfs snapshot create gives a state a name\n");
+    if lines.is_empty() {
+        lines.push_str("there are no snapshots, and no commits that can be undone: kvfs snapshot create gives a state a name\n");
     } else {
-        text.insert_str(0, &format!("{:20}  {:>8}  NAME\n", "CREATED (UTC)", "HELD"));
+        lines.insert_str(0, &format!("{:20}  {:>8}  NAME\n", "CREATED (UTC)", "HELD"));
     }
     let now = now.map(|changes| changes.json(Detail::default()));
-    output.print(text, json!({"snapshots": list, "now": now}))
+    output.print(lines, json!({"snapshots": list, "commits": commit_list, "now": now}))
 }
 
 fn described(info: &Map<String, Value>, changes: Option<Changes>) -> Value {

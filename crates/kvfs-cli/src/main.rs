@@ -67,6 +67,7 @@ mod transactions;
 mod tree;
 mod txn;
 mod umount;
+mod undo;
 mod usage;
 mod walks;
 mod web;
@@ -105,6 +106,7 @@ enum Command {
     Clone(snapshot::CloneArgs),
     Diff(snapshot::DiffArgs),
     Restore(restore::Args),
+    Undo(undo::Args),
     History(history::Args),
     Send(send::SendArgs),
     Receive(send::ReceiveArgs),
@@ -160,6 +162,7 @@ fn main() -> ExitCode {
         Command::Clone(args) => snapshot::clone(args, &output),
         Command::Diff(args) => snapshot::diff(args, &output),
         Command::Restore(args) => restore::run(args, &output),
+        Command::Undo(args) => undo::run(args, &output),
         Command::History(args) => history::run(args, &output),
         Command::Send(args) => send::send(args, &output),
         Command::Receive(args) => send::receive(args, &output),

@@ -115,7 +115,7 @@ pub fn refused(text: &str) -> Failure {
         "CORRUPT" => Exit::Damaged,
         "NOAUTH" | "WRONGPASS" | "NOPERM" => Exit::NotPermitted,
         "CONFLICT" | "LOCKED" => Exit::Conflict,
-        "NOTXN" | "NOSNAPSHOT" => Exit::NotFound,
+        "NOTXN" | "NOSNAPSHOT" | "NOCOMMIT" => Exit::NotFound,
         _ if rest.starts_with("there is no dictionary") => Exit::NotFound,
         _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,
         _ => Exit::Failed,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use kvdb::{Durability, TransactionId};
+use kvdb::{Durability, TransactionId, TransactionOptions};
 use kvdb_server::{Reply, Transactions};
 use kvfs::{View, Views};
 use serde_json::json;
@@ -242,7 +242,7 @@ fn live(args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
     let entered = mounted.entered();
     let id = match entered {
         Some(id) => id,
-        None => match mounted.txn(&["BEGIN", "SI", "LABEL", "restore", "ATTACHED"])? {
+        None => match mounted.txn(&["BEGIN", "SI", "LABEL", "restore", "UNDOABLE", "ATTACHED"])? {
             Reply::Integer(id) => u64::try_from(id).unwrap_or(0),
             _ => {
                 return Err(Failure::new(
@@ -279,7 +279,12 @@ fn here(store: &Store, args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
         views.shutdown().map_err(cannot)?;
         return Err(no_snapshot(&args.snapshot));
     }
-    let id = views.begin(Default::default()).map_err(cannot)?;
+    let options = TransactionOptions {
+        label: "restore".into(),
+        undoable: true,
+        ..TransactionOptions::default()
+    };
+    let id = views.begin(options).map_err(cannot)?;
     let mut here = Here { over, id, snapshot: args.snapshot.clone() };
     let done = restore(&mut here, &args.snapshot, &paths, args.dry_run);
     let ended = match &done {

@@ -307,6 +307,11 @@ pub fn all(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
     list(with(target, false, &["SNAPSHOT", "LIST"])?)
 }
 
+/// The commits that can be undone, the oldest first, as they are listed.
+pub fn commits(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
+    list(with(target, false, &["TXN", "COMMITS"])?)
+}
+
 /// What differs between two snapshots, or between one and now.
 pub fn between(target: &Path, before: &str, after: Option<&str>) -> Outcome<Changes> {
     let mut connection = Connection::open(target, false)?;

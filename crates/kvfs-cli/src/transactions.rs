@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions};
+use kvdb::{
+    DictionaryId, Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions,
+};
 use kvdb_server::{
     Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose,
 };
@@ -42,6 +44,14 @@ impl Transactions for OverFiles {
 
     fn abort(&self, id: TransactionId) -> Result<()> {
         self.0.abort(id).map_err(of_store)
+    }
+
+    fn undo(
+        &self,
+        commit: u64,
+        options: TransactionOptions,
+    ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)> {
+        self.0.undo(commit, options).map_err(of_store)
     }
 
     fn keep(&self, id: TransactionId) -> Result<()> {
@@ -86,6 +96,7 @@ impl Transactions for OverFiles {
                 let options = TransactionOptions {
                     label: "import".into(),
                     idle_limit: Some(IDLE_IMPORT),
+                    undoable: true,
                     user,
                     ..Default::default()
                 };

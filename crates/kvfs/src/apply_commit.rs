@@ -13,7 +13,8 @@
 //!   because the transaction has left an orphan record instead of removing them; what the
 //!   transaction had changed of them before it removed the file is put back first;
 //! - one that is unlinked here already is none of the transaction's business: if it changed the
-//!   file, that is a conflict;
+//!   file, that is a conflict; but one that undoes the commit which removed the file has it be that
+//!   file again, unless it was written to since;
 //! - one that the transaction made is not in memory, since no call could ask for it.
 //!
 //! A serializable transaction keeps others from committing what it has locked. What they wrote to
@@ -137,8 +138,9 @@ impl Fs {
                 state.dirty && state.attr.nlink > 0
             })
         });
-        if let Some((ino, _)) = dirty {
-            let key = (self.core.layout.imap, layout::node_key(*ino).into());
+        let written = || self.written_without_name(transaction, touched);
+        if let Some(ino) = dirty.map(|(ino, _)| *ino).map_or_else(written, |ino| Ok(Some(ino)))? {
+            let key = (self.core.layout.imap, layout::node_key(ino).into());
             return Err(kvdb::Error::Conflict { keys: vec![key] }.into());
         }
         let mut unlinking = Vec::new();
@@ -203,6 +205,30 @@ impl Fs {
             Err(e) if e.is_locked() => Ok(()),
             flushed => flushed,
         }
+    }
+
+    /// A file without a name here, which the transaction brings back, and which was written to
+    /// since it lost its name.
+    fn written_without_name(
+        &self,
+        transaction: &Transaction,
+        touched: &ChangeSet,
+    ) -> Result<Option<Ino>> {
+        let view = transaction.view()?;
+        for &(ino, removed) in &touched.inodes {
+            let Some(inode) = self.core.inode_cache.get(ino).filter(|_| !removed) else { continue };
+            let state = inode.state.read();
+            if state.gone || state.attr.nlink > 0 {
+                continue;
+            }
+            let node = view.get(self.core.layout.imap, &layout::node_key(ino))?;
+            let Some(node) = node else { continue };
+            let (attr, ..) = layout::decode_node(ino, &node)?;
+            if (attr.mtime, attr.size) != (state.attr.mtime, state.attr.size) {
+                return Ok(Some(ino));
+            }
+        }
+        Ok(None)
     }
 
     /// `None`: it is unlinked here already.
@@ -275,12 +301,20 @@ impl Fs {
     /// Brings an inode in memory up to the store.
     fn reload(&self, inode: &Arc<Inode>) {
         let mut state = inode.state.write();
-        if state.gone || state.attr.nlink == 0 {
+        if state.gone {
             return;
         }
-        debug_assert!(!state.dirty, "committed before");
+        let unlinked = state.attr.nlink == 0;
+        debug_assert!(!state.dirty || unlinked, "committed before");
         let node =
             self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
+        if unlinked {
+            if node.is_none() {
+                return;
+            }
+            // It is brought back. What it has in memory is what the store has now.
+            self.discard(&mut state);
+        }
         match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
             Some((attr, xattrs, _)) => {
                 *state = InodeState { queued: state.queued, ..InodeState::new(attr, xattrs) };

@@ -633,6 +633,17 @@ pub(crate) fn stage_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
     );
 }
 
+/// Extended attributes and pages of an inode.
+pub(crate) fn stage_content_removal(layout: &Layout, ino: Ino, batch: &mut Batch) {
+    let end = layout::node_range(ino).1;
+    batch.delete_range(layout.imap, layout::xattr_key(ino, b"\0"), end.to_vec());
+    batch.delete_range(
+        layout.dmap,
+        layout::page_key(ino, 0).to_vec(),
+        layout::pages_end(ino).to_vec(),
+    );
+}
+
 /// What a state says about the inode numbers that were given. Older stores say nothing; what is
 /// malformed is passed by, and found by a check.
 pub(crate) fn noted(view: &View, layout: &Layout) -> Result<Option<Numbers>> {

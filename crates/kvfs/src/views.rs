@@ -67,6 +67,7 @@ use crate::ticker::Ticker;
 
 mod retired;
 mod transactions;
+mod undo;
 mod watcher;
 
 use retired::Retired;

@@ -3,21 +3,23 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use kvdb::{
-    Durability, Isolation, Transaction, TransactionId, TransactionInfo, TransactionOptions,
+    DictionaryId, Durability, Isolation, Transaction, TransactionId, TransactionInfo,
+    TransactionOptions,
 };
 
-use super::{changes, is, revert, wrong_arity};
+use super::{changes, is, revert, undo, wrong_arity};
 use crate::effects::Effects;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::head_key;
+use crate::keyspace::{TYPES_PREFIX, head_key, owner_key, parse_deadline_key, parse_element};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::transactions::{FileChange, Named};
 
-pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] | SAVEPOINT name | ROLLBACK name";
+pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [ATTACHED] | JOIN id | LEAVE | \
+                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.at(1) {
@@ -53,6 +55,8 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "files") => files(s, args, out),
         c if is(c, "savepoint") => savepoint(s, args, out),
         c if is(c, "rollback") => rollback(s, args, out),
+        c if is(c, "commits") => undo::commits(s, args, out),
+        c if is(c, "undo") => undo::undo(s, args, out),
         c => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
             Err(Failure::request(format!("unknown subcommand '{c}'. TXN {USAGE}")))
@@ -92,7 +96,7 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
     duration.ok_or_else(|| Failure::request("not a number of seconds"))
 }
 
-/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE]
+/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE]
 /// [ATTACHED]`: its number.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options =
@@ -112,21 +116,27 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             o if is(o, "timeout") => options.lock_timeout = seconds(words.next())?,
             o if is(o, "nocheck") => options.check_conflicts = false,
             o if is(o, "durable") => options.durable = true,
+            o if is(o, "undoable") => options.undoable = true,
             o if is(o, "attached") => attached = true,
             _ => return Err(Failure::SYNTAX),
         }
     }
     let id = s.shared.transactions.begin(options)?;
     if attached {
-        if s.attached.len() >= 64 && s.attached.len().is_power_of_two() {
-            // Others may have ended them.
-            let db = s.shared.db.clone();
-            s.attached.retain(|attached| db.transaction(*attached).is_ok());
-        }
-        s.attached.push(id);
+        attach(s, id);
     }
     out.integer(id.0 as i64);
     Ok(())
+}
+
+/// A transaction ends with the connection.
+pub fn attach(s: &mut Session, id: TransactionId) {
+    if s.attached.len() >= 64 && s.attached.len().is_power_of_two() {
+        // Others may have ended them.
+        let db = s.shared.db.clone();
+        s.attached.retain(|attached| db.transaction(*attached).is_ok());
+    }
+    s.attached.push(id);
 }
 
 fn join(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -193,33 +203,9 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// What was changed by others, in names that the user knows.
-fn conflict(s: &Session, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String {
+fn conflict(s: &Session, keys: &[(DictionaryId, Bytes)]) -> String {
     const SHOWN: usize = 3;
-    let dictionaries = s.db().dictionaries();
-    let mut all = Vec::new();
-    for (dict, key) in keys {
-        let shown = match dictionaries.iter().find(|d| d.id == *dict) {
-            Some(d) if d.options.reserved => {
-                // To look for a name costs, so it is done for those that are shown.
-                let describe = s.shared.describe.as_ref().filter(|_| all.len() < SHOWN);
-                let end = [&key[..], &[0]].concat();
-                describe
-                    .and_then(|describe| describe(&d.name, key, &end))
-                    .unwrap_or_else(|| "a file or directory".to_string())
-            }
-            found => {
-                let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());
-                let more = if key.len() > 40 { "…" } else { "" };
-                format!(
-                    "key \"{}\"{more} of dictionary {name}",
-                    key[..key.len().min(40)].escape_ascii()
-                )
-            }
-        };
-        if !all.contains(&shown) {
-            all.push(shown);
-        }
-    }
+    let mut all = names_of(s, keys, SHOWN);
     let more =
         if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
     all.truncate(SHOWN);
@@ -227,6 +213,53 @@ fn conflict(s: &Session, keys: &[(kvdb::DictionaryId, bytes::Bytes)]) -> String 
         "others have changed {}{more} meanwhile; nothing was changed: begin again",
         all.join(", ")
     )
+}
+
+/// Keys in words that the user knows, each once. To look for the name of a file costs, so it is
+/// done for the first `shown` of them.
+pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Vec<String> {
+    let dictionaries = s.db().dictionaries();
+    let mut all = Vec::new();
+    for (dict, key) in keys {
+        let name = match dictionaries.iter().find(|d| d.id == *dict) {
+            Some(d) if d.options.reserved => {
+                let describe = s.shared.describe.as_ref().filter(|_| all.len() < shown);
+                let end = [&key[..], &[0]].concat();
+                describe
+                    .and_then(|describe| describe(&d.name, key, &end))
+                    .unwrap_or_else(|| "a file or directory".to_string())
+            }
+            found => {
+                let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());
+                let types = name.strip_prefix(TYPES_PREFIX);
+                let (name, key) = match types {
+                    Some(of) => (of, key_of_tuple(s, *dict, key)),
+                    None => (name.as_str(), key.clone()),
+                };
+                let more = if key.len() > 40 { "…" } else { "" };
+                format!(
+                    "key \"{}\"{more} of dictionary {name}",
+                    key[..key.len().min(40)].escape_ascii()
+                )
+            }
+        };
+        if !all.contains(&name) {
+            all.push(name);
+        }
+    }
+    all
+}
+
+/// The key that a tuple of a dictionary of types belongs to; the tuple's own, if it is not known.
+fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
+    if let Some(key) = tuple.strip_prefix(b"k") {
+        return tuple.slice_ref(key);
+    }
+    if let Some((_, key)) = parse_deadline_key(tuple) {
+        return tuple.slice_ref(key);
+    }
+    let owner = parse_element(tuple).and_then(|(id, ..)| s.db().get(types, &owner_key(id)).ok());
+    owner.flatten().unwrap_or_else(|| tuple.clone())
 }
 
 /// Of one that is over already: whether it is worth another try.

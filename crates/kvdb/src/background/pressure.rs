@@ -17,9 +17,11 @@ use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::lock_order::{Mutex, Rank};
+use crate::manifest::Edit;
 use crate::options::{OpenOptions, Shares};
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
+use crate::snapshot_set::Snapshots;
 
 /// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;
@@ -47,6 +49,7 @@ pub(crate) struct Admission {
     counters: Arc<Counters>,
     pub(super) signals: Arc<Signals>,
     versions: Arc<VersionSet>,
+    snapshots: Arc<Snapshots>,
     commits: Arc<CommitPipeline>,
     pub(super) flusher: Arc<Flusher>,
     pub(super) compactor: Arc<Compactor>,
@@ -75,6 +78,7 @@ impl Admission {
             counters: parts.counters.clone(),
             signals: parts.signals.clone(),
             versions: parts.versions.clone(),
+            snapshots: parts.snapshots.clone(),
             commits: parts.commits.clone(),
             flusher,
             compactor,
@@ -211,6 +215,9 @@ impl Admission {
             drop(self.reclaiming.lock());
             return true;
         };
+        if let Err(e) = self.forget_undoable() {
+            tracing::warn!("commits that can be undone keep their space: {e}");
+        }
         // Once for each time that something was deleted or flushed: a store full of live data is
         // not searched again and again.
         if !self.signals.reclaimable.swap(false, Ordering::AcqRel) {
@@ -223,6 +230,29 @@ impl Admission {
             Err(e) => tracing::warn!("no space could be made free: {e}"),
         }
         true
+    }
+
+    /// Lets go of the states around commits: no commit that was made so far can be undone any more.
+    fn forget_undoable(&self) -> Result<()> {
+        if self.snapshots.around_commits().is_empty() {
+            return Ok(());
+        }
+        // Those that wait for it are in the manifest then.
+        self.flusher.flush_sealed()?;
+        let naming = self.snapshots.naming.lock();
+        if self.snapshots.next_pending().is_some() {
+            return Ok(());
+        }
+        let pairs = self.snapshots.around_commits();
+        let names = pairs.iter().flatten().map(|snapshot| snapshot.label.name.clone());
+        let edits = names.clone().map(Edit::DropSnapshot).collect();
+        self.versions.manifest()?.commit(edits)?;
+        let gone: Vec<_> = names.filter_map(|name| self.snapshots.remove(&name)).collect();
+        drop(naming);
+        // Their runs are let go outside of all locks.
+        drop((gone, pairs));
+        self.signals.reclaimable.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// What a commit does afterwards: it asks for what is due, or does it itself when the store has

@@ -110,6 +110,11 @@ impl Feed {
         kept.position()
     }
 
+    /// Whether commits are kept.
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
     /// The changes of a commit whose last number is `to`, and which readers see. All calls come
     /// under the pipeline's lock, in the order of the commits.
     pub(crate) fn note(&self, version: &Version, changes: &Ops, to: Seq) {

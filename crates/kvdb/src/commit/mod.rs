@@ -84,6 +84,19 @@ pub(crate) trait CommitEnv {
     fn after_commit(&self, applied: Applied) -> Result<()>;
 }
 
+/// Makes snapshots of the states right before and right after a commit, while nothing else commits.
+pub(crate) trait Around {
+    /// Bytes of the journal that the record of one of the two takes at most.
+    fn record_size(&self) -> usize;
+
+    /// The record of a snapshot of `version`, in which are commits up to `seq`: of the state before
+    /// at the first call, of the state after at the second.
+    fn record(&self, version: &Version, seq: Seq) -> Vec<u8>;
+
+    /// The generation that ends with the snapshot is closed: the snapshot can be read from here on.
+    fn closed(&self);
+}
+
 /// The parts that the pipeline shares with others.
 pub(crate) struct CommitParts {
     pub env: Arc<dyn Env>,

@@ -143,20 +143,33 @@ impl CommitPipeline {
 
     /// Writes a piece of the stream that was taken from the pipeline.
     pub(super) fn write_taken(&self, writer: &mut Writer, mut stream: Vec<u8>) -> Result<()> {
+        self.write_stream(writer, &mut stream)?;
+        self.update_after_write(&mut self.pipeline.lock(), writer, stream);
+        Ok(())
+    }
+
+    pub(super) fn write_stream(&self, writer: &mut Writer, stream: &mut Vec<u8>) -> Result<()> {
         if stream.len() > crate::log::chunk::HEADER {
             let synced = self.durable.load(Ordering::Acquire);
             writer
-                .write(&mut stream, synced)
+                .write(stream, synced)
                 .map_err(|e| self.health.fail("writing the journal", &e))?;
             self.counters.journal_device.set(writer.bytes());
         }
-        let mut pipeline = self.pipeline.lock();
-        // What was committed during the write was admitted by the more careful figures.
+        Ok(())
+    }
+
+    /// What was committed during the write was admitted by the more careful figures.
+    pub(super) fn update_after_write(
+        &self,
+        pipeline: &mut Pipeline,
+        writer: &Writer,
+        stream: Vec<u8>,
+    ) {
         pipeline.update_room(writer);
         if stream.capacity() <= 2 * self.shares.journal_buffer {
             pipeline.spare = stream;
         }
-        Ok(())
     }
 
     /// Everything committed before this call is durable when it returns.

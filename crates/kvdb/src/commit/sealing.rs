@@ -12,9 +12,10 @@ use zones::Priority;
 use crate::commit::locking::borrowed;
 use crate::commit::pipeline::Pipeline;
 use crate::commit::recent::RecentCommit;
-use crate::commit::{CommitPipeline, Outcome};
+use crate::commit::{Around, CommitPipeline, Outcome};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
+use crate::journal::record::Ops;
 use crate::journal::{Writer, record};
 use crate::manifest::JournalStart;
 use crate::read::version::Version;
@@ -28,6 +29,30 @@ pub(crate) struct Sealed {
     pub start: JournalStart,
 }
 
+/// A generation that was closed in memory, and the end of its journal, which is to be written.
+struct Closed {
+    stream: Vec<u8>,
+    sealed: Unplaced,
+}
+
+/// A closed generation before it is known where the journal goes on behind it.
+struct Unplaced {
+    generation: u64,
+    bytes: usize,
+    seq: Seq,
+}
+
+impl Unplaced {
+    /// Its journal is written.
+    fn behind(self, writer: &Writer) -> Sealed {
+        let at = writer.position();
+        let Unplaced { generation, bytes, seq } = self;
+        let start =
+            JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
+        Sealed { generation, bytes, start }
+    }
+}
+
 impl CommitPipeline {
     /// Closes generation `number` for commits, unless it is closed already.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
@@ -37,12 +62,15 @@ impl CommitPipeline {
 
     /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
     /// on what they have `touched`, see [`CommitPipeline::commit_changes`]. What is in the runs is
-    /// durable already.
+    /// durable already. `listed`: what they change, if that is known key by key. `around`: makes
+    /// snapshots before and after; the caller has `naming`.
     pub(crate) fn add_runs(
         &self,
         runs: &[(DictionaryId, Vec<Arc<Run>>)],
+        listed: Option<&Ops>,
         touched: impl FnOnce() -> Result<Vec<(DictionaryId, KeyRange)>>,
         owner: Option<u64>,
+        around: Option<&dyn Around>,
         still: impl FnOnce(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
         // A serializable transaction has locked all of it.
@@ -53,7 +81,8 @@ impl CommitPipeline {
         let mut writer = self.writer.lock();
         // There must be room for the record, and for what is pending.
         self.write_out_with(&mut writer)?;
-        let need = crate::journal::cost(record.len() + record::NUMBER_SIZE);
+        let snapshots = around.map_or(0, |around| 2 * crate::journal::cost(around.record_size()));
+        let need = crate::journal::cost(record.len() + record::NUMBER_SIZE) + snapshots;
         while writer.room() < 2 * need {
             self.add_segment(&mut writer, Priority::Log)?;
         }
@@ -79,9 +108,14 @@ impl CommitPipeline {
                 |version| version.add_runs(runs),
                 |version| self.publish(pipeline, version, 1, 0, 0),
             ));
-            let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
             let version = self.versions.load();
-            self.feed.note_unlisted(&version, Some(&dicts), seq, || self.env.random());
+            match listed {
+                Some(changes) => self.feed.note(&version, changes, seq),
+                None => {
+                    let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
+                    self.feed.note_unlisted(&version, Some(&dicts), seq, || self.env.random());
+                }
+            }
             drop((remembered, guard.take()));
         };
         // Other commits may have filled the room: then all begins anew.
@@ -102,7 +136,31 @@ impl CommitPipeline {
             }
             Ok(true)
         };
-        self.seal_if(&mut writer, agree, add)?;
+        match around {
+            None => self.seal_if(&mut writer, agree, add)?,
+            Some(around) => {
+                let end = |version: &Version, pipeline: &mut Pipeline| {
+                    let record = around.record(version, pipeline.next_seq - 1);
+                    if self.options.journal {
+                        pipeline.stream().extend_from_slice(&record);
+                    }
+                };
+                let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
+                    let agreed = agree(version, pipeline, writer)?;
+                    if agreed {
+                        end(version, pipeline);
+                    }
+                    Ok(agreed)
+                };
+                let mut add = add;
+                let commit = |pipeline: &mut Pipeline| {
+                    around.closed();
+                    add(pipeline);
+                    end(&self.versions.load(), pipeline);
+                };
+                self.seal_around(&mut writer, agree, commit, |_| around.closed())?;
+            }
+        }
         drop(writer);
         let Some(applied) = applied else { return Ok(Outcome::Stale) };
         self.counters.commits.add(1);
@@ -129,8 +187,56 @@ impl CommitPipeline {
             }
             version.generation.number
         };
-        // What came since belongs to this generation too. Its values must have their places before
-        // it is flushed.
+        let last = self.versions.load_full();
+        let closed = self.close(number, writer, &mut pipeline)?;
+        before_next(&mut pipeline);
+        drop(pipeline);
+        self.write_taken(writer, closed.stream)?;
+        let sealed = closed.sealed.behind(writer);
+        self.queue_for_flush([sealed]);
+        self.move_short_values_out(&last)
+    }
+
+    /// As [`CommitPipeline::seal_if`], and in the same lock closes the next generation as well:
+    /// `commit` is all that it has, and `end` comes before any commit of the one behind it.
+    pub(crate) fn seal_around(
+        &self,
+        writer: &mut Writer,
+        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
+        commit: impl FnOnce(&mut Pipeline),
+        end: impl FnOnce(&mut Pipeline),
+    ) -> Result<()> {
+        self.write_out_with(writer)?;
+        self.write_out_with(writer)?;
+        let mut pipeline = self.pipeline.lock();
+        let number = {
+            let version = self.versions.load();
+            if !agree(&version, &mut pipeline, writer)? {
+                return Ok(());
+            }
+            version.generation.number
+        };
+        let last = self.versions.load_full();
+        let mut first = self.close(number, writer, &mut pipeline)?;
+        // Under the lock: the second part of the stream must not begin in the same chunk, and no
+        // commit may come in between. It is short, since everything before was written above.
+        self.write_stream(writer, &mut first.stream)?;
+        self.update_after_write(&mut pipeline, writer, first.stream);
+        let before = first.sealed.behind(writer);
+        commit(&mut pipeline);
+        let second = self.close(number + 1, writer, &mut pipeline)?;
+        end(&mut pipeline);
+        drop(pipeline);
+        self.write_taken(writer, second.stream)?;
+        let after = second.sealed.behind(writer);
+        self.queue_for_flush([before, after]);
+        self.move_short_values_out(&last)
+    }
+
+    /// Closes generation `number`, which takes commits, in memory. What is pending belongs to it,
+    /// and is still to be written. On an error nothing has changed.
+    fn close(&self, number: u64, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<Closed> {
+        // Its values must have their places before it is flushed.
         let mut rest = pipeline.take(writer);
         self.discard_hidden(&mut rest);
         if let Err(e) = self.place_values(&mut rest, writer) {
@@ -138,20 +244,19 @@ impl CommitPipeline {
             return Err(self.unless_full("writing values", e));
         }
         let seq = pipeline.next_seq - 1;
-        let last = self.versions.load_full();
         self.versions.change(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
-        before_next(&mut pipeline);
-        drop(pipeline);
-        self.write_taken(writer, rest.stream)?;
-        let at = writer.position();
-        let start =
-            JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
+        Ok(Closed { stream: rest.stream, sealed: Unplaced { generation: number, bytes, seq } })
+    }
+
+    /// Generations that are closed, and whose journal is written, wait for their flush.
+    fn queue_for_flush(&self, closed: impl IntoIterator<Item = Sealed>) {
         let mut sealed = self.sealed.lock();
-        sealed.push_back(Sealed { generation: number, bytes, start });
-        self.sealed_bytes.fetch_add(bytes, Ordering::Release);
+        for closed in closed {
+            self.sealed_bytes.fetch_add(closed.bytes, Ordering::Release);
+            sealed.push_back(closed);
+        }
         drop(sealed);
         self.signals.flush_wanted();
-        self.move_short_values_out(&last)
     }
 }

@@ -157,6 +157,7 @@ impl Database {
         self.background.activity.look(now);
         self.transactions.end_idle(now);
         self.sweep_logs()?;
+        self.sweep_undoable()?;
         self.commits.sync_and_mark()?;
         match self.commits.prepare_segment() {
             // Commits take one from what is set aside, when they must.

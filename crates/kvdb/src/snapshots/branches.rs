@@ -110,6 +110,15 @@ impl Database {
         if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
             return Err(Error::NoSnapshot(snapshot.into()));
         }
+        // What was rolled back cannot be undone any more, nor can what was committed before: what
+        // that would bring back has other things under its numbers.
+        let around = self.snapshots.around_commits();
+        let around: Vec<String> = around
+            .iter()
+            .flatten()
+            .filter(|_| branch.is_empty())
+            .map(|snapshot| snapshot.label.name.clone())
+            .collect();
         {
             // Every commit is before or after: those before are void, in memory and in the journal.
             // It has a number of its own, so that transactions which began before it can tell.
@@ -127,6 +136,7 @@ impl Database {
                 }
                 let mut change =
                     VersionEdit::of([Edit::RollBack { snapshot: snapshot.into(), seq }]);
+                change.edits.extend(around.iter().cloned().map(Edit::DropSnapshot));
                 know(&mut change, state, &to);
                 Ok(change)
             };
@@ -135,7 +145,8 @@ impl Database {
         if !branch.is_empty() {
             self.snapshots.change_branches(|all| _ = all.entry(branch).or_default());
         }
-        drop((naming, flushing, alone, locked));
+        let gone: Vec<_> = around.iter().filter_map(|name| self.snapshots.remove(name)).collect();
+        drop((naming, flushing, alone, locked, gone));
         self.signals.reclaimable.store(true, Ordering::Release);
         self.background.flusher.flushed();
         Ok(())

@@ -162,32 +162,11 @@ impl Database {
     }
 
     pub(crate) fn list_snapshots(&self) -> Vec<SnapshotInfo> {
-        /// Who keeps a zone: one of the snapshots, or several, or the store itself.
-        const SHARED: usize = usize::MAX;
-        let all: Vec<(Arc<Snapshot>, Arc<Version>)> =
-            self.snapshots.list().into_iter().map(|s| (s.clone(), s.version())).collect();
-        let live = self.versions.load_full();
-        let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
-        for run in live.trees.values().flat_map(|t| t.runs()) {
-            runs.insert(Arc::as_ptr(&run.run), (&run.run, SHARED));
-        }
-        for (i, (_, version)) in all.iter().enumerate() {
-            for placed in version.trees.values().flat_map(|t| t.runs()) {
-                let entry = runs.entry(Arc::as_ptr(&placed.run)).or_insert((&placed.run, i));
-                entry.1 = if entry.1 == i { i } else { SHARED };
-            }
-        }
-        let mut zones: HashMap<ZoneId, usize> = HashMap::new();
-        for (run, by) in runs.values() {
-            for (zone, _) in run.uses().iter() {
-                let keeper = zones.entry(zone).or_insert(*by);
-                *keeper = if keeper == by { *by } else { SHARED };
-            }
-        }
-        let mut unique = vec![0; all.len()];
-        zones.values().filter(|by| **by != SHARED).for_each(|by| unique[*by] += ZONE_SIZE);
-        let infos =
-            all.iter().zip(unique).map(|((snapshot, version), unique_bytes)| SnapshotInfo {
+        let all: Vec<[Arc<Snapshot>; 1]> = self.snapshots.list().into_iter().map(|s| [s]).collect();
+        let unique = self.held_by(&all);
+        let info = |([snapshot], unique_bytes): ([Arc<Snapshot>; 1], u64)| {
+            let version = snapshot.version();
+            SnapshotInfo {
                 name: snapshot.label.name.clone(),
                 branch: snapshot.label.branch.clone(),
                 id: snapshot.label.id,
@@ -201,7 +180,43 @@ impl Database {
                     .map(|p| p.run.stats().bytes)
                     .sum(),
                 unique_bytes,
-            });
-        infos.collect()
+            }
+        };
+        all.into_iter().zip(unique).map(info).collect()
+    }
+
+    /// For each group of snapshots the bytes that dropping just these gives back, as far as is
+    /// known without reading: whole zones that nothing else keeps.
+    pub(crate) fn held_by<const N: usize>(&self, groups: &[[Arc<Snapshot>; N]]) -> Vec<u64> {
+        /// Who keeps a zone: one of the groups, or several, or the store itself, or another
+        /// snapshot.
+        const SHARED: usize = usize::MAX;
+        let group_of = |snapshot: &Arc<Snapshot>| {
+            let has = |group: &[Arc<Snapshot>; N]| group.iter().any(|s| Arc::ptr_eq(s, snapshot));
+            groups.iter().position(has).unwrap_or(SHARED)
+        };
+        let all: Vec<(usize, Arc<Version>)> =
+            self.snapshots.list().iter().map(|s| (group_of(s), s.version())).collect();
+        let live = self.versions.load_full();
+        let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
+        for run in live.trees.values().flat_map(|t| t.runs()) {
+            runs.insert(Arc::as_ptr(&run.run), (&run.run, SHARED));
+        }
+        for (group, version) in &all {
+            for placed in version.trees.values().flat_map(|t| t.runs()) {
+                let entry = runs.entry(Arc::as_ptr(&placed.run)).or_insert((&placed.run, *group));
+                entry.1 = if entry.1 == *group { *group } else { SHARED };
+            }
+        }
+        let mut zones: HashMap<ZoneId, usize> = HashMap::new();
+        for (run, by) in runs.values() {
+            for (zone, _) in run.uses().iter() {
+                let keeper = zones.entry(zone).or_insert(*by);
+                *keeper = if keeper == by { *by } else { SHARED };
+            }
+        }
+        let mut held = vec![0; groups.len()];
+        zones.values().filter(|by| **by != SHARED).for_each(|by| held[*by] += ZONE_SIZE);
+        held
     }
 }

@@ -256,6 +256,17 @@ fn changed_since(write_set: &WriteSet, base: &View, now: &View, found: &mut Both
     })
 }
 
+/// What joins two changes of one key of a dictionary, if anything does.
+pub(super) fn routine(db: &Database, dict: DictionaryId) -> Option<Arc<dyn MergeRoutine>> {
+    if let Some(routine) = db.transactions.routines.read().get(&dict) {
+        return Some(routine.clone());
+    }
+    match db.versions.load().trees.get(&dict).map(|tree| tree.info.options.join) {
+        None | Some(Join::None) => None,
+        Some(join) => Some(Arc::new(join)),
+    }
+}
+
 /// What others have changed is joined with what `write_set` changes: the changes that `write_set`
 /// needs besides, or [`Error::Conflict`]. `base`: the store as it was when the transaction began or
 /// was last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
@@ -282,15 +293,8 @@ pub(super) fn reconcile(
     };
     let mut conflicts: Vec<(DictionaryId, Bytes)> = found.ranges.into_iter().collect();
     let mut changes = Ops::new();
-    let routines = db.transactions.routines.read().clone();
-    let rule = |dict: &DictionaryId| now.version.trees.get(dict).map(|tree| tree.info.options.join);
     for (dict, key) in found.points {
-        let routine: Option<Arc<dyn MergeRoutine>> = match (routines.get(&dict), rule(&dict)) {
-            (Some(routine), _) => Some(routine.clone()),
-            (None, None | Some(Join::None)) => None,
-            (None, Some(join)) => Some(Arc::new(join)),
-        };
-        let merged = match routine {
+        let merged = match routine(db, dict) {
             None => Merged::Conflict,
             Some(routine) => {
                 let (base, theirs) = (base.get(dict, &key)?, now.get(dict, &key)?);

@@ -36,6 +36,8 @@ const BEGINNING: &[u8] = &[];
 const END: [u8; 9] = [0xff; 9];
 /// Of the flags that a log begins with.
 const WITH_USER: u8 = 2;
+/// Of the flags that a log begins with.
+const UNDOABLE: u8 = 4;
 /// A call's changes are logged in pieces of about this many bytes.
 const PIECE: usize = 1 << 20;
 
@@ -45,12 +47,15 @@ fn base_name(id: impl Display) -> String {
 }
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
-/// with a user), varint idle limit in ms and one (0: none), bytes label, varint user if there is
-/// one.
+/// with a user, 4: its commit can be undone), varint idle limit in ms and one (0: none), bytes
+/// label, varint user if there is one.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let mut out = vec![
         1,
-        u8::from(options.check_conflicts) | if options.user.is_some() { WITH_USER } else { 0 },
+        flag(options.check_conflicts, 1)
+            | flag(options.user.is_some(), WITH_USER)
+            | flag(options.undoable, UNDOABLE),
     ];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
@@ -79,6 +84,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
         user,
         detached: true,
         durable: true,
+        undoable: flags & UNDOABLE != 0,
         ..Default::default()
     })
 }

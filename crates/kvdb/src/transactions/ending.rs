@@ -3,7 +3,8 @@
 //! the memtables of the moment are sealed, the runs are put above them, and one record of the
 //! journal says so; no data is moved, however much it is (VT-tree paper, §3.2). Either way the last
 //! look for conflicts is taken under the pipeline's lock, and mostly finds that nothing was
-//! committed since the one before. An abort lets go of what was written; there is nothing to undo.
+//! committed since the one before. One whose commit is to be undone some day binds runs, too,
+//! between two snapshots (`undo`). An abort lets go of what was written; there is nothing to undo.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,8 +16,9 @@ use super::conflicts;
 use super::options::Isolation;
 use super::reads;
 use super::state::{Open, TransactionState};
+use super::undo::StatesAround;
 use crate::commit::batch::Durability;
-use crate::commit::{Applied, Outcome, SpaceClaim, Valid};
+use crate::commit::{Applied, Around, Outcome, SpaceClaim, Valid};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -80,7 +82,10 @@ impl TransactionState {
             let others: Vec<_> = claims.into_iter().filter(|claim| claim.of.is_some()).collect();
             return reads::check(db, &others, 0).map(|()| None);
         }
-        let mut bound = !open.write_set.in_memory() || open.write_set.memory() > BIND_AT;
+        let large = !open.write_set.in_memory() || open.write_set.memory() > BIND_AT;
+        // In a full store it commits all the same, and cannot be undone.
+        let mut undoable = self.options.undoable && !open.write_set.is_empty();
+        let mut bound = large;
         if bound {
             // Before anything is joined: an attempt that fails has not written it for nothing.
             let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
@@ -130,14 +135,27 @@ impl TransactionState {
                 Ok(!checks || !conflicts::any(db, &mine, seen)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
-            let outcome = match bound {
+            let outcome = match bound || undoable {
                 true => {
-                    write_set.spill(&db.run_writer(), &BTreeMap::new())?;
+                    match write_set.spill(&db.run_writer(), &BTreeMap::new()) {
+                        Err(Error::NoSpace) if !bound => {
+                            undoable = false;
+                            continue;
+                        }
+                        spilled => spilled?,
+                    }
                     let runs = runs(&write_set);
                     db.zones
                         .sync()
                         .map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
-                    db.commits.add_runs(&runs, || touched(&mine), owner, still)?
+                    let listed = (!bound && db.commits.feed.is_on())
+                        .then(|| changes(&db.cache, &mine).map(|(changes, _)| changes))
+                        .transpose()?;
+                    let around = undoable.then(|| StatesAround::new(db, &self.options.label));
+                    let around = around.as_ref().map(|around| around as &dyn Around);
+                    let _naming = undoable.then(|| db.snapshots.naming.lock());
+                    let touched = || touched(&mine);
+                    db.commits.add_runs(&runs, listed.as_ref(), touched, owner, around, still)?
                 }
                 false => {
                     let (changes, deletes_only) = changes(&db.cache, &write_set)?;

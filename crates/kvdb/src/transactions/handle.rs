@@ -125,6 +125,11 @@ impl Transaction {
         self.group.options.durable
     }
 
+    /// Whether its commit can be undone; see [`TransactionOptions::undoable`].
+    pub fn is_undoable(&self) -> bool {
+        self.group.options.undoable
+    }
+
     /// What a durable one has changed before this call is on disk when it returns. Of another one
     /// nothing is before its commit.
     pub fn sync(&self) -> Result<()> {

@@ -31,6 +31,7 @@ mod reads;
 pub(crate) mod registry;
 mod scope;
 mod state;
+pub(crate) mod undo;
 mod updates;
 
 pub use bulk::{Bulk, BulkRun, KeptTuple, StoredTuple, StoredTuples};
@@ -40,3 +41,4 @@ pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};
 pub use nested_batch::NestedBatch;
 pub use options::{Isolation, TransactionInfo, TransactionOptions};
 pub use scope::Scope;
+pub use undo::UndoableCommit;

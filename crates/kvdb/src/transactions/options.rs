@@ -41,6 +41,10 @@ pub struct TransactionOptions {
     /// latest: its changes are logged, and hence written once more. Snapshot isolation only;
     /// detached whether or not that is said.
     pub durable: bool,
+    /// Its commit can be undone for a while ([`crate::Kvdb::undoable_commits`]): the states before
+    /// and after it are kept, for which the memtables of the moment are closed. For commits that
+    /// people make, not for thousands a second.
+    pub undoable: bool,
     /// For people who look at a list of transactions.
     pub label: String,
     /// The user of the system that began it, for interfaces that keep users apart. The store itself
@@ -58,6 +62,7 @@ impl Default for TransactionOptions {
             lock_timeout: Duration::from_secs(10),
             retry_of: None,
             durable: false,
+            undoable: false,
             label: String::new(),
             user: None,
         }

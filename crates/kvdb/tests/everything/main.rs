@@ -176,6 +176,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
             assert!(w.db.commits_since(old, 1).is_none(), "{when}: followed across an opening");
         }
         transactions::restored(&mut w, before).expect("the power is on");
+        transactions::undoable_again(&mut w).expect("the power is on");
         // What was committed is known again from here.
         w.replaced("", "");
         let from = w.committed.len();

@@ -26,6 +26,7 @@ pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("work", 24, transactions::work),
     ("end", 4, transactions::end),
     ("serializable", 2, transactions::serializable),
+    ("undo", 3, transactions::undo),
     ("snapshot", 3, snapshots::snapshot),
     ("drop snapshot", 2, snapshots::drop_snapshot),
     ("rollback", 1, snapshots::rollback),

@@ -1,8 +1,11 @@
 //! Transactions in the history: what each has seen and changed, and what its commit must say.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use kvdb::{Durability, Error, Isolation, Savepoint, Scope, Transaction, TransactionOptions};
 
-use crate::oracle::{Change, Kind, ManifestState, seen, tuples};
+use crate::oracle::{Change, Kind, ManifestState, branch_of, seen, tuples};
 use crate::world::{Dead, World};
 
 /// An open one.
@@ -70,6 +73,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
             detached,
             check_conflicts: checks,
             label,
+            undoable: w.random.one_in(3),
             user: Some(1000),
             ..Default::default()
         };
@@ -506,6 +510,10 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
                     );
                 }
             }
+            w.call("Transaction::is_undoable");
+            if open.t.is_undoable() {
+                keep(w);
+            }
             w.committed.extend(mine);
             if durability == Durability::Synced {
                 w.history.certain();
@@ -542,6 +550,101 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             Err(Dead)
         }
     }
+}
+
+/// What is kept of the newest commit, if it is: the states of the main branch around it.
+fn keep(w: &mut World) {
+    let around = |w: &World| {
+        let main = |state: &ManifestState| state.branches.get("").cloned().unwrap_or_default();
+        (main(w.history.before_newest()), main(w.history.newest()))
+    };
+    if let Some(commit) = w.db.undoable_commits().last()
+        && commit.number > w.undoable.keys().next_back().copied().unwrap_or(0)
+    {
+        let around = around(w);
+        w.undoable.insert(commit.number, around);
+    }
+}
+
+/// Every commit that can be undone has the states around it; and one of them is undone, or cannot
+/// be because of what came since.
+pub fn undo(w: &mut World) -> Result<(), Dead> {
+    for name in ["Kvdb::undoable_commits", "Kvdb::states_around", "Transaction::change_back"] {
+        w.call(name);
+    }
+    let commits = w.db.undoable_commits();
+    // A full store lets go of them.
+    w.undoable.retain(|number, _| commits.iter().any(|commit| commit.number == *number));
+    assert_eq!(commits.len(), w.undoable.len(), "{}: {commits:?}", w.what());
+    for (number, (was, left)) in w.undoable.clone() {
+        let (before, after) = w.ok(w.db.states_around(number))?;
+        assert_eq!(w.ok(branch_of(&before, ""))?, was, "{}: before {number}", w.what());
+        assert_eq!(w.ok(branch_of(&after, ""))?, left, "{}: after {number}", w.what());
+    }
+    if commits.is_empty() {
+        return Ok(());
+    }
+    let number = commits[w.random.below(commits.len() as u64) as usize].number;
+    let (was, left) = w.undoable[&number].clone();
+    let (before, after) = w.ok(w.db.states_around(number))?;
+    let now = w.history.newest().branches.get("").cloned().unwrap_or_default();
+    let (mut changes, mut against, mut dictionaries) = (Vec::new(), 0, Vec::new());
+    for (dict, left) in &left {
+        // One that was dropped since, or made again, cannot be changed back.
+        let Some(id) = after.dictionary(dict).filter(|id| w.db.dictionary(dict) == Some(*id))
+        else {
+            continue;
+        };
+        dictionaries.push(id);
+        let nothing = Arc::default();
+        let (was, now) = (was.get(dict).unwrap_or(&nothing), &now[dict]);
+        let keys: BTreeSet<&Vec<u8>> = was.keys().chain(left.keys()).collect();
+        for key in keys.into_iter().filter(|key| was.get(*key) != left.get(*key)) {
+            let kind = match (now.get(key), was.get(key)) {
+                (now, was) if now == was => continue,
+                (now, _) if now != left.get(key) => {
+                    against += 1;
+                    continue;
+                }
+                (_, Some(value)) => Kind::Put(key.clone(), value.clone()),
+                (_, None) => Kind::Delete(key.clone()),
+            };
+            changes.push(Change { branch: String::new(), dict: dict.clone(), kind });
+        }
+    }
+    let options = TransactionOptions { undoable: true, ..Default::default() };
+    let t = w.ok(w.db.begin_with(options))?;
+    let changed = t.change_back(&dictionaries, &before, &after);
+    let Some(found) = w.unless_full(changed)? else { return Ok(()) };
+    assert_eq!(found.len(), against.min(16), "{}: {found:?}", w.what());
+    if against > 0 {
+        return Ok(());
+    }
+    w.history.attempt(|state| state.apply(&changes));
+    let durability = w.durability();
+    if w.unless_full(t.commit(durability))?.is_none() {
+        w.history.refused();
+        return Ok(());
+    }
+    keep(w);
+    w.committed.extend(changes);
+    if durability == Durability::Synced {
+        w.history.certain();
+    }
+    Ok(())
+}
+
+/// Behind a restart: of a commit that can be undone it is known what there was around it, unless
+/// the power failed before it was known that it was one.
+pub fn undoable_again(w: &mut World) -> Result<(), Dead> {
+    let commits = w.db.undoable_commits();
+    w.undoable.retain(|number, _| commits.iter().any(|commit| commit.number == *number));
+    for commit in commits {
+        let (before, after) = w.ok(w.db.states_around(commit.number))?;
+        let around = (w.ok(branch_of(&before, ""))?, w.ok(branch_of(&after, ""))?);
+        w.undoable.entry(commit.number).or_insert(around);
+    }
+    Ok(())
 }
 
 /// A serializable one, from its beginning to its end, and what others meet until then.

@@ -1,13 +1,13 @@
 //! The store under test, what it must hold, and what the operations share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use env::{Random, Simulated};
 use kvdb::{Batch, CommitPosition, DictionaryId, Durability, Error, Kvdb, Update, View};
 use zones::CrashDevice;
 
-use crate::oracle::{Change, History, Kind, ManifestState};
+use crate::oracle::{Branch, Change, History, Kind, ManifestState};
 use crate::transactions::Open;
 
 /// The power has failed.
@@ -28,6 +28,8 @@ pub struct World {
     /// Where in it dictionaries were made, dropped or replaced.
     events: Vec<(usize, String, String)>,
     pub open: Vec<Open>,
+    /// Of commits that can be undone the main branch before and after.
+    pub undoable: BTreeMap<u64, (Branch, Branch)>,
     /// From where on recent commits are followed, here and in `committed`.
     pub followed: Option<(CommitPosition, usize)>,
     /// Views that are held, and what they must show for ever.
@@ -64,6 +66,7 @@ impl World {
             committed: Vec::new(),
             events: Vec::new(),
             open: Vec::new(),
+            undoable: BTreeMap::new(),
             followed: None,
             views: Vec::new(),
             names: 0,

@@ -62,7 +62,10 @@ impl Views {
             return Err(kvdb::Error::NoTransaction(id).into());
         }
         entry.fs.prepare()?;
-        let touched = ChangeSet::by(&transaction, &core.layout)?;
+        let mut touched = ChangeSet::by(&transaction, &core.layout)?;
+        if transaction.is_undoable() {
+            self.remove_content(&transaction, &mut touched.orphans)?;
+        }
         let committed = self.commit_to_mainline(&transaction, &touched);
         match &committed {
             Err(Error::Store(kvdb::Error::Conflict { .. })) => transaction.abort(),

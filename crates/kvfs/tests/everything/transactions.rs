@@ -66,6 +66,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         durable,
         check_conflicts: checks,
         label: label.clone(),
+        undoable: w.random.one_in(3),
         user: Some(USER_ID),
         // There is one thread: no other could end what it would wait for.
         lock_timeout: Duration::ZERO,
@@ -361,12 +362,14 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     if over.changes_files() {
         w.settle("");
     }
+    let settled = w.history.newest().branches[""].clone();
     w.history.attempt(|s| {
         s.branches.insert(String::new(), next.clone());
         s.durable.remove(&label);
     });
     w.call(&["Views::commit"]);
     w.listen();
+    let newest = w.db.undoable_commits().pop().map_or(0, |commit| commit.number);
     match kvdb::without_lock_waits(|| w.views.commit(id, durability)) {
         Ok(()) => {
             assert_eq!(
@@ -380,6 +383,12 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
                 w.history.certain();
             }
             w.ended(&label);
+            if w.random.one_in(2) && undone(w, newest, &settled)? {
+                // All is as it was, for programs that have files open, too.
+                w.listing_lost(&mainline(), &next);
+                w.committed.push(over);
+                return Ok(());
+            }
             w.was_told(&mainline(), 0, &main, &next);
             w.lost(&mainline(), &main, &over);
             w.listing_lost(&mainline(), &next);
@@ -409,6 +418,35 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             w.unsettle("", main);
             Ok(())
         }
+    }
+}
+
+/// Undoes the commit that was just made, if it can be: it came behind that of number `newest`, and
+/// `before` is what there was.
+fn undone(w: &mut World, newest: u64, before: &Arc<Tree>) -> Result<bool, Dead> {
+    let Some(commit) = w.db.undoable_commits().pop().filter(|c| c.number > newest) else {
+        return Ok(false);
+    };
+    w.note(format!("undo {}", commit.label));
+    w.call(&["Views::undo"]);
+    let options = TransactionOptions { lock_timeout: Duration::ZERO, ..Default::default() };
+    let (id, against) = match w.views.undo(commit.number, options) {
+        Ok(begun) => begun,
+        Err(e) => return w.judge(&mainline(), e, "undo", &[]).map(|()| false),
+    };
+    // What is locked may wait in memory until now.
+    assert!(against.is_empty() || w.views.takes_locks(), "{}: {against:?}", w.what());
+    w.history.attempt(|s| drop(s.branches.insert(String::new(), before.clone())));
+    let committed = match against.is_empty() {
+        true => kvdb::without_lock_waits(|| w.views.commit(id, Durability::Buffered)),
+        false => Err(Error::Store(kvdb::Error::Conflict { keys: against })),
+    };
+    let Err(e) = committed else { return Ok(true) };
+    let _ = w.views.abort(id);
+    w.history.refused();
+    match e {
+        Error::Store(kvdb::Error::Conflict { .. }) if w.views.takes_locks() => Ok(false),
+        e => w.judge(&mainline(), e, "undo", &[]).map(|()| false),
     }
 }
 

@@ -1,0 +1,130 @@
+//! `TXN UNDO` and `TXN COMMITS`: undoing the commit of a transaction by another one.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use kvdb::{Changed, DictionaryId, Transaction, TransactionOptions, UndoableCommit};
+
+use super::is;
+use super::txn::{arity, attach, names_of};
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Kind, types_name};
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::review::State;
+use crate::session::Session;
+
+/// `TXN COMMITS`: the commits that can be undone, the oldest first: for each a map of its number,
+/// the label of its transaction, when it was made in seconds since 1970, and the bytes that are
+/// kept for it alone.
+pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 2)?;
+    let all = s.db().undoable_commits();
+    out.array(all.len());
+    for commit in all {
+        out.map(4);
+        out.bulk(b"number");
+        out.integer(commit.number as i64);
+        out.bulk(b"label");
+        out.bulk(commit.label.as_bytes());
+        out.bulk(b"created");
+        out.integer(commit.created.as_secs() as i64);
+        out.bulk(b"held_bytes");
+        out.integer(commit.held_bytes as i64);
+    }
+    Ok(())
+}
+
+/// `TXN UNDO [number] [ATTACHED]`: begins a transaction that undoes a commit, the last one if no
+/// other is named, when it commits. Its number, that of the commit, the label of the commit, and
+/// what was changed since in a way that stands against it, in words: if there is anything, the
+/// transaction is of no use but to look at.
+pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (mut number, mut attached) = (None, false);
+    for word in args.from(2) {
+        match (word, integer(word).and_then(|n| u64::try_from(n).ok())) {
+            (o, _) if is(o, "attached") => attached = true,
+            (_, Some(n)) if number.is_none() => number = Some(n),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let commit = named(s, number)?;
+    let options = TransactionOptions {
+        undoable: true,
+        user: s.user,
+        label: format!("undo {}", commit.label),
+        ..TransactionOptions::default()
+    };
+    let (id, mut changed) = s.shared.transactions.undo(commit.number, options)?;
+    let checked = match changed.is_empty() {
+        true => s.db().transaction(id).map_err(Failure::from).and_then(|t| kinds_meet(s, &t)),
+        false => Ok(Vec::new()),
+    };
+    match checked {
+        Ok(more) => changed.extend(more),
+        Err(failure) => {
+            let _ = s.shared.transactions.abort(id);
+            return Err(failure);
+        }
+    }
+    if attached {
+        attach(s, id);
+    }
+    out.array(4);
+    out.integer(id.0 as i64);
+    out.integer(commit.number as i64);
+    out.bulk(commit.label.as_bytes());
+    let names = names_of(s, &changed, usize::MAX);
+    out.array(names.len());
+    names.iter().for_each(|name| out.bulk(name.as_bytes()));
+    Ok(())
+}
+
+fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {
+    let all = s.db().undoable_commits();
+    let found = match number {
+        Some(number) => all.into_iter().find(|commit| commit.number == number),
+        None => all.into_iter().next_back(),
+    };
+    found.ok_or_else(|| {
+        let which = number.map_or("no commit".into(), |number| format!("commit {number}"));
+        let not = if number.is_some() { "cannot" } else { "can" };
+        Failure::Coded(
+            format!(
+                "NOCOMMIT {which} {not} be undone: the newest are kept for a day, of transactions that \
+                 asked for it, and none in a store that was full since"
+            )
+            .into(),
+        )
+    })
+}
+
+/// Keys that would be a string and something else at once: what others have made there since is in
+/// the other dictionary.
+fn kinds_meet(
+    s: &Session,
+    transaction: &Transaction,
+) -> Result<Vec<(DictionaryId, Bytes)>, Failure> {
+    let all = s.db().dictionaries();
+    let ids: HashMap<&str, DictionaryId> =
+        all.iter().map(|info| (info.name.as_str(), info.id)).collect();
+    let view = transaction.view()?;
+    let mut found = Vec::new();
+    for (name, strings) in &ids {
+        let Some(types) = ids.get(types_name(name).as_str()) else { continue };
+        let state = State { view: &view, strings: Some(*strings), types: Some(*types) };
+        for change in transaction.changes_of(&[*strings, *types])? {
+            let (dict, Changed::Put { key: tuple, .. }) = change? else { continue };
+            let key = match (dict == *strings, tuple.strip_prefix(b"k")) {
+                (true, _) => tuple.clone(),
+                (false, Some(key)) => tuple.slice_ref(key),
+                (false, None) => continue,
+            };
+            let other = state.head(&key)?.is_some_and(|head| head.kind != Kind::String);
+            if other && state.tuple(&key)?.is_some() {
+                found.push((*strings, key));
+            }
+        }
+    }
+    Ok(found)
+}

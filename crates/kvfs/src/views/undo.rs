@@ -1,0 +1,139 @@
+//! Undoing the commit of a transaction, files and keys, by another transaction.
+//!
+//! What the commit has changed is what the states before and after it differ in, tuple by tuple.
+//! Each tuple that is still as the commit has left it is changed back; a directory in which others
+//! have made or removed entries since is joined with that, as two transactions would be. Anything
+//! else that was changed since is named, and the commit cannot be undone.
+//!
+//! One thing is not told by the tuples alone: a file that the commit removed while a program had it
+//! open lives on as an orphan, and its content goes later, when it is closed. So what is missing of
+//! it comes back from the state before. Where it is open still, its inode in memory becomes the
+//! file again when the transaction commits (`apply_commit`), unless the program has written to it.
+
+use std::collections::{BTreeSet, HashSet};
+
+use bytes::Bytes;
+use kvdb::{Batch, DictionaryId, Transaction, TransactionId, TransactionOptions};
+
+use super::{Views, Wait};
+use crate::attr::Ino;
+use crate::error::Result;
+use crate::fs::stage_content_removal;
+use crate::layout::{self, ImapKey, Layout};
+
+/// Tuples or files that are changed at once.
+const STEP: usize = 256;
+/// Keys that are named at most which others have changed since.
+const NAMED: usize = 16;
+
+/// Keys by their dictionaries.
+pub type Keys = Vec<(DictionaryId, Bytes)>;
+
+impl Views {
+    /// Begins a transaction that undoes a commit ([`kvdb::Kvdb::undoable_commits`]) when it
+    /// commits. Its number, and the keys that others have changed since in a way that cannot be
+    /// joined: if there are any, it is of no use but to look at.
+    pub fn undo(&self, commit: u64, options: TransactionOptions) -> Result<(TransactionId, Keys)> {
+        let db = &self.shared.db;
+        self.shared.mainline.writable()?;
+        let (before, after) = db.states_around(commit)?;
+        self.write_back(Wait::ForAll)?;
+        let options = TransactionOptions { detached: true, ..options };
+        let transaction = self.shared.mainline.at_rest(|| Ok(db.begin_with(options)?))?;
+        let dictionaries: BTreeSet<DictionaryId> =
+            [&before, &after].iter().flat_map(|state| state.dictionaries()).map(|d| d.id).collect();
+        let dictionaries: Vec<DictionaryId> = dictionaries.into_iter().collect();
+        let layout = &self.shared.mainline.core.layout;
+        let changed_back = || -> Result<Keys> {
+            let mut conflicts = transaction.change_back(&dictionaries, &before, &after)?;
+            if conflicts.is_empty() {
+                conflicts = bring_content_back(&transaction, layout, &before, &after)?;
+            }
+            Ok(conflicts)
+        };
+        let conflicts = changed_back().inspect_err(|_| transaction.abort())?;
+        let id = transaction.id();
+        let entry = self.open_transaction(transaction)?;
+        self.tell(|watcher| watcher.appeared(&entry.view));
+        Ok((id, conflicts))
+    }
+
+    /// Removes the content of files that a transaction has removed and that are open nowhere
+    /// outside of it: it is to be a part of its commit, and not to come behind it. Takes them out
+    /// of `orphans`.
+    pub(super) fn remove_content(
+        &self,
+        transaction: &Transaction,
+        orphans: &mut HashSet<Ino>,
+    ) -> Result<()> {
+        let mainline = &self.shared.mainline.core;
+        let closed: Vec<Ino> = orphans
+            .iter()
+            .copied()
+            .filter(|ino| mainline.inode_cache.references(*ino) == 0)
+            .collect();
+        for some in closed.chunks(STEP) {
+            let mut batch = Batch::new();
+            for ino in some {
+                stage_content_removal(&mainline.layout, *ino, &mut batch);
+                batch.delete(mainline.layout.imap, layout::orphan_key(*ino));
+                orphans.remove(ino);
+            }
+            transaction.apply(batch)?;
+        }
+        Ok(())
+    }
+}
+
+/// Files that have no name in a state and of which it has content.
+fn orphans_of(state: &kvdb::View, layout: &Layout) -> Result<BTreeSet<Ino>> {
+    let (start, end) = layout::orphan_range();
+    let mut all = BTreeSet::new();
+    let mut cursor = state.cursor(layout.imap, &start, &end)?;
+    while let Some(tuple) = cursor.next()? {
+        if let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? {
+            all.insert(ino);
+        }
+    }
+    Ok(all)
+}
+
+/// Puts what is missing of files that a commit has made orphans. Gives keys that are not as they
+/// were.
+fn bring_content_back(
+    transaction: &Transaction,
+    layout: &Layout,
+    before: &kvdb::View,
+    after: &kvdb::View,
+) -> Result<Keys> {
+    let now = transaction.view()?.beneath();
+    let mut changed = Keys::new();
+    for ino in orphans_of(after, layout)?.difference(&orphans_of(before, layout)?) {
+        let (xattrs, pages) = (layout::xattr_key(*ino, b"\0"), layout::page_key(*ino, 0));
+        let ranges = [
+            (layout.imap, &xattrs[..], layout::node_range(*ino).1),
+            (layout.dmap, &pages[..], layout::pages_end(*ino)),
+        ];
+        for (dict, start, end) in ranges {
+            let mut from = start.to_vec();
+            loop {
+                let some = before.scan_stored(dict, &from, &end, STEP)?;
+                let Some((last, _)) = some.last() else { break };
+                from = [&last[..], &[0]].concat();
+                let mut batch = Batch::new();
+                for (key, value) in some {
+                    match now.get(dict, &key)? {
+                        None => batch.put_stored(dict, key, value),
+                        there if there == before.get(dict, &key)? => {}
+                        _ => changed.push((dict, key)),
+                    }
+                }
+                if changed.len() >= NAMED {
+                    return Ok(changed);
+                }
+                transaction.apply(batch)?;
+            }
+        }
+    }
+    Ok(changed)
+}
