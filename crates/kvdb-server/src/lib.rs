@@ -75,5 +75,6 @@ pub use limits::Limits;
 pub use server::{Server, ServerOptions};
 pub use session::{Check, Describe, InfoSource};
 pub use transactions::{
-    Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose,
+    Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
+    Whose,
 };

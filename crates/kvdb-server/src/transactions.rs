@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{
-    DictionaryId, Durability, Isolation, Kvdb, Result, Savepoint, Transaction, TransactionId,
-    TransactionOptions,
+    DictionaryId, Durability, Isolation, Kvdb, Result, Savepoint, Touched, Transaction,
+    TransactionId, TransactionOptions,
 };
 
 use crate::effects::Effects;
@@ -42,6 +42,16 @@ pub struct FileDetail {
     pub before: Option<Vec<u8>>,
     /// `None`: it is gone.
     pub after: Option<Vec<u8>>,
+}
+
+/// The paths that a commit has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Paths {
+    /// From the root, without a slash in front, and what has become of each: `made`, `changed` or
+    /// `removed`.
+    pub paths: Vec<(Vec<u8>, &'static str)>,
+    /// There are more than are listed.
+    pub more: bool,
 }
 
 /// What a copy of a tree of files has made.
@@ -120,6 +130,15 @@ pub trait Transactions: Send + Sync {
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
     /// What it has changed of the files, sorted by path.
     fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
+    /// Reserved dictionaries whose keys tell what commits have changed of the files.
+    fn followed(&self) -> Vec<DictionaryId> {
+        Vec::new()
+    }
+    /// What the changes of one commit to these dictionaries are to the files.
+    fn paths(&self, changes: &[(DictionaryId, Touched)]) -> Result<Paths> {
+        let _ = changes;
+        Ok(Paths::default())
+    }
     /// Everything that was acknowledged is on disk when this returns, files included.
     fn sync(&self) -> Result<()>;
     /// Copies a tree of files by reference, by paths from the root, in a transaction or in the

@@ -7,6 +7,7 @@ mod bench;
 mod beneath;
 mod cat;
 mod changes;
+mod changes_since;
 mod check;
 mod clone_tree;
 mod create;
@@ -107,6 +108,7 @@ enum Command {
     Diff(snapshot::DiffArgs),
     Restore(restore::Args),
     Undo(undo::Args),
+    Changes(changes_since::Args),
     History(history::Args),
     Send(send::SendArgs),
     Receive(send::ReceiveArgs),
@@ -162,6 +164,7 @@ fn main() -> ExitCode {
         Command::Clone(args) => snapshot::clone(args, &output),
         Command::Diff(args) => snapshot::diff(args, &output),
         Command::Restore(args) => restore::run(args, &output),
+        Command::Changes(args) => changes_since::run(args, &output),
         Command::Undo(args) => undo::run(args, &output),
         Command::History(args) => history::run(args, &output),
         Command::Send(args) => send::send(args, &output),

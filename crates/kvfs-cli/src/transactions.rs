@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{
-    DictionaryId, Durability, Result, Savepoint, Transaction, TransactionId, TransactionOptions,
+    DictionaryId, Durability, Result, Savepoint, Touched, Transaction, TransactionId,
+    TransactionOptions,
 };
 use kvdb_server::{
-    Cloned, FileChange, FileDetail, Importing, Removed, Snapshots, Transactions, Walking, Whose,
+    Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
+    Whose,
 };
 use kvfs::{Attr, Caller, Earlier, FileKind, View, Views};
 
@@ -52,6 +54,16 @@ impl Transactions for OverFiles {
         options: TransactionOptions,
     ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)> {
         self.0.undo(commit, options).map_err(of_store)
+    }
+
+    fn followed(&self) -> Vec<DictionaryId> {
+        self.0.followed()
+    }
+
+    fn paths(&self, changes: &[(DictionaryId, Touched)]) -> Result<Paths> {
+        let changed = self.0.changed_paths(changes).map_err(of_store)?;
+        let paths = changed.paths.into_iter().map(|(path, change)| (path, change.word())).collect();
+        Ok(Paths { paths, more: changed.more })
     }
 
     fn keep(&self, id: TransactionId) -> Result<()> {

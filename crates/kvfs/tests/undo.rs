@@ -4,7 +4,7 @@
 mod world;
 
 use kvdb::{Durability, TransactionId, TransactionOptions};
-use kvfs::{Fs, FsOptions, Ino, ROOT, RenameFlags, View, Views};
+use kvfs::{Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, View, Views};
 use world::{USER, World};
 
 struct Both {
@@ -179,4 +179,27 @@ fn after_a_rollback_nothing_can_be_undone() {
     b.commit(|t| _ = t.mkdir(ROOT, b"made", 0o755, USER).expect("made"));
     b.views.rollback("s").expect("rolled back");
     assert_eq!(b.w.db.undoable_commits(), []);
+}
+
+#[test]
+fn commits_tell_the_paths_that_they_have_changed() {
+    let b = Both::new();
+    let from = b.w.db.follow_commits_with(1 << 20, &b.views.followed());
+    let dir = b.w.dir(ROOT, "dir");
+    let f = b.w.file_with(dir, "f", b"x");
+    b.w.fs.sync_all().expect("synced");
+    b.commit(|t| {
+        t.write(f, 0, b"y", Default::default()).expect("written");
+        t.mkdir(dir, b"sub", 0o755, USER).expect("made");
+        t.rename(dir, b"f", ROOT, b"g", RenameFlags::default()).expect("moved");
+    });
+    let recent = b.w.db.commits_since(from, 1000).expect("nothing is lost");
+    let last = recent.commits.last().expect("the transaction's");
+    let changed = b.views.changed_paths(&last.changes).expect("found");
+    let found: Vec<(&[u8], PathChange)> =
+        changed.paths.iter().map(|(path, change)| (&path[..], *change)).collect();
+    let want: [(&[u8], PathChange); 3] =
+        [(b"dir/f", PathChange::Removed), (b"dir/sub", PathChange::Made), (b"g", PathChange::Made)];
+    assert_eq!(found, want);
+    assert!(!changed.more);
 }

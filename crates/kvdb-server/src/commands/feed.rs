@@ -19,7 +19,7 @@ use crate::request::{Arguments, integer};
 use crate::review::State;
 use crate::session::Session;
 
-pub const USAGE: &str = "[NOW] | SINCE position [COUNT count] [BLOCK milliseconds]";
+pub const USAGE: &str = "[NOW] | SINCE position [COUNT count] [BLOCK milliseconds] [FILES]";
 
 /// Changes that one reply has at most, about; more come with the next one.
 const MOST: usize = 65_536;
@@ -27,7 +27,8 @@ const MOST: usize = 65_536;
 const LOOK: Duration = Duration::from_millis(200);
 
 pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let newest = s.db().follow_commits(s.shared.limits.feed);
+    let files = s.shared.transactions.followed();
+    let newest = s.db().follow_commits_with(s.shared.limits.feed, &files);
     match args.at(1) {
         _ if args.len() == 1 => {}
         c if args.len() == 2 && is(c, "now") => {}
@@ -65,9 +66,13 @@ fn since(
     out: &mut Output,
 ) -> Outcome {
     let from = position(args.at(2), newest.feed)?;
-    let (mut count, mut block) = (1000, None);
+    let (mut count, mut block, mut files) = (1000, None, false);
     let mut options = args.from(3);
     while let Some(option) = options.next() {
+        if is(option, "files") {
+            files = true;
+            continue;
+        }
         let number = options.next().ok_or(Failure::SYNTAX).map(integer)?;
         match (option, number) {
             (o, Some(n)) if is(o, "count") && n > 0 => {
@@ -93,7 +98,7 @@ fn since(
                 .into(),
             ));
         };
-        let rows = Rows::of(s, &recent.commits)?;
+        let rows = Rows::of(s, &recent.commits, files)?;
         at = recent.up_to;
         // Zero milliseconds are for ever.
         let left = match block {
@@ -133,6 +138,16 @@ fn reply(s: &Session, at: CommitPosition, rows: &Rows, out: &mut Output) -> Outc
                 out.bulk(start);
                 out.bulk(end);
             }
+            What::File(path, change) => {
+                out.bulk(b"file");
+                out.bulk(path);
+                out.bulk(change.as_bytes());
+            }
+            What::MoreFiles => {
+                out.bulk(b"more-files");
+                out.null();
+                out.null();
+            }
         }
         out.send_if_large();
         if out.is_overfull() {
@@ -150,23 +165,37 @@ enum What {
     Key(Bytes, Option<&'static str>),
     /// All keys from the first on, up to the second; empty: to the end.
     Range(Bytes, Bytes),
+    /// A path, and what has become of it.
+    File(Vec<u8>, &'static str),
+    /// More of the files than is listed.
+    MoreFiles,
 }
 
-/// Number of the commit, dictionary, and what was changed there; of one commit each once.
+/// Number of the commit, dictionary (of files none), and what was changed there; of one commit each
+/// once.
 struct Rows(Vec<(u64, String, What)>);
 
 impl Rows {
-    fn of(s: &Session, commits: &[CommittedKeys]) -> Result<Rows, Failure> {
+    fn of(s: &Session, commits: &[CommittedKeys], with_files: bool) -> Result<Rows, Failure> {
         let ids: HashMap<DictionaryId, String> =
             s.db().dictionaries().into_iter().map(|info| (info.id, info.name)).collect();
         let of_names: HashMap<&str, DictionaryId> =
             ids.iter().map(|(id, name)| (name.as_str(), *id)).collect();
         let mut names = Names { view: s.db().view(), now: s.clock(), heads: HashMap::new() };
+        let files = s.shared.transactions.followed();
         let mut rows = Vec::new();
         for commit in commits {
             s.check_stopping()?;
             let mut found = BTreeSet::new();
-            for (id, touched) in &commit.changes {
+            let is_of_file = |(id, _): &&(DictionaryId, Touched)| files.contains(id);
+            if with_files && commit.changes.iter().any(|change| is_of_file(&change)) {
+                let of_files: Vec<_> = commit.changes.iter().filter(is_of_file).cloned().collect();
+                let changed = s.shared.transactions.paths(&of_files)?;
+                let row = |what| (commit.number, String::new(), what);
+                rows.extend(changed.paths.into_iter().map(|(path, to)| row(What::File(path, to))));
+                rows.extend(changed.more.then(|| row(What::MoreFiles)));
+            }
+            for (id, touched) in commit.changes.iter().filter(|change| !is_of_file(change)) {
                 // Of a dictionary that is gone there is nothing to read.
                 let Some(name) = ids.get(id) else { continue };
                 let (dictionary, types) = match name.strip_prefix(TYPES_PREFIX) {
@@ -185,7 +214,7 @@ impl Rows {
                         let kind = names.kind(strings, types, &key)?;
                         What::Key(key, kind)
                     }
-                    range => range,
+                    other => other,
                 };
                 rows.push((commit.number, dictionary.to_string(), what));
             }
@@ -224,6 +253,7 @@ impl Names {
             return Ok(match touched {
                 Touched::Put(at) | Touched::Delete(at) => key(at.clone()),
                 Touched::DeleteRange(start, end) => vec![What::Range(start.clone(), end.clone())],
+                Touched::Unlisted => Vec::new(),
             });
         };
         Ok(match touched {
@@ -247,6 +277,7 @@ impl Names {
                 }
                 all
             }
+            Touched::Unlisted => Vec::new(),
         })
     }
 

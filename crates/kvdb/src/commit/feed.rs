@@ -1,10 +1,10 @@
 //! What was committed lately, for those who follow the store: the keys of each commit, not their
 //! values, which are read where they are.
 //!
-//! Nothing is kept until someone follows. From then on the newest commits are, up to so many bytes:
-//! those of the main branch, in dictionaries that are not reserved. Who comes too late is told so,
-//! and so is who followed another opening of the store: the numbers of commits that a crash has
-//! undone are given again.
+//! Nothing is kept until the first reader follows. From then on the newest commits are, up to so
+//! many bytes: those of the main branch, in dictionaries that are not reserved, and in reserved
+//! ones that were asked for. A reader that comes too late is told so, and so is one that followed
+//! another opening of the store: the numbers of commits that a crash has undone are given again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -37,6 +37,9 @@ pub enum Touched {
     Delete(Bytes),
     /// All keys from the first up to the second are deleted.
     DeleteRange(Bytes, Bytes),
+    /// More is changed than is listed. Of reserved dictionaries alone: elsewhere the list of all
+    /// commits ends with such a one.
+    Unlisted,
 }
 
 /// The keys that a commit has changed.
@@ -90,21 +93,34 @@ pub(crate) struct Feed {
     on: AtomicBool,
     kept: Mutex<Kept>,
     grown: Condvar,
+    /// Reserved dictionaries that are followed.
+    also: Mutex<Vec<DictionaryId>>,
 }
 
-/// Whether a dictionary's changes are followed.
-fn is_followed(version: &Version, dict: DictionaryId) -> bool {
+/// Whether a dictionary's changes are followed, reserved ones apart.
+fn is_open(version: &Version, dict: DictionaryId) -> bool {
     let info = version.trees.get(&dict).map(|tree| &tree.info);
     info.is_some_and(|info| !info.options.reserved && info.branch.is_empty())
 }
 
 impl Feed {
     /// Keeps commits from here on. Called where none comes in between: `visible` is the newest one.
-    pub(crate) fn follow(&self, most: usize, visible: Seq, feed: u64) -> CommitPosition {
+    /// `reserved`: dictionaries that are followed besides those that are not reserved.
+    pub(crate) fn follow(
+        &self,
+        most: usize,
+        reserved: &[DictionaryId],
+        visible: Seq,
+        feed: u64,
+    ) -> CommitPosition {
+        let mut also = self.also.lock();
         let mut kept = self.kept.lock();
-        if kept.most == 0 {
+        let new: Vec<_> = reserved.iter().filter(|dict| !also.contains(dict)).copied().collect();
+        if kept.most == 0 || !new.is_empty() {
             kept.lose(visible, feed);
         }
+        also.extend(new);
+        drop(also);
         kept.most = kept.most.max(most.max(1));
         self.on.store(true, Ordering::Release);
         kept.position()
@@ -123,7 +139,7 @@ impl Feed {
         }
         let mut found = Vec::new();
         for some in changes.chunk_by(|a, b| a.0 == b.0) {
-            if is_followed(version, some[0].0) {
+            if self.is_followed(version, some[0].0) {
                 found.extend(some.iter().map(|(dict, op)| (*dict, touched(op))));
             }
         }
@@ -136,7 +152,7 @@ impl Feed {
             return;
         }
         let put = || (dict, Touched::Put(Bytes::copy_from_slice(key)));
-        self.keep(is_followed(version, dict).then(put).into_iter().collect(), to);
+        self.keep(self.is_followed(version, dict).then(put).into_iter().collect(), to);
     }
 
     /// A commit of which there is no list: of these dictionaries, or of any.
@@ -151,8 +167,10 @@ impl Feed {
             return;
         }
         match dicts {
-            Some(dicts) if !dicts.iter().any(|dict| is_followed(version, *dict)) => {
-                self.keep(Vec::new(), to);
+            Some(dicts) if !dicts.iter().any(|dict| is_open(version, *dict)) => {
+                let also = self.also.lock().clone();
+                let followed = dicts.iter().filter(|dict| also.contains(dict));
+                self.keep(followed.map(|dict| (*dict, Touched::Unlisted)).collect(), to);
             }
             _ => {
                 self.kept.lock().lose(to, feed());
@@ -169,6 +187,10 @@ impl Feed {
             kept.lose(to, feed());
             self.grown.notify_all();
         }
+    }
+
+    fn is_followed(&self, version: &Version, dict: DictionaryId) -> bool {
+        is_open(version, dict) || self.also.lock().contains(&dict)
     }
 
     fn keep(&self, changes: Vec<(DictionaryId, Touched)>, to: Seq) {
@@ -241,5 +263,6 @@ fn len(change: &Touched) -> usize {
     match change {
         Touched::Put(key) | Touched::Delete(key) => key.len(),
         Touched::DeleteRange(start, end) => start.len() + end.len(),
+        Touched::Unlisted => 0,
     }
 }

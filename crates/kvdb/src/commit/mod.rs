@@ -193,10 +193,10 @@ impl CommitPipeline {
     }
 
     /// Keeps the keys of the commits that come, in so many bytes.
-    pub(crate) fn follow(&self, bytes: usize) -> CommitPosition {
+    pub(crate) fn follow(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
         let feed = self.env.random();
         let pipeline = self.pipeline.lock();
-        self.feed.follow(bytes, pipeline.next_seq - 1, feed)
+        self.feed.follow(bytes, reserved, pipeline.next_seq - 1, feed)
     }
 
     /// Bytes of all memtables, and of what waits for its place.

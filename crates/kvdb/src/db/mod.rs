@@ -170,7 +170,13 @@ impl Kvdb {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn follow_commits(&self, bytes: usize) -> CommitPosition {
-        self.db.0.commits.follow(bytes)
+        self.follow_commits_with(bytes, &[])
+    }
+
+    /// As [`Kvdb::follow_commits`], for what is kept in some reserved dictionaries as well. Where
+    /// they were not followed yet, no earlier position can be followed from any more.
+    pub fn follow_commits_with(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
+        self.db.0.commits.follow(bytes, reserved)
     }
 
     /// The keys of the commits behind a position, up to about `most` changes and always whole

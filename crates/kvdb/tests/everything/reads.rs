@@ -218,12 +218,20 @@ pub fn everything(w: &mut World) -> Result<(), Dead> {
 
 /// The keys of recent commits are those that were changed.
 pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
-    for name in ["Kvdb::follow_commits", "Kvdb::commits_since", "Kvdb::wait_for_commits"] {
+    for name in [
+        "Kvdb::follow_commits",
+        "Kvdb::follow_commits_with",
+        "Kvdb::commits_since",
+        "Kvdb::wait_for_commits",
+    ] {
         w.call(name);
     }
     // Some histories fall behind what is kept.
     let bytes = if w.seed.is_multiple_of(3) { 4 << 10 } else { 1 << 20 };
-    let newest = w.db.follow_commits(bytes);
+    let newest = match w.random.one_in(2) {
+        true => w.db.follow_commits(bytes),
+        false => w.db.follow_commits_with(bytes, &[]),
+    };
     let followed = w.followed.replace((newest, w.committed.len()));
     let Some((mut since, index)) = followed else { return Ok(()) };
     let (mut listed, most) = (Vec::new(), w.random.below(40) as usize);
@@ -249,6 +257,7 @@ pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
             of && match touched {
                 Touched::Put(at) | Touched::Delete(at) => at == key,
                 Touched::DeleteRange(start, end) => (&start[..]..&end[..]).contains(&key),
+                Touched::Unlisted => false,
             }
         })
     };

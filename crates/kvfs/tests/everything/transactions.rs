@@ -367,8 +367,9 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
         s.branches.insert(String::new(), next.clone());
         s.durable.remove(&label);
     });
-    w.call(&["Views::commit"]);
+    w.call(&["Views::commit", "Views::followed", "Views::changed_paths"]);
     w.listen();
+    let followed = w.db.follow_commits_with(1 << 20, &w.views.followed());
     let newest = w.db.undoable_commits().pop().map_or(0, |commit| commit.number);
     match kvdb::without_lock_waits(|| w.views.commit(id, durability)) {
         Ok(()) => {
@@ -383,6 +384,10 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
                 w.history.certain();
             }
             w.ended(&label);
+            let recent = w.db.commits_since(followed, usize::MAX);
+            for commit in recent.into_iter().flat_map(|recent| recent.commits) {
+                w.ok(w.views.changed_paths(&commit.changes))?;
+            }
             if w.random.one_in(2) && undone(w, newest, &settled)? {
                 // All is as it was, for programs that have files open, too.
                 w.listing_lost(&mainline(), &next);

@@ -1,0 +1,142 @@
+//! `kvfs changes`: what is committed to a mounted store, as it comes: keys and paths.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvdb_server::Reply;
+use serde_json::{Map, Value, json};
+
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::text;
+
+/// Show which files and keys commits to a mounted store have changed, one a line.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A line has the number of the commit, and a path with what has become of it (made, changed, removed), or a dictionary and a key with its type
+now; of a deleted range its bounds. What they hold is read where it is. --json prints an object a line; the last one has the position
+behind them, from which --since goes on.
+
+The daemon keeps the newest commits, from the first use of this command on, and forgets them when it ends. What is not kept any more is an error
+and never left out: begin anew then, and compare with a snapshot (kvfs diff).
+
+  kvfs changes /mnt --follow                        # as they come
+  at=$(kvfs changes /mnt); make; kvfs changes /mnt --since $at")]
+pub struct Args {
+    /// The directory a store is mounted on.
+    mount: PathBuf,
+    /// Go on with what comes, until interrupted.
+    #[arg(long, short = 'f')]
+    follow: bool,
+    /// What was committed since a position that this command has printed, or since a commit of that
+    /// number. Without it, and without --follow, the position of now is printed.
+    #[arg(long, value_name = "POSITION")]
+    since: Option<String>,
+}
+
+/// How long the daemon is asked to wait for what comes.
+const WAIT: Duration = Duration::from_secs(5);
+/// Changes that are asked for at once.
+const COUNT: &str = "1000";
+
+fn odd() -> Failure {
+    Failure::new(Exit::Failed, "the store's daemon gave an unexpected list of changes")
+}
+
+fn text_of(reply: &Reply) -> Outcome<String> {
+    match reply {
+        Reply::Bulk(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
+        _ => Err(odd()),
+    }
+}
+
+/// One change, as a line and as an object.
+fn described(row: &Reply) -> Outcome<(String, Value)> {
+    let Reply::Array(fields) = row else { return Err(odd()) };
+    let [Reply::Integer(number), dictionary, what, first, second] = &fields[..] else {
+        return Err(odd());
+    };
+    let (dictionary, what) = (text_of(dictionary)?, text_of(what)?);
+    let shown = |reply: &Reply| match reply {
+        Reply::Bulk(bytes) => text::show(bytes),
+        _ => String::new(),
+    };
+    let mut object = Map::new();
+    object.insert("commit".into(), json!(number));
+    let mut put = |name: &str, reply: &Reply| match reply {
+        Reply::Bulk(bytes) => text::put(&mut object, name, bytes),
+        _ => drop(object.insert(name.into(), Value::Null)),
+    };
+    let line = match what.as_str() {
+        "file" => {
+            put("path", first);
+            put("change", second);
+            format!("{:8}/{}", shown(second), shown(first))
+        }
+        "more-files" => {
+            put("path", &Reply::Null);
+            put("change", &Reply::Bulk(b"unlisted".to_vec()));
+            "many files: the commit is too large for a list".to_owned()
+        }
+        "key" => {
+            put("dictionary", &Reply::Bulk(dictionary.clone().into_bytes()));
+            put("key", first);
+            put("type", second);
+            let kind = if *second == Reply::Null { "removed".into() } else { shown(second) };
+            format!("{kind:8}{dictionary}: {}", shown(first))
+        }
+        "range" => {
+            put("dictionary", &Reply::Bulk(dictionary.clone().into_bytes()));
+            put("start", first);
+            put("end", second);
+            format!("{:8}{dictionary}: from {} to {}", "removed", shown(first), shown(second))
+        }
+        _ => return Err(odd()),
+    };
+    Ok((format!("{number:>8}  {line}\n"), Value::Object(object)))
+}
+
+/// Standard output, which may be a pipe whose other end is gone: that is the end, and no failure.
+fn print(text: &str) -> Outcome<bool> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::io("cannot print", &e)),
+    }
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let mut mounted = Mounted::find(&args.mount)?;
+    let now = text_of(&mounted.call(&[b"CHANGES", b"NOW"])?)?;
+    let mut position = match (args.since, args.follow) {
+        (Some(since), _) => since,
+        (None, true) => now,
+        (None, false) => return output.print(&now, json!({"position": now})),
+    };
+    let wait = WAIT.as_millis().to_string();
+    loop {
+        let mut words: Vec<&[u8]> = vec![b"CHANGES", b"SINCE", position.as_bytes(), b"FILES"];
+        words.extend([&b"COUNT"[..], COUNT.as_bytes()]);
+        if args.follow {
+            words.extend([&b"BLOCK"[..], wait.as_bytes()]);
+        }
+        let Reply::Array(reply) = mounted.call(&words)? else { return Err(odd()) };
+        let [next, Reply::Array(rows)] = &reply[..] else { return Err(odd()) };
+        let next = text_of(next)?;
+        let mut said = String::new();
+        for row in rows {
+            let (line, object) = described(row)?;
+            said.push_str(&if output.is_json() { format!("{object}\n") } else { line });
+        }
+        let is_end = next == position;
+        position = next;
+        if output.is_json() && (if args.follow { !rows.is_empty() } else { is_end }) {
+            said.push_str(&format!("{}\n", json!({"position": position})));
+        }
+        if !print(&said)? || is_end && !args.follow {
+            return Ok(());
+        }
+    }
+}

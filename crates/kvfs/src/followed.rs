@@ -1,0 +1,116 @@
+//! What commits have changed of the files, by path: for those who follow the store by the keys of
+//! its commits ([`kvdb::Kvdb::follow_commits_with`]).
+//!
+//! A path is that of now. What lies at none any more, because a directory above it was removed or
+//! renamed since, is passed over: a later commit tells of that.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use kvdb::{DictionaryId, Touched};
+
+use crate::attr::{FileKind, Ino};
+use crate::difference::{Side, joined};
+use crate::error::Result;
+use crate::layout::{self, ImapKey};
+use crate::views::Views;
+
+/// What has become of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PathChange {
+    /// Something was made there, or put there by a rename, or takes the place of something else.
+    Made,
+    /// What lies there is changed: content or attributes.
+    Changed,
+    /// Nothing is there.
+    Removed,
+}
+
+impl PathChange {
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            PathChange::Made => "made",
+            PathChange::Changed => "changed",
+            PathChange::Removed => "removed",
+        }
+    }
+}
+
+/// The paths that one commit has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChangedPaths {
+    /// From the root, without a slash in front, in their order.
+    pub paths: Vec<(Vec<u8>, PathChange)>,
+    /// There are more than are listed: the commit is too large for a list.
+    pub more: bool,
+}
+
+impl Views {
+    /// The dictionaries by whose keys files are followed.
+    pub fn followed(&self) -> Vec<DictionaryId> {
+        let layout = &self.shared.mainline.core.layout;
+        vec![layout.nmap, layout.imap]
+    }
+
+    /// The paths that the changes of one commit mean, of those that are in the dictionaries of
+    /// [`Views::followed`].
+    pub fn changed_paths(&self, changes: &[(DictionaryId, Touched)]) -> Result<ChangedPaths> {
+        let layout = self.shared.mainline.core.layout;
+        let side = Side::new(self.shared.db.view(), layout);
+        let mut names: BTreeMap<(Ino, Vec<u8>), PathChange> = BTreeMap::new();
+        let (mut nodes, mut more) = (HashSet::new(), false);
+        for (dict, change) in changes {
+            match change {
+                Touched::Unlisted => more |= self.followed().contains(dict),
+                // Of what is removed whole, its name is removed, too.
+                Touched::DeleteRange(..) => {}
+                Touched::Put(key) | Touched::Delete(key) if *dict == layout.nmap => {
+                    let (parent, name) = layout::decode_name_key(key)?;
+                    let made = matches!(change, Touched::Put(_));
+                    let change = if made { PathChange::Made } else { PathChange::Removed };
+                    names.insert((parent, name.to_vec()), change);
+                }
+                Touched::Put(key) if *dict == layout.imap => {
+                    if let ImapKey::Node(ino) = layout::decode_imap_key(key)? {
+                        nodes.insert(ino);
+                    }
+                }
+                Touched::Put(_) | Touched::Delete(_) => {}
+            }
+        }
+        let parents: BTreeSet<Ino> = names.keys().map(|(parent, _)| *parent).collect();
+        // A directory changes with each of its entries, which stand for it.
+        nodes.retain(|ino| !parents.contains(ino));
+        let (mut directories, mut files) = (BTreeSet::new(), HashSet::new());
+        for ino in nodes {
+            match side.node(ino)?.map(|node| node.attr.kind) {
+                Some(FileKind::Dir) => drop(directories.insert(ino)),
+                Some(_) => drop(files.insert(ino)),
+                None => {}
+            }
+        }
+        let found = side.names_of(&files)?;
+        let wanted: BTreeSet<Ino> = parents
+            .iter()
+            .copied()
+            .chain(directories.iter().copied())
+            .chain(found.iter().map(|(parent, ..)| *parent))
+            .collect();
+        let ways = side.paths(&wanted)?;
+        let mut paths: BTreeMap<Vec<u8>, PathChange> = BTreeMap::new();
+        let changed = found.iter().map(|(parent, name, _)| (parent, name, PathChange::Changed));
+        let named = names.iter().map(|((parent, name), change)| (parent, name, *change));
+        // A name that was made says more than that its file has changed.
+        for (parent, name, change) in changed.chain(named) {
+            if let Some(way) = ways.get(parent) {
+                paths.insert(joined(way, name), change);
+            }
+        }
+        for directory in &directories {
+            if let Some(way) = ways.get(directory) {
+                paths.entry(way.clone()).or_insert(PathChange::Changed);
+            }
+        }
+        Ok(ChangedPaths { paths: paths.into_iter().collect(), more })
+    }
+}
