@@ -37,6 +37,7 @@ mod manual;
 mod mcp;
 mod metrics;
 mod mount;
+mod mount_config;
 mod mount_options;
 mod mounted;
 mod output;

@@ -19,6 +19,7 @@ use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
 use crate::identity::{self, Identity};
+use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
@@ -29,9 +30,16 @@ use crate::sizes;
 #[command(after_help = mount_options::HELP)]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`.
-    store: PathBuf,
+    #[arg(required_unless_present = "config")]
+    store: Option<PathBuf>,
     /// The directory to mount it on.
-    dir: PathBuf,
+    #[arg(required_unless_present = "config")]
+    dir: Option<PathBuf>,
+    /// Read what is mounted, where, and how from a file: lines such as `store = /srv/my.kvfs`,
+    /// `directory = /mnt/my`, `allow_other` and `memory = 1G`, named as for -o; `#` begins a
+    /// comment. What is given here goes before that.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Mount options, separated by commas; may be given several times.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -54,16 +62,29 @@ pub struct Args {
     serving: bool,
 }
 
-pub fn run(args: Args, output: &Output) -> Outcome {
+pub fn run(mut args: Args, output: &Output) -> Outcome {
+    if let Some(path) = &args.config {
+        let config = Config::read(path)?;
+        // Later ones win.
+        args.options = [config.options, args.options].concat();
+        args.store = args.store.or(config.store);
+        args.dir = args.dir.or(config.directory);
+    }
+    let missing = |what: &str| {
+        Failure::new(Exit::Usage, format!("which {what}?"))
+            .hint(format!("give it, or write `{what} = PATH` into the file of --config"))
+    };
+    let store = args.store.ok_or_else(|| missing("store"))?;
+    let dir = args.dir.ok_or_else(|| missing("directory"))?;
     let mut options = mount_options::parse(&args.options)?;
     options.memory = args.memory.or(options.memory);
     options.log = args.log.or(options.log);
     options.metrics = args.metrics.or(options.metrics);
     if args.serving {
-        return serve(args.store, args.dir, options);
+        return serve(store, dir, options);
     }
-    let store = existing(&args.store)?;
-    let dir = mount_point(&args.dir, output)?;
+    let store = existing(&store)?;
+    let dir = mount_point(&dir, output)?;
     if store.starts_with(&dir) {
         let hides = format!(
             "cannot mount {} on {}: the mount would hide the store itself",
@@ -314,8 +335,9 @@ fn helper_mount(words: &[OsString]) -> Outcome {
     let quiet = Output::quiet();
     run(
         Args {
-            store,
-            dir,
+            store: Some(store),
+            dir: Some(dir),
+            config: None,
             options,
             foreground: false,
             memory: None,

@@ -182,7 +182,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                     number.ok_or_else(|| bad("write a number from 1 to 64".into()))?;
             }
             ("", None) => {}
-            (name, _) if for_others(name) => {}
+            (name, _) if is_for_others(name) => {}
             (_, Some(_)) if takes_no_value(&name) => return Err(bad("takes no value".into())),
             (_, None) if takes_a_value(&name) => return Err(bad("needs a value".into())),
             _ => return Err(bad("unknown".into()).hint("`kvfs mount --help` lists the options")),
@@ -213,7 +213,7 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// What mount(8), systemd and the readers of `/etc/fstab` keep for themselves.
-fn for_others(name: &str) -> bool {
+pub fn is_for_others(name: &str) -> bool {
     let words = [
         "defaults",
         "_netdev",
@@ -276,6 +276,12 @@ fn takes_a_value(name: &str) -> bool {
         "zone_size",
     ]
     .contains(&name)
+}
+
+/// A word as a list of options has it.
+pub fn escaped(word: &[u8]) -> OsString {
+    let escape = |byte: &u8| if b",\\".contains(byte) { vec![b'\\', *byte] } else { vec![*byte] };
+    OsString::from_vec(word.iter().flat_map(escape).collect())
 }
 
 /// Splits at commas; `\,` is a comma, `\\` a backslash.

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::daemons::Record;
 use crate::failures;
+use crate::mount_config::Config;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 
@@ -19,7 +20,11 @@ use crate::paths;
 #[derive(clap::Args)]
 pub struct Args {
     /// The directory a store is mounted on, or the store.
-    target: PathBuf,
+    #[arg(required_unless_present = "config", conflicts_with = "config")]
+    target: Option<PathBuf>,
+    /// What `kvfs mount --config FILE` has mounted.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Take the mount out of sight now, even while it is in use; it ends when its last user leaves.
     /// Does not wait.
     #[arg(long, short = 'l', conflicts_with = "force")]
@@ -36,8 +41,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         (_, true) => Unmount::Forced,
         _ => Unmount::Clean,
     };
-    let said = take_down(&args.target, how)?;
-    output.print(&said, serde_json::json!({"target": args.target, "result": said}))
+    let config = args.config.as_deref().map(Config::read).transpose()?;
+    let target = args.target.or_else(|| config.and_then(|c| c.directory.or(c.store)));
+    let target = target.ok_or_else(|| {
+        Failure::new(Exit::Usage, "the file names neither a directory nor a store")
+    })?;
+    let said = take_down(&target, how)?;
+    output.print(&said, serde_json::json!({"target": target, "result": said}))
 }
 
 /// `DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`, as umount(8) calls its helpers.
