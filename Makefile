@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites bench-redis lint-bench lint-fuzz python lint-python install install-files deb clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites bench-redis lint-bench lint-fuzz python lint-python install install-files deb packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -195,6 +195,10 @@ install-files:
 ## make deb          a Debian package of the release build, in target/
 deb: build
 	sh scripts/deb.sh $(KVFS) target
+
+## make packages     package the crates as for a registry, and build each package by itself
+packages:
+	sh scripts/packages.sh
 
 clean:
 	$(CARGO) clean
