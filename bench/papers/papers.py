@@ -178,7 +178,7 @@ class Bench:
                 image.remove()
 
     def kvdb_round(self, round_):
-        for load, value, mib, thresholds, options in cases.kvdb_loads(self.sizes):
+        for load, value, mib, thresholds, options in cases.kvdb_loads(self.sizes, self.a.profile):
             for threshold in thresholds:
                 try:
                     self.kvdb(load, value, mib, threshold, options, round_)
