@@ -77,11 +77,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     bar.finish_and_clear();
     let closed = store.map_or(Ok(()), Unmounted::close);
     let Counts { files, directories, bytes } = counts;
-    let count = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let count = |n: u64, one: &str, more: &str| format!("{n} {}", if n == 1 { one } else { more });
     let text = format!(
         "removed {} and {}, {}",
-        count(files, "file"),
-        count(directories, "directory"),
+        count(files, "file", "files"),
+        count(directories, "directory", "directories"),
         human_size(bytes)
     );
     match failed {

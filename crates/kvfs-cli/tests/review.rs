@@ -187,9 +187,9 @@ fn whatever_differs_is_said() {
         lines,
         [
             "M attributed xattr user.changed 1 → 2, -xattr user.gone 1, +xattr user.new 3",
-            "M file file → fifo",
             "M directory directory → file, mode 0755 → 0644",
             "D directory/below/",
+            "M file file → fifo",
             "M link target here → there",
             "M mode mode 0644 → 4755",
             "M outside file → directory, mode 0644 → 0755",
