@@ -17,6 +17,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Ops;
 use crate::journal::{Writer, record};
+use crate::lock_order::MutexGuard;
 use crate::manifest::JournalStart;
 use crate::read::version::Version;
 
@@ -176,19 +177,8 @@ impl CommitPipeline {
         agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
         before_next: impl FnOnce(&mut Pipeline),
     ) -> Result<()> {
-        // Twice, so that little is left for the time when commits must wait.
-        self.write_out_with(writer)?;
-        self.write_out_with(writer)?;
-        let mut pipeline = self.pipeline.lock();
-        let number = {
-            let version = self.versions.load();
-            if !agree(&version, &mut pipeline, writer)? {
-                return Ok(());
-            }
-            version.generation.number
-        };
-        let last = self.versions.load_full();
-        let closed = self.close(number, writer, &mut pipeline)?;
+        let Some((mut pipeline, last)) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
+        let closed = self.close(last.generation.number, writer, &mut pipeline)?;
         before_next(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, closed.stream)?;
@@ -206,17 +196,8 @@ impl CommitPipeline {
         commit: impl FnOnce(&mut Pipeline),
         end: impl FnOnce(&mut Pipeline),
     ) -> Result<()> {
-        self.write_out_with(writer)?;
-        self.write_out_with(writer)?;
-        let mut pipeline = self.pipeline.lock();
-        let number = {
-            let version = self.versions.load();
-            if !agree(&version, &mut pipeline, writer)? {
-                return Ok(());
-            }
-            version.generation.number
-        };
-        let last = self.versions.load_full();
+        let Some((mut pipeline, last)) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
+        let number = last.generation.number;
         let mut first = self.close(number, writer, &mut pipeline)?;
         // Under the lock: the second part of the stream must not begin in the same chunk, and no
         // commit may come in between. It is short, since everything before was written above.
@@ -231,6 +212,22 @@ impl CommitPipeline {
         let after = second.sealed.behind(writer);
         self.queue_for_flush([before, after]);
         self.move_short_values_out(&last)
+    }
+
+    /// Writes what is pending and locks the pipeline. Gives the lock and the version of that moment
+    /// if `agree`, asked under the lock, says so.
+    fn lock_to_seal(
+        &self,
+        writer: &mut Writer,
+        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
+    ) -> Result<Option<(MutexGuard<'_, Pipeline>, Arc<Version>)>> {
+        // Twice, so that little is left for the time when commits must wait.
+        self.write_out_with(writer)?;
+        self.write_out_with(writer)?;
+        let mut pipeline = self.pipeline.lock();
+        let version = self.versions.load_full();
+        let agreed = agree(&version, &mut pipeline, writer)?;
+        Ok(agreed.then_some((pipeline, version)))
     }
 
     /// Closes generation `number`, which takes commits, in memory. What is pending belongs to it,
