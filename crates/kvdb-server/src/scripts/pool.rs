@@ -93,7 +93,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The worker, which has nothing to do. One that has ended meanwhile is replaced, and so is one
+    /// The worker, which has nothing to do. One that has ended since is replaced, and so is one
     /// that has said something that it was not asked: what it says next would be taken for the
     /// answer to the next script, and a call of the last one for one of the next.
     fn worker(&mut self) -> Result<&mut Worker, Failure> {

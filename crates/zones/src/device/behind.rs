@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_told_by_every_sync_and_to_whoever_comes_upon_it() {
+    fn what_failed_is_told_by_every_sync_and_to_each_reader() {
         let s = slow();
         write(&s.behind, 4096, 1, 4096).expect("taken");
         write(&s.behind, 8192, 2, 4096).expect("taken");
