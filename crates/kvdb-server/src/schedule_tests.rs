@@ -240,7 +240,8 @@ fn number(reply: &Reply) -> i64 {
     }
 }
 
-fn clients(seed: u64) -> Raised {
+/// A server of a small store, whose threads are scheduled by a seed.
+fn shared() -> Arc<Shared> {
     let open = OpenOptions {
         memory: 1 << 20,
         zero_journal: false,
@@ -250,8 +251,11 @@ fn clients(seed: u64) -> Raised {
     let options = CreateOptions { open, ..CreateOptions::default() };
     let db =
         Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
-    let shared =
-        Arc::new(Shared::new(db, Limits::default(), None, false, None, commands::metrics()));
+    Arc::new(Shared::new(db, Limits::default(), None, false, None, commands::metrics()))
+}
+
+fn clients(seed: u64) -> Raised {
+    let shared = shared();
     let threads: Vec<_> = (0..CLIENTS)
         .map(|id| {
             let random = Random::new(seed.wrapping_mul(CLIENTS).wrapping_add(id));
@@ -320,17 +324,7 @@ fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
 
 /// A queue that is filled in all ways, and two that wait for what comes, for as long as it takes.
 fn queue(seed: u64) -> Vec<String> {
-    let open = OpenOptions {
-        memory: 1 << 20,
-        zero_journal: false,
-        merge_threads: 1,
-        ..OpenOptions::default()
-    };
-    let options = CreateOptions { open, ..CreateOptions::default() };
-    let db =
-        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
-    let shared =
-        Arc::new(Shared::new(db, Limits::default(), None, false, None, commands::metrics()));
+    let shared = shared();
     let ask = |client: &mut Client, words: &[&str]| {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         client.call(&words).expect("a reply")
