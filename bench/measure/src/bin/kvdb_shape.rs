@@ -4,7 +4,8 @@
 //! `cargo run --release -p measure --bin kvdb_shape -- FILE LOAD VALUE MiB [name=value ...]`, LOAD
 //! one of `sequential`, `random`, `append`, `overwrite` (random, four times), `wdw` (write, delete
 //! half, write again). Names: `threads`, `stitch_at` (bytes, `max`, `adaptive`), `separate_at`,
-//! `ranges`, `memory` (MiB), `scan` (MiB at most), and any shape option. One line of JSON.
+//! `ranges`, `memory` (MiB), `journal` (`false`: none), `scan` (MiB at most), and any shape option.
+//! One line of JSON.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -119,6 +120,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ("defrag_rate", v) => open.defrag_rate = v.parse()?,
             ("scan", v) => most_scanned = v.parse::<usize>()? << 20,
             ("memory", v) => open.memory = v.parse::<usize>()? << 20,
+            ("journal", v) => open.journal = v.parse()?,
             _ => return Err(format!("{name} is no option").into()),
         }
     }
