@@ -75,8 +75,12 @@ class SlowDisk:
             raise
 
     def counters(self):
-        lines = (self.directory / "stats").read_text().splitlines()
-        return {name: float(value) for name, value in (line.split() for line in lines)}
+        # The model writes the file anew for each read of it, so two reads at once may tear it.
+        for _ in range(100):
+            words = (self.directory / "stats").read_text().split()
+            if words and len(words) % 2 == 0 and "seeks" in words[::2]:
+                return {name: float(value) for name, value in zip(words[::2], words[1::2])}
+        raise OSError(f"{self.directory / 'stats'}: has no whole list of counters")
 
     def reset(self):
         (self.directory / "stats").write_text("0")
