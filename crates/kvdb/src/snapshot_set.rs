@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use env::sync::ArcSwap;
 use env::sync::Mutex;
@@ -109,6 +110,18 @@ impl Snapshots {
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Snapshot>> {
         self.all.lock().get(name).cloned()
+    }
+
+    /// When a snapshot that is made `now` was created: the first nanosecond from then on that no
+    /// other snapshot has. The clock stands still for some milliseconds at a time, and the list is
+    /// in the order of creation within them, too.
+    pub(crate) fn next_date(&self, now: Duration) -> Duration {
+        let all = self.all.lock();
+        let mut date = now;
+        while all.values().any(|snapshot| snapshot.label.created == date) {
+            date += Duration::from_nanos(1);
+        }
+        date
     }
 
     /// The oldest first.

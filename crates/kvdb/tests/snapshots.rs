@@ -120,6 +120,18 @@ fn names_are_checked_and_unique() {
 }
 
 #[test]
+fn the_list_is_in_the_order_of_creation_while_the_clock_stands_still() {
+    let device = Arc::new(MemoryDevice::new());
+    let db = create(device.clone(), Arc::new(Simulated::new(1)), small()).unwrap();
+    let made = ["third letter", "b", "a"];
+    made.iter().for_each(|name| db.snapshot(name).unwrap());
+    let listed = |db: &Kvdb| db.snapshots().into_iter().map(|s| s.name).collect::<Vec<_>>();
+    assert_eq!(listed(&db), made);
+    db.sync().unwrap();
+    assert_eq!(listed(&reopen(db, &device)), made);
+}
+
+#[test]
 fn a_branch_shares_everything_and_goes_its_own_way() {
     let device = Arc::new(MemoryDevice::new());
     let db = create(device.clone(), Arc::new(Simulated::new(1)), small()).unwrap();

@@ -54,7 +54,8 @@ impl Database {
         id[..8].copy_from_slice(&self.env.random().to_le_bytes());
         id[8..].copy_from_slice(&self.env.random().to_le_bytes());
         let seq = self.versions.visible.load(Ordering::Acquire);
-        Label { name: name.into(), branch: branch.into(), id, created: self.env.wall(), seq }
+        let created = self.snapshots.next_date(self.env.wall());
+        Label { name: name.into(), branch: branch.into(), id, created, seq }
     }
 
     /// When everything is in runs: notes them. `false`: not everything is. The caller has `naming`.
