@@ -226,7 +226,7 @@ def kvdb_loads(sizes, profile):
     paper = ("memory=32", "journal=false", "separate_at=1048576", *seek)
     small, store = ("memory=8", "separate_at=1048576", *seek), ("memory=32", *seek)
     return [
-        ("append", 8000, sizes.kvdb * 13 // 4, ("0", "max", "122880", "57344"), paper),
+        ("append", 8192, sizes.kvdb * 13 // 4, ("0", "max", "122880", "57344"), paper),
         ("append", 4096, sizes.kvdb, ("0", "max"), small),
         ("wdw", 512, sizes.kvdb // 4, ("adaptive", "max"), store),
         ("wdw", 64, sizes.kvdb // 4, ("adaptive", "max"), store),

@@ -243,7 +243,7 @@ def theirs(by_profile):
     rows.append(row)
     row = ["VT-tree §4.1 on a disk: appends at threshold 0 over the highest, puts/s", "3.4 (34 MB/s, 10 MB/s)"]
     for r in by_profile:
-        row.append(shown(over_max(r, "append, 8000 B", "0")))
+        row.append(shown(over_max(r, "append, 8192 B", "0")))
     rows.append(row)
     for value, said in ((512, "3.0 (LevelDB 12.1)"), (4096, "2.5 (LevelDB 16.5)")):
         row = [f"DeLSM, Table 2: bytes written for each of write, delete, write of {value} B", said]
