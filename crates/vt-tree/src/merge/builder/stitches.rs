@@ -3,8 +3,23 @@
 use super::leaf_filter::BorrowedFilter;
 use super::{BLOCK_SIZE, LEAF_ITEMS, NODE_SIZE, RunBuilder};
 use crate::Result;
+use crate::filter::hash;
 use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
+
+/// The keys of a block of one or two items, which are its fences, so that its part of the filter
+/// needs neither the block nor another filter. Where each tuple fills a block, as a page of a file
+/// does, merges would else read every block that they stitch.
+fn keys_of(block: &Entry) -> Option<impl Iterator<Item = &[u8]>> {
+    let (first, last) = (&block.low[..], block.high.strip_suffix(&[0])?);
+    let known = !block.range_tombstones
+        && match block.items {
+            1 => first == last,
+            2 => first < last,
+            _ => false,
+        };
+    known.then(|| std::iter::once(first).chain((block.items == 2).then_some(last)))
+}
 
 impl RunBuilder {
     /// `true` if a subtree of `level` may follow: closing the open nodes below that level leaves
@@ -61,7 +76,11 @@ impl RunBuilder {
         self.end_window()?;
         self.close_block()?;
         for e in entries {
-            if let Some(filter) = filter.filter(|_| !e.unfiltered) {
+            if e.unfiltered {
+                // Its keys are in no filter.
+            } else if let Some(keys) = keys_of(e) {
+                self.hashes.extend(keys.map(hash));
+            } else if let Some(filter) = filter {
                 let source = match self.borrowed.iter().position(|b| b.filter == filter) {
                     Some(at) => &mut self.borrowed[at],
                     None => {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::filter::hash;
 use crate::item::Body;
 use crate::value::Value;
 use crate::value::place_value;
@@ -88,4 +89,51 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
         );
     }
     assert!(run.stats().items < 30_000);
+}
+
+/// Runs whose blocks have one and two items each, between those of the others: a merge that
+/// stitches them all reads none, and the filters have the keys and nothing else.
+#[test]
+fn blocks_of_one_or_two_items_are_stitched_unread() {
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
+    zones.start();
+    let cache = BlockCache::new(zones, 1 << 20);
+    let all = crate::KeyRange::all();
+    let options = || MergeOptions {
+        separate_at: u32::MAX,
+        placement: Placement::threshold(0),
+        ..MergeOptions::default()
+    };
+    for (bytes, blocks_of) in [(8192, 1), (4096, 2)] {
+        let runs: Vec<_> = (0..24u64)
+            .map(|run| {
+                let m = Arc::new(crate::Memtable::new());
+                // Each run has a block in each of 200 ranges, behind those of the runs before.
+                for (range, at) in (0..200u64).flat_map(|r| (0..blocks_of).map(move |at| (r, at))) {
+                    let key = [range.to_be_bytes(), (run * blocks_of + at).to_be_bytes()].concat();
+                    m.put(&key, run + 1, Value::Inline(Bytes::from(vec![7; bytes])));
+                }
+                crate::Input::Run(
+                    crate::merge(&cache, &[crate::Input::Memtable(m)], &all, options())
+                        .expect("there is room")
+                        .expect("items"),
+                )
+            })
+            .rev()
+            .collect();
+        let merge = crate::Merge::new(&cache, &runs, &all, options()).expect("a merge");
+        let (run, stats) = merge.finish().expect("there is room");
+        let run = run.expect("items");
+        assert_eq!((stats.blocks_read, stats.blocks_written), (0, 0), "{bytes} bytes");
+        let items = 24 * 200 * blocks_of;
+        assert_eq!(filtered(&run), (items, items), "{bytes} bytes");
+        for key in (0..200u64).flat_map(|r| (0..24 * blocks_of).map(move |at| (r, at))) {
+            let key = [key.0.to_be_bytes(), key.1.to_be_bytes()].concat();
+            assert!(
+                matches!(run.get(&key, hash(&key)).expect("it is whole"), Lookup::Found(..)),
+                "{key:?}"
+            );
+        }
+    }
 }
