@@ -34,8 +34,9 @@ use kvdb::{Batch, Changed, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::fs::inode_numbers::{largest_ino, noted};
 use crate::fs::superseded::ChangeTurn;
-use crate::fs::{Fs, largest_ino, noted, stage_removal};
 use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, ImapKey, Layout};
 
@@ -103,7 +104,7 @@ impl Fs {
             if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino)
             {
                 let mut batch = Batch::new();
-                stage_removal(&self.core.layout, inode.ino, &mut batch);
+                self.core.layout.stage_removal(inode.ino, &mut batch);
                 batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
                 self.apply(batch)?;
             }
@@ -454,7 +455,7 @@ impl Fs {
         for some in orphans.chunks(REMOVED_AT_ONCE) {
             let mut batch = Batch::new();
             for &ino in some {
-                stage_removal(&self.core.layout, ino, &mut batch);
+                self.core.layout.stage_removal(ino, &mut batch);
                 batch.delete(self.core.layout.imap, layout::orphan_key(ino));
             }
             self.apply(batch)?;

@@ -9,7 +9,7 @@ use kvdb::Batch;
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
 use crate::error::{Error, Result};
-use crate::fs::{Fs, stage_removal};
+use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
 use crate::inode_cache::Forgotten;
 use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
@@ -113,7 +113,7 @@ impl Fs {
         }
         if state.orphaned && self.may_remove(inode.ino) {
             let mut batch = Batch::new();
-            stage_removal(&self.core.layout, inode.ino, &mut batch);
+            self.core.layout.stage_removal(inode.ino, &mut batch);
             batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
             if let Err(e) = self.apply(batch) {
                 tracing::warn!(
@@ -477,7 +477,7 @@ impl Fs {
                 batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), b"".as_slice());
             }
         } else if stored && removes {
-            stage_removal(&self.core.layout, inode.ino, batch);
+            self.core.layout.stage_removal(inode.ino, batch);
         } else {
             batch.delete(self.core.layout.imap, layout::node_key(inode.ino));
             if stored {

@@ -18,7 +18,7 @@ use kvdb::{Batch, Kvdb, RepairReport, View};
 
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::error::Result;
-use crate::fs::{largest_ino, largest_kept, largest_taken, noted};
+use crate::fs::inode_numbers::{largest_ino, largest_kept, largest_taken, noted};
 use crate::layout::{Attributes, Body, Layout, Numbers, Xattrs};
 use crate::verify::Finding;
 

@@ -12,7 +12,8 @@ use kvdb::{BranchInfo, Durability, Kvdb, Scope, SnapshotInfo};
 
 use crate::difference::{FileChange, difference_of_states};
 use crate::error::{Error, Result};
-use crate::fs::{Fs, FsOptions, largest_in};
+use crate::fs::inode_numbers::largest_in;
+use crate::fs::{Fs, FsOptions};
 use crate::layout::{self, Layout, Super};
 use crate::views::{OpenView, VIEW_SHARE, View, Views, Wait};
 

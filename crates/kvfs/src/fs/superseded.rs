@@ -90,14 +90,14 @@ impl Fs {
         let core = &self.core;
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
         let scope = Scope::Frozen(core.scope.view()?);
-        let numbers = InodeAllocator::from(u64::MAX >> 16, 0);
+        let inode_allocator = InodeAllocator::from(u64::MAX >> 16, 0);
         let fs = Fs::without_mainline(
             core.db.clone(),
             scope,
             core.env.clone(),
             core.layout,
             core.hash_key,
-            numbers,
+            inode_allocator,
             options,
         );
         Ok(SupersededState { fs, touched })

@@ -19,7 +19,7 @@
 mod node;
 
 use bytes::{Bytes, BytesMut};
-use kvdb::{DictionaryId, DictionaryOptions, Kvdb};
+use kvdb::{Batch, DictionaryId, DictionaryOptions, Kvdb};
 
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
@@ -44,12 +44,12 @@ const ORPHAN: u8 = b'o';
 const MOVES: u8 = b'm';
 const SCRUB: u8 = b'c';
 const NUMBERS: u8 = b'n';
-/// Version 1 has no hints where files have their names, version 2 no numbers that directories have
-/// reserved; everything else is the same.
-/// Version of a record with the default zone size, which has no field for it, and of one with
-/// another.
+/// Version of a record with the default zone size, which has no field for it.
 const SUPER_VERSION: u8 = 3;
+/// Version of a record with another zone size.
 const SUPER_WITH_ZONES: u8 = 4;
+/// The oldest version that is read. Version 1 has no hints where files have their names, version 2
+/// no numbers that directories have reserved; everything else is the same.
 const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
@@ -97,6 +97,25 @@ impl Layout {
             imap: db.create_dictionary("imap", nodes)?,
             dmap: db.create_dictionary("dmap", reserved)?,
         })
+    }
+
+    /// Adds to `batch` the removal of everything that an inode has, but for its names and its
+    /// orphan record.
+    pub fn stage_removal(&self, ino: Ino, batch: &mut Batch) {
+        let (start, end) = node_range(ino);
+        batch.delete_range(self.imap, start.to_vec(), end.to_vec());
+        self.stage_removal_of_pages(ino, batch);
+    }
+
+    /// Adds to `batch` the removal of the extended attributes and pages of an inode.
+    pub fn stage_content_removal(&self, ino: Ino, batch: &mut Batch) {
+        let end = node_range(ino).1;
+        batch.delete_range(self.imap, xattr_key(ino, b"\0"), end.to_vec());
+        self.stage_removal_of_pages(ino, batch);
+    }
+
+    fn stage_removal_of_pages(&self, ino: Ino, batch: &mut Batch) {
+        batch.delete_range(self.dmap, page_key(ino, 0).to_vec(), pages_end(ino).to_vec());
     }
 }
 

@@ -18,7 +18,6 @@ use kvdb::{Batch, DictionaryId, Transaction, TransactionId, TransactionOptions};
 use super::{Views, Wait};
 use crate::attr::Ino;
 use crate::error::Result;
-use crate::fs::stage_content_removal;
 use crate::layout::{self, ImapKey, Layout};
 
 /// Tuples or files that are changed at once.
@@ -75,7 +74,7 @@ impl Views {
         for some in closed.chunks(STEP) {
             let mut batch = Batch::new();
             for ino in some {
-                stage_content_removal(&mainline.layout, *ino, &mut batch);
+                mainline.layout.stage_content_removal(*ino, &mut batch);
                 batch.delete(mainline.layout.imap, layout::orphan_key(*ino));
                 orphans.remove(ino);
             }

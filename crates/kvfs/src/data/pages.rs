@@ -1,0 +1,146 @@
+//! The pages of a file, one by one: those that wait in its buffer, and those that the store has.
+
+use env::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use kvdb::Cursor;
+
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::{InodeState, Page, Slot};
+use crate::layout::{self, Body, PAGE, blocks_of};
+use crate::partial_page::PartialPage;
+
+/// The size up to which the pages of a file are read together with their neighbours on the device:
+/// these are the rest of the file, and other small files. A single page of a larger one is read
+/// alone, unless the file is read in order.
+const AROUND: u64 = 256 << 10;
+
+impl Fs {
+    /// A page as it is now, waiting or stored; `None` where the file has none.
+    pub(crate) fn page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
+        Ok(match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+            Some(Page::Shared(b)) => Some(b.clone()),
+            Some(Page::Own(v)) => Some(Bytes::copy_from_slice(v)),
+            Some(Page::Part(part)) => Some(self.whole(ino, state, block, part)?.into()),
+            None => self.stored_page(ino, state, block)?,
+        })
+    }
+
+    /// The page that `part` is of, which is read for it.
+    pub(super) fn whole(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        block: u64,
+        part: &PartialPage,
+    ) -> Result<Vec<u8>> {
+        Ok(part.over(&self.stored_page(ino, state, block)?.unwrap_or_default()))
+    }
+
+    /// A page as the store has it, unless it is cut off.
+    pub(crate) fn stored_page(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        block: u64,
+    ) -> Result<Option<Bytes>> {
+        if !state.stored || block >= state.buffer.cut {
+            return Ok(None);
+        }
+        let get = || self.core.scope.get(self.core.layout.dmap, &layout::page_key(ino, block));
+        let in_order = state.next_page.swap(block + 1, Ordering::Relaxed) == block;
+        // The neighbours of a page of a large file are mostly other pages of it.
+        let page =
+            if in_order || state.attr.size <= AROUND { get()? } else { kvdb::read_alone(get)? };
+        if let Some(page) = &page {
+            checked_page(ino, page)?;
+        }
+        Ok(page)
+    }
+
+    /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size
+    /// is known not to exist.
+    pub(crate) fn put_page(&self, state: &mut InodeState, block: u64, page: Page) {
+        let Body::Paged(count) = &mut state.attr.body else {
+            debug_assert!(false, "pages belong to paged files");
+            return;
+        };
+        let buffer = &mut state.buffer;
+        if let Some(slot) = buffer.pages.get_mut(&block) {
+            slot.page = page;
+            return;
+        }
+        let blocks = blocks_of(state.attr.size);
+        let new = block >= blocks || block >= buffer.cut || !state.stored;
+        // Without holes every block below the end exists.
+        let dense = *count == blocks;
+        if new {
+            *count += 1;
+        } else if !dense {
+            buffer.uncounted += 1;
+        }
+        buffer.pages.insert(block, Slot { page, counted: new || dense });
+    }
+
+    /// How many blocks of `[from, to)` are stored or waiting.
+    pub(crate) fn pages_between(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        from: u64,
+        to: u64,
+    ) -> Result<u64> {
+        let mut count = state.buffer.pages.range(from..to).count() as u64;
+        if state.stored && from < to.min(state.buffer.cut) {
+            let mut stored = self.stored_blocks(ino, from, to.min(state.buffer.cut))?;
+            while let Some(block) = stored.next()? {
+                if !state.buffer.pages.contains_key(&block) {
+                    count += 1;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// The blocks of `[from, to)` that the store has pages of, in order, without reading a page.
+    pub(crate) fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {
+        let (start, end) = (layout::page_key(ino, from), layout::page_key(ino, to));
+        let cursor = self.core.scope.cursor(self.core.layout.dmap, &start, &end)?.keys_only();
+        Ok(StoredBlocks { cursor, ino, position: from })
+    }
+}
+
+/// The value of a page, which may not be longer than a page.
+pub(super) fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
+    if page.len() as u64 > PAGE {
+        return Err(Error::Corrupt { ino, what: format!("a page of {} bytes", page.len()) });
+    }
+    Ok(page)
+}
+
+/// A walk over the page keys of one file.
+pub(crate) struct StoredBlocks {
+    cursor: Cursor,
+    ino: Ino,
+    /// The cursor stands before the first stored block at or above this.
+    position: u64,
+}
+
+impl StoredBlocks {
+    pub fn next(&mut self) -> Result<Option<u64>> {
+        let Some(tuple) = self.cursor.next()? else { return Ok(None) };
+        let (_, block) = layout::decode_page_key(&tuple.key)?;
+        self.position = block + 1;
+        Ok(Some(block))
+    }
+
+    /// The first stored block at or above `block`, which does not go back.
+    pub fn next_from(&mut self, block: u64) -> Result<Option<u64>> {
+        if block != self.position {
+            self.cursor.seek(&layout::page_key(self.ino, block))?;
+        }
+        self.next()
+    }
+}

@@ -1,0 +1,204 @@
+//! Reading a file: what waits in its buffer lies over what the store has.
+
+use env::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::pages::checked_page;
+use crate::attr::{FileKind, Ino};
+use crate::error::{Error, Result};
+use crate::fs::{Atime, Fs};
+use crate::inode::{InodeState, Page, Slot};
+use crate::layout::{self, Body, PAGE, blocks_of};
+
+impl Fs {
+    /// Up to `len` bytes at `offset`; fewer only at the end of the file.
+    pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        let data =
+            self.reading(ino, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
+        self.core.counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
+        Ok(data)
+    }
+
+    /// Reads as many bytes as `room` has; returns how many there were.
+    pub fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Result<usize> {
+        let length = self.reading(ino, |state| {
+            let end = offset.saturating_add(room.len() as u64).min(state.attr.size);
+            let is_inline = matches!(state.attr.body, Body::Inline(_));
+            if offset >= end || is_inline || offset / PAGE == (end - 1) / PAGE {
+                let data = self.read_locked(ino, state, offset, room.len() as u64)?;
+                room[..data.len()].copy_from_slice(&data);
+                return Ok(data.len());
+            }
+            let length = (end - offset) as usize;
+            self.read_pages(ino, state, offset, &mut room[..length])?;
+            Ok(length)
+        })?;
+        self.core.counters.bytes_read.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(length)
+    }
+
+    /// Reads of a file, with what that does to its access time.
+    fn reading<T>(&self, ino: Ino, read: impl FnOnce(&InodeState) -> Result<T>) -> Result<T> {
+        let _call = self.enter()?;
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if state.gone {
+            return Err(Error::Stale(ino));
+        }
+        match state.attr.kind {
+            FileKind::File => {}
+            FileKind::Dir => return Err(Error::IsDirectory),
+            _ => return Err(Error::Invalid("reading something that is not a file")),
+        }
+        let data = read(&state)?;
+        let stale = self.atime_is_stale(&state);
+        drop(state);
+        if stale {
+            let mut state = inode.state.write();
+            state.attr.atime = self.now();
+        }
+        Ok(data)
+    }
+
+    /// The target of a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _call = self.enter()?;
+        let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        match state.attr.kind {
+            _ if state.gone => Err(Error::Stale(ino)),
+            FileKind::Symlink => Ok(self.content(ino, &state)?.into()),
+            _ => Err(Error::Invalid("not a symbolic link")),
+        }
+    }
+
+    fn atime_is_stale(&self, state: &InodeState) -> bool {
+        let (a, m, c) = (state.attr.atime, state.attr.mtime, state.attr.ctime);
+        match self.core.options.atime {
+            Atime::Never => false,
+            _ if self.core.options.read_only => false,
+            Atime::Relative => {
+                a <= m
+                    || a <= c
+                    || self.core.env.wall()
+                        > Duration::from_secs((a.secs.max(0) as u64).saturating_add(86_400))
+            }
+        }
+    }
+
+    pub(crate) fn read_locked(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        offset: u64,
+        len: u64,
+    ) -> Result<Bytes> {
+        let end = offset.saturating_add(len).min(state.attr.size);
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        if let Body::Inline(have) = state.attr.body {
+            let have = u64::from(have);
+            let mut data = Vec::new();
+            if offset < have {
+                let content = self.content(ino, state)?;
+                if end <= have {
+                    return Ok(content.slice(offset as usize..end as usize));
+                }
+                data.extend_from_slice(&content[offset as usize..]);
+            }
+            data.resize((end - offset) as usize, 0);
+            return Ok(data.into());
+        }
+        let (first, last) = (offset / PAGE, (end - 1) / PAGE);
+        if first == last {
+            let from = (offset % PAGE) as usize;
+            let to = from + (end - offset) as usize;
+            let page = self.page(ino, state, first)?.unwrap_or_default();
+            if page.len() >= to {
+                return Ok(page.slice(from..to));
+            }
+            let mut data = page.get(from..).unwrap_or_default().to_vec();
+            data.resize(to - from, 0);
+            return Ok(data.into());
+        }
+        let mut data = vec![0; (end - offset) as usize];
+        self.read_pages(ino, state, offset, &mut data)?;
+        Ok(data.into())
+    }
+
+    /// Fills `room` from `offset` on with stored and waiting pages, both in order; of a block that
+    /// is both, the waiting one lies over the stored one.
+    fn read_pages(&self, ino: Ino, state: &InodeState, offset: u64, room: &mut [u8]) -> Result<()> {
+        let end = offset + room.len() as u64;
+        let (first, behind) = (offset / PAGE, blocks_of(end));
+        let mut waiting = state.buffer.pages.range(first..behind).peekable();
+        let whole = |&(_, slot): &(&u64, &Slot)| slot.page.is_whole();
+        let all_waiting = !state.buffer.pages.is_empty()
+            && state.buffer.pages.range(first..behind).filter(whole).count() as u64
+                == behind - first;
+        let stored = if all_waiting || !state.stored || first >= state.buffer.cut {
+            Vec::new()
+        } else {
+            let (start, stop) =
+                (layout::page_key(ino, first), layout::page_key(ino, behind.min(state.buffer.cut)));
+            self.core.scope.scan(self.core.layout.dmap, &start, &stop, (behind - first) as usize)?
+        };
+        let mut stored = stored.into_iter().peekable();
+        let mut filled = 0;
+        loop {
+            let stored_block = match stored.peek() {
+                Some((key, _)) => Some(layout::decode_page_key(key)?.1),
+                None => None,
+            };
+            let waiting_block = waiting.peek().map(|(block, _)| **block);
+            let Some(block) = waiting_block.into_iter().chain(stored_block).min() else { break };
+            let slot = waiting.next_if(|(b, _)| **b == block);
+            let page = if stored_block == Some(block) { stored.next() } else { None };
+            let stored_bytes = || page.as_ref().map_or(Ok(&[][..]), |(_, v)| checked_page(ino, v));
+            let joined;
+            let bytes: &[u8] = match slot.map(|(_, slot)| &slot.page) {
+                Some(Page::Shared(b)) => b,
+                Some(Page::Own(v)) => v,
+                Some(Page::Part(part)) => {
+                    joined = part.over(stored_bytes()?);
+                    &joined
+                }
+                None => stored_bytes()?,
+            };
+            let start = block * PAGE;
+            let skip = offset.saturating_sub(start) as usize;
+            let take = (end - start).min(PAGE) as usize;
+            let bytes = bytes.get(skip..bytes.len().min(take)).unwrap_or_default();
+            // Holes and short pages before this one.
+            let at = (start.max(offset) - offset) as usize;
+            room[filled..at].fill(0);
+            filled = at + bytes.len();
+            room[at..filled].copy_from_slice(bytes);
+        }
+        room[filled..].fill(0);
+        Ok(())
+    }
+
+    /// The inline content of an inode, from memory or the store.
+    pub(crate) fn content(&self, ino: Ino, state: &InodeState) -> Result<Bytes> {
+        match (state.attr.body, &state.inline) {
+            (Body::Paged(_) | Body::Inline(0), _) => Ok(Bytes::new()),
+            (_, Some(content)) => Ok(content.clone()),
+            (Body::Inline(len), None) => {
+                let corrupt = |what: &str| Error::Corrupt { ino, what: what.into() };
+                let value = self.core.scope.get(self.core.layout.imap, &layout::node_key(ino))?;
+                let (_, _, content) = layout::decode_node(
+                    ino,
+                    &value.ok_or_else(|| corrupt("its node is missing"))?,
+                )?;
+                if content.len() != len as usize {
+                    return Err(corrupt("its content changed in the store while it was open"));
+                }
+                Ok(content)
+            }
+        }
+    }
+}

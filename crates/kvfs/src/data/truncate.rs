@@ -1,0 +1,90 @@
+//! The size of a file: what is cut off goes from the buffer at once, and from the store with the
+//! inode's next commit.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::MAX_SIZE;
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::{Inode, InodeState, Page, Slot};
+use crate::layout::{Body, PAGE, blocks_of};
+
+impl Fs {
+    /// Sets the size. Nothing is committed: the range delete of what is cut off goes with the
+    /// inode's next commit.
+    pub(crate) fn truncate(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        size: u64,
+    ) -> Result<()> {
+        if size > MAX_SIZE {
+            return Err(Error::TooLarge);
+        }
+        let old = state.attr.size;
+        match state.attr.body {
+            Body::Inline(have) if size < u64::from(have) => {
+                state.inline =
+                    Some(Bytes::copy_from_slice(&self.content(inode.ino, state)?[..size as usize]));
+                state.attr.body = Body::Inline(size as u32);
+            }
+            Body::Paged(_) if size < old => self.cut(inode.ino, state, size)?,
+            _ => {}
+        }
+        state.attr.size = size;
+        Ok(())
+    }
+
+    fn cut(&self, ino: Ino, state: &mut InodeState, size: u64) -> Result<()> {
+        if size == 0 {
+            state.buffer.pages.clear();
+            state.buffer.uncounted = 0;
+            state.buffer.cut = 0;
+            state.attr.body = Body::Inline(0);
+            state.inline = None;
+            return Ok(());
+        }
+        self.count_pages(ino, state)?;
+        let (kept, blocks) = (blocks_of(size), blocks_of(state.attr.size));
+        let Body::Paged(count) = state.attr.body else { return Ok(()) };
+        // All that has to be read, before anything changes.
+        let count = if count == blocks {
+            kept
+        } else if kept <= blocks - kept {
+            self.pages_between(ino, state, 0, kept)?
+        } else {
+            count - self.pages_between(ino, state, kept, blocks)?
+        };
+        // The page that the new end is in keeps its first bytes only.
+        let rest = (size % PAGE) as usize;
+        if rest > 0 {
+            let block = kept - 1;
+            let joined = match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+                Some(Page::Part(part)) => Some(self.whole(ino, state, block, part)?),
+                _ => None,
+            };
+            if let Some(slot) = state.buffer.pages.get_mut(&block) {
+                if let Some(joined) = joined {
+                    slot.page = Page::Own(joined);
+                }
+                match &mut slot.page {
+                    Page::Shared(b) => b.truncate(rest),
+                    Page::Own(v) => v.truncate(rest),
+                    Page::Part(_) => debug_assert!(false, "it was made whole"),
+                }
+            } else if let Some(page) = self.stored_page(ino, state, block)?
+                && page.len() > rest
+            {
+                let page = Page::Own(page[..rest].to_vec());
+                state.buffer.pages.insert(block, Slot { page, counted: true });
+            }
+        }
+        state.buffer.pages.split_off(&kept);
+        state.buffer.cut = state.buffer.cut.min(kept);
+        state.attr.body = Body::Paged(count);
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Writing a file: into the buffer of its inode. What a write keeps of pages that are not in memory
+//! is read before anything changes, or is left where it lies.
+
+use env::sync::atomic::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::MAX_SIZE;
+use crate::attr::{FileKind, Ino, WriteHints, Written};
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::{Inode, InodeState, Page, Slot};
+use crate::layout::{Body, INLINE_MAX, PAGE};
+use crate::partial_page::PartialPage;
+
+/// A large write is copied in pieces of this, aligned in the file, and its pages share the piece.
+/// One page that outlives the others keeps no more than this alive.
+const PIECE: u64 = 64 << 10;
+
+impl Fs {
+    /// Writes all of `data`; it is in memory when this returns, and committed later.
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8], hints: WriteHints) -> Result<u32> {
+        self.write_for(ino, offset, data, hints).map(|_| data.len() as u32)
+    }
+
+    /// `write` that also returns what a cache of attributes must be told.
+    pub fn write_for(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<Written> {
+        let lost_privileges = if hints.from_cache {
+            self.write_cached(ino, offset, data, hints)?
+        } else {
+            self.writable()?;
+            self.retry_on_lock(|| {
+                let _call = self.enter()?;
+                if hints.append {
+                    self.append(ino, data, hints)
+                } else {
+                    self.write_in_call(ino, offset, data, hints)
+                }
+            })?
+        };
+        Ok(Written { bytes: data.len() as u64, lost_privileges })
+    }
+
+    /// `write` for a call that has entered the view. Returns whether the file has lost set-uid or
+    /// set-gid bits.
+    pub(crate) fn write_in_call(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        hints: WriteHints,
+    ) -> Result<bool> {
+        let end = offset
+            .checked_add(data.len() as u64)
+            .filter(|&end| end <= MAX_SIZE)
+            .ok_or(Error::TooLarge)?;
+        if data.is_empty() {
+            return Ok(false);
+        }
+        self.reserve(data.len() as u64)?;
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        match state.attr.kind {
+            FileKind::File => {}
+            FileKind::Dir => return Err(Error::IsDirectory),
+            _ => return Err(Error::Invalid("writing something that is not a file")),
+        }
+        self.write_locked(&inode, &mut state, offset, data)?;
+        debug_assert!(state.attr.size >= end);
+        let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
+        self.mark_dirty(&inode, &mut state);
+        self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
+        self.commit_if_large(&inode, &mut state);
+        drop(state);
+        self.throttle_writer();
+        Ok(lost_privileges)
+    }
+
+    /// Makes a file at least this long. (Under the freeze lock.)
+    pub(crate) fn extend_in_call(&self, ino: Ino, size: u64) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let mut state = self.lock(&inode)?;
+        if state.attr.kind == FileKind::File && state.attr.size < size {
+            self.truncate(&inode, &mut state, size)?;
+            self.touch_content(&mut state, self.now(), None);
+            self.mark_dirty(&inode, &mut state);
+        }
+        Ok(())
+    }
+
+    /// Puts data into the buffer and moves the size; the caller marks the inode dirty.
+    pub(crate) fn write_locked(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
+        let end = offset + data.len() as u64;
+        if let Body::Inline(have) = state.attr.body {
+            if end <= INLINE_MAX {
+                let mut content = if offset == 0 && data.len() as u64 >= u64::from(have) {
+                    data.to_vec()
+                } else {
+                    let mut content = Vec::with_capacity(end.max(u64::from(have)) as usize);
+                    content.extend_from_slice(&self.content(inode.ino, state)?);
+                    if content.len() < end as usize {
+                        content.resize(end as usize, 0);
+                    }
+                    content[offset as usize..end as usize].copy_from_slice(data);
+                    content
+                };
+                content.shrink_to_fit();
+                state.attr.body = Body::Inline(content.len() as u32);
+                state.inline = Some(content.into());
+                state.attr.size = state.attr.size.max(end);
+                return Ok(());
+            }
+            self.move_to_pages(inode.ino, state)?;
+        }
+        // What has to be read is read before anything changes: a write is done whole or not at all,
+        // also when the device fails.
+        let mut edges = self.edges(inode.ino, state, offset, end)?;
+        let mut at = 0;
+        while at < data.len() {
+            let from = offset + at as u64;
+            let len = (PIECE - from % PIECE).min((data.len() - at) as u64) as usize;
+            self.write_piece(state, from, &data[at..at + len], &mut edges);
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// The pages of which a write of `[offset, end)` keeps a part that is not in memory: at most
+    /// the first and the last. A page is read unless little of it is written.
+    fn edges(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        offset: u64,
+        end: u64,
+    ) -> Result<BTreeMap<u64, Edge>> {
+        let mut edges = BTreeMap::new();
+        for block in [offset / PAGE, (end - 1) / PAGE] {
+            let start = block * PAGE;
+            let held = state.attr.size.saturating_sub(start).min(PAGE);
+            // Nothing is stored at or beyond the size.
+            if offset <= start && end >= start + held || held == 0 || edges.contains_key(&block) {
+                continue;
+            }
+            let inside = offset.saturating_sub(start) as usize;
+            let len = (end.min(start + PAGE) - start) as usize - inside;
+            let stored = state.stored && block < state.buffer.cut;
+            let edge = match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+                Some(Page::Part(part)) if !part.has_room(inside, len) => {
+                    Edge::Read(self.whole(ino, state, block, part)?)
+                }
+                Some(_) => continue,
+                None if stored && PartialPage::takes(len) => Edge::Unread,
+                None => match self.stored_page(ino, state, block)? {
+                    Some(page) => Edge::Read(page.into()),
+                    None => continue,
+                },
+            };
+            edges.insert(block, edge);
+        }
+        Ok(edges)
+    }
+
+    /// The content of a small file becomes its page 0.
+    pub(crate) fn move_to_pages(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
+        let content = self.content(ino, state)?;
+        state.inline = None;
+        state.attr.body = Body::Paged(u64::from(!content.is_empty()));
+        if !content.is_empty() {
+            state.buffer.pages.insert(0, Slot { page: Page::Own(content.to_vec()), counted: true });
+        }
+        Ok(())
+    }
+
+    /// Writes one aligned piece. Pages written from their start over all they held are slices of
+    /// one copy; others are put together.
+    fn write_piece(
+        &self,
+        state: &mut InodeState,
+        offset: u64,
+        data: &[u8],
+        edges: &mut BTreeMap<u64, Edge>,
+    ) {
+        let mut shared: Option<Bytes> = None;
+        let mut at = 0;
+        while at < data.len() {
+            let from = offset + at as u64;
+            let (block, inside) = (from / PAGE, (from % PAGE) as usize);
+            let len = (PAGE as usize - inside).min(data.len() - at);
+            let held = state.attr.size.saturating_sub(block * PAGE).min(PAGE) as usize;
+            let bytes = &data[at..at + len];
+            let page = if inside == 0 && len >= held {
+                let shared = shared.get_or_insert_with(|| Bytes::copy_from_slice(data));
+                Page::Shared(shared.slice(at..at + len))
+            } else {
+                let waiting = state
+                    .buffer
+                    .pages
+                    .get_mut(&block)
+                    .map(|slot| std::mem::replace(&mut slot.page, Page::Own(Vec::new())));
+                match (edges.remove(&block), waiting) {
+                    (Some(Edge::Unread), _) => Page::Part(PartialPage::of(inside, bytes)),
+                    (Some(Edge::Read(page)), _) => Page::Own(page).with(inside, bytes),
+                    (None, Some(page)) => page.with(inside, bytes),
+                    (None, None) => {
+                        Page::Own(Vec::with_capacity(PAGE as usize)).with(inside, bytes)
+                    }
+                }
+            };
+            self.put_page(state, block, page);
+            at += len;
+            state.attr.size = state.attr.size.max(offset + at as u64);
+        }
+    }
+}
+
+/// A page that a write keeps a part of.
+enum Edge {
+    /// As it was read.
+    Read(Vec<u8>),
+    /// What is written of it goes over it where it lies.
+    Unread,
+}

@@ -1,0 +1,242 @@
+//! Opening and making a file system, the views of one that is open, and how it is shut down.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use env::Env;
+use env::sync::Mutex;
+use kvdb::{Batch, Durability, Kvdb, Scope};
+
+use super::inode_numbers::allocator_of;
+use super::options::{FsOptions, ZONE_SIZE};
+use super::statistics::Counters;
+use super::superseded::Superseded;
+use super::{Core, Fs};
+use crate::attr::{FileKind, ROOT, Timestamp};
+use crate::dirty_queue::DirtyQueue;
+use crate::error::{Error, Result};
+use crate::freeze_lock::FreezeLock;
+use crate::inode_allocator::InodeAllocator;
+use crate::inode_cache::InodeCache;
+use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
+use crate::lost::Lost;
+use crate::space_account::SpaceAccount;
+
+impl Fs {
+    /// Opens the file system in `db`; makes it, with an empty root directory, when there is none.
+    pub fn open(db: Kvdb, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
+        let layout = match Layout::find(&db) {
+            Some(layout) => layout,
+            None if options.read_only => return Err(Error::ReadOnly),
+            None => Layout::create(&db)?,
+        };
+        let fs = Fs::open_layout(db, "", layout, env, options)?;
+        fs.start_ticker();
+        Ok(fs)
+    }
+
+    /// The file system in these dictionaries of a branch. Nothing flushes by itself.
+    pub(crate) fn open_layout(
+        db: Kvdb,
+        branch: &str,
+        layout: Layout,
+        env: Arc<dyn Env>,
+        options: FsOptions,
+    ) -> Result<Fs> {
+        let Super { hash_key, zone_size } = match db.get(layout.imap, &layout::SUPER_KEY)? {
+            Some(value) => {
+                let record = Super::decode(&value)?;
+                if !Super::is_current(&value) && !options.read_only {
+                    let mut batch = Batch::new();
+                    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
+                    db.commit(batch, kvdb::Durability::Buffered)?;
+                }
+                record
+            }
+            None if options.read_only => return Err(Error::ReadOnly),
+            None => make(&db, &layout, &*env, &options)?,
+        };
+        let orphans = if options.read_only { 0 } else { empty_orphans(&db, &layout)? };
+        let zone_size = options.zone_size.or(zone_size).unwrap_or(ZONE_SIZE);
+        let options = FsOptions { zone_size: Some(zone_size), ..options };
+        let inode_allocator = allocator_of(&db, branch, &layout, zone_size, options.read_only)?;
+        let fs = Fs::without_mainline(
+            db.clone(),
+            Scope::Mainline(db),
+            env,
+            layout,
+            hash_key,
+            inode_allocator,
+            options,
+        );
+        // So that it is known from the start whether it is nearly full.
+        fs.refill_space(0);
+        let root = fs.inode(ROOT)?;
+        if !root.state.read().is_dir() {
+            return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });
+        }
+        tracing::info!(
+            next_ino = fs.core.inode_allocator.next(),
+            orphans_removed = orphans,
+            read_only = fs.core.options.read_only,
+            "file system open"
+        );
+        Ok(fs)
+    }
+
+    /// Another view of the same branch. Costs microseconds, whatever there is to see.
+    pub(crate) fn of_transaction(&self, scope: Scope, options: FsOptions) -> Fs {
+        let core = &self.core;
+        let (db, env) = (core.db.clone(), core.env.clone());
+        let allocator = core.inode_allocator.for_transaction();
+        Fs::build(
+            Some(self.clone()),
+            db,
+            scope,
+            env,
+            core.layout,
+            core.hash_key,
+            allocator,
+            options,
+        )
+    }
+
+    /// Removes orphans. None of them may be open.
+    pub(crate) fn empty_orphans(&self) -> Result<usize> {
+        let _call = self.enter()?;
+        empty_orphans(&self.core.db, &self.core.layout)
+    }
+
+    pub(crate) fn without_mainline(
+        db: Kvdb,
+        scope: Scope,
+        env: Arc<dyn Env>,
+        layout: Layout,
+        hash_key: [u8; 16],
+        inode_allocator: InodeAllocator,
+        options: FsOptions,
+    ) -> Fs {
+        Fs::build(None, db, scope, env, layout, hash_key, inode_allocator, options)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn build(
+        mainline: Option<Fs>,
+        db: Kvdb,
+        scope: Scope,
+        env: Arc<dyn Env>,
+        layout: Layout,
+        hash_key: [u8; 16],
+        inode_allocator: InodeAllocator,
+        options: FsOptions,
+    ) -> Fs {
+        let inode_cache = InodeCache::new(options.inode_memory);
+        let space = SpaceAccount::new(db.promised_space());
+        let core = Core {
+            db,
+            scope,
+            mainline,
+            env,
+            layout,
+            inode_cache,
+            options,
+            freeze_lock: FreezeLock::default(),
+            superseded: Superseded::default(),
+            inode_allocator,
+            tree: Mutex::new(()),
+            dirty: DirtyQueue::default(),
+            space,
+            lost: Lost::default(),
+            hash_key,
+            counters: Counters::default(),
+            ticker: Arc::default(),
+        };
+        Fs { core: Arc::new(core) }
+    }
+
+    /// Commits and syncs everything, and stops the background thread. Calls after it still work,
+    /// but nothing flushes by itself.
+    pub fn shutdown(&self) -> Result<()> {
+        self.core.ticker.stop();
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        self.sync_all()
+    }
+
+    fn start_ticker(&self) {
+        if self.core.env.inline() || self.core.options.read_only {
+            return;
+        }
+        // What is older than half the interval is flushed every half interval: nothing gets older
+        // than the interval.
+        let pause = self.core.options.flush_interval / 2;
+        let tick = |core: Arc<Core>| {
+            let db = core.db.clone();
+            let Err(e) = (Fs { core }).tick() else { return ControlFlow::Continue(()) };
+            if e.is_locked() {
+                tracing::debug!("dirty data waits for a transaction: {e}");
+            } else if db.takes_writes().is_err() {
+                // For good: what waits in memory is read from there until the store is opened
+                // again.
+                tracing::error!("what was written last is not on disk: {e}");
+                return ControlFlow::Break(());
+            } else {
+                tracing::warn!("flushing dirty data failed, will be tried again: {e}");
+            }
+            ControlFlow::Continue(())
+        };
+        let ticker = &self.core.ticker;
+        if let Err(e) = ticker.start("kvfs-flush", pause, Arc::downgrade(&self.core), tick) {
+            tracing::warn!(
+                "no thread for the flush interval, data is flushed by fsync and when the buffer is full: {e}"
+            );
+        }
+    }
+}
+
+/// Writes the file system's own record and the root directory; gives the hash key.
+fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Result<Super> {
+    let mut hash_key = [0; 16];
+    hash_key[..8].copy_from_slice(&env.random().to_le_bytes());
+    hash_key[8..].copy_from_slice(&env.random().to_le_bytes());
+    let record = Super { hash_key, zone_size: options.zone_size };
+    let now = Timestamp::from(env.wall());
+    let root = Attributes {
+        kind: FileKind::Dir,
+        perm: options.root_perm & 0o7777,
+        nlink: 2,
+        uid: options.root_uid,
+        gid: options.root_gid,
+        rdev: 0,
+        size: 0,
+        body: Body::Inline(0),
+        parent: ROOT,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        reserved: Default::default(),
+    };
+    let mut batch = Batch::new();
+    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
+    batch.put(layout.imap, layout::node_key(ROOT), layout::encode_node(&root, None, b""));
+    db.commit(batch, Durability::Synced)?;
+    Ok(record)
+}
+
+/// Removes the orphans that an unclean end has left behind.
+fn empty_orphans(db: &Kvdb, layout: &Layout) -> Result<usize> {
+    let (start, end) = layout::orphan_range();
+    let mut cursor = db.view().cursor(layout.imap, &start, &end)?;
+    let mut count = 0;
+    while let Some(tuple) = cursor.next()? {
+        let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
+        let mut batch = Batch::new();
+        layout.stage_removal(ino, &mut batch);
+        batch.delete(layout.imap, tuple.key);
+        db.commit(batch, Durability::Buffered)?;
+        count += 1;
+    }
+    Ok(count)
+}

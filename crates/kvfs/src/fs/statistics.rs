@@ -1,0 +1,57 @@
+//! What a file system has done since it was opened, in figures.
+
+use env::sync::atomic::{AtomicU64, Ordering};
+
+use super::Fs;
+
+/// Numbers about an open file system; the counters run from its opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Inodes in memory.
+    pub inodes: u64,
+    /// Bytes of data that are not committed yet.
+    pub dirty_bytes: u64,
+    /// Batches committed to the database.
+    pub commits: u64,
+    /// Pages put into batches.
+    pub pages_written: u64,
+    /// Of these, pages of which only the bytes that were written were put, since the others were
+    /// not in memory.
+    pub pages_patched: u64,
+    /// Bytes that calls have written.
+    pub bytes_written: u64,
+    /// Bytes that calls have read.
+    pub bytes_read: u64,
+    /// The next inode number that will be given out.
+    pub next_ino: u64,
+    /// [`FsOptions::zone_size`] as it is in force; 0 of a view that makes nothing.
+    pub zone_size: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub commits: AtomicU64,
+    pub pages_written: AtomicU64,
+    pub pages_patched: AtomicU64,
+    pub bytes_written: AtomicU64,
+    pub bytes_read: AtomicU64,
+}
+
+impl Fs {
+    /// The numbers as they are now.
+    pub fn statistics(&self) -> Statistics {
+        let c = &self.core.counters;
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Statistics {
+            inodes: self.core.inode_cache.len() as u64,
+            dirty_bytes: self.core.space.dirty_bytes() as u64,
+            commits: get(&c.commits),
+            pages_written: get(&c.pages_written),
+            pages_patched: get(&c.pages_patched),
+            bytes_written: get(&c.bytes_written),
+            bytes_read: get(&c.bytes_read),
+            next_ino: self.core.inode_allocator.next(),
+            zone_size: self.core.options.zone_size.unwrap_or_default(),
+        }
+    }
+}
