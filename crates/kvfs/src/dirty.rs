@@ -18,7 +18,6 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
-use crate::space_account::{SpaceAccount, cost_of};
 
 /// What a dirty inode is charged for its node.
 const NODE_CHARGE: usize = 512;
@@ -27,23 +26,9 @@ const GROUP: usize = 256;
 /// Inodes that it takes out of the queue at once, to commit them in the order of their numbers.
 const ORDERED: usize = 16 * GROUP;
 const GROUP_BYTES: usize = 4 << 20;
-/// Most dirty bytes of a file that a caller commits which must not wait for the device: they go
-/// into the journal's buffer.
-const MOST_COMMITTED_IN_PLACE: usize = 16 << 10;
 /// Dirty bytes at which the writer of a file commits it, so that the batches of a stream have about
 /// the same size.
 const FILE_LIMIT: usize = 8 << 20;
-
-/// How far [`Fs::begin_fsync`] has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FSync {
-    /// There is nothing to wait for.
-    Done,
-    /// It is on disk with the next [`Fs::sync_store`].
-    WithNext,
-    /// Nothing is done: that takes waiting, for the device or for a lock.
-    Alone,
-}
 
 /// An inode of a group, staged and locked until the group is committed.
 struct Held<'a> {
@@ -53,97 +38,6 @@ struct Held<'a> {
 }
 
 impl Fs {
-    /// Commits what is dirty of this inode and waits until that, and its names, are on disk. Other
-    /// files' data is not committed with it.
-    ///
-    /// [`Error::NotSynced`] (EIO) once the store has failed. For want of space (ENOSPC) what was
-    /// written stays in memory, in its place, and a later sync or the interval writes it.
-    ///
-    /// `_data_only` makes no difference: size and times go with the data in one batch.
-    pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
-        self.fsync_once(ino).map_err(Error::of_sync)
-    }
-
-    fn fsync_once(&self, ino: Ino) -> Result<()> {
-        if self.core.options.read_only {
-            return Ok(());
-        }
-        match self.retry_on_lock(|| self.commit_before_sync(ino, usize::MAX))? {
-            FSync::Done => Ok(()),
-            // Without the freeze lock, so that freezing the view does not wait for the disk.
-            FSync::WithNext | FSync::Alone => Ok(self.core.scope.sync()?),
-        }
-    }
-
-    /// The part of an fsync that waits for nothing: a small file is committed, and is on disk when
-    /// [`Fs::sync_store`] has returned, which many files can share. All other files are left to
-    /// [`Fs::fsync`].
-    pub fn begin_fsync(&self, ino: Ino) -> Result<FSync> {
-        if self.core.options.read_only {
-            return Ok(FSync::Done);
-        }
-        if !matches!(self.core.scope, kvdb::Scope::Mainline(_)) {
-            return Ok(FSync::Alone);
-        }
-        match kvdb::without_lock_waits(|| self.commit_before_sync(ino, MOST_COMMITTED_IN_PLACE)) {
-            Err(e) if e.is_locked() => Ok(FSync::Alone),
-            begun => begun.map_err(Error::of_sync),
-        }
-    }
-
-    /// Waits until everything that was committed before this call is on disk: the second half of an
-    /// fsync.
-    pub fn sync_store(&self) -> Result<()> {
-        self.core.scope.sync().map_err(|e| Error::from(e).of_sync())
-    }
-
-    fn commit_before_sync(&self, ino: Ino, most: usize) -> Result<FSync> {
-        let _call = self.enter()?;
-        let Some(inode) = self.core.inode_cache.get(ino) else { return Ok(FSync::WithNext) };
-        let mut state = inode.state.write();
-        match () {
-            // It has no name after a crash.
-            () if state.attr.nlink == 0 => Ok(FSync::Done),
-            () if state.charged > most => Ok(FSync::Alone),
-            () => self
-                .commit_dirty_with(&inode, &mut state, Batch::sync_follows)
-                .map(|()| FSync::WithNext),
-        }
-    }
-
-    /// As [`Fs::fsync`], for a directory: its names are on disk when this returns.
-    pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
-        self.fsync(ino, false)
-    }
-
-    /// Commits everything and waits until it is on disk.
-    pub fn sync_all(&self) -> Result<()> {
-        if self.core.options.read_only {
-            return Ok(());
-        }
-        let flushed = self.retry_on_lock(|| {
-            let _call = self.enter()?;
-            self.flush_older_than(Duration::MAX)
-        });
-        self.core.scope.sync().map_err(|e| Error::from(e).of_sync())?;
-        flushed.map_err(Error::of_sync)
-    }
-
-    /// Commits what has waited for half the flush interval and syncs the store. Called by the file
-    /// system's own thread every half interval; by the owner under an environment that runs inline.
-    pub fn tick(&self) -> Result<()> {
-        if self.core.options.read_only {
-            return Ok(());
-        }
-        let now = self.core.env.monotonic();
-        let limit = now.saturating_sub(self.core.options.flush_interval / 2);
-        let flushed = self
-            .enter()
-            .and_then(|_call| kvdb::without_lock_waits(|| self.flush_older_than(limit)));
-        self.core.scope.sync()?;
-        flushed
-    }
-
     /// Commits the queue once, in groups: files of medium size together fill a batch whose pages
     /// the store writes to their final place, while one of them alone would go through the journal
     /// and be written twice. An inode that cannot be committed stays dirty and does not stop the
@@ -304,48 +198,13 @@ impl Fs {
         }
     }
 
-    /// Fails with ENOSPC unless `more` bytes fit into the store in addition to everything that is
-    /// dirty already.
-    pub(crate) fn reserve(&self, more: u64) -> Result<()> {
-        // Whole pages at both ends.
-        let cost = cost_of(more.saturating_add(2 * PAGE));
-        if self.shared_space().spend(cost) || self.refill_space(cost) {
-            return Ok(());
-        }
-        // Truncated and rewritten files free space when they are committed; if the store can
-        // take no more, they cannot.
-        let _ = self.flush_older_than(Duration::MAX);
-        if !self.refill_space(cost) {
-            self.core.db.reclaim();
-        }
-        if self.refill_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
-    }
-
-    /// Asks the store for its free space. A part of it may then be used up without asking again.
-    /// `false`: `cost` does not fit.
-    pub(crate) fn refill_space(&self, cost: u64) -> bool {
-        self.shared_space().refill(|| self.core.db.space().free, cost)
-    }
-
-    /// The account that the mainline and all its transactions take their credit from.
-    fn shared_space(&self) -> &SpaceAccount {
-        &self.core.mainline.as_ref().unwrap_or(self).core.space
-    }
-
-    /// Whether the store is so full that a write may be refused for want of space before long: then
-    /// those out of a cache have to be announced ([`Fs::announce_cached`]). As of the last 4 MiB
-    /// that were written. The mainline's.
-    pub fn is_tight(&self) -> bool {
-        self.core.space.is_tight()
-    }
-
     /// Commits the inode if it is dirty. Call with its lock.
     pub(crate) fn commit_dirty(&self, inode: &Inode, state: &mut InodeState) -> Result<()> {
         self.commit_dirty_with(inode, state, |_| {})
     }
 
     /// Commits the inode if it is dirty; `hint` sets properties of the batch.
-    fn commit_dirty_with(
+    pub(crate) fn commit_dirty_with(
         &self,
         inode: &Inode,
         state: &mut InodeState,

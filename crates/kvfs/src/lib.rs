@@ -23,16 +23,17 @@
 //! - Calls: `namespace`, `rename`, `directory`, `data`, `attributes`, `xattr`, `allocate`,
 //!   `reflink`. Every call begins in `fs`, `freeze_lock` and `locks`.
 //! - In memory: `inode` (with the order of locks), `inode_cache`, `inode_allocator`; what is not
-//!   committed yet: `dirty`, `dirty_queue`, `space_account`; writes out of a cache:
-//!   `cached_writes`, `lost`.
+//!   committed yet: `dirty`, `dirty_queue`, `sync`, `free_space` on `space_account`; writes out of a
+//!   cache: `cached_writes`, `lost`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `superseded`,
 //!   `snapshots`, `difference`.
 //! - Whole trees: `walk`, `below`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
 //! - Checking: `verify`, `repair`, `salvage`.
 //!
-//! `data`, `cached_writes`, `dirty`, `locks`, `attributes` and `fs` are methods of one [`Fs`] and
-//! call one another to and fro: a write reserves space, may commit what is dirty, and takes locks
-//! on the way.
+//! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
+//! marks that dirty (`dirty`). A `sync`, the interval, or a writer that finds too much waiting has
+//! `dirty` stage the buffer as a batch, and [`Fs`] commits that. A store that seems full is the
+//! exception: a write then commits what is dirty before it is refused.
 
 #![warn(missing_docs)]
 
@@ -51,6 +52,7 @@ mod dirty;
 mod dirty_queue;
 mod error;
 mod followed;
+mod free_space;
 mod freeze_lock;
 mod fs;
 mod going_down;
@@ -75,6 +77,7 @@ mod salvage;
 mod snapshots;
 mod space_account;
 mod statfs;
+mod sync;
 mod ticker;
 mod tree_order;
 mod verify;
@@ -91,7 +94,6 @@ pub use attr::{
 pub use clone_tree::{CloneStats, Earlier};
 pub use describe::describe_keys;
 pub use difference::{FileChange, XattrChange, difference_of_states};
-pub use dirty::FSync;
 pub use error::{Error, Result};
 pub use followed::{ChangedPaths, PathChange};
 pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
@@ -100,6 +102,7 @@ pub use kvdb::TransactionId;
 pub use remove_tree::RemoveStats;
 pub use repair::{Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
+pub use sync::FSync;
 pub use verify::{Finding, Report, verify};
 pub use views::{View, Views, Wait, Watcher};
 pub use walk::{Walk, Walked};

@@ -1,0 +1,46 @@
+//! The space that a write needs: reserved before anything changes, so that what was accepted can be
+//! committed.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::layout::PAGE;
+use crate::space_account::{SpaceAccount, cost_of};
+
+impl Fs {
+    /// Fails with ENOSPC unless `more` bytes fit into the store in addition to everything that is
+    /// dirty already.
+    pub(crate) fn reserve(&self, more: u64) -> Result<()> {
+        // Whole pages at both ends.
+        let cost = cost_of(more.saturating_add(2 * PAGE));
+        if self.shared_space().spend(cost) || self.refill_space(cost) {
+            return Ok(());
+        }
+        // Truncated and rewritten files free space when they are committed; if the store can
+        // take no more, they cannot.
+        let _ = self.flush_older_than(Duration::MAX);
+        if !self.refill_space(cost) {
+            self.core.db.reclaim();
+        }
+        if self.refill_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Asks the store for its free space. A part of it may then be used up without asking again.
+    /// `false`: `cost` does not fit.
+    pub(crate) fn refill_space(&self, cost: u64) -> bool {
+        self.shared_space().refill(|| self.core.db.space().free, cost)
+    }
+
+    /// The account that the mainline and all its transactions take their credit from.
+    fn shared_space(&self) -> &SpaceAccount {
+        &self.core.mainline.as_ref().unwrap_or(self).core.space
+    }
+
+    /// Whether the store is so full that a write may be refused for want of space before long: then
+    /// those out of a cache have to be announced ([`Fs::announce_cached`]). As of the last 4 MiB
+    /// that were written. The mainline's.
+    pub fn is_tight(&self) -> bool {
+        self.core.space.is_tight()
+    }
+}
