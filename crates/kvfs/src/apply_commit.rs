@@ -96,7 +96,7 @@ impl Fs {
     /// Makes the transaction of this view ready to commit: everything the view has is in it
     /// afterwards. The view is frozen.
     pub(crate) fn prepare(&self) -> Result<()> {
-        self.flush_older_than(Duration::MAX)?;
+        self.commit_older_than(Duration::MAX)?;
         // Unlinked, but still open here: with the view their last users go. What they stored before
         // the transaction is the mainline's.
         for inode in self.core.inode_cache.all() {
@@ -190,21 +190,21 @@ impl Fs {
         // Most of it while others go on.
         {
             let _call = self.enter()?;
-            self.flush_what_is_free()?;
+            self.commit_unlocked()?;
         }
         let frozen = self.core.freeze_lock.freeze();
         if frozen.ended() {
             return Err(Error::Stale(ROOT));
         }
-        self.flush_what_is_free()?;
+        self.commit_unlocked()?;
         moment()
     }
 
     /// Commits what is dirty, but for what a transaction has locked. (Under the freeze lock.)
-    pub(crate) fn flush_what_is_free(&self) -> Result<()> {
-        match kvdb::without_lock_waits(|| self.flush_older_than(Duration::MAX)) {
+    pub(crate) fn commit_unlocked(&self) -> Result<()> {
+        match kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX)) {
             Err(e) if e.is_locked() => Ok(()),
-            flushed => flushed,
+            committed => committed,
         }
     }
 
@@ -345,7 +345,7 @@ impl Fs {
         let known = self.identities()?;
         // What is dirty here goes; but caches have read it. What cannot be committed now may come
         // back from there, and is no worse for it.
-        let _ = kvdb::without_lock_waits(|| self.flush_older_than(Duration::MAX));
+        let _ = kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX));
         let before = self.state_before_change(None)?;
         change()?;
         turn.publish(before);

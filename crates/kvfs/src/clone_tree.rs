@@ -92,7 +92,7 @@ impl Fs {
             return Err(kvdb::Error::Locked("a transaction works with the name".into()).into());
         }
         drop(self.lock_dir(&*self.inode(parent)?)?);
-        self.flush_older_than(Duration::MAX)?;
+        self.commit_older_than(Duration::MAX)?;
         // What has a place is referred to; what has none would be copied.
         self.core.db.write_out()?;
         let (transaction, alone) = match &self.core.scope {

@@ -42,11 +42,11 @@ impl Fs {
     /// the store writes to their final place, while one of them alone would go through the journal
     /// and be written twice. An inode that cannot be committed stays dirty and does not stop the
     /// others. (Under the freeze lock.)
-    pub(crate) fn flush_older_than(&self, limit: Duration) -> Result<()> {
+    pub(crate) fn commit_older_than(&self, limit: Duration) -> Result<()> {
         let mut rounds = usize::MAX;
         let mut result = Ok(());
         while rounds > 0 {
-            let _flushing = self.core.dirty.flushing.lock();
+            let _draining = self.core.dirty.draining.lock();
             rounds = rounds.min(self.core.dirty.len());
             let mut groups = self.core.dirty.pop(limit, rounds.min(ORDERED));
             if groups.is_empty() {
@@ -56,7 +56,7 @@ impl Fs {
             // Inodes committed together lie together on the device: here those of one directory.
             groups.sort_unstable_by_key(|inode| inode.ino);
             for group in groups.chunks_mut(GROUP) {
-                if let Err(e) = self.flush_group(group, false)
+                if let Err(e) = self.commit_inodes(group, false)
                     && result.is_ok()
                 {
                     result = Err(e);
@@ -70,7 +70,7 @@ impl Fs {
     /// Commits these, taken out of the queue, in batches of some size. `unlinked`: also files
     /// without a name. Their data needs no durability, and most of them vanish before they cost a
     /// write.
-    fn flush_group(&self, group: &mut [Arc<Inode>], unlinked: bool) -> Result<()> {
+    fn commit_inodes(&self, group: &mut [Arc<Inode>], unlinked: bool) -> Result<()> {
         // The order of locks: directories (whose attributes were set) one after the other, then the
         // rest by number.
         group.sort_by_cached_key(|inode| (!inode.state.read().is_dir(), inode.ino));
@@ -82,10 +82,10 @@ impl Fs {
             let mut state = inode.state.write();
             state.queued = false;
             if state.is_dir() || state.attr.nlink == 0 && !unlinked || !state.dirty || state.gone {
-                let flushed =
+                let committed =
                     if state.is_dir() { self.commit_dirty(inode, &mut state) } else { Ok(()) };
                 self.enqueue_if_dirty(inode, &mut state);
-                result = result.and(flushed);
+                result = result.and(committed);
                 continue;
             }
             if bytes > 0 && bytes + state.charged > GROUP_BYTES {
@@ -170,7 +170,7 @@ impl Fs {
     pub(crate) fn throttle_writer(&self) {
         let mut rounds = None;
         while self.core.space.dirty_bytes() > self.core.options.write_buffer {
-            let _flushing = self.core.dirty.flushing.lock();
+            let _draining = self.core.dirty.draining.lock();
             if self.core.space.dirty_bytes() <= self.core.options.write_buffer {
                 // Another writer has made room while this one waited.
                 return;
@@ -181,7 +181,7 @@ impl Fs {
                 return;
             }
             *rounds -= group.len();
-            if let Err(e) = self.flush_group(&mut group, true) {
+            if let Err(e) = self.commit_inodes(&mut group, true) {
                 tracing::warn!("committing dirty data failed, will be tried again: {e}");
             }
         }

@@ -17,7 +17,7 @@ pub(crate) struct DirtyQueue {
     /// Held from taking inodes out of the queue until they are committed: a thread that finds the
     /// queue empty under it knows that everything is committed. The first lock behind the freeze
     /// lock: see `inode`.
-    pub flushing: Mutex<()>,
+    pub draining: Mutex<()>,
 }
 
 impl DirtyQueue {

@@ -19,7 +19,7 @@ impl Fs {
         }
         // Truncated and rewritten files free space when they are committed; if the store can
         // take no more, they cannot.
-        let _ = self.flush_older_than(Duration::MAX);
+        let _ = self.commit_older_than(Duration::MAX);
         if !self.refill_space(cost) {
             self.core.db.reclaim();
         }

@@ -6,7 +6,7 @@
 //!    (`superseded`), the freeze lock of the mainline, in this order; a call takes only that of its
 //!    own view, except for `commit_on_mainline` and the note of inode numbers, which enter the
 //!    mainline from a transaction's view;
-//! 0. the flushing lock (`DirtyQueue`), of those who commit what others left dirty;
+//! 0. the draining lock (`DirtyQueue`), of those who commit what others left dirty;
 //! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so
 //!    that directories need no order among themselves;
 //! 2. `state` of directories;

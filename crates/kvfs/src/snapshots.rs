@@ -152,7 +152,7 @@ impl Views {
         let mainline = &self.shared.mainline;
         {
             let _call = mainline.enter()?;
-            mainline.flush_what_is_free()?;
+            mainline.commit_unlocked()?;
         }
         self.shutdown()?;
         Ok(self.shared.db.sync()?)

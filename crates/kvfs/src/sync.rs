@@ -95,12 +95,12 @@ impl Fs {
         if self.core.options.read_only {
             return Ok(());
         }
-        let flushed = self.retry_on_lock(|| {
+        let committed = self.retry_on_lock(|| {
             let _call = self.enter()?;
-            self.flush_older_than(Duration::MAX)
+            self.commit_older_than(Duration::MAX)
         });
         self.core.scope.sync().map_err(|e| Error::from(e).of_sync())?;
-        flushed.map_err(Error::of_sync)
+        committed.map_err(Error::of_sync)
     }
 
     /// Commits what has waited for half the flush interval and syncs the store. Called by the file
@@ -111,10 +111,10 @@ impl Fs {
         }
         let now = self.core.env.monotonic();
         let limit = now.saturating_sub(self.core.options.flush_interval / 2);
-        let flushed = self
+        let committed = self
             .enter()
-            .and_then(|_call| kvdb::without_lock_waits(|| self.flush_older_than(limit)));
+            .and_then(|_call| kvdb::without_lock_waits(|| self.commit_older_than(limit)));
         self.core.scope.sync()?;
-        flushed
+        committed
     }
 }

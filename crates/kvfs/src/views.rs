@@ -342,7 +342,7 @@ impl Views {
             let Some(transaction) = &entry.transaction else {
                 if let Err(e) = entry.fs.tick() {
                     tracing::warn!(
-                        "flushing what was written to {:?} failed, will be tried again: {e}",
+                        "committing what was written to {:?} failed, will be tried again: {e}",
                         entry.view
                     );
                 }

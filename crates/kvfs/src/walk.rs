@@ -51,7 +51,7 @@ impl Fs {
     pub fn walk(&self, from: Ino) -> Result<Walk> {
         let _call = self.enter()?;
         // Sizes and times that wait in memory; what is locked stays where it is.
-        self.flush_what_is_free()?;
+        self.commit_unlocked()?;
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
         let top = layout::decode_node(from, &node)?.0.public(from);

@@ -35,7 +35,7 @@ impl Fs {
         Ok(fs)
     }
 
-    /// The file system in these dictionaries of a branch. Nothing flushes by itself.
+    /// The file system in these dictionaries of a branch. Nothing is committed by itself.
     pub(crate) fn open_layout(
         db: Kvdb,
         branch: &str,
@@ -155,7 +155,7 @@ impl Fs {
     }
 
     /// Commits and syncs everything, and stops the background thread. Calls after it still work,
-    /// but nothing flushes by itself.
+    /// but nothing is committed by itself.
     pub fn shutdown(&self) -> Result<()> {
         self.core.ticker.stop();
         if self.core.options.read_only {
@@ -168,7 +168,7 @@ impl Fs {
         if self.core.env.inline() || self.core.options.read_only {
             return;
         }
-        // What is older than half the interval is flushed every half interval: nothing gets older
+        // What is older than half the interval is committed every half interval: nothing gets older
         // than the interval.
         let pause = self.core.options.flush_interval / 2;
         let tick = |core: Arc<Core>| {
@@ -182,14 +182,14 @@ impl Fs {
                 tracing::error!("what was written last is not on disk: {e}");
                 return ControlFlow::Break(());
             } else {
-                tracing::warn!("flushing dirty data failed, will be tried again: {e}");
+                tracing::warn!("committing dirty data failed, will be tried again: {e}");
             }
             ControlFlow::Continue(())
         };
         let ticker = &self.core.ticker;
         if let Err(e) = ticker.start("kvfs-flush", pause, Arc::downgrade(&self.core), tick) {
             tracing::warn!(
-                "no thread for the flush interval, data is flushed by fsync and when the buffer is full: {e}"
+                "no thread for the flush interval, data is committed by fsync and when the buffer is full: {e}"
             );
         }
     }

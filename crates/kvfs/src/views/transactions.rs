@@ -122,7 +122,7 @@ impl Views {
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
-            entry.fs.flush_older_than(Duration::MAX)?;
+            entry.fs.commit_older_than(Duration::MAX)?;
         }
         Ok(transaction.sync()?)
     }
@@ -150,7 +150,7 @@ impl Views {
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
-            entry.fs.flush_older_than(Duration::MAX)?;
+            entry.fs.commit_older_than(Duration::MAX)?;
             return Ok(transaction.savepoint()?);
         }
         Ok(transaction.savepoint()?)
@@ -188,16 +188,16 @@ impl Views {
 
     /// What a transaction has changed of the files so far.
     pub fn change_set(&self, id: TransactionId) -> Result<ChangeSet> {
-        ChangeSet::by(&self.flushed(id)?, &self.shared.mainline.core.layout)
+        ChangeSet::by(&self.as_written(id)?, &self.shared.mainline.core.layout)
     }
 
     /// A transaction that has everything in it that was written in its view.
-    fn flushed(&self, id: TransactionId) -> Result<Transaction> {
+    fn as_written(&self, id: TransactionId) -> Result<Transaction> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&View::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
-            entry.fs.flush_older_than(Duration::MAX)?;
+            entry.fs.commit_older_than(Duration::MAX)?;
         }
         Ok(transaction)
     }
@@ -206,7 +206,7 @@ impl Views {
     /// commits onto nothing else, for where others have changed the same since then, that is a
     /// conflict.
     pub fn difference(&self, id: TransactionId) -> Result<Vec<FileChange>> {
-        let transaction = self.flushed(id)?;
+        let transaction = self.as_written(id)?;
         let view = transaction.view()?;
         difference_in(self.shared.mainline.core.layout, view.beneath(), view)
     }
