@@ -8,7 +8,7 @@ use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence, WriteHints, Wri
 use crate::data::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeState, Page, Slot};
+use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
 
 /// Bytes that one call of `copy_file_range` copies at most; the caller goes on.
@@ -162,7 +162,11 @@ impl Fs {
         // The edges are pages that are there, so the count includes them.
         let mut fresh = Vec::new();
         for (block, page) in edges {
-            match state.buffer.pages.insert(block, Slot { page: Page::Own(page), counted: true }) {
+            match state
+                .buffer
+                .pages
+                .insert(block, DirtyPage { page: Page::Own(page), counted: true })
+            {
                 Some(old) => drop(kept.insert(block, old)),
                 None => fresh.push(block),
             }

@@ -254,9 +254,9 @@ impl Fs {
         if !pages.is_empty() {
             let mut keys = PageKeys::with_capacity(pages.len());
             let mut patched = 0;
-            for (&block, slot) in pages.iter_mut() {
-                patched += u64::from(!slot.page.is_whole());
-                slot.page.stage(batch, layout.dmap, keys.key(ino, block));
+            for (&block, dirty) in pages.iter_mut() {
+                patched += u64::from(!dirty.page.is_whole());
+                dirty.page.stage(batch, layout.dmap, keys.key(ino, block));
             }
             self.core.counters.pages_written.fetch_add(pages.len() as u64, Ordering::Relaxed);
             self.core.counters.pages_patched.fetch_add(patched, Ordering::Relaxed);
@@ -321,8 +321,9 @@ impl Fs {
                 what: "uncounted pages in a file without pages".into(),
             });
         };
-        let uncounted =
-            || state.buffer.pages.iter().filter(|(_, slot)| !slot.counted).map(|(&block, _)| block);
+        let uncounted = || {
+            state.buffer.pages.iter().filter(|(_, dirty)| !dirty.counted).map(|(&block, _)| block)
+        };
         let (first, last) = (uncounted().next().unwrap_or(0), uncounted().next_back().unwrap_or(0));
         let mut stored = self.stored_blocks(ino, first, last + 1)?;
         let mut next = stored.next_from(first)?;
@@ -338,8 +339,8 @@ impl Fs {
             new.push(block);
         }
         for block in new {
-            if let Some(slot) = state.buffer.pages.get_mut(&block) {
-                slot.counted = true;
+            if let Some(dirty) = state.buffer.pages.get_mut(&block) {
+                dirty.counted = true;
             }
         }
         state.buffer.uncounted = 0;

@@ -85,19 +85,19 @@ pub(crate) struct InodeState {
 
 /// What is not committed of a file.
 pub(crate) struct Buffer {
-    pub pages: BTreeMap<u64, Slot>,
+    pub pages: BTreeMap<u64, DirtyPage>,
     /// Pages in the store at and above this block are dead: cut off, but the range delete is not
     /// committed yet.
     pub cut: u64,
-    /// The number of slots of which it is unknown whether the store, and so the page count, has
-    /// their page already.
+    /// The number of pages here of which it is unknown whether the store, and so the page count,
+    /// has them already.
     pub uncounted: usize,
     /// The file has lost its capability, whose value the store still has under a key of its own.
     pub lost_capability: bool,
 }
 
 /// A page that awaits its commit.
-pub(crate) struct Slot {
+pub(crate) struct DirtyPage {
     pub page: Page,
     /// The page count includes it.
     pub counted: bool,

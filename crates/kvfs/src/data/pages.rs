@@ -8,7 +8,7 @@ use kvdb::Cursor;
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{InodeState, Page, Slot};
+use crate::inode::{DirtyPage, InodeState, Page};
 use crate::layout::{self, Body, PAGE, blocks_of};
 use crate::partial_page::PartialPage;
 
@@ -20,7 +20,7 @@ const AROUND: u64 = 256 << 10;
 impl Fs {
     /// A page as it is now, waiting or stored; `None` where the file has none.
     pub(crate) fn page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
-        Ok(match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+        Ok(match state.buffer.pages.get(&block).map(|dirty| &dirty.page) {
             Some(Page::Shared(b)) => Some(b.clone()),
             Some(Page::Own(v)) => Some(Bytes::copy_from_slice(v)),
             Some(Page::Part(part)) => Some(self.whole(ino, state, block, part)?.into()),
@@ -68,8 +68,8 @@ impl Fs {
             return;
         };
         let buffer = &mut state.buffer;
-        if let Some(slot) = buffer.pages.get_mut(&block) {
-            slot.page = page;
+        if let Some(dirty) = buffer.pages.get_mut(&block) {
+            dirty.page = page;
             return;
         }
         let blocks = blocks_of(state.attr.size);
@@ -81,7 +81,7 @@ impl Fs {
         } else if !dense {
             buffer.uncounted += 1;
         }
-        buffer.pages.insert(block, Slot { page, counted: new || dense });
+        buffer.pages.insert(block, DirtyPage { page, counted: new || dense });
     }
 
     /// How many blocks of `[from, to)` are stored or waiting.

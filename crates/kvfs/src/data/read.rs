@@ -9,7 +9,7 @@ use super::pages::checked_page;
 use crate::attr::{FileKind, Ino};
 use crate::error::{Error, Result};
 use crate::fs::{Atime, Fs};
-use crate::inode::{InodeState, Page, Slot};
+use crate::inode::{DirtyPage, InodeState, Page};
 use crate::layout::{self, Body, PAGE, blocks_of};
 
 impl Fs {
@@ -135,7 +135,7 @@ impl Fs {
         let end = offset + room.len() as u64;
         let (first, behind) = (offset / PAGE, blocks_of(end));
         let mut waiting = state.buffer.pages.range(first..behind).peekable();
-        let whole = |&(_, slot): &(&u64, &Slot)| slot.page.is_whole();
+        let whole = |&(_, dirty): &(&u64, &DirtyPage)| dirty.page.is_whole();
         let all_waiting = !state.buffer.pages.is_empty()
             && state.buffer.pages.range(first..behind).filter(whole).count() as u64
                 == behind - first;
@@ -155,11 +155,11 @@ impl Fs {
             };
             let waiting_block = waiting.peek().map(|(block, _)| **block);
             let Some(block) = waiting_block.into_iter().chain(stored_block).min() else { break };
-            let slot = waiting.next_if(|(b, _)| **b == block);
+            let dirty = waiting.next_if(|(b, _)| **b == block);
             let page = if stored_block == Some(block) { stored.next() } else { None };
             let stored_bytes = || page.as_ref().map_or(Ok(&[][..]), |(_, v)| checked_page(ino, v));
             let joined;
-            let bytes: &[u8] = match slot.map(|(_, slot)| &slot.page) {
+            let bytes: &[u8] = match dirty.map(|(_, dirty)| &dirty.page) {
                 Some(Page::Shared(b)) => b,
                 Some(Page::Own(v)) => v,
                 Some(Page::Part(part)) => {

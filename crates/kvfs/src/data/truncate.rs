@@ -9,7 +9,7 @@ use super::MAX_SIZE;
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeState, Page, Slot};
+use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{Body, PAGE, blocks_of};
 
 impl Fs {
@@ -62,15 +62,15 @@ impl Fs {
         let rest = (size % PAGE) as usize;
         if rest > 0 {
             let block = kept - 1;
-            let joined = match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+            let joined = match state.buffer.pages.get(&block).map(|dirty| &dirty.page) {
                 Some(Page::Part(part)) => Some(self.whole(ino, state, block, part)?),
                 _ => None,
             };
-            if let Some(slot) = state.buffer.pages.get_mut(&block) {
+            if let Some(dirty) = state.buffer.pages.get_mut(&block) {
                 if let Some(joined) = joined {
-                    slot.page = Page::Own(joined);
+                    dirty.page = Page::Own(joined);
                 }
-                match &mut slot.page {
+                match &mut dirty.page {
                     Page::Shared(b) => b.truncate(rest),
                     Page::Own(v) => v.truncate(rest),
                     Page::Part(_) => debug_assert!(false, "it was made whole"),
@@ -79,7 +79,7 @@ impl Fs {
                 && page.len() > rest
             {
                 let page = Page::Own(page[..rest].to_vec());
-                state.buffer.pages.insert(block, Slot { page, counted: true });
+                state.buffer.pages.insert(block, DirtyPage { page, counted: true });
             }
         }
         state.buffer.pages.split_off(&kept);

@@ -11,7 +11,7 @@ use super::MAX_SIZE;
 use crate::attr::{FileKind, Ino, WriteHints, Written};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::inode::{Inode, InodeState, Page, Slot};
+use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{Body, INLINE_MAX, PAGE};
 use crate::partial_page::PartialPage;
 
@@ -159,7 +159,7 @@ impl Fs {
             let inside = offset.saturating_sub(start) as usize;
             let len = (end.min(start + PAGE) - start) as usize - inside;
             let stored = state.stored && block < state.buffer.cut;
-            let edge = match state.buffer.pages.get(&block).map(|slot| &slot.page) {
+            let edge = match state.buffer.pages.get(&block).map(|dirty| &dirty.page) {
                 Some(Page::Part(part)) if !part.has_room(inside, len) => {
                     Edge::Read(self.whole(ino, state, block, part)?)
                 }
@@ -181,7 +181,10 @@ impl Fs {
         state.inline = None;
         state.attr.body = Body::Paged(u64::from(!content.is_empty()));
         if !content.is_empty() {
-            state.buffer.pages.insert(0, Slot { page: Page::Own(content.to_vec()), counted: true });
+            state
+                .buffer
+                .pages
+                .insert(0, DirtyPage { page: Page::Own(content.to_vec()), counted: true });
         }
         Ok(())
     }
@@ -211,7 +214,7 @@ impl Fs {
                     .buffer
                     .pages
                     .get_mut(&block)
-                    .map(|slot| std::mem::replace(&mut slot.page, Page::Own(Vec::new())));
+                    .map(|dirty| std::mem::replace(&mut dirty.page, Page::Own(Vec::new())));
                 match (edges.remove(&block), waiting) {
                     (Some(Edge::Unread), _) => Page::Part(PartialPage::of(inside, bytes)),
                     (Some(Edge::Read(page)), _) => Page::Own(page).with(inside, bytes),
