@@ -218,10 +218,10 @@ impl Watcher for KernelNotifier {
         }
     }
 
-    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&ChangeSet>) {
+    fn ended(&self, view: &View, number: u16, fs: &Fs, changes: Option<&ChangeSet>) {
         let mut invalidations = Invalidations::default();
-        if let Some(touched) = touched {
-            invalidations.of(0, &self.mainline, touched);
+        if let Some(changes) = changes {
+            invalidations.of(0, &self.mainline, changes);
         }
         let places = control_directory::places(
             view,
@@ -300,26 +300,26 @@ impl Watcher for KernelNotifier {
         self.drop_all();
     }
 
-    fn changed(&self, number: u16, fs: &Fs, touched: &ChangeSet) {
+    fn changed(&self, number: u16, fs: &Fs, changes: &ChangeSet) {
         let mut invalidations = Invalidations::default();
-        invalidations.of(number, fs, touched);
+        invalidations.of(number, fs, changes);
         self.tell_kernel(&invalidations);
     }
 }
 
 impl Invalidations {
     /// What of a view has changed that the kernel knows.
-    fn of(&mut self, number: u16, fs: &Fs, touched: &ChangeSet) {
+    fn of(&mut self, number: u16, fs: &Fs, changes: &ChangeSet) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
         let wire = |ino| node_id::of(number, ino);
         self.names.extend(
-            touched
+            changes
                 .names
                 .iter()
                 .filter(|(dir, ..)| known(dir))
                 .map(|(dir, name, _)| (wire(*dir), name.clone())),
         );
-        for &(ino, _) in touched.inodes.iter().filter(|(ino, _)| known(ino)) {
+        for &(ino, _) in changes.inodes.iter().filter(|(ino, _)| known(ino)) {
             self.inodes.push(wire(ino));
             if let Ok(attr) = fs.getattr(ino)
                 && attr.kind == FileKind::File

@@ -278,7 +278,7 @@ impl Fs {
     /// Copies up to `len` bytes from one file to another (or within one, if the ranges do not
     /// overlap); gives how many. Fewer than asked for only at the end of the source, or when a
     /// piece of it is enough for one call. Holes stay holes. Whole pages that lie at the start of
-    /// one in both files are not copied but shared (see `share`).
+    /// one in both files are not copied but shared (see `reflink`).
     pub fn copy_file_range(
         &self,
         from: Ino,

@@ -61,7 +61,7 @@ pub struct ChangeSet {
 
 impl ChangeSet {
     pub(crate) fn by(transaction: &Transaction, layout: &Layout) -> Result<ChangeSet> {
-        let mut touched = ChangeSet::default();
+        let mut changes = ChangeSet::default();
         for change in transaction.changes_of(&[layout.nmap, layout.imap])? {
             let (dict, change) = change?;
             let (key, removed) = match change {
@@ -73,16 +73,16 @@ impl ChangeSet {
             };
             if dict == layout.nmap {
                 let (parent, name) = layout::decode_name_key(&key)?;
-                touched.names.push((parent, name.into(), removed));
+                changes.names.push((parent, name.into(), removed));
             } else if dict == layout.imap {
                 match layout::decode_imap_key(&key)? {
-                    ImapKey::Node(ino) => touched.inodes.push((ino, removed)),
-                    ImapKey::Orphan(ino) if !removed => drop(touched.orphans.insert(ino)),
+                    ImapKey::Node(ino) => changes.inodes.push((ino, removed)),
+                    ImapKey::Orphan(ino) if !removed => drop(changes.orphans.insert(ino)),
                     _ => {}
                 }
             }
         }
-        Ok(touched)
+        Ok(changes)
     }
 }
 
@@ -118,41 +118,41 @@ impl Fs {
     pub(crate) fn apply_commit(
         &self,
         transaction: &Transaction,
-        touched: &ChangeSet,
+        changes: &ChangeSet,
         turn: &ChangeTurn<'_>,
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
-        self.at_rest(|| self.apply_commit_at_rest(transaction, touched, turn, commit))
+        self.at_rest(|| self.apply_commit_at_rest(transaction, changes, turn, commit))
     }
 
     fn apply_commit_at_rest(
         &self,
         transaction: &Transaction,
-        touched: &ChangeSet,
+        changes: &ChangeSet,
         turn: &ChangeTurn<'_>,
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
-        let dirty = touched.inodes.iter().find(|(ino, _)| {
+        let dirty = changes.inodes.iter().find(|(ino, _)| {
             // It could not be committed above: a transaction has it locked.
             self.core.inode_cache.get(*ino).is_some_and(|inode| {
                 let state = inode.state.read();
                 state.dirty && state.attr.nlink > 0
             })
         });
-        let written = || self.written_without_name(transaction, touched);
+        let written = || self.written_without_name(transaction, changes);
         if let Some(ino) = dirty.map(|(ino, _)| *ino).map_or_else(written, |ino| Ok(Some(ino)))? {
             let key = (self.core.layout.imap, layout::node_key(ino).into());
             return Err(kvdb::Error::Conflict { keys: vec![key] }.into());
         }
         let mut unlinking = Vec::new();
-        for &(ino, removed) in &touched.inodes {
+        for &(ino, removed) in &changes.inodes {
             if removed && self.core.inode_cache.references(ino) > 0 {
                 unlinking.extend(self.before_unlinking(ino)?);
             }
         }
         let put_back = self.put_back(transaction, &unlinking)?;
         let before =
-            self.state_before_change(Some(touched.inodes.iter().map(|(ino, _)| *ino).collect()))?;
+            self.state_before_change(Some(changes.inodes.iter().map(|(ino, _)| *ino).collect()))?;
         kvdb::without_lock_waits(commit)?;
         turn.publish(before);
         let now = self.now();
@@ -161,9 +161,9 @@ impl Fs {
             let mut state = inode.state.write();
             (state.attr.nlink, state.attr.ctime) = (0, now);
             state.inline = Some(content).filter(|content| !content.is_empty());
-            state.orphaned = touched.orphans.contains(&inode.ino) || put_back.contains(&inode.ino);
+            state.orphaned = changes.orphans.contains(&inode.ino) || put_back.contains(&inode.ino);
         }
-        for &(ino, removed) in &touched.inodes {
+        for &(ino, removed) in &changes.inodes {
             if kept.contains(&ino) {
                 continue;
             }
@@ -175,12 +175,12 @@ impl Fs {
                 self.reload(&inode);
             }
         }
-        for (parent, name, removed) in &touched.names {
+        for (parent, name, removed) in &changes.names {
             if *removed && let Some(dir) = self.core.inode_cache.get(*parent) {
                 self.remember_removed(&dir, name);
             }
         }
-        Ok(touched.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
+        Ok(changes.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
     }
 
     /// Does something at a moment at which everything that was written before is committed and no
@@ -213,10 +213,10 @@ impl Fs {
     fn written_without_name(
         &self,
         transaction: &Transaction,
-        touched: &ChangeSet,
+        changes: &ChangeSet,
     ) -> Result<Option<Ino>> {
         let view = transaction.view()?;
-        for &(ino, removed) in &touched.inodes {
+        for &(ino, removed) in &changes.inodes {
             let Some(inode) = self.core.inode_cache.get(ino).filter(|_| !removed) else { continue };
             let state = inode.state.read();
             if state.gone || state.attr.nlink > 0 {
@@ -507,14 +507,14 @@ mod tests {
 
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
-        let (scope, numbers) = (Scope::Mainline(db.clone()), InodeAllocator::from(a, 0));
+        let (scope, allocator) = (Scope::Mainline(db.clone()), InodeAllocator::from(a, 0));
         let fs = Fs::without_mainline(
             db.clone(),
             scope,
             env.clone(),
             core.layout,
             core.hash_key,
-            numbers,
+            allocator,
             FsOptions::default(),
         );
         let views = Views::new(db, fs.clone());

@@ -214,12 +214,12 @@ impl Views {
                 fs.clone_of(Some(&(Arc::new(side.state), layout)), ino, parent, name)?
             }
         };
-        let touched = ChangeSet {
+        let changes = ChangeSet {
             names: vec![(parent, name.into(), false)],
             inodes: vec![(parent, false)],
             ..ChangeSet::default()
         };
-        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        self.tell(|watcher| watcher.changed(number, &fs, &changes));
         Ok(stats)
     }
 }

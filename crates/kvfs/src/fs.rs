@@ -126,7 +126,7 @@ impl Fs {
         if state.gone {
             return Err(Error::Stale(inode.ino));
         }
-        self.claim(inode.ino, &mut state)?;
+        self.lock_for_change(inode.ino, &mut state)?;
         Ok(state)
     }
 
@@ -137,7 +137,7 @@ impl Fs {
     ) -> Result<RwLockWriteGuard<'a, InodeState>> {
         let mut state = inode.state.write();
         if !state.gone {
-            self.claim(inode.ino, &mut state)?;
+            self.lock_for_change(inode.ino, &mut state)?;
         }
         match () {
             () if state.gone => Err(Error::NotFound),

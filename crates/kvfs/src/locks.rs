@@ -30,16 +30,16 @@ use crate::inode::InodeState;
 use crate::layout;
 
 /// How long a call waits for transactions.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Makes a call again while it fails for want of a lock, for some time.
-pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+fn retry_while_locked<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
     loop {
         match kvdb::without_lock_waits(&mut call) {
-            Err(e) if e.is_locked() && waited < PATIENCE => {
+            Err(e) if e.is_locked() && waited < LONGEST_WAIT => {
                 env::thread::sleep(pause);
                 waited += pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -54,7 +54,7 @@ impl Fs {
     /// are taken one by one and kept.
     pub(crate) fn retry_on_lock<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         match &self.core.scope {
-            Scope::Mainline(_) if !self.core.env.inline() => again(call),
+            Scope::Mainline(_) if !self.core.env.inline() => retry_while_locked(call),
             // The environment runs inline: no other thread could end the transaction.
             Scope::Mainline(_) => kvdb::without_lock_waits(call),
             Scope::Transaction(_) | Scope::Frozen(_) => call(),
@@ -75,7 +75,7 @@ impl Fs {
 
     /// Before an inode is changed in memory: on the mainline no transaction may have it locked; a
     /// serializable transaction locks a directory now, and takes it as it is then.
-    pub(crate) fn claim(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
+    pub(crate) fn lock_for_change(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         let imap = self.core.layout.imap;
         if let Scope::Mainline(db) = &self.core.scope {
             if state.attr.nlink > 0 && db.is_locked(imap, &layout::node_key(ino)) {
@@ -92,7 +92,7 @@ impl Fs {
     /// Before something is read that is stored apart from an inode and must agree with it: a
     /// serializable transaction locks a directory that it has not locked so far, and takes it as it
     /// is then.
-    pub(crate) fn hold_still(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
+    pub(crate) fn lock_for_read(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         match self.locking() {
             Some(transaction) if state.read_unlocked => {
                 self.take_locked(transaction, ino, state, false)

@@ -229,7 +229,7 @@ impl Fs {
         let mut dir_state = dir.state.write();
         // The file may inherit the group. (One that is gone is not in the store, either.)
         if !dir_state.gone {
-            self.hold_still(parent, &mut dir_state)?;
+            self.lock_for_read(parent, &mut dir_state)?;
         }
         match () {
             () if dir_state.gone || dir_state.attr.nlink == 0 => return Err(Error::NotFound),

@@ -112,10 +112,10 @@ impl Fs {
         self.remember_removed(&dir, name);
         removal.commit()?;
         self.mark_committed(&mut dir_state, dir_attr);
-        let mut touched = removal.touched;
-        touched.names.push((parent, name.into(), true));
-        touched.inodes.push((parent, false));
-        Ok((removal.stats, touched))
+        let mut changes = removal.changes;
+        changes.names.push((parent, name.into(), true));
+        changes.inodes.push((parent, false));
+        Ok((removal.stats, changes))
     }
 }
 
@@ -146,8 +146,8 @@ impl Views {
         fs.peek(parent, name)?.ok_or(Error::NotFound)?;
         // What programs do not use need not be kept for them.
         self.goes(view, number, &fs, (parent, name), &names.join(&b'/'))?;
-        let (stats, touched) = fs.remove_and_list(parent, name)?;
-        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        let (stats, changes) = fs.remove_and_list(parent, name)?;
+        self.tell(|watcher| watcher.changed(number, &fs, &changes));
         Ok(stats)
     }
 }
@@ -190,7 +190,7 @@ struct Removal<'a> {
     /// In memory, and with names elsewhere.
     linked: Vec<(Arc<Inode>, Attributes)>,
     stats: RemoveStats,
-    touched: ChangeSet,
+    changes: ChangeSet,
 }
 
 /// A node as it is stored.
@@ -218,7 +218,7 @@ impl<'a> Removal<'a> {
             idle: Vec::new(),
             linked: Vec::new(),
             stats: RemoveStats::default(),
-            touched: ChangeSet::default(),
+            changes: ChangeSet::default(),
         }
     }
 
@@ -285,7 +285,7 @@ impl<'a> Removal<'a> {
         let attr = match &known {
             Some(inode) => {
                 let mut state = inode.state.write();
-                fs.claim(ino, &mut state)?;
+                fs.lock_for_change(ino, &mut state)?;
                 fs.count_pages(ino, &mut state)?;
                 state.attr
             }
@@ -337,7 +337,7 @@ impl<'a> Removal<'a> {
                 };
                 let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
                 self.open.push(Open { inode, attr, content, stored: pages || external });
-                self.touched.inodes.push((ino, true));
+                self.changes.inodes.push((ino, true));
             }
             Some(inode) => self.idle.push(inode),
             None => {}
@@ -359,7 +359,7 @@ impl<'a> Removal<'a> {
         };
         self.fs.stage(ino, &mut inode.state.write(), &attr, &mut self.batch)?;
         self.bytes += OVERHEAD + 2 * stored.content.len();
-        self.touched.inodes.push((ino, false));
+        self.changes.inodes.push((ino, false));
         self.linked.push((inode, attr));
         self.spill_if_large()
     }
@@ -375,7 +375,7 @@ impl<'a> Removal<'a> {
             false => 0..0,
         };
         if referenced {
-            self.touched.names.extend(names.clone().map(|at| (dir, tree.name(at).into(), true)));
+            self.changes.names.extend(names.clone().map(|at| (dir, tree.name(at).into(), true)));
         }
         if !removes {
             return names.into_iter().try_for_each(|at| {

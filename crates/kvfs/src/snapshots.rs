@@ -122,7 +122,7 @@ impl Views {
         let fs = self.fs(&view)?;
         let turn = fs.core.superseded.turn();
         let mut begun = Vec::new();
-        let touched = fs.revert(&turn, || {
+        let changes = fs.revert(&turn, || {
             self.shared.db.rollback(snapshot)?;
             // One that has begun since, before it was done, has a view of what is no more.
             begun.extend(self.list().into_iter().filter(|_| view == View::Mainline));
@@ -138,7 +138,7 @@ impl Views {
         // Files that were open without a name when the snapshot was made.
         fs.empty_orphans()?;
         let number = self.number(&view)?;
-        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        self.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop(turn);
         // Not before: one of them may be committing, and wait for its turn with its view closed.
         begun.iter().for_each(|info| self.let_go(info.id));

@@ -281,14 +281,14 @@ impl Views {
     }
 
     /// A view has ended.
-    pub(crate) fn end_view(&self, entry: &OpenView, touched: Option<&ChangeSet>) {
+    pub(crate) fn end_view(&self, entry: &OpenView, changes: Option<&ChangeSet>) {
         {
             let mut open = self.shared.open.write();
             let Some(ending) = open.by_number.remove(&entry.number) else { return };
             open.numbers.remove(&entry.view);
             open.retired.insert(entry.number, Retired::Ending(ending));
         }
-        self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, touched));
+        self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, changes));
         self.retire(entry);
     }
 

@@ -29,7 +29,7 @@ impl Fs {
         let mut state = inode.state.read();
         if state.read_unlocked && matches!(find(ino, &state, name)?, XattrValue::External(_)) {
             drop(state);
-            self.hold_still(ino, &mut inode.state.write())?;
+            self.lock_for_read(ino, &mut inode.state.write())?;
             state = inode.state.read();
         }
         match find(ino, &state, name)? {

@@ -33,7 +33,7 @@ use crate::inode_allocator::InodeAllocator;
 pub(crate) struct SupersededState {
     pub fs: Fs,
     /// The inodes that have changed; `None`: any may have.
-    touched: Option<HashSet<Ino>>,
+    changes: Option<HashSet<Ino>>,
 }
 
 #[derive(Default)]
@@ -61,7 +61,7 @@ impl Superseded {
         let before = self.before.read();
         before
             .as_ref()
-            .filter(|b| b.touched.as_ref().is_none_or(|touched| touched.contains(&ino)))
+            .filter(|b| b.changes.as_ref().is_none_or(|changes| changes.contains(&ino)))
             .cloned()
     }
 }
@@ -85,7 +85,7 @@ impl Fs {
     /// any). The view is frozen, and what was dirty is committed.
     pub(crate) fn state_before_change(
         &self,
-        touched: Option<HashSet<Ino>>,
+        changes: Option<HashSet<Ino>>,
     ) -> Result<SupersededState> {
         let core = &self.core;
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
@@ -100,6 +100,6 @@ impl Fs {
             inode_allocator,
             options,
         );
-        Ok(SupersededState { fs, touched })
+        Ok(SupersededState { fs, changes })
     }
 }

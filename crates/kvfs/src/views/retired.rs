@@ -4,9 +4,9 @@
 //! there. So a number is given again only when the kernel has forgotten every inode that it has
 //! seen of the view.
 //!
-//! The kernel's references are counted in the view's table. When the view ends, no call adds one
-//! any more; the table then gives its counts to [`Retired`], so that an ended view costs no more
-//! than the references that are left.
+//! The kernel's references are counted in the view's inode cache. When the view ends, no call adds
+//! one any more; the cache then gives its counts to [`Retired`], so that an ended view costs no
+//! more than the references that are left.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::fs::Fs;
 
 /// A view that has ended.
 pub(crate) enum Retired {
-    /// Its watchers are being told; its references are still counted in its own table.
+    /// Its watchers are being told; its references are still counted in its own cache.
     Ending(Arc<OpenView>),
     /// What the kernel still refers to, never empty.
     Left(HashMap<Ino, u64>),

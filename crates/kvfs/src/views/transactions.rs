@@ -62,11 +62,11 @@ impl Views {
             return Err(kvdb::Error::NoTransaction(id).into());
         }
         entry.fs.prepare()?;
-        let mut touched = ChangeSet::by(&transaction, &core.layout)?;
+        let mut changes = ChangeSet::by(&transaction, &core.layout)?;
         if transaction.is_undoable() {
-            self.remove_content(&transaction, &mut touched.orphans)?;
+            self.remove_content(&transaction, &mut changes.orphans)?;
         }
-        let committed = self.commit_to_mainline(&transaction, &touched);
+        let committed = self.commit_to_mainline(&transaction, &changes);
         match &committed {
             Err(Error::Store(kvdb::Error::Conflict { .. })) => transaction.abort(),
             Err(_) if self.shared.db.transaction(id).is_ok() => return committed.map(drop),
@@ -74,7 +74,7 @@ impl Views {
         }
         frozen.end();
         drop(frozen);
-        self.end_view(&entry, committed.is_ok().then_some(&touched));
+        self.end_view(&entry, committed.is_ok().then_some(&changes));
         let (orphans, turn) = committed?;
         drop(turn);
         if durability == Durability::Synced {
@@ -90,11 +90,11 @@ impl Views {
     fn commit_to_mainline<'a>(
         &'a self,
         transaction: &Transaction,
-        touched: &ChangeSet,
+        changes: &ChangeSet,
     ) -> Result<(Vec<Ino>, Option<ChangeTurn<'a>>)> {
         let mainline = &self.shared.mainline;
         let commit = || Ok(transaction.commit(Durability::Buffered)?);
-        if touched.names.is_empty() && touched.inodes.is_empty() {
+        if changes.names.is_empty() && changes.inodes.is_empty() {
             commit()?;
             return Ok((Vec::new(), None));
         }
@@ -102,7 +102,7 @@ impl Views {
         // mainline's freeze lock and a turn, so both are let go of before each attempt.
         let attempt = || {
             let turn = mainline.core.superseded.turn();
-            match mainline.apply_commit(transaction, touched, &turn, commit) {
+            match mainline.apply_commit(transaction, changes, &turn, commit) {
                 // An older transaction has ended this one. The error says that a lock was refused,
                 // too, but another attempt would not help.
                 Err(e) if self.shared.db.transaction(transaction.id()).is_err() => Ok(Err(e)),
@@ -165,8 +165,8 @@ impl Views {
         // What the kernel holds back must not come afterwards.
         self.write_back(Wait::ButForLocks)?;
         let turn = entry.fs.core.superseded.turn();
-        let touched = entry.fs.revert(&turn, || Ok(transaction.rollback_to(savepoint)?))?;
-        self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &touched));
+        let changes = entry.fs.revert(&turn, || Ok(transaction.rollback_to(savepoint)?))?;
+        self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));
         drop(turn);
         Ok(())
     }
@@ -220,12 +220,12 @@ impl Views {
     ) -> Result<()> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let names = names.into_iter().map(|(dir, name)| (dir, name, false)).collect();
-        let touched = ChangeSet {
+        let changes = ChangeSet {
             names,
             inodes: inodes.into_iter().map(|ino| (ino, false)).collect(),
             ..ChangeSet::default()
         };
-        self.tell(|watcher| watcher.changed(number, &fs, &touched));
+        self.tell(|watcher| watcher.changed(number, &fs, &changes));
         Ok(())
     }
 

@@ -23,11 +23,11 @@ pub trait Watcher: Send + Sync {
     /// There is a new view. (Not called for those that existed before and are opened when they are
     /// first asked for.)
     fn appeared(&self, view: &View);
-    /// A view is over, and `fs` answers nothing any more but what was referred to. `touched`: what
+    /// A view is over, and `fs` answers nothing any more but what was referred to. `changes`: what
     /// of the mainline has changed with its commit; `None`: nothing.
-    fn ended(&self, view: &View, number: u16, fs: &Fs, touched: Option<&ChangeSet>);
+    fn ended(&self, view: &View, number: u16, fs: &Fs, changes: Option<&ChangeSet>);
     /// A view, or the mainline, has become another one all at once.
-    fn changed(&self, number: u16, fs: &Fs, touched: &ChangeSet);
+    fn changed(&self, number: u16, fs: &Fs, changes: &ChangeSet);
     /// A name is about to be removed with all below it: what of that no program uses is let go of,
     /// so that nothing has to be kept for it. `path`: from the view's root. Or it says why the name
     /// must stay.
