@@ -24,12 +24,12 @@ use kvdb::{
 
 use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, Timestamp};
-use crate::below::{Dir, Locked, Tree};
 use crate::difference::Side;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
 use crate::namespace::{add_entry, check_name};
+use crate::tree::{Dir, Locked, Tree};
 use crate::tree_order::TreeOrder;
 use crate::views::{View, Views, Wait};
 

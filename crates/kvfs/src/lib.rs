@@ -23,12 +23,12 @@
 //! - Calls: `namespace`, `rename`, `directory`, `data`, `attributes`, `xattr`, `allocate`,
 //!   `reflink`. Every call begins in `fs`, `freeze_lock` and `locks`.
 //! - In memory: `inode` (with the order of locks), `inode_cache`, `inode_allocator`; what is not
-//!   committed yet: `dirty`, `dirty_queue`, `sync`, `free_space` on `space_account`; writes out of a
-//!   cache: `cached_writes`, `lost`.
+//!   committed yet: `dirty`, `dirty_queue`, `sync`, `free_space` on `space_account`; writes out of
+//!   a cache: `cached_writes`, `lost`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `superseded`,
 //!   `snapshots`, `difference`.
-//! - Whole trees: `walk`, `below`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
-//! - Checking: `verify`, `repair`, `salvage`.
+//! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
+//! - Checking: `verify`, `repair`, `salvage`, `scrub_note`, `describe_keys`.
 //!
 //! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
 //! marks that dirty (`dirty`). A `sync`, the interval, or a writer that finds too much waiting has
@@ -41,17 +41,16 @@ mod allocate;
 mod apply_commit;
 mod attr;
 mod attributes;
-mod below;
 mod cached_writes;
+mod changed_paths;
 mod clone_tree;
 mod data;
-mod describe;
+mod describe_keys;
 mod difference;
 mod directory;
 mod dirty;
 mod dirty_queue;
 mod error;
-mod followed;
 mod free_space;
 mod freeze_lock;
 mod fs;
@@ -74,11 +73,13 @@ mod rename;
 mod repair;
 mod reservation;
 mod salvage;
+mod scrub_note;
 mod snapshots;
 mod space_account;
 mod statfs;
 mod sync;
 mod ticker;
+mod tree;
 mod tree_order;
 mod verify;
 mod views;
@@ -91,11 +92,11 @@ pub use attr::{
     Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr,
     StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
+pub use changed_paths::{ChangedPaths, PathChange};
 pub use clone_tree::{CloneStats, Earlier};
-pub use describe::describe_keys;
+pub use describe_keys::describe_keys;
 pub use difference::{FileChange, XattrChange, difference_of_states};
 pub use error::{Error, Result};
-pub use followed::{ChangedPaths, PathChange};
 pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
 pub use going_down::GoingDown;
 pub use kvdb::TransactionId;

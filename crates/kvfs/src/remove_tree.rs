@@ -1,6 +1,6 @@
 //! A name removed with everything below it, in one commit: it is there whole, or gone.
 //!
-//! The names are walked level by level (`below`), then the nodes are read once, in the order of
+//! The names are walked level by level (`tree`), then the nodes are read once, in the order of
 //! their numbers. Inodes that were made one after the other mostly go together, so what is deleted
 //! are stretches of numbers: one range delete of each dictionary for a stretch, whatever lies in
 //! it. What does not fit in:
@@ -14,7 +14,7 @@
 //!
 //! The view is frozen, so that no call makes anything in a directory that is being
 //! removed: a microsecond or so for each name. Sixty bytes of memory for each name are taken, and
-//! more than [`crate::below::MOST_NAMES`] are refused.
+//! more than [`crate::tree::MOST_NAMES`] are refused.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ use kvdb::{Batch, DictionaryId, Durability, Scope, Transaction, TransactionOptio
 
 use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
-use crate::below::{Locked, Node, Tree, for_each_of};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout::{self, Attributes, Body, Layout, XattrValue, Xattrs};
 use crate::namespace::check_name;
+use crate::tree::{Locked, Node, Tree, for_each_of};
 use crate::views::{View, Views};
 
 /// Bytes of changes that are committed as they are; more of them go through a transaction, which

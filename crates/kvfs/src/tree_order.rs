@@ -12,8 +12,8 @@ use std::sync::Arc;
 use kvdb::{DictionaryId, StoredTuple};
 
 use crate::attr::{FileKind, Ino};
-use crate::below::{Node, Numbered, Tree, for_each_of, for_each_until};
 use crate::error::{Error, Result};
+use crate::tree::{Node, Numbered, Tree, for_each_of, for_each_until};
 
 /// Inodes whose tuples are read together at most, and at first.
 const MOST_TOGETHER: usize = 64 << 10;

@@ -125,7 +125,7 @@ impl Check {
                     Err(e) => self.report.find(0, e.to_string()),
                 },
                 Ok(ImapKey::Moves) => {}
-                Ok(ImapKey::Scrub) if crate::describe::decode_scrub(&tuple.value()?).is_some() => {}
+                Ok(ImapKey::Scrub) if layout::decode_scrub(&tuple.value()?).is_some() => {}
                 Ok(ImapKey::Scrub) => {
                     self.report.find(0, "the note of the last scrub is malformed")
                 }

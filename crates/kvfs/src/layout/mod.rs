@@ -293,6 +293,19 @@ pub(crate) fn decode_numbers(value: &[u8]) -> Option<Numbers> {
         .then_some(Numbers { bound, first_reserved })
 }
 
+/// The value of a note on a scrub: when it came to its end, seconds since 1970, and in how many
+/// places it found damage.
+pub(crate) fn encode_scrub(time: u64, faults: u64) -> Vec<u8> {
+    [time.to_le_bytes(), faults.to_le_bytes()].concat()
+}
+
+/// `None`: the value is malformed.
+pub(crate) fn decode_scrub(value: &[u8]) -> Option<(u64, u64)> {
+    let time = value.get(..8)?.try_into().ok()?;
+    let faults = value.get(8..)?.try_into().ok()?;
+    Some((u64::from_le_bytes(time), u64::from_le_bytes(faults)))
+}
+
 /// The tuple that says that there is a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Super {

@@ -43,7 +43,7 @@ impl Mend<'_> {
                 },
                 Ok(ImapKey::Moves) => {}
                 Ok(ImapKey::Scrub) => {
-                    if crate::describe::decode_scrub(&tuple.value()?).is_none() {
+                    if layout::decode_scrub(&tuple.value()?).is_none() {
                         self.note(0, "the note of the last scrub was malformed: removed");
                         self.batch.delete(imap, tuple.key);
                     }

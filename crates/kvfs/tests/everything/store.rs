@@ -188,6 +188,16 @@ pub fn sync(w: &mut World, site: &Site) -> Result<(), Dead> {
             w.settle(&branch);
             w.history.certain();
         }
+        (4, Site::Branch(_)) => {
+            w.call(&["Fs::note_scrub", "Fs::last_scrub"]);
+            let (fs, faults) = (w.fs(site)?, w.random.below(3));
+            match fs.note_scrub(faults).and_then(|()| fs.last_scrub()) {
+                Ok(last) => {
+                    assert_eq!(last.map(|(_, faults)| faults), Some(faults), "{}", w.what())
+                }
+                Err(e) => return w.judge(site, e, "note_scrub", &[]),
+            }
+        }
         _ => fsync(w, site)?,
     }
     Ok(())

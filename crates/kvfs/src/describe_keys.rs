@@ -6,7 +6,7 @@ use kvdb::Kvdb;
 
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::difference::{Side, joined};
-use crate::layout::{self, Layout, PAGE};
+use crate::layout::{Layout, PAGE};
 
 /// What the keys from `start` up to `end` of a dictionary are, in words: which bytes of which file.
 /// `None`: the dictionary is not the file system's.
@@ -70,28 +70,4 @@ fn find_name(side: &Side, ino: Ino) -> Option<Vec<u8>> {
     let (parent, name, _) = side.names_of(&HashSet::from([ino])).ok()?.into_iter().next()?;
     let parent = side.paths(&BTreeSet::from([parent])).ok()?.remove(&parent)?;
     Some(joined(&parent, &name))
-}
-
-/// The last scrub that came to its end, as [`crate::Fs::note_scrub`] has noted it.
-pub(crate) fn decode_scrub(value: &[u8]) -> Option<(u64, u64)> {
-    let time = value.get(..8)?.try_into().ok()?;
-    let faults = value.get(8..)?.try_into().ok()?;
-    Some((u64::from_le_bytes(time), u64::from_le_bytes(faults)))
-}
-
-impl crate::Fs {
-    /// When everything was last read again to its end, seconds since 1970, and what that found:
-    /// places, their number.
-    pub fn last_scrub(&self) -> crate::Result<Option<(u64, u64)>> {
-        let value = self.core.db.get(self.core.layout.imap, &layout::SCRUB_KEY)?;
-        Ok(value.and_then(|value| decode_scrub(&value)))
-    }
-
-    /// Notes that a scrub came to its end now.
-    pub fn note_scrub(&self, faults: u64) -> crate::Result<()> {
-        let value = [self.core.env.wall().as_secs().to_le_bytes(), faults.to_le_bytes()].concat();
-        let mut batch = kvdb::Batch::new();
-        batch.put(self.core.layout.imap, layout::SCRUB_KEY.to_vec(), value);
-        Ok(self.core.db.commit(batch, kvdb::Durability::Buffered)?)
-    }
 }
