@@ -1,5 +1,5 @@
-//! The set of snapshots and branches, in memory: the version that each snapshot has, and which
-//! snapshots wait for their flush.
+//! The set of snapshots, in memory: the version that each has, and which of them wait for their
+//! flush.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -81,8 +81,6 @@ pub(crate) struct Snapshots {
     all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
     /// Those that wait for the flush of a generation, oldest first.
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
-    /// Branches other than the main one, and what they were cloned from.
-    branches: Mutex<BTreeMap<String, String>>,
     /// Of each dictionary what the newest snapshot has: the next one may have the same.
     newest: Mutex<BTreeMap<DictionaryId, Weak<Tree>>>,
     /// That of a version without memtables.
@@ -90,12 +88,11 @@ pub(crate) struct Snapshots {
 }
 
 impl Snapshots {
-    pub(crate) fn new(branches: BTreeMap<String, String>) -> Snapshots {
+    pub(crate) fn new() -> Snapshots {
         Snapshots {
             naming: lock_order::Mutex::new(Rank::Names, ()),
             all: Mutex::default(),
             pending: Mutex::default(),
-            branches: Mutex::new(branches),
             newest: Mutex::default(),
             nothing: Generation::first(),
         }
@@ -103,7 +100,7 @@ impl Snapshots {
 
     /// Takes up a snapshot that the manifest has, as recovery found it.
     pub(crate) fn found(&self, label: Label, trees: BTreeMap<DictionaryId, Arc<Tree>>) {
-        let version = Version { trees, generation: self.nothing.clone(), came_with: 0 };
+        let version = Version::of(trees, self.nothing.clone());
         let snapshot = Snapshot { label, below: 0, version: ArcSwap::from_pointee(version) };
         self.all.lock().insert(snapshot.label.name.clone(), Arc::new(snapshot));
     }
@@ -168,18 +165,6 @@ impl Snapshots {
         self.all.lock().remove(name)
     }
 
-    pub(crate) fn branches(&self) -> BTreeMap<String, String> {
-        self.branches.lock().clone()
-    }
-
-    pub(crate) fn has_branch(&self, name: &str) -> bool {
-        name.is_empty() || self.branches.lock().contains_key(name)
-    }
-
-    pub(crate) fn change_branches(&self, change: impl FnOnce(&mut BTreeMap<String, String>)) {
-        change(&mut self.branches.lock());
-    }
-
     /// A dictionary as a snapshot has it, without memtables.
     pub(crate) fn as_kept(&self, tree: Tree) -> Tree {
         Tree { layers: Vec::new(), ..as_main(&tree) }
@@ -190,16 +175,12 @@ impl Snapshots {
         let snapshot = Snapshot { label, below, version: ArcSwap::from_pointee(self.empty()) };
         let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
         let trees = trees.map(|(id, t)| (*id, Arc::new(as_main(t)))).collect();
-        snapshot.version.store(Arc::new(Version {
-            trees,
-            generation: self.nothing.clone(),
-            came_with: 0,
-        }));
+        snapshot.version.store(Arc::new(Version::of(trees, self.nothing.clone())));
         Arc::new(snapshot)
     }
 
     fn empty(&self) -> Version {
-        Version { trees: BTreeMap::new(), generation: self.nothing.clone(), came_with: 0 }
+        Version::empty(self.nothing.clone())
     }
 
     /// It can be read from here on, and waits for the flush of `generation`, of which it is the
@@ -223,11 +204,7 @@ impl Snapshots {
     pub(crate) fn settle(&self, snapshot: &Arc<Snapshot>, version: &Version) {
         let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
         let trees = trees.map(|(id, t)| (*id, self.runs_of(t))).collect();
-        snapshot.version.store(Arc::new(Version {
-            trees,
-            generation: self.nothing.clone(),
-            came_with: 0,
-        }));
+        snapshot.version.store(Arc::new(Version::of(trees, self.nothing.clone())));
         self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
         self.pending.lock().retain(|(_, s)| !Arc::ptr_eq(s, snapshot));
     }

@@ -17,6 +17,7 @@ use crate::dictionary::DictionaryInfo;
 use crate::error::Result;
 use crate::health::Health;
 use crate::manifest::{Edit, JournalStart, Manifest, ManifestState};
+use crate::read::version::Version;
 use crate::read::version_set::encode_run;
 
 /// What a checkpoint consists of.
@@ -74,12 +75,11 @@ impl Database {
         self.versions.manifest().map_or(0, |m| m.state().next_dictionary)
     }
 
-    /// Edits that build the branches, without their dictionaries, and the snapshots.
-    fn kept(&self, uses: &mut ZoneUse) -> Vec<Edit> {
-        let mut edits = Vec::new();
-        edits.extend(
-            self.snapshots.branches().into_iter().map(|(name, of)| Edit::Branch { name, of }),
-        );
+    /// Edits that build the branches of a version, without their dictionaries, and the snapshots.
+    fn kept(&self, of: &Version, uses: &mut ZoneUse) -> Vec<Edit> {
+        let branch =
+            |(name, of): (&String, &String)| Edit::Branch { name: name.clone(), of: of.clone() };
+        let mut edits: Vec<Edit> = of.branches.iter().map(branch).collect();
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
         let all: Vec<_> =
             self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
@@ -126,7 +126,7 @@ impl Database {
         let mut stats = CheckpointStats::default();
         let mut uses = ZoneUse::new();
         let mut state = ManifestState::new();
-        state.apply_all(self.kept(&mut uses))?;
+        state.apply_all(self.kept(&version, &mut uses))?;
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;
             state.apply(Edit::Dictionary(tree.info.clone()))?;

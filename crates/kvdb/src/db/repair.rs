@@ -164,7 +164,7 @@ impl Database {
             .values()
             .map(|t| (t.info.id, Arc::new(Tree::new(t.info.clone(), &generation))))
             .collect();
-        let memory = Version { trees, generation, came_with: 0 };
+        let memory = Version::of(trees, generation);
         let changes: Vec<_> = batch
             .changes
             .into_iter()

@@ -321,12 +321,28 @@ pub(crate) struct Version {
     /// not in the memtables that it shares with the version before. 0: none since the store was
     /// opened.
     pub came_with: Seq,
+    /// Branches other than the main one, and the snapshots that they were cloned from; those of the
+    /// manifest.
+    pub branches: Arc<BTreeMap<String, String>>,
 }
 
 impl Version {
     /// A store without dictionaries.
     pub(crate) fn empty(generation: Arc<Generation>) -> Version {
-        Version { trees: BTreeMap::new(), generation, came_with: 0 }
+        Version::of(BTreeMap::new(), generation)
+    }
+
+    /// A store of these dictionaries, without branches.
+    pub(crate) fn of(
+        trees: BTreeMap<DictionaryId, Arc<Tree>>,
+        generation: Arc<Generation>,
+    ) -> Version {
+        Version { trees, generation, came_with: 0, branches: Arc::default() }
+    }
+
+    /// Whether there is a branch of this name; the main one has none.
+    pub(crate) fn has_branch(&self, name: &str) -> bool {
+        name.is_empty() || self.branches.contains_key(name)
     }
 
     /// Brings the version in line with the manifest: the only place that says what an edit means
@@ -334,6 +350,7 @@ impl Version {
     /// rolled back: what they have is void. `open` is asked for runs that the version does not have
     /// yet; after an error the version is of no use.
     pub(crate) fn follow(&mut self, state: &ManifestState, open: &mut OpenRun<'_>) -> Result<()> {
+        self.branches = state.branches.clone();
         self.trees.retain(|id, _| state.dictionaries.contains_key(id));
         for (&id, entry) in &state.dictionaries {
             let since = state.since.get(&id).copied().unwrap_or(0);
@@ -384,6 +401,7 @@ impl Version {
             trees: self.trees.clone(),
             generation: generation.clone(),
             came_with: self.came_with,
+            branches: self.branches.clone(),
         };
         for tree in next.trees.values_mut() {
             let tree = Arc::make_mut(tree);

@@ -201,7 +201,7 @@ fn journal(
     let mut replay = Replay {
         state,
         cache: cache.clone(),
-        version: Version { trees, generation, came_with: 0 },
+        version: Version::of(trees, generation),
         next: state.start.seq + 1,
         unbound: Unbound::default(),
     };

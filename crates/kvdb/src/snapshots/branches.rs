@@ -36,7 +36,7 @@ impl Database {
         self.writable()?;
         let _naming = self.settled()?;
         let of = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
-        if self.snapshots.has_branch(branch) {
+        if self.versions.load().has_branch(branch) {
             return Err(Error::Exists(format!("branch {branch}")));
         }
         self.versions.install(|state| {
@@ -45,33 +45,27 @@ impl Database {
             let mut change = VersionEdit::of([edit]);
             know(&mut change, state, &of);
             change
-        })?;
-        self.snapshots.change_branches(|all| _ = all.insert(branch.into(), snapshot.into()));
-        Ok(())
+        })
     }
 
     pub(crate) fn create_branch(&self, name: &str) -> Result<()> {
         self.writable()?;
         let _naming = self.snapshots.naming.lock();
-        if self.snapshots.has_branch(name) {
+        if self.versions.load().has_branch(name) {
             return Err(Error::Exists(format!("branch {name}")));
         }
-        self.versions
-            .manifest()?
-            .commit(vec![Edit::Branch { name: name.into(), of: String::new() }])?;
-        self.snapshots.change_branches(|all| _ = all.insert(name.into(), String::new()));
-        Ok(())
+        let edit = Edit::Branch { name: name.into(), of: String::new() };
+        self.versions.install(|_| VersionEdit::of([edit]))
     }
 
     pub(crate) fn drop_branch(&self, name: &str) -> Result<()> {
         self.writable()?;
         // A snapshot of it that was made before has its dictionaries.
         let naming = self.settled()?;
-        if name.is_empty() || !self.snapshots.has_branch(name) {
+        if name.is_empty() || !self.versions.load().has_branch(name) {
             return Err(Error::NoBranch(name.into()));
         }
         self.versions.install(|_| VersionEdit::of([Edit::DropBranch(name.into())]))?;
-        self.snapshots.change_branches(|all| _ = all.remove(name));
         drop(naming);
         self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
@@ -141,9 +135,6 @@ impl Database {
                 Ok(change)
             };
             self.commits.install_commit(&mut pipeline, |_| None, plan)?;
-        }
-        if !branch.is_empty() {
-            self.snapshots.change_branches(|all| _ = all.entry(branch).or_default());
         }
         let gone: Vec<_> = around.iter().filter_map(|name| self.snapshots.remove(name)).collect();
         drop((naming, flushing, alone, locked, gone));

@@ -34,7 +34,7 @@ impl Database {
             if self.snapshots.get(name).is_some() {
                 return Err(Error::Exists(format!("snapshot {name}")));
             }
-            if !self.snapshots.has_branch(branch) {
+            if !self.versions.load().has_branch(branch) {
                 return Err(Error::NoBranch(branch.into()));
             }
             let label = self.label(branch, name);

@@ -172,10 +172,10 @@ impl Kvdb {
 
     /// The branches other than the main one, by name.
     pub fn branches(&self) -> Vec<BranchInfo> {
-        let of = |snapshot: String| Some(snapshot).filter(|s| !s.is_empty());
-        let all =
-            self.db.0.snapshots.branches().into_iter().filter(|(name, _)| !name.starts_with('.'));
-        all.map(|(name, snapshot)| BranchInfo { name, snapshot: of(snapshot) }).collect()
+        let version = self.db.0.versions.load();
+        let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
+        let of = |snapshot: &String| Some(snapshot.clone()).filter(|s| !s.is_empty());
+        all.map(|(name, from)| BranchInfo { name: name.clone(), snapshot: of(from) }).collect()
     }
 
     /// Drops a branch and its dictionaries, durably. Its snapshots stay.

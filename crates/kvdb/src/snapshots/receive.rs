@@ -152,9 +152,9 @@ impl Kvdb {
     /// [`Kvdb::send`] of the other store.
     pub fn receiving(&self) -> Result<Vec<Received>> {
         self.sync()?;
-        let branches =
-            self.db.0.snapshots.branches().into_keys().filter(|name| name.starts_with(PREFIX));
-        branches.filter_map(|branch| self.progress(&branch).transpose()).collect()
+        let all = self.db.0.versions.load().branches.clone();
+        let branches = all.keys().filter(|name| name.starts_with(PREFIX));
+        branches.filter_map(|branch| self.progress(branch).transpose()).collect()
     }
 
     /// Gives up a stream that was cut off.
@@ -186,7 +186,7 @@ impl Kvdb {
             let free = if branch.is_empty() {
                 dictionaries.is_empty()
             } else {
-                !self.db.0.snapshots.has_branch(branch)
+                !self.db.0.versions.load().has_branch(branch)
             };
             let what = if branch.is_empty() {
                 "something in the main branch".into()
@@ -195,7 +195,7 @@ impl Kvdb {
             };
             return if free { Ok(()) } else { Err(Error::Exists(what)) };
         };
-        if !self.db.0.snapshots.has_branch(branch) {
+        if !self.db.0.versions.load().has_branch(branch) {
             return Ok(());
         }
         let (before, now) = (self.open_snapshot(base)?, self.view());
@@ -221,7 +221,7 @@ impl Kvdb {
     /// The hidden branch, with the dictionaries of the header.
     fn prepare(&self, branch: &str, base: Option<&str>, header: &StreamHeader) -> Result<()> {
         let db = &self.db.0;
-        if !db.snapshots.has_branch(branch) {
+        if !db.versions.load().has_branch(branch) {
             match base {
                 Some(base) => db.clone_snapshot(base, branch)?,
                 None => db.create_branch(branch)?,
@@ -463,12 +463,6 @@ impl Database {
                 "dictionary {name} was made while the stream ended: try again"
             )));
         }
-        self.snapshots.change_branches(|all| {
-            all.remove(from);
-            if !to.is_empty() {
-                all.entry(to.into()).or_default();
-            }
-        });
         self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }

@@ -49,7 +49,7 @@ impl Found {
         version.follow(state, &mut open)?;
         let all = version.trees.values().flat_map(|tree| tree.runs());
         bounded(0, all.map(|placed| &*placed.run))?;
-        let snapshots = Snapshots::new((*state.branches).clone());
+        let snapshots = Snapshots::new();
         // What snapshots have in common is there once.
         let mut known: HashMap<*const DictionaryState, Arc<Tree>> = HashMap::new();
         for snapshot in state.snapshots.values() {

@@ -14,7 +14,6 @@ mod journal;
 mod replay;
 mod resume;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +88,7 @@ pub(crate) fn create(
         Manifest::begin(zones.clone(), env.clone(), health.clone(), ManifestState::new(), 0)?;
     let cache = BlockCache::new(zones.clone(), Shares::of(&options.open).cache);
     let version = Version::empty(Generation::first());
-    let snapshots = Snapshots::new(BTreeMap::new());
+    let snapshots = Snapshots::new();
     let options = OpenOptions { read_only: false, ..options.open }.of_profile(profile);
     cache.set_seek_bytes(options.seek_bytes);
     let writer = Writer::new(zones.clone(), 0);
