@@ -14,7 +14,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::ids::Label;
 use crate::lock_order::{self, Rank};
 use crate::manifest::Edit;
-use crate::read::version::{Generation, Placed, Tree, Version};
+use crate::read::version::{Generation, NumberedRun, Tree, Version};
 
 /// Runs that take the place of others; `None`: nothing was left of one.
 pub(crate) type Instead = HashMap<*const Run, Option<Arc<Run>>>;
@@ -244,9 +244,9 @@ pub(crate) fn replaced(tree: &Tree, instead: &Instead) -> Option<Tree> {
     }
     let mut tree = tree.clone();
     for level in &mut tree.levels {
-        let new = |placed: Placed| match instead.get(&Arc::as_ptr(&placed.run)) {
-            None => Some(placed),
-            Some(new) => new.clone().map(|run| Placed { id: placed.id, run }),
+        let new = |numbered: NumberedRun| match instead.get(&Arc::as_ptr(&numbered.run)) {
+            None => Some(numbered),
+            Some(new) => new.clone().map(|run| NumberedRun { id: numbered.id, run }),
         };
         *level = std::mem::take(level).into_iter().filter_map(new).collect();
     }
@@ -267,8 +267,8 @@ fn as_main(tree: &Tree) -> Tree {
     }
 }
 
-fn same_runs(a: &[Vec<Placed>], b: &[Vec<Placed>]) -> bool {
-    let same = |a: &Placed, b: &Placed| a.id == b.id && Arc::ptr_eq(&a.run, &b.run);
+fn same_runs(a: &[Vec<NumberedRun>], b: &[Vec<NumberedRun>]) -> bool {
+    let same = |a: &NumberedRun, b: &NumberedRun| a.id == b.id && Arc::ptr_eq(&a.run, &b.run);
     a.len() == b.len()
         && a.iter()
             .zip(b)

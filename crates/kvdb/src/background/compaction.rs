@@ -28,7 +28,7 @@ use super::policy::{BOTTOM, CompactionLock, CompactionPlan, SHARE_ZONES_BELOW, l
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::Edit;
-use crate::read::version::Placed;
+use crate::read::version::NumberedRun;
 use crate::read::version_set::VersionEdit;
 
 /// When not even a part of this size finds room, there is none.
@@ -182,9 +182,9 @@ impl CompactionState {
             return Ok(());
         }
         let dict = self.plan.dict;
-        let moves: Vec<(Placed, usize)> =
+        let moves: Vec<(NumberedRun, usize)> =
             self.plan.inputs.iter().map(|p| (p.clone(), self.plan.level_of(p.id))).collect();
-        let moves: Vec<(Placed, usize)> = moves
+        let moves: Vec<(NumberedRun, usize)> = moves
             .into_iter()
             .filter(|(_, level)| *level < BOTTOM)
             .map(|(p, level)| (p, level + down))
@@ -193,7 +193,7 @@ impl CompactionState {
         compactor.versions.install(|state| {
             let mut change = VersionEdit::default();
             if state.dictionaries.contains_key(&dict) {
-                for (Placed { id, run }, level) in &moves {
+                for (NumberedRun { id, run }, level) in &moves {
                     change.edits.push(Edit::DropRun { dict, id: *id });
                     change.add_run(dict, *level, *id, run);
                 }
@@ -387,7 +387,7 @@ impl Subcompaction {
         for input in &state.plan.inputs {
             let rest =
                 part.cut(compactor, input, state.plan.level_of(input.id), &from, to.as_ref())?;
-            left.extend(rest.map(|run| Placed { id: input.id, run }));
+            left.extend(rest.map(|run| NumberedRun { id: input.id, run }));
         }
         match (state.result, &whole) {
             (Some(id), whole) => part.set(id, target, whole.clone()),
@@ -399,9 +399,9 @@ impl Subcompaction {
         let installed = compactor.install_part(part, &stats)?;
         let there = installed.is_some();
         let result =
-            installed.and_then(|i| Some(Placed { id: state.result.or(i.new)?, run: whole? }));
+            installed.and_then(|i| Some(NumberedRun { id: state.result.or(i.new)?, run: whole? }));
         state.plan.inputs = left;
-        state.result = result.as_ref().map(|placed| placed.id);
+        state.result = result.as_ref().map(|numbered| numbered.id);
         let done = next.is_none() || !there;
         let own = &mut state.ranges[self.number];
         (own.merged, own.done) = (merged, done);
@@ -410,11 +410,11 @@ impl Subcompaction {
             self.whole.give_up();
         }
         let all_done = !there || state.ranges.iter().all(|range| range.done);
-        if let Some(placed) = result.filter(|_| all_done && target < BOTTOM) {
+        if let Some(numbered) = result.filter(|_| all_done && target < BOTTOM) {
             // What they hid of each other is gone; what is left of it lies below.
-            let items = placed.run.stats().items;
+            let items = numbered.run.stats().items;
             let left = state.overwriting.0 - state.overwriting.1.saturating_sub(items) as f64;
-            compactor.garbage.set(placed.id, left / items.max(1) as f64);
+            compactor.garbage.set(numbered.id, left / items.max(1) as f64);
         }
         self.whole.reset_part(compactor);
         compactor.counters.compactions.add(u64::from(all_done));

@@ -16,7 +16,7 @@ use env::sync::Mutex;
 use crate::counters::Counters;
 use crate::error::Result;
 use crate::ids::RunId;
-use crate::read::version::{Placed, Tree, Version};
+use crate::read::version::{NumberedRun, Tree, Version};
 
 /// Keys of a memtable that are looked for below.
 const SAMPLE: usize = 64;
@@ -35,7 +35,7 @@ impl GarbageEstimate {
     }
 
     /// Items of `runs` that hide others.
-    pub(crate) fn items<'a>(&self, runs: impl IntoIterator<Item = &'a Placed>) -> f64 {
+    pub(crate) fn items<'a>(&self, runs: impl IntoIterator<Item = &'a NumberedRun>) -> f64 {
         let shares = self.0.lock();
         runs.into_iter()
             .map(|p| shares.get(&p.id).copied().unwrap_or(0.0) * p.run.stats().items as f64)
@@ -110,8 +110,8 @@ fn share_below(tree: &Tree, keys: &[Bytes]) -> Result<f64> {
     let mut there = 0;
     for key in keys {
         let hash = vt_tree::hash(key);
-        for placed in tree.runs() {
-            if placed.run.may_have(key, hash)? {
+        for numbered in tree.runs() {
+            if numbered.run.may_have(key, hash)? {
                 there += 1;
                 break;
             }

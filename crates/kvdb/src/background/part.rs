@@ -13,7 +13,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
-use crate::read::version::Placed;
+use crate::read::version::NumberedRun;
 use crate::read::version_set::VersionEdit;
 
 /// What a part of a merge makes of the runs of a dictionary.
@@ -50,7 +50,7 @@ impl MergedPart {
     pub(crate) fn cut(
         &mut self,
         compactor: &Compactor,
-        input: &Placed,
+        input: &NumberedRun,
         level: usize,
         from: &Bytes,
         to: Option<&Bytes>,

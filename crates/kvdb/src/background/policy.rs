@@ -17,7 +17,7 @@ use super::garbage::Garbage;
 use crate::dictionary::{DictionaryId, SHORT_VALUES};
 use crate::ids::RunId;
 use crate::options::CompactionPolicy;
-use crate::read::version::{Placed, Tree};
+use crate::read::version::{NumberedRun, Tree};
 use crate::read::version_set::VersionSet;
 
 /// The level of the bottom run.
@@ -59,7 +59,7 @@ pub(super) fn tight_below(zones: &Zones) -> u64 {
 /// Where on the device the result of merging `runs` belongs, at `level`: with what lives as long.
 pub(super) fn lifetime<'a>(
     zones: &Zones,
-    runs: impl IntoIterator<Item = &'a Placed>,
+    runs: impl IntoIterator<Item = &'a NumberedRun>,
     level: usize,
 ) -> Lifetime {
     match level {
@@ -75,7 +75,7 @@ pub(super) fn lifetime<'a>(
 pub(crate) struct CompactionPlan {
     pub dict: DictionaryId,
     /// Newest first; adjacent in age.
-    pub inputs: Vec<Placed>,
+    pub inputs: Vec<NumberedRun>,
     /// The level of each input.
     pub levels: Vec<(RunId, usize)>,
     /// That of the result.
@@ -99,24 +99,24 @@ pub(crate) struct CompactionLock {
 }
 
 /// What a merge of this run costs: the key blocks, since values stay in place.
-fn weight(placed: &Placed) -> u64 {
-    let stats = placed.run.stats();
+fn weight(numbered: &NumberedRun) -> u64 {
+    let stats = numbered.run.stats();
     stats.block_bytes + stats.items
 }
 
-fn weights<'a>(runs: impl IntoIterator<Item = &'a Placed>) -> u64 {
+fn weights<'a>(runs: impl IntoIterator<Item = &'a NumberedRun>) -> u64 {
     runs.into_iter().map(weight).sum()
 }
 
-fn has_tombstones(placed: &Placed) -> bool {
-    let stats = placed.run.stats();
+fn has_tombstones(numbered: &NumberedRun) -> bool {
+    let stats = numbered.run.stats();
     stats.tombstones || stats.range_tombstones
 }
 
 impl CompactionPlan {
     pub(crate) fn new(
         tree: &Tree,
-        inputs: Vec<Placed>,
+        inputs: Vec<NumberedRun>,
         level: usize,
         to_bottom: bool,
     ) -> CompactionPlan {

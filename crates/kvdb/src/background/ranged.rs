@@ -14,7 +14,7 @@ use super::policy::{BOTTOM, CompactionPlan, lifetime};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::bounds;
-use crate::read::version::{Placed, Tree};
+use crate::read::version::{NumberedRun, Tree};
 
 /// Bytes of work after which it is seen whether the part is full.
 const STEP: u64 = 4 << 20;
@@ -27,7 +27,7 @@ fn touches(run: &Run, range: &KeyRange) -> bool {
 
 /// `true` when the range holds nothing that a merge would change: one run at the bottom, without
 /// tombstones.
-fn settled(tree: &Tree, inputs: &[(usize, Placed)]) -> bool {
+fn settled(tree: &Tree, inputs: &[(usize, NumberedRun)]) -> bool {
     match inputs {
         [] => true,
         [(level, only)] => {
@@ -58,12 +58,11 @@ impl Compactor {
     /// Merges and installs the first part of `range`; what is left of it. The caller merges alone.
     fn compact_part(&self, dict: DictionaryId, range: KeyRange) -> Result<Option<KeyRange>> {
         let tree = self.versions.load().tree(dict)?.clone();
-        let runs = tree
-            .levels
-            .iter()
-            .enumerate()
-            .flat_map(|(level, runs)| runs.iter().map(move |p| (level, p.clone())));
-        let inputs: Vec<(usize, Placed)> = runs.filter(|(_, p)| touches(&p.run, &range)).collect();
+        let inputs: Vec<(usize, NumberedRun)> = tree
+            .by_level()
+            .filter(|(_, run)| touches(&run.run, &range))
+            .map(|(level, run)| (level, run.clone()))
+            .collect();
         if settled(&tree, &inputs) {
             return Ok(None);
         }

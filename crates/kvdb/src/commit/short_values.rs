@@ -53,7 +53,7 @@ impl CommitPipeline {
 /// behind or between it, as what is appended to ranges does, and is stitched by merges.
 fn meets_older_data(tree: &Tree) -> bool {
     let keys = tree.layers.first().map(|layer| layer.memtable.sample(SAMPLE)).unwrap_or_default();
-    let runs: Vec<Input> = tree.runs().map(|placed| Input::Run(placed.run.clone())).collect();
+    let runs: Vec<Input> = tree.runs().map(|numbered| Input::Run(numbered.run.clone())).collect();
     // A range of one key has something in it where a block covers it.
     let meets = |key: &Bytes| {
         let end = Some(Bytes::from([key, &[0][..]].concat()));

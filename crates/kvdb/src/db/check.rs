@@ -8,7 +8,7 @@ use zones::{Device, ZoneId, ZoneUse, Zones};
 
 use crate::db::recovery::{Found, read_journal};
 use crate::error::Result;
-use crate::read::version::{Placed, Tree};
+use crate::read::version::{NumberedRun, Tree};
 
 /// One thing that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,13 +187,13 @@ fn examine(
 }
 
 /// What a run is called: its dictionary, its branch if that is not the main one, and its number.
-fn place(tree: &Tree, placed: &Placed) -> String {
+fn place(tree: &Tree, numbered: &NumberedRun) -> String {
     let branch = if tree.info.branch.is_empty() {
         String::new()
     } else {
         format!("branch {}, ", tree.info.branch)
     };
-    format!("{branch}dictionary {}, run {}", tree.info.name, placed.id.0)
+    format!("{branch}dictionary {}, run {}", tree.info.name, numbered.id.0)
 }
 
 /// `what` lies in `zone`: possible only when the zone has no single owner. It may have more bytes

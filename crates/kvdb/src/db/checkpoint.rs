@@ -93,14 +93,14 @@ impl Database {
                 dictionaries.push(*trees.entry((Arc::as_ptr(tree), &label.branch)).or_insert_with(
                     || {
                         let mut kept = Vec::new();
-                        for (level, placed) in tree.placed() {
+                        for (level, numbered) in tree.by_level() {
                             let next = runs.len() as u64;
-                            let n = *runs.entry(Arc::as_ptr(&placed.run)).or_insert_with(|| {
-                                uses.merge(placed.run.uses());
-                                edits.push(Edit::KeptRun(encode_run(&placed.run)));
+                            let n = *runs.entry(Arc::as_ptr(&numbered.run)).or_insert_with(|| {
+                                uses.merge(numbered.run.uses());
+                                edits.push(Edit::KeptRun(encode_run(&numbered.run)));
                                 next
                             });
-                            kept.push((level as u32, placed.id, n));
+                            kept.push((level as u32, numbered.id, n));
                         }
                         let info =
                             DictionaryInfo { branch: label.branch.clone(), ..tree.info.clone() };
@@ -130,11 +130,11 @@ impl Database {
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;
             state.apply(Edit::Dictionary(tree.info.clone()))?;
-            for (level, placed) in tree.placed() {
+            for (level, numbered) in tree.by_level() {
                 stats.runs += 1;
-                uses.merge(placed.run.uses());
-                let run = encode_run(&placed.run);
-                state.apply(Edit::AddRun { dict, level: level as u32, id: placed.id, run })?;
+                uses.merge(numbered.run.uses());
+                let run = encode_run(&numbered.run);
+                state.apply(Edit::AddRun { dict, level: level as u32, id: numbered.id, run })?;
             }
         }
         state.apply(Edit::NextIds { dictionary: self.next_dictionary(), run: 0, segment: 0 })?;

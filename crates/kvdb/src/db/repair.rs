@@ -137,15 +137,15 @@ impl Database {
             .collect();
         for (of, version) in std::iter::once((String::new(), version)).chain(kept) {
             for tree in version.trees.values() {
-                for placed in tree.runs().filter(|p| seen.insert(Arc::as_ptr(&p.run))) {
+                for numbered in tree.runs().filter(|p| seen.insert(Arc::as_ptr(&p.run))) {
                     let branch = if tree.info.branch.is_empty() {
                         String::new()
                     } else {
                         format!("branch {}, ", tree.info.branch)
                     };
                     let place =
-                        format!("{of}{branch}dictionary {}, run {}", tree.info.name, placed.id.0);
-                    runs.push((tree.clone(), placed.run.clone(), place));
+                        format!("{of}{branch}dictionary {}, run {}", tree.info.name, numbered.id.0);
+                    runs.push((tree.clone(), numbered.run.clone(), place));
                 }
             }
         }

@@ -91,9 +91,9 @@ impl Layer {
     }
 }
 
-/// A run with its name in the manifest.
+/// A run with its number in the manifest.
 #[derive(Clone)]
-pub(crate) struct Placed {
+pub(crate) struct NumberedRun {
     pub id: RunId,
     pub run: Arc<Run>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Tree {
     /// Newest first; the first one takes commits.
     pub layers: Vec<Layer>,
     /// `levels[0]` is the youngest; within a level newest first.
-    pub levels: Vec<Vec<Placed>>,
+    pub levels: Vec<Vec<NumberedRun>>,
     /// The last rollback undid commits up to this one: their memtables are void. 0: none.
     pub since: Seq,
     /// Where short values lie, for all versions of this dictionary.
@@ -141,12 +141,12 @@ impl Tree {
     /// Takes over what the manifest says of the dictionary now; memtables stay.
     fn follow(&mut self, entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<()> {
         let before: HashMap<RunId, Arc<Run>> =
-            self.runs().map(|placed| (placed.id, placed.run.clone())).collect();
+            self.runs().map(|numbered| (numbered.id, numbered.run.clone())).collect();
         let unchanged = |id, root: &Bytes| {
             let same = self.entry.runs.get(&id).is_some_and(|(_, before)| before == root);
             before.get(&id).filter(|_| same).cloned()
         };
-        let mut levels: Vec<Vec<Placed>> = Vec::new();
+        let mut levels: Vec<Vec<NumberedRun>> = Vec::new();
         // By number, which grows: within a level each run is newer than those before it.
         for (&id, (level, root)) in &entry.runs {
             let run = match unchanged(id, root) {
@@ -157,7 +157,7 @@ impl Tree {
             if levels.len() <= level {
                 levels.resize_with(level + 1, Vec::new);
             }
-            levels[level].push(Placed { id, run });
+            levels[level].push(NumberedRun { id, run });
         }
         levels.iter_mut().for_each(|level| level.reverse());
         self.levels = levels;
@@ -198,9 +198,9 @@ impl Tree {
             let mut probes: [Option<Probe<'_>>; TOGETHER] = [const { None }; TOGETHER];
             let mut n = 0;
             while n < TOGETHER
-                && let Some(placed) = runs.next()
+                && let Some(numbered) = runs.next()
             {
-                if let Some(probe) = placed.run.probe(key, hash)? {
+                if let Some(probe) = numbered.run.probe(key, hash)? {
                     probes[n] = Some(probe);
                     n += 1;
                 }
@@ -246,8 +246,8 @@ impl Tree {
         let mut blocks = Vec::new();
         for key in keys {
             let hash = vt_tree::hash(key);
-            for placed in self.runs() {
-                if let Some(block) = placed.run.wants(key, hash)? {
+            for numbered in self.runs() {
+                if let Some(block) = numbered.run.wants(key, hash)? {
                     blocks.push(block);
                     break;
                 }
@@ -261,18 +261,18 @@ impl Tree {
     }
 
     /// The run, if there is exactly one.
-    fn only_run(&self) -> Option<&Placed> {
+    fn only_run(&self) -> Option<&NumberedRun> {
         let mut runs = self.runs();
         runs.next().filter(|_| runs.next().is_none())
     }
 
     /// All runs, newest first.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = &Placed> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &NumberedRun> {
         self.levels.iter().flatten()
     }
 
     /// All runs with their levels, newest first.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &Placed)> {
+    pub(crate) fn by_level(&self) -> impl Iterator<Item = (usize, &NumberedRun)> {
         self.levels
             .iter()
             .enumerate()

@@ -332,8 +332,8 @@ fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
     };
     let dictionary = format!("{branch}dictionary {}", tree.info.name);
     let bound = tree.layers.iter().flat_map(|layer| &layer.bound).map(|run| (run.clone(), None));
-    let placed = tree.runs().map(|p| (p.run.clone(), Some(p.id.0)));
-    bound.chain(placed).map(move |(run, id)| match id {
+    let numbered = tree.runs().map(|p| (p.run.clone(), Some(p.id.0)));
+    bound.chain(numbered).map(move |(run, id)| match id {
         Some(id) => (run, format!("{dictionary}, run {id}")),
         None => (run, format!("{dictionary}, a run of the journal")),
     })

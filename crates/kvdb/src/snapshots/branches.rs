@@ -20,9 +20,9 @@ fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
     let version = snapshot.version();
     let entries = state.snapshots.get(&snapshot.label.name).map(|s| &s.dictionaries);
     for (id, entry) in entries.into_iter().flatten() {
-        for placed in version.trees.get(id).iter().flat_map(|tree| tree.runs()) {
-            if let Some((_, root)) = entry.runs.get(&placed.id) {
-                change.knows(root.clone(), placed.run.clone());
+        for numbered in version.trees.get(id).iter().flat_map(|tree| tree.runs()) {
+            if let Some((_, root)) = entry.runs.get(&numbered.id) {
+                change.knows(root.clone(), numbered.run.clone());
             }
         }
     }

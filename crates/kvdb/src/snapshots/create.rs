@@ -204,8 +204,9 @@ impl Database {
             runs.insert(Arc::as_ptr(&run.run), (&run.run, SHARED));
         }
         for (group, version) in &all {
-            for placed in version.trees.values().flat_map(|t| t.runs()) {
-                let entry = runs.entry(Arc::as_ptr(&placed.run)).or_insert((&placed.run, *group));
+            for numbered in version.trees.values().flat_map(|t| t.runs()) {
+                let entry =
+                    runs.entry(Arc::as_ptr(&numbered.run)).or_insert((&numbered.run, *group));
                 entry.1 = if entry.1 == *group { *group } else { SHARED };
             }
         }

@@ -17,7 +17,7 @@ use crate::background::policy::{CompactionLock, lifetime};
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::Result;
 use crate::ids::RunId;
-use crate::read::version::{Placed, Version};
+use crate::read::version::{NumberedRun, Version};
 
 /// Bytes of work after which it is seen whether to stop.
 const STEP: u64 = 2 << 20;
@@ -101,8 +101,8 @@ impl Defragmenter {
         let find = |version: &Version| {
             let tree = version.trees.get(&dict)?;
             let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;
-            let placed = tree.levels[level].iter().find(|p| p.id == id)?;
-            Some((level, placed.run.clone(), tree.info.options.clone()))
+            let numbered = tree.levels[level].iter().find(|p| p.id == id)?;
+            Some((level, numbered.run.clone(), tree.info.options.clone()))
         };
         let mut found = None;
         let claimed = self.compactor.compaction_lock(|compaction_locks| {
@@ -119,7 +119,7 @@ impl Defragmenter {
         };
         let Some(number) = claimed else { return Ok(Evacuated::Busy) };
         let done =
-            self.replace_part(&Placed { id, run }, dict, level, &options, victims, from, part);
+            self.replace_part(&NumberedRun { id, run }, dict, level, &options, victims, from, part);
         self.compactor.release(number);
         done
     }
@@ -127,7 +127,7 @@ impl Defragmenter {
     #[allow(clippy::too_many_arguments)]
     fn replace_part(
         &self,
-        placed: &Placed,
+        numbered: &NumberedRun,
         dict: DictionaryId,
         level: usize,
         options: &DictionaryOptions,
@@ -135,7 +135,7 @@ impl Defragmenter {
         from: &Bytes,
         part: u64,
     ) -> Result<Evacuated> {
-        let (id, run) = (placed.id, &placed.run);
+        let (id, run) = (numbered.id, &numbered.run);
         if !run.uses().iter().any(|(zone, _)| victims.contains(&zone)) {
             return Ok(Evacuated::Moved(0, None));
         }
@@ -143,7 +143,7 @@ impl Defragmenter {
             drop_tombstones: false,
             old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
-            lifetime: lifetime(&self.zones, [placed], level),
+            lifetime: lifetime(&self.zones, [numbered], level),
             ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
         };
         let range = KeyRange { start: from.clone(), end: None };

@@ -66,8 +66,8 @@ impl Defragmenter {
     pub(super) fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
         let version = self.versions.load_full();
         let mut weights: BTreeMap<ZoneId, ZoneWeight> = BTreeMap::new();
-        for placed in version.trees.values().flat_map(|t| t.runs()) {
-            placed.run.weigh_zones(&mut weights)?;
+        for numbered in version.trees.values().flat_map(|t| t.runs()) {
+            numbered.run.weigh_zones(&mut weights)?;
         }
         // What a snapshot keeps is not gained by moving what others have there.
         let kept = self.snapshots.zones();

@@ -48,7 +48,7 @@ impl Found {
         let mut open = |id: RunId, root: &Bytes| runs.open(cache, id, root);
         version.follow(state, &mut open)?;
         let all = version.trees.values().flat_map(|tree| tree.runs());
-        bounded(0, all.map(|placed| &*placed.run))?;
+        bounded(0, all.map(|numbered| &*numbered.run))?;
         let snapshots = Snapshots::new();
         // What snapshots have in common is there once.
         let mut known: HashMap<*const DictionaryState, Arc<Tree>> = HashMap::new();
@@ -62,7 +62,7 @@ impl Found {
                 known.insert(Arc::as_ptr(d), tree.clone());
                 trees.insert(*id, tree);
             }
-            bounded(0, trees.values().flat_map(|tree| tree.runs()).map(|placed| &*placed.run))?;
+            bounded(0, trees.values().flat_map(|tree| tree.runs()).map(|numbered| &*numbered.run))?;
             snapshots.found(snapshot.label.clone(), trees);
         }
         recovery.runs = runs.known.len() as u64;
