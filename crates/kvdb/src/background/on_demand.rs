@@ -9,7 +9,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 
 /// `None`: there was no space for it.
-pub(super) fn unless_full<T>(result: Result<T>) -> Result<Option<T>> {
+pub(super) fn none_if_full<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Err(Error::NoSpace) => Ok(None),
         other => other.map(Some),
@@ -157,7 +157,7 @@ impl Compactor {
             .collect();
         for mut plan in plans {
             plan.copy_short_spans();
-            if unless_full(self.compact_now(plan, &never))? == Some(false) {
+            if none_if_full(self.compact_now(plan, &never))? == Some(false) {
                 return Ok(());
             }
         }

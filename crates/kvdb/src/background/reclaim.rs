@@ -3,7 +3,7 @@
 use zones::ZONE_SIZE;
 
 use super::Admission;
-use super::on_demand::unless_full;
+use super::on_demand::none_if_full;
 use crate::error::Result;
 
 /// Zones that must have become free before a reclaim is content.
@@ -20,10 +20,10 @@ impl Admission {
         let mut free = 0;
         for _ in 0..ROUNDS {
             // Without room for a flush, merges may make some.
-            let flushed = unless_full(self.flusher.flush_all())?.is_some();
+            let flushed = none_if_full(self.flusher.flush_all())?.is_some();
             let alone = self.compactor.merge_alone();
-            let settled = unless_full(self.compactor.settle())?.is_some();
-            let moved = unless_full(self.defragmenter.empty_zones())?.unwrap_or(false);
+            let settled = none_if_full(self.compactor.settle())?.is_some();
+            let moved = none_if_full(self.defragmenter.empty_zones())?.unwrap_or(false);
             drop(alone);
             let space = self.zones.space();
             let enough = (space.zones_total / 16).max(ENOUGH) * ZONE_SIZE;

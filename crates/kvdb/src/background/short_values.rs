@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::Background;
-use super::on_demand::unless_full;
+use super::on_demand::none_if_full;
 use crate::error::Result;
 use crate::read::version::Tree;
 use crate::short_values::ShortValues;
@@ -29,7 +29,7 @@ impl Background {
             trees.map(|tree| tree.short.clone()).collect()
         };
         // First, so that the merge finds what lies outside.
-        if due.is_empty() || unless_full(self.flusher.flush_all())?.is_none() {
+        if due.is_empty() || none_if_full(self.flusher.flush_all())?.is_none() {
             return Ok(false);
         }
         due.iter().for_each(|short| short.gather(!idle));

@@ -1,8 +1,8 @@
 //! Large values between their commit and their place. A buffered commit of a few of them copies
-//! them into chunks of memory and is done. They are placed together, by the thread that writes the
-//! journal out: sorted by key, so that what is near in key order lies near on the device, and
-//! written once; only then are the references in the journal's records filled in and the records
-//! written. The memtables refer to the chunks until then, to the places from then on.
+//! them into buffers and is done. They are placed together, by the thread that writes the journal
+//! out: sorted by key, so that what is near in key order lies near on the device, and written once;
+//! only then are the references in the journal's records filled in and the records written. The
+//! memtables refer to the buffers until then, to the places from then on.
 //!
 //! This is the late-binding journal of BetrFS 0.2 (§3) for values that come one by one: logged in
 //! order first, bound to places before the record is durable.

@@ -130,14 +130,14 @@ impl CommitPipeline {
         if let Err(e) = self.place_values(&mut taken, writer) {
             // They stay what they are, readable and not yet durable; the next write tries again.
             self.pipeline.lock().put_back(taken, writer);
-            return Err(self.unless_full("writing values", e));
+            return Err(self.fail_unless_full("writing values", e));
         }
         self.write_taken(writer, taken.stream)?;
         Ok(writer.position().position)
     }
 
-    /// A full store is no failure of it; anything else is.
-    pub(super) fn unless_full(&self, doing: &str, e: Error) -> Error {
+    /// Stops the store for an error, unless it is that the store is full. Gives the error back.
+    pub(super) fn fail_unless_full(&self, doing: &str, e: Error) -> Error {
         if matches!(e, Error::NoSpace) { e } else { self.health.fail(doing, &e) }
     }
 

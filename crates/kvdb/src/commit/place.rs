@@ -29,11 +29,11 @@ impl CommitPipeline {
     /// Copies large values to where they wait for their place.
     pub(super) fn copy_values(&self, large: &[usize], changes: &mut Ops) {
         let version = self.versions.load();
-        let mut chunks = self.value_buffers.lock();
+        let mut buffers = self.value_buffers.lock();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
                 changes[i].1 =
-                    Op::PutDeferred(key.clone(), chunks.copy(value), codec(&version, *dict));
+                    Op::PutDeferred(key.clone(), buffers.copy(value), codec(&version, *dict));
             }
         }
     }

@@ -33,21 +33,21 @@ pub(crate) struct Sealed {
 /// A generation that was closed in memory, and the end of its journal, which is to be written.
 struct Closed {
     stream: Vec<u8>,
-    sealed: Unplaced,
+    generation: ClosedGeneration,
 }
 
 /// A closed generation before it is known where the journal goes on behind it.
-struct Unplaced {
-    generation: u64,
+struct ClosedGeneration {
+    number: u64,
     bytes: usize,
     seq: Seq,
 }
 
-impl Unplaced {
+impl ClosedGeneration {
     /// Its journal is written.
     fn behind(self, writer: &Writer) -> Sealed {
         let at = writer.position();
-        let Unplaced { generation, bytes, seq } = self;
+        let ClosedGeneration { number: generation, bytes, seq } = self;
         let start =
             JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
         Sealed { generation, bytes, start }
@@ -182,7 +182,7 @@ impl CommitPipeline {
         before_next(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, closed.stream)?;
-        let sealed = closed.sealed.behind(writer);
+        let sealed = closed.generation.behind(writer);
         self.queue_for_flush([sealed]);
         self.move_short_values_out(&last)
     }
@@ -203,13 +203,13 @@ impl CommitPipeline {
         // commit may come in between. It is short, since everything before was written above.
         self.write_stream(writer, &mut first.stream)?;
         self.update_after_write(&mut pipeline, writer, first.stream);
-        let before = first.sealed.behind(writer);
+        let before = first.generation.behind(writer);
         commit(&mut pipeline);
         let second = self.close(number + 1, writer, &mut pipeline)?;
         end(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, second.stream)?;
-        let after = second.sealed.behind(writer);
+        let after = second.generation.behind(writer);
         self.queue_for_flush([before, after]);
         self.move_short_values_out(&last)
     }
@@ -238,12 +238,12 @@ impl CommitPipeline {
         self.discard_hidden(&mut rest);
         if let Err(e) = self.place_values(&mut rest, writer) {
             pipeline.put_back(rest, writer);
-            return Err(self.unless_full("writing values", e));
+            return Err(self.fail_unless_full("writing values", e));
         }
         let seq = pipeline.next_seq - 1;
         self.versions.change(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
-        Ok(Closed { stream: rest.stream, sealed: Unplaced { generation: number, bytes, seq } })
+        Ok(Closed { stream: rest.stream, generation: ClosedGeneration { number, bytes, seq } })
     }
 
     /// Generations that are closed, and whose journal is written, wait for their flush.

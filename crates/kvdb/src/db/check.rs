@@ -80,8 +80,8 @@ fn examine(
     for e in zones.check_superblocks() {
         report.fault("superblock", e);
     }
-    let store = BlockCache::new(zones.clone(), CACHE);
-    let mut found = Found::read(&zones, &store)?;
+    let cache = BlockCache::new(zones.clone(), CACHE);
+    let mut found = Found::read(&zones, &cache)?;
     for addr in &found.loaded.damaged {
         report.fault(
             "manifest",
@@ -90,7 +90,7 @@ fn examine(
     }
     let mut bound = Vec::new();
     let journal =
-        read_journal(&zones, &store, &found.loaded.state, &mut found.recovery, &mut |e| {
+        read_journal(&zones, &cache, &found.loaded.state, &mut found.recovery, &mut |e| {
             bound.push(*e)
         });
     let uses = match &journal {
@@ -140,7 +140,7 @@ fn examine(
             + bound.iter().map(|e| u64::from(e.stored)).sum::<u64>();
     let mut done = 0;
     for extent in &bound {
-        if let Err(e) = store.read_value(&Value::Extent(*extent)) {
+        if let Err(e) = cache.read_value(&Value::Extent(*extent)) {
             report.fault("journal", format!("a value that it binds: {e}"));
         }
         done += u64::from(extent.stored);

@@ -48,7 +48,7 @@ pub(crate) struct StreamReader<'a> {
     /// The first chunk may begin before the position wanted.
     first: bool,
     synced: u64,
-    window: Window,
+    buffer: ReadBuffer,
     /// Chunks of which one of two copies is unreadable: device address of the copy, position
     /// of the chunk.
     damaged: Vec<(u64, u64)>,
@@ -71,14 +71,14 @@ struct Searched {
 }
 
 /// Bytes read ahead, so that many small chunks cost few reads.
-struct Window {
+struct ReadBuffer {
     addr: u64,
     bytes: Vec<u8>,
 }
 
-const WINDOW: u64 = 256 << 10;
+const READ_AHEAD: u64 = 256 << 10;
 
-impl Window {
+impl ReadBuffer {
     /// `len` bytes at `addr`, all within `zone`.
     fn get(
         &mut self,
@@ -90,7 +90,7 @@ impl Window {
         len: u64,
     ) -> Result<&[u8]> {
         if addr < self.addr || addr + len > self.addr + self.bytes.len() as u64 {
-            let want = len.max(WINDOW).min(zone.end() - addr);
+            let want = len.max(READ_AHEAD).min(zone.end() - addr);
             self.bytes.resize(want as usize, 0);
             self.addr = addr;
             let read = match medium {
@@ -117,7 +117,7 @@ impl<'a> StreamReader<'a> {
         offset: u64,
         position: u64,
     ) -> Self {
-        let window = Window { addr: 0, bytes: Vec::new() };
+        let buffer = ReadBuffer { addr: 0, bytes: Vec::new() };
         let (damaged, last) = (Vec::new(), position);
         StreamReader {
             zones,
@@ -128,7 +128,7 @@ impl<'a> StreamReader<'a> {
             position,
             first: true,
             synced: position,
-            window,
+            buffer,
             damaged,
             last,
             medium: false,
@@ -259,7 +259,7 @@ impl<'a> StreamReader<'a> {
     /// The header at `offset` of a part, if there is one of the part's epoch.
     fn header(&mut self, part: StreamPart, offset: u64) -> Result<Option<Header>> {
         let (kind, purpose, addr) = (self.kind, self.purpose(), part.zone.start() + offset);
-        let sector = self.window.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;
+        let sector = self.buffer.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;
         Ok(Header::read(kind, sector).filter(|h| h.epoch == part.epoch))
     }
 
@@ -283,7 +283,7 @@ impl<'a> StreamReader<'a> {
         }
         let (addr, purpose) = (part.zone.start() + self.offset, self.purpose());
         let bytes =
-            self.window.get(self.zones, self.medium, purpose, part.zone, addr, header.size())?;
+            self.buffer.get(self.zones, self.medium, purpose, part.zone, addr, header.size())?;
         Ok(header.piece(bytes).map(|piece| (header, Bytes::copy_from_slice(piece))))
     }
 

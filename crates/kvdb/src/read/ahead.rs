@@ -56,13 +56,13 @@ impl Reader {
         })
     }
 
-    fn store(&self) -> &Arc<BlockCache> {
+    fn cache(&self) -> &Arc<BlockCache> {
         &self.view.cache
     }
 
     pub fn read(&self, e: &ExtentRef) -> Result<Bytes> {
         let begun = Instant::now();
-        let bytes = self.store().read_value(&Value::Extent(*e))?;
+        let bytes = self.cache().read_value(&Value::Extent(*e))?;
         self.asked.fetch_add(u64::from(e.len), Relaxed);
         self.short.scanned(e.len as usize);
         if value_waited(begun, u64::from(e.len)) {
@@ -153,13 +153,13 @@ impl Ahead {
 
     /// Takes what `next` gives into the queue, up to the window, and announces it.
     pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<Queued>>) {
-        let budget = self.reader.store().cache_budget();
+        let budget = self.reader.cache().cache_budget();
         self.forward = forward;
-        let first = self.reader.store().first_window(WINDOW_MIN);
+        let first = self.reader.cache().first_window(WINDOW_MIN);
         let most = budget.clamp(first, WINDOW_MAX.max(first));
         self.window = (self.window * 2).clamp(first, most);
         self.charge();
-        let others = self.reader.store().ahead().load(Relaxed).saturating_sub(self.charged);
+        let others = self.reader.cache().ahead().load(Relaxed).saturating_sub(self.charged);
         let most = ((budget / SHARE) as usize).saturating_sub(others) / QUEUED;
         let most = most.max(16);
         let mut extents: Vec<ExtentRef> = Vec::new();
@@ -183,14 +183,14 @@ impl Ahead {
             }
         }
         self.charge();
-        self.reader.store().announce(extents);
+        self.reader.cache().announce(extents);
     }
 
     /// Lets the store know of the queue's memory. Between two calls it only falls.
     fn charge(&mut self) {
         let takes = self.queue.len() * QUEUED;
         if takes != self.charged {
-            let ahead = self.reader.store().ahead();
+            let ahead = self.reader.cache().ahead();
             ahead.fetch_add(takes, Relaxed);
             ahead.fetch_sub(self.charged, Relaxed);
             self.charged = takes;

@@ -240,7 +240,7 @@ impl Tree {
     /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.
     pub(crate) fn announce<'k>(
         &self,
-        store: &BlockCache,
+        cache: &BlockCache,
         keys: impl Iterator<Item = &'k [u8]>,
     ) -> Result<()> {
         let mut blocks = Vec::new();
@@ -255,7 +255,7 @@ impl Tree {
         }
         // One is read at once anyway.
         if blocks.len() > 1 {
-            store.announce_blocks(blocks);
+            cache.announce_blocks(blocks);
         }
         Ok(())
     }
@@ -439,9 +439,9 @@ impl Version {
 }
 
 /// Reads a value, wherever it lies.
-pub(crate) fn read(store: &BlockCache, value: Value) -> Result<Bytes> {
+pub(crate) fn read(cache: &BlockCache, value: Value) -> Result<Bytes> {
     match value {
         Value::Inline(bytes) => Ok(bytes),
-        extent => Ok(store.read_value(&extent)?),
+        extent => Ok(cache.read_value(&extent)?),
     }
 }

@@ -280,12 +280,12 @@ type Place = (usize, Option<Update>);
 
 /// Reads `extents` and hands each to `put` with its place; both are empty afterwards.
 fn fill_in<P>(
-    store: &BlockCache,
+    cache: &BlockCache,
     places: &mut Vec<P>,
     extents: &mut Vec<vt_tree::ExtentRef>,
     mut put: impl FnMut(P, Bytes),
 ) -> Result<()> {
-    let values = store.read_values(extents)?;
+    let values = cache.read_values(extents)?;
     places.drain(..).zip(values).for_each(|(at, value)| put(at, value));
     extents.clear();
     Ok(())

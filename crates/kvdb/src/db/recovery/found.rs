@@ -18,7 +18,7 @@ use crate::snapshot_set::Snapshots;
 /// What the manifest names, pinned; nothing changed.
 pub(crate) struct Found {
     pub loaded: manifest::Loaded,
-    pub manifest_hold: ZonePin,
+    pub manifest_pin: ZonePin,
     pub segments: Vec<(Segment, ZonePin)>,
     pub version: Version,
     pub snapshots: Snapshots,
@@ -35,7 +35,7 @@ impl Found {
         }
         let loaded = manifest::load(zones, &root)?;
         let state = &loaded.state;
-        let manifest_hold = zones.pin(&loaded.root.uses())?;
+        let manifest_pin = zones.pin(&loaded.root.uses())?;
         let mut segments = Vec::new();
         for s in &state.segments {
             segments.push((*s, zones.pin(&ZoneUse::whole(s.zone))?));
@@ -67,7 +67,7 @@ impl Found {
         }
         recovery.runs = runs.known.len() as u64;
         recovery.torn_bytes = loaded.torn;
-        Ok(Found { loaded, manifest_hold, segments, version, snapshots, recovery })
+        Ok(Found { loaded, manifest_pin, segments, version, snapshots, recovery })
     }
 }
 

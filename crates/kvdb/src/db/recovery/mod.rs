@@ -143,7 +143,7 @@ pub(crate) fn open(
             (Some(manifest), writer)
         }
     };
-    drop(found.manifest_hold);
+    drop(found.manifest_pin);
 
     version.generation.pin(zones.pin(bound.uses())?);
     let db = Arc::new(Database::new(DatabaseParts {
