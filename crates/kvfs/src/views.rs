@@ -197,7 +197,6 @@ impl Views {
     }
 
     // --- views
-    // ------------------------------------------------------------------------------------------------------
 
     /// The file system as `view` has it. NotFound when there is no such view (any more).
     pub fn fs(&self, view: &View) -> Result<Fs> {
@@ -328,7 +327,6 @@ impl Views {
     }
 
     // --- background
-    // -------------------------------------------------------------------------------------------------
 
     /// The periodic work of the background: moves what waits in the views' memory into their
     /// transactions, lets go of views whose transaction has ended by itself, and removes orphans.

@@ -43,7 +43,8 @@ impl Kvdb {
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
-    /// # let (path, copy) = (directory.path().join("fruit.kvfs"), directory.path().join("monday.kvfs"));
+    /// # let path = directory.path().join("fruit.kvfs");
+    /// # let copy = directory.path().join("monday.kvfs");
     /// let db = kvdb::Kvdb::open_path(&path)?;
     /// let fruit = db.open_dictionary("fruit")?;
     /// fruit.insert("apple", "red")?;

@@ -41,9 +41,11 @@ impl Kvdb {
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("fruit.kvfs");
     /// use kvdb::{Kvdb, OpenOptions};
-    /// let db = Kvdb::open_path_with(&path, OpenOptions { memory: 64 << 20, ..OpenOptions::default() })?;
+    /// let small = OpenOptions { memory: 64 << 20, ..OpenOptions::default() };
+    /// let db = Kvdb::open_path_with(&path, small)?;
     /// # drop(db);
-    /// let reader = Kvdb::open_path_with(&path, OpenOptions { read_only: true, ..OpenOptions::default() })?;
+    /// let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    /// let reader = Kvdb::open_path_with(&path, read_only)?;
     /// assert!(reader.dictionaries().is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -168,8 +168,8 @@ impl Dictionary {
     /// # let db = kvdb::Kvdb::in_memory();
     /// # let d = db.open_dictionary("d")?;
     /// # for k in ["a", "b", "c"] { d.insert(k, "")?; }
-    /// let newest_first: Vec<_> = d.iter().rev().map(|tuple| Ok(tuple?.0)).collect::<kvdb::Result<_>>()?;
-    /// assert_eq!(newest_first, ["c", "b", "a"]);
+    /// let keys = d.iter().rev().map(|tuple| Ok(tuple?.0)).collect::<kvdb::Result<Vec<_>>>()?;
+    /// assert_eq!(keys, ["c", "b", "a"]);
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn iter(&self) -> Iter {

@@ -60,7 +60,8 @@ impl Kvdb {
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
     /// let squares = db.open_dictionary("squares")?;
-    /// let sorted = (0..100_000u32).map(|i| (i.to_be_bytes().to_vec(), (u64::from(i) * u64::from(i)).to_be_bytes().to_vec()));
+    /// let square = |i: u32| (u64::from(i) * u64::from(i)).to_be_bytes();
+    /// let sorted = (0..100_000u32).map(|i| (i.to_be_bytes().to_vec(), square(i).to_vec()));
     /// let stats = db.ingest(squares.id(), sorted)?;
     /// assert_eq!(stats.tuples, 100_000);
     /// assert_eq!(squares.get(9u32.to_be_bytes())?.unwrap(), 81u64.to_be_bytes()[..]);
@@ -90,7 +91,9 @@ impl Kvdb {
     /// # let d = db.open_dictionary("d")?;
     /// let mut ingest = db.begin_ingest(d.id())?;
     /// for line in "a=1\nb=2\n".lines() {
-    ///     let (key, value) = line.split_once('=').ok_or_else(|| kvdb::Error::Invalid(format!("no = in {line}")))?;
+    ///     let Some((key, value)) = line.split_once('=') else {
+    ///         return Err(kvdb::Error::Invalid(format!("no = in {line}")));
+    ///     };
     ///     ingest.push(key.to_owned(), value.to_owned())?;
     /// }
     /// assert_eq!(d.get("a")?, None, "not before the end");

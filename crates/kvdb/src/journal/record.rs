@@ -5,20 +5,27 @@
 //! or not at all.
 //!
 //! ```text
-//! u8  kind: 1, a number:  u64 sequence number of the change that follows
-//!           2, a mark:    nothing
+//! u8  kind: 1, a number:   u64 sequence number of the change that follows
+//!           2, a mark:     nothing
+//!           3, a commit:   varint number of changes, then each: u8 op, change; a value has its
+//!                          length (varint) in front
 //!           4, runs bound: see below
-//!           5, a snapshot: the label of one that is made here (see the manifest), varint below: of dictionaries with smaller numbers
-//!           3, a commit:  varint number of changes, then each: u8 op, change; a value has its length (varint) in front
-//!           16 + op, a commit of one change: change; its value, or the end of its range, is the rest of the record
+//!           5, a snapshot: the label of one that is made here (see the manifest), varint below: of
+//!                          dictionaries with smaller numbers
+//!           16 + op, a commit of one change: change; its value, or the end of its range, is the
+//!                          rest of the record
 //!
 //! change: varint  dictionary
 //!         bytes   key (op 4: start)
-//!         op 1, put: value · op 2, put of a value that lies elsewhere: u64 address, u32 length, u32 CRC-32C ·
-//!         op 6, update of a value: the update (see the VT-tree's `update`), framed as a value is ·
-//!         op 3, delete: nothing · op 4, delete range: end · op 5, put of a value that lies elsewhere, perhaps compressed: u64 address,
-//!         u32 length, u32 CRC-32C of the bytes there, u32 their number, u8 codec
+//!         op 1, put: value
+//!         op 2, put of a value that lies elsewhere: u64 address, u32 length, u32 CRC-32C
+//!         op 3, delete: nothing
+//!         op 4, delete range: end
+//!         op 5, put of a value that lies elsewhere, perhaps compressed: u64 address, u32 length,
+//!               u32 CRC-32C of the bytes there, u32 their number, u8 codec
+//!         op 6, update of a value: the update (see the VT-tree's `update`), framed as a value is
 //! ```
+//!
 //! Runs bound are a large transaction's commit, one change by number: varint number of places, then
 //! each: varint address where a stream went on behind the runs; varint number of dictionaries, then
 //! each: varint dictionary, varint number of runs, then each, the newest first: bytes run. They are

@@ -11,7 +11,8 @@
 //!  4  u32  length of the piece, bytes (at least 1)
 //!  8  u64  epoch: random, of the zone's present use; tells the chunks of an earlier use apart
 //! 16  u64  position of the piece's first byte in the stream
-//! 24  u64  synced: every byte before this position was known to be durable when this chunk was written
+//! 24  u64  synced: every byte before this position was durable when this chunk was written, as far
+//!          as was known
 //! 32  u32  CRC-32C of everything behind the header: piece and padding
 //! 36  u32  CRC-32C of bytes 0..36
 //! 40  the piece, then zeros to a multiple of 4096

@@ -1,38 +1,9 @@
-//! Edits: what the manifest's records consist of. A record is a length (u32) and that many bytes of
-//! edits; all edits of a record take effect together. A checkpoint is one record of edits that
-//! build the whole state from nothing.
+//! Edits: what the manifest's records consist of. A record is a length (varint) and that many bytes
+//! of edits; all edits of a record take effect together. A checkpoint is one record of edits that
+//! build the whole state from nothing; the edits of what is kept stand in checkpoints alone, where
+//! what several snapshots and branches have in common is written once.
 //!
-//! ```text
-//! 1  dictionary      varint id, bytes name, varint separate_at, varint stitch_at, u8 reserved + 2 × join, u8 compression (of values × 16 + of blocks), varint false positives
-//! 2  drop dictionary varint id
-//! 3  add run         varint dictionary, varint level, varint run id, bytes run (see "Runs")
-//! 4  drop run        varint dictionary, varint run id
-//! 5  journal start   varint segment number, varint offset in its zone, varint position, varint last sequence number in runs
-//! 6  segment         varint number, varint zone, u64 epoch
-//! 7  segment ends    varint number, varint position
-//! 8  drop segments   varint number: those before it are no longer journal
-//! 9  streams         varint count, then each: u8 stream, varint address where its open zone goes on
-//! 10 next ids        varint dictionary, varint run, varint segment
-//! 11 closed          nothing
-//! 12 forget segment  varint number
-//! 13 stitch at       varint dictionary, varint stitch_at
-//! 14 dictionary of a branch   bytes branch, then as 1
-//! 15 snapshot        label, varint below: the branch's dictionaries with smaller numbers, as they stand here
-//! 16 drop snapshot   bytes name
-//! 17 clone           bytes snapshot, bytes branch, varint number of the first dictionary
-//! 18 branch          bytes name, bytes name of the snapshot that it was cloned from (or nothing)
-//! 19 drop branch     bytes name
-//! 20 roll back       bytes snapshot, varint sequence number: what the journal has up to it is void for the branch
-//! 21 since           varint dictionary, varint sequence number: what the journal has up to it is void for the dictionary
-//! 22 adopt           bytes from, bytes to: the branch takes the place of the other
-//! 23 kept run        bytes run; numbered from 0 within the record, as what follows
-//! 24 kept dictionary as 14, varint count, then each: varint level, varint run id, varint kept run
-//! 25 kept snapshot   label, varint count, then each: varint kept dictionary
-//! 26 add kept run    varint dictionary, varint level, varint run id, varint kept run
-//! label: bytes name, bytes branch, 16 bytes id, varint nanoseconds since 1970, varint sequence number
-//! ```
-//! The last four stand in checkpoints, where what several snapshots and branches have in common is
-//! written once.
+//! The bytes of each edit are specified in `docs/format.md`, section "Manifest".
 
 use std::time::Duration;
 

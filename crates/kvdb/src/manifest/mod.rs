@@ -27,7 +27,8 @@ const FORMAT: u8 = 1;
 /// What the superblock carries for this floor.
 ///
 /// ```text
-/// u8 format (1) · u64 number of the manifest, grows · u64 epoch of its chunks · u64 durable · varint count · varint zone each
+/// u8 format (1) · u64 number of the manifest, grows · u64 epoch of its chunks · u64 durable ·
+/// varint count · varint zone each
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root {

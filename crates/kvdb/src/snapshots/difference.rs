@@ -46,7 +46,9 @@ impl View {
     /// db.snapshot("monday")?;
     /// fruit.insert("apple", "rotten")?;
     /// fruit.remove("pear")?;
-    /// let changes: Vec<_> = db.open_snapshot("monday")?.difference(fruit.id(), &db.view(), fruit.id())?.collect::<kvdb::Result<_>>()?;
+    /// let (monday, now) = (db.open_snapshot("monday")?, db.view());
+    /// let changes = monday.difference(fruit.id(), &now, fruit.id())?;
+    /// let changes = changes.collect::<kvdb::Result<Vec<_>>>()?;
     /// assert_eq!(changes[0].key, "apple");
     /// assert_eq!(changes[0].after.as_ref().unwrap().value()?, "rotten");
     /// assert!(changes[1].after.is_none());

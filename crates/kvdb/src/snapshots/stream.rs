@@ -5,10 +5,12 @@
 //! 8 bytes  magic: KVFS then "send"; then frames:
 //! u8 kind · u32 length · payload · u32 CRC-32C of all before it in the frame
 //!
-//! 1 header: varint version (2), 16 bytes uuid of the store, label of the snapshot (see the manifest), u8 1 when there is a base, then
-//!           16 bytes its id and bytes its name; varint number of the first chunk; varint count of dictionaries, each as in edit 1
-//! 2 chunk:  varint number, varint which dictionary of the header, varint count, then each: u8 1 put: bytes key, bytes value; 2 delete:
-//!           bytes key. Keys ascend within a dictionary, dictionaries follow one another
+//! 1 header: varint version (2), 16 bytes uuid of the store, label of the snapshot (see the
+//!           manifest), u8 1 when there is a base, then 16 bytes its id and bytes its name; varint
+//!           number of the first chunk; varint count of dictionaries, each as in edit 1
+//! 2 chunk:  varint number, varint which dictionary of the header, varint count, then each:
+//!           u8 1 put: bytes key, bytes value; 2 delete: bytes key. Keys ascend within a
+//!           dictionary, dictionaries follow one another
 //! 3 end:    varint number of chunks, varint tuples in them
 //! ```
 

@@ -1,16 +1,18 @@
 //! Where things lie: the only place that knows the keys of the three dictionaries.
 //!
 //! ```text
-//! nmap   parent(8, BE) name                  kind, inode number
-//! imap   ino(8, BE)                          node: attributes, extended attributes, content of a small file
-//!        ino(8, BE) 0x01 name                value of an extended attribute too large for the node
-//!        0(8) 's'                            the file system itself: version, key of the directory hash
-//!        0(8) 'o' ino(8, BE)                 orphan: unlinked, but something of it is still stored
-//!        0(8) 'm'                            the last move of a directory to another one: new parent, its inode number
-//!        0(8) 'c'                            the last scrub that came to its end: when, and how much it found
-//!        0(8) 'n'                            bound below which all inode numbers lie that were given, and
-//!                                            the first one that a directory may have reserved
-//! dmap   ino(8, BE) block(8, BE)             page: up to 4096 bytes, what is missing at its end is zero
+//! nmap   parent(8, BE) name        kind, inode number
+//! imap   ino(8, BE)                node: attributes, extended attributes, content of a small file
+//!        ino(8, BE) 0x01 name      value of an extended attribute too large for the node
+//!        0(8) 's'                  the file system itself: version, key of the directory hash
+//!        0(8) 'o' ino(8, BE)       orphan: unlinked, but something of it is still stored
+//!        0(8) 'm'                  the last move of a directory to another one: new parent, its
+//!                                  inode number
+//!        0(8) 'c'                  the last scrub that came to its end: when, and how much it
+//!                                  found
+//!        0(8) 'n'                  bound below which all inode numbers lie that were given, and
+//!                                  the first one that a directory may have reserved
+//! dmap   ino(8, BE) block(8, BE)   page: up to 4096 bytes, what is missing at its end is zero
 //! ```
 //!
 //! Everything above speaks of inodes, names and blocks, so that keys by zone and relative path can
@@ -125,7 +127,6 @@ pub(crate) fn blocks_of(size: u64) -> u64 {
 }
 
 // --- nmap
-// -----------------------------------------------------------------------------------------------------------
 
 pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(8 + name.len());
@@ -195,7 +196,6 @@ pub(crate) fn decode_name(parent: Ino, mut value: &[u8]) -> Result<(Ino, FileKin
 }
 
 // --- imap
-// -----------------------------------------------------------------------------------------------------------
 
 pub(crate) fn node_key(ino: Ino) -> Vec<u8> {
     ino.to_be_bytes().to_vec()
@@ -357,7 +357,6 @@ impl Super {
 }
 
 // --- dmap
-// -----------------------------------------------------------------------------------------------------------
 
 pub(crate) fn page_key(ino: Ino, block: u64) -> [u8; 16] {
     let mut key = [0; 16];

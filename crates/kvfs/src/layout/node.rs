@@ -5,9 +5,11 @@
 //! nlink uid gid size (varints)
 //! btime (zigzag varint seconds, u32 LE nanoseconds)
 //! ctime mtime atime, each only if its flag says that it differs from the one before it
-//! rdev (varint, if flagged)   parent (varint, directories; others if flagged)   page count (varint, if paged)
+//! rdev (varint, if flagged)   parent (varint, directories; others if flagged)
+//! page count (varint, if paged)
 //! reserved inode numbers (directories, if flagged): the first and how many (varints)
-//! xattrs (if flagged): count, then name length, name, 0 value length value | 1 length (the value has its own key)
+//! xattrs (if flagged): count, then name length, name, and either 0, value length, value,
+//!     or 1, length (the value has its own key)
 //! content: the rest of the value (if not paged)
 //! ```
 

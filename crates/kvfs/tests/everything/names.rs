@@ -465,7 +465,6 @@ pub fn walk(w: &mut World, site: &Site) -> Result<(), Dead> {
 }
 
 // --- references
-// -----------------------------------------------------------------------------------------------------
 
 impl World {
     /// The kernel gives references back.

@@ -136,7 +136,6 @@ impl World {
     }
 
     // --- places
-    // -----------------------------------------------------------------------------------------------------
 
     pub fn durability(&mut self) -> Durability {
         if self.random.one_in(4) { Durability::Synced } else { Durability::Buffered }
@@ -210,7 +209,6 @@ impl World {
     }
 
     // --- inode numbers
-    // ----------------------------------------------------------------------------------------------
 
     /// The number of something that has a name, or had one. `None`: it cannot be had now, for a
     /// lock.
@@ -246,7 +244,6 @@ impl World {
     }
 
     // --- calls
-    // ------------------------------------------------------------------------------------------------------
 
     /// Judges an error. `Ok`: it is one of these, or may be because of another transaction, or for
     /// want of space; nothing is done then.
