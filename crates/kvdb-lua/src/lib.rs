@@ -10,6 +10,32 @@
 //! do. The rest is the worker's: `worker` has the conversation, `confine` takes away what a process
 //! may do, `state` makes an interpreter with Redis' libraries, `replies` translates what commands
 //! return and what scripts do.
+//!
+//! ```
+//! use kvdb_lua::wire::{self, Frame, Kind, Run};
+//!
+//! let script = b"#!lua flags=no-writes\nreturn redis.call('GET', KEYS[1])";
+//! let shebang = kvdb_lua::shebang::read(script)?;
+//! assert!(shebang.no_writes);
+//!
+//! // A server has a worker run it.
+//! let name = kvdb_lua::name_of(script);
+//! let run = Run {
+//!     resp3: false,
+//!     seconds: 5,
+//!     name: name.as_bytes(),
+//!     text: &script[shebang.length..],
+//!     keys: vec![b"apple"],
+//!     arguments: vec![],
+//! };
+//! let mut socket = Vec::new();
+//! wire::write(&mut socket, Kind::Run, &run.encode())?;
+//!
+//! // The worker reads it.
+//! let frame = Frame::read(&mut &socket[..], 1 << 20)?;
+//! assert_eq!(Run::decode(&frame.payload), Some(run));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![warn(missing_docs)]
 
