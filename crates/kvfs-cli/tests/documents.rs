@@ -1,5 +1,6 @@
 //! The documents, and the fuzz targets: what they refer to is there.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -95,6 +96,34 @@ fn every_decision_is_in_the_index() {
             "docs/decisions/README.md lacks {name} as '{title}'"
         );
     }
+}
+
+/// The numbers that a list such as "004 to 009, 029" names.
+fn numbers_of(list: &str) -> BTreeSet<u32> {
+    let number = |text: &str| text.trim().parse().unwrap_or_else(|e| panic!("{text:?}: {e}"));
+    list.split(',')
+        .flat_map(|part| match part.split_once(" to ") {
+            Some((first, last)) => number(first)..=number(last),
+            None => number(part)..=number(part),
+        })
+        .collect()
+}
+
+#[test]
+fn the_index_names_each_number_of_which_there_is_no_decision() {
+    let directory = root().join("docs/decisions");
+    let index = fs::read_to_string(directory.join("README.md")).expect("the index");
+    let (_, never) = index.split_once("these numbers were never given: ").expect("the list");
+    let never = numbers_of(never.split_once('.').expect("the end of the list").0);
+    let names = fs::read_dir(&directory)
+        .expect("the decisions")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
+    let given: BTreeSet<u32> =
+        names.filter_map(|name| name.split_once('-')?.0.parse().ok()).collect();
+    // Records of the newest ten may come in another order than their numbers.
+    let complete = given.last().expect("some decisions") / 10 * 10;
+    let lost: Vec<u32> = (1..complete).filter(|n| given.contains(n) == never.contains(n)).collect();
+    assert!(lost.is_empty(), "neither a record nor named as never given, or both: {lost:?}");
 }
 
 /// The sections of a decision record, in their order.
