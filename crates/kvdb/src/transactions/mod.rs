@@ -11,7 +11,7 @@
 //! - `conflicts`: what others have changed since a transaction began, and the merge routines that
 //!   reconcile it; `join`: the routines that dictionaries name in their options;
 //! - `locking`: what serializable ones lock, and what that means for others;
-//! - `ending`: commit and abort;
+//! - `ending`: commit and abort; `undo`: commits that can be undone;
 //! - `durable`: those that survive a crash and a restart;
 //! - `changes`: what a transaction would change, listed;
 //! - `updates`: bounds the updates of one key;
