@@ -39,7 +39,7 @@ pub(crate) struct Counters {
     pub journal_device: Counter,
     /// Most runs that any dictionary has at its youngest level.
     pub young_runs: Counter,
-    /// Of what runs hold: bytes that are dead, for a hundred alive.
+    /// Dead bytes in runs for a hundred alive.
     pub dead_percent: Counter,
 }
 

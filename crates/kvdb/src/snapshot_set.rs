@@ -79,11 +79,11 @@ pub(crate) struct Snapshots {
     pub naming: lock_order::Mutex<()>,
     /// By name.
     all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
-    /// Those that wait for the flush of a generation, oldest first.
+    /// The snapshots that wait for the flush of a generation, oldest first.
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
-    /// Of each dictionary what the newest snapshot has: the next one may have the same.
+    /// What the newest snapshot has of each dictionary: the next one may have the same.
     newest: Mutex<BTreeMap<DictionaryId, Weak<Tree>>>,
-    /// That of a version without memtables.
+    /// The generation of a version without memtables.
     nothing: Arc<Generation>,
 }
 
@@ -128,7 +128,7 @@ impl Snapshots {
         all
     }
 
-    /// Of each commit that can be undone the states before and after it, the oldest first.
+    /// The states before and after each commit that can be undone, the oldest first.
     pub(crate) fn around_commits(&self) -> Vec<[Arc<Snapshot>; 2]> {
         let all = self.list();
         let before = |after: &Arc<Snapshot>| {

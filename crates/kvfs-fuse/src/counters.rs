@@ -49,7 +49,7 @@ impl Request {
         self.always_waits() || matches!(self, LSeek | Rename | Rename2 | Link)
     }
 
-    /// Of these, what always does.
+    /// Whether a request of this kind always waits.
     pub(crate) fn always_waits(self) -> bool {
         use Request::*;
         matches!(self, FSync | FSyncDir | IoCtl)

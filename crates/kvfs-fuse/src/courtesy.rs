@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 /// So long a wait for the CPU, on average since the last look, is too long.
 const TOO_LONG: Duration = Duration::from_micros(200);
-/// So many looks in a row must find the machine quiet.
+/// How many looks in a row must find the machine quiet.
 const QUIET_LOOKS: u32 = 10;
 /// The first and the last pause after a try that was wrong.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(64));

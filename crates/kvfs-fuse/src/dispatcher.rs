@@ -34,7 +34,7 @@ pub(crate) enum Outcome {
     /// What is in the `Answer`.
     Answer,
     Data(Bytes),
-    /// So many bytes of the read buffer.
+    /// The reply is the first bytes of the read buffer, this many.
     Filled(usize),
 }
 

@@ -273,7 +273,7 @@ struct Worker<H> {
     abort: Abort,
     /// Requests wait for this thread.
     serves: bool,
-    /// Of the machine.
+    /// How many CPUs the machine has.
     cpus: usize,
     reply: ReplyBuffer,
     /// Slots that other threads have.

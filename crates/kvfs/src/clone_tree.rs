@@ -49,7 +49,7 @@ pub struct CloneStats {
     pub directories: u64,
     /// Everything else that has a name, each name counted.
     pub files: u64,
-    /// Of the files' contents, which lie where they lay, bytes.
+    /// Bytes of the files' contents, which lie where they lay.
     pub bytes: u64,
 }
 
@@ -227,7 +227,7 @@ impl Views {
 /// A state before the one that a view has now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Earlier {
-    /// That of a snapshot, by name.
+    /// The state of a snapshot, by name.
     Snapshot(String),
     /// What a transaction reads where it has changed nothing itself.
     Beneath,

@@ -35,7 +35,7 @@ pub(crate) struct Core {
     pub db: Kvdb,
     /// Where this view reads and writes: everything it does to the store goes here.
     pub scope: Scope,
-    /// Of a transaction's view: the file system that it began in.
+    /// The file system in which a transaction's view began; `None` in any other view.
     pub mainline: Option<Fs>,
     pub env: Arc<dyn Env>,
     pub layout: Layout,
@@ -69,7 +69,7 @@ pub struct Fs {
 }
 
 impl Fs {
-    /// Of a transaction's view, also when it is over: who began it.
+    /// The user who began the transaction of this view, also when the view is over.
     pub fn user(&self) -> Option<u32> {
         match &self.core.scope {
             Scope::Transaction(transaction) => transaction.user(),

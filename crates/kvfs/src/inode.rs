@@ -35,7 +35,7 @@ pub(crate) struct Inode {
     /// unlink sees all of them.
     pub references: AtomicU64,
     pub state: RwLock<InodeState>,
-    /// Of a directory that was listed: what keeps positions valid.
+    /// What keeps positions of a directory valid that was listed.
     pub listing: Mutex<Option<Box<Listing>>>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct InodeState {
     pub dirty: bool,
     /// In the dirty queue.
     pub queued: bool,
-    /// Of a directory in a serializable transaction: read without a lock (see `locks`).
+    /// A directory that a serializable transaction has read without a lock (see `locks`).
     pub read_unlocked: bool,
     /// The store may hold pages of this inode.
     pub stored: bool,

@@ -70,7 +70,7 @@ struct Blocks {
 }
 
 impl InodeAllocator {
-    /// Of a mainline whose largest number in use is below `next`.
+    /// The allocator of a mainline whose largest number in use is below `next`.
     pub fn from(next: Ino, zone_size: u64) -> InodeAllocator {
         let given = Given {
             next: AtomicU64::new(next),
@@ -136,7 +136,7 @@ impl InodeAllocator {
         Ok(())
     }
 
-    /// Of a transaction of the same branch.
+    /// The allocator of a transaction of the same branch.
     pub fn for_transaction(&self) -> InodeAllocator {
         let blocks = Some(Mutex::default());
         InodeAllocator { given: self.given.clone(), zone: self.zone, blocks }
@@ -212,7 +212,7 @@ impl InodeAllocator {
             && reserved.end <= self.next()
     }
 
-    /// So many numbers, one behind the other.
+    /// Takes `count` numbers that follow one another.
     pub fn take_together(&self, count: u64) -> Range<Ino> {
         let Some(blocks) = &self.blocks else {
             let start = self.given.next.fetch_add(count, Ordering::Relaxed);

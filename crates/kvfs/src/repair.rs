@@ -63,7 +63,8 @@ struct Examined {
     content: Bytes,
     changed: bool,
     names: u64,
-    /// Of a directory: its entries, those that are directories, where it is, and by which name.
+    /// How many entries a directory has, how many of them are directories, where the directory is,
+    /// and by which name.
     entries: u64,
     subdirectories: u64,
     found_in: Option<(Ino, Vec<u8>)>,

@@ -85,7 +85,7 @@ impl Fs {
         }
     }
 
-    /// As [`Fs::fsync`], for a directory: its names are on disk when this returns.
+    /// Syncs a directory: its names are on disk when this returns. See [`Fs::fsync`].
     pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
         self.fsync(ino, false)
     }

@@ -96,7 +96,7 @@ struct Seen {
     names: u64,
     subdirectories: u64,
     entries: u64,
-    /// Of a directory: the one that names it.
+    /// The directory that names this one.
     found_in: Ino,
     pages: u64,
     external: HashMap<Box<[u8]>, u32>,

@@ -32,7 +32,7 @@ pub struct Walk {
     /// Until it was given.
     top: Option<Attr>,
     directories: Vec<Directory>,
-    /// Of what was given last.
+    /// The path of what was given last.
     path: Vec<u8>,
     /// In a damaged store a directory may lie in itself.
     seen: HashSet<Ino>,

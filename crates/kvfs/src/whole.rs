@@ -38,7 +38,7 @@ pub struct Whole {
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// Of a device.
+    /// The device number of a device node, as the kernel encodes it.
     pub rdev: u32,
     /// The time of the last access.
     pub atime: Timestamp,

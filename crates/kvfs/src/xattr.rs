@@ -9,7 +9,7 @@ use crate::fs::Fs;
 use crate::inode::InodeState;
 use crate::layout::{self, XattrValue, Xattrs};
 
-/// Those of which something is known: anyone's, the superuser's, and that of security modules and
+/// The name spaces that are known: for all users, for the superuser, and for security modules and
 /// capabilities.
 const NAME_SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 /// The kernel's limits on one value and on the list of names.

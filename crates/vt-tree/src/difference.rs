@@ -42,7 +42,7 @@ pub struct KeyChange {
 
 /// The remaining items of one source.
 enum RemainingItems {
-    /// Those of a block, in descending order.
+    /// The items of a block, in descending order.
     Block(Vec<Item>),
     Memtable(Box<MemtableCursor>),
 }

@@ -217,7 +217,7 @@ impl Flusher {
         self.flushing.lock()
     }
 
-    /// As [`Flusher::lock`]; `None` while a flush is under way.
+    /// Does what [`Flusher::lock`] does without waiting; `None` while a flush is under way.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
         self.flushing.try_lock()
     }

@@ -20,7 +20,7 @@ use crate::read::version::{NumberedRun, Tree, Version};
 
 /// Keys of a memtable that are looked for below.
 const SAMPLE: usize = 64;
-/// Of the keys that are not there, so many of ten thousand seem to be, in each run.
+/// How many of ten thousand missing keys the filter of a run takes for present.
 const FALSE_POSITIVES: f64 = 80.0;
 
 /// The share of a run's items that hide older ones, from 0 to 1, by run.

@@ -78,7 +78,7 @@ pub(crate) struct CompactionPlan {
     pub inputs: Vec<NumberedRun>,
     /// The level of each input.
     pub levels: Vec<(RunId, usize)>,
-    /// That of the result.
+    /// The level of the result.
     pub level: usize,
     /// Nothing older lies below.
     pub to_bottom: bool,

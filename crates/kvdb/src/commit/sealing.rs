@@ -187,7 +187,7 @@ impl CommitPipeline {
         self.move_short_values_out(&last)
     }
 
-    /// As [`CommitPipeline::seal_if`], and in the same lock closes the next generation as well:
+    /// Does what [`CommitPipeline::seal_if`] does, and closes the next generation in the same lock:
     /// `commit` is all that it has, and `end` comes before any commit of the one behind it.
     pub(crate) fn seal_around(
         &self,

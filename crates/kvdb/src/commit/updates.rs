@@ -15,7 +15,7 @@ use crate::journal::record::{Op, Ops};
 
 /// Bytes of updates that a key may always have.
 pub(crate) const SHORT: usize = 4 << 10;
-/// Of a long value: the part of its length that updates may have, and the most bytes.
+/// A long value may have updates of its length divided by `PART`, but of no more than `LONG` bytes.
 const PART: usize = 64;
 const LONG: usize = 64 << 10;
 

@@ -29,7 +29,7 @@ pub struct CheckpointStats {
     pub runs: u64,
     /// Bytes copied, or shared by the host where it can: whole zones of 8 MiB.
     pub copied_bytes: u64,
-    /// Of these, bytes that the copy refers to.
+    /// The part of `copied_bytes` that the copy refers to.
     pub live_bytes: u64,
 }
 

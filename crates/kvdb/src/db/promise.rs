@@ -7,29 +7,29 @@ use std::sync::Arc;
 use crate::db::Kvdb;
 use crate::db::database::Database;
 
-/// Room in a store that is left to batches which say so
-/// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Whether there is so much
-/// is for its owner to see before ([`Kvdb::space`]). It is given back when this is dropped.
+/// Space that the store keeps free for batches that take promised space
+/// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Its owner looks whether
+/// there is so much before it promises more ([`Kvdb::space`]). Dropping it gives the space back.
 pub struct PromisedSpace {
     db: Arc<Database>,
     bytes: AtomicU64,
 }
 
 impl Kvdb {
-    /// Room for what its owner takes on and commits later; none at first.
+    /// Makes an empty promise of space, for an owner that accepts data and commits it later.
     pub fn promised_space(&self) -> PromisedSpace {
         PromisedSpace { db: self.db.0.clone(), bytes: AtomicU64::new(0) }
     }
 }
 
 impl PromisedSpace {
-    /// So many bytes more.
+    /// Promises `bytes` more.
     pub fn grow(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.db.zones.promise(bytes);
     }
 
-    /// So many bytes are committed, or never will be.
+    /// Gives `bytes` back: they are committed, or never will be.
     pub fn shrink(&self, bytes: u64) {
         // All of it may have been given back before.
         if self
@@ -41,7 +41,7 @@ impl PromisedSpace {
         }
     }
 
-    /// Nothing of it will be committed any more.
+    /// Gives everything back: nothing of it will be committed any more.
     pub fn give_back(&self) {
         self.db.zones.release(self.bytes.swap(0, Ordering::Relaxed));
     }

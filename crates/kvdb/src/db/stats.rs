@@ -36,7 +36,7 @@ pub struct Stats {
     pub syncs: u64,
     /// Keys and values as committed.
     pub user_bytes: u64,
-    /// Of these, values written once, straight to their place.
+    /// The part of `user_bytes` that was written once, straight to its place: large values.
     pub bound_bytes: u64,
     /// Values that were overwritten or deleted before they had a place, and so never written.
     pub discarded_bytes: u64,

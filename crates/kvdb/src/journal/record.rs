@@ -304,7 +304,8 @@ pub(crate) fn put_size(dict: DictionaryId, key: usize, value: PutValue) -> usize
     varint_len(inside as u64) + inside
 }
 
-/// As [`encode`] of one put.
+/// Appends the record of one put, its length in front, to `out`; the bytes are those that
+/// [`encode`] makes of it.
 pub(crate) fn encode_put(dict: DictionaryId, key: &[u8], value: PutValue, out: &mut Vec<u8>) {
     put_varint(out, put_inside(dict, key.len(), value) as u64);
     out.push(SINGLE + value.code());

@@ -14,7 +14,7 @@ use crate::dictionary::DictionaryId;
 
 #[derive(Default)]
 pub(super) struct Table {
-    /// Of the dictionaries in which something is locked.
+    /// The dictionaries in which something is locked.
     dictionaries: BTreeMap<DictionaryId, Fragments>,
     owners: BTreeMap<u64, Holdings>,
     /// By ticket, in the order in which they came.

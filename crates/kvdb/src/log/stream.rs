@@ -54,7 +54,7 @@ pub(crate) struct StreamReader<'a> {
     damaged: Vec<(u64, u64)>,
     /// Position of the chunk read last.
     last: u64,
-    /// Of what the medium has, not of what the host keeps of it.
+    /// Reads go to the medium, past what the host has cached of it.
     medium: bool,
     /// The rest of a part that was searched for the next chunk in vain.
     searched: Option<Searched>,

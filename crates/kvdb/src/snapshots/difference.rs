@@ -26,8 +26,9 @@ pub struct Change {
 /// [`View::difference`]. It ends with the first error.
 pub struct Difference {
     inner: vt_tree::Difference,
-    /// Of each side. What they refer to stays.
+    /// Reads the large values of the earlier side, and keeps what they refer to.
     before: Arc<Reader>,
+    /// Reads those of the later side, and keeps what they refer to.
     after: Arc<Reader>,
     failed: bool,
 }

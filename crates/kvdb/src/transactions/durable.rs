@@ -34,9 +34,9 @@ pub(super) const BRANCH: &str = ".transactions";
 const BEGINNING: &[u8] = &[];
 /// Behind all keys of a log.
 const END: [u8; 9] = [0xff; 9];
-/// Of the flags that a log begins with.
+/// A flag at the beginning of a log: it names a user.
 const WITH_USER: u8 = 2;
-/// Of the flags that a log begins with.
+/// A flag at the beginning of a log: the commit of the transaction can be undone.
 const UNDOABLE: u8 = 4;
 /// A call's changes are logged in pieces of about this many bytes.
 const PIECE: usize = 1 << 20;

@@ -30,7 +30,7 @@ const OVERHEAD: usize = 128;
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadSet {
     dictionaries: BTreeMap<DictionaryId, RangeSet>,
-    /// Of all that came in.
+    /// Memory of everything that was added, bytes.
     bytes: usize,
 }
 

@@ -20,7 +20,7 @@ use crate::read::write_set::WriteSet;
 pub(super) struct Last(Arc<TransactionState>);
 
 impl Last {
-    /// That of the handles of a transaction, made with the first of them.
+    /// The one that all handles of a transaction share; it is made with the first of them.
     pub(super) fn of(group: &Arc<TransactionState>) -> Arc<Last> {
         let mut handles = group.handles.lock();
         handles.upgrade().unwrap_or_else(|| {

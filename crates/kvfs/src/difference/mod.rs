@@ -50,9 +50,9 @@ pub struct FileChange {
     pub xattrs: Vec<XattrChange>,
     /// Both are something with names, and its other names are not the same ones.
     pub links: bool,
-    /// Of what was added or is gone: another path of the same file.
+    /// Another path of the same file, of what was added or is gone.
     pub linked_to: Option<Vec<u8>>,
-    /// Of what was added or is gone: the path where the same inode was, or is now. Two changes that
+    /// The path where the same inode was, or is now, of what was added or is gone. Two changes that
     /// name one another in this are one rename.
     pub moved: Option<Vec<u8>>,
 }

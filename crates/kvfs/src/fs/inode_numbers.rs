@@ -28,7 +28,7 @@ impl Fs {
         Ok(ino)
     }
 
-    /// So many numbers, one behind the other.
+    /// Takes `count` numbers that follow one another.
     pub(crate) fn new_inos(&self, count: u64) -> Result<Range<Ino>> {
         let inos = self.core.inode_allocator.take_together(count);
         self.note_numbers_below(inos.end)?;

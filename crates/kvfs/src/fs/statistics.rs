@@ -15,8 +15,8 @@ pub struct Statistics {
     pub commits: u64,
     /// Pages put into batches.
     pub pages_written: u64,
-    /// Of these, pages of which only the bytes that were written were put, since the others were
-    /// not in memory.
+    /// The part of `pages_written` of which only the bytes that were written were put, since the
+    /// others were not in memory.
     pub pages_patched: u64,
     /// Bytes that calls have written.
     pub bytes_written: u64,

@@ -73,13 +73,13 @@ impl Layout {
         })
     }
 
-    /// Those of a branch.
+    /// The dictionaries of a branch, or `None` when one of them is missing.
     pub fn find_in(db: &Kvdb, branch: &str) -> Option<Layout> {
         let find = |name| db.dictionary_in(branch, name);
         Some(Layout { nmap: find("nmap")?, imap: find("imap")?, dmap: find("dmap")? })
     }
 
-    /// Those of a snapshot.
+    /// The dictionaries of a snapshot, or `None` when one of them is missing.
     pub fn of_state(state: &kvdb::View) -> Option<Layout> {
         Some(Layout {
             nmap: state.dictionary("nmap")?,

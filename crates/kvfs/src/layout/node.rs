@@ -50,17 +50,17 @@ pub(crate) struct Attributes {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u32,
-    /// Of a directory: the number of its entries.
+    /// Bytes of a file or of a symbolic link's target; the number of entries of a directory.
     pub size: u64,
     pub body: Body,
-    /// Of a directory: the one it is in. Of anything else a hint, 0 if there is none: one in which
-    /// it had a name when it was last made, moved or linked.
+    /// The directory that a directory is in. For anything else it is a hint, 0 if there is none: a
+    /// directory in which it had a name when it was last made, moved or linked.
     pub parent: Ino,
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
     pub btime: Timestamp,
-    /// Of a directory: the numbers that its next files get.
+    /// The numbers that a directory gives its next files.
     pub reserved: Reservation,
 }
 

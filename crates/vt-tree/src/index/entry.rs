@@ -35,9 +35,9 @@ pub struct Entry {
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
-    /// Of a tuple block: its keys are in no filter, since it consists almost entirely of long
-    /// extent runs, in which keys are found by arithmetic, or since no filter was wanted. Of a
-    /// node: there are such blocks beneath.
+    /// The keys of a tuple block are in no filter, since it consists almost entirely of long extent
+    /// runs, in which keys are found by arithmetic, or since no filter was wanted; or such blocks
+    /// lie beneath a node.
     pub unfiltered: bool,
     /// The tuple block is compressed.
     pub compressed: bool,

@@ -26,7 +26,7 @@ const WAIT: Duration = Duration::from_millis(50);
 
 /// What came of a part.
 enum Evacuated {
-    /// So many bytes were moved; the rest begins at this key.
+    /// The bytes that were moved, and the key at which the rest begins.
     Moved(u64, Option<Bytes>),
     /// A merge has the run.
     Busy,

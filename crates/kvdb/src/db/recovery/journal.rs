@@ -47,7 +47,7 @@ pub(super) fn offset_in(segments: &[Segment], start: &JournalStart) -> u64 {
 /// The runs of one commit in the journal, pinned.
 pub(crate) struct BoundRuns {
     places: Vec<u64>,
-    /// Of each dictionary, the newest first.
+    /// The runs of each dictionary, the newest first.
     pub runs: Vec<(DictionaryId, Vec<Arc<Run>>)>,
 }
 

@@ -63,7 +63,7 @@ pub(super) fn resume(
 /// The journal's segments after a crash.
 struct Divided {
     edits: Vec<Edit>,
-    /// Those that hold part of the stream.
+    /// The segments that hold part of the stream.
     old: Vec<Owned>,
     /// Some of the others, as new segments.
     fresh: Vec<Owned>,

@@ -72,7 +72,7 @@ pub(crate) struct ManifestState {
     pub next_dictionary: u32,
     pub next_run: u64,
     pub next_segment: u64,
-    /// Of the record that is being applied.
+    /// What the record that is being applied has kept so far.
     kept: KeptSoFar,
 }
 
