@@ -1,6 +1,6 @@
 //! Extent writers: append positions on a stream. Objects are placed in memory at addresses known at
 //! once, and written in large pieces. Several writers of one stream may be open: each reserves
-//! chunks of the stream's open zone, small ones first, so that a short writer wastes little, and
+//! ranges of the stream's open zone, small ones first, so that a short writer wastes little, and
 //! contiguous ones as long as no other writer reserves one in between.
 
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::{
     round_up,
 };
 
-/// The first chunk that a writer reserves, bytes. Each further one is twice as large, up to
-/// [`MAX_CHUNK`].
-const FIRST_CHUNK: u64 = 64 << 10;
-/// The largest chunk, and the most bytes that are buffered before they are written.
-const MAX_CHUNK: u64 = 1 << 20;
+/// The first range that a writer reserves, bytes. Each further one is twice as large, up to
+/// [`MAX_RANGE`].
+const FIRST_RANGE: u64 = 64 << 10;
+/// The largest range, and the most bytes that are buffered before they are written.
+const MAX_RANGE: u64 = 1 << 20;
 
 /// An append position on a stream, at which objects are placed. A writer that is dropped unfinished
 /// is abandoned: what it placed is lost and its space is free again.
@@ -32,7 +32,8 @@ pub struct ExtentWriter {
     end: u64,
     /// The beginning of that space, which is given back if the writer is abandoned.
     begin: u64,
-    chunk: u64,
+    /// The length of the next range that the writer reserves, bytes.
+    range_len: u64,
     /// Bytes placed in the current zone that `pin` does not count yet.
     placed: u64,
     failed: Option<Error>,
@@ -76,7 +77,7 @@ impl ExtentWriter {
             start: 0,
             end: 0,
             begin: 0,
-            chunk: FIRST_CHUNK,
+            range_len: FIRST_RANGE,
             placed: 0,
             failed: None,
             supply: Vec::new(),
@@ -132,7 +133,7 @@ impl ExtentWriter {
         self.buffer.resize(from + len, 0);
         write(at, &mut self.buffer[from..]);
         self.placed += len as u64;
-        if self.buffer.len() as u64 >= MAX_CHUNK {
+        if self.buffer.len() as u64 >= MAX_RANGE {
             self.write_out(false).map_err(|e| self.fail(e))?;
         }
         Ok(at)
@@ -173,7 +174,7 @@ impl ExtentWriter {
     pub fn finish(mut self) -> Result<ZonePin> {
         self.flush()?;
         self.count();
-        self.zones.give_chunk_back(self.purpose, self.start, self.end);
+        self.zones.give_range_back(self.purpose, self.start, self.end);
         self.begin = self.end;
         self.pin.release_empty();
         Ok(std::mem::take(&mut self.pin))
@@ -186,42 +187,42 @@ impl ExtentWriter {
             return false;
         }
         let need = round_up(need, SECTOR);
-        match self.zones.extend_chunk(
+        match self.zones.extend_range(
             self.purpose,
             self.priority,
             self.end,
             need,
-            need.max(self.chunk),
+            need.max(self.range_len),
         ) {
             Some(len) => {
                 self.end += len;
-                self.chunk = (self.chunk * 2).min(MAX_CHUNK);
+                self.range_len = (self.range_len * 2).min(MAX_RANGE);
                 true
             }
             None => false,
         }
     }
 
-    /// Replaces the current chunk by one of at least `need` bytes elsewhere.
+    /// Replaces the current range by one of at least `need` bytes elsewhere.
     fn move_on(&mut self, need: u64) -> Result<()> {
         let need = round_up(need, SECTOR);
-        // Only the first chunk may lie in a gap: a writer that needs more is a long one, which
+        // Only the first range may lie in a gap: a writer that needs more is a long one, which
         // should stay contiguous.
-        let (start, len) = self.zones.reserve_chunk(
+        let (start, len) = self.zones.reserve_range(
             self.purpose,
             self.lifetime,
             self.priority,
             need,
-            need.max(self.chunk),
+            need.max(self.range_len),
             self.end == 0,
             &mut self.pin,
             &mut self.supply,
         )?;
         let written = self.write_out(true);
         self.count();
-        self.zones.give_chunk_back(self.purpose, self.start, self.end);
+        self.zones.give_range_back(self.purpose, self.start, self.end);
         (self.start, self.begin, self.end) = (start, start, start + len);
-        self.chunk = (self.chunk * 2).min(MAX_CHUNK);
+        self.range_len = (self.range_len * 2).min(MAX_RANGE);
         written
     }
 
@@ -266,6 +267,6 @@ impl ExtentWriter {
 
 impl Drop for ExtentWriter {
     fn drop(&mut self) {
-        self.zones.give_chunk_back(self.purpose, self.begin, self.end);
+        self.zones.give_range_back(self.purpose, self.begin, self.end);
     }
 }

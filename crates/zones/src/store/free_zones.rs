@@ -1,5 +1,5 @@
 //! Free zones: zones are requested from the host and given back to it, and extent writers reserve
-//! chunks of them.
+//! ranges of them.
 
 use std::sync::atomic::Ordering;
 
@@ -53,15 +53,15 @@ impl Zones {
             surplus.sort_unstable();
             let mut failure = None;
             // Neighbouring zones are given back together.
-            for stretch in surplus.chunk_by(|a, b| a + 1 == *b) {
-                let len = stretch.len() as u64 * ZONE_SIZE;
+            for adjacent in surplus.chunk_by(|a, b| a + 1 == *b) {
+                let len = adjacent.len() as u64 * ZONE_SIZE;
                 if failure.is_none() {
-                    match self.device.discard(ZoneId(stretch[0]).start(), len) {
+                    match self.device.discard(ZoneId(adjacent[0]).start(), len) {
                         Ok(()) => given += len,
                         Err(e) => failure = Some(e),
                     }
                 }
-                stretch.iter().for_each(|&zone| self.allocator.punched(zone, failure.is_none()));
+                adjacent.iter().for_each(|&zone| self.allocator.punched(zone, failure.is_none()));
             }
             if let Some(e) = failure {
                 return Err(Error::io("giving space back to the host", e));
@@ -120,7 +120,7 @@ impl Zones {
     /// or in a new one, taken from `supply` if that has any, and adds the zone to `pin`. Returns
     /// the address and the length.
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn reserve_chunk(
+    pub(crate) fn reserve_range(
         &self,
         purpose: Purpose,
         lifetime: Lifetime,
@@ -133,32 +133,32 @@ impl Zones {
     ) -> Result<(u64, u64)> {
         let from_open_zone = |lifetime: Lifetime, pin: &mut ZonePin| {
             let mut state = self.allocator.lock();
-            let chunk = state.reserve_in(purpose, lifetime, priority, need, want, gaps)?;
-            state.pin_for_writer(pin.uses_mut(), ZoneId::of(chunk.0).0);
-            Some(chunk)
+            let range = state.reserve_in(purpose, lifetime, priority, need, want, gaps)?;
+            state.pin_for_writer(pin.uses_mut(), ZoneId::of(range.0).0);
+            Some(range)
         };
         if !self.allocator.lock().started {
             return Err(Error::NotStarted);
         }
-        if let Some(chunk) = from_open_zone(lifetime, pin) {
-            return Ok(chunk);
+        if let Some(range) = from_open_zone(lifetime, pin) {
+            return Ok(range);
         }
         let taken = match supply.pop() {
             Some(taken) => taken,
             None => match self.acquire(priority) {
                 // In a full store lifetimes share zones.
                 Err(Error::NoSpace) => {
-                    let chunk = Lifetime::ALL
+                    let range = Lifetime::ALL
                         .into_iter()
                         .find_map(|lifetime| from_open_zone(lifetime, pin));
-                    return chunk.ok_or(Error::NoSpace);
+                    return range.ok_or(Error::NoSpace);
                 }
                 taken => taken?,
             },
         };
         // Another writer may have opened a zone concurrently; then the one taken is free again.
-        if let Some(chunk) = from_open_zone(lifetime, pin) {
-            return Ok(chunk);
+        if let Some(range) = from_open_zone(lifetime, pin) {
+            return Ok(range);
         }
         let Some((zone, _)) = taken.uses().iter().next() else { return Err(Error::NoSpace) };
         pin.merge(taken);
@@ -168,9 +168,9 @@ impl Zones {
         Ok((zone.start(), if shared { used } else { ZONE_SIZE }))
     }
 
-    /// Reserves between `need` and `want` bytes directly behind a chunk that ends at `end`; `None`
+    /// Reserves between `need` and `want` bytes directly behind a range that ends at `end`; `None`
     /// if they belong to another writer. Returns the length.
-    pub(crate) fn extend_chunk(
+    pub(crate) fn extend_range(
         &self,
         purpose: Purpose,
         priority: Priority,
@@ -182,7 +182,7 @@ impl Zones {
     }
 
     /// Gives back a range that was reserved and has no data.
-    pub(crate) fn give_chunk_back(&self, purpose: Purpose, start: u64, end: u64) {
+    pub(crate) fn give_range_back(&self, purpose: Purpose, start: u64, end: u64) {
         if start < end {
             self.allocator
                 .lock()
