@@ -343,7 +343,7 @@ impl Fs {
                     other => other?,
                 };
                 if data_at > at {
-                    Piece::Hole((data_at - at).min(len - copied))
+                    CopyPiece::Hole((data_at - at).min(len - copied))
                 } else {
                     let hole_at = self.seek_before(
                         from,
@@ -352,16 +352,16 @@ impl Fs {
                         Whence::Hole,
                         size.min(at.saturating_add(want)),
                     )?;
-                    Piece::Data(self.read_locked(from, &state, at, hole_at - at)?)
+                    CopyPiece::Data(self.read_locked(from, &state, at, hole_at - at)?)
                 }
             };
             let target = to_offset.checked_add(copied).ok_or(Error::TooLarge)?;
             match piece {
-                Piece::Hole(n) => {
+                CopyPiece::Hole(n) => {
                     lost_privileges |= self.write_hole(to, target, n, hints)?;
                     copied += n;
                 }
-                Piece::Data(data) => {
+                CopyPiece::Data(data) => {
                     match self.write_in_call(to, target, &data, hints) {
                         Ok(lost) => lost_privileges |= lost,
                         Err(e) if copied == 0 => return Err(e),
@@ -381,7 +381,7 @@ impl Fs {
     }
 }
 
-enum Piece {
+enum CopyPiece {
     Hole(u64),
     Data(bytes::Bytes),
 }

@@ -31,9 +31,13 @@ pub(crate) fn join(
     Some(layout::encode_node(&attr, Some(&xattrs), b""))
 }
 
-type Directory = (Attributes, Xattrs);
+type DirectoryNode = (Attributes, Xattrs);
 
-fn join_directories(base: &Directory, mine: &Directory, theirs: &Directory) -> Option<Directory> {
+fn join_directories(
+    base: &DirectoryNode,
+    mine: &DirectoryNode,
+    theirs: &DirectoryNode,
+) -> Option<DirectoryNode> {
     let (b, m, t) = (&base.0, &mine.0, &theirs.0);
     let links = sum(b.nlink.into(), m.nlink.into(), t.nlink.into())?;
     let attr = Attributes {

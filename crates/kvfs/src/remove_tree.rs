@@ -165,7 +165,7 @@ struct Stretch {
 }
 
 /// A file or directory that loses its last name while it is open.
-struct Open {
+struct OpenInode {
     inode: Arc<Inode>,
     attr: Attributes,
     content: Bytes,
@@ -184,7 +184,7 @@ struct Removal<'a> {
     names: Stretch,
     nodes: Stretch,
     pages: Stretch,
-    open: Vec<Open>,
+    open: Vec<OpenInode>,
     /// In memory, and not in use.
     idle: Vec<Arc<Inode>>,
     /// In memory, and with names elsewhere.
@@ -336,7 +336,7 @@ impl<'a> Removal<'a> {
                     false => Bytes::copy_from_slice(&fs.content(ino, &inode.state.read())?),
                 };
                 let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
-                self.open.push(Open { inode, attr, content, stored: pages || external });
+                self.open.push(OpenInode { inode, attr, content, stored: pages || external });
                 self.changes.inodes.push((ino, true));
             }
             Some(inode) => self.idle.push(inode),
@@ -447,7 +447,7 @@ impl<'a> Removal<'a> {
         for (inode, attr) in self.linked.drain(..) {
             self.fs.mark_committed(&mut inode.state.write(), attr);
         }
-        for Open { inode, attr, content, stored } in self.open.drain(..) {
+        for OpenInode { inode, attr, content, stored } in self.open.drain(..) {
             let mut state = inode.state.write();
             (state.attr, state.orphaned) = (attr, stored);
             state.inline = Some(content).filter(|content| !content.is_empty());

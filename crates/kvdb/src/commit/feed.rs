@@ -64,7 +64,7 @@ pub struct RecentKeys {
 const OVERHEAD: usize = 64;
 
 #[derive(Default)]
-struct Kept {
+struct FeedState {
     /// Zero: nothing is kept.
     most: usize,
     feed: u64,
@@ -75,7 +75,7 @@ struct Kept {
     bytes: usize,
 }
 
-impl Kept {
+impl FeedState {
     /// There is no list of what has changed up to here.
     fn lose(&mut self, to: Seq, feed: u64) {
         (self.from, self.to, self.feed) = (to, to, feed);
@@ -91,7 +91,7 @@ impl Kept {
 #[derive(Default)]
 pub(crate) struct Feed {
     on: AtomicBool,
-    kept: Mutex<Kept>,
+    kept: Mutex<FeedState>,
     grown: Condvar,
     /// Reserved dictionaries that are followed.
     also: Mutex<Vec<DictionaryId>>,
@@ -237,7 +237,7 @@ impl Feed {
     /// Waits until there are changes behind the position, or it cannot be followed from any more.
     pub(crate) fn wait(&self, since: CommitPosition, at_most: Duration) -> bool {
         let mut kept = self.kept.lock();
-        let there = |kept: &Kept| {
+        let there = |kept: &FeedState| {
             since.feed != kept.feed
                 || since.number < kept.from
                 || kept.commits.back().is_some_and(|(commit, _)| commit.number > since.number)

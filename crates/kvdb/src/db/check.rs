@@ -162,7 +162,7 @@ fn examine(
         whole(segment.zone, "journal", &mut used, report);
     }
     for (zone, _) in uses.iter() {
-        claim(&used, zone, "a value that the journal binds", report);
+        check_use(&used, zone, "a value that the journal binds", report);
     }
     report.dictionaries = found.version.trees.len() as u64;
     report.snapshots = snapshots.len() as u64;
@@ -176,7 +176,7 @@ fn examine(
         done += bytes;
         faults.into_iter().for_each(|what| report.fault(place.clone(), what));
         for (zone, _) in run.uses().iter() {
-            claim(&used, zone, place, report);
+            check_use(&used, zone, place, report);
         }
         report.runs += 1;
         report.items += run.stats().items;
@@ -196,9 +196,9 @@ fn place(tree: &Tree, numbered: &NumberedRun) -> String {
     format!("{branch}dictionary {}, run {}", tree.info.name, numbered.id.0)
 }
 
-/// `what` lies in `zone`: possible only when the zone has no single owner. It may have more bytes
-/// there than there are, since several of its keys may share one place.
-fn claim(
+/// Reports that `what` lies in `zone` although the zone has a single owner. How many bytes it has
+/// there is not compared: several keys may share one place.
+fn check_use(
     used: &BTreeMap<ZoneId, &'static str>,
     zone: ZoneId,
     what: &str,

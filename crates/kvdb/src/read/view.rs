@@ -173,7 +173,7 @@ impl View {
         // Large values are read together: their places in `out` with what changes them, and where
         // they lie.
         let (mut places, mut extents, mut bytes) = (Vec::new(), Vec::new(), 0);
-        let put = |out: &mut Vec<(Bytes, Bytes)>, (at, update): Place, value: Bytes| {
+        let put = |out: &mut Vec<(Bytes, Bytes)>, (at, update): Destination, value: Bytes| {
             out[at].1 = update.map_or_else(|| value.clone(), |update| update.apply(Some(&value)));
         };
         while out.len() < limit
@@ -276,7 +276,7 @@ impl View {
 }
 
 /// Where a value goes, and what is applied to it.
-type Place = (usize, Option<Update>);
+type Destination = (usize, Option<Update>);
 
 /// Reads `extents` and hands each to `put` with its place; both are empty afterwards.
 fn fill_in<P>(

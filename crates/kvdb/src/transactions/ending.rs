@@ -76,10 +76,11 @@ impl TransactionState {
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let db = &*self.db;
         db.writable()?;
-        let claims = reads::claims(open, self.since);
+        let dependencies = reads::dependencies(open, self.since);
         if open.write_set.is_empty() && open.log.is_none() {
             // What it has read itself was all there at once, when it began.
-            let others: Vec<_> = claims.into_iter().filter(|claim| claim.of.is_some()).collect();
+            let others: Vec<_> =
+                dependencies.into_iter().filter(|dependency| dependency.of.is_some()).collect();
             return reads::check(db, &others, 0).map(|()| None);
         }
         let large = !open.write_set.in_memory() || open.write_set.memory() > BIND_AT;
@@ -102,9 +103,9 @@ impl TransactionState {
         let mut checked: Option<View> = None;
         for look in 1.. {
             let mut seen = Seq::MAX;
-            if checks || !claims.is_empty() {
+            if checks || !dependencies.is_empty() {
                 let now = db.versions.exact_view();
-                reads::check(db, &claims, checked.as_ref().map_or(0, |checked| checked.at))?;
+                reads::check(db, &dependencies, checked.as_ref().map_or(0, |checked| checked.at))?;
                 let (since, base) = match (&checked, &open.base) {
                     (Some(checked), _) => (checked.at, checked.clone()),
                     (None, Some(base)) => (self.since, base.clone()),
@@ -131,7 +132,7 @@ impl TransactionState {
                 if visible <= seen || look <= LOOKS {
                     return Ok(visible <= seen);
                 }
-                reads::check(db, &claims, seen)?;
+                reads::check(db, &dependencies, seen)?;
                 Ok(!checks || !conflicts::any(db, &mine, seen)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);

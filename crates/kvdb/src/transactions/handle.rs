@@ -405,14 +405,14 @@ impl Transaction {
     /// on, so that it would find a conflict if nothing can join the two. Never so for a
     /// serializable one.
     pub fn is_outdated(&self) -> Result<bool> {
-        let (write_set, claims) = match &self.read()?.open {
+        let (write_set, dependencies) = match &self.read()?.open {
             Some(open) if open.base.is_some() => {
-                (open.write_set.clone(), super::reads::claims(open, self.group.since))
+                (open.write_set.clone(), super::reads::dependencies(open, self.group.since))
             }
             _ => return Ok(false),
         };
         let db = &self.group.db;
-        match super::reads::check(db, &claims, 0) {
+        match super::reads::check(db, &dependencies, 0) {
             Err(Error::Conflict { .. }) => return Ok(true),
             checked => checked?,
         }

@@ -56,7 +56,7 @@ impl ReadSet {
 
 /// A read set that must be unchanged when a transaction commits.
 #[derive(Clone)]
-pub(super) struct Claim {
+pub(super) struct Dependency {
     pub reads: Arc<ReadSet>,
     /// Changes with a greater number count.
     pub since: Seq,
@@ -65,7 +65,7 @@ pub(super) struct Claim {
     pub of: Option<Transaction>,
 }
 
-impl Claim {
+impl Dependency {
     /// What of it was changed after `since`, if anything was.
     pub(super) fn changed(
         &self,
@@ -83,16 +83,16 @@ impl Claim {
 }
 
 /// What a commit of `open`, which began at `since`, must find unchanged.
-pub(super) fn claims(open: &Open, since: Seq) -> Vec<Claim> {
-    let write_set =
-        (!open.reads.is_empty()).then(|| Claim { reads: open.reads.clone(), since, of: None });
-    write_set.into_iter().chain(open.depends.iter().cloned()).collect()
+pub(super) fn dependencies(open: &Open, since: Seq) -> Vec<Dependency> {
+    let own =
+        (!open.reads.is_empty()).then(|| Dependency { reads: open.reads.clone(), since, of: None });
+    own.into_iter().chain(open.depends.iter().cloned()).collect()
 }
 
-/// The first claim that is broken by what was committed after `since`, as a conflict.
-pub(super) fn check(db: &Database, claims: &[Claim], since: Seq) -> Result<()> {
-    for claim in claims {
-        if let Some(found) = claim.changed(db, since)? {
+/// The first dependency that is broken by what was committed after `since`, as a conflict.
+pub(super) fn check(db: &Database, dependencies: &[Dependency], since: Seq) -> Result<()> {
+    for dependency in dependencies {
+        if let Some(found) = dependency.changed(db, since)? {
             return Err(Error::Conflict { keys: vec![found] });
         }
     }
@@ -169,10 +169,10 @@ impl Transaction {
         if reads.is_empty() || other.id() == self.id() {
             return Ok(());
         }
-        let claim = Claim { reads, since: other.group.since, of: Some(other.clone()) };
+        let dependency = Dependency { reads, since: other.group.since, of: Some(other.clone()) };
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
-        open.depends.push(claim);
+        open.depends.push(dependency);
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use env::sync::RwLock;
 
 use super::options::{TransactionInfo, TransactionOptions};
-use super::reads::{Claim, ReadSet};
+use super::reads::{Dependency, ReadSet};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -76,7 +76,7 @@ pub(super) struct Open {
     /// What others must not have changed when it commits, besides what it changes itself.
     pub reads: Arc<ReadSet>,
     /// What others must not have changed of what other transactions that joined this one have read.
-    pub depends: Vec<Claim>,
+    pub depends: Vec<Dependency>,
     /// Where its changes are logged.
     pub log: Option<DictionaryId>,
     /// What it reads may be older than the number that conflicts are looked for from: what others

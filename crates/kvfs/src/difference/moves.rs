@@ -9,11 +9,11 @@ use super::FileChange;
 use crate::attr::{Attr, FileKind, Ino, Timestamp};
 
 /// What makes two entries one inode.
-type Identity = (Ino, u8, Timestamp);
+type InodeKey = (Ino, u8, Timestamp);
 /// Paths that are gone, and paths that were added.
 type Sides<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
 
-fn identity(attr: &Attr) -> Identity {
+fn inode_key(attr: &Attr) -> InodeKey {
     let kind = match attr.kind {
         FileKind::Dir => 0,
         FileKind::File => 1,
@@ -26,11 +26,11 @@ fn identity(attr: &Attr) -> Identity {
 /// Inodes with the path that is gone and the one that was added. Of a file that lost several names
 /// and got several, in the order of the paths; what is left over of either is in no pair.
 pub(super) fn pairs(changes: &BTreeMap<Vec<u8>, FileChange>) -> Vec<(Ino, Vec<u8>, Vec<u8>)> {
-    let mut sides: BTreeMap<Identity, Sides<'_>> = BTreeMap::new();
+    let mut sides: BTreeMap<InodeKey, Sides<'_>> = BTreeMap::new();
     for change in changes.values() {
         match (&change.before, &change.after) {
-            (Some(gone), None) => sides.entry(identity(gone)).or_default().0.push(&change.path),
-            (None, Some(added)) => sides.entry(identity(added)).or_default().1.push(&change.path),
+            (Some(gone), None) => sides.entry(inode_key(gone)).or_default().0.push(&change.path),
+            (None, Some(added)) => sides.entry(inode_key(added)).or_default().1.push(&change.path),
             _ => {}
         }
     }
