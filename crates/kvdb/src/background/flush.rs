@@ -102,7 +102,7 @@ impl Flush {
         flusher.zones.sync().map_err(|e| flusher.health.fail("syncing a flush", &e.into()))?;
         // Written with the numbers that transactions ask for. Before the memtables go, so that a
         // reader always finds one of the two.
-        let past = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
+        let recent = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
             let newest = run.stats().max_seq;
             (newest > 0).then(|| RecentCommit {
                 dict: *dict,
@@ -111,7 +111,7 @@ impl Flush {
                 one_seq: false,
             })
         };
-        drop(flusher.commits.recent.remember(self.runs.iter().filter_map(past)));
+        drop(flusher.commits.recent.remember(self.runs.iter().filter_map(recent)));
         let before = self.sealed.map_or(0, |s| s.start.segment);
         // A few of the zones that become free are listed for the journal's next segments in the
         // same edit. The writer is not locked during the sync of that: commits go on.

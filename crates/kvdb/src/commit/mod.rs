@@ -1,6 +1,6 @@
 //! The commit pipeline. A commit places its large values, or copies them to wait for their place,
 //! and then, under one short lock, writes the memtables, appends its record to the journal's buffer
-//! (a single put in the other order) and becomes visible. It waits only where room, memory or a
+//! (a single `put` in the other order) and becomes visible. It waits only where room, memory or a
 //! lock of a transaction is missing; usually the journal's thread writes what has gathered.
 //!
 //! Durability is a second stage (see `pipeline`): a caller that wants it for a position of the
@@ -21,6 +21,7 @@ pub(crate) mod locking;
 mod memtables;
 pub(crate) mod pipeline;
 mod place;
+mod put;
 pub(crate) mod recent;
 mod room;
 pub(crate) mod sealing;
@@ -57,7 +58,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::journal::Writer;
-use crate::journal::record::{self, Op, Ops, PutValue};
+use crate::journal::record::{self, Op, Ops};
 use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
 use crate::manifest::ManifestState;
@@ -289,100 +290,6 @@ impl CommitPipeline {
         Ok(Outcome::Applied(applied))
     }
 
-    /// One put: what [`CommitPipeline::commit`] does with a batch of it, without the batch.
-    pub(crate) fn put(
-        &self,
-        engine: &impl CommitEnv,
-        dict: DictionaryId,
-        key: &[u8],
-        value: &[u8],
-        durability: Durability,
-    ) -> Result<()> {
-        self.health.writable()?;
-        check_put(key.len(), value.len())?;
-        let version = self.versions.load();
-        let tree = version.tree(dict)?;
-        let large = value.len() >= tree.separate_at().max(1) as usize;
-        let codec = tree.info.options.compress_values;
-        let deferred = large && (durability == Durability::Buffered || !self.options.journal);
-        // `u64::MAX`: large values stay in the record, which the path of a batch sees to.
-        if large
-            && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
-                || self.options.late_bind_at == u64::MAX)
-        {
-            drop(version);
-            let mut batch = Batch::new();
-            batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-            return self.commit(engine, batch, durability);
-        }
-        // Drop the version first: the wait below may be for space that it pins.
-        drop(version);
-        let logged = if deferred { PutValue::Deferred(codec) } else { PutValue::Inline(value) };
-        let need = record::put_size(dict, key.len(), logged);
-        engine.admit(
-            key.len() + value.len(),
-            if deferred { value.len() } else { 0 },
-            SpaceClaim::default(),
-        )?;
-        let copy = deferred.then(|| self.value_buffers.lock().copy(value));
-        let applied = {
-            let mut pipeline = self.enter(
-                engine,
-                need,
-                copy.as_ref().map_or(0, |v| deferred::cost(v.len())),
-                SpaceClaim::default(),
-            )?;
-            if self.locks.any() {
-                drop(pipeline);
-                let mut batch = Batch::new();
-                batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
-                return self.commit(engine, batch, durability);
-            }
-            let version = self.versions.load();
-            let tree = version.tree(dict)?;
-            tree.short.committed(value.len());
-            let layer = tree
-                .layers
-                .first()
-                .ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;
-            let seq = pipeline.next_seq;
-            let before = layer.memtable.bytes();
-            let mut waiting = 0;
-            let at = self.options.journal.then(|| {
-                let stream = pipeline.stream();
-                record::encode_put(dict, key, logged, stream);
-                // Read only where there is a reference.
-                stream.len().saturating_sub(record::reference_len(codec))
-            });
-            match copy {
-                None => layer.memtable.writer().put_slice(key, seq, value),
-                Some(value) => {
-                    waiting = deferred::heap(value.len());
-                    let slot = layer.memtable.writer().put_deferred(key, seq, value.clone());
-                    let key = Bytes::copy_from_slice(key);
-                    pipeline.pending.push(DeferredValue {
-                        dict,
-                        key,
-                        seq,
-                        value,
-                        codec,
-                        at,
-                        layer: layer.clone(),
-                        slot,
-                    });
-                }
-            }
-            let grown = layer.memtable.bytes().saturating_sub(before + waiting);
-            let applied = self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting);
-            self.feed.note_put(&version, dict, key, seq);
-            applied
-        };
-        self.counters.commits.add(1);
-        self.counters.user_bytes.add((key.len() + value.len()) as u64);
-        self.sync_if(engine, durability, &applied)?;
-        engine.after_commit(applied)
-    }
-
     /// Makes the next `count` changes visible; they are in memtables that must be flushed. Every
     /// commit becomes visible here or in [`CommitPipeline::publish`]: from `put`, `apply`,
     /// `add_runs` and `install_commit_with`.
@@ -419,34 +326,34 @@ impl CommitPipeline {
     }
 
     /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
-    /// visible. The caller has entered the pipeline with room for [`number_alone`]. `past`: what it
-    /// changes, for those who look for conflicts.
+    /// visible. The caller has entered the pipeline with room for [`number_alone`]. `recent`: what
+    /// it changes, for those who look for conflicts.
     pub(crate) fn install_commit(
         &self,
         pipeline: &mut Pipeline,
-        past: impl FnOnce(Seq) -> Option<RecentCommit>,
+        recent: impl FnOnce(Seq) -> Option<RecentCommit>,
         plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
     ) -> Result<()> {
-        self.install_commit_with(pipeline, past, plan, || ())
+        self.install_commit_with(pipeline, recent, plan, || ())
     }
 
     /// `between` is what others do before the commit, which is noted, becomes visible.
     fn install_commit_with(
         &self,
         pipeline: &mut Pipeline,
-        past: impl FnOnce(Seq) -> Option<RecentCommit>,
+        recent: impl FnOnce(Seq) -> Option<RecentCommit>,
         plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
         between: impl FnOnce(),
     ) -> Result<()> {
         let seq = pipeline.next_seq;
-        let past = past(seq);
-        let changed = past.as_ref().map(|past| past.dict);
+        let recent = recent(seq);
+        let changed = recent.as_ref().map(|recent| recent.dict);
         // The commit is durable. Until it is visible, readers see all of the state before it.
         let logged = |pipeline: &mut Pipeline| {
             if self.options.journal {
                 record::encode(&number_alone(), pipeline.stream(), |_| {});
             }
-            self.recent.remember(past)
+            self.recent.remember(recent)
         };
         let show = |pipeline: &mut Pipeline, version: &Version| {
             between();

@@ -240,9 +240,9 @@ impl Database {
             // with it. Under the pipeline's lock: nothing is committed between what it lies above
             // and itself.
             let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
-            let past =
+            let recent =
                 |newest| Some(RecentCommit { dict, run: run.clone(), newest, one_seq: true });
-            self.commits.install_commit(&mut pipeline, past, |state| {
+            self.commits.install_commit(&mut pipeline, recent, |state| {
                 if !state.dictionaries.contains_key(&dict) {
                     return Err(Error::NoDictionary(format!(
                         "{} (by number): dropped during the ingest",

@@ -100,15 +100,15 @@ impl Newer {
 
 /// What of a dictionary was committed after `since`, and something more.
 fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
-    // The version first: what a flush takes out of it is in the history before.
+    // The version first: what a flush takes out of it is among the recent commits before.
     let version = db.versions.load_full();
     let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
     let memtables = layers
         .filter(|l| l.memtable.max_seq() > since)
         .map(|l| Newer::Memtable(l.memtable.clone()));
     let mut all: Vec<Newer> = memtables.collect();
-    let past = db.commits.recent.of(dict, since).into_iter();
-    all.extend(past.map(|p| if p.one_seq { Newer::OneSeq(p.run) } else { Newer::Run(p.run) }));
+    let recent = db.commits.recent.of(dict, since).into_iter();
+    all.extend(recent.map(|p| if p.one_seq { Newer::OneSeq(p.run) } else { Newer::Run(p.run) }));
     all
 }
 

@@ -1,0 +1,118 @@
+//! One put, committed without a batch: validated, admitted, written to memtable and journal, and
+//! visible, with less to do than for a batch of one change. What takes more goes on as a batch.
+
+use bytes::Bytes;
+
+use super::batch::{Batch, Durability};
+use super::deferred::{self, DeferredValue};
+use super::{CommitEnv, CommitPipeline, SpaceClaim, check_put};
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::{self, PutValue};
+
+impl CommitPipeline {
+    /// One put: what [`CommitPipeline::commit`] does with a batch of it, without the batch.
+    pub(crate) fn put(
+        &self,
+        engine: &impl CommitEnv,
+        dict: DictionaryId,
+        key: &[u8],
+        value: &[u8],
+        durability: Durability,
+    ) -> Result<()> {
+        self.health.writable()?;
+        check_put(key.len(), value.len())?;
+        let version = self.versions.load();
+        let tree = version.tree(dict)?;
+        let large = value.len() >= tree.separate_at().max(1) as usize;
+        let codec = tree.info.options.compress_values;
+        let deferred = large && (durability == Durability::Buffered || !self.options.journal);
+        // `u64::MAX`: large values stay in the record, which the path of a batch sees to.
+        if large
+            && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
+                || self.options.late_bind_at == u64::MAX)
+        {
+            drop(version);
+            return self.put_as_batch(engine, dict, key, value, durability);
+        }
+        // Drop the version first: the wait below may be for space that it pins.
+        drop(version);
+        let logged = if deferred { PutValue::Deferred(codec) } else { PutValue::Inline(value) };
+        let need = record::put_size(dict, key.len(), logged);
+        engine.admit(
+            key.len() + value.len(),
+            if deferred { value.len() } else { 0 },
+            SpaceClaim::default(),
+        )?;
+        let copy = deferred.then(|| self.value_buffers.lock().copy(value));
+        let applied = {
+            let mut pipeline = self.enter(
+                engine,
+                need,
+                copy.as_ref().map_or(0, |v| deferred::cost(v.len())),
+                SpaceClaim::default(),
+            )?;
+            if self.locks.any() {
+                drop(pipeline);
+                return self.put_as_batch(engine, dict, key, value, durability);
+            }
+            let version = self.versions.load();
+            let tree = version.tree(dict)?;
+            tree.short.committed(value.len());
+            let layer = tree
+                .layers
+                .first()
+                .ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;
+            let seq = pipeline.next_seq;
+            let before = layer.memtable.bytes();
+            let mut waiting = 0;
+            let at = self.options.journal.then(|| {
+                let stream = pipeline.stream();
+                record::encode_put(dict, key, logged, stream);
+                // Read only where there is a reference.
+                stream.len().saturating_sub(record::reference_len(codec))
+            });
+            match copy {
+                None => layer.memtable.writer().put_slice(key, seq, value),
+                Some(value) => {
+                    waiting = deferred::heap(value.len());
+                    let slot = layer.memtable.writer().put_deferred(key, seq, value.clone());
+                    let key = Bytes::copy_from_slice(key);
+                    pipeline.pending.push(DeferredValue {
+                        dict,
+                        key,
+                        seq,
+                        value,
+                        codec,
+                        at,
+                        layer: layer.clone(),
+                        slot,
+                    });
+                }
+            }
+            let grown = layer.memtable.bytes().saturating_sub(before + waiting);
+            let applied = self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting);
+            self.feed.note_put(&version, dict, key, seq);
+            applied
+        };
+        self.counters.commits.add(1);
+        self.counters.user_bytes.add((key.len() + value.len()) as u64);
+        self.sync_if(engine, durability, &applied)?;
+        engine.after_commit(applied)
+    }
+
+    /// Commits a put as a batch of one change: its value has to be placed first, or it has to wait
+    /// for locks.
+    fn put_as_batch(
+        &self,
+        engine: &impl CommitEnv,
+        dict: DictionaryId,
+        key: &[u8],
+        value: &[u8],
+        durability: Durability,
+    ) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+        self.commit(engine, batch, durability)
+    }
+}
