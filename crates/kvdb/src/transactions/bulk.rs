@@ -154,7 +154,7 @@ impl Transaction {
     /// Whether many changes may come by [`Transaction::bulk`]: not where each is logged, so that it
     /// survives a restart.
     pub fn takes_bulk(&self) -> bool {
-        !self.group.options.durable
+        !self.shared.options.durable
     }
 
     /// Begins to write tuples of one dictionary in ascending order of their keys. Any number of
@@ -180,7 +180,7 @@ impl Transaction {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn bulk(&self, dict: DictionaryId, source: &View) -> Result<Bulk> {
-        let db = &self.group.db;
+        let db = &self.shared.db;
         db.writable()?;
         drop(self.read()?);
         let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
@@ -210,12 +210,12 @@ impl Transaction {
         last.push(0);
         self.lock_range(dict, &first, &last, true)?;
         let mut state = self.write()?;
-        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         open.write_set.adopt(dict, run);
         let kept = open.savepoints.last().and_then(|mark| mark.parts.get(&dict).copied());
         if open.write_set.is_stacked(dict, kept.unwrap_or(0)) {
             // The run stays a part of the transaction if this fails; a later spill tries again.
-            let _ = open.spill(&self.group.db);
+            let _ = open.spill(&self.shared.db);
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ impl Transaction {
             open.write_set.clone()
         };
         // The last dictionary first: they are taken from the end.
-        let mut parts = write_set.merged(&self.group.db.run_writer(), wanted)?;
+        let mut parts = write_set.merged(&self.shared.db.run_writer(), wanted)?;
         parts.reverse();
         Ok(Changes { parts, source: None, at: write_set.at })
     }

@@ -48,7 +48,7 @@ pub struct Savepoint {
 /// ```
 #[derive(Clone)]
 pub struct Transaction {
-    pub(super) group: Arc<TransactionState>,
+    pub(super) shared: Arc<TransactionState>,
     _last: Arc<Last>,
 }
 
@@ -88,64 +88,64 @@ impl Kvdb {
 }
 
 impl TransactionState {
-    pub(super) fn handle(group: &Arc<TransactionState>) -> Transaction {
-        Transaction { group: group.clone(), _last: Last::of(group) }
+    pub(super) fn handle(shared: &Arc<TransactionState>) -> Transaction {
+        Transaction { shared: shared.clone(), _last: Last::of(shared) }
     }
 }
 
 impl Transaction {
     /// Its number, by which it can be joined.
     pub fn id(&self) -> TransactionId {
-        self.group.id
+        self.shared.id
     }
 
     /// How it is isolated from others.
     pub fn isolation(&self) -> Isolation {
-        self.group.options.isolation
+        self.shared.options.isolation
     }
 
     /// Whether it cannot undo unawares what others have changed; see
     /// [`TransactionOptions::check_conflicts`].
     pub fn checks_conflicts(&self) -> bool {
-        self.group.options.check_conflicts || self.isolation() == Isolation::Serializable
+        self.shared.options.check_conflicts || self.isolation() == Isolation::Serializable
     }
 
     /// The transaction as listed.
     pub fn info(&self) -> TransactionInfo {
-        self.group.info()
+        self.shared.info()
     }
 
     /// Who began it; see [`TransactionOptions::user`].
     pub fn user(&self) -> Option<u32> {
-        self.group.options.user
+        self.shared.options.user
     }
 
     /// Whether it survives a restart; see [`TransactionOptions::durable`].
     pub fn is_durable(&self) -> bool {
-        self.group.options.durable
+        self.shared.options.durable
     }
 
     /// Whether its commit can be undone; see [`TransactionOptions::undoable`].
     pub fn is_undoable(&self) -> bool {
-        self.group.options.undoable
+        self.shared.options.undoable
     }
 
     /// What a durable one has changed before this call is on disk when it returns. Of another one
     /// nothing is before its commit.
     pub fn sync(&self) -> Result<()> {
-        if self.is_durable() { self.group.db.sync() } else { Ok(()) }
+        if self.is_durable() { self.shared.db.sync() } else { Ok(()) }
     }
 
     pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, OpenState>> {
-        self.group.used()?;
-        let state = self.group.state.read();
-        if state.open.is_none() { Err(self.group.ended(&state)) } else { Ok(state) }
+        self.shared.used()?;
+        let state = self.shared.state.read();
+        if state.open.is_none() { Err(self.shared.ended(&state)) } else { Ok(state) }
     }
 
     pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, OpenState>> {
-        self.group.used()?;
-        let state = self.group.state.write();
-        if state.open.is_none() { Err(self.group.ended(&state)) } else { Ok(state) }
+        self.shared.used()?;
+        let state = self.shared.state.write();
+        if state.open.is_none() { Err(self.shared.ended(&state)) } else { Ok(state) }
     }
 
     /// The value of `key` as the transaction sees it.
@@ -154,7 +154,7 @@ impl Transaction {
         let state = self.read()?;
         let Some(open) = &state.open else { return Ok(None) };
         match open.write_set.get(dict, key)? {
-            Lookup::Found(_, value) => return read(&self.group.db.cache, value).map(Some),
+            Lookup::Found(_, value) => return read(&self.shared.db.cache, value).map(Some),
             Lookup::Deleted(_) => return Ok(None),
             Lookup::Updated { .. } => {
                 return self.beneath(open).with(open.write_set.clone()).get(dict, key);
@@ -163,7 +163,7 @@ impl Transaction {
         }
         match &open.base {
             Some(view) => view.get(dict, key),
-            None => self.group.db.versions.get(dict, key),
+            None => self.shared.db.versions.get(dict, key),
         }
     }
 
@@ -212,7 +212,7 @@ impl Transaction {
     /// What the transaction sees now, for as long as the view is held. Reading it locks nothing.
     pub fn view(&self) -> Result<View> {
         let state = self.read()?;
-        let Some(open) = &state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        let Some(open) = &state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         Ok(self.beneath(open).with(open.write_set.clone()))
     }
 
@@ -220,7 +220,7 @@ impl Transaction {
     fn beneath(&self, open: &Open) -> View {
         match &open.base {
             Some(view) => view.clone(),
-            None => self.group.db.versions.view(),
+            None => self.shared.db.versions.view(),
         }
     }
 
@@ -230,13 +230,13 @@ impl Transaction {
             .open
             .as_ref()
             .map(|open| self.beneath(open))
-            .ok_or(Error::NoTransaction(self.group.id))
+            .ok_or(Error::NoTransaction(self.shared.id))
     }
 
     /// Begins changes that are to be made all at once or not at all.
     pub fn nested_batch(&self) -> Result<NestedBatch> {
         let state = self.read()?;
-        let Some(open) = &state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        let Some(open) = &state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         Ok(NestedBatch::new(self.clone(), &open.write_set))
     }
 
@@ -249,7 +249,7 @@ impl Transaction {
     ) -> Result<()> {
         let (key, value) = (key.as_ref(), value.as_ref());
         check_put(key.len(), value.len())?;
-        if self.group.options.durable {
+        if self.shared.options.durable {
             let mut batch = Batch::new();
             batch.put(dict, Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
             return self.apply(batch);
@@ -299,9 +299,9 @@ impl Transaction {
 
     /// The changes of a batch, locked where need be.
     pub(super) fn validate(&self, batch: Batch) -> Result<Valid> {
-        self.group.db.writable()?;
+        self.shared.db.writable()?;
         drop(self.read()?);
-        let db = &self.group.db;
+        let db = &self.shared.db;
         // As it is now: a dictionary may have been made since the transaction began.
         let valid = db.commits.validate(&db.versions.load(), batch)?;
         self.lock_changes(&valid.changes)?;
@@ -328,9 +328,9 @@ impl Transaction {
         logged: Option<&Ops>,
         change: impl FnOnce(&mut WriteSet),
     ) -> Result<()> {
-        let db = &self.group.db;
+        let db = &self.shared.db;
         let mut state = self.write()?;
-        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         if !open.write_set.trees.contains_key(&dict) {
             // The first change there: is there such a dictionary?
             db.versions.load().tree(dict).map(|_| ())?;
@@ -348,19 +348,19 @@ impl Transaction {
                 spilled => spilled?,
             }
         }
-        db.transactions.make_room(db, self.group.id);
+        db.transactions.make_room(db, self.shared.id);
         if let (Some(log), Some(changes)) = (open.log, logged) {
             db.log(log, open.write_set.at, changes, claim)?;
         }
         change(&mut open.write_set);
-        self.group.count(open);
+        self.shared.count(open);
         Ok(())
     }
 
     /// Marks the state that the transaction has now.
     pub fn savepoint(&self) -> Result<Savepoint> {
         let mut state = self.write()?;
-        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         if open.savepoints.len() >= MAX_SAVEPOINTS {
             return Err(Error::Limit(format!(
                 "the transaction has {MAX_SAVEPOINTS} savepoints: go back to an earlier one, or commit"
@@ -376,7 +376,7 @@ impl Transaction {
     /// Undoes what was changed since a savepoint, which stays; those made after it are gone.
     pub fn rollback_to(&self, savepoint: &Savepoint) -> Result<()> {
         let mut state = self.write()?;
-        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.group.id)) };
+        let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         let Some(at) = open.savepoints.iter().position(|mark| mark.id == savepoint.id) else {
             return Err(Error::Invalid(
                 "the savepoint is gone: the transaction went back to an earlier one".into(),
@@ -385,20 +385,20 @@ impl Transaction {
         open.savepoints.truncate(at + 1);
         let mark = &open.savepoints[at];
         if let Some(log) = open.log {
-            self.group.db.cut_log(log, mark.at)?;
+            self.shared.db.cut_log(log, mark.at)?;
         }
         open.write_set.cut(&mark.parts);
         // What comes next goes into parts of its own again.
         open.write_set.mark();
-        self.group.count(open);
+        self.shared.count(open);
         Ok(())
     }
 
     /// Makes its changes part of the store, all of them at once. It has ended then, also when this
     /// fails with [`Error::Conflict`]; after [`Error::NoSpace`] and the like it is still there.
     pub fn commit(&self, durability: Durability) -> Result<()> {
-        self.group.used()?;
-        self.group.commit(durability)
+        self.shared.used()?;
+        self.shared.commit(durability)
     }
 
     /// Whether others have by now changed something that it has changed or that its commit depends
@@ -407,20 +407,20 @@ impl Transaction {
     pub fn is_outdated(&self) -> Result<bool> {
         let (write_set, dependencies) = match &self.read()?.open {
             Some(open) if open.base.is_some() => {
-                (open.write_set.clone(), super::reads::dependencies(open, self.group.since))
+                (open.write_set.clone(), super::reads::dependencies(open, self.shared.since))
             }
             _ => return Ok(false),
         };
-        let db = &self.group.db;
+        let db = &self.shared.db;
         match super::reads::check(db, &dependencies, 0) {
             Err(Error::Conflict { .. }) => return Ok(true),
             checked => checked?,
         }
-        super::conflicts::any(db, &write_set, self.group.since)
+        super::conflicts::any(db, &write_set, self.shared.since)
     }
 
     /// Ends it without a trace.
     pub fn abort(&self) {
-        self.group.abort();
+        self.shared.abort();
     }
 }

@@ -57,7 +57,7 @@ impl Transaction {
     /// wait for its end: they must be committed before anything that is locked so is read, or the
     /// transaction has not read what it has locked.
     pub fn past_its_locks<T>(&self, work: impl FnOnce() -> T) -> T {
-        crate::commit::locking::past_locks_of(self.group.id.0, work)
+        crate::commit::locking::past_locks_of(self.shared.id.0, work)
     }
 
     pub(super) fn lock(
@@ -69,20 +69,21 @@ impl Transaction {
         if self.isolation() == Isolation::Snapshot {
             return Ok(());
         }
-        let (db, id, timeout) = (&self.group.db, self.group.id.0, self.group.options.lock_timeout);
+        let (db, id, timeout) =
+            (&self.shared.db, self.shared.id.0, self.shared.options.lock_timeout);
         let wound = |victim: u64| {
-            if let Some(group) = db.transactions.find(TransactionId(victim)) {
-                db.transactions.lose(group.id);
-                group.end(WOUNDED);
+            if let Some(transaction) = db.transactions.find(TransactionId(victim)) {
+                db.transactions.lose(transaction.id);
+                transaction.end(WOUNDED);
             }
         };
         db.locks.lock(id, dict, range, mode, timeout, &wound).map_err(|e| match e {
             LockError::TimedOut { holder } => held(holder, timeout),
             LockError::Wounded { .. } => {
-                self.group.end(WOUNDED);
-                self.group.aborted(WOUNDED)
+                self.shared.end(WOUNDED);
+                self.shared.aborted(WOUNDED)
             }
-            LockError::Ended => self.group.ended(&self.group.state.read()),
+            LockError::Ended => self.shared.ended(&self.shared.state.read()),
         })
     }
 
@@ -120,8 +121,8 @@ impl Database {
         let alone = self.begin_alone(0);
         for dict in dicts {
             alone.lock(dict, KeyRangeRef::starting_at(b""), &|victim| {
-                if let Some(group) = self.transactions.find(TransactionId(victim)) {
-                    group.end(why);
+                if let Some(transaction) = self.transactions.find(TransactionId(victim)) {
+                    transaction.end(why);
                 }
             })?;
         }

@@ -58,7 +58,7 @@ impl NestedBatch {
     pub fn apply(&mut self, batch: Batch) -> Result<()> {
         let Valid { changes, claim, pin } = self.transaction.validate(batch)?;
         let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
-        let db = &self.transaction.group.db;
+        let db = &self.transaction.shared.db;
         db.transactions.reserve_nested(db, bytes)?;
         self.bytes += bytes;
         self.claim.removes &= claim.removes;
@@ -78,7 +78,7 @@ impl NestedBatch {
 impl Drop for NestedBatch {
     fn drop(&mut self) {
         self.transaction
-            .group
+            .shared
             .db
             .transactions
             .nested_bytes

@@ -137,7 +137,7 @@ impl Transaction {
         if self.isolation() == Isolation::Serializable {
             return self.lock(dict, range, crate::locks::Mode::Shared);
         }
-        if self.group.options.durable {
+        if self.shared.options.durable {
             return Err(Error::Invalid(
                 "a durable transaction does not keep what it has read: it is not logged".into(),
             ));
@@ -147,7 +147,7 @@ impl Transaction {
         }
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
-        self.group.db.versions.load().tree(dict)?;
+        self.shared.db.versions.load().tree(dict)?;
         if open.reads.bytes > MOST {
             return Err(Error::Limit(format!(
                 "the commit depends on more than {MOST} bytes of keys: take ranges, or a serializable transaction"
@@ -169,7 +169,7 @@ impl Transaction {
         if reads.is_empty() || other.id() == self.id() {
             return Ok(());
         }
-        let dependency = Dependency { reads, since: other.group.since, of: Some(other.clone()) };
+        let dependency = Dependency { reads, since: other.shared.since, of: Some(other.clone()) };
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
         open.depends.push(dependency);

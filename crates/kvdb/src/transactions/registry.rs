@@ -90,15 +90,15 @@ impl Transactions {
         });
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
         let with = logged.unwrap_or_else(|| Open::new(base));
-        let group = self.insert(&mut open, db, id, options, with, since);
+        let transaction = self.insert(&mut open, db, id, options, with, since);
         drop((open, logging));
-        if group.options.isolation == Isolation::Serializable {
-            let age = group.options.retry_of.unwrap_or(id).0.min(id.0);
+        if transaction.options.isolation == Isolation::Serializable {
+            let age = transaction.options.retry_of.unwrap_or(id).0.min(id.0);
             db.locks.begin(Owner { id: id.0, age });
             // Commits that have seen no locks come to their end.
             drop(db.commits.pipeline.lock());
         }
-        Ok(group)
+        Ok(transaction)
     }
 
     fn insert(
@@ -110,14 +110,14 @@ impl Transactions {
         with: Open,
         since: Seq,
     ) -> Arc<TransactionState> {
-        let group = TransactionState::new(db.clone(), id, options, db.now(), since, with);
-        if let Some(with) = &mut group.state.write().open {
-            group.count(with);
+        let transaction = TransactionState::new(db.clone(), id, options, db.now(), since, with);
+        if let Some(with) = &mut transaction.state.write().open {
+            transaction.count(with);
         }
-        open.insert(id, group.clone());
+        open.insert(id, transaction.clone());
         self.count.store(open.len(), Ordering::Relaxed);
-        self.detached.fetch_add(usize::from(group.options.detached), Ordering::Relaxed);
-        group
+        self.detached.fetch_add(usize::from(transaction.options.detached), Ordering::Relaxed);
+        transaction
     }
 
     /// A transaction of this number exists or has existed.
@@ -203,18 +203,19 @@ impl Transactions {
             return;
         }
         let Some(_one) = self.spilling.try_lock() else { return };
-        let held = |group: &Arc<TransactionState>| group.held.load(Ordering::Relaxed);
-        let mut all: Vec<_> = self.all().into_iter().map(|group| (held(&group), group)).collect();
-        all.retain(|(held, group)| *held >= WORTH_SPILLING && group.id != asking);
+        let held = |transaction: &Arc<TransactionState>| transaction.held.load(Ordering::Relaxed);
+        let mut all: Vec<_> =
+            self.all().into_iter().map(|transaction| (held(&transaction), transaction)).collect();
+        all.retain(|(held, transaction)| *held >= WORTH_SPILLING && transaction.id != asking);
         all.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
-        for (_, group) in all {
+        for (_, transaction) in all {
             // A little more than need be, so that not every change has to look.
             if self.held.load(Ordering::Relaxed) <= most - most / 4 {
                 return;
             }
-            if let Err(e) = group.make_small() {
+            if let Err(e) = transaction.make_small() {
                 // It stays as it was; the next call of the transaction is told.
-                tracing::warn!("transaction {} could not be written out: {e}", group.id);
+                tracing::warn!("transaction {} could not be written out: {e}", transaction.id);
                 return;
             }
         }
@@ -234,11 +235,12 @@ impl Transactions {
 
     /// Aborts those that were unused for longer than they allow.
     pub(crate) fn end_idle(&self, now: Duration) {
-        for group in self.all() {
-            let idle =
-                now.saturating_sub(Duration::from_nanos(group.used_nanos.load(Ordering::Relaxed)));
-            if group.options.idle_limit.is_some_and(|limit| idle > limit) {
-                group.end("it was idle for too long");
+        for transaction in self.all() {
+            let idle = now.saturating_sub(Duration::from_nanos(
+                transaction.used_nanos.load(Ordering::Relaxed),
+            ));
+            if transaction.options.idle_limit.is_some_and(|limit| idle > limit) {
+                transaction.end("it was idle for too long");
             }
         }
     }
@@ -246,6 +248,6 @@ impl Transactions {
     /// The store is being closed: durable ones go on when it is opened again, the others are
     /// aborted.
     pub(crate) fn close(&self) {
-        self.all().iter().for_each(|group| group.leave("the store was closed"));
+        self.all().iter().for_each(|transaction| transaction.leave("the store was closed"));
     }
 }

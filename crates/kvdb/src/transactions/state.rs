@@ -21,10 +21,10 @@ pub(super) struct Last(Arc<TransactionState>);
 
 impl Last {
     /// The one that all handles of a transaction share; it is made with the first of them.
-    pub(super) fn of(group: &Arc<TransactionState>) -> Arc<Last> {
-        let mut handles = group.handles.lock();
+    pub(super) fn of(transaction: &Arc<TransactionState>) -> Arc<Last> {
+        let mut handles = transaction.handles.lock();
         handles.upgrade().unwrap_or_else(|| {
-            let last = Arc::new(Last(group.clone()));
+            let last = Arc::new(Last(transaction.clone()));
             *handles = Arc::downgrade(&last);
             last
         })

@@ -203,7 +203,7 @@ impl Transaction {
         let (now, before_view) = (self.view()?, Arc::new(before.clone()));
         let (mut conflicts, mut batch) = (Vec::new(), Batch::new());
         for &dict in dictionaries {
-            let routine = conflicts::routine(&self.group.db, dict);
+            let routine = conflicts::routine(&self.shared.db, dict);
             for change in after.difference(dict, before, dict)? {
                 let change = change?;
                 let (key, was, left) = (change.key, change.after, change.before);
