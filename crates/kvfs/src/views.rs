@@ -73,7 +73,7 @@ mod watcher;
 use retired::Retired;
 pub use watcher::{Wait, Watcher};
 
-/// Which view.
+/// Names a view: which state of the file system is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum View {
     /// The file system outside of all transactions.
