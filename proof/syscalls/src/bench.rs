@@ -136,7 +136,7 @@ impl Bench {
             let before = whole(&self.reference.join(directory), self.marks[1]);
             let id = mounted.begin(&self.isolation)?;
             let end = if self.mode == Mode::Commit { "commit" } else { "abort" };
-            match self.stretch(&mounted.view(&id), directory, steps, half..steps.len(), |_, _| {
+            match self.stretch(&mounted.view(), directory, steps, half..steps.len(), |_, _| {
                 mounted.end(end, &id)
             }) {
                 Ok(Ended::Alike) => {}

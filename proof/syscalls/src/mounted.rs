@@ -1,7 +1,9 @@
 //! A KVFS store of the tester's own, driven by the `kvfs` command: mounted, killed, mounted again,
 //! in and out of transactions.
 
+use std::ffi::CString;
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -123,23 +125,45 @@ impl Mounted {
         Err("the mount stays busy".to_owned())
     }
 
+    /// Begins a transaction and binds its view to [`Mounted::view`]. Its own path leads through a
+    /// directory of root's, and a program of another user that goes by its working directory's path,
+    /// as rsync does, would fail on that.
     pub fn begin(&self, isolation: &str) -> Outcome<String> {
-        self.kvfs(&[
+        let id = self.kvfs(&[
             "txn".as_ref(),
             "begin".as_ref(),
             self.root.as_ref(),
             "--isolation".as_ref(),
             isolation.as_ref(),
-        ])
+        ])?;
+        let bound = bind(&self.root.join(".kvfs/txn").join(&id), &self.view());
+        if let Err(why) = bound {
+            let _ = self.end_only("abort", &id);
+            return Err(why);
+        }
+        Ok(id)
     }
 
-    pub fn view(&self, id: &str) -> PathBuf {
-        self.root.join(".kvfs/txn").join(id)
+    /// Where the view of the transaction that was begun is seen.
+    pub fn view(&self) -> PathBuf {
+        self.store.with_extension("view")
     }
 
     /// `commit` or `abort`.
     pub fn end(&self, how: &str, id: &str) -> Outcome<()> {
+        self.unbind();
+        self.end_only(how, id)
+    }
+
+    fn end_only(&self, how: &str, id: &str) -> Outcome<()> {
         self.kvfs(&["txn".as_ref(), how.as_ref(), self.root.as_ref(), id.as_ref()]).map(drop)
+    }
+
+    /// Files in it may stay open.
+    fn unbind(&self) {
+        if let Ok(at) = CString::new(self.view().as_os_str().as_bytes()) {
+            let _ = sys!(libc::umount2(at.as_ptr(), libc::MNT_DETACH));
+        }
     }
 
     /// Unmounts and looks for damage.
@@ -149,8 +173,24 @@ impl Mounted {
     }
 }
 
+/// Makes what lies at `from` visible at `to`, a directory that is made if it is missing.
+fn bind(from: &Path, to: &Path) -> Outcome<()> {
+    let cannot = |why: String| format!("cannot bind {} to {}: {why}", from.display(), to.display());
+    std::fs::create_dir_all(to).map_err(|e| cannot(e.to_string()))?;
+    let path = |path: &Path| CString::new(path.as_os_str().as_bytes());
+    let (from, to) = match (path(from), path(to)) {
+        (Ok(from), Ok(to)) => (from, to),
+        _ => return Err(cannot("a zero byte in a path".to_owned())),
+    };
+    let (none, flags) = (std::ptr::null(), libc::MS_BIND);
+    sys!(libc::mount(from.as_ptr(), to.as_ptr(), none, flags, none.cast()))
+        .map(drop)
+        .map_err(|e| cannot(e.name()))
+}
+
 impl Drop for Mounted {
     fn drop(&mut self) {
+        self.unbind();
         let _ = self.kvfs(&["umount".as_ref(), "--force".as_ref(), self.root.as_ref()]);
     }
 }
