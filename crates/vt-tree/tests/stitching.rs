@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{
     ADAPTIVE, BlockCache, Input, KeyRange, Memtable, Merge, MergeOptions, MergeStats, Placement,
-    Run, Value, check_run,
+    Run, Update, Value, check_run,
 };
 use zones::{FormatOptions, MemoryDevice, Zones};
 
@@ -88,6 +88,26 @@ fn the_index_written_follows_the_overlap_and_not_the_size() {
     assert!(
         eight.blocks_written <= one.blocks_written * 2 && eight.blocks_read <= one.blocks_read * 2
     );
+}
+
+/// Each update leaves a whole value in the result, which lies elsewhere. The values between two of
+/// these are shorter than the threshold, which is that of a hard disk, and stay where they are.
+#[test]
+fn an_update_moves_its_own_value_and_no_neighbour() {
+    let store = store();
+    let (pages, updates) = (16_384, 256);
+    let file = run(&store, 0..pages, 4096);
+    let patches = Memtable::new();
+    let patch = Update::patch(100, b"four").expect("it is short");
+    for k in 0..updates {
+        patches.update(&(k * pages / updates).to_be_bytes(), pages + 1 + k, &patch);
+    }
+    let inputs = [Input::Memtable(Arc::new(patches)), Input::Run(file)];
+    let placement =
+        Placement { values_at: 1 << 20, seek_bytes: 1 << 20, ..Placement::threshold(ADAPTIVE) };
+    let (_, stats) = merged(&store, &inputs, MergeOptions { placement, ..MergeOptions::default() });
+    assert_eq!(stats.values_written, updates * 4096);
+    assert_eq!(stats.values_read, updates * 4096);
 }
 
 #[test]

@@ -4,13 +4,15 @@
 use super::RunBuilder;
 use crate::cache::unpack_extent;
 use crate::item::{Body, BodyRef, Item};
+use crate::merge::relocation_window::HeldItem;
 use crate::value::{ExtentRef, Value, ValueRef};
 use crate::value::{place_packed, place_stored};
 use crate::{Error, Result};
 
 impl RunBuilder {
-    pub(super) fn wait(&mut self, item: Item) -> Result<()> {
-        self.window.push(item);
+    /// Holds an item back in the relocation window. `placed`: the merge has written its value.
+    pub(super) fn wait(&mut self, item: Item, placed: bool) -> Result<()> {
+        self.window.push(HeldItem { item, placed });
         if self.window.is_full(&self.placement) { self.end_window() } else { Ok(()) }
     }
 
@@ -21,11 +23,13 @@ impl RunBuilder {
         }
         for (moves, items) in self.window.judge(&self.placement) {
             if moves {
-                self.move_values(items)?;
+                self.move_values(items.into_iter().map(|held| held.item).collect())?;
                 continue;
             }
-            for i in items {
-                if let Body::Put(Value::Extent(e)) = &i.body {
+            for HeldItem { item: i, placed } in items {
+                if let Body::Put(Value::Extent(e)) = &i.body
+                    && !placed
+                {
                     self.stats.stitched += u64::from(e.stored);
                 }
                 self.add(&i.key, i.seq, i.body.borrow())?;

@@ -129,9 +129,14 @@ impl RunBuilder {
     pub fn push(&mut self, item: ItemRef<'_>) -> Result<()> {
         match item.body {
             BodyRef::Put(ValueRef::Inline(v, _)) if v.len() >= self.separate_at as usize => {
-                self.end_window()?;
                 let extent = self.write_value(v)?;
-                self.add(item.key, item.seq, BodyRef::Put(ValueRef::Extent(extent)))
+                let item = ItemRef { body: BodyRef::Put(ValueRef::Extent(extent)), ..item };
+                // A window that ended here would take the values around it for scattered ones.
+                if self.window.is_empty() {
+                    self.add(item.key, item.seq, item.body)
+                } else {
+                    self.wait(item.to_item(), true)
+                }
             }
             BodyRef::Put(ValueRef::Extent(extent)) if self.placement.leaves_values() => {
                 self.stats.stitched += u64::from(extent.stored);
@@ -146,8 +151,8 @@ impl RunBuilder {
             }
             // To keep the order, what follows an undecided value is held back with it, within
             // bounds.
-            BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item()),
-            _ if !self.window.is_empty() => self.wait(item.to_item()),
+            BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item(), false),
+            _ if !self.window.is_empty() => self.wait(item.to_item(), false),
             _ => self.add(item.key, item.seq, item.body),
         }
     }
