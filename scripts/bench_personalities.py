@@ -3,14 +3,18 @@
 sizes and proportions, and fewer files and processes. It is not filebench: its figures compare file systems with each other in
 one run, not with figures of filebench.
 
-    bench_personalities.py NAME DIRECTORY prepare
-    bench_personalities.py NAME DIRECTORY run SECONDS
+    bench_personalities.py NAME DIRECTORY prepare [KEY=NUMBER...]
+    bench_personalities.py NAME DIRECTORY run SECONDS [KEY=NUMBER...]
+    bench_personalities.py NAME DIRECTORY loops COUNT [KEY=NUMBER...]
 
-`prepare` makes the files. `run` lets the processes go for so long, each on its own share of the names in common directories, and
-prints as JSON how many operations all of them did: each open, read of a whole file, write, append, stat, unlink, fsync and
-close counts as one, as in filebench."""
+`prepare` makes the files. `run` lets the processes go for so long, `loops` lets each go through its loop so often, which is the
+same work on every file system; each has its own share of the names in common directories. Both print as JSON how many
+operations all of them did: each open, read of a whole file, write, append, stat, unlink, fsync and close counts as one, as in
+filebench. A run is of files that were just prepared. KEY is `files`, `processes`, or `mean` or `appended`: the mean size of a
+file or of an append, bytes."""
 
 import json
+import math
 import mmap
 import os
 import random
@@ -28,9 +32,10 @@ class Share:
 
     def __init__(self, personality, directory, me):
         self.rng = random.Random(me)
-        self.names = [name for n, name in enumerate(personality.names(directory)) if n % personality.processes == me]
-        self.there = [os.path.exists(name) for name in self.names]
-        self.mean, self.log, self.done = personality.mean, f"{directory}/log", 0
+        mine = [made for n, made in enumerate(personality.made(directory)) if n % personality.processes == me]
+        self.names = [name for name, _ in mine]
+        self.there = [size is not None for _, size in mine]
+        self.mean, self.appended, self.log, self.done = personality.mean, personality.appended, f"{directory}/log", 0
 
     def pick(self, there=True):
         """A file of its own that is there, or is not; another one if there is none such."""
@@ -76,9 +81,9 @@ class Share:
             self.there[n] = False
 
     def append(self, path, sync=False):
-        """On average 16 KiB at the end of a file."""
+        """At the end of a file."""
         f = self.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self.write(f, self.rng.randrange(32 * KIB) + 1)
+        self.write(f, self.rng.randrange(2 * self.appended) + 1)
         if sync:
             self.fsync(f)
         self.close(f)
@@ -92,8 +97,8 @@ class Share:
 
 
 class Personality:
-    # As published: the mean size of a file. Scaled down: how many there are, and how many processes.
-    mean, files, width, processes = 16 * KIB, 400, 1_000_000, 8
+    # As published: the mean size of a file and of an append. Scaled down: how many files there are, and how many processes.
+    mean, appended, files, width, processes = 16 * KIB, 16 * KIB, 400, 1_000_000, 8
 
     def names(self, directory):
         return [f"{directory}/dir-{n // self.width}/file-{n}" for n in range(self.files)]
@@ -102,15 +107,21 @@ class Personality:
         """Sizes follow a gamma distribution of shape 1.5."""
         return min(int(rng.gammavariate(1.5, self.mean / 1.5)), len(DATA))
 
-    def prepare(self, directory):
-        """Four fifths of the files are there at the beginning."""
+    # Four fifths of the files are there at the beginning.
+    preallocated = 0.8
+
+    def made(self, directory):
+        """Each name, and the size of its file at the beginning, or None. Nothing is looked up, so a run begins with nothing in
+        memory when the files are prepared by another mount."""
         rng = random.Random(7)
         for name in self.names(directory):
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            if rng.random() < self.preallocated:
-                Path(name).write_bytes(DATA[: self.size(rng)])
+            yield name, self.size(rng) if rng.random() < self.preallocated else None
 
-    preallocated = 0.8
+    def prepare(self, directory):
+        for name, size in self.made(directory):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            if size is not None:
+                Path(name).write_bytes(DATA[:size])
 
 
 class Fileserver(Personality):
@@ -202,8 +213,9 @@ class Oltp(Personality):
 PERSONALITIES = {c.__name__.lower(): c for c in (Fileserver, Webserver, Varmail, Webproxy, Oltp)}
 
 
-def run(personality, directory, seconds):
-    """All processes begin when the last of them is ready. What one has done is in memory that they share."""
+def run(personality, directory, seconds, loops):
+    """All processes begin when the last of them is ready, and go on for so long and so often. What one has done is in memory that
+    they share."""
     shared = mmap.mmap(-1, 16 * personality.processes)
     ready, gate = os.pipe(), os.pipe()
     children = []
@@ -219,9 +231,10 @@ def run(personality, directory, seconds):
             os.close(ready[1])
             # Ends when the parent closes its side.
             os.read(gate[0], 1)
-            begun = time.perf_counter()
-            while time.perf_counter() < begun + seconds:
+            begun, n = time.perf_counter(), 0
+            while n < loops and time.perf_counter() < begun + seconds:
                 personality.loop(share)
+                n += 1
             struct.pack_into("dd", shared, 16 * me, share.done, time.perf_counter() - begun)
         except BaseException as e:
             print(f"bench_personalities: {e!r}", file=sys.stderr, flush=True)
@@ -238,11 +251,19 @@ def run(personality, directory, seconds):
 
 
 def main():
-    personality, directory = PERSONALITIES[sys.argv[1]](), sys.argv[2]
-    if sys.argv[3] == "prepare":
+    name, directory, what, *rest = sys.argv[1:]
+    personality = PERSONALITIES[name]()
+    for word in [word for word in rest if "=" in word]:
+        key, value = word.split("=")
+        if key not in ("files", "processes", "mean", "appended"):
+            sys.exit(f"bench_personalities: {key} cannot be set")
+        setattr(personality, key, int(value))
+    if what == "prepare":
         personality.prepare(directory)
+    elif what == "run":
+        print(json.dumps(run(personality, directory, float(rest[0]), math.inf)))
     else:
-        print(json.dumps(run(personality, directory, float(sys.argv[4]))))
+        print(json.dumps(run(personality, directory, math.inf, int(rest[0]))))
 
 
 if __name__ == "__main__":

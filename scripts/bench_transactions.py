@@ -49,6 +49,17 @@ def sh(*args, **kwargs):
     return done.stdout.strip()
 
 
+def copy_sources(directory):
+    """Puts the sources of the C library and their Makefile into a new directory."""
+    registry = f"{os.environ.get('CARGO_HOME', Path.home() / '.cargo')}/registry/src"
+    found = sorted(glob.glob(f"{registry}/*/zstd-sys-*/zstd/lib"))
+    if not found:
+        raise FileNotFoundError(f"the sources of zstd are not in {registry}; `cargo fetch` brings them")
+    shutil.copytree(found[-1], directory / "lib")
+    (directory / "Makefile").write_text(MAKEFILE)
+    return directory
+
+
 def clock(work):
     begun = time.perf_counter()
     result = work()
@@ -103,11 +114,7 @@ class Store:
         return Socket(self.socket)
 
     def project(self, name):
-        directory = self.dir / name
-        (source,) = sorted(glob.glob(f"{os.environ.get('CARGO_HOME', Path.home() / '.cargo')}/registry/src/*/zstd-sys-*/zstd/lib"))[-1:]
-        shutil.copytree(source, directory / "lib")
-        (directory / "Makefile").write_text(MAKEFILE)
-        return directory
+        return copy_sources(self.dir / name)
 
     def close(self):
         subprocess.run([self.kvfs, "umount", str(self.dir)], capture_output=True)

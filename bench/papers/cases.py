@@ -2,60 +2,16 @@
 the modelled disk, on a file system that was mounted for it."""
 
 import os
-import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Callable, NamedTuple
 
+import betrfs
+import kevin
 import trees
+import vt_tree
 import workloads
-from disk import LIMIT, sh
-
-
-class Sizes(NamedTuple):
-    disk: int  # GiB
-    tree: int  # files
-    commits: int
-    changes: int  # files a commit
-    moves: int  # operations of the random aging
-    big: int  # MiB, overwritten
-    pokes: int  # overwrites of 4 bytes
-    pages: int  # overwrites of 4 KiB
-    stream: int  # MiB, written and read in order
-    unlinks: tuple  # MiB
-    small: int  # files of 200 bytes
-    mail: int  # operations
-    names: int  # names in each of 100 directories
-    kvdb: int  # MiB
-
-
-FULL = Sizes(8, 6000, 200, 100, 12000, 2048, 1000, 5000, 1024, (256, 1024), 20000, 1000, 200, 512)
-QUICK = Sizes(4, 1000, 20, 50, 1000, 256, 125, 625, 128, (32, 128), 2000, 100, 20, 32)
-
-
-class Step(NamedTuple):
-    name: str
-    # Takes the file system; may return figures of its own.
-    run: Callable
-    # What the report divides the counts by: files, operations, or bytes of the user.
-    files: int = 0
-    bytes: int = 0
-    # Everything is durable when its time ends; the others see to that themselves, or write nothing.
-    sync: bool = False
-    only: str = ""
-
-
-class Group(NamedTuple):
-    name: str
-    prepare: Callable
-    # Takes the file system as prepared, since some counts are of what is there.
-    steps: Callable
-
-
-def program(*words, answers=(0,)):
-    done = subprocess.run([str(w) for w in words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=LIMIT)
-    if done.returncode not in answers:
-        raise OSError(f"{words[0]}: {done.stderr.decode(errors='replace').strip().splitlines()[-1:]}")
+from disk import sh
+from steps import Group, Step, program
 
 
 def find(fs):
@@ -109,8 +65,22 @@ class Cases:
         self.tar, self.repository = self.directory / "tree.tar", None
 
     def groups(self):
-        made = (self.tree, self.commits, self.random, self.large, self.small, self.mail, self.names)
-        return {g.name: g for g in (make() for make in made)}
+        s, seed = self.sizes, self.seed
+        made = [make() for make in (self.tree, self.commits, self.random, self.large, self.small, self.mail)]
+        made += [betrfs.programs(self), betrfs.toku(s), betrfs.renames(seed)]
+        made += [make(s, seed) for make in (kevin.names, kevin.names_aged, kevin.index, kevin.directories, kevin.listing)]
+        made += [vt_tree.pieces(s, seed), vt_tree.personalities(s), vt_tree.builds(self.directory)]
+        return {group.name: group for group in made}
+
+    def make_tar(self):
+        if not self.tar.exists():
+            trees.make_tar(self.tar, self.sizes.tree, self.seed + 1)
+
+    def make_repository(self):
+        if not self.repository:
+            s = self.sizes
+            self.repository = trees.Repository(self.directory, s.tree, s.commits, s.changes, self.seed)
+        return self.repository
 
     def tree(self):
         """A tree that was just unpacked."""
@@ -118,26 +88,19 @@ class Cases:
 
         def untar(fs):
             program("tar", "xf", self.tar, "-C", fs.dir)
-        
+
         def steps(fs):
             size = self.tar.stat().st_size
             first = Step("untar + sync, fresh", untar, files, size, sync=True)
             return [first, *looks(files, "fresh"), *ends(files, "fresh")]
 
-        def prepare(fs):
-            if not self.tar.exists():
-                trees.make_tar(self.tar, files, self.seed + 1)
-
-        return Group("tree", prepare, steps)
+        return Group("tree", lambda fs: self.make_tar(), steps)
 
     def commits(self):
         """A tree into which the commits of a repository were checked out, one after the other."""
 
         def prepare(fs):
-            if not self.repository:
-                s = self.sizes
-                self.repository = trees.Repository(self.directory, s.tree, s.commits, s.changes, self.seed)
-            self.repository.check_out_each(fs.dir, fs.sync)
+            self.make_repository().check_out_each(fs.dir, fs.sync)
 
         return Group("commits", prepare, partial(aged_steps, "aged by commits"))
 
@@ -165,7 +128,7 @@ class Cases:
 
         def unlink(mib, fs):
             os.unlink(fs.dir / f"unlink-{mib}")
-        
+
         def steps(fs):
             return [
                 Step("sequential write", lambda fs: workloads.fill(fs.dir / "one", s.stream), 0, s.stream << 20),
@@ -197,23 +160,6 @@ class Cases:
             return [Step("mail", lambda fs: workloads.mail(fs.dir / "mail", boxes, messages, n, self.seed), n)]
 
         return Group("mail", lambda fs: workloads.make_mailboxes(fs.dir / "mail", boxes, messages, self.seed), steps)
-
-    def names(self):
-        """KEVIN's metadata loads: nothing but names, whose bytes to and from the device count."""
-        each, directories = self.sizes.names, 100
-        n = each * directories
-
-        def step(title, work):
-            return Step(f"{title} of names", lambda fs: work(fs.dir / "names", directories, each, self.seed), n, sync=True)
-
-        def steps(fs):
-            return [
-                step("create", workloads.names_create),
-                step("rename", workloads.names_rename),
-                step("unlink", workloads.names_unlink),
-            ]
-
-        return Group("names", lambda fs: None, steps)
 
 
 def kvdb_loads(sizes, profile):

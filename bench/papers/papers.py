@@ -5,7 +5,8 @@ by round, with what the disk counted. Needs root, and SLOWDISK in the environmen
     papers.py --record FILE                  rounds more in FILE, a line of JSON for each measurement
     papers.py --report FILE --out papers.md  the tables of all rounds in FILE
 
-Groups of cases: tree (fresh), commits and random (aged), large, small, mail, names, kvdb."""
+Groups of cases: tree (fresh), commits and random (aged), large, small, mail, programs, toku, renames,
+names, names-aged, index, directories, listing, pieces, personalities, builds, kvdb."""
 
 import argparse
 import contextlib
@@ -22,9 +23,12 @@ from pathlib import Path
 import cases
 import disk
 import report
+import results
+import steps
 import systems
 
-GROUPS = ("tree", "commits", "random", "large", "small", "mail", "names", "kvdb")
+GROUPS = ("tree", "commits", "random", "large", "small", "mail", "programs", "toku", "renames", "names", "names-aged", "index",
+          "directories", "listing", "pieces", "personalities", "builds", "kvdb")
 
 
 def arguments():
@@ -69,10 +73,10 @@ def at_most(seconds):
 class Bench:
     def __init__(self, a, work):
         self.a, self.work = a, work
-        self.sizes = cases.QUICK if a.quick else cases.FULL
+        self.sizes = steps.QUICK if a.quick else steps.FULL
         self.slowdisk = disk.build(os.environ["SLOWDISK"], work)
         self.file = open(a.record, "a") if a.record else None
-        self.seen = report.read(a.record) if a.record else []
+        self.seen = results.read(a.record) if a.record else []
         self.write({"machine": report.machine(), "commit": report.commit(), "sizes": self.sizes._asdict(), "profile": a.profile})
 
     def write(self, line):
@@ -109,9 +113,9 @@ class Bench:
             with at_most(disk.LIMIT):
                 group.prepare(fs)
             fs.sync()
-            steps = group.steps(fs)
+            made = group.steps(fs)
             fs.umount()
-            return steps
+            return made
         finally:
             if fs.mounted:
                 fs.remove()
@@ -123,21 +127,25 @@ class Bench:
         begun = time.monotonic()
         fs.mount(slow.loop.device)
         mount = {"seconds": time.monotonic() - begun, "counted": slow.counters()}
+        names = fs.names_bytes() if step.space else 0
         # What mounting has begun is not the step's.
         time.sleep(0.2)
         slow.reset()
         begun, before = time.monotonic(), systems.processor_seconds(fs.pid)
         with at_most(disk.LIMIT):
-            step.run(fs)
+            figures = step.run(fs) or {}
             if step.sync:
                 fs.sync()
         seconds = time.monotonic() - begun
         after = systems.processor_seconds(fs.pid)
         counted = slow.counters()
+        if step.space:
+            figures["names_bytes"] = fs.names_bytes() - names
         fs.umount()
         settled = slow.counters()
         self.write({**line, "case": step.name, "files": step.files, "bytes": step.bytes, "seconds": seconds, "mount": mount,
-                    "client": after[0] - before[0], "daemon": after[1] - before[1], "counted": counted, "settled": settled})
+                    "client": after[0] - before[0], "daemon": after[1] - before[1], "counted": counted, "settled": settled,
+                    **({"figures": figures} if figures else {})})
         mib = counted["read_bytes"] / 2**20, counted["write_bytes"] / 2**20
         print(f"{line['system']:6} {step.name:40} {seconds:8.2f} s {counted['seeks']:7.0f} seeks {mib[0]:8.1f} MiB read "
               f"{mib[1]:8.1f} written", file=sys.stderr)
@@ -149,10 +157,10 @@ class Bench:
             image, slow = disk.Image(directory, self.sizes.disk << 30), None
             try:
                 begun = time.monotonic()
-                steps = self.prepare(group, fs, image)
+                made = self.prepare(group, fs, image)
                 print(f"{name:6} {group.name} prepared in {time.monotonic() - begun:.1f} s", file=sys.stderr)
                 slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, directory)
-                for step in steps:
+                for step in made:
                     if step.only in ("", name):
                         self.step(step, fs, slow, line)
             finally:
@@ -220,7 +228,7 @@ def main():
             os.chmod(work, 0o755)
             Bench(a, Path(work)).all_rounds()
     if a.report or a.out:
-        text = report.report(report.read(a.report or a.record), Path(a.out) if a.out else None)
+        text = report.report(results.read(a.report or a.record), Path(a.out) if a.out else None)
         print(text)
         if a.out:
             Path(a.out).write_text(text)

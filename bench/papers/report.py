@@ -1,15 +1,14 @@
 """What papers.py has recorded, as tables: docs/bench/papers.md without what is written by hand."""
 
-import json
 import os
 import statistics
 import subprocess
 import textwrap
 from pathlib import Path
 
-OURS = "kvfs"
-PEERS = ("ext4", "btrfs", "xfs")
-ORDER = (OURS, *PEERS)
+from results import ORDER, OURS, Results, disk_busy, figure, seconds, traffic, unique, with_mount
+from theirs import NOT_RUN, PAPERS, more_traffic, over_max
+
 # How many times as fast as the best peer a case is to be; a pair where profiles differ.
 AIMS = {
     "4-byte overwrites + fsync": 50,
@@ -22,16 +21,6 @@ AIMS = {
 }
 LOOKS = {"find": {"hdd": 4, "hdd-tb": 1.5}, "ls -lR": 2, "grep -r": 3, "mv": 1, "rm -rf": 2}
 TREES = ("fresh", "aged by commits", "aged at random")
-# (of which paper, what it compares, its ratio, our case): ratios to the best of ext4, btrfs and xfs.
-THEIRS = (
-    ("BetrFS 0.2, Table 1: find", "10.0 (0.35 s, ext4 3.51)", "find, fresh"),
-    ("BetrFS 0.2, Table 1: grep", "2.2 (5.78 s, btrfs 12.77)", "grep -r, fresh"),
-    ("BetrFS 0.2, Table 1: mv", "0.62 (0.13 s, xfs 0.08)", "mv, fresh"),
-    ("BetrFS 0.2, Table 1: rm -rf", "1.8 (2.37 s, ext4 4.17)", "rm -rf, fresh"),
-    ("BetrFS 0.2, Table 2: 4-byte overwrites", "326 (0.32 s, btrfs 104.18)", "4-byte overwrites + fsync"),
-    ("BetrFS 0.2, Figure 5: sequential write", "about 0.9 (96 MiB/s)", "sequential write"),
-    ("BetrFS 0.2, Figure 8: files of 200 bytes", "3 and more", "create of 200-byte files + sync"),
-)
 # What follows it in the table's file is written by hand, and stays there.
 NOTES = "\n## What differs"
 
@@ -42,11 +31,6 @@ def aim_of(case, profile):
         if case in [f"{look}, {tree}" for tree in TREES]:
             aim = value
     return aim.get(profile) if isinstance(aim, dict) else aim
-
-
-def read(path):
-    path = Path(path)
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def machine():
@@ -61,12 +45,10 @@ def commit():
     return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "?"
 
 
-def unique(values):
-    return list(dict.fromkeys(values))
-
-
-def table(head, rows):
-    return [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1), *(f"| {' | '.join(row)} |" for row in rows)]
+def table(head, rows, left=0):
+    """Numbers on the right, but for the first column and the last `left` ones."""
+    sides = ["---", *["---:"] * (len(head) - 1 - left), *["---"] * left]
+    return [f"| {' | '.join(head)} |", f"|{'|'.join(sides)}|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def number(value):
@@ -79,55 +61,6 @@ def shown(values):
         return "–"
     middle = f"**{number(statistics.median(values))}**"
     return f"{middle} ({number(min(values))}–{number(max(values))})" if len(values) >= 3 else middle
-
-
-class Results:
-    """The measurements of one profile."""
-
-    def __init__(self, lines, profile):
-        self.profile = profile
-        self.lines = [x for x in lines if x.get("profile") == profile and "case" in x]
-        self.by = {}
-        for x in self.lines:
-            self.by.setdefault((x["case"], x["system"]), {})[x["round"]] = x
-        self.cases = unique(x["case"] for x in self.lines if x["group"] != "kvdb")
-        there = {(x["group"], x["system"]) for x in self.lines}
-        self.left_out = {x["left_out"]: x["why"] for x in lines if x.get("profile") == profile and "left_out" in x
-                         and tuple(x["left_out"].split(" on ")) not in there}
-
-    def of(self, case, system, value):
-        values = {r: value(x) for r, x in self.by.get((case, system), {}).items()}
-        return {r: v for r, v in values.items() if v is not None}
-
-    def median(self, case, system, value):
-        values = self.of(case, system, value).values()
-        return statistics.median(values) if values else None
-
-    def ratios(self, case, value):
-        """How many times as good as the best peer of the same round."""
-        ours = self.of(case, OURS, value)
-        theirs = [self.of(case, peer, value) for peer in PEERS]
-        return [min(t[r] for t in theirs if r in t) / max(ours[r], 1e-9) for r in ours if any(r in t for t in theirs)]
-
-    def group(self, name):
-        return unique(x["case"] for x in self.lines if x["group"] == name)
-
-
-def seconds(x):
-    return x["seconds"]
-
-
-def with_mount(x):
-    return x["seconds"] + x["mount"]["seconds"]
-
-
-def disk_busy(x):
-    """A tenth of a millisecond at least, so that what needs no disk has a ratio."""
-    return max(x["counted"]["busy_read_s"] + x["counted"]["busy_write_s"], 1e-4)
-
-
-def traffic(x):
-    return x["settled"]["read_bytes"] + x["settled"]["write_bytes"]
 
 
 def times(results):
@@ -172,26 +105,20 @@ def seeks_a_file(results):
     return table(["seeks a file", *ORDER], rows)
 
 
-def over_ext4(results, case):
-    ours, theirs = (results.of(case, s, traffic) for s in (OURS, "ext4"))
-    return [ours[r] / theirs[r] - 1 for r in ours.keys() & theirs.keys()]
-
-
-def saved(parts):
+def as_percent(parts):
     return f"**{statistics.median(parts):+.0%}**" if parts else "–"
 
 
-def over_max(results, case, threshold):
-    puts, base = (results.of(case, t, lambda x: x["figures"]["ops_per_s"]) for t in (threshold, "max"))
-    return [puts[r] / base[r] for r in puts.keys() & base.keys()]
+# Groups whose bytes count as well.
+OF_KEVIN = ("names", "names-aged", "directories", "personalities")
 
 
-def names_traffic(results):
+def traffic_table(results):
     rows = []
-    for case in results.group("names"):
+    for case in (case for group in OF_KEVIN for case in results.group(group)):
         mib = [results.median(case, s, lambda x: traffic(x) / 2**20) for s in ORDER]
-        rows.append([case, *("–" if m is None else f"{m:.1f}" for m in mib), saved(over_ext4(results, case))])
-    return table(["MiB read and written", *ORDER, "kvfs over ext4"], rows)
+        rows.append([case, *("–" if m is None else f"{m:.1f}" for m in mib), as_percent(more_traffic(case)(results))])
+    return table(["MiB read and written", *ORDER, "kvfs over ext4"], rows) if rows else []
 
 
 def kvdb(results):
@@ -204,7 +131,7 @@ def kvdb(results):
         def of(value, xs=xs):
             return statistics.median(value(x) for x in xs)
 
-        over = over_max(results, case, threshold)
+        over = over_max(case, threshold)(results)
         rows.append([f"{case}, {threshold}", f"{of(lambda x: x['figures']['ops_per_s']):,.0f}",
                      f"{statistics.median(over):.2f}" if over else "–", f"{of(lambda x: x['figures']['write_amp']):.2f}",
                      f"{of(lambda x: x['figures']['scan_mb_s']):.0f}", f"{of(lambda x: x['figures']['flushes']):,.0f}",
@@ -226,48 +153,64 @@ def aims(by_profile):
     return table(["÷ the best of ext4, btrfs, xfs", *(r.profile for r in by_profile), ""], rows)
 
 
-def theirs(by_profile):
+def theirs(rows, by_profile):
+    text = []
+    for row in rows:
+        form = as_percent if row.percent else shown
+        text.append([row.what, row.theirs, *(form(row.ours(r)) for r in by_profile), row.differs])
+    return table(["", "theirs", *(f"ours, {r.profile}" for r in by_profile), "what differs"], text, left=1)
+
+
+def rounds(by_profile):
     rows = []
-    for title, said, case in THEIRS:
-        rows.append([title, said, *(shown(r.ratios(case, seconds)) for r in by_profile)])
-    sizes = [f"unlink of {mib} MiB" for mib in unlink_sizes(by_profile)]
-    if len(sizes) == 2:
-        row = ["BetrFS 0.2, Figure 7: unlink of a file four times as large, seconds ÷ seconds", "flat"]
-        for r in by_profile:
-            small, large = (r.of(case, OURS, seconds) for case in sizes)
-            row.append(shown([large[n] / small[n] for n in small.keys() & large.keys()]))
-        rows.append(row)
-    row = ["KEVIN, Figure 9: bytes to and from the device on metadata loads, over ext4", "-74%"]
     for r in by_profile:
-        row.append(saved([x for case in r.group("names") for x in over_ext4(r, case)]))
-    rows.append(row)
-    row = ["VT-tree §4.1 on a disk: appends at threshold 0 over the highest, puts/s", "3.4 (34 MB/s, 10 MB/s)"]
-    for r in by_profile:
-        row.append(shown(over_max(r, "append, 8192 B", "0")))
-    rows.append(row)
-    for value, said in ((512, "3.0 (LevelDB 12.1)"), (4096, "2.5 (LevelDB 16.5)")):
-        row = [f"DeLSM, Table 2: bytes written for each of write, delete, write of {value} B", said]
-        for r in by_profile:
-            amp = r.of(f"wdw, {value} B", "adaptive", lambda x: x["figures"]["write_amp"])
-            row.append(shown(list(amp.values())))
-        rows.append(row)
-    return table(["", "theirs", *(f"ours, {r.profile}" for r in by_profile)], rows)
+        by_what = {}
+        for group, what in r.rounds().items():
+            by_what.setdefault((what[0], ", ".join(what[1])), []).append(group)
+        rows += [[r.profile, ", ".join(groups), str(n), commits] for (n, commits), groups in by_what.items()]
+    return table(["disk", "groups of cases", "rounds", "commits"], rows)
 
 
-def unlink_sizes(by_profile):
-    cases = unique(c for r in by_profile for c in r.cases if c.startswith("unlink of ") and c.endswith("MiB"))
-    return [case.split()[2] for case in cases]
+def builds(results):
+    """What others do on the machine changes the time of a build by far more than a file system does."""
+    def cell(case, system):
+        parts = [results.median(case, system, of) for of in (seconds, lambda x: x["client"] + x["daemon"], disk_busy)]
+        return "–" if None in parts else " · ".join(number(part) for part in parts)
+
+    rows = [[case, *(cell(case, s) for s in ORDER)] for case in results.group("builds")]
+    return table(["seconds · of processors · of the disk", *ORDER], rows) if rows else []
+
+
+def toku(results):
+    """Files a second until each part of them was made."""
+    rows = []
+    for system in ORDER:
+        runs = results.values("TokuBench + sync", system, lambda x: x["figures"]["files_per_s"])
+        if runs:
+            rows.append([system, *(number(statistics.median(part)) for part in zip(*runs))])
+    if not rows:
+        return []
+    parts = len(rows[0]) - 1
+    return table(["files a second until", *(f"{100 * (n + 1) // parts}%" for n in range(parts))], rows)
+
+
+def index_size(results):
+    rows = []
+    for case in results.group("index"):
+        sizes = [results.median(case, s, figure("names_bytes")) for s in ORDER]
+        files = next(x["files"] for x in results.lines if x["case"] == case)
+        rows.append([case, *("–" if b is None else f"{b / 2**20:.1f} ({b / files:.0f})" for b in sizes)])
+    return table(["MiB (bytes a name)", *ORDER], rows) if rows else []
 
 
 def report(lines, out=None):
     runs = [x for x in lines if "sizes" in x]
-    s = runs[0]["sizes"]
+    s = {name: size for x in runs for name, size in x["sizes"].items()}
     by_profile = [Results(lines, p) for p in unique(x["profile"] for x in runs)]
     by_profile = [r for r in by_profile if r.lines]
     text = [
         "# The papers' tables on a modelled disk\n",
-        f"`make bench-papers` · {'; '.join(unique(x['machine'] for x in runs))} · commit "
-        f"{', '.join(unique(x.get('commit', '?') for x in runs))}. Medians of interleaved rounds, with their range where "
+        f"`make bench-papers` · {'; '.join(unique(x['machine'] for x in runs))}. Medians of interleaved rounds, with their range where "
         "there are three or more; ratios are of one round, over the best of ext4, btrfs and xfs in it, and above 1 is faster. "
         f"A tree has {s['tree']:,} files; {s['commits']} commits of {s['changes']} changes or {s['moves']:,} random operations age it; a file "
         f"of {s['big']:,} MiB is overwritten. What is there before a case was made at the speed of memory; the case runs on the model "
@@ -275,22 +218,39 @@ def report(lines, out=None):
         "durable. Only the model's time is a disk's; the processor is that of the machine, which others used as well. So in addition to the ratio "
         "of times there is that of the time for which the disk was busy, and the processor time of the client and of the daemon of kvfs. "
         "“With the mount” adds what mounting took, which is not part of a case.\n",
-        "## Aims\n",
+        *rounds(by_profile),
+        "\n## Aims\n",
         *aims(by_profile),
-        "\n## Theirs and ours\n\nRatios as above where nothing else is said. Theirs are of the machines and sizes of their time.\n",
-        *theirs(by_profile),
+        "\n## Theirs and ours\n\nWhat of the papers can be run here. Ratios as above where nothing else is said: how many times as fast as "
+        "the best of ext4, btrfs and xfs, or as the one that is named. Theirs are of the machines and sizes of their time; where a figure is "
+        "a chart, it is described.\n",
     ]
+    for paper, rows in PAPERS:
+        text += [f"### {paper}\n", *theirs(rows, by_profile), ""]
+    text += ["### What cannot be run here, or is elsewhere\n", *(f"- {what}: {why}." for what, why in NOT_RUN)]
     for r in by_profile:
         if r.cases:
             text += [f"\n## Times, {r.profile}\n", *times(r), f"\n## What the disk saw, {r.profile}\n", *counts(r)]
             text += ["\n`grep -r` reads every file. Seeks a file:\n", *seeks_a_file(r)]
-        if r.group("names"):
-            text += ["\nBytes between file system and device until all is unmounted (KEVIN's loads):\n", *names_traffic(r)]
+        if bytes_moved := traffic_table(r):
+            text += ["\nBytes between file system and device until all is unmounted (KEVIN's loads):\n", *bytes_moved]
+        if sizes := index_size(r):
+            text += ["\nRoom that names and inodes of empty files take: of kvfs its dictionaries, merged, with their index nodes; of the others the device "
+                     "that is in use, less what mkfs laid out, with both copies of btrfs and 256 bytes an inode of ext4:\n", *sizes]
+        if made := builds(r):
+            text += ["\nBuilds (VT-tree Figure 8 and Table 4), on two cores:\n", *made]
+        if made := toku(r):
+            text += ["\nTokuBench (BetrFS Figure 8), without the sync at the end:\n", *made]
         if r.group("kvdb"):
             text += [f"\n## Stitching thresholds, {r.profile}\n", *kvdb(r)]
         if r.left_out:
             text.append("\nNot measured: " + "; ".join(f"{what} ({why})" for what, why in r.left_out.items()) + ".")
     notes = out.read_text().partition(NOTES) if out and out.exists() else ("", "", "")
-    wrapped = (line if line.startswith("|") else textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
-               for line in "\n".join(text).split("\n"))
+
+    def wrap(line):
+        indent = "  " if line.startswith("- ") else ""
+        return line if line.startswith("|") else textwrap.fill(
+            line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+    wrapped = (wrap(line) for line in "\n".join(text).split("\n"))
     return "\n".join(wrapped) + "\n" + notes[1] + notes[2]

@@ -18,6 +18,8 @@ MAKE = {
     "btrfs": ["mkfs.btrfs", "-q", "-f"],
     "xfs": ["mkfs.xfs", "-q", "-f"],
 }
+# Bytes of an inode, as mkfs makes them by default.
+EXT4_INODE = 256
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,7 +35,7 @@ def processor_seconds(pid):
 class Kernel:
     """ext4, btrfs or xfs with the options that mkfs and mount have by default."""
 
-    pid = None
+    pid = device = None
 
     def __init__(self, name, directory):
         self.name, self.dir, self.mounted = name, directory / "mnt", False
@@ -44,7 +46,7 @@ class Kernel:
 
     def mount(self, device):
         sh("mount", "-t", self.name, device, self.dir)
-        self.mounted = True
+        self.mounted, self.device = True, device
 
     def sync(self):
         """Waits until the whole file system is durable."""
@@ -54,6 +56,18 @@ class Kernel:
                 raise OSError(ctypes.get_errno(), "syncfs")
         finally:
             os.close(fd)
+
+    def names_bytes(self):
+        """How much of the device is in use while no file has contents: names and inodes. What mkfs laid out is in
+        it; the inodes of ext4, which lie in tables made by mkfs, count when they are in use."""
+        self.sync()
+        if self.name == "btrfs":
+            (device,) = Path("/sys/fs/btrfs").glob(f"*/devices/{Path(self.device).name}")
+            # Both copies, where there are two.
+            return int((device.parent.parent / "allocation/metadata/disk_used").read_text())
+        now = os.statvfs(self.dir)
+        inodes = (now.f_files - now.f_ffree) * EXT4_INODE if self.name == "ext4" else 0
+        return (now.f_blocks - now.f_bfree) * now.f_frsize + inodes
 
     def umount(self):
         sh("umount", self.dir)
@@ -91,6 +105,13 @@ class Kvfs(Kernel):
     def umount(self):
         sh(self.program, "umount", self.dir)
         self.mounted, self.pid = False, None
+
+    def names_bytes(self):
+        """What the dictionaries of the file system take in runs, with their index nodes."""
+        self.sync()
+        sh(self.program, "compact", self.dir)
+        dictionaries = json.loads(sh(self.program, "stat", "--json", self.dir))["dictionaries"]
+        return sum(run["bytes"] for d in dictionaries if d["reserved"] for level in d["levels"] for run in level)
 
     def defrag(self):
         """Defragments, and waits until that has ended."""

@@ -26,7 +26,7 @@ class Repository:
         self.path, self.commits, self.rng = directory / "repository.git", commits, random.Random(seed)
         self.text = " ".join(self.rng.choices(WORDS, k=1 << 18)).encode()
         self.paths, self.first, self.made = [], files, files
-        sh("git", "init", "-q", "--bare", self.path)
+        sh("git", "init", "-q", "--bare", "-b", "main", self.path)
         words = ["git", f"--git-dir={self.path}", "fast-import", "--quiet", "--depth=0"]
         with subprocess.Popen(words, stdin=subprocess.PIPE) as git:
             self.to = git.stdin
@@ -93,17 +93,17 @@ class Repository:
             sync()
 
 
-def age_at_random(directory, sync, files, operations, seed):
-    """Files of 4 KiB on average made round robin in 50 directories; then one is removed and one made,
-    or one moves to another directory, again and again, synced every 500 operations."""
+def age_at_random(directory, sync, files, operations, seed, directories=50):
+    """Files of 4 KiB on average made round robin in so many directories; then one is removed and one
+    made, or one moves to another directory, again and again, synced every 500 operations."""
     rng, tree = random.Random(seed), directory / "tree"
     noise = rng.randbytes(1 << 16)
-    for d in range(50):
+    for d in range(directories):
         os.makedirs(tree / f"dir-{d}")
     paths = []
 
     def create(n):
-        path = f"{tree}/dir-{n % 50}/file-{n}.c"
+        path = f"{tree}/dir-{n % directories}/file-{n}.c"
         start, size = rng.randrange(1 << 15), rng.randrange(1, 8192)
         with open(path, "wb", buffering=0) as f:
             f.write(noise[start : start + size])
@@ -119,7 +119,7 @@ def age_at_random(directory, sync, files, operations, seed):
             os.unlink(paths[at])
             paths[at] = create(n)
         else:
-            target = f"{tree}/dir-{rng.randrange(50)}/file-{n}.c"
+            target = f"{tree}/dir-{rng.randrange(directories)}/file-{n}.c"
             os.rename(paths[at], target)
             paths[at] = target
         if n % 500 == 499:
