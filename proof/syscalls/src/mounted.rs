@@ -126,8 +126,8 @@ impl Mounted {
     }
 
     /// Begins a transaction and binds its view to [`Mounted::view`]. Its own path leads through a
-    /// directory of root's, and a program of another user that goes by its working directory's path,
-    /// as rsync does, would fail on that.
+    /// directory of root's, and a program of another user that goes by the path of its working
+    /// directory, as rsync does, would fail on that.
     pub fn begin(&self, isolation: &str) -> Outcome<String> {
         let id = self.kvfs(&[
             "txn".as_ref(),
