@@ -226,12 +226,12 @@ impl<'a> Review<'a> {
         self.finish()
     }
 
-    /// From what a transaction has changed, whose view is the state after.
+    /// From what a transaction has changed; the state after is a view of it.
     pub fn of_transaction(mut self, transaction: &Transaction) -> Result<Vec<Reviewed>, Failure> {
         let Some(types) = self.after.types else { return Ok(Vec::new()) };
         // What a deleted range covers was counted with the range.
         let mut covered = Bytes::new();
-        for change in transaction.changes_of(&[types])? {
+        for change in transaction.changes_in(self.after.view, &[types])? {
             self.step()?;
             match change?.1 {
                 Changed::Put { key, .. } | Changed::Update { key, .. } => self.tuple(&key)?,

@@ -18,6 +18,8 @@ use crate::commands;
 use crate::limits::Limits;
 use crate::session::Shared;
 
+mod one_transaction;
+
 const CLIENTS: u64 = 3;
 const ATTEMPTS: u64 = 4;
 
@@ -35,8 +37,7 @@ struct Worker {
 
 impl Worker {
     fn ask(&mut self, words: &[&str]) -> Reply {
-        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        self.client.call(&words).expect("a reply")
+        ask(&mut self.client, words)
     }
 
     /// Runs a command that must not be refused.
@@ -240,8 +241,13 @@ fn number(reply: &Reply) -> i64 {
     }
 }
 
+fn ask(client: &mut Client, words: &[&str]) -> Reply {
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    client.call(&words).expect("a reply")
+}
+
 /// A server of a small store, whose threads are scheduled by a seed.
-fn shared() -> Arc<Shared> {
+fn shared_with(limits: Limits) -> Arc<Shared> {
     let open = OpenOptions {
         memory: 1 << 20,
         zero_journal: false,
@@ -251,7 +257,11 @@ fn shared() -> Arc<Shared> {
     let options = CreateOptions { open, ..CreateOptions::default() };
     let db =
         Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
-    Arc::new(Shared::new(db, Limits::default(), None, false, None, commands::metrics()))
+    Arc::new(Shared::new(db, limits, None, false, None, commands::metrics()))
+}
+
+fn shared() -> Arc<Shared> {
+    shared_with(Limits::default())
 }
 
 fn clients(seed: u64) -> Raised {
@@ -325,10 +335,6 @@ fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
 /// A queue that is filled in all ways, and two that wait for what comes, for as long as it takes.
 fn queue(seed: u64) -> Vec<String> {
     let shared = shared();
-    let ask = |client: &mut Client, words: &[&str]| {
-        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        client.call(&words).expect("a reply")
-    };
     let consumers: Vec<_> = (0..2)
         .map(|number| {
             let mut client = Client::of(shared.clone());
@@ -396,21 +402,7 @@ fn none_that_waits_for_an_element_is_left_asleep_whatever_the_schedule() {
 /// A transaction that puts three keys of different kinds, again and again, while another client
 /// deletes them by ranges that end at the last key or before it: all of them are there, or none.
 fn emptied(seed: u64) -> u64 {
-    let open = OpenOptions {
-        memory: 1 << 20,
-        zero_journal: false,
-        merge_threads: 1,
-        ..OpenOptions::default()
-    };
-    let options = CreateOptions { open, ..CreateOptions::default() };
-    let db =
-        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Scheduled), options).expect("a store");
-    let limits = Limits { tuple: 10, ..Limits::default() };
-    let shared = Arc::new(Shared::new(db, limits, None, false, None, commands::metrics()));
-    let ask = |client: &mut Client, words: &[&str]| {
-        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        client.call(&words).expect("a reply")
-    };
+    let shared = shared_with(Limits { tuple: 10, ..Limits::default() });
     // The dictionary of types is there, with something in it.
     ask(&mut Client::of(shared.clone()), &["HSET", "b", "field", "v"]);
     let mut putting = Client::of(shared.clone());

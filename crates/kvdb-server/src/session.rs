@@ -318,8 +318,9 @@ impl Session {
         shown.channels = self.subscriptions.channels.len();
         shown.patterns = self.subscriptions.patterns.len();
     }
-    /// What is seen now. What is read through it must have been announced by `reads`; or see
-    /// `view_of`.
+    /// What is seen now. What is read through it must have been announced by `reads` or
+    /// `reads_range`; in a serializable transaction it was locked by that, and is then read from
+    /// the view as `renewed` has it.
     pub fn view(&self) -> Result<View, Failure> {
         if let Some(nested) = self.nested_batch() {
             return Ok(nested.view()?);
@@ -348,15 +349,23 @@ impl Session {
         }
         Ok(())
     }
-    /// What is seen now of `[start, end)`, which is going to be read; an empty `end` is the end of
-    /// the dictionary.
-    pub fn view_of(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<View, Failure> {
+    /// `[start, end)` is going to be read; an empty `end` is the end of the dictionary.
+    pub fn reads_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Outcome {
         match (&self.executing, self.inside()) {
             (Some(Executing::Own(own)), _) => own.read_conflict_range(dict, start, end)?,
             (_, Some(transaction)) => transaction.lock_range(dict, start, end, false)?,
             (_, None) => {}
         }
-        self.view()
+        Ok(())
+    }
+    /// A view that this session has taken, with what is committed by now where a transaction reads
+    /// that: a serializable one, of what it has locked. Its own changes, which other connections
+    /// may make as well, stay those of the view.
+    pub fn renewed(&self, view: &View) -> Result<View, Failure> {
+        match self.inside() {
+            Some(transaction) => Ok(transaction.renew(view)?),
+            None => Ok(view.clone()),
+        }
     }
     /// Commits; durability, where asked for, is the output's business (see there). In a transaction
     /// it is seen there alone.

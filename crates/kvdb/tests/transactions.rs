@@ -561,6 +561,30 @@ fn its_changes_can_be_listed() {
 }
 
 #[test]
+fn a_view_is_renewed_with_what_others_commit_and_keeps_the_changes_that_it_had() {
+    for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+        let (db, d) = store();
+        put(&db, d, "theirs", "1");
+        let t = db.begin(isolation).unwrap();
+        t.put(d, "mine", "1").unwrap();
+        let view = t.view().unwrap();
+        t.put(d, "mine", "2").unwrap();
+        t.delete_range(d, "a", "m").unwrap();
+        put(&db, d, "theirs", "2");
+        let renewed = t.renew(&view).unwrap();
+        let value = |key: &[u8]| renewed.get(d, key).unwrap().map(|v| v.to_vec());
+        let committed = if isolation == Isolation::Serializable { "2" } else { "1" };
+        assert_eq!(value(b"theirs"), Some(committed.into()), "{isolation:?}");
+        assert_eq!(value(b"mine"), Some(b"1".to_vec()), "{isolation:?}");
+        let listed: Vec<_> = t.changes_in(&view, &[d]).unwrap().map(|c| c.unwrap()).collect();
+        assert_eq!(listed, [(d, Changed::Put { key: "mine".into(), len: 1 })]);
+        assert!(matches!(t.changes_in(&db.view(), &[d]), Err(Error::Invalid(_))));
+        t.abort();
+        assert!(t.renew(&view).is_err(), "it has ended");
+    }
+}
+
+#[test]
 fn an_idle_one_is_aborted_when_its_time_is_over() {
     let (db, d) = store();
     let options = TransactionOptions {

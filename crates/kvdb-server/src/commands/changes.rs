@@ -178,7 +178,7 @@ fn list(
             reviewed.iter().map(|reviewed| (&reviewed.key[..], reviewed)).collect();
         // Long strings whose end is told among the tuples: by their key, or with a range of keys.
         let (mut ended, mut ranges): (HashSet<&[u8]>, Vec<(Bytes, Bytes)>) = Default::default();
-        for change in transaction.changes_of(&[id])? {
+        for change in transaction.changes_in(&view, &[id])? {
             let change = change?.1;
             let beneath = |key: &[u8]| side(&base).string(key);
             let (what, key): (&[u8], _) = match &change {

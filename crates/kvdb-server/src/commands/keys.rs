@@ -285,8 +285,7 @@ pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (Some(_), Some(types), Some(head)) => {
             let (start, end) = head.beneath().unwrap_or_default();
-            let view = s.view_of(types, &start, &end)?;
-            let found = view.estimate(types, start..end)?;
+            let found = seen.range(types, &start, &end)?.estimate(types, start..end)?;
             out.integer((found.bytes + key.len() as u64) as i64);
         }
         (Some(_), ..) => out.integer(key.len() as i64),

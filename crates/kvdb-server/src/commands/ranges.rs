@@ -150,7 +150,8 @@ fn delete_types(
     }
     let (first, last) =
         (head_key(start), if end.is_empty() { b"l".to_vec() } else { head_key(end) });
-    let mut cursor = match s.view_of(types, &first, &last)?.cursor(types, &first, &last) {
+    s.reads_range(types, &first, &last)?;
+    let mut cursor = match s.view()?.cursor(types, &first, &last) {
         Err(kvdb::Error::NoDictionary(_)) => return Ok(()),
         cursor => cursor?,
     };
@@ -209,8 +210,10 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
         return Ok(());
     }
     let own = matches!(s.executing, Some(Executing::Own(_)));
-    let view = if own { s.view()? } else { s.view_of(dict, start, b"")? };
-    let mut cursor = match view.cursor(dict, start, b"") {
+    if !own {
+        s.reads_range(dict, start, b"")?;
+    }
+    let mut cursor = match s.view()?.cursor(dict, start, b"") {
         Err(kvdb::Error::NoDictionary(_)) => return Ok(()),
         cursor => cursor?,
     };
@@ -218,7 +221,7 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
     let last = cursor.prev()?.map(|tuple| tuple.key);
     if own {
         let behind = last.as_ref().map_or(start.to_vec(), |last| [last, &b"\0"[..]].concat());
-        s.view_of(dict, &behind, b"")?;
+        s.reads_range(dict, &behind, b"")?;
     }
     if let Some(last) = last {
         if *start < *last {

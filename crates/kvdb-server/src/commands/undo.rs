@@ -113,7 +113,7 @@ fn kinds_meet(
     for (name, strings) in &ids {
         let Some(types) = ids.get(types_name(name).as_str()) else { continue };
         let state = State { view: &view, strings: Some(*strings), types: Some(*types) };
-        for change in transaction.changes_of(&[*strings, *types])? {
+        for change in transaction.changes_in(&view, &[*strings, *types])? {
             let (dict, Changed::Put { key: tuple, .. }) = change? else { continue };
             let key = match (dict == *strings, tuple.strip_prefix(b"k")) {
                 (true, _) => tuple.clone(),

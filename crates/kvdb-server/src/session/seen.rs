@@ -1,10 +1,11 @@
 //! What one command sees of the keys: which there are at its time, of which type, and what a batch
 //! must do to change one. What is read is announced, so that a transaction's commit depends on it.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use kvdb::{Batch, Cursor, DictionaryId, Isolation, Transaction, Update, View};
+use kvdb::{Batch, Cursor, DictionaryId, Transaction, Update, View};
 
 use super::Session;
 use crate::effects::Effect;
@@ -106,16 +107,14 @@ impl<'a> Seen<'a> {
     }
 
     /// The state to read, what is read having been announced. A serializable transaction reads what
-    /// is committed when it has the lock.
-    fn view(&self) -> Result<View, Failure> {
-        match self.source {
-            Source::Session(s)
-                if s.inside().is_some_and(|t| t.isolation() == Isolation::Serializable) =>
-            {
-                s.view()
-            }
-            _ => Ok(self.view.clone()),
-        }
+    /// is committed when it has the lock. What it has changed itself is that of the beginning of
+    /// the command: other connections may change it between two reads of this one, and a head must
+    /// not meet the elements of another state.
+    fn view(&self) -> Result<Cow<'_, View>, Failure> {
+        Ok(match self.source {
+            Source::Session(s) => Cow::Owned(s.renewed(&self.view)?),
+            Source::View | Source::Own(_) => Cow::Borrowed(&self.view),
+        })
     }
     fn announce(&self, dict: DictionaryId, key: &[u8]) -> Result<(), Failure> {
         match &self.source {
@@ -127,22 +126,22 @@ impl<'a> Seen<'a> {
         }
     }
     /// Announces that `[start, end)` is read, and gives the state to read it from.
-    fn range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<View, Failure> {
+    pub fn range(
+        &self,
+        dict: DictionaryId,
+        start: &[u8],
+        end: &[u8],
+    ) -> Result<Cow<'_, View>, Failure> {
         match &self.source {
-            Source::View => Ok(self.view.clone()),
-            Source::Session(s) => s.view_of(dict, start, end),
-            Source::Own(own) => {
-                own.read_conflict_range(dict, start, end)?;
-                Ok(self.view.clone())
-            }
+            Source::View => {}
+            Source::Session(s) => s.reads_range(dict, start, end)?,
+            Source::Own(own) => own.read_conflict_range(dict, start, end)?,
         }
+        self.view()
     }
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
         self.announce(dict, key)?;
-        Ok(match self.source {
-            Source::View | Source::Own(_) => self.view.get(dict, key)?,
-            Source::Session(_) => self.view()?.get(dict, key)?,
-        })
+        Ok(self.view()?.get(dict, key)?)
     }
     /// A cursor over `[start, end)`; `end` empty: to the end. `None`: the state has no such
     /// dictionary.
@@ -212,10 +211,7 @@ impl<'a> Seen<'a> {
     fn string_len(&self, key: &[u8]) -> Result<Option<usize>, Failure> {
         let Some(strings) = self.strings else { return Ok(None) };
         self.announce(strings, key)?;
-        Ok(match self.source {
-            Source::View | Source::Own(_) => self.view.value_len(strings, key)?,
-            Source::Session(_) => self.view()?.value_len(strings, key)?,
-        })
+        Ok(self.view()?.value_len(strings, key)?)
     }
     /// The string of a key; an error, when it is something else, or more than a command may gather.
     pub fn string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
@@ -333,11 +329,7 @@ impl<'a> Seen<'a> {
     /// Whether the tuple is there; a large value is not read for it.
     pub fn has(&self, dict: DictionaryId, key: &[u8]) -> Result<bool, Failure> {
         self.announce(dict, key)?;
-        Ok(match self.source {
-            Source::View | Source::Own(_) => self.view.value_len(dict, key)?,
-            Source::Session(_) => self.view()?.value_len(dict, key)?,
-        }
-        .is_some())
+        Ok(self.view()?.value_len(dict, key)?.is_some())
     }
     /// The collection of this kind under a key, if there is one.
     pub fn collection(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {

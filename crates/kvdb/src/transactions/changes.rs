@@ -6,7 +6,8 @@ use vt_tree::{BodyRef, Seq, Source};
 use super::handle::Transaction;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::read::write_set::Part;
+use crate::read::view::View;
+use crate::read::write_set::{Part, WriteSet};
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,20 +51,30 @@ pub struct Changes {
 impl Transaction {
     /// What it has changed so far.
     pub fn changes(&self) -> Result<Changes> {
-        self.changes_if(|_| true)
+        self.list(&self.write_set()?, |_| true)
     }
 
     /// What it has changed of some dictionaries.
     pub fn changes_of(&self, dictionaries: &[DictionaryId]) -> Result<Changes> {
-        self.changes_if(|dict| dictionaries.contains(&dict))
+        self.list(&self.write_set()?, |dict| dictionaries.contains(&dict))
     }
 
-    fn changes_if(&self, wanted: impl Fn(DictionaryId) -> bool) -> Result<Changes> {
-        let write_set = {
-            let state = self.read()?;
-            let Some(open) = &state.open else { return Err(Error::NoTransaction(self.id())) };
-            open.write_set.clone()
-        };
+    /// What it had changed of some dictionaries when it gave this view, so that the list and what
+    /// is read through the view are of one state.
+    pub fn changes_in(&self, view: &View, dictionaries: &[DictionaryId]) -> Result<Changes> {
+        match &view.write_set {
+            Some(write_set) => self.list(write_set, |dict| dictionaries.contains(&dict)),
+            None => Err(Error::Invalid("the view is not one of a transaction".into())),
+        }
+    }
+
+    fn write_set(&self) -> Result<WriteSet> {
+        let state = self.read()?;
+        let Some(open) = &state.open else { return Err(Error::NoTransaction(self.id())) };
+        Ok(open.write_set.clone())
+    }
+
+    fn list(&self, write_set: &WriteSet, wanted: impl Fn(DictionaryId) -> bool) -> Result<Changes> {
         // The last dictionary first: they are taken from the end.
         let mut parts = write_set.merged(&self.shared.db.run_writer(), wanted)?;
         parts.reverse();

@@ -216,6 +216,15 @@ impl Transaction {
         Ok(self.beneath(open).with(open.write_set.clone()))
     }
 
+    /// `earlier`, a view of this transaction, with what others have committed by now: for a caller
+    /// that reads in several steps and locks before each of them, while the transaction is used
+    /// elsewhere, too. The changes of the transaction itself are those that `earlier` has, so all
+    /// steps see one state of them. Under snapshot isolation this is `earlier` itself.
+    pub fn renew(&self, earlier: &View) -> Result<View> {
+        let base = self.base()?;
+        Ok(View { write_set: earlier.write_set.clone(), ..base })
+    }
+
     /// What it reads below its own changes.
     fn beneath(&self, open: &Open) -> View {
         match &open.base {

@@ -140,9 +140,14 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         0 | 1 => {
             let value = w.value();
             w.call("Transaction::put");
+            let earlier = w.ok(t.view())?;
             if w.unless_full(t.put(id, &key, &value))?.is_none() {
                 return compare(w, open);
             }
+            w.call("Transaction::renew");
+            let renewed = w.ok(t.renew(&earlier))?;
+            let (old, new) = (w.ok(earlier.get(id, &key))?, w.ok(renewed.get(id, &key))?);
+            assert_eq!(new, old, "{}: a view from before the change", w.what());
             open.step(&[change(Kind::Put(key, value))]);
         }
         2 if w.random.one_in(2) => {
@@ -383,6 +388,7 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             for name in [
                 "Transaction::changes",
                 "Transaction::changes_of",
+                "Transaction::changes_in",
                 "Transaction::info",
                 "Transaction::id",
                 "Kvdb::transactions",
@@ -401,6 +407,9 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             let Some(of) = w.unless_full(t.changes_of(&[id]))? else { return Ok(()) };
             let of = w.ok(of.collect::<kvdb::Result<Vec<_>>>())?;
             assert_eq!(of.len(), changed.iter().filter(|(d, _)| *d == id).count());
+            let view = w.ok(t.view())?;
+            let Some(by_view) = w.unless_full(t.changes_in(&view, &[id]))? else { return Ok(()) };
+            assert_eq!(w.ok(by_view.collect::<kvdb::Result<Vec<_>>>())?, of);
             assert!(w.db.transactions().iter().any(|info| *info == t.info() || info.id == t.id()));
             assert_eq!(w.ok(w.db.transaction(t.id()))?.id(), t.id());
         }
