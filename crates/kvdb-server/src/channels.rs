@@ -15,7 +15,7 @@ use env::sync::Mutex;
 use crate::clients::Connection;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
-use crate::mailbox::{Delivery, Put};
+use crate::mailbox::{Delivery, Put, Via};
 
 /// Bytes that a subscription takes in addition to its name, about.
 const OVERHEAD: usize = 128;
@@ -25,6 +25,16 @@ const OVERHEAD: usize = 128;
 pub enum By {
     Channel,
     Pattern,
+    /// A channel of a shard. There is one shard; its channels are apart from the others, and no
+    /// pattern matches them.
+    Shard,
+}
+
+/// Which channels a message goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    Channel,
+    Shard,
 }
 
 /// The subscribers of each channel or pattern, by the numbers of their connections.
@@ -34,6 +44,7 @@ type Subscribers = BTreeMap<Bytes, BTreeMap<u64, Arc<Connection>>>;
 struct State {
     channels: Subscribers,
     patterns: Subscribers,
+    shards: Subscribers,
     /// Bytes of all subscriptions.
     bytes: usize,
 }
@@ -43,16 +54,23 @@ impl State {
         match by {
             By::Channel => &mut self.channels,
             By::Pattern => &mut self.patterns,
+            By::Shard => &mut self.shards,
         }
     }
 
-    fn each(&self, channel: &[u8], mut visit: impl FnMut(Option<&Bytes>, &Arc<Connection>)) {
-        for connection in self.channels.get(channel).into_iter().flat_map(BTreeMap::values) {
-            visit(None, connection);
+    fn each(&self, to: To, channel: &[u8], mut visit: impl FnMut(Via, &Arc<Connection>)) {
+        let (all, via) = match to {
+            To::Channel => (&self.channels, Via::Channel),
+            To::Shard => (&self.shards, Via::Shard),
+        };
+        for connection in all.get(channel).into_iter().flat_map(BTreeMap::values) {
+            visit(via.clone(), connection);
         }
-        for (pattern, subscribers) in &self.patterns {
+        for (pattern, subscribers) in self.patterns.iter().filter(|_| to == To::Channel) {
             if glob::matches(pattern, channel) {
-                subscribers.values().for_each(|connection| visit(Some(pattern), connection));
+                for connection in subscribers.values() {
+                    visit(Via::Pattern(pattern.clone()), connection);
+                }
             }
         }
     }
@@ -112,49 +130,48 @@ impl Channels {
     }
 
     /// Puts a message into the mailboxes of all subscribers; gives their number.
-    pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
+    pub fn publish(&self, to: To, channel: &Bytes, payload: &Bytes) -> usize {
         if !self.are_used() {
             return 0;
         }
         let mut receivers = 0;
-        self.state.lock().each(channel, |pattern, connection| {
+        self.state.lock().each(to, channel, |via, connection| {
             receivers += 1;
-            let (channel, payload) = (channel.clone(), payload.clone());
-            let delivery = Delivery { pattern: pattern.cloned(), channel, payload };
-            match connection.mailbox.put(delivery, self.most_waiting) {
-                Put::Waits => {}
-                Put::First => connection.bell.ring(),
-                Put::Overrun => connection.close(),
-            }
+            self.put(channel, via, payload, connection);
         });
         receivers
     }
 
+    fn put(&self, channel: &Bytes, via: Via, payload: &Bytes, connection: &Arc<Connection>) {
+        let delivery = Delivery { via, channel: channel.clone(), payload: payload.clone() };
+        match connection.mailbox.put(delivery, self.most_waiting) {
+            Put::Waits => {}
+            Put::First => connection.bell.ring(),
+            Put::Overrun => connection.close(),
+        }
+    }
+
     /// How many a message would reach now.
-    pub fn receivers(&self, channel: &[u8]) -> usize {
+    pub fn receivers(&self, to: To, channel: &[u8]) -> usize {
         let mut receivers = 0;
         if self.are_used() {
-            self.state.lock().each(channel, |_, _| receivers += 1);
+            self.state.lock().each(to, channel, |_, _| receivers += 1);
         }
         receivers
     }
 
     /// The channels that have subscribers and match, in order.
-    pub fn matching(&self, pattern: Option<&[u8]>) -> Vec<Bytes> {
-        let state = self.state.lock();
-        let all = state.channels.keys();
+    pub fn matching(&self, by: By, pattern: Option<&[u8]>) -> Vec<Bytes> {
+        let mut state = self.state.lock();
+        let all = state.of(by).keys();
         all.filter(|name| pattern.is_none_or(|p| glob::matches(p, name))).cloned().collect()
     }
     /// How many have subscribed to a channel by its name.
-    pub fn subscribers(&self, channel: &[u8]) -> usize {
-        self.state.lock().channels.get(channel).map_or(0, BTreeMap::len)
+    pub fn subscribers(&self, by: By, channel: &[u8]) -> usize {
+        self.state.lock().of(by).get(channel).map_or(0, BTreeMap::len)
     }
-    /// How many patterns have subscribers.
-    pub fn patterns(&self) -> usize {
-        self.state.lock().patterns.len()
-    }
-    /// How many channels have.
-    pub fn channels(&self) -> usize {
-        self.state.lock().channels.len()
+    /// How many names have subscribers.
+    pub fn count(&self, by: By) -> usize {
+        self.state.lock().of(by).len()
     }
 }

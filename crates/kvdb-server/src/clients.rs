@@ -26,6 +26,8 @@ pub struct Shown {
     pub queued: Option<usize>,
     pub channels: usize,
     pub patterns: usize,
+    /// Channels of the shard.
+    pub shards: usize,
 }
 
 /// A wait that another connection ends (`CLIENT UNBLOCK`).
@@ -99,7 +101,7 @@ impl Connection {
     /// It has subscribed to something.
     pub fn listens(&self) -> bool {
         let shown = self.shown.lock();
-        shown.channels + shown.patterns > 0
+        shown.channels + shown.patterns + shown.shards > 0
     }
 
     pub fn is_blocked(&self) -> bool {

@@ -18,6 +18,7 @@ mod debug;
 mod defrag;
 mod dict;
 mod dispatch;
+mod dump;
 mod eval;
 mod expiry;
 mod feed;
@@ -36,6 +37,7 @@ mod scrub;
 mod server;
 mod sets;
 mod snapshot;
+mod sort;
 mod sorted_sets;
 mod strings;
 mod tree;
@@ -45,6 +47,7 @@ mod zones;
 
 pub use dispatch::run;
 use dispatch::run_one;
+pub use dump::is_sound as is_sound_payload;
 
 pub struct Command {
     /// In lower case.
@@ -89,6 +92,9 @@ impl Command {
         }
         if first == 0 {
             return Vec::new();
+        }
+        if self.name == "sort" {
+            return args.from(1).take(1).chain(sort::destination(args)).collect();
         }
         let len = args.len() as i32;
         let last = if last < 0 { len + last + 1 } else { (last + 1).min(len) };
@@ -239,6 +245,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("dict", dict::USAGE, -2, NONE, dict::dict)),
     reads("dicts", "", 1, NONE, connection::dicts),
     in_multi(InMulti::AtOnce, reads("discard", "", 1, NONE, multi::discard)),
+    reads("dump", "key", 2, FIRST, dump::dump),
     reads("durable", "[yes|no]", -1, NONE, connection::durable),
     reads("echo", "message", 2, NONE, connection::echo),
     reads("estimate", "start end [EXACT]", -3, NONE, ranges::estimate),
@@ -327,6 +334,13 @@ pub static COMMANDS: &[Command] = &[
     writes("rename", "key newkey", 3, TWO, keys::rename),
     writes("renamenx", "key newkey", 3, TWO, keys::renamenx),
     in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
+    typed(
+        "restore",
+        "key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
+        -4,
+        FIRST,
+        dump::restore,
+    ),
     in_multi(InMulti::Refused, writes("rmtree", "path [TXN id]", -2, NONE, tree::rmtree)),
     writes("rpop", "key [count]", -2, FIRST, lists::rpop),
     typed("rpoplpush", "source destination", 3, TWO, lists::rpoplpush),
@@ -358,15 +372,20 @@ pub static COMMANDS: &[Command] = &[
     reads("smismember", "key member ...", -3, FIRST, sets::smismember),
     typed("smove", "source destination member", 4, TWO, sets::smove),
     in_multi(InMulti::Refused, reads("snapshot", snapshot::USAGE, -2, NONE, snapshot::snapshot)),
+    typed("sort", sort::USAGE, -2, FIRST, sort::sort),
+    reads("sort_ro", sort::RO_USAGE, -2, FIRST, sort::sort_ro),
     writes("spop", "key [count]", -2, FIRST, sets::spop),
+    reads("spublish", "channel message", 3, NONE, pubsub::spublish),
     reads("srandmember", "key [count]", -2, FIRST, sets::srandmember),
     writes("srem", "key member ...", -3, FIRST, sets::srem),
     reads("sscan", "key cursor [MATCH pattern] [COUNT count]", -3, FIRST, sets::sscan),
+    pushes("ssubscribe", "channel ...", -2, pubsub::ssubscribe),
     reads("strlen", "key", 2, FIRST, strings::strlen),
     pushes("subscribe", "channel ...", -2, pubsub::subscribe),
     reads("substr", "key start end", 4, FIRST, strings::getrange),
     reads("sunion", "key ...", -2, EACH, sets::sunion),
     typed("sunionstore", "destination key ...", -3, EACH, sets::sunionstore),
+    pushes("sunsubscribe", "[channel ...]", -1, pubsub::sunsubscribe),
     in_multi(InMulti::Refused, reads("sync", "", 1, NONE, server::sync)),
     reads("time", "", 1, NONE, server::time),
     reads("touch", "key ...", -2, EACH, keys::exists),
@@ -491,6 +510,7 @@ pub fn metrics() -> Metrics {
 fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
     let plain = |command: &Command| match command.name {
         "set" => args.len() == 3,
+        "sort" => sort::destination(args).is_none(),
         "getex" => args.len() == 2,
         _ => false,
     };

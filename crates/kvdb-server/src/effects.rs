@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use kvdb::TransactionId;
 
-use crate::channels::Channels;
+use crate::channels::{Channels, To};
 use crate::keyspace::Kind;
 use crate::notifications::{Event, Notifications};
 use crate::waiters::{Awaited, Spot, Waiters};
@@ -14,7 +14,7 @@ use crate::waiters::{Awaited, Spot, Waiters};
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// A message to the subscribers of a channel.
-    Message { channel: Bytes, payload: Bytes },
+    Message { to: To, channel: Bytes, payload: Bytes },
     /// Something has happened to a key.
     Event { event: Event, key: Bytes },
     /// A collection of this kind may have elements that it had not.
@@ -24,7 +24,7 @@ pub enum Effect {
 impl Effect {
     fn size(&self) -> usize {
         let bytes = match self {
-            Effect::Message { channel, payload } => channel.len() + payload.len(),
+            Effect::Message { channel, payload, .. } => channel.len() + payload.len(),
             Effect::Event { key, .. } | Effect::Filled { key, .. } => key.len(),
         };
         bytes + size_of::<Effect>()
@@ -109,15 +109,15 @@ impl Reached<'_> {
     pub fn carry_out_at(&self, spot: &Spot, effects: &[Effect]) {
         for effect in effects {
             match effect {
-                Effect::Message { channel, payload } => {
-                    self.channels.publish(channel, payload);
+                Effect::Message { to, channel, payload } => {
+                    self.channels.publish(*to, channel, payload);
                 }
                 // Clones send no notifications: their keys have the names of the store's keys.
                 Effect::Event { event, key } if spot.clone.is_none() => {
                     if self.channels.are_used() {
                         let all = self.notifications.messages(&spot.dictionary, *event, key);
                         for (channel, payload) in all {
-                            self.channels.publish(&channel.into(), &payload.into());
+                            self.channels.publish(To::Channel, &channel.into(), &payload.into());
                         }
                     }
                 }

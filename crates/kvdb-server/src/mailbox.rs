@@ -8,18 +8,28 @@ use env::sync::Mutex;
 /// Bytes that a message takes in a mailbox in addition to its own, about.
 const OVERHEAD: usize = 128;
 
+/// What the subscriber has subscribed to that a message came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// The channel itself.
+    Channel,
+    /// A pattern that matches the channel.
+    Pattern(Bytes),
+    /// The channel of a shard.
+    Shard,
+}
+
 /// A message on its way to one subscriber.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// The pattern that has matched the channel; `None`: the channel itself was subscribed to.
-    pub pattern: Option<Bytes>,
+    pub via: Via,
     pub channel: Bytes,
     pub payload: Bytes,
 }
 
 impl Delivery {
     fn size(&self) -> usize {
-        let pattern = self.pattern.as_ref().map_or(0, Bytes::len);
+        let pattern = if let Via::Pattern(pattern) = &self.via { pattern.len() } else { 0 };
         pattern + self.channel.len() + self.payload.len() + OVERHEAD
     }
 }
@@ -82,7 +92,7 @@ mod tests {
         let mailbox = Mailbox::default();
         let message = || {
             let (channel, payload) = (Bytes::from_static(b"c"), Bytes::from_static(b"m"));
-            Delivery { pattern: None, channel, payload }
+            Delivery { via: Via::Channel, channel, payload }
         };
         let most = 2 * message().size();
         let put = || mailbox.put(message(), most);

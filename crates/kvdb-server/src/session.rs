@@ -317,6 +317,7 @@ impl Session {
         shown.queued = self.queue.as_ref().map(|queue| queue.requests.len());
         shown.channels = self.subscriptions.channels.len();
         shown.patterns = self.subscriptions.patterns.len();
+        shown.shards = self.subscriptions.shards.len();
     }
     /// What is seen now. What is read through it must have been announced by `reads` or
     /// `reads_range`; in a serializable transaction it was locked by that, and is then read from

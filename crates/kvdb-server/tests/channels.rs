@@ -92,6 +92,46 @@ fn messages_reach_those_who_have_subscribed() {
 }
 
 #[test]
+fn channels_of_the_shard_are_apart_from_the_others() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut other) = (subscriber(&served, "*"), served.connect());
+    a.send(b"SSUBSCRIBE one two\r\n");
+    assert_eq!(message(&mut a), "ssubscribe one (integer) 1");
+    assert_eq!(message(&mut a), "ssubscribe two (integer) 2");
+    other.expect(&[
+        ("SPUBLISH one of-the-shard", "(integer) 1"),
+        ("PUBLISH one to-the-pattern", "(integer) 1"),
+        ("SPUBLISH three none", "(integer) 0"),
+        ("PUBSUB SHARDCHANNELS", "[\"one\" \"two\"]"),
+        ("PUBSUB SHARDCHANNELS t*", "[\"two\"]"),
+        ("PUBSUB SHARDNUMSUB one three", "[\"one\" (integer) 1 \"three\" (integer) 0]"),
+        ("PUBSUB CHANNELS", "[\"end\"]"),
+        ("PUBSUB NUMSUB one", "[\"one\" (integer) 0]"),
+    ]);
+    assert_eq!(message(&mut a), "smessage one of-the-shard");
+    assert_eq!(message(&mut a), "pmessage * one to-the-pattern");
+    // In a transaction they leave with the commit, and at a rollback to a savepoint not at all.
+    let id = other.run("TXN BEGIN").replace("(integer) ", "");
+    other.expect(&[
+        (&format!("TXN JOIN {id}"), "OK"),
+        ("SPUBLISH one 1", "(integer) 1"),
+        ("TXN SAVEPOINT s", "OK"),
+        ("SPUBLISH one 2", "(integer) 1"),
+        ("TXN ROLLBACK s", "OK"),
+        ("PUBLISH end end", "(integer) 2"),
+        ("TXN COMMIT", "OK"),
+    ]);
+    for want in ["smessage one 1", "message end end", "pmessage * end end"] {
+        assert_eq!(message(&mut a), want);
+    }
+    a.send(b"SUNSUBSCRIBE two\r\nSUNSUBSCRIBE\r\nUNSUBSCRIBE end\r\n");
+    assert_eq!(message(&mut a), "sunsubscribe two (integer) 1");
+    assert_eq!(message(&mut a), "sunsubscribe one (integer) 0");
+    assert_eq!(message(&mut a), "unsubscribe end (integer) 1");
+    other.expect(&[("TXN LEAVE", "OK"), ("SPUBLISH one more", "(integer) 0")]);
+}
+
+#[test]
 fn a_connection_that_ends_has_not_subscribed_any_more() {
     let served = serve(ServerOptions::default());
     let mut other = served.connect();
@@ -375,7 +415,7 @@ fn events_name_the_keys_that_were_changed() {
     for _ in 0..2000 {
         let (k, l) = (format!("k{}", random.below(6)), format!("k{}", random.below(6)));
         let (m, n) = (random.below(4), random.below(3));
-        let command = match random.below(30) {
+        let command = match random.below(31) {
             0 => format!("SET {k} {m}"),
             1 => format!("SETNX {k} {m}"),
             2 => format!("MSET {k} {m} {l} {n}"),
@@ -404,6 +444,7 @@ fn events_name_the_keys_that_were_changed() {
             25 => format!("LMOVE {k} {l} LEFT RIGHT"),
             26 => format!("LREM {k} 1 {m}"),
             27 => format!("LTRIM {k} {} {m}", n / 2),
+            29 => format!("SORT {k} ALPHA STORE {l}"),
             28 => format!("SETBIT {k} {m} {}", n / 2),
             _ => format!("BLPOP {k} {l} 0.001"),
         };

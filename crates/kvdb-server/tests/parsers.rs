@@ -94,6 +94,7 @@ fn whatever_comes_is_read_or_refused_and_pieces_do_not_matter() {
         let done = std::panic::catch_unwind(|| {
             parsers::requests(&data);
             parsers::replies(&data);
+            parsers::payloads(&data);
         });
         assert!(done.is_ok(), "seed {seed}: {}", data.escape_ascii());
     }

@@ -6,6 +6,8 @@
 //! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED_BASE=n` begins with it.
 
 mod served;
+#[path = "types_model/sorting.rs"]
+mod sorting;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -306,15 +308,17 @@ fn apply_alive(model: &mut Model, words: &[String], now: u64) -> String {
         "LRANGE" => {
             list(entry!(model, key, List).iter().map(|element| format!("\"{element}\"")).collect())
         }
+        "SORT" | "SORT_RO" => sorting::sort(model, words),
         other => panic!("the model does not know {other}"),
     }
 }
 
 fn command(r: &mut Random) -> Vec<String> {
     let mut text = String::new();
-    let kind = r.below(36);
+    let kind = r.below(38);
     let key = |r: &mut Random| format!("k{}", r.below(8));
-    let name = |r: &mut Random| format!("e{}", r.below(6));
+    // Some elements have the names of keys, which `SORT` looks up.
+    let name = |r: &mut Random| format!("{}{}", if r.one_in(4) { "k" } else { "e" }, r.below(6));
     let (k, other) = (key(r), key(r));
     let (a, b) = (name(r), name(r));
     let n = r.below(20) as i64 - 10;
@@ -353,6 +357,7 @@ fn command(r: &mut Random) -> Vec<String> {
         33 => format!("BLMOVE {k} {other} LEFT RIGHT 0.001"),
         34 if r.one_in(2) => format!("ZMPOP 2 {k} {other} MIN COUNT 2"),
         34 => format!("BZPOPMAX {k} {other} 0.001"),
+        35 | 36 => sorting::command(r, &k, &other),
         31 => format!("LREM {k} 0 {a}"),
         _ => format!("LTRIM {k} {} {}", r.below(2), r.below(4)),
     });
@@ -518,6 +523,29 @@ impl World {
         let want = apply(&mut self.model, words, now);
         assert_eq!(got, want, "{words:?}");
     }
+    /// Puts what a key holds under another one, or the same.
+    fn restore(&mut self, r: &mut Random) {
+        let [from, to] = [r.below(8), r.below(8)].map(|n| format!("k{n}"));
+        let (now, ms) = (self.now(), r.below(3) * 20);
+        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at > now));
+        let dumped = self.client.call(&[b"DUMP", from.as_bytes()]).expect("a reply");
+        let (payload, value) = match (&dumped, self.model.get(&from)) {
+            (Reply::Null, None) => return,
+            (Reply::Bulk(payload), Some((value, _))) => (payload, value.clone()),
+            (reply, model) => panic!("DUMP {from}: {} {model:?}", show(reply)),
+        };
+        let ttl = ms.to_string();
+        let mut words: Vec<&[u8]> = vec![b"RESTORE", to.as_bytes(), ttl.as_bytes(), payload];
+        let replace = r.one_in(2);
+        words.extend(replace.then_some(&b"REPLACE"[..]));
+        let done = show(&self.client.call(&words).expect("a reply"));
+        if !replace && self.model.contains_key(&to) {
+            assert_eq!(done, "(error) BUSYKEY Target key name already exists.");
+            return;
+        }
+        assert_eq!(done, "OK", "RESTORE {to} {ttl}");
+        self.model.insert(to, (value, (ms > 0).then_some(now + ms)));
+    }
     fn exec(&mut self, r: &mut Random) {
         assert_eq!(self.say("MULTI"), "OK");
         let now = self.now();
@@ -542,9 +570,10 @@ impl World {
         assert_eq!(self.say(&format!("TXN JOIN {id}")), "OK");
         for part in 0..2 {
             for _ in 0..r.below(8) {
-                match r.one_in(6) {
-                    true => self.exec(r),
-                    false => self.both(&command(r)),
+                match r.below(7) {
+                    0 => self.exec(r),
+                    1 => self.restore(r),
+                    _ => self.both(&command(r)),
                 }
             }
             if part == 0 && r.one_in(2) {
@@ -593,7 +622,7 @@ impl World {
             let words = command(r);
             if ![
                 "GET", "TYPE", "PTTL", "KEYS", "DBSIZE", "HGETALL", "HLEN", "SMEMBERS", "ZRANGE",
-                "LRANGE",
+                "LRANGE", "SORT_RO",
             ]
             .contains(&words[0].as_str())
             {
@@ -716,6 +745,7 @@ fn history(seed: u64) {
             5 if r.one_in(3) => world.snapshot(&mut r),
             6 if r.one_in(3) => world.cut(&mut r),
             7 => drop(check(&world.db)),
+            8 => world.restore(&mut r),
             _ => (0..4).for_each(|_| world.both(&command(&mut r))),
         }
     }

@@ -141,7 +141,7 @@ fn line(client: &Connection) -> String {
     for (letter, set) in [
         ('b', client.is_blocked()),
         ('x', shown.queued.is_some()),
-        ('P', shown.channels + shown.patterns > 0),
+        ('P', shown.channels + shown.patterns + shown.shards > 0),
     ] {
         if set {
             flags.push(letter);
@@ -151,7 +151,7 @@ fn line(client: &Connection) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "id={} addr={} name={} age={} idle={} flags={} db={} sub={} psub={} ssub=0 multi={} oll={waiting} omem={bytes} cmd={} user=default \
+        "id={} addr={} name={} age={} idle={} flags={} db={} sub={} psub={} ssub={} multi={} oll={waiting} omem={bytes} cmd={} user=default \
          redir=-1 resp={} lib-name={} lib-ver={}",
         client.id,
         client.address,
@@ -162,6 +162,7 @@ fn line(client: &Connection) -> String {
         shown.dictionary,
         shown.channels,
         shown.patterns,
+        shown.shards,
         shown.queued.map_or(-1, |queued| queued as i64),
         client.command().and_then(|at| COMMANDS.get(at)).map_or("NULL", |command| command.name),
         if shown.resp3 { 3 } else { 2 },

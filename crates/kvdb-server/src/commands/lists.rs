@@ -7,7 +7,7 @@ use kvdb::{Batch, Tuple};
 mod ends;
 
 pub use self::ends::End;
-use self::ends::{number, outermost, place, set_bound, within};
+use self::ends::{MIDDLE, number, outermost, place, set_bound, within};
 use super::collections::{Room, visit};
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -42,6 +42,29 @@ fn push_all<'k>(
     set_bound(&of, end, at, batch);
     seen.counted(key, &of, pushed, batch);
     Ok(of.live.count + pushed)
+}
+
+/// Puts a list of these values under a key that the batch has removed.
+pub fn put_all(
+    s: &Session,
+    seen: &Seen<'_>,
+    key: &[u8],
+    values: impl Iterator<Item = Bytes>,
+    batch: &mut Batch,
+) -> Result<Collection, Failure> {
+    let of = seen.replace_collection(key, Kind::List, || s.random(), batch)?;
+    let (mut at, mut count) = (MIDDLE, 0);
+    set_bound(&of, End::Left, at, batch);
+    for value in values {
+        if count > 0 {
+            at = End::Right.beyond(at);
+        }
+        batch.put(of.types, place(&of, at), value);
+        count += 1;
+    }
+    set_bound(&of, End::Right, at, batch);
+    seen.counted(key, &of, count, batch);
+    Ok(of)
 }
 
 fn push(s: &Session, args: Arguments<'_>, end: End, only_old: bool, out: &mut Output) -> Outcome {

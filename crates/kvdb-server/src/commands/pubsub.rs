@@ -3,14 +3,14 @@
 use bytes::Bytes;
 
 use super::{is, unknown_subcommand};
-use crate::channels::By;
+use crate::channels::{By, To};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-pub const PUBSUB_USAGE: &str = "CHANNELS [pattern] | NUMSUB [channel ...] | NUMPAT";
+pub const PUBSUB_USAGE: &str = "CHANNELS [pattern] | NUMSUB [channel ...] | NUMPAT | SHARDCHANNELS [pattern] | SHARDNUMSUB [channel ...]";
 
 pub fn subscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     begin(s, args, (By::Channel, "subscribe"), out)
@@ -18,19 +18,27 @@ pub fn subscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 pub fn psubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     begin(s, args, (By::Pattern, "psubscribe"), out)
 }
+pub fn ssubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    begin(s, args, (By::Shard, "ssubscribe"), out)
+}
 pub fn unsubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     end(s, args, (By::Channel, "unsubscribe"), out)
 }
 pub fn punsubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     end(s, args, (By::Pattern, "punsubscribe"), out)
 }
+pub fn sunsubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    end(s, args, (By::Shard, "sunsubscribe"), out)
+}
 
 /// Says of one name that it was subscribed to, or is not any more, and how many there are now.
-fn confirm(s: &Session, word: &str, name: Option<&[u8]>, out: &mut Output) {
+fn confirm(s: &Session, (by, word): (By, &str), name: Option<&[u8]>, out: &mut Output) {
+    let (all, shards) = (s.subscriptions.count(), s.subscriptions.shards.len());
     out.push(3);
     out.bulk(word.as_bytes());
     out.value(name);
-    out.integer(s.subscriptions.count() as i64);
+    // Those of the shard are counted apart.
+    out.integer(if by == By::Shard { shards } else { all - shards } as i64);
     out.send_if_large();
 }
 
@@ -42,7 +50,7 @@ fn begin(
 ) -> Outcome {
     for name in args.from(1) {
         match s.subscribe(by, name) {
-            Ok(()) => confirm(s, word, Some(name), out),
+            Ok(()) => confirm(s, (by, word), Some(name), out),
             // Those before it have been confirmed.
             Err(failure) => out.error(&failure.to_string()),
         }
@@ -59,10 +67,10 @@ fn end(s: &mut Session, args: Arguments<'_>, (by, word): (By, &str), out: &mut O
         s.unsubscribe(by, name);
         // What came before the end comes before it is confirmed.
         s.deliver(out);
-        confirm(s, word, Some(name), out);
+        confirm(s, (by, word), Some(name), out);
     }
     if names.is_empty() {
-        confirm(s, word, None, out);
+        confirm(s, (by, word), None, out);
     }
     Ok(())
 }
@@ -70,9 +78,18 @@ fn end(s: &mut Session, args: Arguments<'_>, (by, word): (By, &str), out: &mut O
 /// `PUBLISH channel message`: gives how many receive it. In a transaction it is sent with the
 /// commit, and the number is that of the subscribers there are now.
 pub fn publish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    send(s, args, To::Channel, out)
+}
+
+/// `SPUBLISH channel message`: to those who have named it in `SSUBSCRIBE`.
+pub fn spublish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    send(s, args, To::Shard, out)
+}
+
+fn send(s: &Session, args: Arguments<'_>, to: To, out: &mut Output) -> Outcome {
     let [channel, payload] = [1, 2].map(|at| Bytes::copy_from_slice(args.at(at)));
     if s.executing.is_none() && s.joined.is_none() {
-        out.integer(s.shared.channels.publish(&channel, &payload) as i64);
+        out.integer(s.shared.channels.publish(to, &channel, &payload) as i64);
         return Ok(());
     }
     if !s.has_room_for_effect(channel.len() + payload.len()) {
@@ -81,30 +98,32 @@ pub fn publish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             "the messages of one transaction take more than {most} bytes: publish them behind it"
         )));
     }
-    out.integer(s.shared.channels.receivers(&channel) as i64);
-    s.settle(vec![Effect::Message { channel, payload }]);
+    out.integer(s.shared.channels.receivers(to, &channel) as i64);
+    s.settle(vec![Effect::Message { to, channel, payload }]);
     Ok(())
 }
 
 pub fn pubsub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let channels = &s.shared.channels;
     match (args.at(1), args.len()) {
-        (c, 2 | 3) if is(c, "channels") => {
-            let found = channels.matching(args.get(2));
+        (c, 2 | 3) if is(c, "channels") || is(c, "shardchannels") => {
+            let by = if is(c, "channels") { By::Channel } else { By::Shard };
+            let found = channels.matching(by, args.get(2));
             out.array(found.len());
             for name in found {
                 out.bulk(&name);
                 out.send_if_large();
             }
         }
-        (c, _) if is(c, "numsub") => {
+        (c, _) if is(c, "numsub") || is(c, "shardnumsub") => {
+            let by = if is(c, "numsub") { By::Channel } else { By::Shard };
             out.array((args.len() - 2) * 2);
             for name in args.from(2) {
                 out.bulk(name);
-                out.integer(channels.subscribers(name) as i64);
+                out.integer(channels.subscribers(by, name) as i64);
             }
         }
-        (c, 2) if is(c, "numpat") => out.integer(channels.patterns() as i64),
+        (c, 2) if is(c, "numpat") => out.integer(channels.count(By::Pattern) as i64),
         (c, 2) if is(c, "help") => {
             out.array(1);
             out.status(&format!("PUBSUB {PUBSUB_USAGE}"));

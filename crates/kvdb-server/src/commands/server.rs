@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::is;
+use crate::channels::By;
 use crate::dictionaries;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::types_name;
@@ -135,7 +136,7 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             t,
             "total_connections_received:{}\r\nrejected_connections:{}\r\ntotal_commands_processed:{}\r\nunknown_commands:{}\r\n\
              protocol_errors:{}\r\ntotal_net_input_bytes:{}\r\ntotal_net_output_bytes:{}\r\nexpired_keys:{}\r\nevicted_keys:0\r\n\
-             pubsub_channels:{}\r\npubsub_patterns:{}\r\nevents_dropped:{}\r\n",
+             pubsub_channels:{}\r\npubsub_patterns:{}\r\npubsubshard_channels:{}\r\nevents_dropped:{}\r\n",
             m.accepted.load(Relaxed),
             m.rejected.load(Relaxed),
             m.commands.load(Relaxed),
@@ -144,8 +145,9 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             m.bytes_in.load(Relaxed),
             m.bytes_out.load(Relaxed),
             m.expired.load(Relaxed),
-            s.shared.channels.channels(),
-            s.shared.channels.patterns(),
+            s.shared.channels.count(By::Channel),
+            s.shared.channels.count(By::Pattern),
+            s.shared.channels.count(By::Shard),
             m.effects_dropped.load(Relaxed),
         );
     });

@@ -24,13 +24,13 @@ pub use algebra::*;
 pub use ranges::*;
 
 /// A number as Redis reads it: no NaN.
-fn number(text: &[u8]) -> Option<f64> {
+pub fn number(text: &[u8]) -> Option<f64> {
     let number: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     (!number.is_nan()).then_some(number)
 }
 
 /// The member and the score that a tuple in the order of the scores stands for.
-fn in_order(tuple: &Tuple) -> Option<(Bytes, f64)> {
+pub fn in_order(tuple: &Tuple) -> Option<(Bytes, f64)> {
     let score = tuple.key.get(ELEMENT..ELEMENT + 8)?.try_into().ok()?;
     Some((tuple.key.slice(ELEMENT + 8..), from_sortable(score)))
 }
@@ -50,7 +50,7 @@ fn score(seen: &Seen<'_>, of: &Collection, member: &[u8]) -> Result<Option<f64>,
 }
 
 /// Gives a member a score.
-fn put(of: &Collection, member: &[u8], old: Option<f64>, new: f64, batch: &mut Batch) {
+pub fn put(of: &Collection, member: &[u8], old: Option<f64>, new: f64, batch: &mut Batch) {
     if let Some(old) = old {
         batch.delete(of.types, order_key(of.id, old, member));
     }

@@ -405,3 +405,10 @@ pub struct Collection {
     /// It is begun with the batch of this command.
     fresh: bool,
 }
+
+impl Collection {
+    /// One that was there before this command, whatever its kind.
+    pub fn found(id: u64, types: DictionaryId, live: Live) -> Collection {
+        Collection { id, types, live, fresh: false }
+    }
+}

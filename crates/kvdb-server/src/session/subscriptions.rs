@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::Session;
 use crate::channels::By;
 use crate::failure::{Failure, Outcome};
-use crate::mailbox::Delivery;
+use crate::mailbox::{Delivery, Via};
 use crate::output::Output;
 
 /// The names that one connection has subscribed to.
@@ -15,6 +15,8 @@ use crate::output::Output;
 pub struct Subscriptions {
     pub channels: BTreeSet<Bytes>,
     pub patterns: BTreeSet<Bytes>,
+    /// Channels of the shard.
+    pub shards: BTreeSet<Bytes>,
 }
 
 impl Subscriptions {
@@ -22,10 +24,11 @@ impl Subscriptions {
         match by {
             By::Channel => &mut self.channels,
             By::Pattern => &mut self.patterns,
+            By::Shard => &mut self.shards,
         }
     }
     pub fn count(&self) -> usize {
-        self.channels.len() + self.patterns.len()
+        self.channels.len() + self.patterns.len() + self.shards.len()
     }
 }
 
@@ -50,7 +53,7 @@ impl Session {
         self.subscriptions.by(by).remove(name);
     }
     pub fn unsubscribe_all(&mut self) {
-        for by in [By::Channel, By::Pattern] {
+        for by in [By::Channel, By::Pattern, By::Shard] {
             for name in std::mem::take(self.subscriptions.by(by)) {
                 self.shared.channels.unsubscribe(by, &name, self.id);
             }
@@ -70,12 +73,16 @@ impl Session {
 }
 
 fn tell(delivery: &Delivery, out: &mut Output) {
-    match &delivery.pattern {
-        None => {
+    match &delivery.via {
+        Via::Channel => {
             out.push(3);
             out.bulk(b"message");
         }
-        Some(pattern) => {
+        Via::Shard => {
+            out.push(3);
+            out.bulk(b"smessage");
+        }
+        Via::Pattern(pattern) => {
             out.push(4);
             out.bulk(b"pmessage");
             out.bulk(pattern);

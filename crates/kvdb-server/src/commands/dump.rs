@@ -1,0 +1,463 @@
+//! `DUMP` and `RESTORE`: what a key holds as bytes, to be put under a key again, here or in another
+//! store.
+//!
+//! ```text
+//! kind u8       1 string, 2 hash, 3 set, 4 sorted set, 5 list
+//! what it holds
+//! version u16   1
+//! CRC32C u32    of everything before it
+//! ```
+//!
+//! Numbers are little-endian. A string is its bytes. A collection is its elements one behind the
+//! other: of a hash name and value, of a set the name, of a sorted set the score as 8 bytes that
+//! sort, and the name, of a list the value; a name or value is its length as u32, and its bytes.
+//! The names of hashes, sets and sorted sets ascend, so that one content has one payload. The bytes
+//! are those of no version of Redis, and a deadline is not among them, as in Redis.
+
+use bytes::Bytes;
+use kvdb::Batch;
+
+use super::collections::{check_element, name, visit};
+use super::expiry::Time;
+use super::{is, lists, sorted_sets};
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Kind, Live, element_key, elements, from_sortable, sortable};
+use crate::notifications::Classes;
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::session::seen::{Collection, Seen};
+
+const VERSION: u16 = 1;
+/// Bytes of version and checksum.
+const FOOTER: usize = 6;
+
+const KINDS: [Kind; 5] = [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List];
+
+/// A payload that is being made, of at most so many bytes.
+struct Payload {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Payload {
+    fn new(kind: Kind, most: usize) -> Self {
+        let number = KINDS.iter().position(|known| *known == kind).unwrap_or(0) as u8 + 1;
+        Payload { bytes: vec![number], most }
+    }
+    fn fits(&self, more: u64) -> Outcome {
+        let left = self.most.saturating_sub(self.bytes.len() + FOOTER);
+        if more > left as u64 {
+            return Err(Failure::Limit(format!(
+                "what the key holds takes more than the {} bytes that RESTORE takes: copy it in parts",
+                self.most
+            )));
+        }
+        Ok(())
+    }
+    fn raw(&mut self, bytes: &[u8]) -> Outcome {
+        self.fits(bytes.len() as u64)?;
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+    fn sized(&mut self, bytes: &[u8]) -> Outcome {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        self.raw(&len.to_le_bytes())?;
+        self.raw(bytes)
+    }
+    fn finish(mut self) -> Vec<u8> {
+        self.bytes.extend_from_slice(&VERSION.to_le_bytes());
+        let sum = crc32c(&self.bytes);
+        self.bytes.extend_from_slice(&sum.to_le_bytes());
+        self.bytes
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// What a key holds.
+#[derive(Debug, PartialEq)]
+enum Content<'a> {
+    String(&'a [u8]),
+    Hash(Vec<(&'a [u8], &'a [u8])>),
+    Set(Vec<&'a [u8]>),
+    SortedSet(Vec<(&'a [u8], f64)>),
+    List(Vec<&'a [u8]>),
+}
+
+const UNKNOWN: Failure =
+    Failure::Request(std::borrow::Cow::Borrowed("DUMP payload version or checksum are wrong"));
+const BAD: Failure = Failure::Request(std::borrow::Cow::Borrowed("Bad data format"));
+
+/// What is left of a payload to be read.
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn sized(&mut self) -> Option<&'a [u8]> {
+        let (len, rest) = self.0.split_first_chunk()?;
+        let (bytes, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+    fn score(&mut self) -> Option<f64> {
+        let (score, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        // Of the two zeros one is stored.
+        let found = from_sortable(*score);
+        (!found.is_nan() && sortable(found) == *score).then_some(found)
+    }
+    /// One element or more, up to the end.
+    fn all<T>(&mut self, mut one: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let mut all = vec![one(self)?];
+        while !self.0.is_empty() {
+            all.push(one(self)?);
+        }
+        Some(all)
+    }
+}
+
+impl<'a> Content<'a> {
+    fn decode(payload: &'a [u8]) -> Result<Self, Failure> {
+        let (checked, sum) = payload.split_last_chunk().ok_or(UNKNOWN)?;
+        let (body, version) = checked.split_last_chunk().ok_or(UNKNOWN)?;
+        if u16::from_le_bytes(*version) != VERSION || u32::from_le_bytes(*sum) != crc32c(checked) {
+            return Err(UNKNOWN);
+        }
+        let (kind, rest) = body.split_first().ok_or(BAD)?;
+        let kind = usize::from(*kind).checked_sub(1).and_then(|at| KINDS.get(at)).ok_or(BAD)?;
+        Content::of(*kind, Rest(rest)).ok_or(BAD)
+    }
+
+    fn of(kind: Kind, mut rest: Rest<'a>) -> Option<Self> {
+        fn ascend<'a>(mut names: impl Iterator<Item = &'a [u8]>) -> Option<()> {
+            let mut last = names.next()?;
+            names.all(|name| std::mem::replace(&mut last, name) < name).then_some(())
+        }
+        match kind {
+            Kind::String | Kind::Pages => Some(Content::String(rest.0)),
+            Kind::Hash => {
+                let fields = rest.all(|rest| Some((rest.sized()?, rest.sized()?)))?;
+                ascend(fields.iter().map(|field| field.0)).map(|()| Content::Hash(fields))
+            }
+            Kind::Set => {
+                let members = rest.all(Rest::sized)?;
+                ascend(members.iter().copied()).map(|()| Content::Set(members))
+            }
+            Kind::SortedSet => {
+                let members = rest.all(|rest| {
+                    let score = rest.score()?;
+                    Some((rest.sized()?, score))
+                })?;
+                ascend(members.iter().map(|member| member.0)).map(|()| Content::SortedSet(members))
+            }
+            Kind::List => rest.all(Rest::sized).map(Content::List),
+        }
+    }
+
+    /// The names among it, which have a limit of their own.
+    fn check(&self, s: &Session) -> Outcome {
+        match self {
+            Content::String(_) | Content::List(_) => Ok(()),
+            Content::Hash(fields) => fields.iter().try_for_each(|(name, _)| check_element(s, name)),
+            Content::Set(members) => members.iter().try_for_each(|name| check_element(s, name)),
+            Content::SortedSet(members) => {
+                members.iter().try_for_each(|(name, _)| check_element(s, name))
+            }
+        }
+    }
+
+    /// Puts it in the place of what there is under a key.
+    fn put(
+        &self,
+        s: &Session,
+        seen: &Seen<'_>,
+        key: &[u8],
+        there: &Live,
+        batch: &mut Batch,
+    ) -> Result<Live, Failure> {
+        if let Content::String(value) = self {
+            return seen.put_string(key, there, Bytes::copy_from_slice(value), batch);
+        }
+        seen.remove(key, there, batch);
+        if !there.exists() {
+            seen.event(Classes::NEW, "new", key);
+        }
+        let begin =
+            |kind, batch: &mut Batch| seen.replace_collection(key, kind, || s.random(), batch);
+        let (of, count) = match self {
+            Content::String(_) => return Ok(*there),
+            Content::List(values) => {
+                let values = values.iter().map(|value| Bytes::copy_from_slice(value));
+                return Ok(lists::put_all(s, seen, key, values, batch)?.live);
+            }
+            Content::Hash(fields) => {
+                let of = begin(Kind::Hash, batch)?;
+                for (name, value) in fields {
+                    let value = Bytes::copy_from_slice(value);
+                    batch.put(of.types, element_key(of.id, name), value);
+                }
+                (of, fields.len())
+            }
+            Content::Set(members) => {
+                let of = begin(Kind::Set, batch)?;
+                for member in members {
+                    batch.put(of.types, element_key(of.id, member), Bytes::new());
+                }
+                (of, members.len())
+            }
+            Content::SortedSet(members) => {
+                let of = begin(Kind::SortedSet, batch)?;
+                for (member, score) in members {
+                    sorted_sets::put(&of, member, None, *score, batch);
+                }
+                (of, members.len())
+            }
+        };
+        seen.counted(key, &of, count as i64, batch);
+        Ok(of.live)
+    }
+}
+
+/// `DUMP key`; nil where there is no such key.
+pub fn dump(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (key, seen) = (args.at(1), s.see()?);
+    match payload(s, &seen, key)? {
+        Some(payload) => out.bulk(&payload.finish()),
+        None => out.null(),
+    }
+    Ok(())
+}
+
+fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, Failure> {
+    let live = seen.live(key)?;
+    let Some(kind) = live.kind else { return Ok(None) };
+    let most = s.shared.limits.argument;
+    if matches!(kind, Kind::String | Kind::Pages) {
+        let mut payload = Payload::new(Kind::String, most);
+        let text = seen.text(key)?.1;
+        payload.fits(text.len())?;
+        payload.raw(&seen.part(key, &text, 0..text.len())?)?;
+        return Ok(Some(payload));
+    }
+    let mut payload = Payload::new(kind, most);
+    let Some((head, types)) = live.head.zip(seen.types) else { return Ok(None) };
+    let of = Collection::found(head.id, types, live);
+    let (start, end) = elements(head.id);
+    visit(s, seen, &of, (&start, &end), false, |tuple| {
+        let value = tuple.value()?;
+        match kind {
+            Kind::List => payload.sized(&value)?,
+            Kind::SortedSet => {
+                payload.raw(&value)?;
+                payload.sized(&name(tuple))?;
+            }
+            Kind::Hash => {
+                payload.sized(&name(tuple))?;
+                payload.sized(&value)?;
+            }
+            _ => payload.sized(&name(tuple))?,
+        }
+        Ok(true)
+    })?;
+    Ok(Some(payload))
+}
+
+/// What stands behind the payload.
+#[derive(Default)]
+struct Options {
+    replace: bool,
+    absolute: bool,
+}
+
+impl Options {
+    fn parse(args: Arguments<'_>) -> Result<Self, Failure> {
+        let mut options = Options::default();
+        let mut words = args.from(4);
+        while let Some(word) = words.next() {
+            let mut number =
+                || integer(words.next().ok_or(Failure::SYNTAX)?).ok_or(Failure::NOT_AN_INTEGER);
+            match word {
+                o if is(o, "replace") => options.replace = true,
+                o if is(o, "absttl") => options.absolute = true,
+                // Neither is kept.
+                o if is(o, "idletime") => {
+                    if number()? < 0 {
+                        return Err(Failure::request("Invalid IDLETIME value, must be >= 0"));
+                    }
+                }
+                o if is(o, "freq") => {
+                    if !(0..=255).contains(&number()?) {
+                        return Err(Failure::request(
+                            "Invalid FREQ value, must be >= 0 and <= 255",
+                        ));
+                    }
+                }
+                _ => return Err(Failure::SYNTAX),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// `RESTORE key ttl payload [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]`
+pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let options = Options::parse(args)?;
+    s.check_key(key)?;
+    s.change(s.typed()?, [key], |seen, batch| {
+        let there = seen.live(key)?;
+        if there.exists() && !options.replace {
+            return Err(Failure::coded("BUSYKEY Target key name already exists."));
+        }
+        let ttl = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+        if ttl < 0 {
+            return Err(Failure::request("Invalid TTL value, must be >= 0"));
+        }
+        let content = Content::decode(args.at(3))?;
+        content.check(s)?;
+        let unit = if options.absolute { Time::AtMillis } else { Time::Millis };
+        let deadline = match ttl {
+            0 => None,
+            _ => Some(unit.deadline(args.at(2), seen.now, "restore")?),
+        };
+        if deadline.is_some_and(|deadline| deadline <= seen.now) {
+            // It has expired on the way.
+            if there.exists() {
+                seen.remove(key, &there, batch);
+                seen.event(Classes::GENERIC, "del", key);
+            }
+            return Ok(());
+        }
+        let live = content.put(s, seen, key, &there, batch)?;
+        if deadline.is_some() {
+            seen.set_deadline(key, &live, deadline, batch);
+        }
+        seen.event(Classes::GENERIC, "restore", key);
+        Ok(())
+    })?;
+    out.ok();
+    Ok(())
+}
+
+/// Whether `body`, with the version and the checksum that it should have, is a payload.
+pub fn is_sound(body: &[u8]) -> bool {
+    let payload = Payload { bytes: body.to_vec(), most: usize::MAX }.finish();
+    Content::decode(&payload).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Random;
+
+    use super::*;
+
+    fn encoded(content: &Content<'_>) -> Vec<u8> {
+        let put = |kind, fill: &dyn Fn(&mut Payload) -> Outcome| {
+            let mut payload = Payload::new(kind, 1 << 20);
+            fill(&mut payload).expect("it fits");
+            payload.finish()
+        };
+        match content {
+            Content::String(value) => put(Kind::String, &|to| to.raw(value)),
+            Content::Hash(fields) => put(Kind::Hash, &|to| {
+                fields.iter().try_for_each(|(name, value)| {
+                    to.sized(name)?;
+                    to.sized(value)
+                })
+            }),
+            Content::Set(members) => {
+                put(Kind::Set, &|to| members.iter().try_for_each(|member| to.sized(member)))
+            }
+            Content::SortedSet(members) => put(Kind::SortedSet, &|to| {
+                members.iter().try_for_each(|(member, score)| {
+                    to.raw(&sortable(*score))?;
+                    to.sized(member)
+                })
+            }),
+            Content::List(values) => {
+                put(Kind::List, &|to| values.iter().try_for_each(|value| to.sized(value)))
+            }
+        }
+    }
+
+    fn contents() -> [Content<'static>; 6] {
+        [
+            Content::String(b""),
+            Content::String(b"value"),
+            Content::Hash(vec![(b"", b"1"), (b"f", b""), (b"g", b"2")]),
+            Content::Set(vec![b"a", b"b"]),
+            Content::SortedSet(vec![(b"a", f64::NEG_INFINITY), (b"b", 1.5), (b"c", -2.0)]),
+            Content::List(vec![b"b", b"", b"a", b"b"]),
+        ]
+    }
+
+    #[test]
+    fn a_payload_is_read_as_it_was_written() {
+        for content in contents() {
+            assert_eq!(Content::decode(&encoded(&content)).expect("its own"), content);
+        }
+    }
+
+    #[test]
+    fn a_payload_that_was_damaged_or_is_of_another_version_is_refused() {
+        for content in contents() {
+            let whole = encoded(&content);
+            for at in 0..whole.len() {
+                let mut damaged = whole.clone();
+                damaged[at] ^= 1;
+                assert!(Content::decode(&damaged).is_err(), "a bit at {at} of {content:?}");
+                assert!(Content::decode(&whole[..at]).is_err(), "cut at {at}: {content:?}");
+            }
+            let mut newer = whole[..whole.len() - FOOTER].to_vec();
+            newer.extend_from_slice(&2u16.to_le_bytes());
+            newer.extend_from_slice(&crc32c(&newer).to_le_bytes());
+            assert!(Content::decode(&newer).is_err(), "version 2");
+        }
+    }
+
+    /// Bytes with a checksum that is right: they are refused or mean something that can be stored.
+    #[test]
+    fn hostile_payloads_are_refused() {
+        let sealed = |body: &[u8]| Payload { bytes: body.to_vec(), most: usize::MAX }.finish();
+        for body in [
+            &b""[..],
+            b"\0",
+            b"\x06",
+            b"\x02",
+            b"\x03",
+            b"\x04",
+            b"\x05",
+            b"\x02\x01\0\0\0f",
+            b"\x03\xff\xff\xff\xffa",
+            b"\x03\x01\0\0\0b\x01\0\0\0a",
+            b"\x03\x01\0\0\0a\x01\0\0\0a",
+            b"\x02\x01\0\0\0a\0\0\0\0\x01\0\0\0a\0\0\0\0",
+            b"\x04\xff\xff\xff\xff\xff\xff\xff\xff\x01\0\0\0a",
+            b"\x05\x01\0\0\0ab",
+        ] {
+            assert!(Content::decode(&sealed(body)).is_err(), "{}", body.escape_ascii());
+        }
+        let mut random = Random::new(14);
+        for content in contents() {
+            let whole = encoded(&content);
+            let body = &whole[..whole.len() - FOOTER];
+            for _ in 0..2000 {
+                let mut other = body.to_vec();
+                for _ in 0..1 + random.below(3) {
+                    let at = random.below(other.len() as u64) as usize;
+                    match random.below(3) {
+                        0 => other[at] = random.below(256) as u8,
+                        1 => other.insert(at, random.below(4) as u8),
+                        _ if other.len() > 1 => drop(other.remove(at)),
+                        _ => {}
+                    }
+                }
+                if let Ok(read) = Content::decode(&sealed(&other)) {
+                    assert_eq!(encoded(&read), sealed(&other), "one content has one payload");
+                }
+            }
+        }
+    }
+}
