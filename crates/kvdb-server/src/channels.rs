@@ -74,6 +74,27 @@ impl State {
             }
         }
     }
+
+    /// Visits the channels of `[start, end)` that have subscribers, and the patterns that may match
+    /// a channel there, which their literal start decides.
+    fn each_within(
+        &self,
+        (start, end): (&Bytes, &Bytes),
+        mut visit: impl FnMut(&Bytes, Via, &Arc<Connection>),
+    ) {
+        for (channel, subscribers) in self.channels.range(start.clone()..end.clone()) {
+            subscribers.values().for_each(|connection| visit(channel, Via::Channel, connection));
+        }
+        for (pattern, subscribers) in &self.patterns {
+            let prefix = glob::literal_prefix(pattern).0;
+            let behind = glob::prefix_end(&prefix);
+            if prefix < *end && (behind.is_empty() || behind > *start) {
+                for connection in subscribers.values() {
+                    visit(start, Via::Pattern(pattern.clone()), connection);
+                }
+            }
+        }
+    }
 }
 
 /// Of all connections of a server.
@@ -140,6 +161,16 @@ impl Channels {
             self.put(channel, via, payload, connection);
         });
         receivers
+    }
+
+    /// Says the same on every channel of `[start, end)`: those who have subscribed to one of them
+    /// hear it there, those whose pattern may match one on the channel `start`.
+    pub fn publish_within(&self, start: &Bytes, end: &Bytes, payload: &Bytes) {
+        if self.are_used() && start < end {
+            self.state.lock().each_within((start, end), |channel, via, connection| {
+                self.put(channel, via, payload, connection);
+            });
+        }
     }
 
     fn put(&self, channel: &Bytes, via: Via, payload: &Bytes, connection: &Arc<Connection>) {

@@ -1,13 +1,18 @@
 //! The effects of commands outside of the store: messages, notifications of events, and the waking
 //! of connections that wait for a key. An effect happens after its commit is visible; if the commit
 //! fails, it does not happen.
+//!
+//! Where there are more events than can be kept, one event of all keys stands for those that are
+//! not told one by one, so that a cache that follows events never keeps what was.
+
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use kvdb::TransactionId;
 
 use crate::channels::{Channels, To};
 use crate::keyspace::Kind;
-use crate::notifications::{Event, Notifications};
+use crate::notifications::{Classes, Event, Notifications};
 use crate::waiters::{Awaited, Spot, Waiters};
 
 /// One effect.
@@ -17,15 +22,28 @@ pub enum Effect {
     Message { to: To, channel: Bytes, payload: Bytes },
     /// Something has happened to a key.
     Event { event: Event, key: Bytes },
+    /// Something may have happened to every key of `[start, end)`; `end` empty: to the last key.
+    Stretch { event: Event, start: Bytes, end: Bytes },
     /// A collection of this kind may have elements that it had not.
     Filled { kind: Kind, key: Bytes },
 }
 
 impl Effect {
+    /// An event of all keys of a dictionary, whatever events clients want.
+    pub fn of_all(name: &'static str) -> Effect {
+        let event = Event { class: Classes::ANY, name };
+        Effect::Stretch { event, start: Bytes::new(), end: Bytes::new() }
+    }
+
+    fn is_event(&self) -> bool {
+        matches!(self, Effect::Event { .. } | Effect::Stretch { .. })
+    }
+
     fn size(&self) -> usize {
         let bytes = match self {
             Effect::Message { channel, payload, .. } => channel.len() + payload.len(),
             Effect::Event { key, .. } | Effect::Filled { key, .. } => key.len(),
+            Effect::Stretch { start, end, .. } => start.len() + end.len(),
         };
         bytes + size_of::<Effect>()
     }
@@ -38,6 +56,8 @@ pub struct Effects {
     bytes: usize,
     /// Some effects found no room, so every waiting connection must look at its keys.
     overfull: bool,
+    /// Spots of which events found no room, and how many effects there were when the first did.
+    lost: HashMap<Spot, usize>,
 }
 
 impl Effects {
@@ -55,6 +75,10 @@ impl Effects {
         let bytes: usize = effects.iter().map(Effect::size).sum();
         if self.bytes + bytes > most {
             self.overfull = true;
+            if effects.iter().any(Effect::is_event) {
+                let len = self.len();
+                self.lost.entry(spot).or_insert(len);
+            }
             return effects.len() as u64;
         }
         self.bytes += bytes;
@@ -68,6 +92,10 @@ impl Effects {
     /// Adds the effects of another list. Gives the number of effects that found no room.
     pub fn append(&mut self, other: Effects, most: usize) -> u64 {
         self.overfull |= other.overfull;
+        let len = self.len();
+        for spot in other.lost.into_keys() {
+            self.lost.entry(spot).or_insert(len);
+        }
         other.of_spots.into_iter().map(|(spot, effects)| self.add(spot, effects, most)).sum()
     }
 
@@ -77,6 +105,8 @@ impl Effects {
     }
     /// Removes all effects but the first `len`.
     pub fn cut(&mut self, mut len: usize) {
+        // At the same number they may have been lost before or after: they count as lost.
+        self.lost.retain(|_, at| *at <= len);
         for (_, effects) in &mut self.of_spots {
             effects.truncate(len);
             len -= effects.len();
@@ -98,6 +128,9 @@ impl Reached<'_> {
     pub fn carry_out(&self, effects: Effects) {
         for (spot, effects) in &effects.of_spots {
             self.carry_out_at(spot, effects);
+        }
+        for spot in effects.lost.keys() {
+            self.carry_out_at(spot, &[Effect::of_all("lost")]);
         }
         if effects.overfull {
             self.waiters.wake_all();
@@ -121,10 +154,26 @@ impl Reached<'_> {
                         }
                     }
                 }
-                Effect::Event { .. } | Effect::Filled { .. } => {}
+                Effect::Stretch { event, start, end } if spot.clone.is_none() => {
+                    if self.channels.are_used() {
+                        self.tell_of_stretch(&spot.dictionary, *event, (start, end));
+                    }
+                }
+                Effect::Event { .. } | Effect::Stretch { .. } | Effect::Filled { .. } => {}
             }
         }
         self.wake(spot, effects);
+    }
+
+    fn tell_of_stretch(&self, dictionary: &str, event: Event, keys: (&[u8], &[u8])) {
+        let said = self.notifications.of_stretch(dictionary, event, keys);
+        if let Some((start, end)) = said.channels {
+            let name = Bytes::from_static(event.name.as_bytes());
+            self.channels.publish_within(&start.into(), &end.into(), &name);
+        }
+        if let Some((channel, payload)) = said.message {
+            self.channels.publish(To::Channel, &channel.into(), &payload.into());
+        }
     }
 
     /// Wakes the connections that wait in a transaction for keys that were filled in it.

@@ -50,6 +50,8 @@ pub struct Limits {
     pub subscriptions: usize,
     /// Bytes of messages and events that one transaction keeps until it commits.
     pub effects: usize,
+    /// Keys of a deleted range of which each has an event of its own; beyond, the range has one.
+    pub events: usize,
     /// Bytes of a savepoint's name.
     pub name: usize,
     /// Scripts that run at once, each in a process; the next one waits.
@@ -84,6 +86,7 @@ impl Default for Limits {
             mailbox: 32 << 20,
             subscriptions: 64 << 20,
             effects: 16 << 20,
+            events: 1024,
             name: 256,
             scripts: 8,
             script_time: Duration::from_secs(5),

@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
+use crate::glob;
+
 /// A set of kinds of events, and of the channels that they go to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Classes(u16);
@@ -21,6 +23,8 @@ impl Classes {
     pub const EXPIRED: Classes = Classes(1 << 8);
     /// A key has come into being.
     pub const NEW: Classes = Classes(1 << 12);
+    /// Whatever class of events is wanted.
+    pub const ANY: Classes = Classes(!0b11);
 
     /// The letters of the setting in the order in which Redis shows them. Evicted keys, streams,
     /// modules and misses are accepted; nothing here makes such events.
@@ -80,6 +84,15 @@ pub struct Event {
     pub name: &'static str,
 }
 
+/// What is said of an event of all keys from `start` up to `end`; `end` empty: to the last key.
+pub struct OfStretch {
+    /// The channels of these keys, `[start, end)`, on each of which the name of the event is said.
+    pub channels: Option<(Vec<u8>, Vec<u8>)>,
+    /// The channel of the event, and what is said there: how many bytes `start` has, a space,
+    /// `start`, a space, `end`.
+    pub message: Option<(Vec<u8>, Vec<u8>)>,
+}
+
 /// Which events are wanted, of all dictionaries.
 #[derive(Default)]
 pub struct Notifications(AtomicU16);
@@ -113,6 +126,29 @@ impl Notifications {
             messages.push((channel.into(), key.to_vec()));
         }
         messages
+    }
+
+    /// What is said of an event of all keys of `[start, end)`, and where.
+    pub fn of_stretch(
+        &self,
+        dictionary: &str,
+        event: Event,
+        (start, end): (&[u8], &[u8]),
+    ) -> OfStretch {
+        let wanted = self.wanted();
+        let is_wanted = wanted.has(event.class);
+        let channels = (is_wanted && wanted.has(Classes::BY_KEY)).then(|| {
+            let channel =
+                |key: &[u8]| [format!("__keyspace@{dictionary}__:").as_bytes(), key].concat();
+            let end = if end.is_empty() { glob::prefix_end(&channel(b"")) } else { channel(end) };
+            (channel(start), end)
+        });
+        let message = (is_wanted && wanted.has(Classes::BY_EVENT)).then(|| {
+            let channel = format!("__keyevent@{dictionary}__:{}", event.name);
+            let len = format!("{} ", start.len());
+            (channel.into(), [len.as_bytes(), start, b" ", end].concat())
+        });
+        OfStretch { channels, message }
     }
 }
 
@@ -154,5 +190,24 @@ mod tests {
         assert_eq!(said(b"EA"), ["__keyevent@0__:lpush"]);
         assert_eq!(said(b"KEA").len(), 2);
         assert!(said(b"KE$").is_empty() && said(b"l").is_empty() && said(b"").is_empty());
+    }
+
+    #[test]
+    fn an_event_of_a_stretch_goes_to_the_channels_of_its_keys() {
+        let notifications = Notifications::default();
+        let said = |setting: &[u8], class, start: &[u8], end: &[u8]| {
+            notifications.set(Classes::parse(setting).expect("a setting"));
+            let event = Event { class, name: "delrange" };
+            let said = notifications.of_stretch("0", event, (start, end));
+            (said.channels, said.message)
+        };
+        let (channels, message) = said(b"KEg", Classes::GENERIC, b"a b", b"c");
+        let pair = |a: &[u8], b: &[u8]| Some((a.to_vec(), b.to_vec()));
+        assert_eq!(channels, pair(b"__keyspace@0__:a b", b"__keyspace@0__:c"));
+        assert_eq!(message, pair(b"__keyevent@0__:delrange", b"3 a b c"));
+        let (channels, message) = said(b"Kx", Classes::ANY, b"", b"");
+        assert_eq!(channels, pair(b"__keyspace@0__:", b"__keyspace@0__;"));
+        assert_eq!(message, None);
+        assert_eq!(said(b"KEx", Classes::GENERIC, b"", b""), (None, None));
     }
 }

@@ -98,7 +98,7 @@ impl Shared {
     ) -> Self {
         Shared {
             transactions: Arc::new(db.clone()),
-            groups: Groups::default(),
+            groups: Groups::of_store(&db),
             snapshots: Arc::new(db.clone()),
             db,
             whole_replies: Arc::new(Budget::new(limits.whole_replies)),
@@ -382,11 +382,15 @@ impl Session {
 
     /// Where the selected dictionary is, for notifications of its keys and for waiters.
     pub fn spot(&self) -> Spot {
+        self.spot_of(self.dictionary.name())
+    }
+    /// Where another one is in the same place.
+    pub fn spot_of(&self, dictionary: &str) -> Spot {
         let clone = match &self.place {
             Place::Clone(clone) => Some(clone.clone()),
             _ => None,
         };
-        Spot { transaction: None, clone, dictionary: self.dictionary.name().into() }
+        Spot { transaction: None, clone, dictionary: dictionary.into() }
     }
     /// Whether clients want to hear of events of this class.
     pub fn notes(&self, class: Classes) -> bool {
@@ -395,18 +399,21 @@ impl Session {
     /// Carries out effects whose commit is visible. `EXEC` and a joined transaction keep them for
     /// their own commit.
     pub fn settle(&self, effects: Vec<Effect>) {
-        if effects.is_empty() {
-            return;
+        if !effects.is_empty() {
+            self.settle_at(self.spot(), effects);
         }
+    }
+    /// As [`Session::settle`], of a dictionary that need not be the selected one.
+    pub fn settle_at(&self, spot: Spot, effects: Vec<Effect>) {
         let most = self.shared.limits.effects;
         if self.executing.is_some() {
-            let dropped = self.effects.borrow_mut().add(self.spot(), effects, most);
+            let dropped = self.effects.borrow_mut().add(spot, effects, most);
             self.shared.metrics.effects_dropped.fetch_add(dropped, Relaxed);
         } else if self.joined.is_none() {
-            self.shared.reached().carry_out_at(&self.spot(), &effects);
+            self.shared.reached().carry_out_at(&spot, &effects);
         } else {
             let mut of_one = Effects::default();
-            of_one.add(self.spot(), effects, usize::MAX);
+            of_one.add(spot, effects, usize::MAX);
             self.settle_outside_exec(of_one);
         }
     }

@@ -292,12 +292,24 @@ impl Default for Group {
 }
 
 /// The groups of open transactions.
-#[derive(Default)]
 pub struct Groups {
     all: Mutex<HashMap<TransactionId, Arc<Group>>>,
+    /// Transactions that were open before the server was: what their changes were to cause is not
+    /// known any more.
+    older: BTreeSet<TransactionId>,
 }
 
 impl Groups {
+    pub fn of_store(db: &Kvdb) -> Groups {
+        let older = db.transactions().into_iter().map(|info| info.id).collect();
+        Groups { all: Mutex::default(), older }
+    }
+
+    /// Whether a transaction was open before the server was.
+    pub fn is_older(&self, id: TransactionId) -> bool {
+        self.older.contains(&id)
+    }
+
     pub fn of(&self, db: &Kvdb, id: TransactionId) -> Arc<Group> {
         let mut all = self.all.lock();
         if let Some(group) = all.get(&id) {

@@ -3,6 +3,7 @@
 use kvdb::{ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryInfo, DictionaryOptions, Join};
 
 use super::ranges::bounds;
+use super::txn::tell_all;
 use super::{is, wrong_arity};
 use crate::dictionaries::{Place, Selected, listed};
 use crate::failure::{Failure, Outcome};
@@ -59,6 +60,7 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if let Some(types) = types {
                 s.db().drop_dictionary(types)?;
             }
+            tell_all("delrange", [info.name], s);
             out.ok();
             Ok(())
         }

@@ -4,18 +4,23 @@
 //! the end mean that there is none; with `EXACT` only an empty one does, so that programs can name
 //! any key.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId};
+use kvdb::{Batch, Cursor, DictionaryId};
 
 use super::is;
 use super::strings::reply_with_part;
+use crate::dictionaries::Place;
+use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
-use crate::keyspace::{Head, Keyspace, head_key};
+use crate::keyspace::{Head, Keyspace, head_key, types_name};
+use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
+use crate::session::seen::Seen;
 use crate::session::{Executing, Session, retry_on_conflict};
 use crate::walk::{Stretch, answer};
 
@@ -102,32 +107,106 @@ pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 
 fn empty_stretch(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
     let Some(space) = s.existing()? else { return Ok(()) };
-    delete_atomically(s, |s, batch| {
+    delete_atomically(s, |s, batch, events| {
         let space = s.under_locks(space)?;
+        let name = s.dictionary.name();
+        events.extend(events_of(s, space, (start, end))?.map(|events| (name.into(), events)));
         delete(s, space.strings, start, end, batch)?;
         delete_types(s, space, start, end, batch)
     })
 }
 
+/// Events of dictionaries, by their names.
+type Events = Vec<(String, Vec<Effect>)>;
+
 /// Commits what `fill` puts into a batch, under the locks of all keys, as if nothing came between
 /// its reads and the commit. Transactions and scripts hold no locks when they commit: where one
-/// does in between, and what was read is not so any more, it is filled again.
-fn delete_atomically(s: &mut Session, fill: impl Fn(&Session, &mut Batch) -> Outcome) -> Outcome {
+/// does in between, and what was read is not so any more, it is filled again. Then it is told of.
+fn delete_atomically(
+    s: &mut Session,
+    fill: impl Fn(&Session, &mut Batch, &mut Events) -> Outcome,
+) -> Outcome {
+    let mut events = Vec::new();
+    let settle = |s: &Session, events: Events| {
+        for (dictionary, events) in events {
+            s.settle_at(s.spot_of(&dictionary), events);
+        }
+    };
     if s.inside().is_some() {
         let _held = s.hold_all();
         let mut batch = Batch::new();
-        fill(s, &mut batch)?;
-        return if batch.is_empty() { Ok(()) } else { s.commit(batch) };
+        fill(s, &mut batch, &mut events)?;
+        if !batch.is_empty() {
+            s.commit(batch)?;
+            settle(s, events);
+        }
+        return Ok(());
     }
     let shared = s.shared.clone();
     let _held = shared.locks.all();
     // What is deleted is deleted whatever it was; only what was read must be so still.
     retry_on_conflict(&shared.db, false, |own, batch| {
+        events.clear();
         s.executing = Some(Executing::Own(own.clone()));
-        let filled = fill(s, batch);
+        let filled = fill(s, batch, &mut events);
         s.executing = None;
         filled
-    })
+    })?;
+    settle(s, events);
+    Ok(())
+}
+
+/// The events of the keys of `[start, end)`, which are going to be deleted: one for each, or one
+/// `delrange` of all, where there are too many, or where the commit will take more keys than there
+/// are now. `None`: there is no key, or nothing wants events.
+fn events_of(
+    s: &Session,
+    space: Keyspace,
+    (start, end): (&[u8], &[u8]),
+) -> Result<Option<Vec<Effect>>, Failure> {
+    let wanted = s.notes(Classes::GENERIC) || s.notes(Classes::EXPIRED);
+    let is_empty = !end.is_empty() && start >= end;
+    if !wanted || is_empty || !matches!(s.place, Place::Store) {
+        return Ok(None);
+    }
+    let of_range = || {
+        let event = Event { class: Classes::GENERIC, name: "delrange" };
+        let [start, end] = [start, end].map(Bytes::copy_from_slice);
+        Ok(Some(vec![Effect::Stretch { event, start, end }]))
+    };
+    if s.inside().is_some_and(|transaction| s.is_joined() && !transaction.checks_conflicts()) {
+        // What others put there until then goes as well.
+        return of_range();
+    }
+    let seen = Seen::by(s, Some(space))?;
+    let heads_end = if end.is_empty() { b"l".to_vec() } else { head_key(end) };
+    let strings = seen.cursor(space.strings, start, end)?.map(Cursor::keys_only);
+    let heads = match space.types {
+        Some(types) => seen.cursor(types, &head_key(start), &heads_end)?,
+        None => None,
+    };
+    // By key, whether it has expired and only waits to be removed.
+    let mut met: BTreeMap<Bytes, bool> = BTreeMap::new();
+    for (mut cursor, of_heads) in [(strings, false), (heads, true)] {
+        while let Some(tuple) = cursor.as_mut().map(|cursor| cursor.next()).transpose()?.flatten() {
+            let (key, expired) = if of_heads {
+                let head = Head::decode(&tuple.value()?);
+                (tuple.key.slice(1..), head.is_some_and(|head| head.is_expired(seen.now)))
+            } else {
+                (tuple.key, false)
+            };
+            *met.entry(key).or_default() |= expired;
+            if met.len() > s.shared.limits.events {
+                return of_range();
+            }
+        }
+    }
+    let event = |(key, expired)| {
+        let (class, name) =
+            if expired { (Classes::EXPIRED, "expired") } else { (Classes::GENERIC, "del") };
+        Effect::Event { event: Event { class, name }, key }
+    };
+    Ok((!met.is_empty()).then(|| met.into_iter().map(event).collect()))
 }
 
 /// Collections and long strings that one command may delete with a stretch of keys.
@@ -234,10 +313,7 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
 
 pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    delete_atomically(s, |s, batch| match s.existing()? {
-        Some(space) => empty(s, [Some(space.strings), space.types], batch),
-        None => Ok(()),
-    })?;
+    empty_stretch(s, b"", b"")?;
     out.ok();
     Ok(())
 }
@@ -245,9 +321,15 @@ pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// Empties every dictionary of the user's; the file system's are none of them.
 pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    delete_atomically(s, |s, batch| {
-        let (all, types) = (s.dictionaries(), s.types_dictionaries());
-        empty(s, all.into_iter().map(|(_, id)| id).chain(types).map(Some), batch)
+    delete_atomically(s, |s, batch, events| {
+        let all = s.dictionaries();
+        for (name, strings) in &all {
+            let types = s.db().dictionary(&types_name(name));
+            let space = Keyspace { strings: *strings, types };
+            events.extend(events_of(s, space, (b"", b""))?.map(|events| (name.clone(), events)));
+        }
+        let all = all.into_iter().map(|(_, id)| id).chain(s.types_dictionaries());
+        all.into_iter().try_for_each(|dict| delete(s, dict, b"", b"", batch))
     })?;
     out.ok();
     Ok(())
@@ -260,12 +342,4 @@ fn flush_mode(args: Arguments<'_>) -> Outcome {
         Some(mode) if args.len() == 2 && (is(mode, "async") || is(mode, "sync")) => Ok(()),
         Some(_) => Err(Failure::SYNTAX),
     }
-}
-
-fn empty(
-    s: &Session,
-    dicts: impl IntoIterator<Item = Option<DictionaryId>>,
-    batch: &mut Batch,
-) -> Outcome {
-    dicts.into_iter().flatten().try_for_each(|dict| delete(s, dict, b"", b"", batch))
 }

@@ -11,6 +11,7 @@ use super::txn::{arity, joined};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, Keyspace, Kind, deadline_key, head_key, owner_key};
+use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::review::State;
@@ -34,8 +35,16 @@ pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         let view = nested.view()?;
         let revert = Revert { s, transaction: &transaction, base: Arc::new(view.beneath()), view };
         revert.key(space, key, nested)?;
-        let filled = |kind| Effect::Filled { kind, key: Bytes::copy_from_slice(key) };
-        s.settle([Kind::List, Kind::SortedSet].map(filled).to_vec());
+        let key = Bytes::copy_from_slice(key);
+        let filled = |kind| Effect::Filled { kind, key: key.clone() };
+        let mut effects = [Kind::List, Kind::SortedSet].map(filled).to_vec();
+        // The commit may give the key back what others have changed, and what was done to it before
+        // in this transaction is told of as well.
+        if s.notes(Classes::GENERIC) {
+            let event = Event { class: Classes::GENERIC, name: "revert" };
+            effects.push(Effect::Event { event, key });
+        }
+        s.settle(effects);
     }
     out.ok();
     Ok(())

@@ -1,13 +1,14 @@
 //! `SNAPSHOT` and `CLONE`: states of the store that are kept, branches made of them, and what two
 //! of them differ in.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufWriter, Write};
 
-use kvdb::{Durability, Received};
+use kvdb::{Durability, Received, SnapshotInfo};
 
-use super::txn::{arity, list_files, size};
+use super::txn::{arity, list_files, size, tell_all};
 use super::{changes, is};
-use crate::dictionaries::Place;
+use crate::dictionaries::{Place, listed};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::Arguments;
@@ -32,7 +33,15 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         }
         (c, 3) if is(c, "drop") => snapshots.remove(name(args.at(2))?)?,
         (c, 3) if is(c, "rollback") => {
-            snapshots.roll_back(name(args.at(2))?)?;
+            let snapshot = name(args.at(2))?;
+            let of_clone = |info: &SnapshotInfo| info.name == snapshot && !info.branch.is_empty();
+            let of_clone = s.db().snapshots().iter().any(of_clone);
+            let before = listed(s.db());
+            snapshots.roll_back(snapshot)?;
+            if !of_clone {
+                let all = before.into_iter().chain(listed(s.db())).map(|(name, _)| name);
+                tell_all("rollback", all.collect::<BTreeSet<_>>(), s);
+            }
             s.shared.waiters.wake_all();
         }
         (c, _) if is(c, "list") => {

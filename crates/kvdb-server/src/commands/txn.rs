@@ -10,13 +10,15 @@ use kvdb::{
 };
 
 use super::{changes, is, revert, undo, wrong_arity};
-use crate::effects::Effects;
+use crate::dictionaries;
+use crate::effects::{Effect, Effects};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{TYPES_PREFIX, head_key, owner_key, parse_deadline_key, parse_element};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::transactions::{FileChange, Named};
+use crate::waiters::Spot;
 
 pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [ATTACHED] | JOIN id | LEAVE | \
                          COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
@@ -194,11 +196,22 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                 let effects = group.effects.lock().take();
                 s.shared.reached().carry_out(effects.unwrap_or_default());
             }
+            if s.shared.groups.is_older(id) {
+                tell_all("lost", dictionaries::listed(s.db()).into_iter().map(|(name, _)| name), s);
+            }
             s.shared.waiters.wake_all();
             over(s, id);
             out.ok();
             Ok(())
         }
+    }
+}
+
+/// Tells of all keys of dictionaries of the store that something may have happened to them.
+pub fn tell_all(event: &'static str, dictionaries: impl IntoIterator<Item = String>, s: &Session) {
+    for dictionary in dictionaries {
+        let spot = Spot { dictionary, ..Spot::default() };
+        s.shared.reached().carry_out_at(&spot, &[Effect::of_all(event)]);
     }
 }
 

@@ -1,18 +1,25 @@
 //! `TXN UNDO` and `TXN COMMITS`: undoing the commit of a transaction by another one.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
-use kvdb::{Changed, DictionaryId, Transaction, TransactionOptions, UndoableCommit};
+use kvdb::{
+    Changed, DictionaryId, Transaction, TransactionId, TransactionOptions, UndoableCommit, View,
+};
 
 use super::is;
 use super::txn::{arity, attach, names_of};
+use crate::dictionaries::listed;
+use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, types_name};
+use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::review::State;
+use crate::review::{Review, State};
 use crate::session::Session;
+use crate::waiters::Spot;
 
 /// `TXN COMMITS`: the commits that can be undone, the oldest first: for each a map of its number,
 /// the label of its transaction, when it was made in seconds since 1970, and the bytes that are
@@ -67,6 +74,12 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             return Err(failure);
         }
     }
+    if changed.is_empty()
+        && let Err(failure) = note_events(s, id)
+    {
+        let _ = s.shared.transactions.abort(id);
+        return Err(failure);
+    }
     if attached {
         attach(s, id);
     }
@@ -97,6 +110,66 @@ fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {
             .into(),
         )
     })
+}
+
+/// Keeps with a transaction the event `undo` of each key that it changes back.
+fn note_events(s: &Session, id: TransactionId) -> Outcome {
+    if !s.notes(Classes::GENERIC) {
+        return Ok(());
+    }
+    let transaction = s.db().transaction(id)?;
+    let (view, group) = (transaction.view()?, s.shared.groups.of(s.db(), id));
+    for (dictionary, strings) in listed(s.db()) {
+        let types = s.db().dictionary(&types_name(&dictionary));
+        let effects = events_of(s, &transaction, &view, (strings, types))?;
+        if let Some(kept) = &mut *group.effects.lock()
+            && !effects.is_empty()
+        {
+            let spot = Spot { dictionary, ..Spot::default() };
+            let dropped = kept.add(spot, effects, s.shared.limits.effects);
+            s.shared.metrics.effects_dropped.fetch_add(dropped, Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// The events of what a transaction changes in one dictionary: one for each key, or one of all,
+/// where there are too many.
+fn events_of(
+    s: &Session,
+    transaction: &Transaction,
+    view: &View,
+    (strings, types): (DictionaryId, Option<DictionaryId>),
+) -> Result<Vec<Effect>, Failure> {
+    let event = |name| Event { class: Classes::GENERIC, name };
+    let most = s.shared.limits.events;
+    let mut effects = Vec::new();
+    for change in transaction.changes_in(view, &[strings])? {
+        effects.push(match change?.1 {
+            Changed::DeleteRange { start, end } => {
+                Effect::Stretch { event: event("delrange"), start, end }
+            }
+            Changed::Put { key, .. } | Changed::Update { key, .. } | Changed::Delete { key } => {
+                Effect::Event { event: event("undo"), key }
+            }
+        });
+        if effects.len() > most {
+            return Ok(vec![Effect::of_all("lost")]);
+        }
+    }
+    let (base, check) = (view.beneath(), || s.check_stopping());
+    let state = |view| State { view, strings: Some(strings), types };
+    let room = s.shared.limits.whole_replies;
+    let review = Review::new(state(&base), state(view), false, room, &check);
+    match review.of_transaction(transaction) {
+        Ok(reviewed) if effects.len() + reviewed.len() <= most => {
+            let of_key = |key| Effect::Event { event: event("undo"), key };
+            effects.extend(reviewed.into_iter().map(|one| of_key(one.key)));
+        }
+        Ok(_) | Err(Failure::Limit(_)) => return Ok(vec![Effect::of_all("lost")]),
+        Err(failure) => return Err(failure),
+    }
+    Ok(effects)
 }
 
 /// Keys that would be a string and something else at once: what others have made there since is in
