@@ -187,13 +187,6 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
     (w.called, w.full)
 }
 
-/// What differs between a snapshot and now lacked a key that had been deleted with its range, and
-/// put again with the same value.
-#[test]
-fn what_differs_has_what_was_put_again_above_its_deletion() {
-    run(2472, &Steps::parse("8,10,18,20,27,36-37,114,125,138,145").expect("they are steps"));
-}
-
 #[test]
 fn a_store_does_everything_that_it_says() {
     let one = number("KVFS_SEED");

@@ -1,0 +1,72 @@
+//! The difference of two states whose inputs are made by hand, where random histories rarely meet
+//! what is wanted.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use vt_tree::{
+    BlockCache, Difference, Input, KeyChange, KeyRange, Memtable, Merge, MergeOptions, Seq, Side,
+    Value,
+};
+use zones::{FormatOptions, MemoryDevice, Zones};
+
+fn store() -> Arc<BlockCache> {
+    let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
+        .expect("a fresh store");
+    zones.start();
+    BlockCache::new(zones, 1 << 20)
+}
+
+fn memtable(fill: impl FnOnce(&Memtable)) -> Input {
+    let memtable = Memtable::new();
+    fill(&memtable);
+    Input::Memtable(Arc::new(memtable))
+}
+
+/// What is in an input, as a run.
+fn run(store: &Arc<BlockCache>, input: &Input) -> Input {
+    let options = MergeOptions { drop_tombstones: false, ..MergeOptions::default() };
+    let merged = Merge::new(store, std::slice::from_ref(input), &KeyRange::all(), options);
+    let (run, _) = merged.and_then(Merge::finish).expect("merged");
+    Input::Run(run.expect("something is left"))
+}
+
+fn changes(store: &Arc<BlockCache>, before: &[Input], after: &[Input]) -> Vec<KeyChange> {
+    let side = |inputs: &[Input]| -> Side {
+        inputs.iter().map(|input| (input.clone(), Seq::MAX)).collect()
+    };
+    let mut difference = Difference::new(store, side(before), side(after)).expect("begun");
+    let mut all = Vec::new();
+    while let Some(change) = difference.next().expect("compared") {
+        all.push(change);
+    }
+    all
+}
+
+/// Both sides have the same item of the key, and both have what deletes the key, so that it is not
+/// looked at: on one side above the item, on the other below it.
+#[test]
+fn what_differs_has_what_was_put_again_above_its_deletion() {
+    let store = store();
+    let value = || Value::Inline(Bytes::from_static(b"value"));
+    let put = memtable(|m| m.put(b"k", 1, value()));
+    let again = memtable(|m| m.put(b"k", 3, value()));
+    let other = memtable(|m| m.put(b"x", 1, value()));
+    for (way, deleted) in [
+        ("alone", memtable(|m| m.delete(b"k", 2))),
+        ("with a range", memtable(|m| m.delete_range(b"a", b"l", 2))),
+    ] {
+        for (of_runs, what) in [(false, "memtables"), (true, "runs")] {
+            let [put, deleted, again, other] = [&put, &deleted, &again, &other]
+                .map(|input| if of_runs { run(&store, input) } else { input.clone() });
+            // The state after has lost the old item to a merge.
+            let before = [deleted.clone(), put, other.clone()];
+            let after = [again, deleted, other];
+            let want = |before, after| vec![KeyChange { key: "k".into(), before, after }];
+            let found = changes(&store, &before, &after);
+            assert_eq!(found, want(None, Some(value())), "deleted {way}, {what}");
+            let found = changes(&store, &after, &before);
+            assert_eq!(found, want(Some(value()), None), "deleted {way}, {what}, back");
+        }
+    }
+}
