@@ -47,7 +47,8 @@ enum {
     KVFS_NOCHECK = 1,  /* begin: the last to commit wins (KVFS_SI alone) */
     KVFS_ATTACHED = 2, /* begin: aborted when this connection ends */
     KVFS_SYNC = 4,     /* commit: on disk before it returns */
-    KVFS_CHROOT = 8    /* enter: the view becomes the root, which needs CAP_SYS_CHROOT alone */
+    KVFS_CHROOT = 8,   /* enter: the view becomes the root, which needs CAP_SYS_CHROOT alone */
+    KVFS_UNDOABLE = 16 /* begin: its commit can be undone */
 };
 
 /* Connects to a store: by the directory it is mounted on (or one inside), or by its daemon's socket. NULL: the store that `kvfs run` has
@@ -61,7 +62,7 @@ const char *kvfs_error(const kvfs *store);
 /* Where the store is mounted, or NULL where that is not known. */
 const char *kvfs_mount_point(const kvfs *store);
 
-/* Begins a transaction. `isolation`: KVFS_SI or KVFS_SER; `flags`: KVFS_NOCHECK, KVFS_ATTACHED. */
+/* Begins a transaction. `isolation`: KVFS_SI or KVFS_SER; `flags`: KVFS_NOCHECK, KVFS_ATTACHED, KVFS_UNDOABLE. */
 int kvfs_begin(kvfs *store, int isolation, unsigned flags, kvfs_txn *txn);
 
 /* Makes the transaction's changes visible to all, all at once. `flags`: KVFS_SYNC. Leaves it first if it was entered. */
@@ -69,6 +70,10 @@ int kvfs_commit(kvfs *store, kvfs_txn txn, unsigned flags);
 
 /* Ends it without a trace. Leaves it first if it was entered. */
 int kvfs_abort(kvfs *store, kvfs_txn txn);
+
+/* Begins a transaction that undoes a commit when it is committed, by the number of the commit in `kvfs history`; 0: the last one of those
+ * that can be undone. What others have done since stays; KVFS_CONFLICT: they have changed the same, and nothing was begun. */
+int kvfs_undo(kvfs *store, unsigned long long commit, kvfs_txn *txn);
 
 /* The keys of this connection are those of the transaction from here on, until kvfs_leave. Files are not concerned. */
 int kvfs_join(kvfs *store, kvfs_txn txn);

@@ -20,13 +20,15 @@ static int of(kvfs *store, const char *what, kvfs_txn txn, const char *option) {
 }
 
 int kvfs_begin(kvfs *store, int isolation, unsigned flags, kvfs_txn *txn) {
-    struct word words[5] = {text("TXN"), text("BEGIN"), text(isolation == KVFS_SER ? "SER" : "SI")};
+    struct word words[6] = {text("TXN"), text("BEGIN"), text(isolation == KVFS_SER ? "SER" : "SI")};
     size_t count = 3;
     struct reply reply;
     if (flags & KVFS_NOCHECK)
         words[count++] = text("NOCHECK");
     if (flags & KVFS_ATTACHED)
         words[count++] = text("ATTACHED");
+    if (flags & KVFS_UNDOABLE)
+        words[count++] = text("UNDOABLE");
     int code = kvfs_call(store, words, count, &reply);
     if (code == KVFS_OK)
         *txn = (kvfs_txn)reply.number;
@@ -41,6 +43,31 @@ int kvfs_commit(kvfs *store, kvfs_txn txn, unsigned flags) {
 int kvfs_abort(kvfs *store, kvfs_txn txn) {
     int left = store->inside == txn ? kvfs_leave(store) : KVFS_OK;
     return left != KVFS_OK ? left : of(store, "ABORT", txn, NULL);
+}
+
+int kvfs_undo(kvfs *store, unsigned long long commit, kvfs_txn *txn) {
+    char number[24];
+    snprintf(number, sizeof number, "%llu", commit);
+    struct word words[3] = {text("TXN"), text("UNDO"), text(number)};
+    struct reply reply;
+    int code = kvfs_call(store, words, commit != 0 ? 3 : 2, &reply);
+    if (code != KVFS_OK)
+        return code;
+    struct reply *parts = reply.items;
+    if (reply.kind != '*' || reply.count != 4 || parts[0].kind != ':' || parts[3].kind != '*') {
+        kvfs_reply_free(&reply);
+        return kvfs_lost(store);
+    }
+    *txn = (kvfs_txn)parts[0].number;
+    if (parts[3].count > 0) {
+        /* Of no use: what others have changed is named. */
+        struct reply *first = &parts[3].items[0];
+        code = kvfs_abort(store, *txn);
+        if (code == KVFS_OK)
+            code = kvfs_fail(store, KVFS_CONFLICT, "others have changed %s since", first->kind == '$' ? first->text : "the same");
+    }
+    kvfs_reply_free(&reply);
+    return code;
 }
 
 int kvfs_join(kvfs *store, kvfs_txn txn) {

@@ -67,6 +67,10 @@ pub struct How {
     /// once more for that (si only).
     #[arg(long)]
     durable: bool,
+    /// Its commit cannot be undone with `kvfs undo`, and nothing of what it removes is kept for
+    /// that.
+    #[arg(long)]
+    no_undo: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -97,7 +101,7 @@ impl How {
     pub fn begin(&self, mounted: &mut Mounted, attached: bool, label: &str) -> Outcome<u64> {
         let idle = self.idle.map(|seconds| seconds.to_string());
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
-        words.push("UNDOABLE");
+        words.extend((!self.no_undo).then_some("UNDOABLE"));
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
         words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
         words.extend(self.no_check.then_some("NOCHECK"));

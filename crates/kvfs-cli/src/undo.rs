@@ -94,7 +94,7 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
 }
 
 /// Others have changed the same since.
-fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
+pub fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
     const SHOWN: usize = 8;
     let names = changed.iter().filter_map(|name| match name {
         Reply::Bulk(name) => Some(String::from_utf8_lossy(name).into_owned()),

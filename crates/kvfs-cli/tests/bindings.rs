@@ -230,6 +230,21 @@ int main(int n, char **words) {
     IS(kvfs_get(s, "kept", 4, &value, &size), KVFS_OK);
     free(value);
     IS(kvfs_get(s, "lost", 4, &value, &size), KVFS_ABSENT);
+    /* What can be undone, and what not. */
+    IS(kvfs_undo(s, 0, &t), KVFS_ERROR);
+    IS(kvfs_begin(s, KVFS_SI, KVFS_UNDOABLE, &t), KVFS_OK);
+    IS(kvfs_join(s, t), KVFS_OK);
+    IS(kvfs_put(s, "kept", 4, "2", 1), KVFS_OK);
+    IS(kvfs_commit(s, t, KVFS_SYNC), KVFS_OK);
+    IS(kvfs_undo(s, 0, &t), KVFS_OK);
+    IS(kvfs_commit(s, t, KVFS_SYNC), KVFS_OK);
+    IS(kvfs_get(s, "kept", 4, &value, &size), KVFS_OK);
+    IS(size == 1 && *(char *)value == '1', 1);
+    free(value);
+    IS(kvfs_put(s, "kept", 4, "x", 1), KVFS_OK);
+    IS(kvfs_undo(s, 0, &t), KVFS_CONFLICT);
+    IS(strstr(kvfs_error(s), "others have changed key \"kept\"") != NULL, 1);
+    IS(kvfs_undo(s, 1, &t), KVFS_ERROR);
     IS(kvfs_compact(s), KVFS_OK);
     IS(kvfs_sync(s), KVFS_OK);
     IS(kvfs_snapshot_rollback(s, "then"), KVFS_OK);

@@ -210,6 +210,26 @@ fn a_whole_session() {
     assert_eq!(client.does("get_key", json!({"key": "built"})), "yes");
     client.fails("commit", json!({"transaction": id}));
 
+    // What was committed is undone by a transaction that is looked at and committed like any other.
+    let undo = |client: &mut Client| {
+        let said = client.does("undo", json!({}));
+        let id: u64 =
+            said.split_whitespace().nth(1).and_then(|id| id.parse().ok()).expect("a number");
+        assert!(client.does("diff", json!({"transaction": id})).contains("M  src/main"), "{said}");
+        id
+    };
+    let id = undo(&mut client);
+    client.does("abort", json!({"transaction": id}));
+    let id = undo(&mut client);
+    client.does("commit", json!({"transaction": id}));
+    assert_eq!(fs::read(mount.path("src/main")).expect("there"), b"one\n");
+    assert!(mount.path("old").exists() && !mount.path("new").exists());
+    let id = undo(&mut client);
+    client.does("commit", json!({"transaction": id}));
+    fs::write(mount.path("new"), "changed since").expect("a file");
+    client.fails("undo", json!({}));
+    client.fails("undo", json!({"commit": 1}));
+
     // Back to the snapshot.
     assert!(client.does("snapshots", json!({})).contains("before"));
     assert!(client.does("diff", json!({"snapshot": "before"})).contains("M  src/main"));

@@ -56,6 +56,11 @@ fn files_and_keys_of_the_last_commit_are_as_they_were() {
         "after",
     ]));
     assert_eq!(commits(&root).len(), 2);
+    // A commit that is not to be undone is none of them.
+    succeeds(kvfs(&["run", "--no-undo"]).arg(&root).args(["--", "true"]));
+    let put = [env!("CARGO_BIN_EXE_kvfs"), "kv", "put", root.to_str().expect("text"), "l", "1"];
+    succeeds(kvfs(&["run", "--no-undo"]).arg(&root).arg("--").args(put));
+    assert_eq!(commits(&root).len(), 2);
     // Others go on.
     fs::write(root.join("since"), "since").expect("a file");
     fs::create_dir(root.join("since.d")).expect("a directory");

@@ -182,6 +182,17 @@ const TOOLS: &[Tool] = &[
         run: transactions::rollback,
     },
     Tool {
+        name: "undo",
+        about: "Begin a transaction that undoes the last commit of another one, files and keys, when it is committed. What others have done since stays; where they have changed the same, it says what.",
+        takes: &[may(
+            "commit",
+            Kind::Number,
+            "Not the last commit but this one, by its number in `kvfs history`.",
+        )],
+        effect: Effect::Adds,
+        run: transactions::undo,
+    },
+    Tool {
         name: "read_file",
         about: "Read a file. What is not text comes as base64:…",
         takes: &[

@@ -12,6 +12,7 @@ use crate::changes::{Changes, Choice, Detail, Style};
 use crate::output::{Exit, Failure, Outcome};
 use crate::tree::time_text;
 use crate::txn::fields;
+use crate::undo::stands_against;
 
 fn odd() -> Failure {
     Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
@@ -31,6 +32,30 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     Ok(format!(
         "transaction {id}\nCommands of `run` see the store at {root}; other programs see the transaction's files in {}\n",
         view.display()
+    )
+    .into())
+}
+
+pub fn undo(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let commit = given.number("commit").map(|number| number.to_string());
+    let mut words = vec!["UNDO"];
+    words.extend(commit.as_deref());
+    words.push("ATTACHED");
+    let Reply::Array(reply) = session.mounted.txn(&words)? else { return Err(odd()) };
+    let [Reply::Integer(id), Reply::Integer(number), Reply::Bulk(label), Reply::Array(against)] =
+        &reply[..]
+    else {
+        return Err(odd());
+    };
+    let (id, number) = (*id as u64, *number as u64);
+    let label = String::from_utf8_lossy(label);
+    if !against.is_empty() {
+        session.mounted.txn(&["ABORT", &id.to_string()])?;
+        return Err(stands_against(number, &label, against));
+    }
+    session.begun.push(id);
+    Ok(format!(
+        "transaction {id}\nIt undoes commit {number} ({label}) when it is committed; `diff` shows what that changes.\n"
     )
     .into())
 }
