@@ -58,6 +58,14 @@ impl BatchChange {
             | BatchChange::DeleteRange(d, ..) => *d,
         }
     }
+    fn bytes(&self) -> usize {
+        match self {
+            BatchChange::Put(_, key, value) => key.len() + value.len(),
+            BatchChange::PutStored(_, key, _) | BatchChange::Delete(_, key) => key.len(),
+            BatchChange::Update(_, key, update) => key.len() + update.bytes().len(),
+            BatchChange::DeleteRange(_, start, end) => start.len() + end.len(),
+        }
+    }
 }
 
 impl Batch {
@@ -72,6 +80,10 @@ impl Batch {
     /// Number of changes.
     pub fn len(&self) -> usize {
         self.changes.len()
+    }
+    /// Bytes of its keys and values; a value that is stored already counts as none.
+    pub fn bytes(&self) -> usize {
+        self.changes.iter().map(BatchChange::bytes).sum()
     }
     /// Says that this batch gives back more space than it takes, though it puts a little too (what
     /// is left of a thing when a part of it goes). Like a batch that only deletes, it is then

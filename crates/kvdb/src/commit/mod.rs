@@ -11,9 +11,10 @@
 //! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then
 //! `pipeline` (write, sync) and `sealing`, with which `short_values` decides when these go outside
 //! their blocks. `recent` is what transactions look for conflicts in, `locking` the locks that a
-//! commit waits for.
+//! commit waits for, `conditional` a commit that looks for conflicts without a transaction.
 
 pub(crate) mod batch;
+pub(crate) mod conditional;
 pub(crate) mod deferred;
 mod enter;
 pub(crate) mod feed;
@@ -227,7 +228,7 @@ impl CommitPipeline {
         }
         self.fold_updates(engine, &valid.changes)?;
         if let Outcome::Applied(applied) =
-            self.commit_changes(engine, valid, placing, lock_owner(), |_| Ok(true))?
+            self.commit_changes(engine, valid, placing, lock_owner(), |_, _| Ok(true))?
         {
             if placing == Durability::Synced {
                 self.synced_commits.store(true, Ordering::Relaxed);
@@ -239,15 +240,15 @@ impl CommitPipeline {
     }
 
     /// Commits changes if `still` agrees, which is asked under the pipeline's lock with the newest
-    /// commit's number, after other owners' locks on them are gone. `durability` decides how large
-    /// values get their places; the caller syncs, and calls `after_commit`.
+    /// commit's number and the changes, after other owners' locks on them are gone. `durability`
+    /// decides how large values get their places; the caller syncs, and calls `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         engine: &impl CommitEnv,
         valid: Valid,
         durability: Durability,
         owner: Option<u64>,
-        still: impl Fn(Seq) -> Result<bool>,
+        still: impl Fn(Seq, &Ops) -> Result<bool>,
     ) -> Result<Outcome> {
         let Valid { mut changes, claim, mut pin } = valid;
         let version = self.versions.load_full();
@@ -395,7 +396,7 @@ impl CommitPipeline {
         record: usize,
         valid: &mut Valid,
         owner: Option<u64>,
-        still: impl Fn(Seq) -> Result<bool>,
+        still: impl Fn(Seq, &Ops) -> Result<bool>,
     ) -> Result<Attempt> {
         let Valid { changes, claim, pin } = valid;
         let changes = &*changes;
@@ -411,7 +412,7 @@ impl CommitPipeline {
             self.enter(engine, record, cost, *claim)
         }?;
         let first = pipeline.next_seq;
-        if !still(first - 1)? {
+        if !still(first - 1, changes)? {
             return Ok(Attempt::Stale);
         }
         // Held until the changes are visible: no transaction gets a lock on them in between.

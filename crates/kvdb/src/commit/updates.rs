@@ -56,7 +56,7 @@ impl CommitPipeline {
                 claim: SpaceClaim::default(),
                 pin: ZonePin::default(),
             };
-            let still = |_| {
+            let still = |_: Seq, _: &Ops| {
                 let same = newest().is_some_and(|now| Arc::ptr_eq(&now, &memtable));
                 Ok(same && updates(&memtable, Seq::MAX).is_some_and(|(now, _)| now == seq))
             };

@@ -13,6 +13,7 @@ use zones::Zones;
 use super::threads::Threads;
 use crate::background::{Background, BackgroundParts};
 use crate::commit::batch::{Batch, Durability};
+use crate::commit::conditional::Reads;
 use crate::commit::{Applied, CommitEnv, CommitParts, CommitPipeline, SpaceClaim};
 use crate::counters::Counters;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
@@ -25,6 +26,7 @@ use crate::options::{OpenOptions, Shares};
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::VersionSet;
+use crate::read::view::View;
 use crate::read::write_set::RunWriter;
 use crate::scrub::{ScrubParts, Scrubber};
 use crate::signals::Signals;
@@ -148,6 +150,15 @@ impl Database {
 
     pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         self.commits.commit(self, batch, durability)
+    }
+
+    pub(crate) fn commit_if_unchanged(
+        &self,
+        batch: Batch,
+        state: View,
+        reads: Reads,
+    ) -> Result<bool> {
+        self.commits.commit_if_unchanged(self, batch, state, reads)
     }
 
     pub(crate) fn put(

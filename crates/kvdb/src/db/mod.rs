@@ -26,6 +26,7 @@ use self::recovery::Recovery;
 use self::stats::Stats;
 use crate::background::defragment::{DefragOptions, DefragProgress};
 use crate::commit::batch::{Batch, Durability};
+use crate::commit::conditional::Reads;
 use crate::commit::feed::{CommitPosition, RecentKeys};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::Result;
@@ -235,6 +236,35 @@ impl Kvdb {
     /// Commits `batch` as one unit.
     pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         self.db.0.commit(batch, durability)
+    }
+
+    /// Commits `batch` as one unit if nothing that it changes, and nothing of `reads`, was changed
+    /// after `state`, which the batch was made from; changes of updates that commute
+    /// ([`Update::commutes`](crate::Update::commutes)) count only where the key was read. `false`:
+    /// something was changed, or that cannot be told at once; nothing is committed, and the caller
+    /// reads again. Cheaper than a transaction, for changes of a few keys, which hardly ever
+    /// collide; one that goes on failing had better be a transaction.
+    ///
+    /// ```
+    /// # use kvdb::{Batch, Kvdb, Reads};
+    /// # let db = Kvdb::in_memory();
+    /// # let d = db.open_dictionary("d")?;
+    /// d.insert("open", "yes")?;
+    /// loop {
+    ///     let (state, mut reads, mut batch) = (db.view(), Reads::default(), Batch::new());
+    ///     reads.key(d.id(), b"open");
+    ///     if state.get(d.id(), b"open")?.is_some() {
+    ///         batch.put(d.id(), "order", "17");
+    ///     }
+    ///     if db.commit_if_unchanged(batch, state, reads)? {
+    ///         break;
+    ///     }
+    /// }
+    /// assert_eq!(d.get("order")?, Some("17".into()));
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn commit_if_unchanged(&self, batch: Batch, state: View, reads: Reads) -> Result<bool> {
+        self.db.0.commit_if_unchanged(batch, state, reads)
     }
 
     /// An error once the store takes no more writes: it was opened for reading, was closed, or has

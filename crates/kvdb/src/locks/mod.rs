@@ -38,7 +38,7 @@ use env::schedule::now;
 use env::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::dictionary::DictionaryId;
-pub(crate) use range::KeyRangeRef;
+pub(crate) use range::{KeyRangeRef, RangeEnd};
 pub(crate) use range_set::RangeSet;
 use table::{Table, Verdict, Want};
 

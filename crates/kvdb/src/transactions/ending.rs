@@ -163,6 +163,7 @@ impl TransactionState {
                     let pin = db.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
                     let valid = Valid { changes, claim, pin };
+                    let still = |visible: Seq, _: &Ops| still(visible);
                     db.commits.commit_changes(db, valid, Durability::Buffered, owner, still)?
                 }
             };

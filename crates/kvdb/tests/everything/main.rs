@@ -34,7 +34,7 @@ use steps::{Steps, random_of, random_of_life};
 use world::{Dead, World};
 
 /// Whose operations are wanted.
-const TYPES: [&str; 13] = [
+const TYPES: [&str; 14] = [
     "Kvdb",
     "Dictionary",
     "View",
@@ -43,6 +43,7 @@ const TYPES: [&str; 13] = [
     "Bulk",
     "Ingest",
     "Batch",
+    "Reads",
     "Scope",
     "StoredTuples",
     "StoredTuple",

@@ -1,7 +1,7 @@
 //! The table of operations, and those that write tuples: each does something to the store and to
 //! what it must hold, and compares every answer.
 
-use kvdb::{Durability, Error};
+use kvdb::{Durability, Error, Reads};
 
 use crate::full;
 use crate::maintenance;
@@ -57,6 +57,7 @@ fn put(w: &mut World) -> Result<(), Dead> {
 
 fn batch(w: &mut World) -> Result<(), Dead> {
     let (Some(a), Some(b)) = (w.place(), w.place()) else { return Ok(()) };
+    let (first, second) = (a.2, b.2);
     let (changes, mut batch) = w.batch(&[a, b], true);
     if w.random.one_in(6) {
         w.call("Batch::releases_space");
@@ -67,6 +68,21 @@ fn batch(w: &mut World) -> Result<(), Dead> {
         batch.sync_follows();
     }
     let durability = w.durability();
+    w.call("Batch::bytes");
+    assert!(batch.bytes() > 0 || batch.is_empty());
+    if durability == Durability::Buffered && w.random.one_in(3) {
+        for name in ["Kvdb::commit_if_unchanged", "Reads::key", "Reads::range"] {
+            w.call(name);
+        }
+        let mut reads = Reads::default();
+        reads.key(first, b"k");
+        reads.range(second, b"", b"");
+        // Where flushes are under way, versions come and go.
+        return w.change(changes, false, |w| {
+            while !w.db.commit_if_unchanged(batch.clone(), w.db.view(), reads.clone())? {}
+            Ok(())
+        });
+    }
     w.call("Kvdb::commit");
     w.change(changes, durability == Durability::Synced, |w| w.db.commit(batch, durability))
 }

@@ -8,7 +8,7 @@ use env::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use env::{Random, Scheduled, thread};
 use kvdb::{
     Batch, CreateOptions, DefragOptions, DictionaryId, DictionaryOptions, Durability, Error,
-    Isolation, Kvdb, OpenOptions, Transaction, TransactionOptions, View,
+    Isolation, Kvdb, OpenOptions, Reads, Transaction, TransactionOptions, View,
 };
 use zones::{CrashDevice, MemoryDevice};
 
@@ -25,7 +25,7 @@ pub enum Kind {
 const THREADS: u64 = 3;
 const OPERATIONS: u64 = 5;
 /// So many kinds of operations are drawn from, some of them more than once.
-const CHOICES: u64 = 17;
+const CHOICES: u64 = 19;
 const SNAPSHOT: &str = "s";
 
 fn key(register: usize) -> Vec<u8> {
@@ -208,6 +208,26 @@ impl World {
         Ok((read, wrote))
     }
 
+    /// Reads registers and changes some, if those that it has read are unchanged by then.
+    fn commit_if_unchanged(&self, random: &mut Random) -> kvdb::Result<Vec<Effect>> {
+        let (state, mut reads) = (self.db.view(), Reads::default());
+        let reader = Reader::View(&state);
+        let read = match random.one_in(3) {
+            true => {
+                reads.range(self.dict, b"r", b"s");
+                self.read_all(&reader, random)?
+            }
+            false => {
+                let register = random.below(REGISTERS as u64) as usize;
+                reads.key(self.dict, &key(register));
+                vec![(register, self.read(&reader, register)?)]
+            }
+        };
+        let (batch, wrote) = self.changes(random);
+        let done = self.db.commit_if_unchanged(batch, state, reads)?;
+        Ok(if done { vec![Effect::Change { read, wrote }] } else { Vec::new() })
+    }
+
     fn ingest(&self, random: &mut Random) -> kvdb::Result<Effect> {
         let dictionary = self.db.open_dictionary("d")?;
         let wrote: Vec<(usize, Option<u64>)> =
@@ -314,7 +334,11 @@ impl World {
             (None, 15) => {
                 ("defragment", self.db.defragment(DefragOptions::default()).map(|_| Vec::new()))
             }
-            (None, _) => ("sync", self.db.sync().map(|()| Vec::new())),
+            (None, 16) => ("sync", self.db.sync().map(|()| Vec::new())),
+            (None, _) => {
+                synced = false;
+                ("conditional commit", self.commit_if_unchanged(random))
+            }
         };
         let effects = match outcome {
             Ok(effects) => effects,
@@ -379,6 +403,7 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
         "snapshot",
         "apply",
         "nested batch",
+        "conditional commit",
     ];
     names
         .into_iter()

@@ -1,0 +1,156 @@
+//! A commit that is made only if what it was made of is unchanged: for a small change that reads
+//! before it writes, where a transaction would cost more than the change.
+//!
+//! Everything that was committed after the state that was read lies in the newest memtables of that
+//! state's version, as long as the version is the current one. So the look under the pipeline's
+//! lock is a search for a few keys there. Where the version has changed since, because memtables
+//! were sealed or runs were installed, the condition counts as broken: the caller reads again.
+
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use vt_tree::{Lookup, Memtable, Seq, Source};
+
+use super::locking::{lock_owner, range_of};
+use super::{CommitEnv, CommitPipeline, Outcome};
+use crate::commit::batch::{Batch, Durability};
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::journal::record::{Op, Ops};
+use crate::locks::{KeyRangeRef, RangeEnd};
+use crate::read::version::Version;
+use crate::read::view::View;
+
+/// Items of one range that are looked at under the pipeline's lock. A range with more counts as
+/// changed.
+const LOOKED_AT: usize = 256;
+
+/// What a change has read and does not write; see [`crate::Kvdb::commit_if_unchanged`].
+#[derive(Clone, Debug, Default)]
+pub struct Reads(Vec<(DictionaryId, Read)>);
+
+#[derive(Clone, Debug)]
+enum Read {
+    Key(Bytes),
+    Between(Bytes, Bytes),
+    From(Bytes),
+}
+
+impl Read {
+    fn range(&self) -> KeyRangeRef<'_> {
+        match self {
+            Read::Key(key) => KeyRangeRef::key(key),
+            Read::Between(start, end) => KeyRangeRef::between(start, end),
+            Read::From(start) => KeyRangeRef::starting_at(start),
+        }
+    }
+}
+
+impl Reads {
+    /// Adds a key, whether or not it was there.
+    pub fn key(&mut self, dict: DictionaryId, key: &[u8]) {
+        self.0.push((dict, Read::Key(Bytes::copy_from_slice(key))));
+    }
+
+    /// Adds all of `[start, end)`; an empty `end` is the end of the dictionary.
+    pub fn range(&mut self, dict: DictionaryId, start: &[u8], end: &[u8]) {
+        let start = Bytes::copy_from_slice(start);
+        let range = match end {
+            [] => Read::From(start),
+            end => Read::Between(start, Bytes::copy_from_slice(end)),
+        };
+        self.0.push((dict, range));
+    }
+}
+
+/// A state of the store, and what of it must be unchanged.
+struct Condition {
+    at: Seq,
+    /// Not held, because a commit may wait for space that an old version keeps. It is never the
+    /// current one again once it is gone.
+    version: Weak<Version>,
+    reads: Reads,
+}
+
+impl Condition {
+    fn of(state: &View, reads: Reads) -> Condition {
+        let version = match state.write_set {
+            None => Arc::downgrade(&state.version.version),
+            Some(_) => Weak::new(),
+        };
+        Condition { at: state.at, version, reads }
+    }
+
+    /// Whether it holds for a commit of `changes` now; `newest` is the number of the newest commit.
+    fn holds(&self, newest: Seq, version: &Arc<Version>, changes: &Ops) -> Result<bool> {
+        // Also where nothing was committed since: a view that was made while memtables were sealed
+        // may lack commits up to its own number.
+        if !std::ptr::eq(self.version.as_ptr(), Arc::as_ptr(version)) {
+            return Ok(false);
+        }
+        if newest <= self.at {
+            return Ok(true);
+        }
+        let read = self.reads.0.iter().map(|(dict, read)| (*dict, read.range()));
+        let commutes = |op: &Op| matches!(op, Op::Update(_, update) if update.commutes());
+        let written = changes.iter().filter(|(_, op)| !commutes(op));
+        let written = written.map(|(dict, op)| (*dict, range_of(op)));
+        for (dict, range) in read.chain(written) {
+            let layer = version.trees.get(&dict).and_then(|tree| tree.layers.first());
+            let newer = layer.filter(|layer| layer.memtable.max_seq() > self.at);
+            if newer.map_or(Ok(false), |layer| is_changed(&layer.memtable, range, self.at))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Whether something of `range` was changed after `since`, or may have been.
+fn is_changed(memtable: &Arc<Memtable>, range: KeyRangeRef<'_>, since: Seq) -> Result<bool> {
+    if range.end == RangeEnd::Start {
+        return Ok(match memtable.get(range.start, Seq::MAX) {
+            Lookup::Absent => false,
+            Lookup::Found(seq, _) | Lookup::Deleted(seq) | Lookup::Updated { seq, .. } => {
+                seq > since
+            }
+        });
+    }
+    let mut items = memtable.cursor(Seq::MAX);
+    items.seek(range.start)?;
+    for _ in 0..LOOKED_AT {
+        match items.item().filter(|item| range.ends_behind(item.key)) {
+            None => return Ok(false),
+            Some(item) if item.seq > since => return Ok(true),
+            Some(_) => items.next()?,
+        }
+    }
+    Ok(true)
+}
+
+impl CommitPipeline {
+    /// Commits a batch if nothing that it changes, and nothing of `reads`, was changed after
+    /// `state`; `false`: something was, or may have been.
+    pub(crate) fn commit_if_unchanged(
+        &self,
+        engine: &impl CommitEnv,
+        batch: Batch,
+        state: View,
+        reads: Reads,
+    ) -> Result<bool> {
+        self.health.writable()?;
+        let condition = Condition::of(&state, reads);
+        drop(state);
+        let valid = self.validate(&self.versions.load(), batch)?;
+        if valid.changes.is_empty() {
+            return Ok(true);
+        }
+        self.fold_updates(engine, &valid.changes)?;
+        let still =
+            |newest: Seq, changes: &Ops| condition.holds(newest, &self.versions.load(), changes);
+        match self.commit_changes(engine, valid, Durability::Buffered, lock_owner(), still)? {
+            Outcome::Stale => Ok(false),
+            Outcome::Applied(applied) => engine.after_commit(applied).map(|()| true),
+        }
+    }
+}
