@@ -7,7 +7,7 @@ use kvdb::{Batch, Tuple};
 mod ends;
 
 pub use self::ends::End;
-use self::ends::{MIDDLE, number, outermost, place, set_bound, within};
+use self::ends::{MIDDLE, at_bound, number, outermost, place, set_bound, within};
 use super::collections::{Room, visit};
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -142,7 +142,14 @@ fn take(
     batch: &mut Batch,
 ) -> Result<Vec<Bytes>, Failure> {
     let (mut room, mut popped) = (Room::of(s), Vec::new());
-    if wanted > 0 {
+    if wanted == 1
+        && let Some((at, value)) = at_bound(seen, of, end)?
+    {
+        batch.delete(of.types, place(of, at));
+        popped.push(value);
+        set_bound(of, end, end.opposite().beyond(at), batch);
+        seen.event(Classes::LIST, end.popped(), key);
+    } else if wanted > 0 {
         let (start, last) = within(seen, of)?;
         let mut at = None;
         visit(s, seen, of, (&start, &last), end == End::Right, |tuple| {

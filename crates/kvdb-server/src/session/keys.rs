@@ -16,6 +16,13 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::Keyspace;
 use crate::notifications::{Classes, Event};
 
+/// Bytes of a change that is committed without a transaction. What is larger may have to be written
+/// before it commits.
+const DIRECT_BYTES: usize = 64 << 10;
+/// How often that is tried: others come between where a version of the store ends, or where a
+/// transaction has changed what was read.
+const DIRECT_TRIES: usize = 4;
+
 impl Session {
     /// The time that decides what has expired, milliseconds since 1970. In a snapshot it stands
     /// still.
@@ -142,16 +149,46 @@ impl Session {
             }
             return Ok(done);
         }
-        let mut effects = Vec::new();
-        let done = retry_on_conflict(self.db(), true, |transaction, batch| {
-            let seen = Seen::of(transaction, self, space)?;
-            let done = change(&seen, batch)?;
-            effects = if batch.is_empty() { Vec::new() } else { seen.into_effects() };
-            Ok(done)
-        })?;
+        let (done, effects) = match self.commit_directly(space, &mut change)? {
+            Some(committed) => committed,
+            None => {
+                let mut effects = Vec::new();
+                let done = retry_on_conflict(self.db(), true, |transaction, batch| {
+                    let seen = Seen::of(transaction, self, space)?;
+                    let done = change(&seen, batch)?;
+                    effects = if batch.is_empty() { Vec::new() } else { seen.into_effects() };
+                    Ok(done)
+                })?;
+                (done, effects)
+            }
+        };
         // Still under the locks, so that the events of a key have the order of its commits.
         self.settle(effects);
         Ok(done)
+    }
+    /// Commits a small change without a transaction, if what it has read is unchanged by then; with
+    /// the effects of that. `None`: nothing is committed, because it is large or others come
+    /// between.
+    fn commit_directly<T>(
+        &self,
+        space: Keyspace,
+        change: &mut impl FnMut(&Seen<'_>, &mut Batch) -> Result<T, Failure>,
+    ) -> Result<Option<(T, Vec<Effect>)>, Failure> {
+        for _ in 0..DIRECT_TRIES {
+            let (seen, mut batch) = (Seen::noted(self, space), Batch::new());
+            let done = change(&seen, &mut batch)?;
+            if batch.is_empty() {
+                return Ok(Some((done, Vec::new())));
+            }
+            if batch.bytes() > DIRECT_BYTES {
+                break;
+            }
+            let (state, reads, effects) = seen.into_condition();
+            if self.db().commit_if_unchanged(batch, state, reads)? {
+                return Ok(Some((done, effects)));
+            }
+        }
+        Ok(None)
     }
     /// The keyspace again, now that keys of it are locked: others may have made its types.
     pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
@@ -177,11 +214,19 @@ impl Session {
         {
             let _held = self.hold(space.strings, keys.clone())?;
             if !self.notes(Classes::NEW) && self.under_locks(space)?.types.is_none() {
-                let mut batch = Batch::new();
-                for (key, value) in pairs {
-                    put(space.strings, key, value, &mut batch);
+                let mut rest = pairs.clone();
+                match (rest.next(), rest.next()) {
+                    (Some((key, value)), None) if self.inside().is_none() => {
+                        self.db().put(space.strings, key, value, Durability::Buffered)?;
+                    }
+                    _ => {
+                        let mut batch = Batch::new();
+                        for (key, value) in pairs {
+                            put(space.strings, key, value, &mut batch);
+                        }
+                        self.commit(batch)?;
+                    }
                 }
-                self.commit(batch)?;
                 if self.notes(Classes::STRING) {
                     self.settle(keys.map(set).collect());
                 }

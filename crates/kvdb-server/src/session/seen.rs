@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use kvdb::{Batch, Cursor, DictionaryId, Transaction, Update, View};
+use kvdb::{Batch, Cursor, DictionaryId, Reads, Transaction, Update, View};
 
 use super::Session;
 use crate::effects::Effect;
@@ -30,6 +30,8 @@ enum Source<'a> {
     Session(&'a Session),
     /// The command has a transaction to itself.
     Own(&'a Transaction),
+    /// The command commits if these are unchanged.
+    Condition(RefCell<Reads>),
 }
 
 /// What one command sees of the keys.
@@ -61,6 +63,12 @@ impl<'a> Seen<'a> {
         space: Keyspace,
     ) -> Result<Self, Failure> {
         Ok(Seen::new(session, Some(space), transaction.view()?, Source::Own(transaction)))
+    }
+    /// What a command sees that is going to commit if that is unchanged, see
+    /// [`Seen::into_condition`].
+    pub fn noted(session: &'a Session, space: Keyspace) -> Self {
+        let (view, source) = (session.db().view(), Source::Condition(RefCell::default()));
+        Seen::new(session, Some(space), view, source)
     }
     fn new(session: &'a Session, space: Option<Keyspace>, view: View, source: Source<'a>) -> Self {
         let (strings, types) = (space.map(|space| space.strings), space.and_then(|s| s.types));
@@ -105,6 +113,15 @@ impl<'a> Seen<'a> {
     pub fn into_effects(self) -> Vec<Effect> {
         self.effects.into_inner()
     }
+    /// The state that was read, what of it must be unchanged at the commit besides what the batch
+    /// changes, and the effects of that.
+    pub fn into_condition(self) -> (View, Reads, Vec<Effect>) {
+        let reads = match self.source {
+            Source::Condition(reads) => reads.into_inner(),
+            Source::View | Source::Session(_) | Source::Own(_) => Reads::default(),
+        };
+        (self.view, reads, self.effects.into_inner())
+    }
 
     /// The state to read, what is read having been announced. A serializable transaction reads what
     /// is committed when it has the lock. What it has changed itself is that of the beginning of
@@ -113,7 +130,7 @@ impl<'a> Seen<'a> {
     fn view(&self) -> Result<Cow<'_, View>, Failure> {
         Ok(match self.source {
             Source::Session(s) => Cow::Owned(s.renewed(&self.view)?),
-            Source::View | Source::Own(_) => Cow::Borrowed(&self.view),
+            Source::View | Source::Own(_) | Source::Condition(_) => Cow::Borrowed(&self.view),
         })
     }
     fn announce(&self, dict: DictionaryId, key: &[u8]) -> Result<(), Failure> {
@@ -121,8 +138,12 @@ impl<'a> Seen<'a> {
             Source::View => Ok(()),
             Source::Session(s) => s.reads(dict, [key]),
             // A change of a string is a conflict by itself.
-            Source::Own(_) if Some(dict) == self.strings => Ok(()),
+            Source::Own(_) | Source::Condition(_) if Some(dict) == self.strings => Ok(()),
             Source::Own(own) => Ok(own.read_conflict_key(dict, key)?),
+            Source::Condition(reads) => {
+                reads.borrow_mut().key(dict, key);
+                Ok(())
+            }
         }
     }
     /// Announces that `[start, end)` is read, and gives the state to read it from.
@@ -136,6 +157,7 @@ impl<'a> Seen<'a> {
             Source::View => {}
             Source::Session(s) => s.reads_range(dict, start, end)?,
             Source::Own(own) => own.read_conflict_range(dict, start, end)?,
+            Source::Condition(reads) => reads.borrow_mut().range(dict, start, end),
         }
         self.view()
     }

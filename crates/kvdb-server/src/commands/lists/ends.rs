@@ -5,6 +5,7 @@
 //! element lies outside of the bounds: who adds one beyond them moves them with it. Within, there
 //! may be gaps at the ends. Lists of older programs have no bounds.
 
+use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
 use crate::commands::collections::visit;
@@ -86,6 +87,17 @@ pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Fa
     Ok((start, end))
 }
 
+/// The number and the value of the element that lies at the bound itself, where the outermost one
+/// lies mostly, so that no walk need find it.
+pub fn at_bound(
+    seen: &Seen<'_>,
+    of: &Collection,
+    end: End,
+) -> Result<Option<(u64, Bytes)>, Failure> {
+    let Some(at) = bound(seen, of, end)? else { return Ok(None) };
+    Ok(seen.get(of.types, &place(of, at))?.map(|value| (at, value)))
+}
+
 /// Has the batch set the bound at an end: no element will lie beyond `number`.
 pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
     if is_bounded(of) {
@@ -95,6 +107,12 @@ pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
 
 /// The number of the element at an end; [`MIDDLE`] where there is none.
 pub fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
+    // As in `at_bound`, without the value.
+    if let Some(at) = bound(seen, of, end)?
+        && seen.has(of.types, &place(of, at))?
+    {
+        return Ok(at);
+    }
     let (first, last) = within(seen, of)?;
     let mut found = MIDDLE;
     visit(s, seen, of, (&first, &last), end == End::Right, |tuple| {
