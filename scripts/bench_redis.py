@@ -36,9 +36,8 @@ CASES = [
 ]
 PIPELINES = (1, 16)
 NOTE = """\
-Redis answers all its clients from one thread; the server of KVFS has a thread for each connection,
-so the row of PING, which touches no data, is what that costs on this machine. A script runs in a
-process of its own (EVAL)."""
+Redis answers all its clients from one thread, and so does an event loop of KVFS; on two processors
+it has one. A script runs in a process of its own (EVAL)."""
 CLIENTS = 50
 VALUE = "x" * 64
 

@@ -1,5 +1,5 @@
-//! A bell wakes the thread of a connection while that waits: for its client, or for what another
-//! connection does.
+//! A bell wakes the thread of a connection while that waits for what another connection does, and
+//! tells an event loop that messages have come for a connection at which no thread is.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -15,6 +15,8 @@ pub struct Bell {
     heard: Condvar,
     /// Readable when the bell has rung, for a thread that waits for a socket as well.
     descriptor: OnceLock<OwnedFd>,
+    /// Is told of each ring, for a connection that no thread waits for.
+    listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Bell {
@@ -25,6 +27,18 @@ impl Bell {
             // It fails only when it is readable already.
             let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
         }
+        if let Some(listener) = self.listener.get() {
+            listener();
+        }
+    }
+
+    pub fn has_listener(&self) -> bool {
+        self.listener.get().is_some()
+    }
+    /// Has `listener` called at each ring from now on, whatever locks the one who rings may hold;
+    /// the first one counts.
+    pub fn set_listener(&self, listener: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.listener.set(listener);
     }
 
     /// Whether it has rung since the last time that this was asked.

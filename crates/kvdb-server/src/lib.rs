@@ -27,8 +27,9 @@
 //! `TXN` begins, joins and ends transactions of the store; `MULTI` and `WATCH` are Redis' own.
 //!
 //! The modules, in the order in which a request passes them: `socket` and `server` accept,
-//! `conversation` holds a client's buffer, `request` finds the commands in it, `commands` admits
-//! and runs them in a `session`, `output` collects the replies.
+//! `event_loop` waits for bytes of a `stream` and gives a connection its turn, `conversation` holds
+//! a client's buffer, `request` finds the commands in it, `commands` admits and runs them in a
+//! `session`, `output` collects the replies.
 
 #![warn(missing_docs)]
 
@@ -42,6 +43,7 @@ mod cursors;
 mod dictionaries;
 mod effects;
 mod error;
+mod event_loop;
 mod failure;
 mod glob;
 mod keyspace;
@@ -63,6 +65,7 @@ mod server;
 mod session;
 mod slow_log;
 mod socket;
+mod stream;
 mod sweeper;
 mod transactions;
 mod waiters;

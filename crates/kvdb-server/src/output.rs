@@ -25,6 +25,8 @@ pub trait Sink: Send {
     fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
         bell.wait(at_most);
     }
+    /// The thread is about to wait for something else than the client.
+    fn will_wait(&self) {}
     /// Closes the connection from another thread.
     fn closer(&self) -> Option<Closer> {
         None
@@ -400,6 +402,10 @@ impl Output {
             self.flush();
         }
     }
+    /// The command under way is about to wait, or to take long: other connections go on.
+    pub fn will_wait(&self) {
+        self.sink.will_wait();
+    }
     /// The client has gone away: nothing need be waited for.
     pub fn is_gone(&self) -> bool {
         self.is_broken() || self.sink.is_gone()
@@ -426,6 +432,7 @@ impl Output {
         }
         let held = self.under_way.take().filter(|reply| reply.held);
         if held.is_some() || !self.unsynced.is_empty() {
+            self.sink.will_wait();
             if let Err(error) = self.db.sync() {
                 let error = Failure::from(error).to_string();
                 if let Some(reply) = held {

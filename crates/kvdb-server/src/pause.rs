@@ -46,8 +46,8 @@ impl Pause {
         self.on.load(Relaxed) && self.state.lock().is_some_and(|until| until.end > Instant::now())
     }
 
-    /// Waits until a command may go on.
-    pub fn wait(&self, writes: bool) {
+    /// Waits until a command may go on. Where it has to wait, `before` is called first.
+    pub fn wait(&self, writes: bool, before: impl Fn()) {
         if !self.on.load(Relaxed) {
             return;
         }
@@ -60,6 +60,7 @@ impl Pause {
             } else if until.writes_only && !writes {
                 return;
             } else {
+                before();
                 self.ended.wait_for(&mut state, left);
             }
         }
@@ -73,17 +74,17 @@ mod tests {
     #[test]
     fn a_pause_of_writes_lets_others_go_on_and_ends() {
         let pause = Pause::default();
-        pause.wait(true);
+        pause.wait(true, || ());
         pause.begin(Duration::from_secs(3600), true);
-        pause.wait(false);
+        pause.wait(false, || ());
         assert!(pause.is_on());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| pause.wait(true));
+            let waiting = scope.spawn(|| pause.wait(true, || ()));
             pause.end();
             waiting.join().expect("it goes on");
         });
         pause.begin(Duration::from_millis(1), false);
-        pause.wait(true);
+        pause.wait(true, || ());
         assert!(!pause.is_on());
     }
 

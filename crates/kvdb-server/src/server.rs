@@ -1,14 +1,9 @@
-//! The server: one thread that accepts, one for each connection.
-//!
-//! A request is run by the thread that read it, because waking another one costs more than most
-//! requests do.
+//! The server: one thread that accepts, and event loops that serve the connections.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,24 +11,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdb::Kvdb;
-use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use crate::bell::Bell;
-use crate::clients::Closer;
 use crate::commands;
 use crate::conversation::Conversation;
 use crate::error::Error;
+use crate::event_loop::EventLoop;
 use crate::limits::Limits;
-use crate::output::Sink;
 use crate::scripts::Scripts;
 use crate::session::{Check, Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
+use crate::stream::{Stream, StreamSink};
 use crate::sweeper::Sweeping;
 use crate::transactions::{Snapshots, Transactions};
 
-/// How long a connection sleeps at most where it has no descriptor to wait with.
-const LOOK: Duration = Duration::from_millis(50);
+/// More loops than this wait for one another's commits.
+const MOST_LOOPS: usize = 8;
 
 /// What the server is asked to be.
 #[derive(Clone, Default)]
@@ -65,138 +58,24 @@ pub struct ServerOptions {
 
 /// A running server. Dropped, it stops: connections end, the socket disappears.
 pub struct Server {
-    common: Arc<Common>,
+    common: Common,
     path: PathBuf,
     wake: Arc<OwnedFd>,
     accepting: Option<JoinHandle<()>>,
     sweeping: Option<Sweeping>,
 }
 
-/// What the threads share.
+/// What those need who take connections in.
+#[derive(Clone)]
 struct Common {
     shared: Arc<Shared>,
-    streams: Mutex<HashMap<u64, Arc<Stream>>>,
-    /// Signalled when the last connection is gone.
-    empty: Condvar,
+    loops: Vec<Arc<EventLoop>>,
 }
 
-enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Stream {
-    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Stream::Unix(s) => (&*s).write_all(bytes),
-            Stream::Tcp(s) => (&*s).write_all(bytes),
-        }
-    }
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(s) => (&*s).read(buffer),
-            Stream::Tcp(s) => (&*s).read(buffer),
-        }
-    }
-    /// The user of the system at the other end.
-    fn user(&self) -> Option<u32> {
-        match self {
-            Stream::Unix(s) => {
-                rustix::net::sockopt::socket_peercred(s).ok().map(|peer| peer.uid.as_raw())
-            }
-            Stream::Tcp(_) => None,
-        }
-    }
-    fn shutdown(&self, how: Shutdown) {
-        let _ = match self {
-            Stream::Unix(s) => s.shutdown(how),
-            Stream::Tcp(s) => s.shutdown(how),
-        };
-    }
-    fn prepare(&self, write_timeout: Duration) -> io::Result<()> {
-        match self {
-            Stream::Unix(s) => {
-                s.set_nonblocking(false)?;
-                s.set_write_timeout(Some(write_timeout))
-            }
-            Stream::Tcp(s) => {
-                s.set_nonblocking(false)?;
-                s.set_nodelay(true)?;
-                s.set_write_timeout(Some(write_timeout))
-            }
-        }
-    }
-    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
-        match self {
-            Stream::Unix(s) => s.set_read_timeout(Some(timeout)),
-            Stream::Tcp(s) => s.set_read_timeout(Some(timeout)),
-        }
-    }
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Unix(s) => s.as_fd(),
-            Stream::Tcp(s) => s.as_fd(),
-        }
-    }
-}
-
-struct ToStream(Arc<Stream>);
-
-impl Sink for ToStream {
-    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all(bytes)
-    }
-    fn is_gone(&self) -> bool {
-        // What it has sent before may still have to be read.
-        let mut polled = [PollFd::new(&*self.0, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
-    }
-    fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
-        // Half a connection is none: the client's next bytes may wait, but not its end.
-        listen(&self.0, PollFlags::RDHUP, bell, at_most);
-    }
-    fn closer(&self) -> Option<Closer> {
-        let stream = Arc::downgrade(&self.0);
-        Some(Box::new(move || {
-            if let Some(stream) = stream.upgrade() {
-                stream.shutdown(Shutdown::Both);
-            }
-        }))
-    }
-}
-
-/// What was heard first.
-enum Heard {
-    Bell,
-    /// What was listened for, or the stream has ended.
-    Stream,
-    Nothing,
-}
-
-/// Listens for `what` of the stream, for its end, and for the bell.
-fn listen(stream: &Stream, what: PollFlags, bell: &Bell, at_most: Option<Duration>) -> Heard {
-    let rings = bell.descriptor().ok();
-    if bell.take() {
-        return Heard::Bell;
-    }
-    let mut polled = vec![PollFd::new(stream, what)];
-    polled.extend(rings.as_ref().map(|rings| PollFd::new(rings, PollFlags::IN)));
-    // Out of descriptors: the bell is heard a little later.
-    let at_most =
-        if rings.is_none() { Some(at_most.map_or(LOOK, |t| t.min(LOOK))) } else { at_most };
-    let at_most = at_most.and_then(|time| time.try_into().ok());
-    let found = rustix::event::poll(&mut polled, at_most.as_ref());
-    if bell.take() {
-        Heard::Bell
-    } else if found.is_ok() && !polled[0].revents().is_empty() {
-        Heard::Stream
-    } else {
-        Heard::Nothing
-    }
+/// Event loops that a server has: half of the processors are left to clients and to the store's own
+/// threads.
+fn wanted_loops() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get() / 2).clamp(1, MOST_LOOPS)
 }
 
 impl Server {
@@ -237,19 +116,20 @@ impl Server {
         let socket = PrivateSocket::listen(path)?;
         let wake =
             Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
-        let common = Arc::new(Common {
-            shared: Arc::new(shared),
-            streams: Mutex::default(),
-            empty: Condvar::new(),
-        });
-        let accepting = {
-            let (common, wake) = (common.clone(), wake.clone());
-            std::thread::Builder::new()
-                .name("resp-accept".into())
-                .spawn(move || accept(&common, socket, tcp, &wake))?
-        };
-        let sweeping = Some(Sweeping::start(common.shared.clone())?);
-        Ok(Server { common, path: path.into(), wake, accepting: Some(accepting), sweeping })
+        let common = Common { shared: Arc::new(shared), loops: Vec::new() };
+        let mut server =
+            Server { common, path: path.into(), wake, accepting: None, sweeping: None };
+        // From here on an error ends what was started before.
+        let Common { shared, loops } = &mut server.common;
+        for number in 1..=wanted_loops() {
+            loops.push(EventLoop::start(format!("resp-{number}"), shared.clone())?);
+        }
+        let (common, wake) = (server.common.clone(), server.wake.clone());
+        let accepting = std::thread::Builder::new().name("resp-accept".into());
+        let accepting = accepting.spawn(move || accept(&common, socket, tcp, &wake))?;
+        server.accepting = Some(accepting);
+        server.sweeping = Some(Sweeping::start(server.common.shared.clone())?);
+        Ok(server)
     }
 
     /// The path of the Unix socket.
@@ -275,18 +155,13 @@ impl Drop for Server {
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
         }
-        let mut streams = self.common.streams.lock();
-        for stream in streams.values() {
-            stream.shutdown(Shutdown::Both);
-        }
-        while !streams.is_empty() {
-            self.common.empty.wait(&mut streams);
-        }
+        self.common.loops.iter().for_each(|one| one.stop());
+        self.common.loops.iter().for_each(|one| one.wait_for_end());
     }
 }
 
 /// Accepts until `wake` is readable. The socket goes with this thread.
-fn accept(common: &Arc<Common>, socket: PrivateSocket, tcp: Option<TcpListener>, wake: &OwnedFd) {
+fn accept(common: &Common, socket: PrivateSocket, tcp: Option<TcpListener>, wake: &OwnedFd) {
     loop {
         let mut polled =
             vec![PollFd::new(wake, PollFlags::IN), PollFd::new(&socket.listener, PollFlags::IN)];
@@ -314,7 +189,7 @@ fn accept(common: &Arc<Common>, socket: PrivateSocket, tcp: Option<TcpListener>,
     }
 }
 
-fn take_all(common: &Arc<Common>, mut next: impl FnMut() -> io::Result<(Stream, String, bool)>) {
+fn take_all(common: &Common, mut next: impl FnMut() -> io::Result<(Stream, String, bool)>) {
     loop {
         match next() {
             Ok((stream, address, needs_password)) => {
@@ -335,7 +210,7 @@ fn take_all(common: &Arc<Common>, mut next: impl FnMut() -> io::Result<(Stream, 
     }
 }
 
-fn welcome(common: &Arc<Common>, stream: Stream, address: String, needs_password: bool) {
+fn welcome(common: &Common, stream: Stream, address: String, needs_password: bool) {
     let shared = &common.shared;
     let metrics = &shared.metrics;
     metrics.accepted.fetch_add(1, Relaxed);
@@ -343,92 +218,27 @@ fn welcome(common: &Arc<Common>, stream: Stream, address: String, needs_password
         tracing::warn!("could not set up a RESP connection: {error}");
         return;
     }
-    let stream = Arc::new(stream);
-    let mut streams = common.streams.lock();
-    if streams.len() >= shared.limits.connections {
+    // Only this thread adds to them.
+    if metrics.connected.load(Relaxed) >= shared.limits.connections as u64 {
         metrics.rejected.fetch_add(1, Relaxed);
-        drop(streams);
         let _ = stream.write_all(b"-ERR max number of clients reached\r\n");
         return;
     }
+    let Some(serving) = common.loops.iter().min_by_key(|one| one.connections()) else { return };
+    let user = stream.user();
+    let stream = Arc::new(stream);
+    let give_way = {
+        let serving = serving.clone();
+        Box::new(move || serving.give_way())
+    };
     let conversation = Conversation::new(
         shared.clone(),
-        Box::new(ToStream(stream.clone())),
+        Box::new(StreamSink::new(stream.clone(), give_way)),
         address,
         needs_password,
     );
-    let conversation = conversation.with(stream.user());
-    let id = conversation.id();
-    streams.insert(id, stream.clone());
-    metrics.connected.store(streams.len() as u64, Relaxed);
-    drop(streams);
-    let thread = std::thread::Builder::new().name(format!("resp-{id}")).stack_size(1 << 20);
-    let guard = Leave { common: common.clone(), id };
-    if let Err(error) = thread.spawn(move || {
-        let guard = guard;
-        serve(&guard.common, &stream, conversation);
-    }) {
-        tracing::warn!("could not start a thread for a RESP connection: {error}");
-    }
-}
-
-/// Takes a connection out of the list when its thread ends, however it ends.
-struct Leave {
-    common: Arc<Common>,
-    id: u64,
-}
-
-impl Drop for Leave {
-    fn drop(&mut self) {
-        let mut streams = self.common.streams.lock();
-        streams.remove(&self.id);
-        self.common.shared.metrics.connected.store(streams.len() as u64, Relaxed);
-        if streams.is_empty() {
-            self.common.empty.notify_all();
-        }
-    }
-}
-
-fn serve(common: &Common, stream: &Arc<Stream>, mut conversation: Conversation) {
-    loop {
-        if let Some(bell) = conversation.bell() {
-            match listen(stream, PollFlags::IN, bell, None) {
-                Heard::Stream => {}
-                Heard::Nothing => continue,
-                Heard::Bell if conversation.deliver() => continue,
-                Heard::Bell => break,
-            }
-        }
-        let Some(input) = conversation.input() else { break };
-        let got = match rustix::io::read(&**stream, rustix::buffer::spare_capacity(input)) {
-            Ok(0) => return,
-            Ok(got) => got,
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return,
-        };
-        common.shared.metrics.bytes_in.fetch_add(got as u64, Relaxed);
-        if !conversation.process() {
-            break;
-        }
-        if common.shared.stopping.load(Relaxed) {
-            return;
-        }
-    }
-    drop(conversation);
-    linger(stream);
-}
-
-/// Closes so that the client gets the last reply even where it is still sending: what it sends is
-/// read and dropped, for a moment.
-fn linger(stream: &Stream) {
-    stream.shutdown(Shutdown::Write);
-    if stream.set_read_timeout(Duration::from_millis(200)).is_err() {
-        return;
-    }
-    let mut dropped = [0; 4096];
-    for _ in 0..4096 {
-        if !matches!(stream.read(&mut dropped), Ok(got) if got > 0) {
-            return;
-        }
+    let conversation = Box::new(conversation.with(user));
+    if let Err(error) = serving.add(stream, conversation) {
+        tracing::warn!("could not serve a RESP connection: {error}");
     }
 }

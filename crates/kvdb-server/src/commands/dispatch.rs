@@ -23,7 +23,7 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
         out.mute();
     }
     if let Some(command) = index.map(|index| &COMMANDS[index]) {
-        pause(s, command);
+        pause(s, command, out);
     }
     answer(s, index, args, out);
     out.unmute();
@@ -36,11 +36,12 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
 }
 
 /// Waits while commands like this one wait (`CLIENT PAUSE`). Those that end a pause do not.
-fn pause(s: &Session, command: &Command) {
+fn pause(s: &Session, command: &Command, out: &Output) {
     // Of these some change what others see.
     const MAY_WRITE: [&str; 5] = ["clone", "dict", "publish", "snapshot", "txn"];
     if command.name != "client" {
-        s.shared.pause.wait(command.writes || MAY_WRITE.contains(&command.name));
+        let writes = command.writes || MAY_WRITE.contains(&command.name);
+        s.shared.pause.wait(writes, || out.will_wait());
     }
 }
 

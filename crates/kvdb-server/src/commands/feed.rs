@@ -114,6 +114,7 @@ fn since(
             s.closing = true;
             return Err(Failure::request("the client is gone"));
         }
+        out.will_wait();
         s.db().wait_for_commits(at, left.min(LOOK));
     }
 }

@@ -25,6 +25,7 @@ fn resident_bytes() -> u64 {
 
 /// Everything acknowledged before this is on disk when the reply leaves.
 pub fn sync(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     s.shared.transactions.sync()?;
     out.ok();
     Ok(())
@@ -43,6 +44,7 @@ pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         .and(integer(args.at(2)))
         .and(integer(args.at(3)))
         .ok_or(Failure::NOT_AN_INTEGER)?;
+    out.will_wait();
     s.shared.transactions.sync()?;
     out.array(2);
     out.integer(1);

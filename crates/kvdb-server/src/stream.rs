@@ -1,0 +1,194 @@
+//! The socket of a client: what comes from it, and where its replies go.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::bell::Bell;
+use crate::clients::Closer;
+use crate::output::Sink;
+
+/// How long a connection sleeps at most where it has no descriptor to wait with.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A client's socket.
+pub enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// What came of a look for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many.
+    Bytes(usize),
+    /// None so far.
+    Nothing,
+    /// The client has closed the connection, or it is broken.
+    End,
+}
+
+impl Stream {
+    /// Makes ready what was accepted. A write that takes nothing for so long fails.
+    pub fn prepare(&self, write_timeout: Duration) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => {
+                s.set_nonblocking(false)?;
+                s.set_write_timeout(Some(write_timeout))
+            }
+            Stream::Tcp(s) => {
+                s.set_nonblocking(false)?;
+                s.set_nodelay(true)?;
+                s.set_write_timeout(Some(write_timeout))
+            }
+        }
+    }
+
+    /// The user of the system at the other end.
+    pub fn user(&self) -> Option<u32> {
+        match self {
+            Stream::Unix(s) => {
+                rustix::net::sockopt::socket_peercred(s).ok().map(|peer| peer.uid.as_raw())
+            }
+            Stream::Tcp(_) => None,
+        }
+    }
+
+    /// Appends what has come, up to the capacity of `input`; does not wait.
+    pub fn receive(&self, input: &mut Vec<u8>) -> Received {
+        match rustix::net::recv(self, spare_capacity(input), RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Received::End,
+            Ok((_, got)) => Received::Bytes(got),
+            Err(Errno::AGAIN | Errno::INTR) => Received::Nothing,
+            Err(_) => Received::End,
+        }
+    }
+
+    /// Writes as much as the socket takes at once, and gives how much that is.
+    fn send_now(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(self, &bytes[sent..], flags) {
+                Ok(more) => sent += more,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Writes all of it, waiting for the client where need be.
+    pub fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => (&*s).write_all(bytes),
+            Stream::Tcp(s) => (&*s).write_all(bytes),
+        }
+    }
+
+    pub fn shutdown(&self, how: Shutdown) {
+        let _ = match self {
+            Stream::Unix(s) => s.shutdown(how),
+            Stream::Tcp(s) => s.shutdown(how),
+        };
+    }
+
+    /// Closes so that the client gets the last reply even where it is still sending: what it sends
+    /// is read and dropped, for a moment.
+    pub fn linger(&self) {
+        self.shutdown(Shutdown::Write);
+        let timeout = Some(Duration::from_millis(200));
+        let limited = match self {
+            Stream::Unix(s) => s.set_read_timeout(timeout),
+            Stream::Tcp(s) => s.set_read_timeout(timeout),
+        };
+        if limited.is_err() {
+            return;
+        }
+        let mut dropped = [0; 4096];
+        for _ in 0..4096 {
+            let read = match self {
+                Stream::Unix(s) => (&*s).read(&mut dropped),
+                Stream::Tcp(s) => (&*s).read(&mut dropped),
+            };
+            if !matches!(read, Ok(got) if got > 0) {
+                return;
+            }
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(s) => s.as_fd(),
+            Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+}
+
+/// The replies of a connection go into its socket.
+pub struct StreamSink {
+    stream: Arc<Stream>,
+    /// Called before the thread waits.
+    give_way: Box<dyn Fn() + Send>,
+}
+
+impl StreamSink {
+    pub fn new(stream: Arc<Stream>, give_way: Box<dyn Fn() + Send>) -> Self {
+        StreamSink { stream, give_way }
+    }
+}
+
+impl Sink for StreamSink {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let sent = self.stream.send_now(bytes)?;
+        if sent < bytes.len() {
+            // The client is slow in taking its replies.
+            (self.give_way)();
+            self.stream.write_all(&bytes[sent..])?;
+        }
+        Ok(())
+    }
+    fn will_wait(&self) {
+        (self.give_way)();
+    }
+    fn is_gone(&self) -> bool {
+        // What it has sent before may still have to be read.
+        let mut polled = [PollFd::new(&*self.stream, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+    fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
+        (self.give_way)();
+        let rings = bell.descriptor().ok();
+        if bell.take() {
+            return;
+        }
+        // Half a connection is none: the client's next bytes may wait, but not its end.
+        let mut polled = vec![PollFd::new(&*self.stream, PollFlags::RDHUP)];
+        polled.extend(rings.as_ref().map(|rings| PollFd::new(rings, PollFlags::IN)));
+        // Out of descriptors: the bell is heard a little later.
+        let at_most =
+            if rings.is_none() { Some(at_most.map_or(LOOK, |t| t.min(LOOK))) } else { at_most };
+        let at_most = at_most.and_then(|time| time.try_into().ok());
+        let _ = rustix::event::poll(&mut polled, at_most.as_ref());
+    }
+    fn closer(&self) -> Option<Closer> {
+        let stream = Arc::downgrade(&self.stream);
+        Some(Box::new(move || {
+            if let Some(stream) = stream.upgrade() {
+                stream.shutdown(Shutdown::Both);
+            }
+        }))
+    }
+}
