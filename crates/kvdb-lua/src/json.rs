@@ -9,7 +9,8 @@ use crate::arguments::{Fault, bad, function, number, text};
 use crate::numbers::general;
 
 /// What `cjson.encode_…` and `cjson.decode_…` have set.
-struct Settings {
+#[derive(PartialEq)]
+pub struct Settings {
     sparse_converts: bool,
     sparse_ratio: u64,
     sparse_safe: u64,
@@ -24,16 +25,22 @@ const DEPTH: usize = 1000;
 /// Bytes of a text that is made.
 const LONGEST: usize = 64 << 20;
 
-pub fn library(lua: &Lua) -> mlua::Result<Table> {
-    let settings = Rc::new(RefCell::new(Settings {
-        sparse_converts: false,
-        sparse_ratio: 2,
-        sparse_safe: 10,
-        encode_depth: DEPTH,
-        decode_depth: DEPTH,
-        precision: 14,
-        invalid_numbers: false,
-    }));
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            sparse_converts: false,
+            sparse_ratio: 2,
+            sparse_safe: 10,
+            encode_depth: DEPTH,
+            decode_depth: DEPTH,
+            precision: 14,
+            invalid_numbers: false,
+        }
+    }
+}
+
+/// The library, whose functions keep what scripts set in `settings`.
+pub fn library(lua: &Lua, settings: &Rc<RefCell<Settings>>) -> mlua::Result<Table> {
     let library = lua.create_table()?;
     library.set("null", Value::NULL)?;
     let set = settings.clone();

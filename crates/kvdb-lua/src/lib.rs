@@ -70,5 +70,7 @@ use sha1::{Digest, Sha1};
 
 /// The name of a script: the SHA-1 sum of its text, in hexadecimal digits.
 pub fn name_of(text: &[u8]) -> String {
-    Sha1::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    let digits =
+        |byte: &u8| [byte >> 4, byte & 15].map(|digit| b"0123456789abcdef"[digit as usize]);
+    Sha1::digest(text).iter().flat_map(digits).map(char::from).collect()
 }

@@ -1,6 +1,7 @@
 -- Makes what a script sees out of the functions that the worker has: `raw` are those, `globals` the
--- table that an interpreter begins with. Returns the environment of scripts and the function that
--- runs one.
+-- table that an interpreter begins with. Returns the environment of scripts, the function that
+-- runs one, one that tells whether what scripts share is as it was, and the names of what a script
+-- could use to change it so that this would not be seen.
 --
 -- Functions of the worker return false and a message where they fail. Here it is raised, with the
 -- place in the script. A global that is not there is an error, and none can be made.
@@ -215,4 +216,52 @@ end
 local function run(script)
     return xpcall(script, raw.locate)
 end
-return environment, run
+
+-- What is reachable by these names does not change, or in a way that `untouched` sees.
+local harmless = {}
+for _, name in ipairs({
+    'redis', 'cjson', 'cmsgpack', 'bit', 'struct', 'os', 'string', 'table', 'math', 'assert',
+    'error', 'ipairs', 'next', 'pairs', 'pcall', 'xpcall', 'rawequal', 'rawget', 'select',
+    'tonumber', 'tostring', 'type', 'unpack',
+}) do
+    harmless[name] = true
+end
+local harmful = {}
+for name in pairs(globals) do
+    if not harmless[name] then
+        harmful[#harmful + 1] = name
+    end
+end
+
+-- The tables of Lua's libraries can be written to. Those of `lock` cannot, but `table.insert`
+-- passes their metatables by.
+local next = next
+local first = {}
+for _, library in ipairs({ string, table, math }) do
+    local copy = {}
+    for key, value in pairs(library) do
+        copy[key] = value
+    end
+    first[library] = copy
+end
+local function untouched()
+    for outer in next, locked do
+        if next(outer) ~= nil then
+            return false
+        end
+    end
+    for library, copy in next, first do
+        for key, value in next, library do
+            if copy[key] ~= value then
+                return false
+            end
+        end
+        for key in next, copy do
+            if rawget(library, key) == nil then
+                return false
+            end
+        end
+    end
+    return true
+end
+return environment, run, untouched, harmful

@@ -1,7 +1,15 @@
-//! An interpreter for one script: Lua's libraries but for those that reach the machine, Redis'
+//! An interpreter for scripts: Lua's libraries but for those that reach the machine, Redis'
 //! libraries, and the functions through which a script calls commands.
+//!
+//! An interpreter takes much longer to make than most scripts take to run, so one that a script has
+//! left as it was runs the next one, too. Whether it has is known without trust in the script. Its
+//! text names every global variable that it uses, and cannot make up a name at run time without a
+//! function that is a global variable itself. If none of them is among those by which the libraries
+//! or the environment can be changed unseen, and a look at the tables that can be written to finds
+//! them as they were, then what the next script sees is what it would see in a new one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
 
@@ -24,12 +32,25 @@ pub trait Server {
     fn log(&mut self, level: u8, text: &[u8]);
 }
 
-/// An interpreter that has run nothing yet.
+/// Bytes that an interpreter which is used again may have in use, about.
+const REUSED_BELOW: usize = 1 << 20;
+/// Scripts whose compiled form an interpreter keeps, and the longest of them, bytes.
+const COMPILED: usize = 64;
+const LONGEST_COMPILED: usize = 16 << 10;
+
+/// An interpreter that has run nothing yet, or what leaves no trace.
 pub struct State {
     lua: Lua,
     environment: Table,
     run: Function,
+    untouched: Function,
+    /// Names of global variables after whose use it must not be used again.
+    harmful: HashSet<Vec<u8>>,
     version: Rc<RefCell<u8>>,
+    settings: Rc<RefCell<json::Settings>>,
+    /// By their texts.
+    compiled: RefCell<HashMap<Vec<u8>, Function>>,
+    spoilt: Cell<bool>,
 }
 
 /// How a script ended.
@@ -45,12 +66,42 @@ impl State {
     pub fn new(memory: usize, server: Rc<RefCell<dyn Server>>) -> mlua::Result<State> {
         let libraries = StdLib::TABLE | StdLib::STRING | StdLib::MATH;
         let lua = Lua::new_with(libraries, LuaOptions::new().catch_rust_panics(false))?;
-        let version = Rc::new(RefCell::new(2));
-        let raw = functions(&lua, &version, server)?;
+        let (version, settings) = (Rc::new(RefCell::new(2)), Rc::default());
+        let raw = functions(&lua, &version, &settings, server)?;
         let prelude = lua.load(PRELUDE).set_name("=prelude").into_function()?;
-        let (environment, run) = prelude.call((raw, lua.globals()))?;
+        let (environment, run, untouched, harmful): (_, _, _, Vec<mlua::String>) =
+            prelude.call((raw, lua.globals()))?;
+        let harmful = harmful.iter().map(|name| name.as_bytes().to_vec()).collect();
         lua.set_memory_limit(memory)?;
-        Ok(State { lua, environment, run, version })
+        let (compiled, spoilt) = (RefCell::default(), Cell::new(false));
+        Ok(State { lua, environment, run, untouched, harmful, version, settings, compiled, spoilt })
+    }
+
+    /// Whether the next script may have this interpreter, because it cannot tell from it that
+    /// another one has run before.
+    pub fn is_as_new(&self) -> bool {
+        !self.spoilt.get()
+            && self.lua.used_memory() < REUSED_BELOW
+            && *self.settings.borrow() == json::Settings::default()
+            && self.untouched.call::<bool>(()).unwrap_or(false)
+    }
+
+    /// Compiles a script that is to run once or more; an error says why that cannot be.
+    pub fn prepare(&self, text: &[u8]) -> Result<Function, Vec<u8>> {
+        if let Some(known) = self.compiled.borrow().get(text) {
+            return Ok(known.clone());
+        }
+        let compiled = self.compile(text)?;
+        if words(text).any(|word| self.harmful.contains(word)) {
+            self.spoilt.set(true);
+        } else if text.len() <= LONGEST_COMPILED {
+            let mut all = self.compiled.borrow_mut();
+            if all.len() == COMPILED {
+                all.clear();
+            }
+            all.insert(text.to_vec(), compiled.clone());
+        }
+        Ok(compiled)
     }
 
     /// Compiles a script; an error says why that cannot be.
@@ -65,6 +116,7 @@ impl State {
 
     /// Runs a script that was compiled here; `name` is for messages.
     pub fn run(&self, script: &Function, name: &[u8], keys: &[&[u8]], arguments: &[&[u8]]) -> End {
+        *self.version.borrow_mut() = 2;
         let given =
             [("KEYS", keys), ("ARGV", arguments)].into_iter().try_for_each(|(name, all)| {
                 let all = all.iter().map(|one| self.lua.create_string(one));
@@ -76,7 +128,11 @@ impl State {
             let why = message(error);
             End::Failed(format!("ERR Error running script {name}, {why}").into_bytes())
         };
-        match given.and_then(|()| self.run.call::<(bool, Value)>(script)) {
+        let ended = given.and_then(|()| self.run.call::<(bool, Value)>(script));
+        if !matches!(ended, Ok((true, _))) {
+            self.spoilt.set(true);
+        }
+        match ended {
             Ok((true, value)) => End::Returned(value, *self.version.borrow()),
             Ok((false, fault)) => match told(&fault, &name) {
                 Ok(text) => End::Failed(text),
@@ -85,6 +141,11 @@ impl State {
             Err(error) => failed(&error),
         }
     }
+}
+
+/// What may be a name in a text, in a comment or a string as well.
+fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|c| !c.is_ascii_alphanumeric() && *c != b'_').filter(|word| !word.is_empty())
 }
 
 /// What to tell the client of a fault that `locate` has seen.
@@ -132,11 +193,12 @@ fn message(error: &mlua::Error) -> String {
 fn functions(
     lua: &Lua,
     version: &Rc<RefCell<u8>>,
+    settings: &Rc<RefCell<json::Settings>>,
     server: Rc<RefCell<dyn Server>>,
 ) -> mlua::Result<Table> {
     let raw = lua.create_table()?;
     raw.set("bit", bits::library(lua)?)?;
-    raw.set("cjson", json::library(lua)?)?;
+    raw.set("cjson", json::library(lua, settings)?)?;
     raw.set("cmsgpack", msgpack::library(lua)?)?;
     raw.set("struct", structs::library(lua)?)?;
     raw.set("version", VERSION.0)?;
@@ -144,7 +206,7 @@ fn functions(
 
     let (asked, chosen) = (server.clone(), version.clone());
     let call = lua.create_function(move |lua, given: MultiValue| {
-        let words = match words(&given) {
+        let words = match arguments(&given) {
             Ok(words) => words,
             Err(why) => {
                 let table = lua.create_table()?;
@@ -241,7 +303,7 @@ unsafe extern "C-unwind" fn call_or_return(state: *mut ffi::lua_State) -> c_int 
 }
 
 /// The arguments of a command.
-fn words(given: &MultiValue) -> Result<Vec<Vec<u8>>, &'static str> {
+fn arguments(given: &MultiValue) -> Result<Vec<Vec<u8>>, &'static str> {
     if given.is_empty() {
         return Err("ERR Please specify at least one argument for this redis lib call");
     }
@@ -287,4 +349,88 @@ fn locate(lua: &Lua, fault: Value) -> mlua::Result<Table> {
         }
     }
     Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct NoServer;
+    impl Server for NoServer {
+        fn call(&mut self, _: &[Vec<u8>], _: u8) -> Vec<u8> {
+            b"+OK\r\n".to_vec()
+        }
+        fn log(&mut self, _: u8, _: &[u8]) {}
+    }
+
+    fn state() -> State {
+        State::new(64 << 20, Rc::new(RefCell::new(NoServer))).expect("an interpreter")
+    }
+
+    fn run(state: &State, script: &str) -> End {
+        let script = state.prepare(script.as_bytes()).expect("it compiles");
+        state.run(&script, b"name", &[b"key"], &[b"argument"])
+    }
+
+    #[test]
+    fn what_most_scripts_do_leaves_an_interpreter_as_new() {
+        let state = state();
+        for script in [
+            "return 1",
+            "return redis.call('GET', KEYS[1])",
+            "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
+            "local t = {} for i = 1, 9 do table.insert(t, tostring(i)) end return table.concat(t)",
+            "local t = cjson.decode('[1, 2]') return cjson.encode({a = t[1], payload = 'loads'})",
+            "redis.setresp(3) return {err = 'MINE no'}",
+            "return pcall(error, 'caught')",
+        ] {
+            assert!(matches!(run(&state, script), End::Returned(..)), "{script}");
+            assert!(state.is_as_new(), "{script}");
+        }
+        // RESP2 again.
+        assert!(matches!(run(&state, "return 1"), End::Returned(_, 2)));
+    }
+
+    #[test]
+    fn what_might_change_another_script_does_not() {
+        for script in [
+            "string.mine = 1",
+            "string.format = nil",
+            "local s = string s.rep = s.len",
+            "math.pi = 3",
+            "table.insert(redis, 'mine')",
+            "table.insert(cjson, 'mine')",
+            "cjson.encode_number_precision(3)",
+            "cjson['encode_' .. 'max_depth'](3)",
+            "getmetatable('').__index = table",
+            "setmetatable(string, {})",
+            "rawset(string, 'mine', 1)",
+            "getfenv(0).mine = 1",
+            "pcall(setfenv, redis.error_reply, {})",
+            "local name = 'get' .. 'fenv' _G[name](0).mine = 1",
+            "loadstring('return 1')()",
+            "load(function() end)",
+            "coroutine.wrap(function() end)()",
+            "collectgarbage('stop')",
+            "error('failed')",
+            "local t = {} for i = 1, 1e5 do t[i] = {i} end redis.kept = nil",
+            "local s = string.rep('x', 2e6) return s",
+        ] {
+            let state = state();
+            assert!(state.is_as_new());
+            run(&state, script);
+            assert!(!state.is_as_new(), "{script}");
+        }
+    }
+
+    #[test]
+    fn all_global_variables_are_either_known_to_be_harmless_or_not() {
+        let state = state();
+        for name in ["_G", "getfenv", "setfenv", "getmetatable", "setmetatable", "rawset", "load"] {
+            assert!(state.harmful.contains(name.as_bytes()), "{name}");
+        }
+        for name in ["redis", "string", "pcall", "KEYS"] {
+            assert!(!state.harmful.contains(name.as_bytes()), "{name}");
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! The worker: a process that runs one script after the other, each in an interpreter of its own.
+//! The worker: a process that runs one script after the other. None of them finds what another one
+//! has left.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -70,10 +71,12 @@ fn serve() -> io::Result<()> {
     confine::close_inherited()?;
     let channel = Rc::new(RefCell::new(Channel::over(io::stdin())?));
     confine::confine(MEMORY)?;
+    let new = || {
+        let state = State::new(MEMORY, channel.clone());
+        state.map_err(|error| io::Error::other(error.to_string()))
+    };
+    let mut state = new()?;
     loop {
-        // Made before it is asked for, so that a script does not wait for it.
-        let state = State::new(MEMORY, channel.clone())
-            .map_err(|error| io::Error::other(error.to_string()))?;
         let frame = channel.borrow_mut().receive();
         let (kind, payload) = match frame.kind {
             Kind::Load => match state.compile(&frame.payload) {
@@ -87,15 +90,22 @@ fn serve() -> io::Result<()> {
             _ => return Ok(()),
         };
         channel.borrow_mut().send(kind, &payload);
-        // Within the time of the script.
-        drop(state);
-        confine::end_after(0);
+        let again = state.is_as_new();
+        if !again {
+            // Within the time of the script.
+            drop(state);
+            confine::end_after(0);
+            // Made before it is asked for, so that the next script does not wait for it.
+            state = new()?;
+        } else {
+            confine::end_after(0);
+        }
     }
 }
 
 fn run_script(state: &State, script: &Run<'_>) -> (Kind, Vec<u8>) {
     confine::end_after(script.seconds);
-    let compiled = match state.compile(script.text) {
+    let compiled = match state.prepare(script.text) {
         Ok(compiled) => compiled,
         Err(why) => return (Kind::Uncompiled, replies::one_line(&why)),
     };

@@ -429,6 +429,61 @@ fn nothing_of_the_machine_is_there() {
     );
 }
 
+/// What a script sees of all that scripts share.
+const PROBE: &str = "local seen = {}
+    for _, library in ipairs({string, table, math}) do
+        for name, value in pairs(library) do table.insert(seen, name .. type(value)) end
+    end
+    table.sort(seen)
+    for _, value in ipairs({
+        {redis[1], cjson[1], ('x').mine, KEYS.mine, math.pi},
+        {pcall(function() return mine end)}, {pcall(function() return 'a' + 1 end)},
+        {pcall(cjson.encode, {{{{{0.123456789}}}}})}, {pcall(cjson.encode, {[1] = 1, [99] = 2})},
+        {string.format('%d', 7), ('x'):rep(3), redis.error_reply('A b').err, #redis.sha1hex('')},
+    }) do
+        for i = 1, 5 do table.insert(seen, tostring(value[i])) end
+    end
+    return table.concat(seen, ' ')";
+
+#[test]
+fn a_script_finds_nothing_of_the_one_before() {
+    let fresh = eval(&mut serve(with_scripts()).connect(), PROBE, &["one"]);
+    assert!(fresh.contains("formatfunction"), "{fresh}");
+    let served = serve(with_scripts());
+    let c = &mut served.connect();
+    for script in [
+        "return 1",
+        "string.mine = 1",
+        "string.format = nil",
+        "string.rep = string.len",
+        "math.pi = 3",
+        "table.insert(redis, 'mine') table.insert(cjson, 'mine')",
+        "getmetatable('').__index = function() return 'mine' end",
+        "getmetatable('').__add = function() return 'mine' end",
+        "setmetatable(string, {__index = function() return 'mine' end})",
+        "rawset(string, 'mine', 1)",
+        "getfenv(0).mine = 1",
+        "getfenv(redis.error_reply).type = function() return 'mine' end",
+        "setfenv(redis.error_reply, {})",
+        "_G['get' .. 'fenv'](0).mine = 1",
+        "loadstring('getfenv(0).mine = 1')()",
+        "cjson.encode_number_precision(3)",
+        "cjson['encode_' .. 'max_depth'](2)",
+        "cjson.encode_sparse_array(true)",
+        "coroutine.wrap(function() string.mine = 1 end)()",
+        "KEYS.mine = 1 ARGV.mine = 1 KEYS[1] = 'mine'",
+        "string.mine = 1 error('failed')",
+        "local function deeper() return 1 + deeper() end return pcall(deeper)",
+        "redis.setresp(3)",
+    ] {
+        eval(c, script, &["one"]);
+        // The first one may get another interpreter, the second one this one's.
+        for _ in 0..2 {
+            assert_eq!(eval(c, PROBE, &["one"]), fresh, "after {script}");
+        }
+    }
+}
+
 /// Milliseconds that scripts have in the tests of those that take too long.
 const SHORT: u64 = 500;
 

@@ -31,7 +31,7 @@ struct State {
 
 /// A script that runs.
 struct Running {
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     killed: AtomicBool,
 }
 
@@ -97,10 +97,8 @@ impl Slot {
     /// that has said something that it was not asked: what it says next would be taken for the
     /// answer to the next script, and a call of the last one for one of the next.
     fn worker(&mut self) -> Result<&mut Worker, Failure> {
-        if self.worker.as_mut().is_some_and(|worker| worker.has_ended() || worker.has_spoken()) {
+        if !self.worker.as_ref().is_some_and(Worker::is_at_rest) {
             self.worker = None;
-        }
-        if self.worker.is_none() {
             let command = self.pool.command.as_deref().unwrap_or_default();
             let worker = Worker::start(command).map_err(|error| {
                 Failure::request(format!("the process for scripts does not start: {error}"))
@@ -118,8 +116,7 @@ impl Slot {
     ) -> Result<(T, bool), Failure> {
         let pool = self.pool.clone();
         let worker = self.worker()?;
-        let socket = worker.socket().map_err(|error| Failure::Io(error.to_string()))?;
-        let running = Arc::new(Running { socket, killed: AtomicBool::new(false) });
+        let running = Arc::new(Running { socket: worker.socket(), killed: AtomicBool::new(false) });
         let id = {
             let mut state = pool.state.lock();
             if state.closed {

@@ -5,9 +5,12 @@ use std::io::{self, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdb_lua::wire::{self, Frame, Kind};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 /// Why nothing came of a worker.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,31 +30,44 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// Reads up to a moment.
+/// How often it is looked, during a wait, whether the time is up.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Reads and writes up to a moment. The socket's own timeout is a tick, so that none has to be set
+/// for each message.
 struct Timed {
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     until: Instant,
 }
 
 impl Timed {
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    fn over(socket: UnixStream) -> io::Result<Timed> {
+        socket.set_read_timeout(Some(TICK))?;
+        socket.set_write_timeout(Some(TICK))?;
+        Ok(Timed { socket: Arc::new(socket), until: Instant::now() })
+    }
+
+    /// Does `step` until it has not waited in vain, or the time is up.
+    fn patiently<T>(&self, mut step: impl FnMut(&UnixStream) -> io::Result<T>) -> io::Result<T> {
+        while Instant::now() < self.until {
+            match step(&self.socket) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
     }
 }
 
 impl Read for Timed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(Some(self.left()?))?;
-        self.socket.read(into)
+        self.patiently(|mut socket| socket.read(into))
     }
 }
 
-/// Writes up to the same moment.
 impl io::Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(Some(self.left()?))?;
-        self.socket.write(bytes)
+        self.patiently(|mut socket| socket.write(bytes))
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
@@ -77,24 +93,18 @@ impl Worker {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let until = Instant::now();
-        Ok(Worker { child, channel: BufReader::with_capacity(16 << 10, Timed { socket, until }) })
+        Ok(Worker { child, channel: BufReader::with_capacity(16 << 10, Timed::over(socket)?) })
     }
 
-    /// Another handle of the socket.
-    pub fn socket(&self) -> io::Result<UnixStream> {
-        self.channel.get_ref().socket.try_clone()
+    /// The socket, so that others can end what it is at.
+    pub fn socket(&self) -> Arc<UnixStream> {
+        self.channel.get_ref().socket.clone()
     }
-    pub fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
-    }
-    /// Whether it has said something, or hung up: at rest it waits to be asked.
-    pub fn has_spoken(&mut self) -> bool {
-        let timed = self.channel.get_mut();
-        let looked = timed.socket.set_nonblocking(true).and_then(|()| timed.socket.read(&mut [0]));
-        let silent = matches!(&looked, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-        let waits = timed.socket.set_nonblocking(false).is_ok();
-        !(silent && waits && self.channel.buffer().is_empty())
+    /// Whether it waits to be asked: it has not ended, and has said nothing since the last answer.
+    pub fn is_at_rest(&self) -> bool {
+        let socket = &*self.channel.get_ref().socket;
+        let looked = rustix::net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT);
+        looked.is_err_and(|error| error == Errno::AGAIN) && self.channel.buffer().is_empty()
     }
     /// What follows is to be done by then.
     pub fn by(&mut self, until: Instant) {
