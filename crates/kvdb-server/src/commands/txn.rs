@@ -24,6 +24,11 @@ pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT sec
                          COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    // The others wait for the mount, for a sync or for a lock, or read much.
+    const SHORT: [&str; 5] = ["files", "join", "leave", "list", "status"];
+    if !SHORT.iter().any(|short| is(args.at(1), short)) {
+        out.will_wait();
+    }
     match args.at(1) {
         c if is(c, "begin") => begin(s, args, out),
         c if is(c, "join") => join(s, args, out),
