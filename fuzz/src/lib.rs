@@ -8,6 +8,10 @@ use std::sync::Arc;
 
 #[path = "../../crates/kvfs-cli/src/daemons.rs"]
 mod daemons;
+#[path = "../../crates/kvfs-cli/src/device_profile.rs"]
+mod device_profile;
+#[path = "../../crates/kvfs-cli/src/failures.rs"]
+mod failures;
 #[path = "../../crates/kvfs-cli/src/figures.rs"]
 mod figures;
 #[path = "../../crates/kvfs-cli/src/http/message.rs"]
@@ -28,12 +32,18 @@ mod mount_options;
 mod mounted;
 #[path = "../../crates/kvfs-cli/src/output.rs"]
 mod output;
+#[path = "../../crates/kvfs-cli/src/paths.rs"]
+mod paths;
 #[path = "../../crates/kvfs-cli/src/pax.rs"]
 mod pax;
 #[path = "../../crates/kvfs-cli/src/place.rs"]
 mod place;
 #[path = "../../crates/kvfs-cli/src/scrubbing.rs"]
 mod scrubbing;
+#[path = "../../crates/kvfs-cli/src/sizes.rs"]
+mod sizes;
+#[path = "../../crates/kvfs-cli/src/sockets.rs"]
+mod sockets;
 #[path = "../../crates/kvfs-cli/src/sources.rs"]
 mod sources;
 #[path = "../../crates/kvfs-cli/src/store.rs"]
