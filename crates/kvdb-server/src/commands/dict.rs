@@ -19,6 +19,7 @@ pub const USAGE: &str = "LIST | INFO [name] | CREATE name [option value ...] | \
                          merge none|add|max|min|union";
 
 pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     if !matches!(s.place, Place::Store) {
         return Err(Failure::request(
             "DICT works on the store itself: leave the snapshot or clone",
@@ -72,6 +73,7 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// and replies when that is done. `COMPACT STORE` merges those of every dictionary of the store, of
 /// the file system's as well: nothing is read or changed by it that a client could not.
 pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     if args.len() == 2 && is(args.at(1), "store") {
         for dictionary in s.db().dictionaries() {
             match s.db().compact(dictionary.id) {

@@ -15,12 +15,6 @@ use crate::slow_log::{Entry, shortened};
 /// told from those.
 const AMONG_MESSAGES: [&str; 3] = ["ping", "quit", "reset"];
 
-/// Commands that wait for the mount, for the disk or for merges, or read much. The thread gives way
-/// before them: where it does not, those of several connections run one after the other. (`TXN`
-/// and those that only sync see to it themselves.)
-const MAY_WAIT: [&str; 9] =
-    ["clone", "clonetree", "compact", "dict", "export", "import", "rmtree", "snapshot", "walk"];
-
 /// Runs one request and writes its one reply, and behind it the messages that have come.
 pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     let index = find(args.at(0));
@@ -30,9 +24,6 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     }
     if let Some(command) = index.map(|index| &COMMANDS[index]) {
         pause(s, command, out);
-        if MAY_WAIT.contains(&command.name) {
-            out.will_wait();
-        }
     }
     answer(s, index, args, out);
     out.unmute();

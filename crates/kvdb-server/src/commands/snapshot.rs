@@ -25,6 +25,7 @@ pub fn name(arg: &[u8]) -> Result<&str, Failure> {
 
 /// Everything here is on disk before the reply.
 pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     let snapshots = s.shared.snapshots.clone();
     match (args.at(1), args.len()) {
         (c, 3) if is(c, "create") => snapshots.create("", name(args.at(2))?, Durability::Synced)?,
@@ -157,6 +158,7 @@ fn list(s: &Session, out: &mut Output) {
 }
 
 pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     let snapshots = s.shared.snapshots.clone();
     match (args.at(1), args.len()) {
         (c, 4) if is(c, "create") => snapshots.branch_off(name(args.at(2))?, name(args.at(3))?)?,

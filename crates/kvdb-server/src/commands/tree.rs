@@ -41,6 +41,7 @@ fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
 /// `CLONETREE from to [TXN id]`, by paths from the root of the file system, in the transaction of
 /// that number, or the joined one, or the mainline. Names and numbers in turn: what was copied.
 pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     let id = transaction(s, &args, 3)?;
     let made = s.shared.transactions.clone_tree(id, args.at(1), args.at(2))?;
     counted(&[("directories", made.directories), ("files", made.files), ("bytes", made.bytes)], out)
@@ -48,6 +49,7 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 
 /// `RMTREE path [TXN id]`: the same for removing. What was removed.
 pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     let id = transaction(s, &args, 2)?;
     let gone = s.shared.transactions.remove_tree(id, args.at(1))?;
     counted(&[("directories", gone.directories), ("files", gone.files), ("bytes", gone.bytes)], out)
@@ -59,6 +61,7 @@ pub const IMPORT_USAGE: &str = "BEGIN path [TXN id] | ADD entries | END | DROP";
 /// files for the directory at a path, in the form that `kvfs import` sends. `IMPORT DROP`, an
 /// error, or the end of the connection gives up.
 pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     let none = || {
         Failure::request(
             "there is no import under way: IMPORT BEGIN, or see why the one before was given up",
@@ -96,12 +99,14 @@ pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] |
 /// `kvfs du` read. A walk keeps its state from being freed until it ends, which the end of the
 /// connection does, too.
 pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     pieces(s, args, out, |s, whose, path| s.shared.transactions.walk(whose, path))
 }
 
 /// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until that gives
 /// an empty string: the same as a tar stream. A connection has one walk or export at a time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     pieces(s, args, out, |s, whose, path| s.shared.transactions.export(whose, path, s.user))
 }
 
