@@ -9,6 +9,7 @@ transports: requests come over /dev/fuse, or over io_uring
 KVFS is the program, TREE a git repository to unpack, clone and read. Both modes run in turn in each round, on a new store each; the
 medians of the rounds are printed, and their quotient, and how busy the machine was. BUSY endless loops run at the same time. Needs root, git, tar.
 """
+
 import concurrent.futures
 import os
 import pathlib
@@ -168,7 +169,10 @@ def main():
                 store = directory / "store.kvfs"
                 run(kvfs, "create", store)
                 run(kvfs, "mount", "-o", modes[mode], store, mount)
-                loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+                loops = [
+                    subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                    for _ in range(busy)
+                ]
                 try:
                     for name, work in WORK.items():
                         begun = time.monotonic()

@@ -36,5 +36,7 @@ class Clients:
         return Case(f"{what}, {clients} client{'s' if clients > 1 else ''}", prepare)
 
     def cases(self):
-        at_once = [self.case(what, clients) for clients in CLIENTS for what in ("create", "stat", "unlink")]
+        at_once = [
+            self.case(what, clients) for clients in CLIENTS for what in ("create", "stat", "unlink")
+        ]
         return at_once + [self.operations.case("create, busy machine", "create", busy=True)]

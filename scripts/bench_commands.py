@@ -7,6 +7,7 @@
 DIRECTORY is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 directories. Before
 each measurement is a sync(1) of everything. Load of the machine is shown, since both sides suffer from it, but not alike.
 """
+
 import argparse
 import json
 import os
@@ -29,7 +30,7 @@ def make_tree(at):
         directory.mkdir(parents=True)
         for n in range(FILES // DIRECTORIES):
             size, start = rnd.choice(SIZES), rnd.randrange(1 << 19)
-            (directory / f"file-{n:02}").write_bytes(data[start:start + size])
+            (directory / f"file-{n:02}").write_bytes(data[start : start + size])
 
 
 class Bench:
@@ -37,7 +38,11 @@ class Bench:
         self.kvfs, self.rounds = args.kvfs, args.rounds
         self.top = pathlib.Path(args.directory).resolve() / "bench-commands"
         self.top.mkdir()
-        self.store, self.mnt, self.source = self.top / "s.kvfs", self.top / "mnt", self.top / "source"
+        self.store, self.mnt, self.source = (
+            self.top / "s.kvfs",
+            self.top / "mnt",
+            self.top / "source",
+        )
         self.tar, self.copy = self.top / "source.tar", self.top / "copy"
         self.mnt.mkdir()
         make_tree(self.source)
@@ -65,7 +70,9 @@ class Bench:
     def compare(self, title, rounds):
         """`rounds` yields (theirs, ours), seconds."""
         theirs, ours = zip(*rounds)
-        show = lambda all: f"{statistics.median(all) * 1e3:.0f} ms ({min(all) * 1e3:.0f} to {max(all) * 1e3:.0f})"
+        show = lambda all: (
+            f"{statistics.median(all) * 1e3:.0f} ms ({min(all) * 1e3:.0f} to {max(all) * 1e3:.0f})"
+        )
         ratio = statistics.median(a / b for a, b in zip(theirs, ours))
         print(f"| {title} | {show(theirs)} | {show(ours)} | {ratio:.1f} |", flush=True)
 
@@ -78,6 +85,7 @@ class Bench:
                     self.run("find", self.mnt / "copy", "-size", "+1G")
                 theirs = self.timed("rm", "-rf", self.copy)
                 yield theirs, self.timed(self.kvfs, "rm", self.mnt / "copy")
+
         self.mount()
         self.run("cp", "-a", self.source, self.mnt / "source")
         self.compare("`rm -rf`, `kvfs rm`", rounds(False))
@@ -94,7 +102,9 @@ class Bench:
                 self.run("sync", "-f", self.copy)
                 synced = theirs + time.perf_counter() - began
                 shutil.rmtree(self.copy)
-                bytes_alone = self.timed("dd", f"if={self.tar}", f"of={self.copy}", "bs=1M", "conv=fsync")
+                bytes_alone = self.timed(
+                    "dd", f"if={self.tar}", f"of={self.copy}", "bs=1M", "conv=fsync"
+                )
                 self.copy.unlink()
                 if mounted:
                     ours = self.timed(self.kvfs, "import", self.mnt / "copy", self.tar)
@@ -118,6 +128,7 @@ class Bench:
 
     def builds(self, before):
         """Imports by two builds in turn, each with a daemon of its own on a new store: seconds, and what both sides take of processors."""
+
         def spent():
             used = os.times()
             return used.children_user + used.children_system
@@ -125,8 +136,15 @@ class Bench:
         def one(kvfs, source):
             self.run(kvfs, "create", self.store)
             self.run(kvfs, "mount", self.store, self.mnt)
-            daemon = pathlib.Path("/proc", str(json.loads(self.run(kvfs, "stat", self.mnt, "--json"))["daemon"]["pid"]), "stat")
-            ticks = lambda: sum(map(int, daemon.read_text().rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+            daemon = pathlib.Path(
+                "/proc",
+                str(json.loads(self.run(kvfs, "stat", self.mnt, "--json"))["daemon"]["pid"]),
+                "stat",
+            )
+            ticks = lambda: (
+                sum(map(int, daemon.read_text().rpartition(")")[2].split()[11:13]))
+                / os.sysconf("SC_CLK_TCK")
+            )
             client, served = spent(), ticks()
             seconds = self.timed(kvfs, "import", self.mnt / "copy", source)
             client, served = spent() - client, ticks() - served
@@ -137,35 +155,55 @@ class Bench:
         for title, source in (("a tar file", self.tar), ("a directory", self.source)):
             rounds = []
             for n in range(self.rounds):
-                pair = [one(kvfs, source) for kvfs in ((before, self.kvfs) if n % 2 else (self.kvfs, before))]
+                pair = [
+                    one(kvfs, source)
+                    for kvfs in ((before, self.kvfs) if n % 2 else (self.kvfs, before))
+                ]
                 rounds.append(pair if n % 2 else pair[::-1])
-            self.compare(f"`kvfs import` of {title} into a mounted store, before and after", [(a[0], b[0]) for a, b in rounds])
+            self.compare(
+                f"`kvfs import` of {title} into a mounted store, before and after",
+                [(a[0], b[0]) for a, b in rounds],
+            )
             for at, who in ((1, "command"), (2, "daemon")):
                 theirs, ours = ([one[at] * 1e3 for one in side] for side in zip(*rounds))
-                print(f"| processor time of the {who} | {statistics.median(theirs):.0f} ms | {statistics.median(ours):.0f} ms | |", flush=True)
+                print(
+                    f"| processor time of the {who} | {statistics.median(theirs):.0f} ms | {statistics.median(ours):.0f} ms | |",
+                    flush=True,
+                )
 
     def walks(self):
         def rounds(theirs, ours):
             for _ in range(self.rounds):
                 yield self.timed(*theirs), self.timed(self.kvfs, *ours)
+
         self.mount()
         self.run(self.kvfs, "import", self.mnt / "copy", self.tar)
-        self.compare("`du -s` with all in the kernel's cache, `kvfs du`", rounds(["du", "-s", self.source], ["du", self.mnt / "copy"]))
+        self.compare(
+            "`du -s` with all in the kernel's cache, `kvfs du`",
+            rounds(["du", "-s", self.source], ["du", self.mnt / "copy"]),
+        )
         conditions = ["-name", "file-1*", "-size"]
         self.compare(
             "`find -name -size`, `kvfs find`",
-            rounds(["find", self.source, *conditions, "+9k"], ["find", self.mnt / "copy", *conditions, "+9K"]),
+            rounds(
+                ["find", self.source, *conditions, "+9k"],
+                ["find", self.mnt / "copy", *conditions, "+9K"],
+            ),
         )
         self.umount()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory")
     parser.add_argument("--kvfs", default="kvfs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="rm,imports,walks")
-    parser.add_argument("--before", help="another build, whose imports are compared with those of --kvfs")
+    parser.add_argument(
+        "--before", help="another build, whose imports are compared with those of --kvfs"
+    )
     args = parser.parse_args()
     bench = Bench(args)
     try:

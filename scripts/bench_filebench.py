@@ -24,7 +24,11 @@ PERSONALITIES = {
 
 def find(given):
     """The program: what was given, or one that is installed."""
-    places = [given, shutil.which("filebench"), Path.home() / ".cache/kvfs-tools/filebench/bin/filebench"]
+    places = [
+        given,
+        shutil.which("filebench"),
+        Path.home() / ".cache/kvfs-tools/filebench/bin/filebench",
+    ]
     return next((Path(place).resolve() for place in places if place and Path(place).exists()), None)
 
 
@@ -78,7 +82,12 @@ class Restated:
     def prepare(self, fs, name):
         directory = fs.dir / f"restated-{name}"
         shutil.rmtree(directory, ignore_errors=True)
-        program = [sys.executable, Path(__file__).with_name("bench_personalities.py"), name, directory]
+        program = [
+            sys.executable,
+            Path(__file__).with_name("bench_personalities.py"),
+            name,
+            directory,
+        ]
         sh(*program, "prepare")
 
         def run():

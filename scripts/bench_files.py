@@ -39,11 +39,22 @@ SIZES = ("files", "mib", "tree", "large_tree", "filebench_seconds")
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--kvfs", default="target/release/kvfs", help="the kvfs program, a release build")
-    p.add_argument("--memory", help="the program memory_mount of bench/measure, a release build: the ceiling of the transport")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--kvfs", default="target/release/kvfs", help="the kvfs program, a release build"
+    )
+    p.add_argument(
+        "--memory",
+        help="the program memory_mount of bench/measure, a release build: the ceiling of the transport",
+    )
     p.add_argument("--filebench", help="filebench (default: one that is installed)")
-    p.add_argument("--restated", action="store_true", help="its personalities as scripts/bench_personalities.py states them, even so")
+    p.add_argument(
+        "--restated",
+        action="store_true",
+        help="its personalities as scripts/bench_personalities.py states them, even so",
+    )
     p.add_argument("--record", help="measure, and append to this file")
     p.add_argument("--report", help="only report what this file has")
     p.add_argument("--out", help="where the table goes; the picture goes next to it")
@@ -52,19 +63,36 @@ def arguments():
     p.add_argument("--mib", type=int, default=128)
     p.add_argument("--tree", type=int, default=3_000, help="files in the tree of the programs")
     p.add_argument("--large-tree", type=int, default=20_144, help="files in the large tree")
-    p.add_argument("--filebench-seconds", type=int, default=2, help="how long each personality runs")
+    p.add_argument(
+        "--filebench-seconds", type=int, default=2, help="how long each personality runs"
+    )
     p.add_argument("--size", default="4G", help="size of the images of the others")
     p.add_argument("--dir", help="where all of them lie (default: a temporary directory)")
     p.add_argument("--systems", default=SYSTEMS)
-    p.add_argument("--long-on", default="kvfs,kvfs-uring,ext4,memory-uring", help="systems for the groups clients, large and personalities")
+    p.add_argument(
+        "--long-on",
+        default="kvfs,kvfs-uring,ext4,memory-uring",
+        help="systems for the groups clients, large and personalities",
+    )
     p.add_argument("--groups", default=",".join(GROUPS))
     p.add_argument("--cases", help="a regular expression: only cases whose names it is found in")
-    p.add_argument("--wait", type=float, default=30, help="seconds to wait for a quiet machine before each case")
-    p.add_argument("--limit", type=float, default=60, help="seconds that a program of a case may take")
+    p.add_argument(
+        "--wait",
+        type=float,
+        default=30,
+        help="seconds to wait for a quiet machine before each case",
+    )
+    p.add_argument(
+        "--limit", type=float, default=60, help="seconds that a program of a case may take"
+    )
     a = p.parse_args()
     if not a.report and not a.record:
         p.error("give --record or --report")
-    for given, known in ((a.systems, SYSTEMS.split(",")), (a.long_on, SYSTEMS.split(",")), (a.groups, GROUPS)):
+    for given, known in (
+        (a.systems, SYSTEMS.split(",")),
+        (a.long_on, SYSTEMS.split(",")),
+        (a.groups, GROUPS),
+    ):
         for name in given.split(","):
             if name not in known:
                 p.error(f"{name} is none of {', '.join(known)}")
@@ -81,7 +109,9 @@ def cases_by_group(a, work, groups, left_out):
     if "personalities" in groups:
         filebench = not a.restated and bench_filebench.find(a.filebench)
         if filebench:
-            cases["personalities"] = bench_filebench.Filebench(filebench, work, a.filebench_seconds).cases()
+            cases["personalities"] = bench_filebench.Filebench(
+                filebench, work, a.filebench_seconds
+            ).cases()
         else:
             cases["personalities"] = bench_filebench.Restated(a.filebench_seconds).cases()
     if "large" in groups:
@@ -116,11 +146,21 @@ class Record:
     def __init__(self, a, path):
         self.lines = bench_files_report.read(path) if Path(path).exists() else []
         sizes = {size: getattr(a, size) for size in SIZES}
-        for other in {json.dumps(line.get("sizes")) for line in self.lines if "left_out" not in line and "case" not in line}:
+        for other in {
+            json.dumps(line.get("sizes"))
+            for line in self.lines
+            if "left_out" not in line and "case" not in line
+        }:
             if json.loads(other) != sizes:
                 sys.exit(f"bench_files: {path} has rounds of {other}, not of {json.dumps(sizes)}")
         self.file = open(path, "a")
-        self.add({"sizes": sizes, "machine": bench_files_report.machine(), "systems": a.systems.split(",")})
+        self.add(
+            {
+                "sizes": sizes,
+                "machine": bench_files_report.machine(),
+                "systems": a.systems.split(","),
+            }
+        )
 
     def add(self, line):
         self.lines.append(line)
@@ -128,7 +168,9 @@ class Record:
         self.file.flush()
 
     def next_round(self, case):
-        return max((line["round"] + 1 for line in self.lines if line.get("case") == case), default=0)
+        return max(
+            (line["round"] + 1 for line in self.lines if line.get("case") == case), default=0
+        )
 
 
 def measure(a):

@@ -41,7 +41,9 @@ AIMS = {
     "kvfs import; tar x elsewhere, large tree": 5,
     "kvfs rm; rm -rf elsewhere, large tree": 5,
 }
-PEER_AIMS = [("juicefs", case, 10) for case in ("create", "stat, warm", "unlink", "mkdir", "rename")] + [("bindfs", "create", 2)]
+PEER_AIMS = [
+    ("juicefs", case, 10) for case in ("create", "stat, warm", "unlink", "mkdir", "rename")
+] + [("bindfs", "create", 2)]
 TITLES = {
     "operations": "Operations",
     "programs": "Programs",
@@ -58,7 +60,11 @@ def read(path):
 
 
 def machine():
-    models = (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
+    models = (
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    )
     return f"{os.cpu_count()} cores ({next(models, '?')}), Linux {os.uname().release}"
 
 
@@ -71,13 +77,21 @@ class Results:
         self.lines = [line for line in lines if "case" in line]
         self.runs = [line for line in lines if "sizes" in line]
         # What was left out once and measured at another time is not missing.
-        there = {f"{line['case']} on {line['system']}" for line in self.lines} | {line["system"] for line in self.lines}
-        self.left_out = {line["left_out"]: line["why"] for line in lines if line.get("left_out") not in there | {None}}
+        there = {f"{line['case']} on {line['system']}" for line in self.lines} | {
+            line["system"] for line in self.lines
+        }
+        self.left_out = {
+            line["left_out"]: line["why"]
+            for line in lines
+            if line.get("left_out") not in there | {None}
+        }
         self.by = {}
         for line in self.lines:
             self.by.setdefault((line["case"], line["system"]), {})[line["round"]] = line
         order = unique(name for run in self.runs for name in run["systems"])
-        self.systems = [name for name in order if any(line["system"] == name for line in self.lines)]
+        self.systems = [
+            name for name in order if any(line["system"] == name for line in self.lines)
+        ]
         self.own = [name for name in self.systems if name.startswith(OURS)]
 
     def cases(self, group):
@@ -87,7 +101,9 @@ class Results:
         return self.by.get((case, system), {})
 
     def rounds(self, case):
-        return len({round_ for (name, _), rounds in self.by.items() if name == case for round_ in rounds})
+        return len(
+            {round_ for (name, _), rounds in self.by.items() if name == case for round_ in rounds}
+        )
 
     def each(self, case, system, what="seconds"):
         return {round_: line[what] / line["ops"] for round_, line in self.of(case, system).items()}
@@ -103,7 +119,11 @@ def shown(values, digits=2):
     if not values:
         return "–"
     middle = f"{statistics.median(values):.{digits}f}"
-    return f"**{middle}** ({min(values):.{digits}f}–{max(values):.{digits}f})" if len(values) >= 3 else middle
+    return (
+        f"**{middle}** ({min(values):.{digits}f}–{max(values):.{digits}f})"
+        if len(values) >= 3
+        else middle
+    )
 
 
 def rate(results, case, system):
@@ -122,38 +142,70 @@ def cost(results, case, system):
     last = of[-1]
     sent = sum(last["requests"].values()) / last["ops"]
     kinds = sorted(last["requests"].items(), key=lambda kind: -kind[1])[:3]
-    kinds = " ".join(f"{kind} {n / last['ops']:.1f}" for kind, n in kinds if n / last["ops"] >= 0.05)
+    kinds = " ".join(
+        f"{kind} {n / last['ops']:.1f}" for kind, n in kinds if n / last["ops"] >= 0.05
+    )
     scale, unit = (1e6, "µs") if last["ops"] > 1 else (1e3, "ms")
-    client, daemon = (statistics.median(line[who] / line["ops"] for line in of) * scale for who in ("client", "daemon"))
+    client, daemon = (
+        statistics.median(line[who] / line["ops"] for line in of) * scale
+        for who in ("client", "daemon")
+    )
     return f"{sent:,.1f}{': ' if kinds else ''}{kinds} · {client:,.0f} + {daemon:,.0f} {unit}"
 
 
 def written(results, case, system):
-    values = [line["written"] / line["bytes"] for line in results.of(case, system).values() if line.get("written")]
+    values = [
+        line["written"] / line["bytes"]
+        for line in results.of(case, system).values()
+        if line.get("written")
+    ]
     return shown(values)
 
 
 def table(head, rows, right=True):
     rule = "---:" if right else "---"
-    return [f"| {' | '.join(head)} |", "|---|" + f"{rule}|" * (len(head) - 1), *(f"| {' | '.join(row)} |" for row in rows)]
+    return [
+        f"| {' | '.join(head)} |",
+        "|---|" + f"{rule}|" * (len(head) - 1),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def group_table(results, group):
     cases = results.cases(group)
-    systems = [name for name in results.systems if name != BASE and any(results.of(case, name) for case in cases)]
+    systems = [
+        name
+        for name in results.systems
+        if name != BASE and any(results.of(case, name) for case in cases)
+    ]
     rows = []
     for case in cases:
         aim = f"{AIMS[case]:g}" if case in AIMS else ""
-        rows.append([case, str(results.rounds(case)), rate(results, case, BASE), *(shown(results.ratios(case, name)) for name in systems), aim])
+        rows.append(
+            [
+                case,
+                str(results.rounds(case)),
+                rate(results, case, BASE),
+                *(shown(results.ratios(case, name)) for name in systems),
+                aim,
+            ]
+        )
     return [f"\n## {TITLES[group]}\n", *table(["case", "rounds", BASE, *systems, "aim"], rows)]
 
 
 def together():
     """A file and its key, durable together: ratios to ext4 and SQLite, measured by scripts/bench_transactions.py."""
     path = Path(__file__).parent.parent / "docs/bench/transactions.jsonl"
-    stages = [line["figures"] for line in read(path) if line["stage"] == "together"] if path.exists() else []
+    stages = (
+        [line["figures"] for line in read(path) if line["stage"] == "together"]
+        if path.exists()
+        else []
+    )
     for clients in (1, 8):
-        ours, theirs = ([v for s in stages for v in s[f"together, {who}, {clients} clients, /s"]] for who in ("kvfs", "ext4 on a loop device"))
+        ours, theirs = (
+            [v for s in stages for v in s[f"together, {who}, {clients} clients, /s"]]
+            for who in ("kvfs", "ext4 on a loop device")
+        )
         yield clients, [a / b for a, b in zip(ours, theirs)]
 
 
@@ -162,18 +214,32 @@ def aims_table(results):
     rows = []
 
     def row(title, aim, by_system):
-        met = [name for name in results.own if by_system[name] and statistics.median(by_system[name]) >= aim]
+        met = [
+            name
+            for name in results.own
+            if by_system[name] and statistics.median(by_system[name]) >= aim
+        ]
         verdict = ", ".join(met) or ("**missed**" if any(by_system.values()) else "not measured")
         rows.append([title, f"≥ {aim:g}", *(shown(by_system[name]) for name in columns), verdict])
 
     for case, aim in AIMS.items():
         row(case, aim, {name: results.ratios(case, name) for name in columns})
     for base, case, aim in PEER_AIMS:
-        row(f"{case}, against {base}", aim, {name: results.ratios(case, name, base) for name in columns})
-    text = ["\n## Aims\n", *table(["÷ ext4 where nothing else is said", "aim", *columns, "met by"], rows)]
+        row(
+            f"{case}, against {base}",
+            aim,
+            {name: results.ratios(case, name, base) for name in columns},
+        )
+    text = [
+        "\n## Aims\n",
+        *table(["÷ ext4 where nothing else is said", "aim", *columns, "met by"], rows),
+    ]
     text.append(
         "\nA file and its key durable together, against ext4 and SQLite on a loop device, is to be ≥ 5: "
-        + "; ".join(f"{shown(values)} with {clients} client{'s' * (clients > 1)}" for clients, values in together())
+        + "; ".join(
+            f"{shown(values)} with {clients} client{'s' * (clients > 1)}"
+            for clients, values in together()
+        )
         + " (`python3 scripts/bench_transactions.py together`, in [transactions.md](transactions.md)). "
         f"`{CEILING}` is the ceiling: what it misses, no file system behind this transport can reach."
     )
@@ -183,7 +249,9 @@ def aims_table(results):
 def report(lines, out=None):
     results = Results(lines)
     sizes = results.runs[0]["sizes"]
-    counts = [results.rounds(case) for case in unique(line["case"] for line in results.lines)] or [0]
+    counts = [results.rounds(case) for case in unique(line["case"] for line in results.lines)] or [
+        0
+    ]
     busy = [line["busy"] for line in results.lines] or [0]
     text = [
         "# KVFS as a file system, compared with others\n",
@@ -214,19 +282,47 @@ def report(lines, out=None):
             "operation. Its figures compare file systems with each other only."
         )
     text += aims_table(results)
-    writers = [case for group in groups for case in results.cases(group) if any(written(results, case, name) != "–" for name in results.systems)]
-    devices = [name for name in results.systems if any(written(results, case, name) != "–" for case in writers)]
-    text.append("\n## Bytes written to the device for each byte of the user\n\nUntil all has been synced; what is merged later is not in it.\n")
-    text += table(["case", *devices], [[case, *(written(results, case, name) for name in devices)] for case in writers])
-    text += ["\n## Requests that the daemon answered for one operation (programs: for all), and processor time of client + daemon\n"]
+    writers = [
+        case
+        for group in groups
+        for case in results.cases(group)
+        if any(written(results, case, name) != "–" for name in results.systems)
+    ]
+    devices = [
+        name
+        for name in results.systems
+        if any(written(results, case, name) != "–" for case in writers)
+    ]
+    text.append(
+        "\n## Bytes written to the device for each byte of the user\n\nUntil all has been synced; what is merged later is not in it.\n"
+    )
+    text += table(
+        ["case", *devices],
+        [[case, *(written(results, case, name) for name in devices)] for case in writers],
+    )
+    text += [
+        "\n## Requests that the daemon answered for one operation (programs: for all), and processor time of client + daemon\n"
+    ]
     shown_cases = [case for group in groups for case in results.cases(group)]
-    text += table(["case", *results.own], [[case, *(cost(results, case, name) for name in results.own)] for case in shown_cases], right=False)
+    text += table(
+        ["case", *results.own],
+        [[case, *(cost(results, case, name) for name in results.own)] for case in shown_cases],
+        right=False,
+    )
     if results.left_out:
-        text.append("\nNot measured: " + "; ".join(f"{what} ({why})" for what, why in results.left_out.items()) + ".")
+        text.append(
+            "\nNot measured: "
+            + "; ".join(f"{what} ({why})" for what, why in results.left_out.items())
+            + "."
+        )
     # Notes written by hand are kept.
     notes = out.read_text().partition(NOTES) if out and out.exists() else ("", "", "")
-    wrapped = (line if line.startswith(("|", "!")) else textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
-               for line in "\n".join(text).split("\n"))
+    wrapped = (
+        line
+        if line.startswith(("|", "!"))
+        else textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
+        for line in "\n".join(text).split("\n")
+    )
     return "\n".join(wrapped) + "\n" + notes[1] + notes[2]
 
 
@@ -237,32 +333,51 @@ def picture(lines):
     """Bars on a logarithmic scale: how many times as fast as ext4; a line for each aim."""
     results = Results(lines)
     drawn = [name for name in COLOURS if name in results.systems]
-    cases = [case for group in TITLES for case in results.cases(group) if any(results.ratios(case, name) for name in drawn)]
+    cases = [
+        case
+        for group in TITLES
+        for case in results.cases(group)
+        if any(results.ratios(case, name) for name in drawn)
+    ]
     left, width, bar, low, high = 250, 520, 9, 0.05, 50
     step = bar * len(drawn) + 10
 
     def x(ratio):
-        return left + width * (math.log(min(max(ratio, low), high)) - math.log(low)) / (math.log(high) - math.log(low))
+        return left + width * (math.log(min(max(ratio, low), high)) - math.log(low)) / (
+            math.log(high) - math.log(low)
+        )
 
     height = 50 + step * len(cases)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{height}" font-family="sans-serif" font-size="11">']
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{height}" font-family="sans-serif" font-size="11">'
+    ]
     out.append('<rect width="100%" height="100%" fill="white"/>')
     for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20):
-        out.append(f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="30" y2="{height}" stroke="{"#333" if tick == 1 else "#ddd"}"/>')
+        out.append(
+            f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="30" y2="{height}" stroke="{"#333" if tick == 1 else "#ddd"}"/>'
+        )
         out.append(f'<text x="{x(tick):.1f}" y="24" text-anchor="middle">{tick:g}</text>')
     for i, name in enumerate(drawn):
-        out.append(f'<rect x="{left + i * 130}" y="2" width="9" height="9" fill="{COLOURS[name]}"/>')
+        out.append(
+            f'<rect x="{left + i * 130}" y="2" width="9" height="9" fill="{COLOURS[name]}"/>'
+        )
         out.append(f'<text x="{left + i * 130 + 13}" y="11">{name} ÷ ext4</text>')
     for row, case in enumerate(cases):
         top = 36 + row * step
-        out.append(f'<text x="{left - 8}" y="{top + step / 2}" text-anchor="end">{escape(case)}</text>')
+        out.append(
+            f'<text x="{left - 8}" y="{top + step / 2}" text-anchor="end">{escape(case)}</text>'
+        )
         for i, name in enumerate(drawn):
             values = results.ratios(case, name)
             if values:
                 middle = statistics.median(values)
                 begin, end = sorted((x(1), x(middle)))
-                out.append(f'<rect x="{begin:.1f}" y="{top + i * bar}" width="{max(end - begin, 1):.1f}" height="{bar - 1}" fill="{COLOURS[name]}"/>')
+                out.append(
+                    f'<rect x="{begin:.1f}" y="{top + i * bar}" width="{max(end - begin, 1):.1f}" height="{bar - 1}" fill="{COLOURS[name]}"/>'
+                )
         if case in AIMS:
             aim = x(AIMS[case])
-            out.append(f'<line x1="{aim:.1f}" x2="{aim:.1f}" y1="{top}" y2="{top + step - 10}" stroke="#d62728" stroke-width="2"/>')
+            out.append(
+                f'<line x1="{aim:.1f}" x2="{aim:.1f}" y1="{top}" y2="{top + step - 10}" stroke="#d62728" stroke-width="2"/>'
+            )
     return "\n".join(out) + "\n</svg>\n"

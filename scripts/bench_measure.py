@@ -47,7 +47,9 @@ def wait_for_quiet(limit):
 
 @contextmanager
 def endless_loops():
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())
+    ]
     try:
         # The interpreters are past their start when they have used 50 ms each.
         started = [Path(f"/proc/{loop.pid}/stat") for loop in loops]
@@ -84,8 +86,18 @@ def measured(fs, run):
     own = run()
     seconds, client = time.perf_counter() - begun, client_cpu() - client
     daemon = fs.daemon_cpu() - daemon
-    difference = {kind: n - requests.get(kind, 0) for kind, n in fs.requests().items() if n > requests.get(kind, 0)}
-    result = {"ops": 1, "seconds": seconds, "client": client, "daemon": daemon, "requests": difference}
+    difference = {
+        kind: n - requests.get(kind, 0)
+        for kind, n in fs.requests().items()
+        if n > requests.get(kind, 0)
+    }
+    result = {
+        "ops": 1,
+        "seconds": seconds,
+        "client": client,
+        "daemon": daemon,
+        "requests": difference,
+    }
     result.update(own if isinstance(own, dict) else {})
     if result.get("bytes"):
         sync_all(fs.dir)

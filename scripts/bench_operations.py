@@ -30,7 +30,13 @@ OPERATIONS = [
     ("append 4 KiB + fsync, 16 threads", "append-fsync16", False),
 ]
 # What must be there before a case, and so before the caches are dropped.
-CONTENT = {"read": "create4k", "readdir-stat": "create", "stat": "create", "unlink": "create", "rename": "create"}
+CONTENT = {
+    "read": "create4k",
+    "readdir-stat": "create",
+    "stat": "create",
+    "unlink": "create",
+    "rename": "create",
+}
 # These write content: the bytes that reach the device for each of theirs are counted.
 WRITERS = {"seq-write", "rand-write", "poke", "append", "fsync1", "fsync16", "append-fsync16"}
 
@@ -40,7 +46,19 @@ class Operations:
         self.kvfs, self.files, self.mib = kvfs, files, mib
 
     def bench(self, fs, case):
-        said = sh(self.kvfs, "bench", fs.dir, "--case", case, "--files", self.files, "--mib", self.mib, "--keep", "--json")
+        said = sh(
+            self.kvfs,
+            "bench",
+            fs.dir,
+            "--case",
+            case,
+            "--files",
+            self.files,
+            "--mib",
+            self.mib,
+            "--keep",
+            "--json",
+        )
         (timing,) = json.loads(said)
         # Its own time: without the start of the program and what it prepares.
         kept = ("seconds", "ops", "bytes") if case in WRITERS else ("seconds", "ops")
@@ -51,7 +69,10 @@ class Operations:
         if case in CONTENT:
             # What is looked at a second time must have been once.
             first = [CONTENT[case]] + ([case] if not cold and case in ("stat", "read") else [])
-        elif case in ("seq-read", "rand-read", "rand-write", "poke") and not (fs.dir / "kvfs-bench" / "large").exists():
+        elif (
+            case in ("seq-read", "rand-read", "rand-write", "poke")
+            and not (fs.dir / "kvfs-bench" / "large").exists()
+        ):
             first = ["seq-write"]
         elif case == "rmdir":
             first = ["mkdir"]

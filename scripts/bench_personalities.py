@@ -32,10 +32,19 @@ class Share:
 
     def __init__(self, personality, directory, me):
         self.rng = random.Random(me)
-        mine = [made for n, made in enumerate(personality.made(directory)) if n % personality.processes == me]
+        mine = [
+            made
+            for n, made in enumerate(personality.made(directory))
+            if n % personality.processes == me
+        ]
         self.names = [name for name, _ in mine]
         self.there = [size is not None for _, size in mine]
-        self.mean, self.appended, self.log, self.done = personality.mean, personality.appended, f"{directory}/log", 0
+        self.mean, self.appended, self.log, self.done = (
+            personality.mean,
+            personality.appended,
+            f"{directory}/log",
+            0,
+        )
 
     def pick(self, there=True):
         """A file of its own that is there, or is not; another one if there is none such."""

@@ -57,8 +57,21 @@ def wait_for(path):
 def measure(path, words, pipeline, requests):
     """Requests in a second."""
     words = [word.replace("__data__", VALUE) for word in words]
-    command = ["redis-benchmark", "-s", str(path), "-c", str(CLIENTS), "-n", str(requests),
-               "-r", "100000", "-P", str(pipeline), "--csv", *words]
+    command = [
+        "redis-benchmark",
+        "-s",
+        str(path),
+        "-c",
+        str(CLIENTS),
+        "-n",
+        str(requests),
+        "-r",
+        "100000",
+        "-P",
+        str(pipeline),
+        "--csv",
+        *words,
+    ]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
     lines = [line for line in said.splitlines() if line.startswith('"')]
     # A head with the names of the columns, and one line.
@@ -82,14 +95,30 @@ def main():
         mount.mkdir()
         sockets = {"Redis": directory / "redis.sock", "KVFS": directory / "store.kvfs.sock"}
         redis = subprocess.Popen(
-            ["redis-server", "--port", "0", "--unixsocket", str(sockets["Redis"]), "--save", "",
-             "--appendonly", "yes", "--appendfsync", "everysec", "--dir", str(directory)],
-            stdout=subprocess.DEVNULL)
+            [
+                "redis-server",
+                "--port",
+                "0",
+                "--unixsocket",
+                str(sockets["Redis"]),
+                "--save",
+                "",
+                "--appendonly",
+                "yes",
+                "--appendfsync",
+                "everysec",
+                "--dir",
+                str(directory),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
         try:
-            subprocess.run([kvfs, "create", "--size", "8G", str(store)], check=True,
-                           stdout=subprocess.DEVNULL)
-            subprocess.run([kvfs, "mount", str(store), str(mount)], check=True,
-                           stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [kvfs, "create", "--size", "8G", str(store)], check=True, stdout=subprocess.DEVNULL
+            )
+            subprocess.run(
+                [kvfs, "mount", str(store), str(mount)], check=True, stdout=subprocess.DEVNULL
+            )
             for path in sockets.values():
                 wait_for(path)
             figures = {}
@@ -116,9 +145,14 @@ def main():
         f"of {options.requests:,} requests a case, four times as many pipelined, both in turn"
     )
     lines = [
-        "# The socket compared with Redis", "", textwrap.fill(said, 100), "",
-        "Thousands of requests in a second:", "",
-        "| | Redis | KVFS | ÷ | Redis, by 16 | KVFS, by 16 | ÷ |", "|---|---:|---:|---:|---:|---:|---:|",
+        "# The socket compared with Redis",
+        "",
+        textwrap.fill(said, 100),
+        "",
+        "Thousands of requests in a second:",
+        "",
+        "| | Redis | KVFS | ÷ | Redis, by 16 | KVFS, by 16 | ÷ |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, _ in CASES:
         row = [name]

@@ -45,7 +45,9 @@ clean:
 def sh(*args, **kwargs):
     done = subprocess.run([str(a) for a in args], capture_output=True, text=True, **kwargs)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, args))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(
+            f"{' '.join(map(str, args))}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return done.stdout.strip()
 
 
@@ -54,7 +56,9 @@ def copy_sources(directory):
     registry = f"{os.environ.get('CARGO_HOME', Path.home() / '.cargo')}/registry/src"
     found = sorted(glob.glob(f"{registry}/*/zstd-sys-*/zstd/lib"))
     if not found:
-        raise FileNotFoundError(f"the sources of zstd are not in {registry}; `cargo fetch` brings them")
+        raise FileNotFoundError(
+            f"the sources of zstd are not in {registry}; `cargo fetch` brings them"
+        )
     shutil.copytree(found[-1], directory / "lib")
     (directory / "Makefile").write_text(MAKEFILE)
     return directory
@@ -173,8 +177,14 @@ def ends(a, work):
                     sh(a.kvfs, "txn", "exec", s.dir, id, "--", *make(directory))
                     commit, _ = clock(lambda: c("TXN", "COMMIT", id))
                     sync, _ = clock(lambda: c("SYNC"))
-                    for what, seconds in (("begin", begin), ("commit", commit), ("commit and sync", commit + sync)):
-                        figures.setdefault(f"{what} {way.lower()}, {files} files, ms", []).append(seconds * 1e3)
+                    for what, seconds in (
+                        ("begin", begin),
+                        ("commit", commit),
+                        ("commit and sync", commit + sync),
+                    ):
+                        figures.setdefault(f"{what} {way.lower()}, {files} files, ms", []).append(
+                            seconds * 1e3
+                        )
                     clean(directory)
         return figures
     finally:
@@ -197,7 +207,10 @@ def four(a, work, jobs=2, named=""):
                 sh(*make(f, jobs))
 
         figures = {}
-        ways = {f"four{named} builds in turn, plain, s": in_turn, f"four{named} builds at once, transactions, s": at_once}
+        ways = {
+            f"four{named} builds in turn, plain, s": in_turn,
+            f"four{named} builds at once, transactions, s": at_once,
+        }
         for name in random.sample(list(ways), 2):
             seconds, _ = clock(ways[name])
             figures[name] = [seconds]
@@ -235,7 +248,9 @@ def together(a, work):
                     rate = float(sh(*way, clients, 1.5))
                     figures.setdefault(f"together, {name}, {clients} clients, /s", []).append(rate)
                 line = json.loads(sh(a.example, library, "together", clients, 1))
-                figures.setdefault(f"together, the library, {clients} clients, /s", []).append(line["per_second"])
+                figures.setdefault(f"together, the library, {clients} clients, /s", []).append(
+                    line["per_second"]
+                )
         return figures
     finally:
         s.close()
@@ -244,7 +259,9 @@ def together(a, work):
 
 def change_ten(s, dirs, noise):
     for _ in range(10):
-        (s.dir / f"d{noise.randrange(dirs):05}" / f"f{noise.randrange(100):02}").write_bytes(noise.randbytes(100))
+        (s.dir / f"d{noise.randrange(dirs):05}" / f"f{noise.randrange(100):02}").write_bytes(
+            noise.randbytes(100)
+        )
 
 
 def latency(a, work):
@@ -283,7 +300,9 @@ def library(a, work):
         sh(a.example, file, "fill", files)
         for line in sh(a.example, file, "latency").splitlines():
             line = json.loads(line)
-            figures.setdefault(f"library: {line['what']}, {files} files, ms", []).append(line["median_ms"])
+            figures.setdefault(f"library: {line['what']}, {files} files, ms", []).append(
+                line["median_ms"]
+            )
         file.unlink()
     file = work / "many.kvfs"
     for store in (file, f"{file}.alone"):
@@ -312,7 +331,9 @@ def many(a, work):
                 c.pipeline([("SET", f"key:{at + i:08}", b"v" * 64) for i in range(1000)])
             begun = time.perf_counter()
             for i in range(1000):
-                (s.dir / f"d{noise.randrange(files // 100):05}" / "f00").write_bytes(noise.randbytes(100))
+                (s.dir / f"d{noise.randrange(files // 100):05}" / "f00").write_bytes(
+                    noise.randbytes(100)
+                )
                 c("SET", f"key:{noise.randrange(keys):08}", "changed")
                 if when == "beside":
                     c("SNAPSHOT", "CREATE", f"s{i:04}")
@@ -327,8 +348,13 @@ def many(a, work):
         assert len(c("TXN", "LIST")) == 100 and len(c("SNAPSHOT", "LIST")) == 1000
         for r in range(-1, 5):
             noise = random.Random(r)
-            chosen = [f"d{noise.randrange(files // 100):05}/f{noise.randrange(100):02}" for _ in range(20_000)]
-            gets = [[("GET", f"key:{noise.randrange(keys):08}") for _ in range(50)] for _ in range(600)]
+            chosen = [
+                f"d{noise.randrange(files // 100):05}/f{noise.randrange(100):02}"
+                for _ in range(20_000)
+            ]
+            gets = [
+                [("GET", f"key:{noise.randrange(keys):08}") for _ in range(50)] for _ in range(600)
+            ]
             order = list(stores) if r % 2 else list(reversed(stores))
             for what in ("stat", "read", "GET"):
                 Path("/proc/sys/vm/drop_caches").write_text("2\n")
@@ -375,14 +401,26 @@ def report(a):
     def ratio(x, y, larger=False):
         """Medians of the ratios of each round, and their range."""
         all = sorted(p / q for p, q in zip(values.get(x, []), values.get(y, [])))
-        return f"**{statistics.median(all):.3f}** ({all[0]:.3f}–{all[-1]:.3f})" if all else "not measured"
+        return (
+            f"**{statistics.median(all):.3f}** ({all[0]:.3f}–{all[-1]:.3f})"
+            if all
+            else "not measured"
+        )
 
     plain = "build plain, s"
     n = len(values.get(plain, []))
     row("**a. `kvfs run -- make -j2`**", f"{n} rounds")
     row("on the plain mount", f"{mid(plain):.2f} s")
-    row("in a transaction, `si`", f"{mid('build si, s'):.2f} s, ratio {ratio('build si, s', plain)}", "≤ 1.03")
-    row("in a transaction, `ser`", f"{mid('build ser, s'):.2f} s, ratio {ratio('build ser, s', plain)}", "≤ 1.10")
+    row(
+        "in a transaction, `si`",
+        f"{mid('build si, s'):.2f} s, ratio {ratio('build si, s', plain)}",
+        "≤ 1.03",
+    )
+    row(
+        "in a transaction, `ser`",
+        f"{mid('build ser, s'):.2f} s, ratio {ratio('build ser, s', plain)}",
+        "≤ 1.10",
+    )
     for way in ("si", "ser"):
         for files in (1_000, a.files):
             at = f"{way}, {files} files, ms"
@@ -392,19 +430,34 @@ def report(a):
                 "≤ 5 ms",
             )
     row("**b. four builds**", "at once in four transactions; on the plain mount in turn")
-    for how, named in (("`make -j1`: a core each", " serial"), ("`make -j2`: each fills both cores", "")):
-        x, y = f"four{named} builds at once, transactions, s", f"four{named} builds in turn, plain, s"
+    for how, named in (
+        ("`make -j1`: a core each", " serial"),
+        ("`make -j2`: each fills both cores", ""),
+    ):
+        x, y = (
+            f"four{named} builds at once, transactions, s",
+            f"four{named} builds in turn, plain, s",
+        )
         row(how, f"{mid(x):.2f} s; {mid(y):.2f} s; ratio {ratio(x, y)}", "< 1")
     row("**c. a file and its key, durable together**", "per second")
     for clients in (1, 8):
         k, l, e, h = (
-            f"together, {name}, {clients} clients, /s" for name in ("kvfs", "the library", "ext4 on a loop device", "ext4 of the host")
+            f"together, {name}, {clients} clients, /s"
+            for name in ("kvfs", "the library", "ext4 on a loop device", "ext4 of the host")
         )
         who = f"{clients} client{'s' if clients > 1 else ''}"
         row(f"KVFS mount and socket, {who}", f"{mid(k):,.0f}")
         row(f"KVFS library, {who}", f"{mid(l):,.0f}")
-        row(f"ext4 on a loop device and SQLite, {who}", f"{mid(e):,.0f}; mount {ratio(k, e)}, library {ratio(l, e)} times", "≥ 5")
-        row(f"ext4 of the host and SQLite, {who}", f"{mid(h):,.0f}; mount {ratio(k, h)}, library {ratio(l, h)} times", "≥ 5")
+        row(
+            f"ext4 on a loop device and SQLite, {who}",
+            f"{mid(e):,.0f}; mount {ratio(k, e)}, library {ratio(l, e)} times",
+            "≥ 5",
+        )
+        row(
+            f"ext4 of the host and SQLite, {who}",
+            f"{mid(h):,.0f}; mount {ratio(k, h)}, library {ratio(l, h)} times",
+            "≥ 5",
+        )
     row("**d, e. by the size of the store**", f"1,000 files; {a.files:,} files")
     for what, aim in (
         ("begin si", "< 1 ms"),
@@ -427,15 +480,27 @@ def report(a):
         row(f"{what}, mount", f"{mid(x):,.0f}/s; {mid(y):,.0f}/s; {ratio(x, y)}", "≤ 1.2")
     for what in ("gets", "lookups"):
         name = f"library: {what} beside 1000 snapshots and 100 transactions: "
-        alone, beside, times, low, high = (mid(name + f) for f in ("alone_per_second", "per_second", "ratio", "low", "high"))
+        alone, beside, times, low, high = (
+            mid(name + f) for f in ("alone_per_second", "per_second", "ratio", "low", "high")
+        )
         before = mid(f"library: {what} before: ratio")
         row(
             f"{what}, library",
             f"{alone:,.0f}/s; {beside:,.0f}/s; **{times:.3f}** ({low:.3f}–{high:.3f}), the same two stores before {before:.3f}",
             "≤ 1.2",
         )
-    row("memory of those transactions", f"{mid('library: memory of 100 transactions: kib'):,.0f} KiB")
-    cpu = next((l.split(":", 1)[1].strip() for l in Path("/proc/cpuinfo").read_text().splitlines() if l.startswith("model name")), "?")
+    row(
+        "memory of those transactions",
+        f"{mid('library: memory of 100 transactions: kib'):,.0f} KiB",
+    )
+    cpu = next(
+        (
+            l.split(":", 1)[1].strip()
+            for l in Path("/proc/cpuinfo").read_text().splitlines()
+            if l.startswith("model name")
+        ),
+        "?",
+    )
     text = (
         "# What transactions, snapshots and clones cost\n\n"
         f"`make bench-transactions` · {os.cpu_count()} cores ({cpu}), Linux {os.uname().release}, the store a file on ext4. What is compared "
@@ -448,7 +513,9 @@ def report(a):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("stages", nargs="+", choices=[*STAGES, "report"], metavar="STAGE")
     p.add_argument("--kvfs", default="target/release/kvfs")
     p.add_argument("--example", default="target/release/kvfs_views", help="the library's example")
@@ -456,7 +523,9 @@ def main():
     p.add_argument("--out", default="docs/bench/transactions.md")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--files", type=int, default=500_000, help="how many are many")
-    p.add_argument("--dir", default=None, help="where the stores lie (default: a temporary directory)")
+    p.add_argument(
+        "--dir", default=None, help="where the stores lie (default: a temporary directory)"
+    )
     a = p.parse_args()
     a.kvfs, a.example = (str(Path(f).resolve()) for f in (a.kvfs, a.example))
     for stage in a.stages:
@@ -468,7 +537,10 @@ def main():
         with open(a.results, "a") as results:
             results.write(json.dumps({"stage": stage, "figures": figures}) + "\n")
         shown = {k: [round(v, 3) for v in some] for k, some in figures.items()}
-        print(f"{stage}: {seconds:.0f} s\n" + "\n".join(f"  {k}: {v}" for k, v in shown.items()), flush=True)
+        print(
+            f"{stage}: {seconds:.0f} s\n" + "\n".join(f"  {k}: {v}" for k, v in shown.items()),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

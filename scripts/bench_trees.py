@@ -29,7 +29,11 @@ def make_tar(path, files, seed=1):
                 add(f"tree/part-{n // 400}/module-{n // 20}", tarfile.DIRTYPE)
             size = min(int(rng.lognormvariate(8.44, 1.3)), len(text) // 2)
             start = rng.randrange(len(text) // 2)
-            add(f"tree/part-{n // 400}/module-{n // 20}/file-{n}.c", tarfile.REGTYPE, text[start : start + size])
+            add(
+                f"tree/part-{n // 400}/module-{n // 20}/file-{n}.c",
+                tarfile.REGTYPE,
+                text[start : start + size],
+            )
 
 
 def in_memory(path):
@@ -51,11 +55,20 @@ class Packages:
         self.packages = []
         for n in range(count):
             scope = f"@scope-{n % 7}/" if n % 5 == 0 else ""
-            files = [("package.json", text[:700]), ("LICENSE", text[:1100]), ("README.md", text[:3000])]
+            files = [
+                ("package.json", text[:700]),
+                ("LICENSE", text[:1100]),
+                ("README.md", text[:3000]),
+            ]
             for i in range(self.FILES - len(files)):
                 start = rng.randrange(len(text) // 2)
                 size = min(int(rng.lognormvariate(7.2, 1.2)), len(text) // 2)
-                files.append((f"{('lib', 'dist', 'dist/esm')[i % 3]}/file-{i}.js", text[start : start + size]))
+                files.append(
+                    (
+                        f"{('lib', 'dist', 'dist/esm')[i % 3]}/file-{i}.js",
+                        text[start : start + size],
+                    )
+                )
             self.packages.append((f"{scope}package-{n}", files))
 
     def install(self, directory):
@@ -97,14 +110,24 @@ def make_workspace(directory, crates=6, functions=60):
         (directory / name / "Cargo.toml").write_text(manifest)
         modules = [f"m{i}" for i in range(6)]
         for module in modules:
-            body = ["use std::collections::BTreeMap;", "#[derive(Clone, Debug, Default, PartialEq)]", "pub struct Row { pub key: String, pub count: u64 }"]
+            body = [
+                "use std::collections::BTreeMap;",
+                "#[derive(Clone, Debug, Default, PartialEq)]",
+                "pub struct Row { pub key: String, pub count: u64 }",
+            ]
             for i in range(functions // len(modules)):
                 body.append(
                     f"pub fn f{i}(rows: &[Row]) -> BTreeMap<String, u64> {{ let mut all = BTreeMap::new(); for row in rows {{ "
-                    f"*all.entry(format!(\"{{}}-{i}\", row.key)).or_insert({i}) += row.count; }} all }}"
+                    f'*all.entry(format!("{{}}-{i}", row.key)).or_insert({i}) += row.count; }} all }}'
                 )
             (directory / name / "src" / f"{module}.rs").write_text("\n".join(body) + "\n")
-        uses = "".join(f"pub fn of_{other}() -> usize {{ {other}::m0::f0(&[]).len() }}\n" for other in below)
-        (directory / name / "src" / "lib.rs").write_text("".join(f"pub mod {m};\n" for m in modules) + uses)
+        uses = "".join(
+            f"pub fn of_{other}() -> usize {{ {other}::m0::f0(&[]).len() }}\n" for other in below
+        )
+        (directory / name / "src" / "lib.rs").write_text(
+            "".join(f"pub mod {m};\n" for m in modules) + uses
+        )
         calls = "".join(f"{other}::m1::f1(&[]);" for other in below)
-        (directory / name / "src" / "main.rs").write_text(f"fn main() {{ {calls} println!(\"{{:?}}\", {name}::m2::f2(&[])); }}\n")
+        (directory / name / "src" / "main.rs").write_text(
+            f'fn main() {{ {calls} println!("{{:?}}", {name}::m2::f2(&[])); }}\n'
+        )

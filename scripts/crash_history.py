@@ -36,12 +36,20 @@ class State:
         for path in sorted(self.names):
             if self.names[path][0] == "f":
                 least.setdefault(self.names[path][1], path)
-        return {p: (k, self.files[v[0]], least[v[0]]) if k == "f" else (k, *v) for p, (k, *v) in self.names.items()}
+        return {
+            p: (k, self.files[v[0]], least[v[0]]) if k == "f" else (k, *v)
+            for p, (k, *v) in self.names.items()
+        }
 
     def shown(self):
         """All of it, as it is found."""
         views = lambda views: {name: (then.tree(), then.keys) for name, then in views.items()}
-        return {"tree": self.tree(), "keys": self.keys, "snapshots": views(self.snapshots), "clones": views(self.clones)}
+        return {
+            "tree": self.tree(),
+            "keys": self.keys,
+            "snapshots": views(self.snapshots),
+            "clones": views(self.clones),
+        }
 
 
 def walk(root):
@@ -123,7 +131,11 @@ class Historian:
 
     def place(self, rnd):
         """A path that may be there or not."""
-        directories = [""] + sorted(p + "/" for p, v in self.states[-1].names.items() if v[0] == "d" and not p.startswith("copy"))
+        directories = [""] + sorted(
+            p + "/"
+            for p, v in self.states[-1].names.items()
+            if v[0] == "d" and not p.startswith("copy")
+        )
         return f"{rnd.choice(directories)}n{rnd.randrange(self.FILES)}"
 
     def put(self, rnd):
@@ -169,7 +181,11 @@ class Historian:
             return
         # What lies in copies is no place for others, so it goes first.
         copies = sorted(p for p, v in state.names.items() if v[0] != "d" and p.startswith("copy"))
-        path = rnd.choice(copies) if copies and rnd.random() < 0.8 else self.some(rnd, rnd.choice("ffl"))
+        path = (
+            rnd.choice(copies)
+            if copies and rnd.random() < 0.8
+            else self.some(rnd, rnd.choice("ffl"))
+        )
         if path is None:
             return False
         del state.names[path]
@@ -179,7 +195,11 @@ class Historian:
     def rename(self, rnd):
         source, path = self.some(rnd), self.place(rnd)
         state = self.begin()
-        if source is None or state.names.get(path, ("f",))[0] == "d" or state.names.get(path) == state.names[source]:
+        if (
+            source is None
+            or state.names.get(path, ("f",))[0] == "d"
+            or state.names.get(path) == state.names[source]
+        ):
             return False
         state.names[path] = state.names.pop(source)
         self.will_be(state)
@@ -279,7 +299,9 @@ class Historian:
         if not tops:
             return False
         top, state = rnd.choice(tops), self.begin()
-        state.names = {p: v for p, v in state.names.items() if p != top and not p.startswith(top + "/")}
+        state.names = {
+            p: v for p, v in state.names.items() if p != top and not p.startswith(top + "/")
+        }
         self.will_be(state)
         self.client.call("RMTREE", f"/{self.directory}/{top}")
 
@@ -289,7 +311,10 @@ class Historian:
     def set_keys(self, rnd):
         state, words = self.begin(), ["MSET"]
         for _ in range(rnd.randrange(1, 6)):
-            key, value = self.name_of_key(rnd), content(f"{self.n} {self.new()}", rnd.choice([5, 100, 5000, 70_000]))
+            key, value = (
+                self.name_of_key(rnd),
+                content(f"{self.n} {self.new()}", rnd.choice([5, 100, 5000, 70_000])),
+            )
             state.keys[key] = value
             words += [key, value]
         self.will_be(state)
@@ -347,7 +372,11 @@ class Historian:
             if rnd.random() < 0.2:
                 self.client.call("TXN", "ABORT", txn)
                 return
-            state.names[path], state.files[number], state.keys[key] = ("f", number), data, data[:5000]
+            state.names[path], state.files[number], state.keys[key] = (
+                ("f", number),
+                data,
+                data[:5000],
+            )
             synced = rnd.random() < 0.5
             self.will_be(state)
             self.client.call("TXN", "COMMIT", txn, *(["SYNC"] if synced else []))
@@ -355,7 +384,11 @@ class Historian:
                 self.certain()
         except (RuntimeError, OSError) as e:
             # Another's claim on a directory that a serializable one has listed, say.
-            refused = str(e).startswith(("CONFLICT", "LOCKED", "NOTXN")) if isinstance(e, RuntimeError) else e.errno in (errno.EDEADLK, errno.ESTALE)
+            refused = (
+                str(e).startswith(("CONFLICT", "LOCKED", "NOTXN"))
+                if isinstance(e, RuntimeError)
+                else e.errno in (errno.EDEADLK, errno.ESTALE)
+            )
             if not refused:
                 raise
             if self.states[-1] is state:
@@ -376,7 +409,10 @@ class Historian:
         if self.kept is not None:
             return False
         txn = self.client.call("TXN", "BEGIN", "SI", "DURABLE").decode()
-        name, data = f"kept{self.new()}", content(f"kept {self.number}", rnd.choice([40, 5000, 70_000]))
+        name, data = (
+            f"kept{self.new()}",
+            content(f"kept {self.number}", rnd.choice([40, 5000, 70_000])),
+        )
         with open(self.mnt / ".kvfs" / "txn" / txn / self.directory / name, "wb") as f:
             f.write(data)
         self.client.call("TXN", "KEEP", txn)
@@ -427,7 +463,11 @@ class Historian:
         state = self.begin()
         if not state.clones:
             return False
-        name, key, value = rnd.choice(sorted(state.clones)), self.name_of_key(rnd), b"clone %d" % self.new()
+        name, key, value = (
+            rnd.choice(sorted(state.clones)),
+            self.name_of_key(rnd),
+            b"clone %d" % self.new(),
+        )
         inside = State(state.clones[name])
         inside.keys[key] = value
         state.clones[name] = inside
@@ -455,8 +495,18 @@ class Historian:
 
     def verify(self, mnt, client, problems, where):
         def views(what, mine):
-            names = sorted(row[1].decode() for row in client.call(what, "LIST") if row[1].decode().startswith(mine))
-            return {name: (walk(mnt / ".kvfs" / what.lower() / name / self.directory), self.range(client, what, "USE", name)) for name in names}
+            names = sorted(
+                row[1].decode()
+                for row in client.call(what, "LIST")
+                if row[1].decode().startswith(mine)
+            )
+            return {
+                name: (
+                    walk(mnt / ".kvfs" / what.lower() / name / self.directory),
+                    self.range(client, what, "USE", name),
+                )
+                for name in names
+            }
 
         found = {
             "tree": walk(mnt / self.directory), "keys": self.range(client),
@@ -465,7 +515,9 @@ class Historian:
         match = next((s for s in reversed(self.states) if s.shown() == found), None)
         rolling_back = bool(self.steps) and self.steps[-1] == "rollback" and len(self.states) > 1
         if match is None:
-            problems.append(f"{where}: {self.directory} is none of the {len(self.states)} states that it may be: {self.nearest(found)}")
+            problems.append(
+                f"{where}: {self.directory} is none of the {len(self.states)} states that it may be: {self.nearest(found)}"
+            )
             return
         self.states = [match]
         if self.kept and rolling_back and not (mnt / ".kvfs" / "txn" / self.kept[0]).exists():
@@ -484,7 +536,9 @@ class Historian:
             problems.append(f"{where}: the durable transaction {txn} has no {name}: {e}")
             return
         if found != data:
-            problems.append(f"{where}: {name} in the durable transaction {txn} has {len(found)} other bytes")
+            problems.append(
+                f"{where}: {name} in the durable transaction {txn} has {len(found)} other bytes"
+            )
             return
         client.call("TXN", "COMMIT", txn, "SYNC")
         state, number = State(self.states[-1]), self.new()
@@ -501,14 +555,31 @@ class Historian:
 
         def difference(a, b, path=""):
             if isinstance(a, dict) and isinstance(b, dict):
-                return [d for k in sorted(a.keys() | b.keys()) for d in difference(a.get(k), b.get(k), f"{path}/{k}")]
-            if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) == 2 and isinstance(a[0], dict):
-                return difference(a[0], b[0], f"{path} files") + difference(a[1], b[1], f"{path} keys")
+                return [
+                    d
+                    for k in sorted(a.keys() | b.keys())
+                    for d in difference(a.get(k), b.get(k), f"{path}/{k}")
+                ]
+            if (
+                isinstance(a, tuple)
+                and isinstance(b, tuple)
+                and len(a) == len(b) == 2
+                and isinstance(a[0], dict)
+            ):
+                return difference(a[0], b[0], f"{path} files") + difference(
+                    a[1], b[1], f"{path} keys"
+                )
             return [] if a == b else [f"{path}: {show(a)} expected, {show(b)} found"]
 
         def show(v):
             short = lambda x: f"{len(x)} bytes {x[:12]!r}" if isinstance(x, bytes) else str(x)[:60]
-            return "nothing" if v is None else " ".join(map(short, v)) if isinstance(v, tuple) else short(v)
+            return (
+                "nothing"
+                if v is None
+                else " ".join(map(short, v))
+                if isinstance(v, tuple)
+                else short(v)
+            )
 
         all_of_them = [difference(s.shown(), found) for s in self.states]
         at, least = min(enumerate(all_of_them), key=lambda d: len(d[1]))

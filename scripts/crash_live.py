@@ -62,7 +62,9 @@ class Redis:
 
     def call(self, *words):
         words = [w if isinstance(w, bytes) else str(w).encode() for w in words]
-        self.s.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words))
+        self.s.sendall(
+            b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
+        )
         line = self.f.readline()
         if not line.endswith(b"\r\n"):
             raise OSError("the server is gone")
@@ -214,7 +216,9 @@ def guarded(worker, problems):
             if not args[-1].is_set():
                 problems.append(f"{worker.__name__}: {e!r} before the kill")
         except Exception as e:  # noqa: BLE001 - every other one is a finding
-            problems.append(f"{worker.__name__}: {e!r}{' in ' + str(list(args[-2].steps)) if worker is history_worker else ''}")
+            problems.append(
+                f"{worker.__name__}: {e!r}{' in ' + str(list(args[-2].steps)) if worker is history_worker else ''}"
+            )
 
     return run
 
@@ -229,7 +233,9 @@ class Lab:
     def run(self, *args):
         r = subprocess.run([self.kvfs, *args], capture_output=True, text=True)
         if r.returncode != 0:
-            raise SystemExit(f"kvfs {' '.join(args)} ended with {r.returncode}:\n{r.stdout}{r.stderr}")
+            raise SystemExit(
+                f"kvfs {' '.join(args)} ended with {r.returncode}:\n{r.stdout}{r.stderr}"
+            )
         return r.stdout
 
     def mount(self):
@@ -267,9 +273,13 @@ def verify(lab, ledger, problems, rnd_round):
         if data is None and least == 0:
             continue
         if found is None:
-            problems.append(f"round {rnd_round}: {name} is {'gone' if data is None else f'damaged ({len(data)} bytes: {data[:40]!r})'}; version {least} was acknowledged")
+            problems.append(
+                f"round {rnd_round}: {name} is {'gone' if data is None else f'damaged ({len(data)} bytes: {data[:40]!r})'}; version {least} was acknowledged"
+            )
         elif not least <= found <= most:
-            problems.append(f"round {rnd_round}: {name} has version {found}; {least} was acknowledged, {most} begun")
+            problems.append(
+                f"round {rnd_round}: {name} has version {found}; {least} was acknowledged, {most} begun"
+            )
     return len(ledger.begun)
 
 
@@ -288,7 +298,11 @@ class Imports:
 
     def run(self, lab, rnd):
         to = f"import-{self.done + self.killed}"
-        process = subprocess.Popen([lab.kvfs, "import", str(lab.store), str(self.tar), "--to", f"/{to}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [lab.kvfs, "import", str(lab.store), str(self.tar), "--to", f"/{to}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         try:
             process.wait(rnd.uniform(0.005, 0.12))
         except subprocess.TimeoutExpired:
@@ -312,7 +326,11 @@ class Run:
     """Rounds on one store."""
 
     def __init__(self, kvfs, work, options):
-        self.lab, self.imports, self.historian = Lab(kvfs, work, options), Imports(work), Historian(0)
+        self.lab, self.imports, self.historian = (
+            Lab(kvfs, work, options),
+            Imports(work),
+            Historian(0),
+        )
         self.sock = Path(f"{self.lab.store}.sock")
         self.problems = []
         self.kills = self.compared = self.acknowledged = 0
@@ -357,7 +375,11 @@ class Run:
                 (key_worker, self.sock, 1),
             ]
         threads = [
-            threading.Thread(target=guarded(w, self.problems), args=(random.Random(rnd.random()), place, ledger, i, stop), daemon=True)
+            threading.Thread(
+                target=guarded(w, self.problems),
+                args=(random.Random(rnd.random()), place, ledger, i, stop),
+                daemon=True,
+            )
             for w, place, i in jobs
         ]
         for t in threads:
@@ -372,7 +394,9 @@ class Run:
         self.acknowledged += len(ledger.acknowledged)
         found = subprocess.run([lab.kvfs, "check", str(lab.store)], capture_output=True, text=True)
         if found.returncode != 0:
-            self.problems.append(f"{where}: check ended with {found.returncode}: {found.stdout}{found.stderr}")
+            self.problems.append(
+                f"{where}: check ended with {found.returncode}: {found.stdout}{found.stderr}"
+            )
         pid = lab.mount()
         self.compared += verify(lab, ledger, self.problems, where)
         self.historian.verify(lab.mnt, Redis(self.sock), self.problems, where)
@@ -389,7 +413,9 @@ class Run:
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--kvfs", required=True)
     p.add_argument("--kills", type=int, default=200)
     p.add_argument("--seed-base", type=int, default=None, help="the seed of the first round")
@@ -406,7 +432,11 @@ def main():
         while run.kills < a.kills and not run.problems:
             run.round(seed)
             seed += 1
-            print(f"\r{run.kills}/{a.kills} kills, {run.compared} names compared, {run.acknowledged} acknowledged", end="", flush=True)
+            print(
+                f"\r{run.kills}/{a.kills} kills, {run.compared} names compared, {run.acknowledged} acknowledged",
+                end="",
+                flush=True,
+            )
         print()
     finally:
         subprocess.run([run.lab.kvfs, "umount", str(run.lab.mnt)], capture_output=True)
@@ -418,8 +448,12 @@ def main():
     if run.problems:
         sys.exit(1)
     took = time.monotonic() - begun
-    print(f"the one history: {dict(sorted(run.historian.done.items()))}; imports: {run.imports.done} ended, {run.imports.killed} killed")
-    print(f"{run.kills} kills in {took:.0f} s, {took / run.kills:.2f} s each: everything acknowledged was there, every rename whole, every check clean; go on: --seed-base {seed}")
+    print(
+        f"the one history: {dict(sorted(run.historian.done.items()))}; imports: {run.imports.done} ended, {run.imports.killed} killed"
+    )
+    print(
+        f"{run.kills} kills in {took:.0f} s, {took / run.kills:.2f} s each: everything acknowledged was there, every rename whole, every check clean; go on: --seed-base {seed}"
+    )
 
 
 if __name__ == "__main__":

@@ -89,7 +89,9 @@ class Worker:
             problems.append(f"{where}: the durable transaction {txn} has no {name}: {e}")
             return
         if found != version:
-            problems.append(f"{where}: {name} in the durable transaction {txn} has version {found}, {version} was kept")
+            problems.append(
+                f"{where}: {name} in the durable transaction {txn} has version {found}, {version} was kept"
+            )
             return
         client.call("TXN", "COMMIT", txn, "SYNC")
         self.taken_up += 1
@@ -97,13 +99,17 @@ class Worker:
         self.possible = {version}
         names, files, key = find(client, mnt, self)
         if (names, files, key) != ([name], [version], version):
-            problems.append(f"{where}: after the commit of {txn}, which had version {version} in {name}: {names} {files}, key {key}")
+            problems.append(
+                f"{where}: after the commit of {txn}, which had version {version} in {name}: {names} {files}, key {key}"
+            )
 
     def transaction(self, rnd, mnt, control, joined, killed):
         version, end = self.version, rnd.choices(["sync", "commit", "abort"], [8, 1, 1])[0]
         data = content(self.name, version, rnd.choice(SIZES))
         durable = ["DURABLE"] if self.isolation == "SI" and rnd.random() < 0.2 else []
-        txn = control.call("TXN", "BEGIN", self.isolation, "LABEL", self.name, "IDLE", "60", *durable).decode()
+        txn = control.call(
+            "TXN", "BEGIN", self.isolation, "LABEL", self.name, "IDLE", "60", *durable
+        ).decode()
         if not durable:
             self.passing.add(txn)
         inside = mnt / ".kvfs" / "txn" / txn
@@ -178,18 +184,24 @@ def verify(lab, workers, problems, round_number):
             continue
         file = files[0] if files else None
         if file != key:
-            problems.append(f"{where}: the file {names} has version {file}, the key {key}; {worker.acknowledged} was acknowledged")
+            problems.append(
+                f"{where}: the file {names} has version {file}, the key {key}; {worker.acknowledged} was acknowledged"
+            )
         elif file is None:
             if worker.acknowledged:
                 problems.append(f"{where} is gone; {worker.acknowledged} was acknowledged")
         elif file < worker.acknowledged or file not in worker.possible:
-            problems.append(f"{where} has version {file}; {worker.acknowledged} was acknowledged, {max(worker.possible, default=0)} begun")
+            problems.append(
+                f"{where} has version {file}; {worker.acknowledged} was acknowledged, {max(worker.possible, default=0)} begun"
+            )
         # From here on this one is what was there, and durable.
         worker.acknowledged = file or 0
         worker.possible = {worker.acknowledged}
     left = [f for f in os.listdir(lab.mnt) if f.startswith("new-")]
     if left:
-        problems.append(f"round {round_number}: of transactions that did not commit there is {left}")
+        problems.append(
+            f"round {round_number}: of transactions that did not commit there is {left}"
+        )
     for worker in workers:
         if worker.kept and not problems:
             worker.take_up(lab.mnt, client, problems, f"round {round_number}: {worker.name}")
@@ -207,10 +219,14 @@ def verify(lab, workers, problems, round_number):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--kvfs", required=True)
     p.add_argument("--kills", type=int, default=200)
-    p.add_argument("--workers", type=int, default=4, help="with snapshot isolation; one more is serializable")
+    p.add_argument(
+        "--workers", type=int, default=4, help="with snapshot isolation; one more is serializable"
+    )
     p.add_argument("--seed-base", type=int, default=None, help="the seed of the first round")
     p.add_argument("--dir", default=None)
     p.add_argument("--options", default="", help="of the mount, as for -o: transport=uring")
@@ -237,7 +253,8 @@ def main():
                 threads.append(threading.Thread(target=w.run, args=arguments, daemon=True))
             for t in threads:
                 t.start()
-            time.sleep(rnd.uniform(0.02, 0.8))  # the random moment itself, not a wait for a condition
+            # The random moment itself, not a wait for a condition.
+            time.sleep(rnd.uniform(0.02, 0.8))
             killed.set()
             lab.kill(pid)
             for t in threads:
@@ -246,7 +263,9 @@ def main():
             done += 1
             found = subprocess.run([kvfs, "check", str(lab.store)], capture_output=True, text=True)
             if found.returncode != 0:
-                problems.append(f"round {seed}: check ended with {found.returncode}: {found.stdout}{found.stderr}")
+                problems.append(
+                    f"round {seed}: check ended with {found.returncode}: {found.stdout}{found.stderr}"
+                )
             pid = lab.mount()
             compared += verify(lab, workers, problems, seed)
             committed += sum(w.committed for w in workers)
@@ -262,7 +281,11 @@ def main():
                 lab.clear()
                 done += 1
             seed += 1
-            print(f"\r{done}/{a.kills} kills, {compared} pairs compared, {committed} transactions committed, {refused} refused, {taken_up} taken up after a kill", end="", flush=True)
+            print(
+                f"\r{done}/{a.kills} kills, {compared} pairs compared, {committed} transactions committed, {refused} refused, {taken_up} taken up after a kill",
+                end="",
+                flush=True,
+            )
         print()
         lab.run("check", str(lab.store))
     finally:
@@ -277,7 +300,9 @@ def main():
     if committed == 0:
         sys.exit("nothing was committed, so nothing was tested")
     took = time.monotonic() - begun
-    print(f"{done} kills in {took:.0f} s, {took / done:.2f} s each: every file had its key, everything acknowledged was there, every check clean; go on: --seed-base {seed}")
+    print(
+        f"{done} kills in {took:.0f} s, {took / done:.2f} s each: every file had its key, everything acknowledged was there, every check clean; go on: --seed-base {seed}"
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 Files of 128 KiB are created, appended to (4 to 32 KiB), overwritten at random pages and deleted. Then every file is read in the order of
 its number with nothing cached (three times, mounted anew each time; the median), the store is defragmented while a client reads
 and overwrites pages, and read again. One line of JSON."""
+
 import json, os, random, statistics, subprocess, sys, threading, time
 
 kvfs, directory, mib = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1024
@@ -109,7 +110,11 @@ try:
     begun = time.monotonic()
     live, written = load()
     os.sync()
-    out = {"written_mib": written >> 20, "alive_mib": sum(live.values()) * PAGE >> 20, "load_s": round(time.monotonic() - begun, 1)}
+    out = {
+        "written_mib": written >> 20,
+        "alive_mib": sum(live.values()) * PAGE >> 20,
+        "load_s": round(time.monotonic() - begun, 1),
+    }
     time.sleep(4)  # What idleness does by itself.
     used = lambda: os.stat(store).st_blocks * 512 >> 20
     out["scan_before_mb_s"] = scans(live)
@@ -118,11 +123,17 @@ try:
     client = threading.Thread(target=clients, args=(live, stop, waits))
     client.start()
     begun = time.monotonic()
-    out["defrag"] = json.loads(run("--json", "defrag", "--fullest", "99", mnt).strip().splitlines()[-1])
+    out["defrag"] = json.loads(
+        run("--json", "defrag", "--fullest", "99", mnt).strip().splitlines()[-1]
+    )
     out["defrag_s"] = round(time.monotonic() - begun, 2)
     stop.set()
     client.join()
-    out["client"] = {"operations": len(waits), "worst_ms": round(max(waits) * 1e3, 1), "p99_ms": round(statistics.quantiles(waits, n=100)[98] * 1e3, 2)}
+    out["client"] = {
+        "operations": len(waits),
+        "worst_ms": round(max(waits) * 1e3, 1),
+        "p99_ms": round(statistics.quantiles(waits, n=100)[98] * 1e3, 2),
+    }
     time.sleep(4)
     out["scan_after_mb_s"] = scans(live)
     out["file_after_mib"] = used()

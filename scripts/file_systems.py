@@ -13,7 +13,9 @@ LIMIT = 120
 
 def sh(*args, **more):
     more.setdefault("timeout", LIMIT)
-    return subprocess.run([str(a) for a in args], check=True, capture_output=True, text=True, **more).stdout
+    return subprocess.run(
+        [str(a) for a in args], check=True, capture_output=True, text=True, **more
+    ).stdout
 
 
 def wait_until_mounted(path, process):
@@ -105,7 +107,18 @@ class Kvfs(FileSystem):
         self.mount()
 
     def mount(self):
-        said = json.loads(sh(self.program, "mount", "--json", "-o", self.options, self.store, self.dir, stdin=subprocess.DEVNULL))
+        said = json.loads(
+            sh(
+                self.program,
+                "mount",
+                "--json",
+                "-o",
+                self.options,
+                self.store,
+                self.dir,
+                stdin=subprocess.DEVNULL,
+            )
+        )
         self.pid = said["pid"]
 
     def umount(self):
@@ -156,7 +169,11 @@ class Bindfs(FileSystem):
 
 def family(pid):
     """A process and all that it has started, by their ids."""
-    below = [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
+    below = [
+        int(child)
+        for tasks in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in tasks.read_text().split()
+    ]
     return [pid, *(one for child in below for one in family(child))]
 
 
@@ -165,7 +182,13 @@ class Foreground(FileSystem):
 
     def mount(self):
         with open(self.work / "log", "ab") as log:
-            self.process = subprocess.Popen([str(word) for word in self.start()], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.work)
+            self.process = subprocess.Popen(
+                [str(word) for word in self.start()],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.work,
+            )
         wait_until_mounted(self.dir, self.process)
 
     def umount(self):
@@ -195,11 +218,30 @@ class Juicefs(Foreground):
         super().__init__(name, work, size)
         self.program, self.meta = program, f"badger://{self.work}/meta"
         # What is removed is gone, as elsewhere.
-        sh(program, "format", "--storage", "file", "--bucket", f"{self.work}/blocks/", "--trash-days", "0", self.meta, "bench")
+        sh(
+            program,
+            "format",
+            "--storage",
+            "file",
+            "--bucket",
+            f"{self.work}/blocks/",
+            "--trash-days",
+            "0",
+            self.meta,
+            "bench",
+        )
         self.mount()
 
     def start(self):
-        return [self.program, "mount", "--no-usage-report", "--cache-dir", self.work / "cache", self.meta, self.dir]
+        return [
+            self.program,
+            "mount",
+            "--no-usage-report",
+            "--cache-dir",
+            self.work / "cache",
+            self.meta,
+            self.dir,
+        ]
 
 
 class Agentfs(Foreground):
@@ -212,7 +254,13 @@ class Agentfs(Foreground):
         self.mount()
 
     def start(self):
-        return [self.program, "mount", "--foreground", self.work / ".agentfs" / "bench.db", self.dir]
+        return [
+            self.program,
+            "mount",
+            "--foreground",
+            self.work / ".agentfs" / "bench.db",
+            self.dir,
+        ]
 
 
 class Memory(FileSystem):
@@ -223,7 +271,9 @@ class Memory(FileSystem):
     def __init__(self, name, work, size, program, environment):
         super().__init__(name, work, size)
         environment = dict(os.environ, **environment)
-        self.process = subprocess.Popen([program, str(self.dir)], stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            [program, str(self.dir)], stdout=subprocess.PIPE, text=True, env=environment
+        )
         if self.process.stdout.readline() != "mounted\n":
             raise OSError(f"{program} does not mount")
 

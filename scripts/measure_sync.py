@@ -29,7 +29,12 @@ def main():
             path = f"{d}/{how}"
             fd = prepared(path, how)
             ways.append((f"buffered, {how} + fdatasync", fd))
-            ways.append((f"direct,   {how} + fdatasync", os.open(prepared(path + "-d", how) and path + "-d", os.O_RDWR | os.O_DIRECT)))
+            ways.append(
+                (
+                    f"direct,   {how} + fdatasync",
+                    os.open(prepared(path + "-d", how) and path + "-d", os.O_RDWR | os.O_DIRECT),
+                )
+            )
         times = {name: [] for name, _ in ways}
         for i in range(COUNT):  # interleaved, so that a noisy neighbour meets all of them
             for name, fd in ways:
@@ -39,7 +44,9 @@ def main():
                 times[name].append(time.perf_counter() - begin)
         for name, t in times.items():
             t.sort()
-            print(f"{name:<40} median {statistics.median(t) * 1e6:7.0f} µs   best tenth {t[len(t) // 10] * 1e6:7.0f} µs")
+            print(
+                f"{name:<40} median {statistics.median(t) * 1e6:7.0f} µs   best tenth {t[len(t) // 10] * 1e6:7.0f} µs"
+            )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ is not run again, so a run can be cut and resumed.
     scripts/mutants.py --report        the table of docs/mutants.md, from the results
     scripts/mutants.py --check         only see that each patch applies and names tests that exist (quick; part of make test)
 """
+
 import argparse
 import hashlib
 import json
@@ -136,11 +137,23 @@ def run(command, tree, minutes):
     began = time.monotonic()
     try:
         done = subprocess.run(
-            command, shell=True, cwd=tree, env=env, text=True, timeout=60 * minutes, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            shell=True,
+            cwd=tree,
+            env=env,
+            text=True,
+            timeout=60 * minutes,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         out, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired as e:
-        out, code = (e.stdout or b"").decode(errors="replace") if isinstance(e.stdout, bytes) else e.stdout or "", "timeout"
+        out, code = (
+            (e.stdout or b"").decode(errors="replace")
+            if isinstance(e.stdout, bytes)
+            else e.stdout or "",
+            "timeout",
+        )
     seconds = time.monotonic() - began
     if code == 0:
         ran = sum(int(n) for n in re.findall(r"test result: ok\. (\d+) passed", out))
@@ -158,7 +171,11 @@ def tree_at(commit):
         made = git("worktree", "add", "--detach", str(tree), commit)
         if made.returncode:
             sys.exit(f"mutants: no work tree could be made: {made.stderr}")
-    for args in (["checkout", "-q", "--detach", commit], ["reset", "-q", "--hard"], ["clean", "-qfd"]):
+    for args in (
+        ["checkout", "-q", "--detach", commit],
+        ["reset", "-q", "--hard"],
+        ["clean", "-qfd"],
+    ):
         done = git(*args, cwd=tree)
         if done.returncode:
             sys.exit(f"mutants: git {' '.join(args)} failed: {done.stderr}")
@@ -181,17 +198,27 @@ def table(rows):
     print("| mutant | what is planted | run | tests that failed | seconds |")
     print("|---|---|---|---|---:|")
     for row in sorted(rows, key=lambda r: r["name"]):
-        by = ", ".join(row["tests"]) or "the run" if row["result"] == "caught" else f"**{row['result']}**"
-        print(f"| {row['name']} | {row['what']} | `{row['command']}` | {by} | {row['seconds']:.0f} |")
+        by = (
+            ", ".join(row["tests"]) or "the run"
+            if row["result"] == "caught"
+            else f"**{row['result']}**"
+        )
+        print(
+            f"| {row['name']} | {row['what']} | `{row['command']}` | {by} | {row['seconds']:.0f} |"
+        )
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     args.add_argument("--only", default="")
     args.add_argument("--check", action="store_true")
     args.add_argument("--report", action="store_true")
     args.add_argument("--commit", default="HEAD")
-    args.add_argument("--minutes", type=int, default=20, help="the longest that one command may take")
+    args.add_argument(
+        "--minutes", type=int, default=20, help="the longest that one command may take"
+    )
     args = args.parse_args()
     these = mutants(args.only)
     wrong = check(these)
@@ -206,13 +233,24 @@ def main():
     rows, sound = [], {}
     for command in dict.fromkeys(c for m in these if m.key(commit) not in have for c in m.commands):
         sound[command] = run(command, tree_at(commit), args.minutes)
-        print(f"without a mutant: {sound[command][0]} ({sound[command][1]:.0f} s): {command}", flush=True)
+        print(
+            f"without a mutant: {sound[command][0]} ({sound[command][1]:.0f} s): {command}",
+            flush=True,
+        )
     for m in these:
         key = m.key(commit)
         if key in have:
             rows.append(have[key])
             continue
-        row = {"key": key, "name": m.name, "what": m.what, "commit": commit, "result": "survived", "command": "", "seconds": 0.0}
+        row = {
+            "key": key,
+            "name": m.name,
+            "what": m.what,
+            "commit": commit,
+            "result": "survived",
+            "command": "",
+            "seconds": 0.0,
+        }
         row["tests"] = []
         tree = tree_at(commit)
         for command in m.commands:
@@ -230,7 +268,10 @@ def main():
             row.update(seconds=row["seconds"] + seconds, command=command)
             tree_at(commit)
             if outcome == "failed":
-                row.update(result="caught", tests=sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", out, re.M))))
+                row.update(
+                    result="caught",
+                    tests=sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", out, re.M))),
+                )
                 break
             if outcome == "broken":
                 row.update(result="does not compile")

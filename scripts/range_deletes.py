@@ -7,7 +7,10 @@ import sys
 
 rows = [json.loads(line) for line in open(sys.argv[1])]
 engines = list(dict.fromkeys(row["engine"] for row in rows))
-model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+model = next(
+    (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+    "?",
+)
 most = max(row["deletes"] for row in rows)
 COLUMNS = [
     ("a delete", "delete_ns"),
@@ -22,7 +25,9 @@ COLUMNS = [
 def shown(ns):
     if ns == 0:
         return "–"
-    return f"{ns:.0f} ns" if ns < 1e4 else f"{ns / 1e3:.0f} µs" if ns < 1e7 else f"{ns / 1e6:.0f} ms"
+    return (
+        f"{ns:.0f} ns" if ns < 1e4 else f"{ns / 1e3:.0f} µs" if ns < 1e7 else f"{ns / 1e6:.0f} ms"
+    )
 
 
 def stage(row):

@@ -59,7 +59,9 @@ def units(word):
 def run(command, env, directory):
     """Runs it; where it asks, the answer is the one that is printed behind the question."""
     if "--ask" not in command:
-        done = subprocess.run(["bash", "-c", command], env=env, cwd=directory, stdout=subprocess.PIPE, timeout=300)
+        done = subprocess.run(
+            ["bash", "-c", command], env=env, cwd=directory, stdout=subprocess.PIPE, timeout=300
+        )
         return done.returncode, done.stdout.decode()
     pid, terminal = pty.fork()
     if pid == 0:
@@ -88,7 +90,19 @@ def main():
         if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
             raise SystemExit("readme: needs root and /dev/fuse")
         os.environ["KVFS_README_INSIDE"] = "1"
-        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, os.path.abspath(__file__), kvfs, *sys.argv[2:]])
+        os.execvp(
+            "unshare",
+            [
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                sys.executable,
+                os.path.abspath(__file__),
+                kvfs,
+                *sys.argv[2:],
+            ],
+        )
     wrong = sum(document(kvfs, name) for name in sys.argv[2:] or DOCUMENTS)
     print(f"readme: {'as printed' if wrong == 0 else f'{wrong} commands are not as printed'}")
     sys.exit(1 if wrong else 0)
@@ -97,7 +111,14 @@ def main():
 def document(kvfs, name):
     """Runs the sessions of one, in a directory of its own; how many commands said something else."""
     directory = tempfile.mkdtemp(prefix="kvfs-readme.")
-    env = dict(os.environ, HOME=directory, FAKETTY="1", COLUMNS="120", NO_COLOR="1", GIT_CONFIG_GLOBAL="/dev/null")
+    env = dict(
+        os.environ,
+        HOME=directory,
+        FAKETTY="1",
+        COLUMNS="120",
+        NO_COLOR="1",
+        GIT_CONFIG_GLOBAL="/dev/null",
+    )
     env.pop("MAKEFLAGS", None)
     os.mkdir(f"{directory}/bin")
     os.symlink(kvfs, f"{directory}/bin/kvfs")
@@ -106,8 +127,15 @@ def document(kvfs, name):
     project = f"{directory}/src/project"
     os.makedirs(f"{project}/src/layout")
     open(f"{project}/Makefile", "w").write(MAKEFILE)
-    for file, size in [("lib.rs", 30), ("fs.rs", 300), ("layout/mod.rs", 300), ("layout/node.rs", 350)]:
-        open(f"{project}/src/{file}", "w").write("// a line of a source file, such as it is\n" * size)
+    for file, size in [
+        ("lib.rs", 30),
+        ("fs.rs", 300),
+        ("layout/mod.rs", 300),
+        ("layout/node.rs", 350),
+    ]:
+        open(f"{project}/src/{file}", "w").write(
+            "// a line of a source file, such as it is\n" * size
+        )
     git = "git -c init.defaultBranch=main init -q && git add -A && git -c user.name=n -c user.email=e commit -qm 1"
     subprocess.run(["bash", "-c", git], cwd=project, env=env, check=True)
     wrong = 0
@@ -118,7 +146,13 @@ def document(kvfs, name):
             for command, lines in session:
                 if command.startswith("kill "):
                     # What was written longer ago than the flush interval is on disk; a reader is not as fast as this program.
-                    subprocess.run(["redis-cli", "-s", "my.kvfs.sock", "SAVE"], cwd=directory, env=env, check=True, capture_output=True)
+                    subprocess.run(
+                        ["redis-cli", "-s", "my.kvfs.sock", "SAVE"],
+                        cwd=directory,
+                        env=env,
+                        check=True,
+                        capture_output=True,
+                    )
                 print(f"$ {command}", flush=True)
                 code, said = run(command, env, directory)
                 print(said, end="" if said.endswith("\n") or not said else "\n", flush=True)
@@ -126,7 +160,10 @@ def document(kvfs, name):
                 lines = [line.replace("/home/me/", directory + "/") for line in lines]
                 if code != 0 or lines and not re.fullmatch(pattern(lines), said, re.S):
                     wrong += 1
-                    print(f"readme: WRONG, exit code {code}, {name} prints:\n" + "\n".join(lines), flush=True)
+                    print(
+                        f"readme: WRONG, exit code {code}, {name} prints:\n" + "\n".join(lines),
+                        flush=True,
+                    )
     finally:
         subprocess.run(["kvfs", "umount", "/mnt/work"], env=env, capture_output=True)
         subprocess.run(["umount", "/mnt"], env=env, check=True)

@@ -61,7 +61,14 @@ SCORES = ["0", "1", "2", "-1", "1.5", "3", "inf", "-inf", "10", "x"]
 BOUNDS = ["-inf", "+inf", "(1", "(2", "0", "1", "2", "3", "10", "(x"]
 LEX = ["-", "+", "[f1", "(f1", "[f3", "(f4", "f"]
 UNORDERED = {
-    "smembers", "sinter", "sunion", "sdiff", "hkeys", "hvals", "keys", "hgetall",
+    "smembers",
+    "sinter",
+    "sunion",
+    "sdiff",
+    "hkeys",
+    "hvals",
+    "keys",
+    "hgetall",
 }
 
 
@@ -70,8 +77,11 @@ def pick(r, values, least=1, most=3):
 
 
 def command(r):
-    k, f, w, n = (lambda: r.choice(KEYS)), (lambda: r.choice(FIELDS)), (lambda: r.choice(WORDS)), (
-        lambda: r.choice(NUMBERS)
+    k, f, w, n = (
+        (lambda: r.choice(KEYS)),
+        (lambda: r.choice(FIELDS)),
+        (lambda: r.choice(WORDS)),
+        (lambda: r.choice(NUMBERS)),
     )
     s, b, x = (lambda: r.choice(SCORES)), (lambda: r.choice(BOUNDS)), (lambda: r.choice(LEX))
     time_option = lambda: r.choice([[], ["EX", 1000], ["PX", 1000000], ["KEEPTTL"], ["EX", 0]])
@@ -98,12 +108,31 @@ def command(r):
         lambda: ["setbit", k(), r.randint(0, 100), r.randint(0, 1)],
         lambda: ["getbit", k(), r.randint(0, 100)],
         lambda: ["bitcount", k(), *r.choice([[], [n(), n()], [n(), n(), "BIT"]])],
-        lambda: ["bitpos", k(), r.randint(0, 1), *r.choice([[], [n()], [n(), n()], [n(), n(), "BIT"]])],
+        lambda: [
+            "bitpos",
+            k(),
+            r.randint(0, 1),
+            *r.choice([[], [n()], [n(), n()], [n(), n(), "BIT"]]),
+        ],
         lambda: ["bitop", r.choice(["and", "or", "xor"]), k(), k(), k()],
         lambda: ["bitop", "not", k(), k()],
-        lambda: ["bitfield", k(), "overflow", r.choice(["wrap", "sat", "fail"]), "incrby",
-                 r.choice(["u4", "i8", "i5", "u63", "i64"]), r.choice(["0", "#1", "7"]), n(),
-                 "get", "u8", "3", "set", "i7", "#2", n()],
+        lambda: [
+            "bitfield",
+            k(),
+            "overflow",
+            r.choice(["wrap", "sat", "fail"]),
+            "incrby",
+            r.choice(["u4", "i8", "i5", "u63", "i64"]),
+            r.choice(["0", "#1", "7"]),
+            n(),
+            "get",
+            "u8",
+            "3",
+            "set",
+            "i7",
+            "#2",
+            n(),
+        ],
         lambda: ["lcs", k(), k(), *r.choice([[], ["LEN"]])],
         lambda: ["del", *pick(r, KEYS)],
         lambda: ["unlink", k()],
@@ -115,7 +144,12 @@ def command(r):
         lambda: ["copy", k(), k(), *r.choice([[], ["REPLACE"]])],
         lambda: ["keys", r.choice(["*", "k1*", "k?", "[k]2"])],
         lambda: ["dbsize"],
-        lambda: ["expire", k(), r.choice([100, 1000, -1, "x"]), *r.choice([[], ["NX"], ["XX"], ["GT"], ["LT"]])],
+        lambda: [
+            "expire",
+            k(),
+            r.choice([100, 1000, -1, "x"]),
+            *r.choice([[], ["NX"], ["XX"], ["GT"], ["LT"]]),
+        ],
         lambda: ["persist", k()],
         lambda: ["ttl", k()],
         lambda: ["expiretime", k()],
@@ -143,7 +177,15 @@ def command(r):
         lambda: [r.choice(["sinter", "sunion", "sdiff"]), *pick(r, KEYS)],
         lambda: [r.choice(["sinterstore", "sunionstore", "sdiffstore"]), k(), *pick(r, KEYS)],
         lambda: ["sintercard", *several(), *r.choice([[], ["LIMIT", 1]])],
-        lambda: ["zadd", k(), *r.choice([[], ["NX"], ["XX"], ["GT"], ["LT", "CH"], ["CH"]]), s(), f(), s(), f()],
+        lambda: [
+            "zadd",
+            k(),
+            *r.choice([[], ["NX"], ["XX"], ["GT"], ["LT", "CH"], ["CH"]]),
+            s(),
+            f(),
+            s(),
+            f(),
+        ],
         lambda: ["zadd", k(), "INCR", s(), f()],
         lambda: ["zincrby", k(), s(), f()],
         lambda: ["zrem", k(), *pick(r, FIELDS)],
@@ -184,7 +226,12 @@ def command(r):
         lambda: ["linsert", k(), r.choice(["before", "after"]), w(), w()],
         lambda: ["lmove", k(), k(), r.choice(["left", "right"]), r.choice(["left", "right"])],
         lambda: ["rpoplpush", k(), k()],
-        lambda: ["lpos", k(), w(), *r.choice([[], ["RANK", -1], ["COUNT", 0], ["COUNT", 1, "MAXLEN", 2]])],
+        lambda: [
+            "lpos",
+            k(),
+            w(),
+            *r.choice([[], ["RANK", -1], ["COUNT", 0], ["COUNT", 1, "MAXLEN", 2]]),
+        ],
     ]
     return r.choice(makers)()
 
@@ -234,7 +281,17 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "redis.sock")
         server = subprocess.Popen(
-            [arguments.redis, "--port", "0", "--unixsocket", path, "--save", "", "--dir", directory],
+            [
+                arguments.redis,
+                "--port",
+                "0",
+                "--unixsocket",
+                path,
+                "--save",
+                "",
+                "--dir",
+                directory,
+            ],
             stdout=subprocess.DEVNULL,
         )
         try:

@@ -48,30 +48,62 @@ UNITS = [
 # What is said of a test that fails, by what its output has; the first that fits counts.
 REASONS = [
     (r"migrate_cached_sockets", "keys are not moved from server to server: MIGRATE"),
-    (r"Expected 0 >= 1000|access frequency not tracked", "how often and when a key was last read is not kept"),
+    (
+        r"Expected 0 >= 1000|access frequency not tracked",
+        "how often and when a key was last read is not kept",
+    ),
     (r"(?i)unknown command '(?:function|fcall)", "functions are not there"),
     (r"(?i)unknown command '(x\w+)", "streams are not there: {0}"),
     (r"(?i)unknown command '([\w|]+)", "a command that is not there: {0}"),
-    (r"(?i)OOM|maxmemory|used memory|'OK 1 OK' to match 'EXECABORT", "there is no limit of memory at which writes are refused: values are on disk"),
+    (
+        r"(?i)OOM|maxmemory|used memory|'OK 1 OK' to match 'EXECABORT",
+        "there is no limit of memory at which writes are refused: values are on disk",
+    ),
     (r"NOREPLICAS|replicaof", "replication is not there"),
-    (r"EXECABORT\*(?:BUSY|previous errors)|start running|scripts in execution",
-     "scripts that take long are ended, and others do not wait for them"),
-    (r"out of range.*but got '0'|maximum allowed size.*but got|2147483648", "strings may be longer than in Redis"),
+    (
+        r"EXECABORT\*(?:BUSY|previous errors)|start running|scripts in execution",
+        "scripts that take long are ended, and others do not wait for them",
+    ),
+    (
+        r"out of range.*but got '0'|maximum allowed size.*but got|2147483648",
+        "strings may be longer than in Redis",
+    ),
     (r"expecting an error", "strings may be longer than in Redis"),
     (r"match '3 0 0'", "what has expired is not there, also before it is removed"),
-    (r"'10003' to be between|to be between to '5000'", "the coarse clock is some milliseconds behind"),
-    (r"to be equal to 'foo'", "a client that waits takes what has come itself, a moment after the command that brought it"),
-    (r"'PONG' to be equal to ''", "a range of keys that is deleted counts as a change of each key in it (FLUSHDB)"),
-    (r"'\*1' to be equal to", "the relay of this script answers CONFIG SET of settings that are not there at once"),
+    (
+        r"'10003' to be between|to be between to '5000'",
+        "the coarse clock is some milliseconds behind",
+    ),
+    (
+        r"to be equal to 'foo'",
+        "a client that waits takes what has come itself, a moment after the command that brought it",
+    ),
+    (
+        r"'PONG' to be equal to ''",
+        "a range of keys that is deleted counts as a change of each key in it (FLUSHDB)",
+    ),
+    (
+        r"'\*1' to be equal to",
+        "the relay of this script answers CONFIG SET of settings that are not there at once",
+    ),
     (r"unpack|too many arguments to a Lua function", "the worker has a smaller stack for Lua"),
-    (r"it waited for longer", "it waits for an event that does not come: nothing is evicted, values are on disk"),
-    (r"Unknown Redis command called from script", "a command that is not there, called from a script"),
+    (
+        r"it waited for longer",
+        "it waits for an event that does not come: nothing is evicted, values are on disk",
+    ),
+    (
+        r"Unknown Redis command called from script",
+        "a command that is not there, called from a script",
+    ),
     (r"replication_stream|repl-ping", "replication is not there"),
     (r"(?i)Try DEBUG", "a subcommand of DEBUG"),
     (r"(?i)CONFIG SET - '([\w-]+)'", "a setting that is not there: {0}"),
     (r"(?i)Try CONFIG", "a setting that is not there"),
     (r"(?i)Try (CLIENT|OBJECT|SCRIPT|MEMORY|COMMAND)", "a subcommand of {0}"),
-    (r"lua-time-limit|to match 'BUSY", "scripts that take long are ended, and others do not wait for them"),
+    (
+        r"lua-time-limit|to match 'BUSY",
+        "scripts that take long are ended, and others do not wait for them",
+    ),
     (r"longer than the limit|exceeds maximum allowed|LIMIT ", "a limit of size"),
     (r"not possible between MULTI and EXEC", "a command that MULTI does not take here"),
     (r"(?i)refcount|encoding", "how a value is kept in memory"),
@@ -81,9 +113,14 @@ REASONS = [
 
 # The suites send these outside of tests, and stop where they are errors: functions are to be
 # forgotten, and settings say how Redis keeps values in memory. KVFS has neither; the relay answers.
-SETTING = re.compile(rb"\*\d+\r\n\$6\r\nconfig\r\n\$3\r\nset\r\n\$\d+\r\n(?!lua-time-limit|busy-reply|durable|notify-keyspace|slowlog)", re.I)
+SETTING = re.compile(
+    rb"\*\d+\r\n\$6\r\nconfig\r\n\$3\r\nset\r\n\$\d+\r\n(?!lua-time-limit|busy-reply|durable|notify-keyspace|slowlog)",
+    re.I,
+)
 # How lists are kept in memory, for tests of their corners.
-PACKING = re.compile(rb"\*\d+\r\n\$5\r\ndebug\r\n\$\d+\r\n(?:quicklist-packed-threshold|listpack)\r\n", re.I)
+PACKING = re.compile(
+    rb"\*\d+\r\n\$5\r\ndebug\r\n\$\d+\r\n(?:quicklist-packed-threshold|listpack)\r\n", re.I
+)
 FLUSH_FUNCTIONS = b"*2\r\n$8\r\nfunction\r\n$5\r\nflush\r\n"
 
 
@@ -112,7 +149,9 @@ class Relay:
     def pump(self, source, sink):
         try:
             while data := source.recv(1 << 16):
-                unknown = data.lower() == FLUSH_FUNCTIONS or SETTING.match(data) or PACKING.match(data)
+                unknown = (
+                    data.lower() == FLUSH_FUNCTIONS or SETTING.match(data) or PACKING.match(data)
+                )
                 if self.answers and unknown:
                     source.sendall(b"+OK\r\n")
                 else:
@@ -141,8 +180,23 @@ def wait_for(path):
 
 def start_redis(directory):
     path = os.path.join(directory, "redis.sock")
-    command = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", directory,
-               "--enable-debug-command", "yes", "--daemonize", "no", "--loglevel", "warning"]
+    command = [
+        "redis-server",
+        "--port",
+        "0",
+        "--unixsocket",
+        path,
+        "--save",
+        "",
+        "--dir",
+        directory,
+        "--enable-debug-command",
+        "yes",
+        "--daemonize",
+        "no",
+        "--loglevel",
+        "warning",
+    ]
     return path, subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
@@ -173,9 +227,26 @@ def run_unit(sources, unit, port, seconds):
 
 
 def run_once(sources, unit, port, seconds, skipped, only=None):
-    command = ["tclsh", "tests/test_helper.tcl", "--host", "127.0.0.1", "--port", str(port),
-               "--single", unit, "--durable", "--singledb", "--ignore-digest", "--ignore-encoding",
-               "--tags", "-slow", "--timeout", str(PATIENCE), "--clients", "1"]
+    command = [
+        "tclsh",
+        "tests/test_helper.tcl",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--single",
+        unit,
+        "--durable",
+        "--singledb",
+        "--ignore-digest",
+        "--ignore-encoding",
+        "--tags",
+        "-slow",
+        "--timeout",
+        str(PATIENCE),
+        "--clients",
+        "1",
+    ]
     for name in skipped:
         command += ["--skiptest", name]
     if only:
@@ -240,7 +311,9 @@ def main():
         if not shutil.which(program):
             sys.exit(f"{program} is missing (Debian: tcl, redis-server)")
     if not (options.sources / "tests/test_helper.tcl").exists():
-        sys.exit(f"{options.sources} has no tests/test_helper.tcl: a checkout of Redis 7.0 is wanted")
+        sys.exit(
+            f"{options.sources} has no tests/test_helper.tcl: a checkout of Redis 7.0 is wanted"
+        )
     serve, kvfs = map(os.path.abspath, (options.serve, options.kvfs))
     for program in (serve, kvfs):
         if not os.access(program, os.X_OK):
@@ -252,7 +325,9 @@ def main():
     sources = pathlib.Path(copy.name)
     shutil.copytree(options.sources / "tests", sources / "tests")
     scripting = sources / "tests/unit/scripting.tcl"
-    scripting.write_text(scripting.read_text().replace("foreach is_eval {0 1}", "foreach is_eval {1}"))
+    scripting.write_text(
+        scripting.read_text().replace("foreach is_eval {0 1}", "foreach is_eval {1}")
+    )
     table, failed = [], []
     for unit in options.units.split(","):
         row = [unit.removeprefix("unit/")]
@@ -260,8 +335,11 @@ def main():
         for name in ("redis", "kvfs"):
             # A server for each unit: what one leaves behind is no matter of the next.
             with tempfile.TemporaryDirectory() as directory:
-                started = (start_redis(directory) if name == "redis"
-                           else start_kvfs(directory, serve, kvfs))
+                started = (
+                    start_redis(directory)
+                    if name == "redis"
+                    else start_kvfs(directory, serve, kvfs)
+                )
                 path, server = started
                 try:
                     wait_for(path)
@@ -283,8 +361,10 @@ def main():
             both.append(results)
             passed = sum(ok for ok, _ in results.values())
             row.append(f"{passed} of {len(results)}")
-            print(f"{unit}: {name} {row[-1]}" + (f", ended early: {broken}" if broken else ""),
-                  flush=True)
+            print(
+                f"{unit}: {name} {row[-1]}" + (f", ended early: {broken}" if broken else ""),
+                flush=True,
+            )
             if broken:
                 failed.append((unit, f"*{name}: the run ended early*", broken.strip()[:110]))
         redis, ours = both
@@ -297,19 +377,41 @@ def main():
             if not ok:
                 failed.append((unit, test, reason(said)))
     lines = [
-        "# Redis' own test suites", "",
-        textwrap.fill(f"Redis {version} and KVFS on a store in memory, each an external server to the "
-                      "suites of that version, in one run:", 100), "", "```sh", "scripts/redis_suites.py SOURCES", "```", "",
-        textwrap.fill("Tests that are marked as slow, or as none for an external server, were left "
-                      "out by the suites themselves, and so was the half of `scripting` that is "
-                      "about functions. A test that failed in the run of its suite was asked once "
-                      "more, alone.", 100), "",
-        "| suite | Redis passes | KVFS passes | of those that Redis passes |", "|---|---:|---:|---:|",
+        "# Redis' own test suites",
+        "",
+        textwrap.fill(
+            f"Redis {version} and KVFS on a store in memory, each an external server to the "
+            "suites of that version, in one run:",
+            100,
+        ),
+        "",
+        "```sh",
+        "scripts/redis_suites.py SOURCES",
+        "```",
+        "",
+        textwrap.fill(
+            "Tests that are marked as slow, or as none for an external server, were left "
+            "out by the suites themselves, and so was the half of `scripting` that is "
+            "about functions. A test that failed in the run of its suite was asked once "
+            "more, alone.",
+            100,
+        ),
+        "",
+        "| suite | Redis passes | KVFS passes | of those that Redis passes |",
+        "|---|---:|---:|---:|",
     ]
     lines += ["| " + " | ".join(row) + " |" for row in table]
-    lines += ["", "## What Redis passes and KVFS does not", "", "| suite | test | why |", "|---|---|---|"]
+    lines += [
+        "",
+        "## What Redis passes and KVFS does not",
+        "",
+        "| suite | test | why |",
+        "|---|---|---|",
+    ]
     escape = lambda text: text.replace("|", "\\|").replace("\n", " ")
-    lines += [f"| {unit.removeprefix('unit/')} | {escape(test)} | {why} |" for unit, test, why in failed]
+    lines += [
+        f"| {unit.removeprefix('unit/')} | {escape(test)} | {why} |" for unit, test, why in failed
+    ]
     options.out.write_text("\n".join(lines) + "\n")
     print(f"written to {options.out}")
 

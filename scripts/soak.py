@@ -170,7 +170,10 @@ def transactions_worker(world, number):
         else:
             world.timed("commit", lambda: client.call("TXN", "COMMIT", txn))
             have[n] = value
-        if n in have and ((home / str(n)).read_bytes() != have[n] or client.call("GET", f"pair{number}:{n}") != have[n]):
+        if n in have and (
+            (home / str(n)).read_bytes() != have[n]
+            or client.call("GET", f"pair{number}:{n}") != have[n]
+        ):
             raise Wrong(f"a file and its key in {home}: not what was committed last")
 
     return step
@@ -200,7 +203,9 @@ def snapshots_worker(world, number):
         if rng.randrange(3) == 0:
             if copy.exists():
                 shutil.rmtree(copy)
-            world.timed("clone-tree", lambda: kvfs("clone-tree", str(world.mount / "pairs90"), str(copy)))
+            world.timed(
+                "clone-tree", lambda: kvfs("clone-tree", str(world.mount / "pairs90"), str(copy))
+            )
         if rng.randrange(20) == 0:
             world.timed("defrag", lambda: kvfs("defrag", str(world.mount)))
         world.stop.wait(1)
@@ -209,9 +214,16 @@ def snapshots_worker(world, number):
 
 
 def sample(world, store, pid):
-    stat = json.loads(subprocess.run([world.kvfs, "stat", str(world.mount), "--json"], capture_output=True, check=True).stdout)
+    stat = json.loads(
+        subprocess.run(
+            [world.kvfs, "stat", str(world.mount), "--json"], capture_output=True, check=True
+        ).stdout
+    )
     status = Path(f"/proc/{pid}/status").read_text()
-    rss = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+    rss = (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+        / 1024
+    )
     with world.lock:
         times, world.times = sorted(world.times), []
     at = lambda part: times[min(len(times) - 1, int(len(times) * part))] * 1000 if times else 0.0
@@ -227,7 +239,9 @@ def sample(world, store, pid):
 
 
 def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     args.add_argument("--kvfs", default="target/release/kvfs")
     args.add_argument("--minutes", type=float, default=60)
     args.add_argument("--every", type=float, default=10, help="seconds between samples")
@@ -246,22 +260,50 @@ def main():
     try:
         subprocess.run([kvfs, "create", str(store)], check=True, capture_output=True)
         options = ["-o", args.options] if args.options else []
-        subprocess.run([kvfs, "mount", "--memory", args.memory, *options, str(store), str(mount)], check=True)
+        subprocess.run(
+            [kvfs, "mount", "--memory", args.memory, *options, str(store), str(mount)], check=True
+        )
         mounted = True
-        pid = json.loads(subprocess.run([kvfs, "stat", str(mount), "--json"], capture_output=True, check=True).stdout)["daemon"]["pid"]
+        pid = json.loads(
+            subprocess.run(
+                [kvfs, "stat", str(mount), "--json"], capture_output=True, check=True
+            ).stdout
+        )["daemon"]["pid"]
         world = World(kvfs, mount, Path(f"{store}.sock"), args.seed)
         kinds = [files_worker, files_worker, keys_worker, keys_worker]
         bodies = [(n, kind(world, n)) for n, kind in enumerate(kinds)]
-        bodies += [(90, transactions_worker(world, 90)), (91, transactions_worker(world, 91)), (95, snapshots_worker(world, 95))]
+        bodies += [
+            (90, transactions_worker(world, 90)),
+            (91, transactions_worker(world, 91)),
+            (95, snapshots_worker(world, 95)),
+        ]
         threads = [threading.Thread(target=world.worker, args=body) for body in bodies]
         for thread in threads:
             thread.start()
         end = time.monotonic() + 60 * args.minutes
-        print(f"{'minute':>7}" + "".join(f"{name:>13}" for name in ["rss_mib", "store_mib", "journal_mib", "operations", "p50_ms", "p99_ms", "worst_ms"]))
+        print(
+            f"{'minute':>7}"
+            + "".join(
+                f"{name:>13}"
+                for name in [
+                    "rss_mib",
+                    "store_mib",
+                    "journal_mib",
+                    "operations",
+                    "p50_ms",
+                    "p99_ms",
+                    "worst_ms",
+                ]
+            )
+        )
         began = time.monotonic()
         while time.monotonic() < end and not world.stop.wait(args.every):
             samples.append(sample(world, store, pid))
-            print(f"{(time.monotonic() - began) / 60:7.1f}" + "".join(f"{v:13.2f}" for v in samples[-1].values()), flush=True)
+            print(
+                f"{(time.monotonic() - began) / 60:7.1f}"
+                + "".join(f"{v:13.2f}" for v in samples[-1].values()),
+                flush=True,
+            )
         world.stop.set()
         for thread in threads:
             thread.join(60)
@@ -278,8 +320,16 @@ def main():
         wrong.append(f"check: {checked.stdout}{checked.stderr}")
     third = len(samples) // 3
     if third >= 5:
-        for what, most in [("rss_mib", 1.15), ("store_mib", 1.25), ("journal_mib", 1.5), ("p99_ms", 2.0)]:
-            before, after = (statistics.median(s[what] for s in part) for part in (samples[third : 2 * third], samples[2 * third :]))
+        for what, most in [
+            ("rss_mib", 1.15),
+            ("store_mib", 1.25),
+            ("journal_mib", 1.5),
+            ("p99_ms", 2.0),
+        ]:
+            before, after = (
+                statistics.median(s[what] for s in part)
+                for part in (samples[third : 2 * third], samples[2 * third :])
+            )
             grown = after / before if before > 0.01 else 1.0
             print(f"{what}: {before:.2f} in the second third, {after:.2f} in the last: {grown:.2f}")
             if grown > most:

@@ -39,15 +39,33 @@ class Browser:
             os.dup2(spare_a, 3)
             os.dup2(spare_b, 4)
 
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run",
-                 "--disable-extensions", "--disable-background-networking", f"--user-data-dir={profile}", "about:blank"]
-        self.process = subprocess.Popen([program, *flags], preexec_fn=place, close_fds=False, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+            "--disable-extensions",
+            "--disable-background-networking",
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
+        self.process = subprocess.Popen(
+            [program, *flags],
+            preexec_fn=place,
+            close_fds=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(down_read)
         os.close(up_write)
         self.number, self.rest, self.session, self.errors = 0, b"", None, []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -79,12 +97,17 @@ class Browser:
             if message.get("method") == "Runtime.exceptionThrown":
                 details = message["params"]["exceptionDetails"]
                 self.errors.append(details.get("exception", {}).get("description", details["text"]))
-            if message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+            if (
+                message.get("method") == "Log.entryAdded"
+                and message["params"]["entry"]["level"] == "error"
+            ):
                 entry = message["params"]["entry"]
                 self.errors.append(f"{entry['text']} {entry.get('url', '')}")
 
     def run(self, script):
-        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        result = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
@@ -93,17 +116,31 @@ class Browser:
         deadline = time.monotonic() + PATIENCE
         while not self.run(script):
             if time.monotonic() > deadline:
-                raise AssertionError(f"waited in vain until {what}; the page says: {self.run('document.body.innerText')[:2000]}")
+                raise AssertionError(
+                    f"waited in vain until {what}; the page says: {self.run('document.body.innerText')[:2000]}"
+                )
             time.sleep(0.1)
 
     def go(self, url):
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.protocol === 'http:'", f"{url} is loaded")
+        self.until(
+            "document.readyState === 'complete' && location.protocol === 'http:'",
+            f"{url} is loaded",
+        )
 
     def look(self, scheme, width=1180, height=900):
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def picture(self, path):
         data = self.call("Page.captureScreenshot", format="png")["data"]
@@ -124,7 +161,11 @@ class Browser:
 
 def fill(kvfs, mnt):
     """Files of several ages, some of them gone again, keys, snapshots, and two open transactions."""
-    run = lambda *words, **more: subprocess.run([kvfs, *map(str, words)], check=True, capture_output=True, text=True, **more).stdout
+    run = lambda *words, **more: (
+        subprocess.run(
+            [kvfs, *map(str, words)], check=True, capture_output=True, text=True, **more
+        ).stdout
+    )
     for n in range(12):
         directory = mnt / f"part-{n}"
         directory.mkdir()
@@ -140,7 +181,9 @@ def fill(kvfs, mnt):
     commands = "".join(f"SET price:{n} {n * 7}\n" for n in range(3000))
     socket = json.loads(run("stat", mnt, "--json"))["daemon"]["socket"]
     if shutil.which("redis-cli"):
-        subprocess.run(["redis-cli", "-s", socket], input=commands, text=True, check=True, capture_output=True)
+        subprocess.run(
+            ["redis-cli", "-s", socket], input=commands, text=True, check=True, capture_output=True
+        )
     run("kv", "put", mnt, "price:1", "8")
     run("clone", "create", mnt, "after-part-8", "trial")
     good = run("txn", "begin", "--label", "spring prices", mnt).strip()
@@ -151,7 +194,9 @@ def fill(kvfs, mnt):
     (inside / "prices.csv").write_text("apple,120\npear,90\n")
     run("kv", "put", inside, "price:apple", "120")
     run("kv", "del", inside, "price:2")
-    bad = run("txn", "begin", "--label", "<b>bold</b> <img src=x onerror='window.hacked=1'>", mnt).strip()
+    bad = run(
+        "txn", "begin", "--label", "<b>bold</b> <img src=x onerror='window.hacked=1'>", mnt
+    ).strip()
     inside = mnt / ".kvfs" / "txn" / bad
     for name in ("<img src=x onerror='window.hacked=1'>", "<script>window.hacked=1", "a\u202eb"):
         (inside / name.replace("/", "")).write_text("<svg onload='window.hacked=1'>\n")
@@ -165,7 +210,10 @@ def click(browser, script):
 def use(browser, url, mnt, good, bad, images):
     page = url.split("#")[0]
     browser.go(page)
-    browser.until("document.getElementById('status').textContent.includes('token')", "it says that the token is missing")
+    browser.until(
+        "document.getElementById('status').textContent.includes('token')",
+        "it says that the token is missing",
+    )
     # The browser notes the 401; that is no error of the page.
     browser.errors.clear()
 
@@ -174,17 +222,32 @@ def use(browser, url, mnt, good, bad, images):
     browser.until("document.getElementById('status').textContent === 'live'", "the page is live")
     assert browser.run("location.href") == page, "the token has left the address"
     assert browser.run("document.cookie") == "", "no cookie is set"
-    browser.until("document.querySelectorAll('#transactions tbody tr').length === 2", "both transactions are listed")
-    browser.until("document.querySelectorAll('#snapshots tbody tr').length === 3", "snapshots and the clone are listed")
+    browser.until(
+        "document.querySelectorAll('#transactions tbody tr').length === 2",
+        "both transactions are listed",
+    )
+    browser.until(
+        "document.querySelectorAll('#snapshots tbody tr').length === 3",
+        "snapshots and the clone are listed",
+    )
     browser.until("document.querySelectorAll('#levels tbody tr').length > 2", "levels are listed")
-    browser.until("cells.length > 10 && cells.some((cell) => cell.used) && layout !== null", "zones are drawn")
-    used = browser.run("(() => { const c = document.getElementById('map'), d = c.getContext('2d')"
-                       ".getImageData(0, 0, c.width, c.height).data; const seen = new Set();"
-                       "for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i+1] << 8 | d[i+2]); return seen.size; })()")
+    browser.until(
+        "cells.length > 10 && cells.some((cell) => cell.used) && layout !== null", "zones are drawn"
+    )
+    used = browser.run(
+        "(() => { const c = document.getElementById('map'), d = c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data; const seen = new Set();"
+        "for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i+1] << 8 | d[i+2]); return seen.size; })()"
+    )
     assert used > 4, f"the map has {used} colours"
-    browser.run("byId('map').dispatchEvent(new MouseEvent('mousemove', {clientX: byId('map').getBoundingClientRect().x + 3,"
-                " clientY: byId('map').getBoundingClientRect().y + 3}))")
-    browser.until("document.getElementById('zone').textContent === 'zone 0: the superblocks'", "a zone is described")
+    browser.run(
+        "byId('map').dispatchEvent(new MouseEvent('mousemove', {clientX: byId('map').getBoundingClientRect().x + 3,"
+        " clientY: byId('map').getBoundingClientRect().y + 3}))"
+    )
+    browser.until(
+        "document.getElementById('zone').textContent === 'zone 0: the superblocks'",
+        "a zone is described",
+    )
     for n in range(240):
         (mnt / f"log-{n % 30}").write_text(f"line {n}\n" * (n % 50))
         time.sleep(0.04)
@@ -195,13 +258,25 @@ def use(browser, url, mnt, good, bad, images):
     time.sleep(1.5)
     browser.picture(images / "web-dark.png")
 
-    row = lambda id: f"[...document.querySelectorAll('#transactions tbody tr')].find((r) => r.firstChild.textContent === '{id}')"
+    row = lambda id: (
+        f"[...document.querySelectorAll('#transactions tbody tr')].find((r) => r.firstChild.textContent === '{id}')"
+    )
     assert "<b>bold</b>" in browser.run(f"{row(bad)}.textContent"), "a label is text"
     click(browser, f"{row(bad)}.querySelector('button')")
-    browser.until("document.querySelectorAll('#review-lines div').length === 3", "the hostile names are listed")
-    assert browser.run("document.querySelectorAll('#review img, #review script, #transactions img, #review svg').length") == 0
+    browser.until(
+        "document.querySelectorAll('#review-lines div').length === 3",
+        "the hostile names are listed",
+    )
+    assert (
+        browser.run(
+            "document.querySelectorAll('#review img, #review script, #transactions img, #review svg').length"
+        )
+        == 0
+    )
     click(browser, "byId('contents')")
-    browser.until("byId('review-lines').textContent.includes('<svg onload')", "the contents are shown")
+    browser.until(
+        "byId('review-lines').textContent.includes('<svg onload')", "the contents are shown"
+    )
     assert browser.run("window.hacked") is None, "nothing of a name has run"
     click(browser, "byId('abort')")
     assert browser.run("byId('review').open"), "abort asks once more"
@@ -210,27 +285,51 @@ def use(browser, url, mnt, good, bad, images):
     browser.until("document.querySelectorAll('#transactions tbody tr').length === 1", "one is left")
 
     click(browser, f"{row(good)}.querySelector('button')")
-    browser.until("document.querySelectorAll('#review-lines div').length >= 6 && !byId('commit').disabled", "the review is there")
+    browser.until(
+        "document.querySelectorAll('#review-lines div').length >= 6 && !byId('commit').disabled",
+        "the review is there",
+    )
     browser.picture(images / "web-review-dark.png")
     browser.look("light")
     time.sleep(0.3)
     browser.picture(images / "web-review.png")
     (mnt / ".kvfs" / "txn" / good / "late").write_text("late\n")
     click(browser, "byId('commit')")
-    browser.until("byId('review-error').textContent.includes('has changed since')", "what was not shown is not committed")
+    browser.until(
+        "byId('review-error').textContent.includes('has changed since')",
+        "what was not shown is not committed",
+    )
     # The browser notes the 409.
     browser.errors.clear()
     click(browser, "byId('again')")
-    browser.until("byId('review-lines').textContent.includes('late') && !byId('commit').disabled", "it is shown again")
+    browser.until(
+        "byId('review-lines').textContent.includes('late') && !byId('commit').disabled",
+        "it is shown again",
+    )
     click(browser, "byId('commit')")
     browser.until("!byId('review').open", "it is committed")
-    assert (mnt / "late").read_text() == "late\n" and (mnt / "archive").is_dir() and not (mnt / "part-3").exists()
-    browser.until("document.getElementById('transactions').textContent === 'none is open'", "none is left")
+    assert (
+        (mnt / "late").read_text() == "late\n"
+        and (mnt / "archive").is_dir()
+        and not (mnt / "part-3").exists()
+    )
+    browser.until(
+        "document.getElementById('transactions').textContent === 'none is open'", "none is left"
+    )
     assert not browser.errors, browser.errors
 
 
 # Of the sixteen colours of a terminal those that kvfs top uses.
-COLOURS = {0: "#222", 1: "#e06c75", 2: "#7fc47f", 3: "#e5c05b", 4: "#6f9eff", 6: "#56c5cf", 7: "#b5bcc6", 8: "#7a8594"}
+COLOURS = {
+    0: "#222",
+    1: "#e06c75",
+    2: "#7fc47f",
+    3: "#e5c05b",
+    4: "#6f9eff",
+    6: "#56c5cf",
+    7: "#b5bcc6",
+    8: "#7a8594",
+}
 
 
 def page_of_terminal(text):
@@ -253,8 +352,12 @@ def page_of_terminal(text):
                 style["color"] = COLOURS.get(next(codes, 7), "#e4eaf0")
             elif 30 <= code <= 37 or 90 <= code <= 97:
                 style["color"] = COLOURS.get(code % 10 + (8 if code >= 90 else 0), "#e4eaf0")
-    return ("<meta charset=utf-8><body style='margin:0;background:#14181d;color:#e4eaf0'>"
-            "<pre style='margin:14px;font:13px/1.2 \"DejaVu Sans Mono\",monospace'>" + "".join(out) + "</pre>")
+    return (
+        "<meta charset=utf-8><body style='margin:0;background:#14181d;color:#e4eaf0'>"
+        "<pre style='margin:14px;font:13px/1.2 \"DejaVu Sans Mono\",monospace'>"
+        + "".join(out)
+        + "</pre>"
+    )
 
 
 def picture_of_top(browser, kvfs, mnt, images):
@@ -263,7 +366,10 @@ def picture_of_top(browser, kvfs, mnt, images):
         print("SKIPPED: no picture of kvfs top without tmux")
         return
     tmux = ["tmux", "-L", f"kvfs-{os.getpid()}"]
-    subprocess.run([*tmux, "new-session", "-d", "-x", "110", "-y", "36", f"exec {kvfs} top {mnt} -i 0.5"], check=True)
+    subprocess.run(
+        [*tmux, "new-session", "-d", "-x", "110", "-y", "36", f"exec {kvfs} top {mnt} -i 0.5"],
+        check=True,
+    )
     try:
         begun = time.monotonic()
         while time.monotonic() - begun < 12:
@@ -271,7 +377,9 @@ def picture_of_top(browser, kvfs, mnt, images):
                 (mnt / f"busy-{n}").write_bytes(os.urandom(64 << 10))
                 (mnt / f"busy-{n}").read_bytes()
             time.sleep(0.02)
-        text = subprocess.run([*tmux, "capture-pane", "-e", "-p"], check=True, capture_output=True, text=True).stdout
+        text = subprocess.run(
+            [*tmux, "capture-pane", "-e", "-p"], check=True, capture_output=True, text=True
+        ).stdout
     finally:
         subprocess.run([*tmux, "kill-server"], check=False)
     assert "Operations" in text and "requests/s" in text, text
@@ -283,9 +391,13 @@ def picture_of_top(browser, kvfs, mnt, images):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kvfs", default="target/release/kvfs")
-    parser.add_argument("--images", type=Path, help="where the pictures go; without it they are thrown away")
+    parser.add_argument(
+        "--images", type=Path, help="where the pictures go; without it they are thrown away"
+    )
     parser.add_argument("--need-browser", action="store_true")
     arguments = parser.parse_args()
     program = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -308,7 +420,11 @@ def main():
             url = json.loads(page.stdout.readline())["url"]
             browser = Browser(program, place / "profile")
             use(browser, url, mnt, good, bad, images)
-            subprocess.run([kvfs, "txn", "begin", "--label", "nightly build", mnt], check=True, capture_output=True)
+            subprocess.run(
+                [kvfs, "txn", "begin", "--label", "nightly build", mnt],
+                check=True,
+                capture_output=True,
+            )
             picture_of_top(browser, kvfs, mnt, images)
         finally:
             if browser:

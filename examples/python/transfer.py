@@ -60,7 +60,9 @@ def main():
     if len(sys.argv) != 4:
         sys.exit(f"usage: {sys.argv[0]} MOUNT DOCUMENT DIRECTORY")
     mount, document, directory = sys.argv[1:]
-    socket = os.environ.get("KVFS_SOCKET") or sys.exit("say where the store's daemon listens: KVFS_SOCKET=my.kvfs.sock")
+    socket = os.environ.get("KVFS_SOCKET") or sys.exit(
+        "say where the store's daemon listens: KVFS_SOCKET=my.kvfs.sock"
+    )
     store = redis.Redis(unix_socket_path=socket, decode_responses=True)
     while True:
         try:

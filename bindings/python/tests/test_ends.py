@@ -310,7 +310,10 @@ def test_the_daemon_that_is_gone_is_told_of(mount: object) -> None:
         done = threading.Event()
         server = threading.Thread(target=silent)
         server.start()
-        with kvfs.connect(path, timeout=0.05) as store, pytest.raises(kvfs.Disconnected, match="time"):
+        with (
+            kvfs.connect(path, timeout=0.05) as store,
+            pytest.raises(kvfs.Disconnected, match="time"),
+        ):
             store["0"][b"k"]
         done.set()
         server.join(60)

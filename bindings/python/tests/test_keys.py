@@ -78,7 +78,9 @@ def test_long_listings_come_whole(store: kvfs.Store) -> None:
 
 def test_prefixes(store: kvfs.Store) -> None:
     d = store["d"]
-    d.update({b"a": b"", b"ab": b"", b"ab\xff": b"", b"ac": b"", b"\xff\xff": b"", b"\xff\xff1": b""})
+    d.update(
+        {b"a": b"", b"ab": b"", b"ab\xff": b"", b"ac": b"", b"\xff\xff": b"", b"\xff\xff1": b""}
+    )
     assert [k for k, _ in d.prefix(b"ab")] == [b"ab", b"ab\xff"]
     assert [k for k, _ in d.prefix(b"\xff\xff")] == [b"\xff\xff", b"\xff\xff1"]
     assert [k for k, _ in d.prefix(b"a", reverse=True)] == [b"ac", b"ab\xff", b"ab", b"a"]

@@ -106,7 +106,9 @@ class History:
                 then = self.snapshots[name]
                 with self.store.open_snapshot(name) as snapshot:
                     compare(chance, snapshot["d"], then)
-                changes = {c.key: (c.before, c.after) for c in self.store.changes(name, values=True)}
+                changes = {
+                    c.key: (c.before, c.after) for c in self.store.changes(name, values=True)
+                }
                 assert changes == {
                     k: (then.get(k), self.model.get(k))
                     for k in then.keys() | self.model.keys()

@@ -159,9 +159,7 @@ def test_a_stream_that_is_cut_off_changes_nothing_and_goes_on(
             third.receive(io.BytesIO(flipped))
 
 
-def test_what_is_open_ends_when_a_stream_is_received(
-    embedded: kvfs.Store, tmp_path: Path
-) -> None:
+def test_what_is_open_ends_when_a_stream_is_received(embedded: kvfs.Store, tmp_path: Path) -> None:
     embedded["d"][b"k"] = b"v"
     embedded.create_snapshot("s")
     stream = io.BytesIO()

@@ -13,7 +13,11 @@ fsspec = pytest.importorskip("fsspec", reason="SKIPPED: fsspec is not installed"
 def frame() -> Any:
     pandas = pytest.importorskip("pandas", reason="SKIPPED: pandas is not installed")
     return pandas.DataFrame(
-        {"fruit": ["apple", "pear", "fig"] * 1000, "weight": range(3000), "ripe": [True, False] * 1500}
+        {
+            "fruit": ["apple", "pear", "fig"] * 1000,
+            "weight": range(3000),
+            "ripe": [True, False] * 1500,
+        }
     )
 
 
@@ -55,7 +59,9 @@ def test_pyarrow_takes_the_store_as_a_file_system(store: kvfs.Store) -> None:
     fs.create_dir("/data", recursive=True)
     parquet.write_table(table, "/data/one.parquet", filesystem=fs)
     assert parquet.read_table("/data/one.parquet", filesystem=fs).equals(table)
-    dataset.write_dataset(table, "/data/set", format="parquet", partitioning=["even"], filesystem=fs)
+    dataset.write_dataset(
+        table, "/data/set", format="parquet", partitioning=["even"], filesystem=fs
+    )
     read = dataset.dataset("/data/set", format="parquet", partitioning=["even"], filesystem=fs)
     assert read.count_rows() == 10_000
     assert read.to_table(filter=dataset.field("n") < 7).num_rows == 7

@@ -129,7 +129,9 @@ def test_savepoints_go_back(store: kvfs.Store) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["si", "ser"])
-def test_files_and_keys_commit_together(store: kvfs.Store, isolation: kvfs._store.Isolation) -> None:
+def test_files_and_keys_commit_together(
+    store: kvfs.Store, isolation: kvfs._store.Isolation
+) -> None:
     with store.transaction(isolation, sync=True) as t:
         t.fs.makedirs("reports/2026")
         t.fs.write_text("reports/2026/may", "fair")
