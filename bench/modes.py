@@ -6,8 +6,9 @@ usage: modes.py KVFS TREE [ROUNDS [writes|transports [BUSY]]]
 writes:     writes go through at once (the default), or the kernel gathers them (-o writeback)
 transports: requests come over /dev/fuse, or over io_uring
 
-KVFS is the program, TREE a git repository to unpack, clone and read. Both modes run in turn in each round, on a new store each; the
-medians of the rounds are printed, and their quotient, and how busy the machine was. BUSY endless loops run at the same time. Needs root, git, tar.
+KVFS is the program, TREE a git repository to unpack, clone and read. Both modes run in turn in each
+round, on a new store each; the medians of the rounds are printed, and their quotient, and how busy
+the machine was. BUSY endless loops run at the same time. Needs root, git, tar.
 """
 
 import concurrent.futures

@@ -1,4 +1,5 @@
-"""The cases of scripts/bench_files.py with several client processes at once (scripts/clients.c), and with a busy machine."""
+"""The cases of scripts/bench_files.py with several client processes at once (scripts/clients.c),
+and with a busy machine."""
 
 from pathlib import Path
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The commands that work on whole trees against those of the system: interleaved rounds, medians, ranges.
+"""The commands that work on whole trees against those of the system: interleaved rounds, medians,
+ranges.
 
     scripts/bench_commands.py DIRECTORY [--kvfs PROGRAM] [--rounds 7] [--only rm,imports,walks]
     scripts/bench_commands.py DIRECTORY [--kvfs PROGRAM] [--rounds 7] --before PROGRAM
 
-DIRECTORY is on the file system to compare with; the store is a file in it. The tree: 20,000 files of 10 KB on average in 1,000 directories. Before
-each measurement is a sync(1) of everything. Load of the machine is shown, since both sides suffer from it, but not alike.
+DIRECTORY is on the file system to compare with; the store is a file in it. The tree: 20,000 files
+of 10 KB on average in 1,000 directories. Before each measurement is a sync(1) of everything. Load
+of the machine is shown, since both sides suffer from it, but not alike.
 """
 
 import argparse
@@ -127,7 +129,8 @@ class Bench:
         self.umount()
 
     def builds(self, before):
-        """Imports by two builds in turn, each with a daemon of its own on a new store: seconds, and what both sides take of processors."""
+        """Imports by two builds in turn, each with a daemon of its own on a new store: seconds,
+        and what both sides take of processors."""
 
         def spent():
             used = os.times()
@@ -167,7 +170,8 @@ class Bench:
             for at, who in ((1, "command"), (2, "daemon")):
                 theirs, ours = ([one[at] * 1e3 for one in side] for side in zip(*rounds))
                 print(
-                    f"| processor time of the {who} | {statistics.median(theirs):.0f} ms | {statistics.median(ours):.0f} ms | |",
+                    f"| processor time of the {who} | {statistics.median(theirs):.0f} ms "
+                    f"| {statistics.median(ours):.0f} ms | |",
                     flush=True,
                 )
 

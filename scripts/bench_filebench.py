@@ -1,6 +1,6 @@
-"""The five personalities of filebench as cases of scripts/bench_files.py: its own workload files, with fewer files and threads and a
-shorter run, since what is compared is the same on every file system. Where filebench is not installed, scripts/bench_personalities.py does
-the like."""
+"""The five personalities of filebench as cases of scripts/bench_files.py: its own workload files,
+with fewer files and threads and a shorter run, since what is compared is the same on every file
+system. Where filebench is not installed, scripts/bench_personalities.py does the like."""
 
 import json
 import re
@@ -74,7 +74,8 @@ class Filebench:
 
 
 class Restated:
-    """The five personalities as scripts/bench_personalities.py states them; their cases have names of their own, since the figures differ."""
+    """The five personalities as scripts/bench_personalities.py states them;
+    their cases have names of their own, since the figures differ."""
 
     def __init__(self, seconds):
         self.seconds = seconds

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""KVFS as a file system against others: the same operations by the same programs, interleaved round by round. Every case is prepared for
-a system right before it is timed there; before a cold one that system is unmounted, the caches are dropped and it is mounted again.
-Ratios are of one round, medians of all. Needs root.
+"""KVFS as a file system against others: the same operations by the same programs, interleaved round
+by round. Every case is prepared for a system right before it is timed there; before a cold one that
+system is unmounted, the caches are dropped and it is mounted again. Ratios are of one round,
+medians of all. Needs root.
 
-    bench_files.py --kvfs PROGRAM --record FILE      a round more in FILE, a line of JSON for each measurement
+    bench_files.py --kvfs PROGRAM --record FILE      a round more in FILE,
+                                                     a line of JSON for each measurement
     bench_files.py --report FILE --out files.md      the table and the picture of all rounds in FILE
 
-Rounds can so be run one at a time, and groups of cases or a few systems on their own, whenever the machine is quiet. The groups:
+Rounds can so be run one at a time, and groups of cases or a few systems on their own, whenever the
+machine is quiet. The groups:
 
     operations     one operation many times, by `kvfs bench`
     programs       tar, cp, rsync, git, npm-like, make, cargo, SQLite, PostgreSQL
-    clients        create, stat and unlink by 1, 2 and 16 processes at once; create on a busy machine
+    clients        create, stat and unlink by 1, 2 and 16 processes at once;
+                   create on a busy machine
     personalities  the five of filebench, or restated where it is not installed
     large          a large tree: tar x, rm -rf (quiet and busy), kvfs import, kvfs rm"""
 
@@ -33,7 +37,10 @@ import file_systems
 from bench_measure import run_case
 
 GROUPS = ("operations", "programs", "clients", "personalities", "large")
-SYSTEMS = "kvfs,kvfs-uring,kvfs-root,kvfs-writeback,ext4,btrfs,xfs,bindfs,juicefs,agentfs,memory,memory-uring,memory-root"
+SYSTEMS = (
+    "kvfs,kvfs-uring,kvfs-root,kvfs-writeback,ext4,btrfs,xfs,bindfs,juicefs,agentfs,"
+    "memory,memory-uring,memory-root"
+)
 # Sizes: what was measured with others cannot be in one table.
 SIZES = ("files", "mib", "tree", "large_tree", "filebench_seconds")
 
@@ -47,7 +54,8 @@ def arguments():
     )
     p.add_argument(
         "--memory",
-        help="the program memory_mount of bench/measure, a release build: the ceiling of the transport",
+        help="the program memory_mount of bench/measure, a release build: "
+        "the ceiling of the transport",
     )
     p.add_argument("--filebench", help="filebench (default: one that is installed)")
     p.add_argument(
@@ -120,8 +128,9 @@ def cases_by_group(a, work, groups, left_out):
 
 
 def runs_on(a, group, case, system):
-    """The long groups run on a few systems; of peers in user space the single operations are compared; and where the processor
-    takes most of the time, a pass-through and the slower ceilings say nothing."""
+    """The long groups run on a few systems; of peers in user space the single operations are
+    compared; and where the processor takes most of the time, a pass-through and the slower ceilings
+    say nothing."""
     if group in ("clients", "large", "personalities"):
         return system in a.long_on.split(",")
     if case.startswith(bench_programs.COMPUTING) and system in ("bindfs", "memory", "memory-root"):
@@ -130,7 +139,8 @@ def runs_on(a, group, case, system):
 
 
 def why(error, work):
-    """The last line of what a program has said, or the error itself, without the name of the temporary directory."""
+    """The last line of what a program has said, or the error itself,
+    without the name of the temporary directory."""
     if isinstance(error, subprocess.TimeoutExpired):
         return f"took more than {error.timeout:g} s"
     said = getattr(error, "stderr", None) or str(error)

@@ -194,7 +194,8 @@ def group_table(results, group):
 
 
 def together():
-    """A file and its key, durable together: ratios to ext4 and SQLite, measured by scripts/bench_transactions.py."""
+    """A file and its key, durable together: ratios to ext4 and SQLite,
+    measured by scripts/bench_transactions.py."""
     path = Path(__file__).parent.parent / "docs/bench/transactions.jsonl"
     stages = (
         [line["figures"] for line in read(path) if line["stage"] == "together"]
@@ -235,13 +236,16 @@ def aims_table(results):
         *table(["÷ ext4 where nothing else is said", "aim", *columns, "met by"], rows),
     ]
     text.append(
-        "\nA file and its key durable together, against ext4 and SQLite on a loop device, is to be ≥ 5: "
+        "\nA file and its key durable together, against ext4 and SQLite on a loop device, is to be "
+        "≥ 5: "
         + "; ".join(
             f"{shown(values)} with {clients} client{'s' * (clients > 1)}"
             for clients, values in together()
         )
-        + " (`python3 scripts/bench_transactions.py together`, in [transactions.md](transactions.md)). "
-        f"`{CEILING}` is the ceiling: what it misses, no file system behind this transport can reach."
+        + " (`python3 scripts/bench_transactions.py together`, "
+        "in [transactions.md](transactions.md)). "
+        f"`{CEILING}` is the ceiling: what it misses, no file system behind this transport can "
+        "reach."
     )
     return text
 
@@ -255,16 +259,22 @@ def report(lines, out=None):
     busy = [line["busy"] for line in results.lines] or [0]
     text = [
         "# KVFS as a file system, compared with others\n",
-        f"`make bench-files` · {min(counts)}{f' to {max(counts)}' * (min(counts) < max(counts))} interleaved rounds of each case · {sizes['files']:,} files, a large file of "
-        f"{sizes['mib']} MiB, a tree of {sizes['tree']:,} files and a large one of {sizes['large_tree']:,}, 10.8 KB each on average · "
-        f"{'; '.join(unique(run['machine'] for run in results.runs))}, clients and daemons unpinned. The rest of the machine was "
-        f"{statistics.median(busy):.0%} busy before a case (median; the most: {max(busy):.0%}). All files lie on one disk; ext4, btrfs and xfs "
-        "are on loop devices there, bindfs passes through to an ext4 of its own; JuiceFS keeps content in files of the disk and names in Badger, "
-        "which it opens without synced writes, so its fsync promises less; AgentFS keeps all in a SQLite file. `memory` is a file system in memory that does as little "
-        "as the kernel needs, behind the same transport: the ceiling. “Busy machine”: an endless loop for each CPU runs during the case.\n",
-        "How many times as fast as ext4: the median of the rounds' ratios, and their range where there are three or more; above 1 is "
-        "faster. `kvfs`: on /dev/fuse; `kvfs-uring`: `-o transport=uring`; `kvfs-root`: the same with `nodefault_permissions`; "
-        "`kvfs-writeback`: on /dev/fuse with `-o writeback`.",
+        f"`make bench-files` · {min(counts)}{f' to {max(counts)}' * (min(counts) < max(counts))} "
+        f"interleaved rounds of each case · {sizes['files']:,} files, a large file of "
+        f"{sizes['mib']} MiB, a tree of {sizes['tree']:,} files and a large one of "
+        f"{sizes['large_tree']:,}, 10.8 KB each on average · "
+        f"{'; '.join(unique(run['machine'] for run in results.runs))}, clients and daemons "
+        f"unpinned. The rest of the machine was {statistics.median(busy):.0%} busy before a case "
+        f"(median; the most: {max(busy):.0%}). All files lie on one disk; ext4, btrfs and xfs are "
+        "on loop devices there, bindfs passes through to an ext4 of its own; JuiceFS keeps content "
+        "in files of the disk and names in Badger, which it opens without synced writes, so its "
+        "fsync promises less; AgentFS keeps all in a SQLite file. `memory` is a file system in "
+        "memory that does as little as the kernel needs, behind the same transport: the ceiling. "
+        "“Busy machine”: an endless loop for each CPU runs during the case.\n",
+        "How many times as fast as ext4: the median of the rounds' ratios, and their range where "
+        "there are three or more; above 1 is faster. `kvfs`: on /dev/fuse; `kvfs-uring`: `-o "
+        "transport=uring`; `kvfs-root`: the same with `nodefault_permissions`; `kvfs-writeback`: "
+        "on /dev/fuse with `-o writeback`.",
     ]
     groups = [group for group in TITLES if results.cases(group)]
     for group in groups:
@@ -272,13 +282,15 @@ def report(lines, out=None):
     names = results.cases("personalities")
     if any(name.startswith("filebench") for name in names):
         text.append(
-            "\n“filebench”: its own workload files, with fewer files and threads (scripts/bench_filebench.py), "
-            f"{sizes['filebench_seconds']} s each; operations are filebench's."
+            "\n“filebench”: its own workload files, with fewer files and threads "
+            f"(scripts/bench_filebench.py), {sizes['filebench_seconds']} s each; operations are "
+            "filebench's."
         )
     if any(name.endswith("restated") for name in names):
         text.append(
-            "\n“Restated”: not filebench, but what its workloads publish of sizes and proportions as a loop in Python, with fewer files and "
-            f"processes (scripts/bench_personalities.py), {sizes['filebench_seconds']} s each; each call of open, read, write and so on is an "
+            "\n“Restated”: not filebench, but what its workloads publish of sizes and proportions "
+            "as a loop in Python, with fewer files and processes (scripts/bench_personalities.py), "
+            f"{sizes['filebench_seconds']} s each; each call of open, read, write and so on is an "
             "operation. Its figures compare file systems with each other only."
         )
     text += aims_table(results)
@@ -294,14 +306,16 @@ def report(lines, out=None):
         if any(written(results, case, name) != "–" for case in writers)
     ]
     text.append(
-        "\n## Bytes written to the device for each byte of the user\n\nUntil all has been synced; what is merged later is not in it.\n"
+        "\n## Bytes written to the device for each byte of the user\n\n"
+        "Until all has been synced; what is merged later is not in it.\n"
     )
     text += table(
         ["case", *devices],
         [[case, *(written(results, case, name) for name in devices)] for case in writers],
     )
     text += [
-        "\n## Requests that the daemon answered for one operation (programs: for all), and processor time of client + daemon\n"
+        "\n## Requests that the daemon answered for one operation (programs: for all), "
+        "and processor time of client + daemon\n"
     ]
     shown_cases = [case for group in groups for case in results.cases(group)]
     text += table(
@@ -349,12 +363,14 @@ def picture(lines):
 
     height = 50 + step * len(cases)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{height}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
     ]
     out.append('<rect width="100%" height="100%" fill="white"/>')
     for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20):
         out.append(
-            f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="30" y2="{height}" stroke="{"#333" if tick == 1 else "#ddd"}"/>'
+            f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="30" y2="{height}" '
+            f'stroke="{"#333" if tick == 1 else "#ddd"}"/>'
         )
         out.append(f'<text x="{x(tick):.1f}" y="24" text-anchor="middle">{tick:g}</text>')
     for i, name in enumerate(drawn):
@@ -373,11 +389,13 @@ def picture(lines):
                 middle = statistics.median(values)
                 begin, end = sorted((x(1), x(middle)))
                 out.append(
-                    f'<rect x="{begin:.1f}" y="{top + i * bar}" width="{max(end - begin, 1):.1f}" height="{bar - 1}" fill="{COLOURS[name]}"/>'
+                    f'<rect x="{begin:.1f}" y="{top + i * bar}" width="{max(end - begin, 1):.1f}" '
+                    f'height="{bar - 1}" fill="{COLOURS[name]}"/>'
                 )
         if case in AIMS:
             aim = x(AIMS[case])
             out.append(
-                f'<line x1="{aim:.1f}" x2="{aim:.1f}" y1="{top}" y2="{top + step - 10}" stroke="#d62728" stroke-width="2"/>'
+                f'<line x1="{aim:.1f}" x2="{aim:.1f}" y1="{top}" y2="{top + step - 10}" '
+                'stroke="#d62728" stroke-width="2"/>'
             )
     return "\n".join(out) + "\n</svg>\n"

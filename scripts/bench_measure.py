@@ -1,4 +1,5 @@
-"""What every case of scripts/bench_files.py shares: what a case is, how quiet the machine is before it, and what it took."""
+"""What every case of scripts/bench_files.py shares: what a case is,
+how quiet the machine is before it, and what it took."""
 
 import os
 import resource
@@ -17,7 +18,8 @@ class Case(NamedTuple):
     # Takes a file system; gives what is timed, or nothing where the case does not run. What is
     # timed may give seconds, ops and bytes that it measured better itself.
     prepare: Callable
-    # Everything is unmounted and the caches are dropped before it, so it needs a file system that keeps.
+    # Everything is unmounted and the caches are dropped before it, so it needs a file system that
+    # keeps.
     cold: bool = False
     # What the preparation has left dirty is written before the case, since it is not the case's.
     settled: bool = False
@@ -38,7 +40,8 @@ def busy_share(seconds):
 
 
 def wait_for_quiet(limit):
-    """Waits until the machine is at most 10 % busy, `limit` seconds at most; gives how busy it is then."""
+    """Waits until the machine is at most 10 % busy, `limit` seconds at most;
+    gives how busy it is then."""
     until = time.monotonic() + limit
     while (busy := busy_share(0.1)) > 0.1 and time.monotonic() < until:
         time.sleep(0.4)
@@ -68,8 +71,9 @@ def client_cpu():
 
 
 def sync_all(directory):
-    """What a case has left in memory is its own, too. A file system in user space is not told of a syncfs, but of the fsync of its
-    directory; one that cannot do that has written less than it will."""
+    """What a case has left in memory is its own, too. A file system in user space is not told of a
+    syncfs, but of the fsync of its directory; one that cannot do that has written less than it
+    will."""
     with suppress(OSError, subprocess.SubprocessError):
         sh("sync", "-f", directory)
         of_directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,5 @@
-"""The cases of scripts/bench_files.py that are single operations, timed by `kvfs bench` within its own process."""
+"""The cases of scripts/bench_files.py that are single operations,
+timed by `kvfs bench` within its own process."""
 
 import json
 

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""The five personalities of filebench, restated in Python: what each does in a loop, with what its workload file publishes of
-sizes and proportions, and fewer files and processes. It is not filebench: its figures compare file systems with each other in
-one run, not with figures of filebench.
+"""The five personalities of filebench, restated in Python: what each does in a loop, with what its
+workload file publishes of sizes and proportions, and fewer files and processes. It is not
+filebench: its figures compare file systems with each other in one run, not with figures of
+filebench.
 
     bench_personalities.py NAME DIRECTORY prepare [KEY=NUMBER...]
     bench_personalities.py NAME DIRECTORY run SECONDS [KEY=NUMBER...]
     bench_personalities.py NAME DIRECTORY loops COUNT [KEY=NUMBER...]
 
-`prepare` makes the files. `run` lets the processes go for so long, `loops` lets each go through its loop so often, which is the
-same work on every file system; each has its own share of the names in common directories. Both print as JSON how many
-operations all of them did: each open, read of a whole file, write, append, stat, unlink, fsync and close counts as one, as in
-filebench. A run is of files that were just prepared. KEY is `files`, `processes`, or `mean` or `appended`: the mean size of a
-file or of an append, bytes."""
+`prepare` makes the files. `run` lets the processes go for so long, `loops` lets each go through its
+loop so often, which is the same work on every file system; each has its own share of the names in
+common directories. Both print as JSON how many operations all of them did: each open, read of a
+whole file, write, append, stat, unlink, fsync and close counts as one, as in filebench. A run is of
+files that were just prepared. KEY is `files`, `processes`, or `mean` or `appended`: the mean size
+of a file or of an append, bytes."""
 
 import json
 import math
@@ -106,7 +108,8 @@ class Share:
 
 
 class Personality:
-    # As published: the mean size of a file and of an append. Scaled down: how many files there are, and how many processes.
+    # As published: the mean size of a file and of an append. Scaled down: how many files there are,
+    # and how many processes.
     mean, appended, files, width, processes = 16 * KIB, 16 * KIB, 400, 1_000_000, 8
 
     def names(self, directory):
@@ -120,8 +123,8 @@ class Personality:
     preallocated = 0.8
 
     def made(self, directory):
-        """Each name, and the size of its file at the beginning, or None. Nothing is looked up, so a run begins with nothing in
-        memory when the files are prepared by another mount."""
+        """Each name, and the size of its file at the beginning, or None. Nothing is looked up, so a
+        run begins with nothing in memory when the files are prepared by another mount."""
         rng = random.Random(7)
         for name in self.names(directory):
             yield name, self.size(rng) if rng.random() < self.preallocated else None
@@ -134,7 +137,8 @@ class Personality:
 
 
 class Fileserver(Personality):
-    """Create and write a file, append to one, read one, delete one, stat one. Published: 10,000 files, 50 threads."""
+    """Create and write a file, append to one, read one, delete one, stat one.
+    Published: 10,000 files, 50 threads."""
 
     mean, files, width = 128 * KIB, 200, 20
 
@@ -161,7 +165,8 @@ class Webserver(Personality):
 
 
 class Varmail(Personality):
-    """A mail comes, is durable, is read, gets a mark, is read again, all in one directory. Published: 1,000 files, 16 threads."""
+    """A mail comes, is durable, is read, gets a mark, is read again, all in one directory.
+    Published: 1,000 files, 16 threads."""
 
     processes = 16
 
@@ -178,7 +183,8 @@ class Varmail(Personality):
 
 
 class Webproxy(Personality):
-    """Replace a file, read five, append to a log that all share, all in one directory. Published: 10,000 files, 100 threads."""
+    """Replace a file, read five, append to a log that all share, all in one directory.
+    Published: 10,000 files, 100 threads."""
 
     def loop(self, s):
         s.delete()
@@ -191,8 +197,9 @@ class Webproxy(Personality):
 
 
 class Oltp(Personality):
-    """Reads of 2 KiB at random places of a few data files; ten writes of 2 KiB that are on disk when they return for each hundred
-    reads, and a write of 256 KiB to the log for each 3,200. Published: 10 data files of 10 MiB, 200 readers, 10 writers."""
+    """Reads of 2 KiB at random places of a few data files; ten writes of 2 KiB that are on disk
+    when they return for each hundred reads, and a write of 256 KiB to the log for each 3,200.
+    Published: 10 data files of 10 MiB, 200 readers, 10 writers."""
 
     mean, files, preallocated = 2 * KIB * KIB, 8, 1
 
@@ -223,8 +230,8 @@ PERSONALITIES = {c.__name__.lower(): c for c in (Fileserver, Webserver, Varmail,
 
 
 def run(personality, directory, seconds, loops):
-    """All processes begin when the last of them is ready, and go on for so long and so often. What one has done is in memory that
-    they share."""
+    """All processes begin when the last of them is ready, and go on for so long and so often. What
+    one has done is in memory that they share."""
     shared = mmap.mmap(-1, 16 * personality.processes)
     ready, gate = os.pipe(), os.pipe()
     children = []

@@ -1,5 +1,5 @@
-"""The cases of scripts/bench_files.py that are real programs: each takes a file system, and gives what to run, prepared outside of
-the time."""
+"""The cases of scripts/bench_files.py that are real programs: each takes a file system, and gives
+what to run, prepared outside of the time."""
 
 import os
 import shutil
@@ -209,7 +209,8 @@ class Programs:
 
 
 def large_tree_cases(work, kvfs, files):
-    """The large tree, quiet and with an endless loop for each CPU; in this order nothing but what is timed makes or removes it."""
+    """The large tree, quiet and with an endless loop for each CPU;
+    in this order nothing but what is timed makes or removes it."""
     tree = Tree(work, kvfs, "large", files)
     cases = []
     for mark, busy in (("", False), (", busy machine", True)):

@@ -4,9 +4,10 @@
     scripts/bench_redis.py [--kvfs PATH] [--rounds N] [--requests N] [--out FILE]
 
 Both are started for the run: redis-server with an append-only file that is synced each second, and
-KVFS with its flush interval of a second. Each round asks both for each case, in turn, unpipelined and
-pipelined by 16; the table has medians and their ratio. Needs redis-server, redis-benchmark (Debian:
-redis-server, redis-tools), and what a mount needs. Run it when the machine does nothing else.
+KVFS with its flush interval of a second. Each round asks both for each case, in turn, unpipelined
+and pipelined by 16; the table has medians and their ratio. Needs redis-server, redis-benchmark
+(Debian: redis-server, redis-tools), and what a mount needs. Run it when the machine does nothing
+else.
 """
 
 import argparse

@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""What transactions, snapshots and clones cost on a real mount, each compared with the same work without them, interleaved in one run.
+"""What transactions, snapshots and clones cost on a real mount, each compared with the same work
+without them, interleaved in one run.
 
-Each stage is a run of its own, of less than a minute, and appends its figures to a file of JSON lines; `report` writes the table:
+Each stage is a run of its own, of less than a minute, and appends its figures to a file of JSON
+lines; `report` writes the table:
 
     build    `make -j2` of a C library in a transaction (si, ser) and on the plain mount
     ends     begin and commit of that build, in a store of 1,000 files and in one of many
-    four     four such builds at once in four transactions, and four on the plain mount one after the other
+    four     four such builds at once in four transactions,
+             and four on the plain mount one after the other
     serial   the same with `make -j1`, which leaves a core to others
     together a file and its key made durable together, and an ext4 file and a SQLite row
-    latency  begin, snapshot, clone, drop and differences through the socket, at 1,000 files and at many
+    latency  begin, snapshot, clone, drop and differences through the socket,
+             at 1,000 files and at many
     library  the same in the library, and `together` in it
     many     stat and GET with 1,000 snapshots and 100 open transactions, and without them
 
-The C library is zstd, whose sources lie in Cargo's registry. `together` needs a C compiler and libsqlite3-dev. Needs root."""
+The C library is zstd, whose sources lie in Cargo's registry. `together` needs a C compiler and
+libsqlite3-dev. Needs root."""
 
 import argparse
 import glob
@@ -25,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -135,7 +141,7 @@ def clean(directory):
     sh("make", "-s", "clean", "-C", directory)
 
 
-# --- stages: each gives figures by name, a list of values for each ---------------------------------------------------
+# --- stages: each gives figures by name, a list of values for each
 
 
 def build(a, work):
@@ -378,7 +384,7 @@ def many(a, work):
 STAGES = {f.__name__: f for f in (build, ends, four, serial, together, latency, library, many)}
 
 
-# --- the report -----------------------------------------------------------------------------------------------------
+# --- the report
 
 
 def report(a):
@@ -426,7 +432,8 @@ def report(a):
             at = f"{way}, {files} files, ms"
             row(
                 f"begin, commit, commit until on disk; `{way}`, {files:,} files in the store",
-                f"{mid(f'begin {at}'):.2f} ms, {mid(f'commit {at}'):.2f} ms, {mid(f'commit and sync {at}'):.2f} ms",
+                f"{mid(f'begin {at}'):.2f} ms, {mid(f'commit {at}'):.2f} ms, "
+                f"{mid(f'commit and sync {at}'):.2f} ms",
                 "≤ 5 ms",
             )
     row("**b. four builds**", "at once in four transactions; on the plain mount in turn")
@@ -486,7 +493,8 @@ def report(a):
         before = mid(f"library: {what} before: ratio")
         row(
             f"{what}, library",
-            f"{alone:,.0f}/s; {beside:,.0f}/s; **{times:.3f}** ({low:.3f}–{high:.3f}), the same two stores before {before:.3f}",
+            f"{alone:,.0f}/s; {beside:,.0f}/s; **{times:.3f}** ({low:.3f}–{high:.3f}), "
+            f"the same two stores before {before:.3f}",
             "≤ 1.2",
         )
     row(
@@ -501,11 +509,17 @@ def report(a):
         ),
         "?",
     )
+    how = (
+        f"`make bench-transactions` · {os.cpu_count()} cores ({cpu}), Linux {os.uname().release}, "
+        "the store a file on ext4. What is compared is interleaved in one run. Medians; in "
+        "brackets the range of the rounds' ratios."
+    )
     text = (
         "# What transactions, snapshots and clones cost\n\n"
-        f"`make bench-transactions` · {os.cpu_count()} cores ({cpu}), Linux {os.uname().release}, the store a file on ext4. What is compared "
-        "is interleaved in one run. Medians; in brackets the range of the rounds' ratios.\n\n"
-        "| | measured | aim |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        + textwrap.fill(how, 100, break_long_words=False, break_on_hyphens=False)
+        + "\n\n| | measured | aim |\n|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n"
     )
     notes = Path(a.out).read_text().partition("\n## ") if Path(a.out).exists() else ("", "", "")
     Path(a.out).write_text(text + notes[1] + notes[2])

@@ -1,4 +1,5 @@
-"""The trees that scripts/bench_files.py works on, made by a seed: one like sources, as a tar, and packages as npm installs them."""
+"""The trees that scripts/bench_files.py works on, made by a seed: one like sources, as a tar,
+and packages as npm installs them."""
 
 import io
 import os
@@ -10,7 +11,8 @@ WORDS = ["let", "return", "struct", "0x7f", "the", "of", "\n", "{", "}"]
 
 
 def make_tar(path, files, seed=1):
-    """A tar of a tree like one of sources: 20 files a directory, 10.8 KB each on average, most of them smaller."""
+    """A tar of a tree like one of sources: 20 files a directory, 10.8 KB each on average,
+    most of them smaller."""
     rng = random.Random(seed)
     text = " ".join(rng.choices(WORDS, k=1 << 20)).encode()
     with tarfile.open(path, "w") as tar:
@@ -44,8 +46,8 @@ def in_memory(path):
 
 
 class Packages:
-    """An install as npm does it: each package is unpacked below a name of its own, gets its own by a rename, and its
-    program is linked into .bin."""
+    """An install as npm does it: each package is unpacked below a name of its own, gets its own by
+    a rename, and its program is linked into .bin."""
 
     FILES = 20
 
@@ -98,7 +100,8 @@ class Packages:
 
 
 def make_workspace(directory, crates=6, functions=60):
-    """A Cargo workspace that needs nothing but the standard library; each crate uses those before it."""
+    """A Cargo workspace that needs nothing but the standard library;
+    each crate uses those before it."""
     names = [f"part{n}" for n in range(crates)]
     directory.mkdir()
     (directory / "Cargo.toml").write_text(f"[workspace]\nresolver = '2'\nmembers = {names}\n")
@@ -106,7 +109,10 @@ def make_workspace(directory, crates=6, functions=60):
         (directory / name / "src").mkdir(parents=True)
         below = names[max(0, n - 2) : n]
         needs = "".join(f"{other} = {{ path = '../{other}' }}\n" for other in below)
-        manifest = f"[package]\nname = '{name}'\nversion = '0.1.0'\nedition = '2021'\n[dependencies]\n{needs}"
+        manifest = (
+            f"[package]\nname = '{name}'\nversion = '0.1.0'\nedition = '2021'\n"
+            f"[dependencies]\n{needs}"
+        )
         (directory / name / "Cargo.toml").write_text(manifest)
         modules = [f"m{i}" for i in range(6)]
         for module in modules:
@@ -117,8 +123,10 @@ def make_workspace(directory, crates=6, functions=60):
             ]
             for i in range(functions // len(modules)):
                 body.append(
-                    f"pub fn f{i}(rows: &[Row]) -> BTreeMap<String, u64> {{ let mut all = BTreeMap::new(); for row in rows {{ "
-                    f'*all.entry(format!("{{}}-{i}", row.key)).or_insert({i}) += row.count; }} all }}'
+                    f"pub fn f{i}(rows: &[Row]) -> BTreeMap<String, u64> {{ "
+                    "let mut all = BTreeMap::new(); for row in rows { "
+                    f'*all.entry(format!("{{}}-{i}", row.key)).or_insert({i}) += row.count; '
+                    "} all }"
                 )
             (directory / name / "src" / f"{module}.rs").write_text("\n".join(body) + "\n")
         uses = "".join(

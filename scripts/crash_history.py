@@ -1,9 +1,12 @@
-"""A worker for crash_live.py that does a little of everything, one thing after the other, and knows what may be left of it.
+"""A worker for crash_live.py that does a little of everything, one thing after the other, and knows
+what may be left of it.
 
-Whatever it does (names, hard and symbolic links, renames over files, holes punched and filled, tree copies, keys alone, in batches, stretches and
-`MULTI`, transactions over both with savepoints, durable ones, snapshots, clones, rollbacks) is whole or not there, and happens in its order. So after a
-kill the store holds the state after one of the steps: at least the last one that was made durable, at most the last one that was
-begun. Everything is compared: names, which of them are one file, contents, keys; each snapshot and each clone, too."""
+Whatever it does (names, hard and symbolic links, renames over files, holes punched and filled, tree
+copies, keys alone, in batches, stretches and `MULTI`, transactions over both with savepoints,
+durable ones, snapshots, clones, rollbacks) is whole or not there, and happens in its order. So
+after a kill the store holds the state after one of the steps: at least the last one that was made
+durable, at most the last one that was begun. Everything is compared: names, which of them are one
+file, contents, keys; each snapshot and each clone, too."""
 
 import errno
 import hashlib
@@ -18,7 +21,8 @@ def content(token, size):
 
 
 class State:
-    """Names, keys, snapshots and clones. What it holds is never changed in place, so states share it."""
+    """Names, keys, snapshots and clones. What it holds is never changed in place,
+    so states share it."""
 
     def __init__(self, other=None):
         # Path below the worker's directory: ("f", file number), ("l", target), ("d",)
@@ -79,9 +83,11 @@ class Historian:
     def __init__(self, n):
         self.n, self.directory, self.key = n, f"history-{n}", f"history-{n}:"
         self.number = 0
-        # The states since the last one that was durable for certain; the last one is how it is when all has worked.
+        # The states since the last one that was durable for certain; the last one is how it is when
+        # all has worked.
         self.states = [State()]
-        # A durable transaction that was kept: number, name, content; and one of which that is not known.
+        # A durable transaction that was kept: number, name, content; and one of which that is not
+        # known.
         self.kept, self.done = None, Counter()
         # What it did, for the reader of a difference.
         self.steps = deque(maxlen=12)
@@ -95,10 +101,12 @@ class Historian:
         self.mnt, self.root = mnt, mnt / self.directory
         self.client, self.joined = redis(sock), redis(sock)
         steps = [
-            (self.put, 12), (self.link, 4), (self.unlink, 6), (self.rename, 5), (self.symlink, 2), (self.make_directory, 2), (self.punch, 5),
-            (self.overwrite, 4), (self.clone_tree, 3), (self.remove_tree, 2), (self.set_keys, 8), (self.delete_stretch, 3), (self.count, 3), (self.multi, 3),
-            (self.transaction, 6), (self.durable, 2), (self.snapshot, 2), (self.drop_snapshot, 1), (self.clone, 1), (self.in_clone, 2),
-            (self.sync, 6),
+            (self.put, 12), (self.link, 4), (self.unlink, 6), (self.rename, 5),
+            (self.symlink, 2), (self.make_directory, 2), (self.punch, 5), (self.overwrite, 4),
+            (self.clone_tree, 3), (self.remove_tree, 2), (self.set_keys, 8),
+            (self.delete_stretch, 3), (self.count, 3), (self.multi, 3), (self.transaction, 6),
+            (self.durable, 2), (self.snapshot, 2), (self.drop_snapshot, 1), (self.clone, 1),
+            (self.in_clone, 2), (self.sync, 6),
         ]  # fmt: skip
         if self.alone:
             steps.append((self.rollback, 3))
@@ -224,7 +232,8 @@ class Historian:
         os.mkdir(self.root / path)
 
     def change(self, rnd, work):
-        """Changes a file where it is, and syncs it: the change is whole, and what comes behind it is not begun before it is on disk."""
+        """Changes a file where it is, and syncs it: the change is whole,
+        and what comes behind it is not begun before it is on disk."""
         path = self.some(rnd)
         if path is None:
             return False
@@ -509,14 +518,17 @@ class Historian:
             }
 
         found = {
-            "tree": walk(mnt / self.directory), "keys": self.range(client),
-            "snapshots": views("SNAPSHOT", f"s-{self.n}-"), "clones": views("CLONE", f"c-{self.n}-"),
-        }  # fmt: skip
+            "tree": walk(mnt / self.directory),
+            "keys": self.range(client),
+            "snapshots": views("SNAPSHOT", f"s-{self.n}-"),
+            "clones": views("CLONE", f"c-{self.n}-"),
+        }
         match = next((s for s in reversed(self.states) if s.shown() == found), None)
         rolling_back = bool(self.steps) and self.steps[-1] == "rollback" and len(self.states) > 1
         if match is None:
             problems.append(
-                f"{where}: {self.directory} is none of the {len(self.states)} states that it may be: {self.nearest(found)}"
+                f"{where}: {self.directory} is none of the {len(self.states)} states that "
+                f"it may be: {self.nearest(found)}"
             )
             return
         self.states = [match]
@@ -583,4 +595,7 @@ class Historian:
 
         all_of_them = [difference(s.shown(), found) for s in self.states]
         at, least = min(enumerate(all_of_them), key=lambda d: len(d[1]))
-        return f"state {at} differs least: {least[:6]}; all differ in {[len(d) for d in all_of_them]}; the last steps: {list(self.steps)}"
+        return (
+            f"state {at} differs least: {least[:6]}; all differ in "
+            f"{[len(d) for d in all_of_them]}; the last steps: {list(self.steps)}"
+        )

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """SIGKILL of the daemon at random moments under load, on a real mount.
 
-Each round mounts the store, lets several workers write, rename over, fsync and set keys, kills the daemon without warning at a random
-moment, checks the store, mounts it again and compares it with what had been acknowledged:
+Each round mounts the store, lets several workers write, rename over, fsync and set keys, kills the
+daemon without warning at a random moment, checks the store, mounts it again and compares it with
+what had been acknowledged:
 
 - a file whose fsync returned has that content, or a later one that was on its way;
 - a file renamed over another is the old one or the new one, whole, whether it was fsynced or not;
 - a key whose SYNC returned has that value, or a later one on its way;
-- what a worker has done that does a little of everything, one thing after the other, is there up to one of its steps (`crash_history.py`);
+- what a worker has done that does a little of everything, one thing after the other, is there up to
+  one of its steps (`crash_history.py`);
 - `kvfs check` finds nothing.
 
-Some rounds have that worker alone, which then rolls the store back, too; some end with a second kill right after recovery; between some, `kvfs
-import` is killed. Every SIGKILL counts. The seed of a round makes its choices (not the timing) repeatable; a run goes on where the last one
-ended with --seed-base."""
+Some rounds have that worker alone, which then rolls the store back, too; some end with a second
+kill right after recovery; between some, `kvfs import` is killed. Every SIGKILL counts. The seed of
+a round makes its choices (not the timing) repeatable; a run goes on where the last one ended with
+--seed-base."""
 
 import argparse
 import hashlib
@@ -167,7 +170,8 @@ def rename_worker(rnd, mnt, ledger, n, stop):
 
 
 def churn_worker(rnd, mnt, ledger, n, stop):
-    """Unacknowledged work of all kinds, so that the store is busy: trees, links, truncation, removal."""
+    """Unacknowledged work of all kinds, so that the store is busy: trees, links, truncation,
+    removal."""
     while not stop.is_set():
         d = mnt / f"churn-{n}"
         d.mkdir(exist_ok=True)
@@ -217,7 +221,8 @@ def guarded(worker, problems):
                 problems.append(f"{worker.__name__}: {e!r} before the kill")
         except Exception as e:  # noqa: BLE001 - every other one is a finding
             problems.append(
-                f"{worker.__name__}: {e!r}{' in ' + str(list(args[-2].steps)) if worker is history_worker else ''}"
+                f"{worker.__name__}: "
+                f"{e!r}{' in ' + str(list(args[-2].steps)) if worker is history_worker else ''}"
             )
 
     return run
@@ -254,7 +259,8 @@ class Lab:
             raise SystemExit(f"the daemon {pid} was killed and has not ended within a minute")
 
     def clear(self):
-        """Takes the dead mount away. Not before every worker has stopped: they would go on in the directory beneath it."""
+        """Takes the dead mount away. Not before every worker has stopped:
+        they would go on in the directory beneath it."""
         subprocess.run(["umount", "-l", str(self.mnt)], capture_output=True)
 
 
@@ -274,17 +280,21 @@ def verify(lab, ledger, problems, rnd_round):
             continue
         if found is None:
             problems.append(
-                f"round {rnd_round}: {name} is {'gone' if data is None else f'damaged ({len(data)} bytes: {data[:40]!r})'}; version {least} was acknowledged"
+                f"round {rnd_round}: {name} is "
+                f"{'gone' if data is None else f'damaged ({len(data)} bytes: {data[:40]!r})'}; "
+                f"version {least} was acknowledged"
             )
         elif not least <= found <= most:
             problems.append(
-                f"round {rnd_round}: {name} has version {found}; {least} was acknowledged, {most} begun"
+                f"round {rnd_round}: {name} has version {found}; {least} was acknowledged, "
+                f"{most} begun"
             )
     return len(ledger.begun)
 
 
 class Imports:
-    """`kvfs import` of a tar into the unmounted store, killed or not: one that has ended is there whole."""
+    """`kvfs import` of a tar into the unmounted store, killed or not:
+    one that has ended is there whole."""
 
     def __init__(self, work):
         self.files = {f"f{i}": content(f"f{i}", i, 30_000 * (i % 7)) for i in range(40)}
@@ -385,7 +395,8 @@ class Run:
         for t in threads:
             t.start()
         time.sleep(rnd.uniform(0.02, 0.8))  # the random moment itself, not a wait for a condition
-        # Before the kill: nothing may go on in the directory beneath the mount, and an error from here on is the kill's.
+        # Before the kill: nothing may go on in the directory beneath the mount, and an error from
+        # here on is the kill's.
         stop.set()
         self.kill(pid)
         for t in threads:
@@ -404,7 +415,8 @@ class Run:
         Redis(self.sock).call("SYNC")
         if self.problems:
             return
-        # Half of the rounds end with a clean unmount, the others with a second kill right after recovery.
+        # Half of the rounds end with a clean unmount, the others with a second kill right after
+        # recovery.
         if rnd.random() < 0.5:
             lab.run("umount", str(lab.mnt))
         else:
@@ -433,7 +445,8 @@ def main():
             run.round(seed)
             seed += 1
             print(
-                f"\r{run.kills}/{a.kills} kills, {run.compared} names compared, {run.acknowledged} acknowledged",
+                f"\r{run.kills}/{a.kills} kills, {run.compared} names compared, "
+                f"{run.acknowledged} acknowledged",
                 end="",
                 flush=True,
             )
@@ -449,10 +462,12 @@ def main():
         sys.exit(1)
     took = time.monotonic() - begun
     print(
-        f"the one history: {dict(sorted(run.historian.done.items()))}; imports: {run.imports.done} ended, {run.imports.killed} killed"
+        f"the one history: {dict(sorted(run.historian.done.items()))}; imports: "
+        f"{run.imports.done} ended, {run.imports.killed} killed"
     )
     print(
-        f"{run.kills} kills in {took:.0f} s, {took / run.kills:.2f} s each: everything acknowledged was there, every rename whole, every check clean; go on: --seed-base {seed}"
+        f"{run.kills} kills in {took:.0f} s, {took / run.kills:.2f} s each: everything "
+        f"acknowledged was there, every rename whole, every check clean; go on: --seed-base {seed}"
     )
 
 

@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """SIGKILL of the daemon at random moments of transactions over files and keys, on a real mount.
 
-Each worker goes through versions, one transaction for each: begun on the socket, it writes a file under `.kvfs/txn/ID`, renames it (over
-the one before, or to a new name, and then the old one goes), sets a key to the same content on a connection that has joined, and commits with
-SYNC. Some abort, some only commit, some let the key come first, some have more than fits into a file's node, some go back to a savepoint behind
-which they have spoiled everything (with a stretch of keys deleted and a tree copied), some are durable and outlive a kill, to be committed afterwards. Every round mounts the store,
-kills the daemon at a random moment, checks the store, mounts it again and looks:
+Each worker goes through versions, one transaction for each: begun on the socket, it writes a file
+under `.kvfs/txn/ID`, renames it (over the one before, or to a new name, and then the old one goes),
+sets a key to the same content on a connection that has joined, and commits with SYNC. Some abort,
+some only commit, some let the key come first, some have more than fits into a file's node, some go
+back to a savepoint behind which they have spoiled everything (with a stretch of keys deleted and a
+tree copied), some are durable and outlive a kill, to be committed afterwards. Every round mounts
+the store, kills the daemon at a random moment, checks the store, mounts it again and looks:
 
-- the file and the key of a worker have the same version, whole, under one name: both of a transaction, or neither;
-- that version was acknowledged with SYNC, or is a later one whose commit had begun, and was not aborted;
-- no transaction is open but durable ones, of which those that were kept are; no file of one that did not commit is there, and `kvfs check` finds
-  nothing.
+- the file and the key of a worker have the same version, whole, under one name: both of a
+  transaction, or neither;
+- that version was acknowledged with SYNC, or is a later one whose commit had begun, and was not
+  aborted;
+- no transaction is open but durable ones, of which those that were kept are; no file of one that
+  did not commit is there, and `kvfs check` finds nothing.
 
-Versions go on over all rounds, so that every store is old when it is killed. Every SIGKILL counts. The seed of a round makes its choices (not the
-timing) repeatable; a run goes on where the last one ended with --seed-base."""
+Versions go on over all rounds, so that every store is old when it is killed. Every SIGKILL counts.
+The seed of a round makes its choices (not the timing) repeatable; a run goes on where the last one
+ended with --seed-base."""
 
 import argparse
 import errno
@@ -64,7 +69,8 @@ class Worker:
                 problems.append(f"{self.name}, version {self.version}: {e!r}")
 
     def may_be_refused(self, e):
-        """For the sake of another transaction, and so without a trace. Snapshots that touch different files never are."""
+        """For the sake of another transaction, and so without a trace.
+        Snapshots that touch different files never are."""
         if isinstance(e, OSError):
             return self.isolation == "SER" and e.errno in (errno.EDEADLK, errno.ESTALE)
         return self.isolation == "SER" and str(e).startswith(("LOCKED", "NOTXN"))
@@ -90,7 +96,8 @@ class Worker:
             return
         if found != version:
             problems.append(
-                f"{where}: {name} in the durable transaction {txn} has version {found}, {version} was kept"
+                f"{where}: {name} in the durable transaction {txn} has version {found}, "
+                f"{version} was kept"
             )
             return
         client.call("TXN", "COMMIT", txn, "SYNC")
@@ -100,7 +107,8 @@ class Worker:
         names, files, key = find(client, mnt, self)
         if (names, files, key) != ([name], [version], version):
             problems.append(
-                f"{where}: after the commit of {txn}, which had version {version} in {name}: {names} {files}, key {key}"
+                f"{where}: after the commit of {txn}, which had version {version} in {name}: "
+                f"{names} {files}, key {key}"
             )
 
     def transaction(self, rnd, mnt, control, joined, killed):
@@ -161,7 +169,8 @@ class Worker:
 
 
 def find(client, mnt, worker):
-    """What is there of a pair: names of the file, version of the file, version of the key. None: not there; -1: damaged."""
+    """What is there of a pair: names of the file, version of the file, version of the key.
+    None: not there; -1: damaged."""
 
     def which(data):
         if data is None:
@@ -185,14 +194,16 @@ def verify(lab, workers, problems, round_number):
         file = files[0] if files else None
         if file != key:
             problems.append(
-                f"{where}: the file {names} has version {file}, the key {key}; {worker.acknowledged} was acknowledged"
+                f"{where}: the file {names} has version {file}, the key {key}; "
+                f"{worker.acknowledged} was acknowledged"
             )
         elif file is None:
             if worker.acknowledged:
                 problems.append(f"{where} is gone; {worker.acknowledged} was acknowledged")
         elif file < worker.acknowledged or file not in worker.possible:
             problems.append(
-                f"{where} has version {file}; {worker.acknowledged} was acknowledged, {max(worker.possible, default=0)} begun"
+                f"{where} has version {file}; {worker.acknowledged} was acknowledged, "
+                f"{max(worker.possible, default=0)} begun"
             )
         # From here on this one is what was there, and durable.
         worker.acknowledged = file or 0
@@ -264,7 +275,8 @@ def main():
             found = subprocess.run([kvfs, "check", str(lab.store)], capture_output=True, text=True)
             if found.returncode != 0:
                 problems.append(
-                    f"round {seed}: check ended with {found.returncode}: {found.stdout}{found.stderr}"
+                    f"round {seed}: check ended with {found.returncode}: "
+                    f"{found.stdout}{found.stderr}"
                 )
             pid = lab.mount()
             compared += verify(lab, workers, problems, seed)
@@ -273,7 +285,8 @@ def main():
             taken_up += sum(w.taken_up for w in workers)
             for w in workers:
                 w.committed = w.refused = w.taken_up = 0
-            # Half of the rounds end with a clean unmount, the others with a second kill right after recovery.
+            # Half of the rounds end with a clean unmount, the others with a second kill right after
+            # recovery.
             if rnd.random() < 0.5:
                 lab.run("umount", str(lab.mnt))
             else:
@@ -282,7 +295,8 @@ def main():
                 done += 1
             seed += 1
             print(
-                f"\r{done}/{a.kills} kills, {compared} pairs compared, {committed} transactions committed, {refused} refused, {taken_up} taken up after a kill",
+                f"\r{done}/{a.kills} kills, {compared} pairs compared, {committed} transactions "
+                f"committed, {refused} refused, {taken_up} taken up after a kill",
                 end="",
                 flush=True,
             )
@@ -301,7 +315,8 @@ def main():
         sys.exit("nothing was committed, so nothing was tested")
     took = time.monotonic() - begun
     print(
-        f"{done} kills in {took:.0f} s, {took / done:.2f} s each: every file had its key, everything acknowledged was there, every check clean; go on: --seed-base {seed}"
+        f"{done} kills in {took:.0f} s, {took / done:.2f} s each: every file had its key, "
+        f"everything acknowledged was there, every check clean; go on: --seed-base {seed}"
     )
 
 

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""`kvfs defrag` on a mount: the load of VT-tree §4.4 through the kernel, cold scans before and after, with a client at work.
+"""`kvfs defrag` on a mount: the load of VT-tree §4.4 through the kernel, cold scans before and
+after, with a client at work.
 
-  scripts/defrag_mount.py KVFS DIRECTORY [MIB]     KVFS: the program; DIRECTORY: on the file system to be measured; MIB: written (1024)
+  scripts/defrag_mount.py KVFS DIRECTORY [MIB]
 
-Files of 128 KiB are created, appended to (4 to 32 KiB), overwritten at random pages and deleted. Then every file is read in the order of
-its number with nothing cached (three times, mounted anew each time; the median), the store is defragmented while a client reads
-and overwrites pages, and read again. One line of JSON."""
+KVFS: the program; DIRECTORY: on the file system to be measured; MIB: written (1024).
+
+Files of 128 KiB are created, appended to (4 to 32 KiB), overwritten at random pages and deleted.
+Then every file is read in the order of its number with nothing cached (three times, mounted anew
+each time; the median), the store is defragmented while a client reads and overwrites pages, and
+read again. One line of JSON."""
 
 import json, os, random, statistics, subprocess, sys, threading, time
 

@@ -1,4 +1,5 @@
-"""The file systems that scripts/bench_files.py compares: how each is made, mounted, unmounted, and what its daemon has used."""
+"""The file systems that scripts/bench_files.py compares: how each is made, mounted, unmounted,
+and what its daemon has used."""
 
 import json
 import os
@@ -135,7 +136,8 @@ class Kvfs(FileSystem):
 
 
 class Bindfs(FileSystem):
-    """Passes everything through to an ext4 of its own: what a file system in user space costs that does nothing itself."""
+    """Passes everything through to an ext4 of its own:
+    what a file system in user space costs that does nothing itself."""
 
     def __init__(self, name, work, size):
         super().__init__(name, work, size)
@@ -212,7 +214,8 @@ class Foreground(FileSystem):
 
 
 class Juicefs(Foreground):
-    """Content in files of the host, names and attributes in Badger, which is faster than its SQLite."""
+    """Content in files of the host, names and attributes in Badger,
+    which is faster than its SQLite."""
 
     def __init__(self, name, work, size, program):
         super().__init__(name, work, size)
@@ -302,7 +305,8 @@ PEERS = {"juicefs": Juicefs, "agentfs": Agentfs}
 
 
 def installed(name):
-    """A program on the path, or in the directory for programs that nothing but measurements needs."""
+    """A program on the path, or in the directory for programs
+    that nothing but measurements needs."""
     own = Path.home() / ".cache/kvfs-tools" / name
     return shutil.which(name) or (str(own) if own.exists() else None)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What a small durable write costs on this host, by the way it is done: the measurement behind docs/decisions/001."""
+"""What a small durable write costs on this host, by the way it is done:
+the measurement behind docs/decisions/001."""
 
 import mmap
 import os
@@ -45,7 +46,8 @@ def main():
         for name, t in times.items():
             t.sort()
             print(
-                f"{name:<40} median {statistics.median(t) * 1e6:7.0f} µs   best tenth {t[len(t) // 10] * 1e6:7.0f} µs"
+                f"{name:<40} median {statistics.median(t) * 1e6:7.0f} µs   best tenth "
+                f"{t[len(t) // 10] * 1e6:7.0f} µs"
             )
 
 

@@ -6,17 +6,20 @@ A mutant is a unified diff with comment lines before it:
     # what: the journal is not synced before a synced commit is acknowledged
     # caught by: cargo test -p kvdb --test power_cut
 
-It is applied to a work tree of its own (target/mutants/tree, with a target directory next to it), the command runs there, and
-the mutant is *caught* when a test fails. It *survives* when the tests pass; a mutant that does not apply or does not compile is
-broken. Each distinct command is first run without a mutant and has to pass. Results, the names of the tests that failed among
-them, are appended to target/mutants/results.jsonl as they come, and a mutant with a result for the same patch and the same commit
-is not run again, so a run can be cut and resumed.
+It is applied to a work tree of its own (target/mutants/tree, with a target directory next to it),
+the command runs there, and the mutant is *caught* when a test fails. It *survives* when the tests
+pass; a mutant that does not apply or does not compile is broken. Each distinct command is first run
+without a mutant and has to pass. Results, the names of the tests that failed among them, are
+appended to target/mutants/results.jsonl as they come, and a mutant with a result for the same patch
+and the same commit is not run again, so a run can be cut and resumed.
 
     scripts/mutants.py                 run what has no result yet, print the table
     scripts/mutants.py --only pins     those in whose name the regular expression "pins" is found
-    scripts/mutants.py --commit C      the code of another commit than HEAD (to go on with a run after a change of documents)
+    scripts/mutants.py --commit C      the code of another commit than HEAD
+                                       (to go on with a run after a change of documents)
     scripts/mutants.py --report        the table of docs/mutants.md, from the results
-    scripts/mutants.py --check         only see that each patch applies and names tests that exist (quick; part of make test)
+    scripts/mutants.py --check         only see that each patch applies and names tests that exist
+                                       (quick; part of make test)
 """
 
 import argparse
@@ -81,7 +84,8 @@ def functions(root, source):
 
 
 def missing(command, directories):
-    """What a `cargo test` names that does not exist: a package, a suite or a test; None when all of it does."""
+    """What a `cargo test` names that does not exist: a package, a suite or a test;
+    None when all of it does."""
     words = shlex.split(command)
     if "test" not in words:
         return None

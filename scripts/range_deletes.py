@@ -4,6 +4,7 @@
 import json
 import os
 import sys
+import textwrap
 
 rows = [json.loads(line) for line in open(sys.argv[1])]
 engines = list(dict.fromkeys(row["engine"] for row in rows))
@@ -36,15 +37,19 @@ def stage(row):
     return f"{row['deletes']:,}" + (", flushed and quiet" if row["settled"] else "")
 
 
-print(f"""# Range deletes compared with RocksDB's
-
-`scripts/bench_kv.sh ranges` (`kvbench ranges`) · {os.cpu_count()} cores ({model}), Linux {os.uname().release} · each engine alone in its process, 256 MiB of
-memory, 64 MiB of them a write buffer, an unsynced journal, no compression
-
-{2 * most:,} tuples (16 B keys, 64 B values) in order, flushed. Every second one is deleted by a range of its own, in scattered order; each delete is a commit. The
-reads ask for live tuples at random, each of which lies next to one that is dead in the end. "Delete, then get" deletes a range that is deleted already and
-gets a live tuple: what a client pays that does both. Everything is in memory or in the page cache; processor time is what counts.
-""")
+print("# Range deletes compared with RocksDB's\n")
+for paragraph in (
+    f"`scripts/bench_kv.sh ranges` (`kvbench ranges`) · {os.cpu_count()} cores ({model}), Linux "
+    f"{os.uname().release} · each engine alone in its process, 256 MiB of memory, 64 MiB of them a "
+    "write buffer, an unsynced journal, no compression",
+    f"{2 * most:,} tuples (16 B keys, 64 B values) in order, flushed. Every second one is deleted "
+    "by a range of its own, in scattered order; each delete is a commit. The reads ask for live "
+    "tuples at random, each of which lies next to one that is dead in the end. "
+    '"Delete, then get" deletes a range that is deleted already and gets a live tuple: what a '
+    "client pays that does both. Everything is in memory or in the page cache; processor time is "
+    "what counts.",
+):
+    print(textwrap.fill(paragraph, 100, break_long_words=False, break_on_hyphens=False) + "\n")
 for engine in engines:
     mine = [row for row in rows if row["engine"] == engine]
     print(f"## {engine}\n")

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the terminal sessions of README.md and docs/agents.md as they are printed, and compares what they say.
+"""Runs the terminal sessions of README.md and docs/agents.md as they are printed, and compares what
+they say.
 
-A block ```console is a session: lines that begin with `$ ` are commands for bash, the lines behind one are what it prints. Every command must
-succeed. Numbers and units may differ from what is printed, `…` stands for anything, and blanks for any blanks. What the sessions
-take for granted (a project under ~/src, a directory /mnt/work) is made in a mount name space of its own. Needs root and /dev/fuse.
+A block ```console is a session: lines that begin with `$ ` are commands for bash, the lines behind
+one are what it prints. Every command must succeed. Numbers and units may differ from what is
+printed, `…` stands for anything, and blanks for any blanks. What the sessions take for granted (a
+project under ~/src, a directory /mnt/work) is made in a mount name space of its own. Needs root and
+/dev/fuse.
 
     python3 scripts/readme.py target/release/kvfs [docs/agents.md …]
 """
@@ -19,7 +22,10 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Before the second session: what the first one built is not there, and the store is mounted.
-BETWEEN = "kvfs mount my.kvfs /mnt/work >/dev/null && rm -rf /mnt/work/project/out && kvfs kv put /mnt/work build none"
+BETWEEN = (
+    "kvfs mount my.kvfs /mnt/work >/dev/null && rm -rf /mnt/work/project/out && "
+    "kvfs kv put /mnt/work build none"
+)
 DOCUMENTS = ["README.md", "docs/agents.md"]
 MAKEFILE = """all:
 \tmkdir -p out && cat $$(find src -name '*.rs') | wc -l > out/lines
@@ -109,7 +115,8 @@ def main():
 
 
 def document(kvfs, name):
-    """Runs the sessions of one, in a directory of its own; how many commands said something else."""
+    """Runs the sessions of one, in a directory of its own;
+    how many commands said something else."""
     directory = tempfile.mkdtemp(prefix="kvfs-readme.")
     env = dict(
         os.environ,
@@ -136,7 +143,10 @@ def document(kvfs, name):
         open(f"{project}/src/{file}", "w").write(
             "// a line of a source file, such as it is\n" * size
         )
-    git = "git -c init.defaultBranch=main init -q && git add -A && git -c user.name=n -c user.email=e commit -qm 1"
+    git = (
+        "git -c init.defaultBranch=main init -q && git add -A && "
+        "git -c user.name=n -c user.email=e commit -qm 1"
+    )
     subprocess.run(["bash", "-c", git], cwd=project, env=env, check=True)
     wrong = 0
     try:
@@ -145,7 +155,8 @@ def document(kvfs, name):
                 subprocess.run(["bash", "-ec", BETWEEN], cwd=directory, env=env, check=True)
             for command, lines in session:
                 if command.startswith("kill "):
-                    # What was written longer ago than the flush interval is on disk; a reader is not as fast as this program.
+                    # What was written longer ago than the flush interval is on disk; a reader is
+                    # not as fast as this program.
                     subprocess.run(
                         ["redis-cli", "-s", "my.kvfs.sock", "SAVE"],
                         cwd=directory,

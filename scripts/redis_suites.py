@@ -6,8 +6,8 @@
 SOURCES is a checkout of Redis' sources whose version is that of the installed redis-server (7.0). A
 redis-server and a KVFS server on a store in memory are started for the run, each in a temporary
 directory; the suites reach both as servers that they have not started (`--host`, `--port`), KVFS by
-way of a relay from TCP to its socket (which answers FUNCTION FLUSH
-and CONFIG SET of settings that mean nothing to a store on disk). A test that an external server cannot pass is left out by the
+way of a relay from TCP to its socket (which answers FUNCTION FLUSH and CONFIG SET of settings that
+mean nothing to a store on disk). A test that an external server cannot pass is left out by the
 suites themselves, for both. The table is written to docs/bench/redis-suites.md.
 
 Needs tclsh and redis-server (Debian: tcl, redis-server), and
@@ -76,7 +76,8 @@ REASONS = [
     ),
     (
         r"to be equal to 'foo'",
-        "a client that waits takes what has come itself, a moment after the command that brought it",
+        "a client that waits takes what has come itself, "
+        "a moment after the command that brought it",
     ),
     (
         r"'PONG' to be equal to ''",
@@ -114,7 +115,8 @@ REASONS = [
 # The suites send these outside of tests, and stop where they are errors: functions are to be
 # forgotten, and settings say how Redis keeps values in memory. KVFS has neither; the relay answers.
 SETTING = re.compile(
-    rb"\*\d+\r\n\$6\r\nconfig\r\n\$3\r\nset\r\n\$\d+\r\n(?!lua-time-limit|busy-reply|durable|notify-keyspace|slowlog)",
+    rb"\*\d+\r\n\$6\r\nconfig\r\n\$3\r\nset\r\n\$\d+\r\n"
+    rb"(?!lua-time-limit|busy-reply|durable|notify-keyspace|slowlog)",
     re.I,
 )
 # How lists are kept in memory, for tests of their corners.
@@ -215,8 +217,8 @@ RESULT = re.compile(r"^\[(ok|err|ignore|skip|exception|TIMEOUT)\]: ?(.*)")
 
 
 def run_unit(sources, unit, port, seconds):
-    """{test: (passed, what was said)}, and why the run has ended early. A test that hangs fails, and
-    the unit is run again without it."""
+    """{test: (passed, what was said)}, and why the run has ended early. A test that hangs fails,
+    and the unit is run again without it."""
     hung = {}
     for _ in range(MOST_HANGING + 1):
         results, broken, hanging = run_once(sources, unit, port, seconds, hung)

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Everything at once on a real mount for a long time: nothing may grow, slow down, or be lost.
 
-Workers write, append, rename over, link, truncate, fsync and remove files; set, count and delete keys; commit and abort
-transactions over a file and a key; take, read and drop snapshots and clones; copy trees by reference; defragment. The total of what is
-alive is bounded, so memory, the space on the host and the journal have to level off, and so have the latencies. Each worker
-remembers what its own files and keys hold and compares at random; what a transaction wrote is seen whole after its commit.
+Workers write, append, rename over, link, truncate, fsync and remove files; set, count and delete
+keys; commit and abort transactions over a file and a key; take, read and drop snapshots and clones;
+copy trees by reference; defragment. The total of what is alive is bounded, so memory, the space on
+the host and the journal have to level off, and so have the latencies. Each worker remembers what
+its own files and keys hold and compares at random; what a transaction wrote is seen whole after its
+commit.
 
-Every few seconds a line is sampled from `kvfs stat --json` and /proc. At the end the store is unmounted and checked, and the last
-third of the samples is compared with the third before it. Exit 1: something was lost, `check` found something, or something grew.
+Every few seconds a line is sampled from `kvfs stat --json` and /proc. At the end the store is
+unmounted and checked, and the last third of the samples is compared with the third before it. Exit
+1: something was lost, `check` found something, or something grew.
 
     scripts/soak.py --kvfs target/release/kvfs --minutes 60"""
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Uses the page of `kvfs web` in a headless Chromium as a person would, and takes pictures of it and of `kvfs top`.
+"""Uses the page of `kvfs web` in a headless Chromium as a person would, and takes pictures of it
+and of `kvfs top`.
 
     scripts/web_screenshots.py --kvfs target/release/kvfs [--images docs/images]
 
-A store is made, mounted and filled; the page must show it, keep out who has no token, show a transaction with hostile names as
-text, and commit and abort when the buttons are pressed. Any error in the page's console fails it. Without Chromium (Debian's
-`chromium`) it says so and ends with 0; --need-browser makes that an error.
+A store is made, mounted and filled; the page must show it, keep out who has no token, show a
+transaction with hostile names as text, and commit and abort when the buttons are pressed. Any error
+in the page's console fails it. Without Chromium (Debian's `chromium`) it says so and ends with 0;
+--need-browser makes that an error.
 """
 
 import argparse
@@ -26,7 +28,8 @@ PATIENCE = 30
 
 
 class Browser:
-    """Chromium, driven by its DevTools protocol over a pair of pipes: messages of JSON that end in NUL."""
+    """Chromium, driven by its DevTools protocol over a pair of pipes:
+    messages of JSON that end in NUL."""
 
     def __init__(self, program, profile):
         down_read, self.down = os.pipe()
@@ -117,7 +120,8 @@ class Browser:
         while not self.run(script):
             if time.monotonic() > deadline:
                 raise AssertionError(
-                    f"waited in vain until {what}; the page says: {self.run('document.body.innerText')[:2000]}"
+                    f"waited in vain until {what}; the page says: "
+                    f"{self.run('document.body.innerText')[:2000]}"
                 )
             time.sleep(0.1)
 
@@ -160,7 +164,8 @@ class Browser:
 
 
 def fill(kvfs, mnt):
-    """Files of several ages, some of them gone again, keys, snapshots, and two open transactions."""
+    """Files of several ages, some of them gone again, keys, snapshots,
+    and two open transactions."""
     run = lambda *words, **more: (
         subprocess.run(
             [kvfs, *map(str, words)], check=True, capture_output=True, text=True, **more
@@ -237,11 +242,13 @@ def use(browser, url, mnt, good, bad, images):
     used = browser.run(
         "(() => { const c = document.getElementById('map'), d = c.getContext('2d')"
         ".getImageData(0, 0, c.width, c.height).data; const seen = new Set();"
-        "for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i+1] << 8 | d[i+2]); return seen.size; })()"
+        "for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i+1] << 8 | d[i+2]); "
+        "return seen.size; })()"
     )
     assert used > 4, f"the map has {used} colours"
     browser.run(
-        "byId('map').dispatchEvent(new MouseEvent('mousemove', {clientX: byId('map').getBoundingClientRect().x + 3,"
+        "byId('map').dispatchEvent(new MouseEvent('mousemove', "
+        "{clientX: byId('map').getBoundingClientRect().x + 3,"
         " clientY: byId('map').getBoundingClientRect().y + 3}))"
     )
     browser.until(
@@ -259,7 +266,8 @@ def use(browser, url, mnt, good, bad, images):
     browser.picture(images / "web-dark.png")
 
     row = lambda id: (
-        f"[...document.querySelectorAll('#transactions tbody tr')].find((r) => r.firstChild.textContent === '{id}')"
+        "[...document.querySelectorAll('#transactions tbody tr')].find((r) => "
+        f"r.firstChild.textContent === '{id}')"
     )
     assert "<b>bold</b>" in browser.run(f"{row(bad)}.textContent"), "a label is text"
     click(browser, f"{row(bad)}.querySelector('button')")
@@ -269,7 +277,8 @@ def use(browser, url, mnt, good, bad, images):
     )
     assert (
         browser.run(
-            "document.querySelectorAll('#review img, #review script, #transactions img, #review svg').length"
+            "document.querySelectorAll('#review img, #review script, #transactions img, "
+            "#review svg').length"
         )
         == 0
     )

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Moves a document between two directories and updates an index of keys, as one transaction, with redis-py and plain files.
+"""Moves a document between two directories and updates an index of keys, as one transaction, with
+redis-py and plain files.
 
     python3 transfer.py /mnt inbox/letter.txt archive
 
-The transaction's view of the files is the directory /mnt/.kvfs/txn/<number>, so nothing but open() and os.rename() is needed for them; its
-keys are those of a connection that has joined it.
+The transaction's view of the files is the directory /mnt/.kvfs/txn/<number>, so nothing but open()
+and os.rename() is needed for them; its keys are those of a connection that has joined it.
 """
 
 import os

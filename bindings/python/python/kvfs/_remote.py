@@ -140,7 +140,8 @@ class Database:
         """The directory that the store is mounted on."""
         if self._mount is None:
             raise Unsupported(
-                "it is not known where the store is mounted: connect by the directory, not the socket"
+                "it is not known where the store is mounted: connect by the directory, "
+                "not the socket"
             )
         return self._mount
 

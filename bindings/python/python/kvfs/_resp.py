@@ -157,7 +157,8 @@ def _records() -> bytes:
 
 
 def found(where: Any) -> tuple[bytes, str | None]:
-    """The path of the socket, and the directory that the store is mounted on where that is known."""
+    """The path of the socket, and the directory that the store
+    is mounted on where that is known."""
     mount: str | None = None
     if where is None:
         where = os.environ.get("KVFS_SOCKET")

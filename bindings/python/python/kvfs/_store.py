@@ -535,8 +535,8 @@ def connect(
     durable: bool = False,
     timeout: float | None = None,
 ) -> Store:
-    """Connects to a store that is mounted: by the directory that it is mounted on, or one inside, by
-    its socket, or by its file.
+    """Connects to a store that is mounted: by the directory that it is mounted on, or one inside,
+    by its socket, or by its file.
 
     ``None``: the store that ``kvfs run`` has started this program for (``$KVFS_SOCKET``).
     ``durable``: every write is on disk when its call returns. ``timeout``: seconds to wait for a
