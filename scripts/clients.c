@@ -1,5 +1,6 @@
-/* Several client processes at once on one file system: each creates, stats or unlinks its share of the files in a directory of its own.
- * Prints the seconds from the moment all of them may go until the last has ended.
+/* Several client processes at once on one file system: each creates, stats or unlinks its share of
+ * the files in a directory of its own. Prints the seconds from the moment all of them may go until
+ * the last has ended.
  *
  *     cc -O2 -o clients scripts/clients.c
  *     ./clients create|stat|unlink DIRECTORY CLIENTS FILES */
@@ -46,7 +47,8 @@ static void client(const char *what, const char *directory, int number, long fil
 }
 
 int main(int argc, char **argv) {
-    if (argc != 5 || (strcmp(argv[1], "create") && strcmp(argv[1], "stat") && strcmp(argv[1], "unlink"))) {
+    if (argc != 5 ||
+        (strcmp(argv[1], "create") && strcmp(argv[1], "stat") && strcmp(argv[1], "unlink"))) {
         fprintf(stderr, "clients create|stat|unlink DIRECTORY CLIENTS FILES\n");
         return 2;
     }

@@ -1,12 +1,15 @@
-/* A file of 4 KiB and a value that belongs to it, made durable together, over and over by N clients:
+/* A file of 4 KiB and a value that belongs to it, made durable together,
+ * over and over by N clients:
  *
  *     together kvfs MOUNT SOCKET CLIENTS SECONDS
  *         the file in the view of a transaction, the key through the socket, TXN COMMIT SYNC;
  *     together ext4 DIRECTORY CLIENTS SECONDS
- *         write to a new file, fsync, rename over the old one, fsync of the directory; then a row in SQLite (WAL, synchronous=FULL),
- *         one commit each. Killed between the two, they do not fit together.
+ *         write to a new file, fsync, rename over the old one, fsync of the directory; then a row
+ *         in SQLite (WAL, synchronous=FULL), one commit each. Killed between the two, they do not
+ *         fit together.
  *
- * Each client is a process with a directory of its own and goes through 100 names. Prints how many were done in a second. */
+ * Each client is a process with a directory of its own and goes through 100 names. Prints how many
+ * were done in a second. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +47,7 @@ static void write_file(const char *path, int durable) {
     if (close(fd)) die("close");
 }
 
-/* --- KVFS ---------------------------------------------------------------------------------------------------------- */
+/* --- KVFS --- */
 
 static int dial(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -79,16 +82,19 @@ static void kvfs_client(const char *mount, const char *socket, int me, double un
     while (now() < until) {
         ask(fd, "TXN BEGIN\r\n", 1, reply, sizeof reply);
         long id = strtol(reply + 1, NULL, 10);
-        snprintf(path, sizeof path, "%s/.kvfs/txn/%ld/together%d/f%ld", mount, id, me, *done % NAMES);
+        snprintf(path, sizeof path, "%s/.kvfs/txn/%ld/together%d/f%ld", mount, id, me,
+                 *done % NAMES);
         write_file(path, 0);
-        snprintf(command, sizeof command, "TXN JOIN %ld\r\nSET together:%d:%ld value-%ld\r\nTXN COMMIT SYNC\r\nTXN LEAVE\r\n", id, me,
-                 *done % NAMES, *done);
+        snprintf(command, sizeof command,
+                 "TXN JOIN %ld\r\nSET together:%d:%ld value-%ld\r\n"
+                 "TXN COMMIT SYNC\r\nTXN LEAVE\r\n",
+                 id, me, *done % NAMES, *done);
         ask(fd, command, 4, reply, sizeof reply);
         ++*done;
     }
 }
 
-/* --- ext4 and SQLite ----------------------------------------------------------------------------------------------- */
+/* --- ext4 and SQLite --- */
 
 static sqlite3 *database(const char *directory) {
     char path[4096];
@@ -96,7 +102,8 @@ static sqlite3 *database(const char *directory) {
     snprintf(path, sizeof path, "%s/rows.db", directory);
     if (sqlite3_open(path, &db)) die("sqlite3_open");
     sqlite3_busy_timeout(db, 60000);
-    const char *setup = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE IF NOT EXISTS t(k TEXT PRIMARY KEY, v TEXT) WITHOUT ROWID;";
+    const char *setup = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
+                        "CREATE TABLE IF NOT EXISTS t(k TEXT PRIMARY KEY, v TEXT) WITHOUT ROWID;";
     if (sqlite3_exec(db, setup, NULL, NULL, NULL)) {
         fprintf(stderr, "together: %s\n", sqlite3_errmsg(db));
         exit(1);
@@ -108,7 +115,8 @@ static void ext4_client(const char *directory, int me, double until, long *done)
     char dir[2048], path[4096], fresh[4096], key[64], value[64];
     sqlite3 *db = database(directory);
     sqlite3_stmt *put;
-    if (sqlite3_prepare_v2(db, "INSERT OR REPLACE INTO t VALUES (?, ?)", -1, &put, NULL)) die(sqlite3_errmsg(db));
+    if (sqlite3_prepare_v2(db, "INSERT OR REPLACE INTO t VALUES (?, ?)", -1, &put, NULL))
+        die(sqlite3_errmsg(db));
     snprintf(dir, sizeof dir, "%s/together%d", directory, me);
     int dirfd = open(dir, O_RDONLY | O_DIRECTORY);
     while (now() < until) {
@@ -129,7 +137,8 @@ static void ext4_client(const char *directory, int me, double until, long *done)
 int main(int argc, char **argv) {
     int kvfs = argc == 6 && !strcmp(argv[1], "kvfs");
     if (!kvfs && !(argc == 5 && !strcmp(argv[1], "ext4"))) {
-        fprintf(stderr, "together kvfs MOUNT SOCKET CLIENTS SECONDS | together ext4 DIRECTORY CLIENTS SECONDS\n");
+        fprintf(stderr, "together kvfs MOUNT SOCKET CLIENTS SECONDS | "
+                        "together ext4 DIRECTORY CLIENTS SECONDS\n");
         return 2;
     }
     const char *directory = argv[2];
@@ -143,7 +152,8 @@ int main(int argc, char **argv) {
         if (mkdir(dir, 0755) && errno != EEXIST) die(dir);
     }
     if (!kvfs) sqlite3_close(database(directory));
-    long *done = mmap(NULL, clients * sizeof *done, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    long *done = mmap(NULL, clients * sizeof *done, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (done == MAP_FAILED) die("mmap");
     double begun = now();
     for (int me = 0; me < clients; me++) {

@@ -24,10 +24,11 @@ int kvfs_fail(kvfs *store, int code, const char *format, ...) {
 }
 
 int kvfs_lost(kvfs *store) {
-    return kvfs_fail(store, KVFS_LOST, "the store's daemon is gone, or gave a reply that makes no sense");
+    return kvfs_fail(store, KVFS_LOST,
+                     "the store's daemon is gone, or gave a reply that makes no sense");
 }
 
-/* --- where the store is ------------------------------------------------------------------------------------------- */
+/* --- where the store is --- */
 
 /* A string of a record's JSON: without escapes but `\"`, `\\` and `\/`; `%XX` stands for a byte. */
 static int field(const char *json, const char *name, char *out, size_t size) {
@@ -46,7 +47,8 @@ static int field(const char *json, const char *name, char *out, size_t size) {
             byte = *at++;
             if (byte != '"' && byte != '\\' && byte != '/')
                 return -1;
-        } else if (byte == '%' && isxdigit((unsigned char)at[0]) && isxdigit((unsigned char)at[1])) {
+        } else if (byte == '%' && isxdigit((unsigned char)at[0]) &&
+                   isxdigit((unsigned char)at[1])) {
             char digits[3] = {at[0], at[1], '\0'};
             byte = (char)strtol(digits, NULL, 16);
             at += 2;
@@ -66,7 +68,8 @@ static int record(dev_t device, char *socket_path, char *mount_point) {
     else if (runtime != NULL && *runtime != '\0')
         snprintf(directory, sizeof directory, "%s/kvfs", runtime);
     else
-        snprintf(directory, sizeof directory, "%s/kvfs-%u", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (unsigned)geteuid());
+        snprintf(directory, sizeof directory, "%s/kvfs-%u",
+                 getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (unsigned)geteuid());
     snprintf(path, sizeof path, "%s/%u:%u.json", directory, major(device), minor(device));
     FILE *file = fopen(path, "re");
     if (file == NULL)
@@ -74,7 +77,8 @@ static int record(dev_t device, char *socket_path, char *mount_point) {
     size_t got = fread(json, 1, sizeof json - 1, file);
     fclose(file);
     json[got] = '\0';
-    if (field(json, "socket", socket_path, PATH_MAX) != 0 || field(json, "mount_point", mount_point, PATH_MAX) != 0) {
+    if (field(json, "socket", socket_path, PATH_MAX) != 0 ||
+        field(json, "mount_point", mount_point, PATH_MAX) != 0) {
         errno = ENOENT;
         return -1;
     }
@@ -161,9 +165,11 @@ void kvfs_close(kvfs *store) {
 
 const char *kvfs_error(const kvfs *store) { return store->error; }
 
-const char *kvfs_mount_point(const kvfs *store) { return store->mount_point[0] != '\0' ? store->mount_point : NULL; }
+const char *kvfs_mount_point(const kvfs *store) {
+    return store->mount_point[0] != '\0' ? store->mount_point : NULL;
+}
 
-/* --- commands ----------------------------------------------------------------------------------------------------- */
+/* --- commands --- */
 
 /* Reads a line of a reply, without its end. */
 static int line_of(kvfs *store, char *line) {
@@ -209,7 +215,8 @@ static int read_reply(kvfs *store, int depth, struct reply *reply) {
             reply->kind = 0;
             return KVFS_OK;
         }
-        if (count > MOST_ITEMS || depth == DEEPEST || (reply->items = calloc((size_t)count + 1, sizeof *reply)) == NULL)
+        if (count > MOST_ITEMS || depth == DEEPEST ||
+            (reply->items = calloc((size_t)count + 1, sizeof *reply)) == NULL)
             return kvfs_lost(store);
         for (; reply->count < (size_t)count; reply->count++)
             if ((code = read_reply(store, depth + 1, &reply->items[reply->count])) != KVFS_OK) {
@@ -222,11 +229,15 @@ static int read_reply(kvfs *store, int depth, struct reply *reply) {
         static const struct {
             const char *name;
             int code;
-        } codes[] = {{"CONFLICT ", KVFS_CONFLICT}, {"LOCKED ", KVFS_LOCKED}, {"NOTXN ", KVFS_ENDED}, {"NOSPACE ", KVFS_FULL}};
+        } codes[] = {{"CONFLICT ", KVFS_CONFLICT},
+                     {"LOCKED ", KVFS_LOCKED},
+                     {"NOTXN ", KVFS_ENDED},
+                     {"NOSPACE ", KVFS_FULL}};
         for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
             if (strncmp(line + 1, codes[i].name, strlen(codes[i].name)) == 0)
                 return kvfs_fail(store, codes[i].code, "%s", line + 1 + strlen(codes[i].name));
-        return kvfs_fail(store, KVFS_ERROR, "%s", strncmp(line, "-ERR ", 5) == 0 ? line + 5 : line + 1);
+        return kvfs_fail(store, KVFS_ERROR, "%s",
+                         strncmp(line, "-ERR ", 5) == 0 ? line + 5 : line + 1);
     }
     default:
         return kvfs_lost(store);

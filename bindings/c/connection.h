@@ -1,5 +1,5 @@
-/* What the parts of libkvfs share: the connection to a store's daemon, which is talked to in RESP, the protocol of Redis
- * (docs/resp.md), over its Unix socket. Not installed. */
+/* What the parts of libkvfs share: the connection to a store's daemon, which is talked to in RESP,
+ * the protocol of Redis (docs/resp.md), over its Unix socket. Not installed. */
 #ifndef KVFS_CONNECTION_H
 #define KVFS_CONNECTION_H
 
@@ -20,8 +20,8 @@ struct kvfs {
     kvfs_txn inside; /* 0: none */
 };
 
-/* A reply: an integer, a string, other replies, or nothing (`kind` is RESP's: + : $ *, and 0 for nothing). A zero byte follows the
- * text, uncounted. */
+/* A reply: an integer, a string, other replies, or nothing (`kind` is RESP's: + : $ *, and 0 for
+ * nothing). A zero byte follows the text, uncounted. */
 struct reply {
     char kind;
     long long number;
@@ -46,7 +46,8 @@ static inline struct word text(const char *text) { return (struct word){text, st
 __attribute__((format(printf, 3, 4))) int kvfs_fail(kvfs *store, int code, const char *format, ...);
 int kvfs_lost(kvfs *store);
 
-/* Sends a command and reads its reply, which the caller frees. An error reply becomes a code, and leaves nothing to be freed. */
+/* Sends a command and reads its reply, which the caller frees. An error reply becomes a code, and
+ * leaves nothing to be freed. */
 int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply *reply);
 void kvfs_reply_free(struct reply *reply);
 

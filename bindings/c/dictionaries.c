@@ -4,7 +4,8 @@
 
 enum { MOST_OPTIONS = 32 };
 
-static int with_options(kvfs *store, const char *what, const char *name, const char *const *options) {
+static int with_options(kvfs *store, const char *what, const char *name,
+                        const char *const *options) {
     struct word words[3 + 2 * MOST_OPTIONS] = {text("DICT"), text(what), text(name)};
     size_t count = 3;
     for (; options != NULL && options[0] != NULL; options += 2) {
@@ -22,9 +23,13 @@ int kvfs_dict_create(kvfs *store, const char *name, const char *const *options) 
     return with_options(store, "CREATE", name, options);
 }
 
-int kvfs_dict_set(kvfs *store, const char *name, const char *const *options) { return with_options(store, "SET", name, options); }
+int kvfs_dict_set(kvfs *store, const char *name, const char *const *options) {
+    return with_options(store, "SET", name, options);
+}
 
-int kvfs_dict_drop(kvfs *store, const char *name) { return with_options(store, "DROP", name, NULL); }
+int kvfs_dict_drop(kvfs *store, const char *name) {
+    return with_options(store, "DROP", name, NULL);
+}
 
 int kvfs_compact(kvfs *store) {
     struct word words[1] = {text("COMPACT")};

@@ -43,7 +43,8 @@ int kvfs_delete(kvfs *store, const void *key, size_t key_size) {
     return code != KVFS_OK ? code : deleted > 0 ? KVFS_OK : KVFS_ABSENT;
 }
 
-int kvfs_delete_range(kvfs *store, const void *from, size_t from_size, const void *to, size_t to_size) {
+int kvfs_delete_range(kvfs *store, const void *from, size_t from_size, const void *to,
+                      size_t to_size) {
     struct word words[4] = {text("DELRANGE"), {from, from_size}, {to, to_size}, text("EXACT")};
     return kvfs_say(store, words, 4);
 }
@@ -53,7 +54,7 @@ int kvfs_sync(kvfs *store) {
     return kvfs_say(store, words, 1);
 }
 
-/* --- cursors ------------------------------------------------------------------------------------------------------ */
+/* --- cursors --- */
 
 struct kvfs_cursor {
     kvfs *store;
@@ -76,8 +77,8 @@ static char *copy_of(const void *bytes, size_t size, size_t behind) {
     return copy;
 }
 
-int kvfs_range(kvfs *store, const void *from, size_t from_size, const void *to, size_t to_size, unsigned flags,
-               kvfs_cursor **cursor) {
+int kvfs_range(kvfs *store, const void *from, size_t from_size, const void *to, size_t to_size,
+               unsigned flags, kvfs_cursor **cursor) {
     *cursor = calloc(1, sizeof **cursor);
     if (*cursor != NULL) {
         (*cursor)->from = copy_of(from, from_size, 0);
@@ -127,7 +128,8 @@ static int shorten(kvfs_cursor *c, const struct reply *key) {
 static int read_piece(kvfs_cursor *c, size_t width) {
     char limit[24];
     snprintf(limit, sizeof limit, "%zu", c->wanted);
-    struct word words[8] = {text("RANGE"), {c->from, c->from_size}, {c->to, c->to_size}, text("EXACT"), text("LIMIT"), text(limit)};
+    struct word words[8] = {text("RANGE"), {c->from, c->from_size}, {c->to, c->to_size},
+                            text("EXACT"), text("LIMIT"),           text(limit)};
     size_t count = 6;
     if (c->flags & KVFS_REVERSE)
         words[count++] = text("REV");
@@ -148,7 +150,8 @@ static int read_piece(kvfs_cursor *c, size_t width) {
     return c->last ? KVFS_OK : shorten(c, &c->piece.items[c->piece.count - width]);
 }
 
-int kvfs_next(kvfs_cursor *c, const void **key, size_t *key_size, const void **value, size_t *value_size) {
+int kvfs_next(kvfs_cursor *c, const void **key, size_t *key_size, const void **value,
+              size_t *value_size) {
     size_t width = c->flags & KVFS_KEYS ? 1 : 2;
     if (c->next >= c->piece.count) {
         if (c->last)

@@ -13,7 +13,9 @@ int kvfs_snapshot_create(kvfs *store, const char *name) { return snapshot(store,
 
 int kvfs_snapshot_drop(kvfs *store, const char *name) { return snapshot(store, "DROP", name); }
 
-int kvfs_snapshot_rollback(kvfs *store, const char *name) { return snapshot(store, "ROLLBACK", name); }
+int kvfs_snapshot_rollback(kvfs *store, const char *name) {
+    return snapshot(store, "ROLLBACK", name);
+}
 
 int kvfs_snapshot_use(kvfs *store, const char *name) {
     if (name != NULL) {
@@ -30,7 +32,8 @@ static int size_of(const struct reply *reply, long long *size) {
     return reply->kind == ':' || reply->kind == 0;
 }
 
-int kvfs_changes(kvfs *store, const char *before, const char *after, kvfs_change **changes, size_t *count) {
+int kvfs_changes(kvfs *store, const char *before, const char *after, kvfs_change **changes,
+                 size_t *count) {
     struct reply reply;
     struct word words[4] = {text("SNAPSHOT"), text("CHANGES"), text(before)};
     if (after != NULL)
@@ -47,8 +50,8 @@ int kvfs_changes(kvfs *store, const char *before, const char *after, kvfs_change
         if (reply.items[i].count > 4)
             continue;
         kvfs_change *change = &(*changes)[*count];
-        sound = reply.items[i].count == 4 && one[0].kind == '$' && one[1].kind == '$' && size_of(&one[2], &change->before) &&
-                size_of(&one[3], &change->after);
+        sound = reply.items[i].count == 4 && one[0].kind == '$' && one[1].kind == '$' &&
+                size_of(&one[2], &change->before) && size_of(&one[3], &change->after);
         if (!sound)
             break;
         /* Both go over to the change. */

@@ -64,7 +64,8 @@ int kvfs_undo(kvfs *store, unsigned long long commit, kvfs_txn *txn) {
         struct reply *first = &parts[3].items[0];
         code = kvfs_abort(store, *txn);
         if (code == KVFS_OK)
-            code = kvfs_fail(store, KVFS_CONFLICT, "others have changed %s since", first->kind == '$' ? first->text : "the same");
+            code = kvfs_fail(store, KVFS_CONFLICT, "others have changed %s since",
+                             first->kind == '$' ? first->text : "the same");
     }
     kvfs_reply_free(&reply);
     return code;
@@ -86,13 +87,17 @@ int kvfs_savepoint(kvfs *store, const char *name) { return in_joined(store, "SAV
 
 int kvfs_rollback_to(kvfs *store, const char *name) { return in_joined(store, "ROLLBACK", name); }
 
-/* --- views -------------------------------------------------------------------------------------------------------- */
+/* --- views --- */
 
 int kvfs_view(kvfs *store, kvfs_txn txn, char *path, size_t size) {
     if (store->mount_point[0] == '\0')
-        return kvfs_fail(store, KVFS_ERROR, "it is not known where the store is mounted: open it by the directory");
-    int length = snprintf(path, size, "%s/.kvfs/txn/%llu", store->mount_point, (unsigned long long)txn);
-    return length >= 0 && (size_t)length < size ? KVFS_OK : kvfs_fail(store, KVFS_ERROR, "the path of the view is too long");
+        return kvfs_fail(store, KVFS_ERROR,
+                         "it is not known where the store is mounted: open it by the directory");
+    int length =
+        snprintf(path, size, "%s/.kvfs/txn/%llu", store->mount_point, (unsigned long long)txn);
+    return length >= 0 && (size_t)length < size
+               ? KVFS_OK
+               : kvfs_fail(store, KVFS_ERROR, "the path of the view is too long");
 }
 
 static int write_to(const char *path, const char *text) {
@@ -104,7 +109,8 @@ static int write_to(const char *path, const char *text) {
     return written < 0 ? -1 : 0;
 }
 
-/* A mount name space of our own: with the rights we have, or those of a user name space in which we are who we were. */
+/* A mount name space of our own: with the rights we have, or those of a user name space in which we
+ * are who we were. */
 static int own_mounts(kvfs *store) {
     if (store->own_mounts)
         return KVFS_OK;
@@ -112,13 +118,18 @@ static int own_mounts(kvfs *store) {
     if (unshare(CLONE_NEWNS) != 0) {
         char map[64];
         if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
-            return kvfs_fail(store, KVFS_ERROR, "cannot make a private mount name space: %s; KVFS_CHROOT needs none", strerror(errno));
+            return kvfs_fail(store, KVFS_ERROR,
+                             "cannot make a private mount name space: %s; KVFS_CHROOT needs none",
+                             strerror(errno));
         snprintf(map, sizeof map, "%u %u 1\n", user, user);
-        if (write_to("/proc/self/setgroups", "deny") != 0 || write_to("/proc/self/uid_map", map) != 0)
-            return kvfs_fail(store, KVFS_ERROR, "cannot keep the user in a new user name space: %s", strerror(errno));
+        if (write_to("/proc/self/setgroups", "deny") != 0 ||
+            write_to("/proc/self/uid_map", map) != 0)
+            return kvfs_fail(store, KVFS_ERROR, "cannot keep the user in a new user name space: %s",
+                             strerror(errno));
         snprintf(map, sizeof map, "%u %u 1\n", group, group);
         if (write_to("/proc/self/gid_map", map) != 0)
-            return kvfs_fail(store, KVFS_ERROR, "cannot keep the group in a new user name space: %s", strerror(errno));
+            return kvfs_fail(store, KVFS_ERROR,
+                             "cannot keep the group in a new user name space: %s", strerror(errno));
     }
     store->own_mounts = 1;
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
@@ -143,17 +154,21 @@ int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags) {
     } else if (flags & KVFS_CHROOT) {
         store->old_root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
         if (store->old_root < 0 || chroot(view) != 0 || chdir("/") != 0)
-            code = kvfs_fail(store, KVFS_ERROR, "cannot make %s the root: %s", view, strerror(errno));
+            code = kvfs_fail(store, KVFS_ERROR, "cannot make %s the root: %s", view,
+                             strerror(errno));
     } else if ((code = own_mounts(store)) == KVFS_OK) {
         if (getcwd(here, sizeof here) == NULL)
             here[0] = '\0';
         if (mount(view, store->mount_point, NULL, MS_BIND | MS_REC, NULL) != 0)
-            code = kvfs_fail(store, KVFS_ERROR, "cannot bind %s over %s: %s", view, store->mount_point, strerror(errno));
+            code = kvfs_fail(store, KVFS_ERROR, "cannot bind %s over %s: %s", view,
+                             store->mount_point, strerror(errno));
         else
             store->bound = 1;
         /* The same path leads to the view now. */
-        if (code == KVFS_OK && here[0] != '\0' && lies_in(here, store->mount_point) && chdir(here) != 0)
-            code = kvfs_fail(store, KVFS_ERROR, "cannot go to %s in the view: %s", here, strerror(errno));
+        if (code == KVFS_OK && here[0] != '\0' && lies_in(here, store->mount_point) &&
+            chdir(here) != 0)
+            code = kvfs_fail(store, KVFS_ERROR, "cannot go to %s in the view: %s", here,
+                             strerror(errno));
     }
     if (code != KVFS_OK) {
         char why[sizeof store->error];
@@ -171,9 +186,11 @@ int kvfs_leave(kvfs *store) {
         if (getcwd(here, sizeof here) == NULL)
             here[0] = '\0';
         if (umount2(store->mount_point, MNT_DETACH) != 0)
-            return kvfs_fail(store, KVFS_ERROR, "cannot take the view from %s: %s", store->mount_point, strerror(errno));
+            return kvfs_fail(store, KVFS_ERROR, "cannot take the view from %s: %s",
+                             store->mount_point, strerror(errno));
         store->bound = 0;
-        if (here[0] != '\0' && lies_in(here, store->mount_point) && chdir(here) != 0 && chdir(store->mount_point) != 0)
+        if (here[0] != '\0' && lies_in(here, store->mount_point) && chdir(here) != 0 &&
+            chdir(store->mount_point) != 0)
             code = kvfs_fail(store, KVFS_ERROR, "cannot go back to %s: %s", here, strerror(errno));
     }
     if (store->old_root >= 0) {

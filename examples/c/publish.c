@@ -1,4 +1,5 @@
-/* Publishes a page: the file and the key that tells which version it is change together, or not at all.
+/* Publishes a page: the file and the key that tells which version it is change together,
+ * or not at all.
  *
  *     cc publish.c $(pkg-config --cflags --libs libkvfs) -o publish
  *     ./publish /mnt index.html "<h1>Hello</h1>"
@@ -18,7 +19,8 @@ static int write_page(const char *path, const char *text) {
     return fclose(page) != 0 || written ? -1 : 0;
 }
 
-static int attempt(kvfs *store, kvfs_txn txn, const char *path, const char *name, const char *text) {
+static int attempt(kvfs *store, kvfs_txn txn, const char *path, const char *name,
+                   const char *text) {
     char version[24];
     void *old = NULL;
     size_t size;
