@@ -11,8 +11,8 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 chmod 755 "$stage"
 
-make -s -C "$root" install-files KVFS="$(realpath "$kvfs")" DESTDIR="$stage" PREFIX=/usr SBIN=/usr/sbin \
-    UNITS=/usr/lib/systemd/system
+make -s -C "$root" install-files KVFS="$(realpath "$kvfs")" DESTDIR="$stage" \
+    PREFIX=/usr SBIN=/usr/sbin UNITS=/usr/lib/systemd/system
 find "$stage/usr/share/man" -name '*.1' -exec gzip -9n {} +
 strip --strip-debug "$stage/usr/bin/kvfs" 2>/dev/null || true
 doc=$stage/usr/share/doc/kvfs
@@ -40,5 +40,6 @@ Description: file system and ordered key-value store in one
  and an ordered, transactional key-value database, with transactions over both.
 CONTROL
 mkdir -p "$directory"
-dpkg-deb --root-owner-group -Zxz -z1 --build "$stage" "$directory/kvfs_${version}_$machine.deb" >/dev/null
+dpkg-deb --root-owner-group -Zxz -z1 --build "$stage" \
+    "$directory/kvfs_${version}_$machine.deb" >/dev/null
 echo "$directory/kvfs_${version}_$machine.deb"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# The main job, end to end, on real input: create a store, mount it, unpack a source tree of thousands of files, set keys, look at
-# the statistics, kill the daemon, mount again, and prove that everything that was fsynced is there and that the store is clean.
+# The main job, end to end, on real input: create a store, mount it, unpack a source tree of
+# thousands of files, set keys, look at the statistics, kill the daemon, mount again, and prove that
+# everything that was fsynced is there and that the store is clean.
 set -eu
 KVFS=$(realpath "$1")
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/kvfs-demo.XXXXXX")
@@ -18,12 +19,20 @@ say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 run() { printf '$ %s\n' "$*"; "$@"; }
 die() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 
-if [ ! -e /dev/fuse ]; then die "there is no /dev/fuse: load the fuse module (modprobe fuse) and try again"; fi
+if [ ! -e /dev/fuse ]; then
+    die "there is no /dev/fuse: load the fuse module (modprobe fuse) and try again"
+fi
 
-# Real input: the Rust library sources or the registry's crates when present, else the system's headers and documentation.
+# Real input: the Rust library sources or the registry's crates when present, else the system's
+# headers and documentation.
 pick_tree() {
-    for d in "$(rustc --print sysroot 2>/dev/null)/lib/rustlib/src" "${CARGO_HOME:-$HOME/.cargo}/registry/src" /usr/include /usr/share/doc /usr/share; do
-        if [ -d "$d" ] && [ "$(find "$d" -type f 2>/dev/null | head -n 5000 | wc -l)" -ge 5000 ]; then echo "$d"; return; fi
+    for d in "$(rustc --print sysroot 2>/dev/null)/lib/rustlib/src" \
+        "${CARGO_HOME:-$HOME/.cargo}/registry/src" /usr/include /usr/share/doc /usr/share; do
+        [ -d "$d" ] || continue
+        if [ "$(find "$d" -type f 2>/dev/null | head -n 5000 | wc -l)" -ge 5000 ]; then
+            echo "$d"
+            return
+        fi
     done
     die "no tree of 5,000 files found to unpack"
 }
@@ -62,9 +71,11 @@ while [ $i -lt 100 ]; do
     i=$((i + 1))
 done
 sync -d "$MNT/tree" 2>/dev/null || true
-# `sync -f` cannot reach a FUSE daemon; the flush interval (1 s) has made the tree durable unless it is busy: ask for it by fsync.
+# `sync -f` cannot reach a FUSE daemon; the flush interval (1 s) has made the tree durable unless it
+# is busy: ask for it by fsync.
 find "$MNT/tree" -type f -print0 | xargs -0 sync
-PID=$("$KVFS" stat "$MNT" --json | python3 -c 'import json,sys; print(json.load(sys.stdin)["daemon"]["pid"])')
+PID=$("$KVFS" stat "$MNT" --json |
+    python3 -c 'import json,sys; print(json.load(sys.stdin)["daemon"]["pid"])')
 run kill -9 "$PID"
 while kill -0 "$PID" 2>/dev/null; do :; done
 umount -l "$MNT" 2>/dev/null || true

@@ -1,9 +1,10 @@
 #!/bin/bash
-# A full store and a full host disk, on a real mount: writing until ENOSPC, once against the store's own limit (create --size), once
-# against a host that something else has filled. Every file that was written without an error has its md5, also after a remount, and
-# after the daemon was killed, both when full; removing works when full; what was removed can be written again, round after round;
-# at the end the host has its blocks back and `kvfs check` finds nothing. Needs root and 3 GB of disk; with
-# HOSTFS=tmpfs, of memory.
+# A full store and a full host disk, on a real mount: writing until ENOSPC, once against the store's
+# own limit (create --size), once against a host that something else has filled. Every file that was
+# written without an error has its md5, also after a remount, and after the daemon was killed, both
+# when full; removing works when full; what was removed can be written again, round after round; at
+# the end the host has its blocks back and `kvfs check` finds nothing. Needs root and 3 GB of disk;
+# with HOSTFS=tmpfs, of memory.
 set -euo pipefail
 KVFS=$(realpath "${1:?usage: full_disk.sh KVFS-BINARY [limit|host]…}"); shift
 STEPS=${*:-limit host}
@@ -11,12 +12,24 @@ WORK=$(mktemp -d "${TMPDIR:-/tmp}/kvfs-full.XXXXXX")
 IMG=$WORK/host.img DISK=$WORK/disk MNT=$WORK/mnt
 STORE=$DISK/full.kvfs OTHER=$DISK/other
 mkdir "$DISK" "$MNT"
-trap 'set +e; "$KVFS" umount "$MNT" >/dev/null 2>&1 || umount -l "$MNT" 2>/dev/null; umount "$DISK" 2>/dev/null; rm -rf "$WORK"' EXIT
+cleanup() {
+    set +e
+    "$KVFS" umount "$MNT" >/dev/null 2>&1 || umount -l "$MNT" 2>/dev/null
+    umount "$DISK" 2>/dev/null
+    rm -rf "$WORK"
+}
+trap cleanup EXIT
 
 say() { printf '\n== %s\n' "$*"; }
 die() { printf 'full_disk: %s\n' "$*" >&2; exit 1; }
 # Nothing may hang, whatever is full.
-bounded() { timeout -k 5 "${LIMIT:-120}" "$@" || { local e=$?; [ $e -lt 124 ] || die "no answer in time: $*"; return $e; }; }
+bounded() {
+    timeout -k 5 "${LIMIT:-120}" "$@" || {
+        local e=$?
+        [ $e -lt 124 ] || die "no answer in time: $*"
+        return $e
+    }
+}
 MIB=1048576
 
 head -c $((8 * MIB)) /dev/urandom >"$WORK/noise"
@@ -52,26 +65,38 @@ crowd() {
     for p in "${pids[@]}"; do wait "$p" || die "one of eight writers failed"; done
     cat "$WORK"/crowd.?
 }
-verify() { (cd "$MNT" && LIMIT=600 bounded md5sum --quiet -c "$LIST") >"$WORK/bad" 2>&1 || die "$1: $(head -5 "$WORK/bad")"; echo "$(wc -l <"$LIST") files right $1"; }
+verify() {
+    (cd "$MNT" && LIMIT=600 bounded md5sum --quiet -c "$LIST") >"$WORK/bad" 2>&1 ||
+        die "$1: $(head -5 "$WORK/bad")"
+    echo "$(wc -l <"$LIST") files right $1"
+}
 # forget REGEX: removes the files whose names match.
 forget() {
     grep -E "  \./($1)" "$LIST" | cut -c35- >"$WORK/names" || true
-    (cd "$MNT" && LIMIT=300 bounded xargs -r -d '\n' rm <"$WORK/names") || die "removing in a full store failed"
+    (cd "$MNT" && LIMIT=300 bounded xargs -r -d '\n' rm <"$WORK/names") ||
+        die "removing in a full store failed"
     grep -vE "  \./($1)" "$LIST" >"$WORK/left" || true
     mv "$WORK/left" "$LIST"
 }
 used() { du -B1 "$STORE" | cut -f1; }
-held() { awk '{print substr($0, 37)}' "$LIST" | (cd "$MNT" && xargs -r -d '\n' stat -c %s) | awk '{s += $1} END {print s + 0}'; }
+held() {
+    awk '{print substr($0, 37)}' "$LIST" | (cd "$MNT" && xargs -r -d '\n' stat -c %s) |
+        awk '{s += $1} END {print s + 0}'
+}
 sync_all() { LIMIT=120 bounded sync -f "$MNT/." || true; }
 daemon() { bounded "$KVFS" stat "$MNT" --json | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -1; }
 
 # shrinks BYTES: waits until the store takes no more than that on the host.
 shrinks() {
     for _ in $(seq 120); do
-        [ "$(used)" -gt "$1" ] || { echo "the store takes $(($(used) / MIB)) MiB on the host"; return; }
+        [ "$(used)" -gt "$1" ] || {
+            echo "the store takes $(($(used) / MIB)) MiB on the host"
+            return
+        }
         sleep 0.5
     done
-    die "the host does not get its blocks back: the store still takes $(($(used) / MIB)) MiB, at most $(($1 / MIB)) were expected"
+    die "the host does not get its blocks back: the store still takes $(($(used) / MIB)) MiB," \
+        "at most $(($1 / MIB)) were expected"
 }
 
 # cycle ROUND: fills the store, looks at it from all sides, and empties a part of it.
@@ -87,9 +112,11 @@ cycle() {
     verify "when full"
     # What must work when full, or say ENOSPC, and answer in time.
     local some; some=$(sed -n '1s/^.\{36\}//p' "$LIST")
-    bounded dd if="$WORK/noise" of="$MNT/sync" bs=64k count=4 conv=fsync status=none 2>/dev/null || true
+    bounded dd if="$WORK/noise" of="$MNT/sync" bs=64k count=4 conv=fsync status=none \
+        2>/dev/null || true
     bounded rm -f "$MNT/sync"
-    bounded dd if="$WORK/noise" of="$MNT/$some" bs=64k count=1 conv=notrunc,fsync status=none 2>/dev/null || true
+    bounded dd if="$WORK/noise" of="$MNT/$some" bs=64k count=1 conv=notrunc,fsync status=none \
+        2>/dev/null || true
     awk -v name="./$some" '$2 != name' "$LIST" >"$WORK/left"; mv "$WORK/left" "$LIST"
     bounded truncate -s 100 "$MNT/$some" || die "truncating in a full store failed"
     bounded mv "$MNT/$some" "$MNT/moved" 2>/dev/null || true
@@ -178,7 +205,9 @@ host_full() {
     grep -vF '  ./tight/' "$LIST" >"$WORK/left"; mv "$WORK/left" "$LIST"
     say "the other file goes: writing works again, without a remount"
     rm "$OTHER"
-    for n in 1 2 3 4 5 6 7 8; do put "after/$n" $((12 * MIB)) || die "there is space again, but writing fails"; done
+    for n in 1 2 3 4 5 6 7 8; do
+        put "after/$n" $((12 * MIB)) || die "there is space again, but writing fails"
+    done
     verify "after the host had space again"
     finish $((200 * MIB))
     umount "$DISK"; rm -f "$IMG"

@@ -33,7 +33,8 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 git -C "$root" archive HEAD | tar -x -C "$copy"
 cd "$copy"
-sed -i 's/^version = "\(.*\)"$/version = "\1-package"/; s/\(path = "crates.*version = "\)\(.*\)"/\1=\2-package"/' Cargo.toml
+sed -i -e 's/^version = "\(.*\)"$/version = "\1-package"/' \
+    -e 's/\(path = "crates.*version = "\)\(.*\)"/\1=\2-package"/' Cargo.toml
 # shellcheck disable=SC2086
 cargo publish --dry-run --quiet --allow-dirty $packages
 echo "packaged and built: $crates"

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Builds the Python package's wheel, installs it in a virtual environment below target/, and runs its tests with it.
+# Builds the Python package's wheel, installs it in a virtual environment below target/, and runs
+# its tests with it.
 #     sh scripts/python.sh target/release/kvfs
-# PROFILE=dev builds in less time. What needs a mount is skipped without the command `kvfs` or /dev/fuse, and says so; so is what needs a
-# package that pip does not have here.
+# PROFILE=dev builds in less time. What needs a mount is skipped without the command `kvfs` or
+# /dev/fuse, and says so; so is what needs a package that pip does not have here.
 set -eu
 cd "$(dirname "$0")/.."
 kvfs=${1:-}
@@ -26,7 +27,8 @@ for package in pandas pyarrow zarr dask; do
 done
 
 rm -rf target/wheels
-PYO3_PYTHON=$venv/bin/python "$venv/bin/maturin" build --profile "$PROFILE" --quiet --manifest-path bindings/python/Cargo.toml --out target/wheels
+PYO3_PYTHON=$venv/bin/python "$venv/bin/maturin" build --profile "$PROFILE" --quiet \
+    --manifest-path bindings/python/Cargo.toml --out target/wheels
 "$venv/bin/pip" install -q --force-reinstall --no-deps target/wheels/*.whl
 (cd bindings/python && "$venv/bin/mypy" --cache-dir "$venv/mypy")
 # Not from the directory of the sources: the tests import what was installed.

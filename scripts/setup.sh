@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what the build, the demo and the tests need and is missing. Only root installs; anybody else is told what to install.
+# Installs what the build, the demo and the tests need and is missing. Only root installs; anybody
+# else is told what to install.
 set -eu
 missing=""
 need() { # program, Debian package
@@ -16,13 +17,16 @@ if [ -n "$missing" ]; then
         echo "installing:$missing"
         apt-get update -qq
         # shellcheck disable=SC2086
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+            $missing >/dev/null
     else
-        echo "missing packages:$missing; install them and try again (Debian: sudo apt-get install$missing)" >&2
+        echo "missing packages:$missing; install them and try again" \
+            "(Debian: sudo apt-get install$missing)" >&2
         exit 1
     fi
 fi
 if ! command -v cargo >/dev/null 2>&1; then
-    echo "Rust is missing: install a stable toolchain of 1.90 or later with rustfmt and clippy (https://rustup.rs) and try again" >&2
+    echo "Rust is missing: install a stable toolchain of 1.90 or later with rustfmt and clippy" \
+        "(https://rustup.rs) and try again" >&2
     exit 1
 fi

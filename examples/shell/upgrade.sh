@@ -1,6 +1,7 @@
 #!/bin/sh
-# Upgrades what is installed in a store, and says so in a key. The tests run on the new version before anybody else sees it; if they
-# fail, or the power does, the old version is still there, whole.
+# Upgrades what is installed in a store, and says so in a key. The tests run on the new version
+# before anybody else sees it; if they fail, or the power does, the old version is still there,
+# whole.
 #
 #     upgrade.sh /mnt new-version.tar
 set -eu
