@@ -3,7 +3,10 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites bench-redis lint-bench lint-fuzz python lint-python install install-files deb packages clean
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants \
+	soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz \
+	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
+	bench-redis lint-bench lint-fuzz python lint-python install install-files deb packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -16,20 +19,24 @@ setup:
 build: setup
 	$(CARGO) build --release --package kvfs-cli
 
-## make demo         create a store, mount it, fill it, kill it, mount it again, and prove that nothing durable is lost
+## make demo         create a store, mount it, fill it, kill it, mount it again, and prove that
+##                   nothing durable is lost
 demo: build
 	@sh scripts/demo.sh $(KVFS)
 
-## make test         everything quick: formatting, lints, floors and rooms, unit, behaviour and property tests, a share of the simulations
+## make test         everything quick: formatting, lints, floors and rooms, unit, behaviour and
+##                   property tests, a share of the simulations
 test: setup lint
 	$(CARGO) test --workspace --quiet
 	@$(MAKE) --no-print-directory over-io-uring
 
-# Some suites of the mount once more with requests over io_uring, where this machine can: as root, on Linux 6.14 or later.
+# Some suites of the mount once more with requests over io_uring, where this machine can: as root,
+# on Linux 6.14 or later.
 over-io-uring:
 	@if [ -w /sys/module/fuse/parameters/enable_uring ] && [ -c /dev/fuse ]; then \
 		echo "over io_uring: $(OVER_IO_URING)"; \
-		KVFS_TRANSPORT=uring $(CARGO) test --quiet --package kvfs-fuse $(addprefix --test ,$(OVER_IO_URING)); \
+		KVFS_TRANSPORT=uring $(CARGO) test --quiet --package kvfs-fuse \
+			$(addprefix --test ,$(OVER_IO_URING)); \
 	else echo "SKIPPED: requests over io_uring take root and Linux 6.14"; fi
 OVER_IO_URING = held_back views survives killed handles
 
@@ -38,45 +45,60 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	python3 scripts/mutants.py --check
 
-## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills, real programs, the POSIX suite
+## make test-long    the slow suites: many simulation seeds, transactions, bit flips, live kills,
+##                   real programs, the POSIX suite
 test-long: build
-	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 $(CARGO) test --release --workspace --quiet
-	$(MAKE) schedules ace every-io crash-live crash-transactions full real-world posix hostile readme
+	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 \
+		$(CARGO) test --release --workspace --quiet
+	$(MAKE) schedules ace every-io crash-live crash-transactions full real-world posix hostile \
+		readme
 
-# The simulations at size, each to be continued with KVFS_SEED_BASE (ACE: KVFS_ACE_FROM): see docs/reliability.md.
+# The simulations at size, each to be continued with KVFS_SEED_BASE (ACE: KVFS_ACE_FROM): see
+# docs/reliability.md.
 SIMULATION = $(CARGO) test --profile simulation --quiet
 
-## make schedules    programs of several threads under the schedules of many seeds (KVFS_SEEDS=20000)
+## make schedules    programs of several threads under the schedules of many seeds
+##                   (KVFS_SEEDS=20000)
 schedules:
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvdb --test schedule -- --nocapture
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvfs --test schedule -- --nocapture
-	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvdb-server --lib schedule_tests -- --nocapture
+	KVFS_SEEDS=$${KVFS_SEEDS:-20000} \
+		$(SIMULATION) -p kvdb-server --lib schedule_tests -- --nocapture
 
-## make ace          file workloads of one and two calls, cut in every operation of the device (KVFS_ACE=5000)
+## make ace          file workloads of one and two calls, cut in every operation of the device
+##                   (KVFS_ACE=5000)
 ace:
 	KVFS_ACE=$${KVFS_ACE:-5000} $(SIMULATION) -p kvfs --test power_cut ace -- --nocapture
 
 ## make every-io     every operation of the device fails once (KVFS_SEEDS=6)
 every-io:
-	KVFS_SEEDS=$${KVFS_SEEDS:-6} KVFS_IO_STEP=1 $(SIMULATION) -p kvfs --test power_cut every_io -- --nocapture
+	KVFS_SEEDS=$${KVFS_SEEDS:-6} KVFS_IO_STEP=1 \
+		$(SIMULATION) -p kvfs --test power_cut every_io -- --nocapture
 
-## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is not run again (ONLY=name)
+## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is
+##                   not run again (ONLY=name)
 mutants:
 	python3 scripts/mutants.py --only "$(ONLY)"
 
-## make soak         everything at once on a mount for an hour: nothing grows, slows down or is lost (MINUTES=60)
+## make soak         everything at once on a mount for an hour: nothing grows, slows down or is lost
+##                   (MINUTES=60)
 soak: build
 	python3 scripts/soak.py --kvfs $(KVFS) --minutes $${MINUTES:-60}
 
-## make crash-live   SIGKILL of the daemon at random moments under load (KILLS=200, SEED_BASE=n, OPTIONS=transport=uring)
+## make crash-live   SIGKILL of the daemon at random moments under load (KILLS=200, SEED_BASE=n,
+##                   OPTIONS=transport=uring)
 crash-live: build
-	python3 scripts/crash_live.py --kvfs $(KVFS) --kills $${KILLS:-200} $(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
+	python3 scripts/crash_live.py --kvfs $(KVFS) --kills $${KILLS:-200} \
+		$(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
 
-## make crash-transactions  SIGKILL at random moments of transactions over a file and its key (KILLS=200, SEED_BASE=n, OPTIONS=...)
+## make crash-transactions  SIGKILL at random moments of transactions over a file and its key
+##                   (KILLS=200, SEED_BASE=n, OPTIONS=...)
 crash-transactions: build
-	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills $${KILLS:-200} $(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
+	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills $${KILLS:-200} \
+		$(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
 
-## make pages        use the page of kvfs web in a headless Chromium (Debian: chromium), and take its pictures for docs/images
+## make pages        use the page of kvfs web in a headless Chromium (Debian: chromium), and take
+##                   its pictures for docs/images
 pages: build
 	python3 scripts/web_screenshots.py --kvfs $(KVFS) --images docs/images --need-browser
 
@@ -84,7 +106,8 @@ pages: build
 full: build
 	bash scripts/full_disk.sh $(KVFS)
 
-## make real-world   a kernel tree, git, rsync, SQLite and a build inside the mount, compared with ext4
+## make real-world   a kernel tree, git, rsync, SQLite and a build inside the mount, compared with
+##                   ext4
 real-world: build
 	bash scripts/real_world.sh $(KVFS)
 
@@ -92,15 +115,18 @@ real-world: build
 posix: build
 	bash scripts/posix.sh $(KVFS)
 
-## make hostile      stores, streams, archives and requests out of generators that know the formats (HOSTILE=20000 of each)
+## make hostile      stores, streams, archives and requests out of generators that know the formats
+##                   (HOSTILE=20000 of each)
 HOSTILE ?= 20000
 hostile:
 	KVFS_HOSTILE=$(HOSTILE) $(CARGO) test --release -p kvfs --test hostile
 	KVFS_HOSTILE=$(HOSTILE) $(CARGO) test --release -p kvfs-cli --bins hostile_archives
 	KVFS_HOSTILE=$$(($(HOSTILE) * 100)) $(CARGO) test --release -p kvdb-server --test parsers
-	KVFS_HOSTILE=$$(($(HOSTILE) / 100)) $(CARGO) test --release -p kvfs-cli --test hostile_images
+	KVFS_HOSTILE=$$(($(HOSTILE) / 100)) \
+		$(CARGO) test --release -p kvfs-cli --test hostile_images
 
-## make fuzz         every reader of bytes under libFuzzer, a hundredth of RUNS where a case is a whole store (RUNS=1000000 TARGETS=...)
+## make fuzz         every reader of bytes under libFuzzer, a hundredth of RUNS where a case is a
+##                   whole store (RUNS=1000000 TARGETS=...)
 RUNS ?= 1000000
 fuzz:
 	@sh scripts/fuzz.sh $(RUNS) $(TARGETS)
@@ -109,68 +135,87 @@ fuzz:
 readme: build
 	python3 scripts/readme.py $(KVFS)
 
-## make syscalls     the same random system calls on a mount and on ext4, each result compared (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount)
+## make syscalls     the same random system calls on a mount and on ext4, each result compared
+##                   (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount)
 CALLS ?= 1000000
 SEED ?= 1
 MODE ?= plain
 syscalls: build
-	$(CARGO) run --release --quiet --package kvfs-syscalls -- --kvfs $(KVFS) --calls $(CALLS) --seed $(SEED) --mode $(MODE) $(SYSCALLS)
+	$(CARGO) run --release --quiet --package kvfs-syscalls -- \
+		--kvfs $(KVFS) --calls $(CALLS) --seed $(SEED) --mode $(MODE) $(SYSCALLS)
 
-## make bench-files  KVFS compared with ext4, btrfs, xfs, bindfs, JuiceFS, AgentFS and a file system in memory: operations and real programs (docs/bench/files.md; ROUNDS=7, CASES=regular expression, FILES_OPTIONS)
+## make bench-files  KVFS compared with ext4, btrfs, xfs, bindfs, JuiceFS, AgentFS and a file system
+##                   in memory: operations and real programs (docs/bench/files.md; ROUNDS=7,
+##                   CASES=regular expression, FILES_OPTIONS)
 ROUNDS ?= 7
 bench-files: build
 	$(CARGO) build --release --quiet --package measure --bin memory_mount
 	rm -f docs/bench/files.jsonl
-	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/memory_mount --rounds $(ROUNDS) --cases "$(CASES)" $(FILES_OPTIONS) \
+	python3 scripts/bench_files.py --kvfs $(KVFS) --memory target/release/memory_mount \
+		--rounds $(ROUNDS) --cases "$(CASES)" $(FILES_OPTIONS) \
 		--record docs/bench/files.jsonl --out docs/bench/files.md
 
-## make bench-kv     kvdb compared with RocksDB, LevelDB, fjall and redb: tables and pictures in docs/bench/kv.md (ROUNDS=1, STAGES=...)
+## make bench-kv     kvdb compared with RocksDB, LevelDB, fjall and redb: tables and pictures in
+##                   docs/bench/kv.md (ROUNDS=1, STAGES=...)
 bench-kv: setup
 	@bash scripts/bench_kv.sh $(STAGES)
 
-## make bench-transactions  builds, files with keys, snapshots, clones and differences, compared with the same work without them (docs/bench/transactions.md)
-STAGES_OF_TRANSACTIONS ?= build build ends four four four serial serial serial together latency library many
+## make bench-transactions  builds, files with keys, snapshots, clones and differences, compared
+##                   with the same work without them (docs/bench/transactions.md)
+STAGES_OF_TRANSACTIONS ?= build build ends four four four serial serial serial together latency \
+	library many
 bench-transactions: build
 	$(CARGO) build --release --package measure --bin kvfs_views
 	rm -f docs/bench/transactions.jsonl
-	for stage in $(STAGES_OF_TRANSACTIONS); do python3 scripts/bench_transactions.py $$stage || exit 1; done
+	for stage in $(STAGES_OF_TRANSACTIONS); do \
+		python3 scripts/bench_transactions.py $$stage || exit 1; \
+	done
 	python3 scripts/bench_transactions.py report
 
-## make bench-defrag  the paper's §4.4 at size: what defragmentation reclaims, what it does to scans and to a client (MIB=2048)
+## make bench-defrag  the paper's §4.4 at size: what defragmentation reclaims, what it does to scans
+##                   and to a client (MIB=2048)
 bench-defrag:
 	@bash scripts/defrag.sh $(THRESHOLDS)
 
-## make bench-papers  the papers' tables on a modelled disk, compared with ext4, btrfs and xfs (docs/bench/papers.md; SLOWDISK=directory of slowdisk.c, see bench/papers; ROUNDS=7, PROFILE=hdd, PAPERS_OPTIONS)
+## make bench-papers  the papers' tables on a modelled disk, compared with ext4, btrfs and xfs
+##                   (docs/bench/papers.md; SLOWDISK=directory of slowdisk.c, see bench/papers;
+##                   ROUNDS=7, PROFILE=hdd, PAPERS_OPTIONS)
 PROFILE ?= hdd
 bench-papers: build
 	$(CARGO) build --release --quiet --package measure --bin kvdb_shape
-	python3 bench/papers/papers.py --kvfs $(KVFS) --rounds $(ROUNDS) --profile $(PROFILE) $(PAPERS_OPTIONS) \
-		--record docs/bench/papers.jsonl --out docs/bench/papers.md
+	python3 bench/papers/papers.py --kvfs $(KVFS) --rounds $(ROUNDS) --profile $(PROFILE) \
+		$(PAPERS_OPTIONS) --record docs/bench/papers.jsonl --out docs/bench/papers.md
 
-## make redis-suites  Redis' own tests against redis-server and KVFS (docs/bench/redis-suites.md; REDIS=checkout of Redis 7.0)
+## make redis-suites  Redis' own tests against redis-server and KVFS (docs/bench/redis-suites.md;
+##                   REDIS=checkout of Redis 7.0)
 redis-suites: build
 	$(CARGO) build --release --quiet --package kvdb-server --example serve
 	python3 scripts/redis_suites.py $(REDIS)
 
-## make bench-redis  redis-benchmark on redis-server and KVFS, over Unix sockets, in turn (docs/bench/redis.md; ROUNDS=7)
+## make bench-redis  redis-benchmark on redis-server and KVFS, over Unix sockets, in turn
+##                   (docs/bench/redis.md; ROUNDS=7)
 bench-redis: build
 	python3 scripts/bench_redis.py --kvfs $(KVFS) --rounds $(ROUNDS) --out docs/bench/redis.md
 
 lint-bench:
-	cd bench/kvbench && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings
+	cd bench/kvbench && $(CARGO) fmt --check && \
+		$(CARGO) clippy --all-targets --quiet -- -D warnings
 
 # Whether the fuzz targets compile; needs no nightly toolchain.
 lint-fuzz:
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" $(CARGO) check --bins --quiet
 
 lint-python:
-	cd bindings/python && $(CARGO) fmt --check && $(CARGO) clippy --all-targets --quiet -- -D warnings
+	cd bindings/python && $(CARGO) fmt --check && \
+		$(CARGO) clippy --all-targets --quiet -- -D warnings
 
-## make python       build the Python package's wheel, install it in a virtual environment (target/python), and run its tests
+## make python       build the Python package's wheel, install it in a virtual environment
+##                   (target/python), and run its tests
 python: build
 	@sh scripts/python.sh $(KVFS)
 
-## make install      install kvfs, its helpers for mount(8) and umount(8), man pages, completions and a systemd unit (PREFIX=/usr/local)
+## make install      install kvfs, its helpers for mount(8) and umount(8), man pages, completions
+##                   and a systemd unit (PREFIX=/usr/local)
 PREFIX ?= /usr/local
 SBIN ?= /sbin
 UNITS ?= $(PREFIX)/lib/systemd/system
@@ -185,7 +230,8 @@ install-files:
 	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)$(SBIN)/mount.kvfs
 	ln -sf $(PREFIX)/bin/kvfs $(DESTDIR)$(SBIN)/umount.fuse.kvfs
 	$(KVFS) man $(SHARE)/man/man1 >/dev/null
-	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
+		$(SHARE)/fish/vendor_completions.d
 	$(KVFS) completions bash >$(SHARE)/bash-completion/completions/kvfs
 	$(KVFS) completions zsh >$(SHARE)/zsh/site-functions/_kvfs
 	$(KVFS) completions fish >$(SHARE)/fish/vendor_completions.d/kvfs.fish
