@@ -21,6 +21,12 @@ type ListedSnapshot = (String, String, f64, u64, u64);
 /// Number, label, serializable, age and idle time in seconds, changes.
 type ListedTransaction = (u64, String, bool, f64, f64, u64);
 
+/// Number, label of the transaction, when it was made (seconds since 1970), bytes kept for it alone.
+type ListedCommit = (u64, String, f64, u64);
+
+/// Keys that are named where a commit cannot be undone.
+const NAMED: usize = 3;
+
 /// No snapshot, no key, no file: a stream may replace it without being asked.
 fn is_new(db: &Kvdb) -> kvdb::Result<bool> {
     let view = db.view();
@@ -72,7 +78,7 @@ impl Database {
     }
 
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (*, serializable, check_conflicts, label, lock_timeout, retry_of))]
+    #[pyo3(signature = (*, serializable, check_conflicts, label, lock_timeout, retry_of, undoable))]
     fn begin(
         &self,
         py: Python<'_>,
@@ -81,6 +87,7 @@ impl Database {
         label: String,
         lock_timeout: f64,
         retry_of: Option<u64>,
+        undoable: bool,
     ) -> PyResult<Scope> {
         let lock_timeout = Duration::try_from_secs_f64(lock_timeout).map_err(|_| {
             Failure::Invalid(format!("lock_timeout is a number of seconds, not {lock_timeout}"))
@@ -92,6 +99,7 @@ impl Database {
             lock_timeout,
             label,
             retry_of: retry_of.map(TransactionId),
+            undoable,
             ..TransactionOptions::default()
         };
         let transaction = self.call(py, |open| match &open.views {
@@ -106,6 +114,49 @@ impl Database {
         let transaction =
             self.call(py, |open| Ok(open.db.transaction(TransactionId(number))?))?;
         Ok(Scope::transaction(self.0.clone(), transaction, false))
+    }
+
+    /// The commits that can be undone, the oldest first.
+    fn commits(&self, py: Python<'_>) -> PyResult<Vec<ListedCommit>> {
+        self.call(py, |open| {
+            let all = open.db.undoable_commits().into_iter();
+            Ok(all
+                .map(|c| (c.number, c.label, c.created.as_secs_f64(), c.held_bytes))
+                .collect())
+        })
+    }
+
+    /// A transaction that undoes a commit when it is committed; `None`: the last one.
+    fn undo(&self, py: Python<'_>, commit: Option<u64>) -> PyResult<Scope> {
+        let transaction = self.call(py, |open| {
+            let views = open.views()?;
+            let all = open.db.undoable_commits();
+            let found = match commit {
+                Some(number) => all.into_iter().find(|c| c.number == number),
+                None => all.into_iter().next_back(),
+            };
+            let found = found.ok_or(Failure::NoCommit(commit))?;
+            let options = TransactionOptions {
+                undoable: true,
+                label: format!("undo {}", found.label),
+                ..TransactionOptions::default()
+            };
+            let (id, against) = views.undo(found.number, options)?;
+            if against.is_empty() {
+                return Ok(views.transaction(id)?);
+            }
+            views.abort(id)?;
+            let mut names = open.names(&against);
+            let more = names.len().saturating_sub(NAMED);
+            names.truncate(NAMED);
+            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+            let names = names.join(", ");
+            Err(Failure::StandsAgainst(format!(
+                "commit {} ({}) cannot be undone: others have changed {names}{more} since",
+                found.number, found.label
+            )))
+        })?;
+        Ok(Scope::transaction(self.0.clone(), transaction, true))
     }
 
     fn snapshots(&self, py: Python<'_>) -> PyResult<Vec<ListedSnapshot>> {

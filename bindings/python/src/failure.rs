@@ -24,6 +24,10 @@ pub enum Failure {
     Forked(u32),
     /// The transaction has ended.
     Ended(TransactionId),
+    /// There is no commit of this number that can be undone, or none at all.
+    NoCommit(Option<u64>),
+    /// A commit cannot be undone, because others have changed the same since.
+    StandsAgainst(String),
     /// An argument makes no sense.
     Invalid(String),
     /// Python code raised an exception.
@@ -79,6 +83,8 @@ impl Failure {
             Failure::Closed(_) | Failure::Receiving => ("closed", 0),
             Failure::Forked(_) => ("forked", 0),
             Failure::Ended(_) => ("ended", 0),
+            Failure::NoCommit(_) => ("not_found", 0),
+            Failure::StandsAgainst(_) => ("conflict", 0),
             Failure::Invalid(_) => ("invalid", 0),
             Failure::Raised(_) => ("error", 0),
         }
@@ -99,7 +105,17 @@ impl Failure {
                  there alone, or mount it and connect to it here"
             ),
             Failure::Ended(id) => kvdb::Error::NoTransaction(*id).to_string(),
-            Failure::Invalid(what) => what.clone(),
+            Failure::NoCommit(number) => {
+                let which = match number {
+                    Some(number) => format!("commit {number} cannot be undone"),
+                    None => "no commit can be undone".into(),
+                };
+                format!(
+                    "{which}: the newest are kept for a day, of transactions that asked for it, \
+                     and none in a store that was full since"
+                )
+            }
+            Failure::StandsAgainst(what) | Failure::Invalid(what) => what.clone(),
             Failure::Raised(error) => error.to_string(),
         }
     }

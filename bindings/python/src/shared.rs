@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use env::Machine;
 use kvdb::{
     CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, TransactionId,
@@ -64,6 +65,25 @@ impl Open {
         }
         self.db.create_dictionary(name, DictionaryOptions::default())?;
         self.dictionary(name)?.ok_or_else(|| kvdb::Error::NoDictionary(name.into()).into())
+    }
+
+    /// Keys in words that users know, each once.
+    pub fn names(&self, keys: &[(DictionaryId, Bytes)]) -> Vec<String> {
+        let dictionaries = self.db.dictionaries();
+        let mut names = Vec::new();
+        for (dictionary, key) in keys {
+            let name = match dictionaries.iter().find(|known| known.id == *dictionary) {
+                Some(known) if known.options.reserved => "a file or directory".to_owned(),
+                known => {
+                    let of = known.map_or_else(|| dictionary.0.to_string(), |d| d.name.clone());
+                    format!("key \"{}\" of dictionary {of}", key.escape_ascii())
+                }
+            };
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// Why a call in a transaction has failed: one that was ended for an older one may be begun

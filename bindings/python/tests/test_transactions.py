@@ -245,3 +245,63 @@ def test_wrong_arguments_are_refused(store: kvfs.Store) -> None:
     with pytest.raises(kvfs.Error):
         store.transaction("ser", lock_timeout=-1.0)
     assert store.transactions() == []
+
+
+def test_a_commit_is_undone_and_what_others_did_stays(store: kvfs.Store) -> None:
+    d = store["d"]
+    d.update({b"a": b"1", b"b": b"1"})
+    store.fs.write_bytes("/kept", b"before")
+    with store.transaction(undoable=True, label="a mistake") as t:
+        t["d"][b"a"] = b"2"
+        del t["d"][b"b"]
+        t.fs.write_bytes("/kept", b"after")
+        t.fs.write_bytes("/new", b"new")
+    d[b"c"] = b"others"
+    last = store.commits()[-1]
+    assert last.label == "a mistake" and last.created.year > 2000
+    with store.undo() as t:
+        assert t["d"][b"a"] == b"1", "it can be looked at before"
+        assert d[b"a"] == b"2", "nothing is done before its commit"
+    assert dict(d) == {b"a": b"1", b"b": b"1", b"c": b"others"}
+    assert store.fs.read_bytes("/kept") == b"before" and not store.fs.exists("/new")
+    # The undoing can be undone, by the number of its commit.
+    again = store.commits()[-1]
+    assert again.number > last.number and "a mistake" in again.label
+    store.undo(again.number).commit()
+    assert dict(d) == {b"a": b"2", b"c": b"others"}
+    assert store.fs.read_bytes("/kept") == b"after" and store.fs.exists("/new")
+
+
+def test_what_others_have_changed_since_stands_against_an_undoing(store: kvfs.Store) -> None:
+    with store.transaction(undoable=True, label="first") as t:
+        t["d"][b"a"] = b"1"
+    store["d"][b"a"] = b"others"
+    with pytest.raises(kvfs.Conflict, match=r"\(first\) cannot be undone.*key \"a\"") as refused:
+        store.undo()
+    assert "of dictionary d since" in str(refused.value)
+    assert store.transactions() == [] and store["d"][b"a"] == b"others"
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 63])
+def test_what_is_no_number_of_a_commit_is_refused(store: kvfs.Store, number: int) -> None:
+    with pytest.raises(kvfs.Invalid, match="number of a commit"):
+        store.undo(number)
+
+
+def test_only_commits_that_asked_for_it_can_be_undone(embedded: kvfs.Store) -> None:
+    with pytest.raises(kvfs.NotFound, match="no commit can be undone"):
+        embedded.undo()
+    with embedded.transaction() as t:
+        t["d"][b"a"] = b"1"
+    with embedded.transaction(undoable=True) as t:
+        t["d"][b"b"] = b"1"
+    assert len(embedded.commits()) == 1
+    with pytest.raises(kvfs.NotFound, match="commit 12345 cannot be undone"):
+        embedded.undo(12345)
+    embedded.undo().abort()
+    assert embedded["d"][b"b"] == b"1"
+
+
+def test_a_socket_knows_no_commit_that_was_not_kept(connected: kvfs.Store) -> None:
+    with pytest.raises(kvfs.NotFound, match="commit 123456 cannot be undone"):
+        connected.undo(123456)

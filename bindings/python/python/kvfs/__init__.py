@@ -17,6 +17,7 @@ from ._files import DirEntry, FileSystem
 from ._keys import Batch, BatchDictionary, Dictionary, Estimate, prefix_end
 from ._store import (
     Change,
+    CommitInfo,
     FileChange,
     Received,
     Savepoint,
@@ -59,6 +60,7 @@ __all__ = [
     "Busy",
     "Change",
     "Closed",
+    "CommitInfo",
     "Conflict",
     "Corrupt",
     "DeviceError",

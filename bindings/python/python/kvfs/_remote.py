@@ -18,9 +18,12 @@ from typing import Any, cast
 
 from ._remote_scopes import Held, Scope, SnapshotScope, TransactionScope
 from ._resp import Connection, found
-from .errors import Closed, Disconnected, Invalid, Unsupported
+from .errors import Closed, Conflict, Disconnected, Invalid, Unsupported
 
 _IDLE_CONNECTIONS = 16
+
+#: Keys that are named where a commit cannot be undone.
+_NAMED = 3
 
 
 def _name(text: str) -> bytes:
@@ -69,6 +72,14 @@ class _Changes:
 
 def _fields(listed: list[Any]) -> dict[str, Any]:
     return {key.decode(): value for key, value in zip(listed[::2], listed[1::2])}
+
+
+def _stands_against(commit: int, label: bytes, against: list[bytes]) -> str:
+    names = [name.decode(errors="replace") for name in against]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    shown = ", ".join(names[:_NAMED])
+    what = f"commit {commit} ({label.decode(errors='replace')}) cannot be undone"
+    return f"{what}: others have changed {shown}{more} since"
 
 
 def _embedded_only(what: str, instead: str) -> Unsupported:
@@ -173,33 +184,52 @@ class Database:
         label: str,
         lock_timeout: float,
         retry_of: int | None,
+        undoable: bool,
     ) -> TransactionScope:
         words = [b"TXN", b"BEGIN", b"SER" if serializable else b"SI", b"ATTACHED"]
         words += [] if check_conflicts else [b"NOCHECK"]
+        words += [b"UNDOABLE"] if undoable else []
         words += [b"LABEL", _name(label)] if label else []
         words += [b"TIMEOUT", repr(float(lock_timeout)).encode()]
-        connection = self._fresh()
-        try:
+        with self._own_connection() as connection:
             number = connection.call(*words)
             connection.call(b"TXN", b"JOIN", b"%d" % number)
-        except BaseException:
-            connection.close()
-            raise
         return TransactionScope(self, connection, number)
 
     def join(self, number: int) -> TransactionScope:
-        connection = self._fresh()
-        try:
+        with self._own_connection() as connection:
             connection.call(b"TXN", b"JOIN", b"%d" % int(number))
+        return TransactionScope(self, connection, int(number))
+
+    def commits(self) -> list[tuple[int, str, float, int]]:
+        with self.connection() as connection:
+            listed = [_fields(fields) for fields in connection.call(b"TXN", b"COMMITS")]
+        return [
+            (c["number"], c["label"].decode(), float(c["created"]), c["held_bytes"]) for c in listed
+        ]
+
+    def undo(self, commit: int | None) -> TransactionScope:
+        words = [b"TXN", b"UNDO"]
+        words += [] if commit is None else [b"%d" % int(commit)]
+        with self._own_connection() as connection:
+            number, commit, label, against = connection.call(*words, b"ATTACHED")
+            if against:
+                connection.call(b"TXN", b"ABORT", b"%d" % number)
+                raise Conflict(_stands_against(commit, label, against))
+            connection.call(b"TXN", b"JOIN", b"%d" % number)
+        return TransactionScope(self, connection, number)
+
+    @contextlib.contextmanager
+    def _own_connection(self) -> Iterator[Connection]:
+        """A connection for one scope alone, which is closed if the scope cannot be made."""
+        if self._closed:
+            raise Closed("the store is closed: open it again")
+        connection = self._connect()
+        try:
+            yield connection
         except BaseException:
             connection.close()
             raise
-        return TransactionScope(self, connection, int(number))
-
-    def _fresh(self) -> Connection:
-        if self._closed:
-            raise Closed("the store is closed: open it again")
-        return self._connect()
 
     def snapshots(self) -> list[tuple[str, str, float, int, int]]:
         with self.connection() as connection:
@@ -229,12 +259,8 @@ class Database:
         self._snapshot(b"ROLLBACK", name)
 
     def open_snapshot(self, name: str) -> SnapshotScope:
-        connection = self._fresh()
-        try:
+        with self._own_connection() as connection:
             connection.call(b"SNAPSHOT", b"USE", _name(name))
-        except BaseException:
-            connection.close()
-            raise
         return SnapshotScope(self, connection, name)
 
     def changes(

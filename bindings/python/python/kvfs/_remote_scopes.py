@@ -178,7 +178,12 @@ class Scope:
             self.call(dictionary, *words)
             return
         scope = self._database.begin(
-            serializable=False, check_conflicts=False, label="", lock_timeout=10.0, retry_of=None
+            serializable=False,
+            check_conflicts=False,
+            label="",
+            lock_timeout=10.0,
+            retry_of=None,
+            undoable=False,
         )
         try:
             scope.apply(changes, None)

@@ -24,6 +24,7 @@ _CODES = {
     "NOTXN": ("ended", 0),
     "LIMIT": ("limit", 0),
     "NOSNAPSHOT": ("not_found", 0),
+    "NOCOMMIT": ("not_found", 0),
 }
 
 

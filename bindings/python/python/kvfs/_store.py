@@ -57,6 +57,19 @@ class TransactionInfo:
 
 
 @dataclass(frozen=True)
+class CommitInfo:
+    """A commit that can be undone."""
+
+    number: int
+    #: That of its transaction.
+    label: str
+    #: When it was made.
+    created: datetime
+    #: Bytes that are kept for it alone.
+    size: int
+
+
+@dataclass(frozen=True)
 class Change:
     """A key whose value is not the same in two states."""
 
@@ -303,6 +316,7 @@ class Store(_Keyed):
         check_conflicts: bool = True,
         label: str = "",
         lock_timeout: float = 10.0,
+        undoable: bool = False,
     ) -> Transaction:
         """Begins a transaction over keys and files.
 
@@ -310,9 +324,10 @@ class Store(_Keyed):
         the same key the first to commit wins; the other gets ``Conflict``. ``"ser"``: as if it ran
         alone, by locks, for which it waits ``lock_timeout`` seconds at most before ``Locked``.
         ``sync``: its commit waits for the disk. ``check_conflicts=False``: the last commit wins
-        (``"si"`` alone; files are read only then).
+        (``"si"`` alone; files are read only then). ``undoable``: ``undo`` can take its commit back,
+        for a day; the commit costs some milliseconds more.
         """
-        return self._begin(isolation, sync, check_conflicts, label, lock_timeout, None)
+        return self._begin(isolation, sync, check_conflicts, label, lock_timeout, None, undoable)
 
     def _begin(
         self,
@@ -322,6 +337,7 @@ class Store(_Keyed):
         label: str,
         lock_timeout: float,
         retry_of: int | None,
+        undoable: bool = False,
     ) -> Transaction:
         if isolation not in ("si", "ser"):
             raise Invalid(f"isolation is 'si' or 'ser', not {isolation!r}")
@@ -331,6 +347,7 @@ class Store(_Keyed):
             label=label,
             lock_timeout=float(lock_timeout),
             retry_of=retry_of,
+            undoable=bool(undoable),
         )
         return Transaction(_adapted(scope), sync)
 
@@ -368,6 +385,26 @@ class Store(_Keyed):
             # Others have won: they need not meet the same ones again at the same moment.
             time.sleep(random.uniform(0, min(0.001 * 2 ** min(attempt, 6), 0.05)))
         raise AssertionError("the last attempt has returned or raised")
+
+    def commits(self) -> list[CommitInfo]:
+        """The commits that can be undone, the oldest first: the newest of those transactions that
+        were begun as ``undoable``, those of ``kvfs run`` among them."""
+        return [
+            CommitInfo(number, label, datetime.fromtimestamp(created, timezone.utc), size)
+            for number, label, created, size in self._database.commits()
+        ]
+
+    def undo(self, commit: int | None = None, *, sync: bool | None = None) -> Transaction:
+        """Begins a transaction that undoes a commit, keys and files, when it is committed: the last
+        one of ``commits``, or that of this number. What others have done since stays. It can be
+        looked at before, changed, and undone in its turn.
+
+        ``Conflict``: others have changed the same since, and nothing was begun. ``NotFound``: there
+        is no such commit, or it is not kept any more.
+        """
+        if commit is not None and not 0 <= commit < 1 << 63:
+            raise Invalid(f"the number of a commit is one of `commits`, not {commit}")
+        return Transaction(_adapted(self._database.undo(commit)), sync)
 
     def batch(self, *, sync: bool | None = None) -> Batch:
         """Gathers changes of keys, and makes them as one at the end of the ``with`` block::

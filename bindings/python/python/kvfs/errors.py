@@ -47,7 +47,7 @@ class NotAStore(Error):
 
 
 class NotFound(Error, LookupError):
-    """There is no such snapshot, or no such dictionary."""
+    """There is no such snapshot or dictionary, or no such commit that can be undone."""
 
 
 class Exists(Error):
