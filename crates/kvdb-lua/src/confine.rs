@@ -55,6 +55,7 @@ pub fn confine(memory: usize) -> io::Result<()> {
 fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let mut allowed: BTreeMap<i64, Vec<SeccompRule>> = [
         libc::SYS_read,
+        libc::SYS_recvfrom,
         libc::SYS_write,
         libc::SYS_munmap,
         libc::SYS_mremap,

@@ -6,10 +6,10 @@
 //! calls, and says what the script returned. Whatever becomes of it, the server ends it and makes
 //! another; what the script had changed by then is undone with its transaction.
 //!
-//! `wire` are the messages of the two, `shebang` the first line of a script that says what it may
-//! do. The rest is the worker's: `worker` has the conversation, `confine` takes away what a process
-//! may do, `state` makes an interpreter with Redis' libraries, `replies` translates what commands
-//! return and what scripts do.
+//! `wire` are the messages of the two, `watchful` how they wait for one another, `shebang` the first
+//! line of a script that says what it may do. The rest is the worker's: `worker` has the
+//! conversation, `confine` takes away what a process may do, `state` makes an interpreter with
+//! Redis' libraries, `replies` translates what commands return and what scripts do.
 //!
 //! ```
 //! use kvdb_lua::wire::{self, Frame, Kind, Run};
@@ -40,6 +40,7 @@
 #![warn(missing_docs)]
 
 pub mod shebang;
+pub mod watchful;
 pub mod wire;
 
 #[cfg(feature = "worker")]

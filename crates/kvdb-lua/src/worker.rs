@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Read};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -11,6 +11,7 @@ use std::rc::Rc;
 use crate::confine;
 use crate::replies::{self, Unwritable, Versions};
 use crate::state::{End, Server, State};
+use crate::watchful::Watchful;
 use crate::wire::{self, Frame, Kind, Run};
 
 /// Bytes that an interpreter may take.
@@ -18,9 +19,24 @@ const MEMORY: usize = 64 << 20;
 /// Bytes of a message of the server: a script with its arguments, or a reply.
 const LONGEST: usize = 80 << 20;
 
-/// The socket to the server. When it fails there is no server any more, and nothing left to do.
+/// The socket to the server, which answers at once.
+struct Socket {
+    file: File,
+    watchful: Watchful,
+}
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.watchful.receive(&self.file, into)? {
+            Some(got) => Ok(got),
+            None => self.file.read(into),
+        }
+    }
+}
+
+/// The connection to the server. When it fails there is no server any more, and nothing left to do.
 struct Channel {
-    from: BufReader<File>,
+    from: BufReader<Socket>,
     to: File,
 }
 
@@ -28,7 +44,11 @@ impl Channel {
     fn over(socket: impl AsFd) -> io::Result<Channel> {
         let socket = socket.as_fd().try_clone_to_owned()?;
         let to = File::from(socket.try_clone()?);
-        Ok(Channel { from: BufReader::with_capacity(16 << 10, socket.into()), to })
+        let from = BufReader::with_capacity(
+            16 << 10,
+            Socket { file: socket.into(), watchful: Watchful::new() },
+        );
+        Ok(Channel { from, to })
     }
     fn send(&mut self, kind: Kind, payload: &[u8]) {
         if wire::write(&mut self.to, kind, payload).is_err() {

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvdb_lua::watchful::Watchful;
 use kvdb_lua::wire::{self, Frame, Kind};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -37,6 +38,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// for each message.
 struct Timed {
     socket: Arc<UnixStream>,
+    watchful: Watchful,
     until: Instant,
 }
 
@@ -44,7 +46,7 @@ impl Timed {
     fn over(socket: UnixStream) -> io::Result<Timed> {
         socket.set_read_timeout(Some(TICK))?;
         socket.set_write_timeout(Some(TICK))?;
-        Ok(Timed { socket: Arc::new(socket), until: Instant::now() })
+        Ok(Timed { socket: Arc::new(socket), watchful: Watchful::new(), until: Instant::now() })
     }
 
     /// Does `step` until it has not waited in vain, or the time is up.
@@ -61,6 +63,12 @@ impl Timed {
 
 impl Read for Timed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        // A worker that always answers at once has no more time than others.
+        if Instant::now() < self.until
+            && let Some(got) = self.watchful.receive(&*self.socket, into)?
+        {
+            return Ok(got);
+        }
         self.patiently(|mut socket| socket.read(into))
     }
 }
