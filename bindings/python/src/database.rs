@@ -21,7 +21,7 @@ type ListedSnapshot = (String, String, f64, u64, u64);
 /// Number, label, serializable, age and idle time in seconds, changes.
 type ListedTransaction = (u64, String, bool, f64, f64, u64);
 
-/// Number, label of the transaction, when it was made (seconds since 1970), bytes kept for it alone.
+/// Number, label of the transaction, when it was made (seconds since 1970), bytes kept for it.
 type ListedCommit = (u64, String, f64, u64);
 
 /// Keys that are named where a commit cannot be undone.

@@ -6,8 +6,8 @@
 //! calls, and says what the script returned. Whatever becomes of it, the server ends it and makes
 //! another; what the script had changed by then is undone with its transaction.
 //!
-//! `wire` are the messages of the two, `watchful` how they wait for one another, `shebang` the first
-//! line of a script that says what it may do. The rest is the worker's: `worker` has the
+//! `wire` are the messages of the two, `watchful` how they wait for one another, `shebang` the
+//! first line of a script that says what it may do. The rest is the worker's: `worker` has the
 //! conversation, `confine` takes away what a process may do, `state` makes an interpreter with
 //! Redis' libraries, `replies` translates what commands return and what scripts do.
 //!
