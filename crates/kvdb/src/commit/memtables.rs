@@ -1,24 +1,35 @@
 //! Changes that have their numbers enter the memtables: of a commit, and of the journal when it is
 //! read again.
 
-use vt_tree::{DeferredSlot, Seq, Value};
+use bytes::Bytes;
+use vt_tree::{Compression, Seq, Value, Writer};
 
-use super::deferred;
+use super::deferred::{self, DeferredValue};
 use crate::dictionary::DictionaryId;
 use crate::journal::record::Op;
 use crate::read::version::{Layer, Version};
 
-/// Is told of a deferred value: dictionary, put, its number, and where it is.
-type Told<'a> = dyn FnMut(DictionaryId, &Op, Seq, Option<(&Layer, DeferredSlot)>) + 'a;
+/// Writes one put whose value has no place yet. Gives what is to be placed, whose reference in the
+/// journal is not known yet.
+pub(super) fn write_deferred(
+    layer: &Layer,
+    writer: &mut Writer<'_>,
+    dict: DictionaryId,
+    (key, seq): (Bytes, Seq),
+    (value, codec): (Bytes, Compression),
+) -> DeferredValue {
+    let slot = writer.put_deferred(&key, seq, value.clone());
+    DeferredValue { dict, key, seq, value, codec, at: None, layer: layer.clone(), slot }
+}
 
 /// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those
-/// of deferred values apart. `deferred` is told of each of these: where it is, or `None` when its
-/// dictionary is gone (in a replay: `apply` has checked); changes of such are left out.
+/// of deferred values apart, each of which `deferred` is given. Changes of dictionaries that are
+/// gone are left out.
 pub(crate) fn write_memtables(
     version: &Version,
     first: Seq,
     changes: &[(DictionaryId, Op)],
-    deferred: &mut Told,
+    deferred: &mut dyn FnMut(DeferredValue),
 ) -> (usize, usize) {
     /// Readers wait while a memtable is locked.
     const PER_LOCK: usize = 256;
@@ -26,12 +37,7 @@ pub(crate) fn write_memtables(
     let mut seq = first;
     for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
         let Some(layer) = version.trees.get(&stretch[0].0).and_then(|t| t.layers.first()) else {
-            for (dict, op) in stretch {
-                if matches!(op, Op::PutDeferred(..)) {
-                    deferred(*dict, op, seq, None);
-                }
-                seq += 1;
-            }
+            seq += stretch.len() as u64;
             continue;
         };
         let before = layer.memtable.bytes();
@@ -42,10 +48,10 @@ pub(crate) fn write_memtables(
                     // Copied: the bytes may be a slice of something much larger.
                     Op::Put(k, Value::Inline(v)) => writer.put_slice(k, seq, v),
                     Op::Put(k, v) => writer.put(k, seq, v.clone()),
-                    Op::PutDeferred(k, v, _) => {
-                        let slot = writer.put_deferred(k, seq, v.clone());
+                    Op::PutDeferred(k, v, codec) => {
                         waiting += deferred::heap(v.len());
-                        deferred(*dict, op, seq, Some((layer, slot)));
+                        let (key, value) = ((k.clone(), seq), (v.clone(), *codec));
+                        deferred(write_deferred(layer, &mut writer, *dict, key, value));
                     }
                     Op::Update(k, update) => writer.update(k, seq, update),
                     // What hides it follows.

@@ -44,7 +44,6 @@ use vt_tree::{Compression, Seq};
 use zones::Zones;
 
 use self::batch::{Batch, Durability};
-use self::deferred::DeferredValue;
 use self::feed::{CommitPosition, Feed};
 pub(crate) use self::memtables::write_memtables;
 use self::pipeline::Pipeline;
@@ -432,24 +431,8 @@ impl CommitPipeline {
             .chunk_by(|a, b| a.0 == b.0)
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
         self.versions.forget_tombstones(&version, changes);
-        let (grown, deferred) =
-            write_memtables(&version, first, changes, &mut |dict, op, seq, slot| {
-                let (Op::PutDeferred(key, value, codec), Some((layer, slot))) = (op, slot) else {
-                    return;
-                };
-                let (key, value, codec, layer, at) =
-                    (key.clone(), value.clone(), *codec, layer.clone(), None);
-                pipeline.pending.push(DeferredValue {
-                    dict,
-                    key,
-                    seq,
-                    value,
-                    codec,
-                    at,
-                    layer,
-                    slot,
-                });
-            });
+        let mut defer = |value| pipeline.pending.push(value);
+        let (grown, deferred) = write_memtables(&version, first, changes, &mut defer);
         if self.options.journal {
             let mut places = Vec::new();
             record::encode(changes, pipeline.stream(), |at| places.push(at));

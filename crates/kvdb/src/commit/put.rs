@@ -5,6 +5,7 @@ use bytes::Bytes;
 
 use super::batch::{Batch, Durability};
 use super::deferred::{self, DeferredValue};
+use super::memtables::write_deferred;
 use super::{CommitEnv, CommitPipeline, SpaceClaim, check_put};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -76,18 +77,10 @@ impl CommitPipeline {
                 None => layer.memtable.writer().put_slice(key, seq, value),
                 Some(value) => {
                     waiting = deferred::heap(value.len());
-                    let slot = layer.memtable.writer().put_deferred(key, seq, value.clone());
-                    let key = Bytes::copy_from_slice(key);
-                    pipeline.pending.push(DeferredValue {
-                        dict,
-                        key,
-                        seq,
-                        value,
-                        codec,
-                        at,
-                        layer: layer.clone(),
-                        slot,
-                    });
+                    let (key, value) = ((Bytes::copy_from_slice(key), seq), (value, codec));
+                    let value =
+                        write_deferred(layer, &mut layer.memtable.writer(), dict, key, value);
+                    pipeline.pending.push(DeferredValue { at, ..value });
                 }
             }
             let grown = layer.memtable.bytes().saturating_sub(before + waiting);

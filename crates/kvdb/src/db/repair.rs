@@ -176,7 +176,7 @@ impl Database {
                 BatchChange::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
             })
             .collect();
-        write_memtables(&memory, 1, &changes, &mut |_, _, _, _| {});
+        write_memtables(&memory, 1, &changes, &mut |_| {});
         let mut runs = Vec::new();
         for (&dict, tree) in &memory.trees {
             let inputs: Vec<Input> = tree.inputs();

@@ -345,7 +345,7 @@ impl Replay<'_> {
                 ));
             }
         }
-        write_memtables(&self.version, first, &changes, &mut |_, _, _, _| {});
+        write_memtables(&self.version, first, &changes, &mut |_| {});
         Ok(())
     }
 

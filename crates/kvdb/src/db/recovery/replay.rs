@@ -90,7 +90,7 @@ pub(super) fn replay_journal(
 /// Applies a commit of the journal.
 fn replay(db: &Database, first: Seq, changes: &Ops) {
     let version = db.versions.load_full();
-    let (grown, _) = write_memtables(&version, first, changes, &mut |_, _, _, _| {});
+    let (grown, _) = write_memtables(&version, first, changes, &mut |_| {});
     db.commits.active_bytes.fetch_add(grown, Ordering::Relaxed);
 }
 
