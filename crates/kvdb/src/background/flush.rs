@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use env::Env;
 use vt_tree::{BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::{Priority, Zones};
 
@@ -16,14 +15,14 @@ use super::BackgroundParts;
 use super::defragment::Holes;
 use super::garbage::{GarbageEstimate, garbage_of_active, garbage_share};
 use crate::commit::CommitPipeline;
-use crate::commit::recent::RecentCommit;
+use crate::commit::recent::{RecentCommit, RecentCommits};
 use crate::commit::sealing::Sealed;
 use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::ids::RunId;
-use crate::journal::{Owned, Segment};
+
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
 use crate::read::version::{Generation, Layer};
@@ -54,7 +53,7 @@ impl Flush {
     fn begin(flusher: &Flusher, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
         // First: a transaction that begins after this line begins at a commit no older than any
         // that is flushed here, and never asks for the numbers that the merge forgets.
-        let (oldest, asked) = flusher.commits.recent.oldest(&flusher.versions.visible);
+        let (oldest, asked) = flusher.recent.oldest(&flusher.versions.visible);
         let version = flusher.versions.load_full();
         let mut merges = VecDeque::new();
         let mut generations: Vec<Arc<Generation>> = Vec::new();
@@ -111,18 +110,9 @@ impl Flush {
                 one_seq: false,
             })
         };
-        drop(flusher.commits.recent.remember(self.runs.iter().filter_map(recent)));
+        drop(flusher.recent.remember(self.runs.iter().filter_map(recent)));
         let before = self.sealed.map_or(0, |s| s.start.segment);
-        // A few of the zones that become free are listed for the journal's next segments in the
-        // same edit. The writer is not locked during the sync of that: commits go on.
-        let (mut released, reused) = {
-            let mut writer = flusher.commits.writer.lock();
-            let released = writer.release(before);
-            let reused = writer.announce(flusher.commits.stock(), released.len());
-            (released, reused)
-        };
-        let mut rest = released.split_off(reused);
-        let mut recycled = Vec::new();
+        let mut recycling = flusher.commits.begin_recycling(before);
         let plan = |state: &ManifestState| {
             let mut change = VersionEdit::of([Edit::Streams(flusher.zones.positions())]);
             let mut id = state.next_run;
@@ -138,17 +128,7 @@ impl Flush {
                 change.edits.push(Edit::JournalStart(sealed.start));
                 change.edits.push(Edit::DropSegments { before });
             }
-            for (i, old) in released.iter().enumerate() {
-                let number = state.next_segment + i as u64;
-                let segment = Segment {
-                    number,
-                    zone: old.segment.zone,
-                    epoch: flusher.env.random(),
-                    end: None,
-                };
-                change.edits.push(Edit::Segment(segment));
-                recycled.push(segment);
-            }
+            change.edits.extend(recycling.edits(state));
             change.edits.extend(self.snapshot.iter().map(|s| s.edit()));
             change
         };
@@ -157,30 +137,18 @@ impl Flush {
             |version| version.drop_layers(self.upto),
             |version| self.snapshot.iter().for_each(|s| flusher.snapshots.settle(s, version)),
         );
-        if outcome.is_err() {
-            // The manifest still lists them: they stay.
-            released.append(&mut rest);
-            let mut writer = flusher.commits.writer.lock();
-            writer.take_back(released);
-            writer.arrived(reused);
-            return outcome;
+        match outcome {
+            Ok(()) => recycling.finish(),
+            Err(e) => {
+                recycling.undo();
+                Err(e)
+            }
         }
-        let recycled = released
-            .into_iter()
-            .zip(recycled)
-            .map(|(old, segment)| Owned { segment, pin: old.pin })
-            .collect();
-        let mut writer = flusher.commits.writer.lock();
-        writer.arrived(reused);
-        flusher.commits.give_to(&mut writer, recycled)?;
-        flusher.counters.journal_device.set(writer.bytes());
-        Ok(())
     }
 }
 
 /// Writes sealed memtables into runs.
 pub(crate) struct Flusher {
-    env: Arc<dyn Env>,
     zones: Arc<Zones>,
     cache: Arc<BlockCache>,
     health: Arc<Health>,
@@ -189,6 +157,7 @@ pub(crate) struct Flusher {
     versions: Arc<VersionSet>,
     snapshots: Arc<Snapshots>,
     commits: Arc<CommitPipeline>,
+    recent: Arc<RecentCommits>,
     garbage: Arc<GarbageEstimate>,
     /// Held during a flush, and by work that allows none.
     flushing: Mutex<()>,
@@ -197,7 +166,6 @@ pub(crate) struct Flusher {
 impl Flusher {
     pub(super) fn new(parts: &BackgroundParts, garbage: Arc<GarbageEstimate>) -> Flusher {
         Flusher {
-            env: parts.env.clone(),
             zones: parts.zones.clone(),
             cache: parts.cache.clone(),
             health: parts.health.clone(),
@@ -206,6 +174,7 @@ impl Flusher {
             versions: parts.versions.clone(),
             snapshots: parts.snapshots.clone(),
             commits: parts.commits.clone(),
+            recent: parts.recent.clone(),
             garbage,
             flushing: Mutex::new(Rank::Flush, ()),
         }
@@ -230,27 +199,16 @@ impl Flusher {
 
     /// Flushes what is sealed for a caller that has [`Flusher::lock`].
     pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
-        let Some(last) = self.commits.sealed.lock().back().map(|s| s.generation) else {
-            return Ok(false);
-        };
+        let Some(last) = self.commits.newest_sealed() else { return Ok(false) };
         let mut done = 0;
         while done < last {
             // Up to where a snapshot was made, so that the runs are exactly what it has.
             let upto =
                 self.snapshots.next_pending().map_or(last, |generation| generation.min(last));
-            let Some(next) =
-                self.commits.sealed.lock().iter().rfind(|s| s.generation <= upto).copied()
-            else {
-                break;
-            };
+            let Some(next) = self.commits.sealed_upto(upto) else { break };
             self.flush_upto(next.generation, Some(next))?;
             done = next.generation;
-            let mut sealed = self.commits.sealed.lock();
-            sealed.retain(|s| s.generation > done);
-            self.commits
-                .sealed_bytes
-                .store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
-            drop(sealed);
+            self.commits.flushed_upto(done);
             self.counters.flushes.add(1);
         }
         self.flushed();
@@ -270,7 +228,7 @@ impl Flusher {
         // Empty memtables are not enough: a replay flushes what it has read and leaves the journal
         // as it is. What comes above those runs (an ingest) would lie beneath what is replayed when
         // the store is opened again. So the journal's start must have passed this position, too.
-        let unflushed = self.commits.pipeline.lock().unflushed_end;
+        let unflushed = self.commits.unflushed_end();
         let version = self.versions.load_full();
         let number = version.generation.number;
         let empty =
@@ -313,7 +271,7 @@ impl Flusher {
         }
         let held = version.generation.held();
         let live = Holes::of(&self.versions.load()).live;
-        if held < LEAST || !self.commits.sealed.lock().is_empty() {
+        if held < LEAST || self.commits.newest_sealed().is_some() {
             return Ok(());
         }
         if in_time && held > MOST.max(live / 5)
@@ -331,7 +289,7 @@ impl Flusher {
 
     /// Nothing waits for a flush, and nothing was deleted that a flush would make free.
     pub(super) fn at_rest(&self) -> bool {
-        self.commits.sealed.lock().is_empty() && !self.signals.deletions.load(Ordering::Acquire)
+        self.commits.newest_sealed().is_none() && !self.signals.deletions.load(Ordering::Acquire)
     }
 
     /// The thread that flushes.

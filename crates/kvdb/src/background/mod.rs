@@ -41,6 +41,7 @@ use self::garbage::GarbageEstimate;
 pub(crate) use self::merging::Compactor;
 pub(crate) use self::pressure::Admission;
 use crate::commit::CommitPipeline;
+use crate::commit::recent::RecentCommits;
 use crate::counters::Counters;
 use crate::health::Health;
 use crate::options::OpenOptions;
@@ -62,6 +63,7 @@ pub(crate) struct BackgroundParts {
     pub versions: Arc<VersionSet>,
     pub snapshots: Arc<Snapshots>,
     pub commits: Arc<CommitPipeline>,
+    pub recent: Arc<RecentCommits>,
 }
 
 /// All background work of a store.

@@ -125,18 +125,15 @@ impl Admission {
         let fan = self.options.compaction.sane().runs_per_level;
         let runs = debt_of_runs(self.counters.young_runs.get() as usize, fan);
         let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
-        let deferred = part(
-            self.commits.deferred_bytes.load(Ordering::Relaxed),
-            self.shares.window,
-            2 * self.shares.window,
-        );
+        let deferred =
+            part(self.commits.deferred_bytes(), self.shares.window, 2 * self.shares.window);
         memory.max(runs).max(dead).max(deferred)
     }
 
     /// Waits until another `bytes` of values may wait for their place.
     fn admit_deferred(&self, bytes: usize) -> Result<()> {
         let full = || {
-            let waiting = self.commits.deferred_bytes.load(Ordering::Acquire);
+            let waiting = self.commits.deferred_bytes();
             waiting > 0 && waiting + bytes > 2 * self.shares.window
         };
         if !full() {
@@ -157,7 +154,7 @@ impl Admission {
     fn admit_memory(&self, bytes: usize, deletes_only: bool) -> Result<()> {
         let full = || {
             let memory = self.commits.memtable_bytes() + bytes > self.shares.memtables
-                && self.commits.sealed_bytes.load(Ordering::Acquire) > 0;
+                && self.commits.sealed_bytes() > 0;
             memory || self.counters.journal_device.get() > 2 * self.shares.journal_device
         };
         if !full() {
@@ -174,7 +171,7 @@ impl Admission {
                 }
                 return Err(Error::NoSpace);
             }
-            if self.commits.sealed.lock().is_empty() {
+            if self.commits.newest_sealed().is_none() {
                 // It is the journal that is too long, and what it holds is not sealed yet.
                 self.commits.seal(self.versions.load().generation.number)?;
             }
@@ -259,9 +256,9 @@ impl Admission {
     /// no threads.
     pub(crate) fn after_commit(&self, applied: Applied) -> Result<()> {
         let long = self.counters.journal_device.get() > self.shares.journal_device;
-        let tight = self.commits.journal_tight.swap(false, Ordering::AcqRel);
+        let tight = self.commits.take_journal_tight();
         let mut seal = applied.seal;
-        if (tight || long) && self.commits.sealed.lock().is_empty() {
+        if (tight || long) && self.commits.newest_sealed().is_none() {
             seal = Some(self.versions.load().generation.number);
         }
         let write = applied.gathered >= self.shares.journal_write_at

@@ -24,9 +24,12 @@ pub(crate) mod pipeline;
 mod place;
 mod put;
 pub(crate) mod recent;
+mod recycling;
+mod replay;
 mod room;
 pub(crate) mod sealing;
 mod short_values;
+mod standing;
 #[cfg(test)]
 mod tests;
 pub(crate) mod updates;
@@ -85,13 +88,13 @@ pub(crate) trait CommitEnv {
     fn after_commit(&self, applied: Applied) -> Result<()>;
 }
 
-/// Makes snapshots of the states right before and right after a commit, while nothing else commits.
-pub(crate) trait Around {
-    /// Bytes of the journal that the record of one of the two takes at most.
+/// Makes the snapshots that generations end with, while nothing else commits.
+pub(crate) trait SnapshotMaker {
+    /// Bytes of the journal that the record of a snapshot takes at most.
     fn record_size(&self) -> usize;
 
-    /// The record of a snapshot of `version`, in which are commits up to `seq`: of the state before
-    /// at the first call, of the state after at the second.
+    /// The record of a snapshot of `version`, in which are commits up to `seq`. Of the two around a
+    /// commit, the first call makes that of the state before.
     fn record(&self, version: &Version, seq: Seq) -> Vec<u8>;
 
     /// The generation that ends with the snapshot is closed: the snapshot can be read from here on.
@@ -108,6 +111,8 @@ pub(crate) struct CommitParts {
     pub signals: Arc<Signals>,
     pub versions: Arc<VersionSet>,
     pub locks: Arc<Locks>,
+    pub recent: Arc<RecentCommits>,
+    pub feed: Arc<Feed>,
 }
 
 /// The pipeline, from a batch to a durable record and to memtables that readers see.
@@ -125,33 +130,33 @@ pub(crate) struct CommitPipeline {
     signals: Arc<Signals>,
     versions: Arc<VersionSet>,
     locks: Arc<Locks>,
-    pub recent: RecentCommits,
-    pub feed: Feed,
+    recent: Arc<RecentCommits>,
+    feed: Arc<Feed>,
     /// Bytes in the memtables that take commits.
-    pub active_bytes: AtomicUsize,
+    active_bytes: AtomicUsize,
     /// Bytes in those that wait for their flush.
-    pub sealed_bytes: AtomicUsize,
+    sealed_bytes: AtomicUsize,
     /// Memory of deferred values, overhead included. `Memtable::bytes` counts it, too;
     /// `active_bytes` and `sealed_bytes` do not.
-    pub deferred_bytes: AtomicUsize,
+    deferred_bytes: AtomicUsize,
     /// Where deferred values are copied to.
-    pub value_buffers: Mutex<ValueBuffers>,
+    value_buffers: Mutex<ValueBuffers>,
     /// A commit was synced: the journal's space should be written ahead of time.
     synced_commits: AtomicBool,
     /// The journal has taken a zone of those set aside.
-    pub journal_tight: AtomicBool,
-    pub pipeline: lock_order::Mutex<Pipeline>,
-    pub writer: lock_order::Mutex<Writer>,
+    journal_tight: AtomicBool,
+    pipeline: lock_order::Mutex<Pipeline>,
+    writer: lock_order::Mutex<Writer>,
     /// Whether a thread syncs the journal.
     syncing: Mutex<bool>,
     sync_done: Condvar,
     /// The journal's stream is durable up to this position.
-    pub durable: AtomicU64,
+    durable: AtomicU64,
     /// Position behind the last mark: while the stream ends here, nothing was committed since the
     /// last sync.
     marked: AtomicU64,
     /// Generations that wait for their flush, oldest first.
-    pub sealed: lock_order::Mutex<VecDeque<Sealed>>,
+    sealed: lock_order::Mutex<VecDeque<Sealed>>,
 }
 
 /// The journal's record of a commit whose changes are in the manifest: a deletion in dictionary 0,
@@ -165,6 +170,7 @@ impl CommitPipeline {
     pub(crate) fn new(parts: CommitParts, next_seq: Seq, writer: Writer) -> CommitPipeline {
         let position = writer.position().position;
         let active = parts.versions.load().memtable_bytes();
+        parts.counters.journal_device.set(writer.bytes());
         CommitPipeline {
             shares: Shares::of(&parts.options),
             env: parts.env,
@@ -175,8 +181,8 @@ impl CommitPipeline {
             signals: parts.signals,
             versions: parts.versions,
             locks: parts.locks,
-            recent: RecentCommits::default(),
-            feed: Feed::default(),
+            recent: parts.recent,
+            feed: parts.feed,
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
             deferred_bytes: AtomicUsize::new(0),
@@ -198,13 +204,6 @@ impl CommitPipeline {
         let feed = self.env.random();
         let pipeline = self.pipeline.lock();
         self.feed.follow(bytes, reserved, pipeline.next_seq - 1, feed)
-    }
-
-    /// Bytes of all memtables, and of what waits for its place.
-    pub(crate) fn memtable_bytes(&self) -> usize {
-        self.active_bytes.load(Ordering::Relaxed)
-            + self.sealed_bytes.load(Ordering::Relaxed)
-            + self.deferred_bytes.load(Ordering::Relaxed)
     }
 
     /// Commits a batch: validates it, places or copies its large values, makes its changes visible,

@@ -86,7 +86,7 @@ impl CommitPipeline {
     }
 
     /// Lists one more segment in the manifest and gives it to the writer.
-    pub(crate) fn add_segment(&self, writer: &mut Writer, depth: Priority) -> Result<()> {
+    pub(super) fn add_segment(&self, writer: &mut Writer, depth: Priority) -> Result<()> {
         let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
             Err(zones::Error::NoSpace) => {
                 // What is set aside is for merging: the journal must soon be short again.
@@ -100,7 +100,7 @@ impl CommitPipeline {
     }
 
     /// Makes a zone the journal's next segment in the manifest.
-    pub(crate) fn list_segment(&self, zone: ZoneId, pin: ZonePin) -> Result<Owned> {
+    fn list_segment(&self, zone: ZoneId, pin: ZonePin) -> Result<Owned> {
         let mut manifest = self.versions.manifest()?;
         let segment = Segment {
             number: manifest.state().next_segment,
@@ -114,7 +114,7 @@ impl CommitPipeline {
 
     /// Gives listed segments to the writer; those that come too late for it are no segments any
     /// more.
-    pub(crate) fn give_to(&self, writer: &mut Writer, segments: Vec<Owned>) -> Result<()> {
+    pub(super) fn give_to(&self, writer: &mut Writer, segments: Vec<Owned>) -> Result<()> {
         let late: Vec<Owned> = segments.into_iter().filter_map(|s| writer.add(s)).collect();
         if late.is_empty() {
             return Ok(());
@@ -154,7 +154,7 @@ impl CommitPipeline {
     }
 
     /// The number of prepared segments that the writer should have.
-    pub(crate) fn stock(&self) -> usize {
+    pub(super) fn stock(&self) -> usize {
         (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
     }
 }

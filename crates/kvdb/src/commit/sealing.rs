@@ -12,11 +12,11 @@ use zones::Priority;
 use crate::commit::locking::borrowed;
 use crate::commit::pipeline::Pipeline;
 use crate::commit::recent::RecentCommit;
-use crate::commit::{Around, CommitPipeline, Outcome};
+use crate::commit::{CommitPipeline, Outcome, SnapshotMaker};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Ops;
-use crate::journal::{Writer, record};
+use crate::journal::{self, Writer, record};
 use crate::lock_order::MutexGuard;
 use crate::manifest::JournalStart;
 use crate::read::version::Version;
@@ -71,7 +71,7 @@ impl CommitPipeline {
         listed: Option<&Ops>,
         touched: impl FnOnce() -> Result<Vec<(DictionaryId, KeyRange)>>,
         owner: Option<u64>,
-        around: Option<&dyn Around>,
+        around: Option<&dyn SnapshotMaker>,
         still: impl FnOnce(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
         // A serializable transaction has locked all of it.
@@ -82,8 +82,8 @@ impl CommitPipeline {
         let mut writer = self.writer.lock();
         // There must be room for the record, and for what is pending.
         self.write_out_with(&mut writer)?;
-        let snapshots = around.map_or(0, |around| 2 * crate::journal::cost(around.record_size()));
-        let need = crate::journal::cost(record.len() + record::NUMBER_SIZE) + snapshots;
+        let snapshots = around.map_or(0, |around| 2 * journal::cost(around.record_size()));
+        let need = journal::cost(record.len() + record::NUMBER_SIZE) + snapshots;
         while writer.room() < 2 * need {
             self.add_segment(&mut writer, Priority::Log)?;
         }
@@ -122,7 +122,7 @@ impl CommitPipeline {
         // Other commits may have filled the room: then all begins anew.
         let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
             runs.iter().try_for_each(|(dict, _)| version.tree(*dict).map(drop))?;
-            let room = writer.room() >= crate::journal::cost(pipeline.pending.len()) + need;
+            let room = writer.room() >= journal::cost(pipeline.pending.len()) + need;
             if !room
                 || !still(pipeline.next_seq - 1)?
                 || (owner.is_none() && self.locks.any() && !watched)
@@ -140,16 +140,10 @@ impl CommitPipeline {
         match around {
             None => self.seal_if(&mut writer, agree, add)?,
             Some(around) => {
-                let end = |version: &Version, pipeline: &mut Pipeline| {
-                    let record = around.record(version, pipeline.next_seq - 1);
-                    if self.options.journal {
-                        pipeline.stream().extend_from_slice(&record);
-                    }
-                };
                 let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
                     let agreed = agree(version, pipeline, writer)?;
                     if agreed {
-                        end(version, pipeline);
+                        self.end_with(around, version, pipeline);
                     }
                     Ok(agreed)
                 };
@@ -157,7 +151,7 @@ impl CommitPipeline {
                 let commit = |pipeline: &mut Pipeline| {
                     around.closed();
                     add(pipeline);
-                    end(&self.versions.load(), pipeline);
+                    self.end_with(around, &self.versions.load(), pipeline);
                 };
                 self.seal_around(&mut writer, agree, commit, |_| around.closed())?;
             }
@@ -169,9 +163,42 @@ impl CommitPipeline {
         Ok(Outcome::Applied(applied))
     }
 
+    /// Closes the generation that takes commits, with the record of a snapshot as its last. The
+    /// caller has `naming`.
+    pub(crate) fn seal_with_snapshot(&self, snapshot: &impl SnapshotMaker) -> Result<()> {
+        let need = if self.options.journal { journal::cost(snapshot.record_size()) } else { 0 };
+        let mut writer = self.writer.lock();
+        let made = Cell::new(false);
+        while !made.get() {
+            self.write_out_with(&mut writer)?;
+            while writer.room() < 2 * need {
+                self.add_segment(&mut writer, Priority::Log)?;
+            }
+            let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
+                // Other commits may have filled the room since.
+                let room = writer.room() >= journal::cost(pipeline.pending.len()) + need;
+                if room || !self.options.journal {
+                    self.end_with(snapshot, version, pipeline);
+                    made.set(true);
+                }
+                Ok(made.get())
+            };
+            self.seal_if(&mut writer, agree, |_| snapshot.closed())?;
+        }
+        Ok(())
+    }
+
+    /// Appends the record of a snapshot of all that was committed.
+    fn end_with(&self, snapshot: &dyn SnapshotMaker, version: &Version, pipeline: &mut Pipeline) {
+        let record = snapshot.record(version, pipeline.next_seq - 1);
+        if self.options.journal {
+            pipeline.stream().extend_from_slice(&record);
+        }
+    }
+
     /// Seals the current generation if `agree`, asked under the lock, says so. `before_next` runs
     /// in the same lock, before any commit of the next generation.
-    pub(crate) fn seal_if(
+    fn seal_if(
         &self,
         writer: &mut Writer,
         agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
@@ -189,7 +216,7 @@ impl CommitPipeline {
 
     /// Does what [`CommitPipeline::seal_if`] does, and closes the next generation in the same lock:
     /// `commit` is all that it has, and `end` comes before any commit of the one behind it.
-    pub(crate) fn seal_around(
+    fn seal_around(
         &self,
         writer: &mut Writer,
         agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
@@ -255,5 +282,22 @@ impl CommitPipeline {
         }
         drop(sealed);
         self.signals.flush_wanted();
+    }
+
+    /// The newest generation that waits for its flush.
+    pub(crate) fn newest_sealed(&self) -> Option<u64> {
+        self.sealed.lock().back().map(|sealed| sealed.generation)
+    }
+
+    /// The newest generation up to `upto` that waits for its flush.
+    pub(crate) fn sealed_upto(&self, upto: u64) -> Option<Sealed> {
+        self.sealed.lock().iter().rfind(|sealed| sealed.generation <= upto).copied()
+    }
+
+    /// Generations up to `upto` are in runs.
+    pub(crate) fn flushed_upto(&self, upto: u64) {
+        let mut sealed = self.sealed.lock();
+        sealed.retain(|s| s.generation > upto);
+        self.sealed_bytes.store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
     }
 }

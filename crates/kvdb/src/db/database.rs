@@ -14,6 +14,8 @@ use super::threads::Threads;
 use crate::background::{Background, BackgroundParts};
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::conditional::Reads;
+use crate::commit::feed::Feed;
+use crate::commit::recent::RecentCommits;
 use crate::commit::{Applied, CommitEnv, CommitParts, CommitPipeline, SpaceClaim};
 use crate::counters::Counters;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
@@ -46,6 +48,8 @@ pub(crate) struct Database {
 
     pub versions: Arc<VersionSet>,
     pub commits: Arc<CommitPipeline>,
+    pub recent: Arc<RecentCommits>,
+    pub feed: Arc<Feed>,
     pub transactions: Transactions,
     pub locks: Arc<Locks>,
     pub snapshots: Arc<Snapshots>,
@@ -82,6 +86,7 @@ impl Database {
         let signals = Arc::<Signals>::default();
         signals.reclaimable.store(true, Ordering::Relaxed);
         signals.deletions.store(versions.load().memtable_bytes() > 0, Ordering::Relaxed);
+        let (recent, feed) = (Arc::<RecentCommits>::default(), Arc::<Feed>::default());
         let commits = CommitParts {
             env: parts.env.clone(),
             zones: parts.zones.clone(),
@@ -91,6 +96,8 @@ impl Database {
             signals: signals.clone(),
             versions: versions.clone(),
             locks: locks.clone(),
+            recent: recent.clone(),
+            feed: feed.clone(),
         };
         let commits = Arc::new(CommitPipeline::new(commits, parts.next_seq, parts.writer));
         let snapshots = Arc::new(parts.snapshots);
@@ -107,6 +114,7 @@ impl Database {
             versions: versions.clone(),
             snapshots: snapshots.clone(),
             commits: commits.clone(),
+            recent: recent.clone(),
         });
         let scrubber = Scrubber::new(ScrubParts {
             env: parts.env.clone(),
@@ -130,6 +138,8 @@ impl Database {
             signals,
             versions,
             commits,
+            recent,
+            feed,
             background,
             transactions: Transactions::default(),
             locks,
@@ -246,7 +256,7 @@ impl Database {
             VersionEdit::of(there.then_some(Edit::DropDictionary(dict)))
         })?;
         if info.branch.is_empty() && !info.options.reserved {
-            self.commits.feed.lose(|| self.env.random());
+            self.feed.lose(|| self.env.random());
         }
         drop(naming);
         self.signals.compaction_wanted();
@@ -303,27 +313,28 @@ impl Database {
             false => Ok(()),
         };
         // Whether or not that worked, the journal has it all.
-        let end = self.commits.pipeline.lock().end();
+        let end = self.commits.end();
         self.commits.sync_to(self, end)?;
         match flushed {
             // The next open flushes when there is room.
             Err(Error::NoSpace) => {}
             other => other?,
         }
-        let writer = self.commits.writer.lock();
-        let mut edits = Vec::new();
-        if let Some((number, position)) = writer.last_used() {
-            edits.push(Edit::SegmentEnds { number, position });
-        }
-        edits.push(Edit::Streams(self.zones.positions()));
-        edits.push(Edit::Closed);
-        let mut manifest = self.versions.manifest()?;
-        match manifest.commit(edits) {
-            Ok(()) => manifest.vouch(),
-            // Without this note the next open finds the journal's end for itself.
-            Err(Error::NoSpace) => Ok(()),
-            other => other,
-        }
+        self.commits.at_end_of_journal(|last_used| {
+            let mut edits = Vec::new();
+            if let Some((number, position)) = last_used {
+                edits.push(Edit::SegmentEnds { number, position });
+            }
+            edits.push(Edit::Streams(self.zones.positions()));
+            edits.push(Edit::Closed);
+            let mut manifest = self.versions.manifest()?;
+            match manifest.commit(edits) {
+                Ok(()) => manifest.vouch(),
+                // Without this note the next open finds the journal's end for itself.
+                Err(Error::NoSpace) => Ok(()),
+                other => other,
+            }
+        })
     }
 
     pub(crate) fn now(&self) -> Duration {

@@ -186,13 +186,13 @@ impl Kvdb {
     /// an ingest, or a transaction larger than memory, a dictionary was dropped, or the store was
     /// opened anew. Compare with a snapshot then, or read everything.
     pub fn commits_since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
-        self.db.0.commits.feed.since(since, most)
+        self.db.0.feed.since(since, most)
     }
 
     /// Waits until there are commits behind a position, or it is not kept any more; `false`: it was
     /// waited for so long.
     pub fn wait_for_commits(&self, since: CommitPosition, at_most: Duration) -> bool {
-        self.db.0.commits.feed.wait(since, at_most)
+        self.db.0.feed.wait(since, at_most)
     }
 
     /// The time of the store's environment, since 1970: the clock that snapshots are dated by. It

@@ -109,7 +109,7 @@ impl Database {
             if self.signals.stopping() || self.health.failed() {
                 return;
             }
-            let values = self.commits.deferred_bytes.load(Ordering::Relaxed) > 0;
+            let values = self.commits.deferred_bytes() > 0;
             let written = match seal {
                 Some(generation) => self.commits.seal(generation),
                 None => self.commits.write_gathered(),
@@ -174,7 +174,7 @@ impl Database {
         self.zones.give_back_idle(GIVE_BACK)?;
         if idle {
             self.signals.compaction_wanted();
-            self.commits.value_buffers.lock().keep(0);
+            self.commits.release_value_buffers();
             self.commits.return_reserved_zones();
             if self.signals.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flush_all();

@@ -12,7 +12,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use env::sync::atomic::Ordering;
 use vt_tree::{ExtentRef, KeyRange, Run, Scrub, Value, scrub_end};
 
 use super::{FaultKeys, ScrubFault, Scrubber};
@@ -216,7 +215,7 @@ impl Scrubber {
             // In this order: commits up to that end are in memtables of this version, whose values
             // are held with it, or in runs; and of the latter the state that is looked at last says
             // so.
-            let end = self.commits.durable.load(Ordering::Acquire);
+            let end = self.commits.durable();
             let version = self.versions.load_full();
             // A manifest that cannot be read has been found already.
             let Ok(state) = self.state_now() else { return ControlFlow::Continue(()) };

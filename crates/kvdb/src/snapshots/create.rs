@@ -6,25 +6,55 @@
 //! journal's start behind that record in the same edit, so the record never counts twice.
 
 use env::sync::atomic::Ordering;
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vt_tree::Run;
-use zones::{Priority, ZONE_SIZE, ZoneId};
+use vt_tree::{Run, Seq};
+use zones::{ZONE_SIZE, ZoneId};
 
 use super::SnapshotInfo;
+use crate::commit::SnapshotMaker;
 use crate::commit::batch::Durability;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::ids::Label;
-use crate::journal::{self, record};
+use crate::journal::record;
 use crate::lock_order::MutexGuard;
 use crate::manifest::Edit;
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
 use crate::snapshot_set::{Snapshot, above};
+
+/// A snapshot that ends the generation which takes commits.
+struct OfMemory<'a> {
+    db: &'a Database,
+    label: Label,
+    /// Whose generation is not closed yet.
+    made: Cell<Option<(u64, Arc<Snapshot>)>>,
+}
+
+impl SnapshotMaker for OfMemory<'_> {
+    fn record_size(&self) -> usize {
+        // More than its record takes.
+        self.label.name.len() + self.label.branch.len() + 64 + record::NUMBER_SIZE
+    }
+
+    fn record(&self, version: &Version, seq: Seq) -> Vec<u8> {
+        let label = Label { seq, ..self.label.clone() };
+        let snapshot = self.db.snapshots.of(label, above(version), version);
+        let record = record::snapshot(&snapshot.label, snapshot.below);
+        self.made.set(Some((version.generation.number, snapshot)));
+        record
+    }
+
+    fn closed(&self) {
+        if let Some((generation, snapshot)) = self.made.take() {
+            self.db.snapshots.begin(generation, snapshot);
+        }
+    }
+}
 
 impl Database {
     pub(crate) fn snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
@@ -41,7 +71,12 @@ impl Database {
             if self.snapshot_of_runs(&label)? {
                 return Ok(());
             }
-            self.snapshot_of_memory(label)?;
+            // A snapshot is what is in the generation that takes commits, and before it.
+            self.commits.seal_with_snapshot(&OfMemory {
+                db: self,
+                label,
+                made: Cell::new(None),
+            })?;
         }
         match durability {
             Durability::Buffered => Ok(()),
@@ -64,7 +99,7 @@ impl Database {
         let Some(_flushing) = self.background.flusher.try_lock() else { return Ok(false) };
         let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
-            || !self.commits.sealed.lock().is_empty()
+            || self.commits.newest_sealed().is_some()
             || !version.is_flushed()
         {
             return Ok(false);
@@ -81,50 +116,6 @@ impl Database {
             |_| (),
             |version| self.snapshots.settle(&snapshot, version),
         )
-    }
-
-    /// Closes the generation that takes commits: a snapshot is what is in it and before it. The
-    /// caller has `naming`.
-    fn snapshot_of_memory(&self, label: Label) -> Result<()> {
-        // More than its record takes.
-        let need = label.name.len() + label.branch.len() + 64 + record::NUMBER_SIZE;
-        let need = if self.options.journal { journal::cost(need) } else { 0 };
-        let mut writer = self.commits.writer.lock();
-        let made = RefCell::new(None);
-        loop {
-            self.commits.write_out_with(&mut writer)?;
-            while writer.room() < 2 * need {
-                self.commits.add_segment(&mut writer, Priority::Log)?;
-            }
-            self.commits.seal_if(
-                &mut writer,
-                |version, pipeline, writer| {
-                    if self.options.journal
-                        && writer.room() < journal::cost(pipeline.pending.len()) + need
-                    {
-                        // Other commits have filled the room since.
-                        return Ok(false);
-                    }
-                    let label = Label { seq: pipeline.next_seq - 1, ..label.clone() };
-                    let snapshot = self.snapshots.of(label, above(version), version);
-                    if self.options.journal {
-                        pipeline
-                            .stream()
-                            .extend_from_slice(&record::snapshot(&snapshot.label, snapshot.below));
-                    }
-                    made.replace(Some((version.generation.number, snapshot)));
-                    Ok(true)
-                },
-                |_| {
-                    if let Some((generation, snapshot)) = &*made.borrow() {
-                        self.snapshots.begin(*generation, snapshot.clone());
-                    }
-                },
-            )?;
-            if made.borrow().is_some() {
-                return Ok(());
-            }
-        }
     }
 
     /// `naming`, once no snapshot waits for its flush any more: for callers that change

@@ -456,7 +456,7 @@ impl Database {
         };
         self.versions.install_and(plan, |_| (), settle)?;
         if to.is_empty() {
-            self.commits.feed.lose(|| self.env.random());
+            self.feed.lose(|| self.env.random());
         }
         if let Some(name) = fresh {
             return Err(Error::Locked(format!(

@@ -107,7 +107,7 @@ fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
         .filter(|l| l.memtable.max_seq() > since)
         .map(|l| Newer::Memtable(l.memtable.clone()));
     let mut all: Vec<Newer> = memtables.collect();
-    let recent = db.commits.recent.of(dict, since).into_iter();
+    let recent = db.recent.of(dict, since).into_iter();
     all.extend(recent.map(|p| if p.one_seq { Newer::OneSeq(p.run) } else { Newer::Run(p.run) }));
     all
 }

@@ -18,7 +18,7 @@ use super::reads;
 use super::state::{Open, TransactionState};
 use super::undo::StatesAround;
 use crate::commit::batch::Durability;
-use crate::commit::{Applied, Around, Outcome, SpaceClaim, Valid};
+use crate::commit::{Applied, Outcome, SnapshotMaker, SpaceClaim, Valid};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -149,11 +149,11 @@ impl TransactionState {
                     db.zones
                         .sync()
                         .map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
-                    let listed = (!bound && db.commits.feed.is_on())
+                    let listed = (!bound && db.feed.is_on())
                         .then(|| changes(&db.cache, &mine).map(|(changes, _)| changes))
                         .transpose()?;
                     let around = undoable.then(|| StatesAround::new(db, &self.options.label));
-                    let around = around.as_ref().map(|around| around as &dyn Around);
+                    let around = around.as_ref().map(|around| around as &dyn SnapshotMaker);
                     let _naming = undoable.then(|| db.snapshots.naming.lock());
                     let touched = || touched(&mine);
                     db.commits.add_runs(&runs, listed.as_ref(), touched, owner, around, still)?

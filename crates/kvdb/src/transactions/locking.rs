@@ -133,7 +133,7 @@ impl Database {
         let alone = Alone { locks: &self.locks, id: self.transactions.number() };
         self.locks.begin(Owner { id: alone.id, age });
         // Commits that have seen no locks come to their end.
-        drop(self.commits.pipeline.lock());
+        self.commits.drain();
         alone
     }
 }

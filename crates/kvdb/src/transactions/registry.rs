@@ -84,7 +84,7 @@ impl Transactions {
         {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
-        let base = db.commits.recent.begin(|| {
+        let base = db.recent.begin(|| {
             let base = (options.isolation == Isolation::Snapshot).then(|| db.versions.exact_view());
             (base.as_ref().map(|view| view.at), base)
         });
@@ -96,7 +96,7 @@ impl Transactions {
             let age = transaction.options.retry_of.unwrap_or(id).0.min(id.0);
             db.locks.begin(Owner { id: id.0, age });
             // Commits that have seen no locks come to their end.
-            drop(db.commits.pipeline.lock());
+            db.commits.drain();
         }
         Ok(transaction)
     }
@@ -134,7 +134,7 @@ impl Transactions {
         with: Open,
     ) {
         let mut open = self.open.lock();
-        let since = db.commits.recent.begin(|| {
+        let since = db.recent.begin(|| {
             let at = db.versions.exact_view().at;
             (Some(at), at)
         });
@@ -178,7 +178,7 @@ impl Transactions {
         self.count.store(open.len(), Ordering::Relaxed);
         drop(open);
         if let Some(gone) = gone.filter(|gone| gone.since != Seq::MAX) {
-            gone.db.commits.recent.end(gone.since);
+            gone.db.recent.end(gone.since);
         }
     }
 

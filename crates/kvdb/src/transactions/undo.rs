@@ -17,7 +17,7 @@ use vt_tree::Seq;
 
 use super::conflicts::{self, Merged};
 use super::handle::Transaction;
-use crate::commit::Around;
+use crate::commit::SnapshotMaker;
 use crate::commit::batch::Batch;
 use crate::db::Kvdb;
 use crate::db::database::Database;
@@ -80,7 +80,7 @@ impl<'a> StatesAround<'a> {
     }
 }
 
-impl Around for StatesAround<'_> {
+impl SnapshotMaker for StatesAround<'_> {
     fn record_size(&self) -> usize {
         // More than its record takes.
         LABEL + 128 + record::NUMBER_SIZE

@@ -158,8 +158,6 @@ pub(crate) fn open(
         manifest,
         snapshots: found.snapshots,
     }));
-    let journal_device = db.commits.writer.lock().bytes();
-    db.counters.journal_device.set(journal_device);
     replay::replay_journal(&db, journal, &state.start, &state.since, bound.uses())?;
     if !db.options.read_only {
         db.restore_transactions()?;

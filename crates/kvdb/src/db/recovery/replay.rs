@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use env::sync::atomic::Ordering;
 use vt_tree::Seq;
 use zones::ZoneUse;
 
 use super::journal::{BoundRuns, Content, Journal, Numbers, offset_in};
-use crate::commit::sealing::Sealed;
-use crate::commit::write_memtables;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -54,7 +51,7 @@ pub(super) fn replay_journal(
                 None => {}
                 Some((first, Content::Ops(mut changes))) => {
                     void(first, &mut changes, since);
-                    replay(db, first, &changes);
+                    db.commits.replay(first, &changes);
                 }
                 Some((_, Content::Bound(_))) => {
                     let Some(runs) = journal.runs.pop_front() else {
@@ -87,13 +84,6 @@ pub(super) fn replay_journal(
     Ok(())
 }
 
-/// Applies a commit of the journal.
-fn replay(db: &Database, first: Seq, changes: &Ops) {
-    let version = db.versions.load_full();
-    let (grown, _) = write_memtables(&version, first, changes, &mut |_| {});
-    db.commits.active_bytes.fetch_add(grown, Ordering::Relaxed);
-}
-
 /// When memory for memtables is full, they are flushed, and the journal begins at `start`, behind
 /// all that they have: an update must not be replayed over a run that has it.
 fn flush_when_full(
@@ -102,33 +92,20 @@ fn flush_when_full(
     bound: &ZoneUse,
     flush_at: &mut usize,
 ) -> Result<()> {
-    let active = db.commits.active_bytes.load(Ordering::Relaxed);
-    if active < *flush_at || db.options.read_only {
+    if db.commits.active_bytes() < *flush_at || db.options.read_only {
         return Ok(());
     }
-    seal(db, start, bound)?;
+    db.commits.seal_replayed(start, db.zones.pin(bound)?);
     match db.background.flusher.flush_sealed() {
         Ok(_) => Ok(()),
         // A full store opens all the same: these memtables stay in memory, until there is room for
         // them or they have doubled.
         Err(Error::NoSpace) => {
-            *flush_at = db.commits.sealed_bytes.load(Ordering::Relaxed);
+            *flush_at = db.commits.sealed_bytes();
             Ok(())
         }
         Err(e) => Err(e),
     }
-}
-
-/// Closes the memtables that take the replay; `start`: where the journal begins once they are
-/// flushed.
-fn seal(db: &Database, start: JournalStart, bound: &ZoneUse) -> Result<()> {
-    let generation = db.versions.load().generation.number;
-    db.versions.change(|v| *v = v.sealed());
-    db.versions.load().generation.pin(db.zones.pin(bound)?);
-    let bytes = db.commits.active_bytes.swap(0, Ordering::Relaxed);
-    db.commits.sealed.lock().push_back(Sealed { generation, bytes, start });
-    db.commits.sealed_bytes.fetch_add(bytes, Ordering::Relaxed);
-    Ok(())
 }
 
 /// Puts the runs that a commit of the journal bound above everything before it.
@@ -165,7 +142,7 @@ fn snapshot_again(
     }
     let generation = db.versions.load().generation.number;
     db.snapshots.begin(generation, db.snapshots.of(label, below, &db.versions.load()));
-    seal(db, start, bound)?;
+    db.commits.seal_replayed(start, db.zones.pin(bound)?);
     db.signals.flush_wanted();
     Ok(())
 }

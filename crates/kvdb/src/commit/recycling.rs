@@ -1,0 +1,62 @@
+//! Segments of the journal that a flush has made superfluous become its next ones, in the same edit
+//! of the manifest. The writer is not locked while that is synced: commits go on.
+
+use super::CommitPipeline;
+use crate::error::Result;
+use crate::journal::{Owned, Segment};
+use crate::manifest::{Edit, ManifestState};
+
+/// Segments that hold nothing any more once the edits of a flush are durable.
+pub(crate) struct Recycling<'a> {
+    commits: &'a CommitPipeline,
+    /// The oldest ones, which are used again.
+    reused: Vec<Owned>,
+    /// What they are then, as soon as that is decided.
+    segments: Vec<Segment>,
+    /// Their zones are free afterwards.
+    rest: Vec<Owned>,
+}
+
+impl CommitPipeline {
+    /// Takes the segments before number `before` from the writer.
+    pub(crate) fn begin_recycling(&self, before: u64) -> Recycling<'_> {
+        let mut writer = self.writer.lock();
+        let mut reused = writer.release(before);
+        let wanted = writer.announce(self.stock(), reused.len());
+        let rest = reused.split_off(wanted);
+        Recycling { commits: self, reused, segments: Vec::new(), rest }
+    }
+}
+
+impl Recycling<'_> {
+    /// The edits that list the segments anew.
+    pub(crate) fn edits(&mut self, state: &ManifestState) -> impl Iterator<Item = Edit> {
+        let numbered = (state.next_segment..).zip(&self.reused);
+        let segment = |(number, old): (u64, &Owned)| {
+            let epoch = self.commits.env.random();
+            Segment { number, zone: old.segment.zone, epoch, end: None }
+        };
+        self.segments = numbered.map(segment).collect();
+        self.segments.iter().copied().map(Edit::Segment)
+    }
+
+    /// The edits are durable: the writer gets the segments.
+    pub(crate) fn finish(self) -> Result<()> {
+        let commits = self.commits;
+        let mut writer = commits.writer.lock();
+        writer.arrived(self.reused.len());
+        let pins = self.reused.into_iter().map(|old| old.pin);
+        let owned = self.segments.into_iter().zip(pins);
+        let owned = owned.map(|(segment, pin)| Owned { segment, pin }).collect();
+        commits.give_to(&mut writer, owned)?;
+        commits.counters.journal_device.set(writer.bytes());
+        Ok(())
+    }
+
+    /// The edits failed: the manifest still lists the segments as they were.
+    pub(crate) fn undo(self) {
+        let mut writer = self.commits.writer.lock();
+        writer.arrived(self.reused.len());
+        writer.take_back(self.reused.into_iter().chain(self.rest).collect());
+    }
+}
