@@ -36,7 +36,7 @@
 //! sync), `journal` (the stream of records), `read` (what readers pin, and how they read it),
 //! `background` (flush, compaction, pressure), `manifest` (what the store consists of), `db` (wires
 //! the parts; threads, recovery, checks, checkpoints). Beyond that: `transactions` and `locks`,
-//! `snapshots` on `snapshot_set`, `log` (how journal and manifest lie on the device), `lock_order`,
+//! `snapshots`, `log` (how journal and manifest lie on the device), `lock_order`,
 //! `scrub`, `salvage`.
 
 #![warn(missing_docs)]
@@ -62,7 +62,6 @@ mod salvage;
 mod scrub;
 mod short_values;
 mod signals;
-mod snapshot_set;
 mod snapshots;
 mod transactions;
 

@@ -37,6 +37,8 @@ pub(crate) enum Rank {
     Recent,
     /// The change of the current version.
     Version,
+    /// The snapshots are brought in line with the manifest.
+    Snapshots,
     /// The generations that wait for their flush.
     Sealed,
 }

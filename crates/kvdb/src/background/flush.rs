@@ -25,10 +25,10 @@ use crate::ids::RunId;
 
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
+use crate::read::snapshot_set::{Snapshot, Snapshots};
 use crate::read::version::{Generation, Layer};
 use crate::read::version_set::{VersionEdit, VersionSet};
 use crate::signals::Signals;
-use crate::snapshot_set::{Snapshot, Snapshots};
 
 /// A failed flush is tried this often before the store stops taking writes.
 const ATTEMPTS: u32 = 5;
@@ -132,11 +132,7 @@ impl Flush {
             change.edits.extend(self.snapshot.iter().map(|s| s.edit()));
             change
         };
-        let outcome = flusher.versions.install_and(
-            plan,
-            |version| version.drop_layers(self.upto),
-            |version| self.snapshot.iter().for_each(|s| flusher.snapshots.settle(s, version)),
-        );
+        let outcome = flusher.versions.install_and(plan, |version| version.drop_layers(self.upto));
         match outcome {
             Ok(()) => recycling.finish(),
             Err(e) => {

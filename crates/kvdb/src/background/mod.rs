@@ -45,9 +45,9 @@ use crate::commit::recent::RecentCommits;
 use crate::counters::Counters;
 use crate::health::Health;
 use crate::options::OpenOptions;
+use crate::read::snapshot_set::Snapshots;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
-use crate::snapshot_set::Snapshots;
 
 /// The parts of the engine that background work shares with others.
 pub(crate) struct BackgroundParts {

@@ -19,9 +19,9 @@ use crate::health::Health;
 use crate::lock_order::{Mutex, Rank};
 use crate::manifest::Edit;
 use crate::options::{OpenOptions, Shares};
-use crate::read::version_set::VersionSet;
+use crate::read::snapshot_set::Snapshots;
+use crate::read::version_set::{VersionEdit, VersionSet};
 use crate::signals::Signals;
-use crate::snapshot_set::Snapshots;
 
 /// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;
@@ -242,12 +242,10 @@ impl Admission {
         }
         let pairs = self.snapshots.around_commits();
         let names = pairs.iter().flatten().map(|snapshot| snapshot.label.name.clone());
-        let edits = names.clone().map(Edit::DropSnapshot).collect();
-        self.versions.manifest()?.commit(edits)?;
-        let gone: Vec<_> = names.filter_map(|name| self.snapshots.remove(&name)).collect();
+        self.versions.install(|_| VersionEdit::of(names.map(Edit::DropSnapshot)))?;
         drop(naming);
         // Their runs are let go outside of all locks.
-        drop((gone, pairs));
+        drop(pairs);
         self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }

@@ -66,6 +66,7 @@ use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
 use crate::manifest::ManifestState;
 use crate::options::{OpenOptions, Shares};
+use crate::read::snapshot_set::Snapshot;
 use crate::read::version::Version;
 use crate::read::version_set::{VersionEdit, VersionSet};
 use crate::signals::Signals;
@@ -326,13 +327,14 @@ impl CommitPipeline {
 
     /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
     /// visible. The caller has entered the pipeline with room for [`number_alone`]. `recent`: what
-    /// it changes, for those who look for conflicts.
+    /// it changes, for those who look for conflicts. Gives the snapshots that were dropped, to be
+    /// let go of outside of locks.
     pub(crate) fn install_commit(
         &self,
         pipeline: &mut Pipeline,
         recent: impl FnOnce(Seq) -> Option<RecentCommit>,
         plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Arc<Snapshot>>> {
         self.install_commit_with(pipeline, recent, plan, || ())
     }
 
@@ -343,7 +345,7 @@ impl CommitPipeline {
         recent: impl FnOnce(Seq) -> Option<RecentCommit>,
         plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
         between: impl FnOnce(),
-    ) -> Result<()> {
+    ) -> Result<Vec<Arc<Snapshot>>> {
         let seq = pipeline.next_seq;
         let recent = recent(seq);
         let changed = recent.as_ref().map(|recent| recent.dict);
@@ -356,14 +358,14 @@ impl CommitPipeline {
         };
         let show = |pipeline: &mut Pipeline, version: &Version| {
             between();
-            self.publish(pipeline, version, 1, 0, 0)
+            self.publish(pipeline, version, 1, 0, 0);
         };
-        self.versions.install_commit(seq, pipeline, plan, logged, show)?;
+        let gone = self.versions.install_commit(seq, pipeline, plan, logged, show)?;
         let version = self.versions.load();
         self.feed.note_unlisted(&version, changed.as_ref().map(std::slice::from_ref), seq, || {
             self.env.random()
         });
-        Ok(())
+        Ok(gone)
     }
 
     /// The second stage of a commit.

@@ -25,6 +25,7 @@ use crate::journal::Writer;
 use crate::locks::Locks;
 use crate::manifest::{Edit, Manifest};
 use crate::options::{OpenOptions, Shares};
+use crate::read::snapshot_set::Snapshots;
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::VersionSet;
@@ -32,7 +33,6 @@ use crate::read::view::View;
 use crate::read::write_set::RunWriter;
 use crate::scrub::{ScrubParts, Scrubber};
 use crate::signals::Signals;
-use crate::snapshot_set::Snapshots;
 use crate::transactions::registry::Transactions;
 
 /// The parts of a store that is open.
@@ -75,12 +75,14 @@ pub(crate) struct DatabaseParts {
 impl Database {
     pub(crate) fn new(parts: DatabaseParts) -> Database {
         let shares = Shares::of(&parts.options);
+        let snapshots = Arc::new(parts.snapshots);
         let versions = Arc::new(VersionSet::new(
             parts.cache.clone(),
             parts.health.clone(),
             parts.version,
             parts.next_seq - 1,
             parts.manifest,
+            snapshots.clone(),
         ));
         let (counters, locks) = (Arc::<Counters>::default(), Arc::<Locks>::default());
         let signals = Arc::<Signals>::default();
@@ -100,7 +102,6 @@ impl Database {
             feed: feed.clone(),
         };
         let commits = Arc::new(CommitPipeline::new(commits, parts.next_seq, parts.writer));
-        let snapshots = Arc::new(parts.snapshots);
         let inline = is_inline(&*parts.env, &parts.options);
         let background = Background::new(&BackgroundParts {
             env: parts.env.clone(),

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Placement, Run, Value};
@@ -22,13 +21,11 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::Op;
-use crate::read::read_snapshots::PinnedVersion;
 use crate::read::version::{Generation, Tree, Version};
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::encode_run;
 use crate::read::view::View;
 use crate::scrub::{FaultKeys, ScrubFault};
-use crate::snapshot_set::{Instead, replaced};
 
 /// What a repair did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,8 +53,9 @@ impl Database {
         self.flush_all()?;
         let _alone = self.background.compactor.merge_alone();
         let mut report = RepairReport::default();
-        let mut instead = Instead::new();
-        let mut bytes: HashMap<Bytes, Option<Bytes>> = HashMap::new();
+        let mut change = VersionEdit::default();
+        // The roots of damaged runs, and of what takes their place.
+        let mut instead: HashMap<Bytes, Option<Bytes>> = HashMap::new();
         for (tree, run, place) in self.all_runs() {
             let mut whole = true;
             vt_tree::check_run(&run, &mut |_| whole = false, &mut |_| {});
@@ -83,44 +81,31 @@ impl Database {
             });
             let new = new.map_err(Error::from)?;
             report.runs += 1;
-            bytes.insert(encode_run(&run), new.as_deref().map(encode_run));
-            instead.insert(Arc::as_ptr(&run), new);
+            let root = new.as_deref().map(encode_run);
+            root.iter().zip(new).for_each(|(root, new)| change.knows(root.clone(), new));
+            instead.insert(encode_run(&run), root);
         }
 
+        let mut state = self.versions.manifest()?.state().clone();
+        state.replace_runs(&instead);
         // As it will be, for those who mend what is above.
-        let mut version = (*self.versions.load_full()).clone();
-        replace_in(&mut version, &instead);
-        let view = View {
-            at: self.versions.visible.load(Ordering::Acquire),
-            cache: self.cache.clone(),
-            version: PinnedVersion {
-                version: Arc::new(version.clone()),
-                _pin: self.versions.read_snapshots.pin(&self.versions.visible),
-            },
-            write_set: None,
-        };
+        let view = self.versions.preview(&state, &change)?;
         let batch = mend(&view)?;
         report.changes = batch.len() as u64;
         if report.runs == 0 && batch.is_empty() {
             return Ok(report);
         }
-        let added = self.write_above(&version, batch)?;
+        let added = self.write_above(&view.version, batch)?;
         self.zones.sync().map_err(Error::from)?;
 
-        self.versions.replace(|mut state| {
-            let mut change = VersionEdit::default();
-            instead.values().flatten().for_each(|new| change.knows(encode_run(new), new.clone()));
-            state.replace_runs(&bytes);
-            for (dict, run) in added {
-                let root = encode_run(&run);
-                state.add_newest(dict, root.clone())?;
-                change.knows(root, run);
-            }
-            state.streams = self.zones.positions();
-            state.closed = false;
-            Ok((state, change))
-        })?;
-        self.snapshots.replace_runs(&instead);
+        for (dict, run) in added {
+            let root = encode_run(&run);
+            state.add_newest(dict, root.clone())?;
+            change.knows(root, run);
+        }
+        state.streams = self.zones.positions();
+        state.closed = false;
+        self.versions.replace(state, &change)?;
         Ok(report)
     }
 
@@ -190,14 +175,6 @@ impl Database {
             runs.extend(merge.finish()?.0.map(|run| (dict, run)));
         }
         Ok(runs)
-    }
-}
-
-fn replace_in(version: &mut Version, instead: &Instead) {
-    for tree in version.trees.values_mut() {
-        if let Some(new) = replaced(tree, instead) {
-            *tree = Arc::new(new);
-        }
     }
 }
 

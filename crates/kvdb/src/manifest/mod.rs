@@ -13,7 +13,7 @@ use env::Env;
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones};
 
 pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
-pub(crate) use state::{DictionaryState, ManifestState};
+pub(crate) use state::{DictionaryState, ManifestState, SnapshotState};
 
 use crate::error::{Error, Result};
 use crate::health::Health;

@@ -7,6 +7,7 @@ pub(crate) mod cursor;
 pub(crate) mod estimate;
 pub(crate) mod iter;
 pub(crate) mod read_snapshots;
+pub(crate) mod snapshot_set;
 pub(crate) mod version;
 pub(crate) mod version_set;
 pub(crate) mod view;

@@ -128,7 +128,7 @@ impl Tree {
     }
 
     /// The dictionary that the manifest describes by `entry`, with nothing in memory.
-    pub(crate) fn of(
+    fn of(
         entry: &Arc<DictionaryState>,
         generation: &Arc<Generation>,
         open: &mut OpenRun<'_>,
@@ -139,7 +139,11 @@ impl Tree {
     }
 
     /// Takes over what the manifest says of the dictionary now; memtables stay.
-    fn follow(&mut self, entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<()> {
+    pub(crate) fn follow(
+        &mut self,
+        entry: &Arc<DictionaryState>,
+        open: &mut OpenRun<'_>,
+    ) -> Result<()> {
         let before: HashMap<RunId, Arc<Run>> =
             self.runs().map(|numbered| (numbered.id, numbered.run.clone())).collect();
         let unchanged = |id, root: &Bytes| {

@@ -1,7 +1,7 @@
 //! The version that is current, and how it changes. A change of what the store consists of is a
-//! list of edits: they become durable in the manifest, and the next version follows from what the
-//! manifest says then ([`Version::follow`]). What only memory knows, the memtables, is changed by
-//! [`VersionSet::change`].
+//! list of edits: they become durable in the manifest, and the next version and the snapshots
+//! follow from what the manifest says then ([`Version::follow`], [`Snapshots::follow`]). What only
+//! memory knows, the memtables, is changed by [`VersionSet::change`].
 //!
 //! Commits that are a change of the version itself (an ingest, a rollback, runs of a transaction)
 //! become visible with it, see [`VersionSet::change_by_commit`]; all others are seen by their
@@ -24,6 +24,7 @@ use crate::journal::record::Op;
 use crate::lock_order::{MappedMutexGuard, Mutex, Rank};
 use crate::manifest::{Edit, Manifest, ManifestState};
 use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
+use crate::read::snapshot_set::{Snapshot, Snapshots};
 use crate::read::version::{Version, read};
 use crate::read::view::View;
 
@@ -60,7 +61,15 @@ pub(crate) fn encode_run(run: &Run) -> Bytes {
     Bytes::from(out)
 }
 
-/// The current version, the newest commit that readers see, and the manifest.
+/// Opens the runs that an edit has named.
+fn named(runs: &HashMap<Bytes, Arc<Run>>) -> impl FnMut(RunId, &Bytes) -> Result<Arc<Run>> {
+    |id, root| {
+        let run = runs.get(root).cloned();
+        run.ok_or_else(|| Error::Invalid(format!("run {} was named without its run", id.0)))
+    }
+}
+
+/// The current version, the newest commit that readers see, the snapshots, and the manifest.
 pub(crate) struct VersionSet {
     cache: Arc<BlockCache>,
     health: Arc<Health>,
@@ -73,6 +82,7 @@ pub(crate) struct VersionSet {
     /// commit knows that its version is there.
     came_with: AtomicU64,
     pub read_snapshots: Arc<ReadSnapshots>,
+    snapshots: Arc<Snapshots>,
     /// `None`: opened for reading only.
     manifest: Mutex<Option<Manifest>>,
 }
@@ -85,6 +95,7 @@ impl VersionSet {
         version: Version,
         visible: Seq,
         manifest: Option<Manifest>,
+        snapshots: Arc<Snapshots>,
     ) -> VersionSet {
         VersionSet {
             cache,
@@ -94,6 +105,7 @@ impl VersionSet {
             visible: AtomicU64::new(visible),
             came_with: AtomicU64::new(0),
             read_snapshots: Arc::default(),
+            snapshots,
             manifest: Mutex::new(Rank::Manifest, manifest),
         }
     }
@@ -120,12 +132,20 @@ impl VersionSet {
             change(version);
             Ok::<_, Infallible>(())
         };
-        let Ok(()) = self.swap(change, |_| ());
+        let Ok(()) = self.swap(change);
+    }
+
+    /// Replaces the version by a changed one.
+    fn swap<E>(
+        &self,
+        change: impl FnOnce(&mut Version) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        self.swap_and(change, |_| ())
     }
 
     /// Replaces the version by a changed one, and does `then` before another thread can change it
     /// again.
-    fn swap<T, E>(
+    fn swap_and<T, E>(
         &self,
         change: impl FnOnce(&mut Version) -> std::result::Result<(), E>,
         then: impl FnOnce(&Version) -> T,
@@ -176,84 +196,98 @@ impl VersionSet {
             version.came_with = seq;
             Ok(())
         };
-        self.swap(numbered, |version| {
+        self.swap_and(numbered, |version| {
             self.came_with.store(seq, Ordering::Release);
             make_visible(version)
         })
     }
 
-    /// Brings `version` in line with the manifest, into which edits have just been written.
-    /// `runs`: those that the edits name.
-    pub(crate) fn follow(
+    /// Brings `version` and the snapshots in line with the manifest, into which edits have just
+    /// been written. `runs`: those that the edits name. Gives the snapshots that were dropped.
+    fn follow(
         &self,
         version: &mut Version,
         state: &ManifestState,
         runs: &HashMap<Bytes, Arc<Run>>,
-    ) -> Result<()> {
-        let mut open = |id: RunId, root: &Bytes| {
-            let run = runs.get(root).cloned();
-            run.ok_or_else(|| Error::Invalid(format!("run {} was named without its run", id.0)))
-        };
+    ) -> Result<Vec<Arc<Snapshot>>> {
         // The manifest has it: a version that does not would not be what the next open finds.
-        version.follow(state, &mut open).map_err(|e| self.health.fail("changing the version", &e))
+        version
+            .follow(state, &mut named(runs))
+            .and_then(|()| self.snapshots.follow(state, version, &mut named(runs)))
+            .map_err(|e| self.health.fail("changing the version", &e))
     }
 
-    /// Makes the edits that `plan` draws up durable, then changes the version accordingly. Whatever
-    /// the version lets go of is free only after the edits are durable.
+    /// Makes the edits that `plan` draws up durable, then changes the version and the snapshots
+    /// accordingly. Whatever they let go of is free only after the edits are durable.
     pub(crate) fn install(&self, plan: impl FnOnce(&ManifestState) -> VersionEdit) -> Result<()> {
-        self.install_and(plan, |_| (), |_| ())
+        self.install_and(plan, |_| ())
     }
 
     /// Makes the edits that `plan` draws up durable, then changes the version accordingly, and by
-    /// `also` what only memory knows of it. `then` is done before another thread can change the
-    /// version again.
+    /// `also` what only memory knows of it.
     pub(crate) fn install_and(
         &self,
         plan: impl FnOnce(&ManifestState) -> VersionEdit,
         also: impl FnOnce(&mut Version),
-        then: impl FnOnce(&Version),
     ) -> Result<()> {
+        // Let go of outside of the lock.
+        let mut gone = Vec::new();
         let mut manifest = self.manifest()?;
         let VersionEdit { edits, runs } = plan(manifest.state());
         manifest.commit(edits)?;
-        let change = |version: &mut Version| {
-            self.follow(version, manifest.state(), &runs)?;
+        self.swap(|version| {
+            gone = self.follow(version, manifest.state(), &runs)?;
             also(version);
             Ok(())
-        };
-        self.swap(change, then)
+        })
     }
 
     /// Makes the edits that `plan` draws up for commit `seq` durable, and then the commit visible
     /// together with the version that follows from them. `logged` is done in between, when it has
-    /// happened and is not visible yet.
-    pub(crate) fn install_commit<P, L, T>(
+    /// happened and is not visible yet. Gives the snapshots that were dropped, to be let go of
+    /// outside of locks.
+    pub(crate) fn install_commit<P, L>(
         &self,
         seq: Seq,
         pipeline: &mut P,
         plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
         logged: impl FnOnce(&mut P) -> L,
-        make_visible: impl FnOnce(&mut P, &Version) -> T,
-    ) -> Result<T> {
+        make_visible: impl FnOnce(&mut P, &Version),
+    ) -> Result<Vec<Arc<Snapshot>>> {
         let mut manifest = self.manifest()?;
         let VersionEdit { edits, runs } = plan(manifest.state())?;
         manifest.commit(edits)?;
         let logged = logged(pipeline);
-        let change = |version: &mut Version| self.follow(version, manifest.state(), &runs);
-        let shown = self.swap_by_commit(seq, change, |version| make_visible(pipeline, version));
+        let mut gone = Vec::new();
+        let change = |version: &mut Version| {
+            gone = self.follow(version, manifest.state(), &runs)?;
+            Ok::<_, Error>(())
+        };
+        self.swap_by_commit(seq, change, |version| make_visible(pipeline, version))?;
         drop(logged);
-        shown
+        Ok(gone)
     }
 
-    /// Writes a whole new state of the manifest, and brings the version in line with it.
-    pub(crate) fn replace(
-        &self,
-        plan: impl FnOnce(ManifestState) -> Result<(ManifestState, VersionEdit)>,
-    ) -> Result<()> {
+    /// The store as `state`, which is not the manifest's yet, would have it. `change` names its
+    /// runs.
+    pub(crate) fn preview(&self, state: &ManifestState, change: &VersionEdit) -> Result<View> {
+        let mut version = (*self.load_full()).clone();
+        version.follow(state, &mut named(&change.runs))?;
+        let pin = self.read_snapshots.pin(&self.visible);
+        Ok(View {
+            at: pin.at,
+            cache: self.cache.clone(),
+            version: PinnedVersion { version: Arc::new(version), _pin: pin },
+            write_set: None,
+        })
+    }
+
+    /// Makes `state` that of the manifest, whole or not at all, and brings the version and the
+    /// snapshots in line with it. `change` names its runs.
+    pub(crate) fn replace(&self, state: ManifestState, change: &VersionEdit) -> Result<()> {
         let mut manifest = self.manifest()?;
-        let (state, change) = plan(manifest.state().clone())?;
         manifest.replace(state)?;
-        self.swap(|version| self.follow(version, manifest.state(), &change.runs), |_| ())
+        self.swap(|version| self.follow(version, manifest.state(), &change.runs).map(drop))
     }
 
     /// The store as of the newest commit.

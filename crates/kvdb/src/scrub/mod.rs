@@ -26,8 +26,8 @@ use zones::Zones;
 
 use crate::commit::CommitPipeline;
 use crate::error::Result;
+use crate::read::snapshot_set::Snapshots;
 use crate::read::version_set::VersionSet;
-use crate::snapshot_set::Snapshots;
 use pace::Pace;
 
 /// Finds that are kept in memory; all are counted and logged.

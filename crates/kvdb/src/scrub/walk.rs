@@ -21,8 +21,8 @@ use crate::journal::record::{self, Op, Record};
 use crate::log::chunk::Kind;
 use crate::log::stream::{Records, StreamPart, StreamReader};
 use crate::manifest::{self, JournalStart, ManifestState, Root};
+use crate::read::snapshot_set::Snapshot;
 use crate::read::version::{Tree, Version};
-use crate::snapshot_set::Snapshot;
 
 /// Bytes of one run that a step reads, about: for so long its zones are kept.
 const STEP: u64 = 16 << 20;

@@ -12,8 +12,8 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::journal::record;
 use crate::manifest::{Edit, ManifestState};
+use crate::read::snapshot_set::Snapshot;
 use crate::read::version_set::VersionEdit;
-use crate::snapshot_set::Snapshot;
 
 /// Lets a change name the runs of a snapshot.
 fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
@@ -113,7 +113,7 @@ impl Database {
             .filter(|_| branch.is_empty())
             .map(|snapshot| snapshot.label.name.clone())
             .collect();
-        {
+        let gone = {
             // Every commit is before or after: those before are void, in memory and in the journal.
             // It has a number of its own, so that transactions which began before it can tell.
             let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
@@ -134,9 +134,8 @@ impl Database {
                 know(&mut change, state, &to);
                 Ok(change)
             };
-            self.commits.install_commit(&mut pipeline, |_| None, plan)?;
-        }
-        let gone: Vec<_> = around.iter().filter_map(|name| self.snapshots.remove(name)).collect();
+            self.commits.install_commit(&mut pipeline, |_| None, plan)?
+        };
         drop((naming, flushing, alone, locked, gone));
         self.signals.reclaimable.store(true, Ordering::Release);
         self.background.flusher.flushed();

@@ -22,10 +22,10 @@ use crate::ids::Label;
 use crate::journal::record;
 use crate::lock_order::MutexGuard;
 use crate::manifest::Edit;
+use crate::read::snapshot_set::{Snapshot, above};
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
-use crate::snapshot_set::{Snapshot, above};
 
 /// A snapshot that ends the generation which takes commits.
 struct OfMemory<'a> {
@@ -95,7 +95,7 @@ impl Database {
 
     /// When everything is in runs: notes them. `false`: not everything is. The caller has `naming`.
     fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
-        // No flush runs under this lock; what is committed in the meantime stays in memory.
+        // No flush runs under this lock.
         let Some(_flushing) = self.background.flusher.try_lock() else { return Ok(false) };
         let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
@@ -104,18 +104,10 @@ impl Database {
         {
             return Ok(false);
         }
-        self.write_snapshot(self.snapshots.of(label.clone(), above(&version), &version))?;
+        // What is committed in the meantime stays in memory.
+        let edit = Edit::Snapshot { label: label.clone(), below: above(&version) };
+        self.versions.install(|_| VersionEdit::of([edit]))?;
         Ok(true)
-    }
-
-    /// Notes a snapshot of what is in runs. The caller has `naming`, and keeps flushes from coming
-    /// in between.
-    pub(crate) fn write_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<()> {
-        self.versions.install_and(
-            |_| VersionEdit::of([snapshot.edit()]),
-            |_| (),
-            |version| self.snapshots.settle(&snapshot, version),
-        )
     }
 
     /// `naming`, once no snapshot waits for its flush any more: for callers that change
@@ -141,11 +133,10 @@ impl Database {
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
         self.writable()?;
         let naming = self.settled()?;
-        if self.snapshots.get(name).is_none() {
+        let Some(gone) = self.snapshots.get(name) else {
             return Err(Error::NoSnapshot(name.into()));
-        }
-        self.versions.manifest()?.commit(vec![Edit::DropSnapshot(name.into())])?;
-        let gone = self.snapshots.remove(name);
+        };
+        self.versions.install(|_| VersionEdit::of([Edit::DropSnapshot(name.into())]))?;
         drop(naming);
         // Its runs are let go outside of all locks.
         drop(gone);

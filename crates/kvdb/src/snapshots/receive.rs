@@ -23,7 +23,6 @@ use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::manifest::Edit;
 use crate::manifest::ManifestState;
-use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 
@@ -436,7 +435,6 @@ impl Database {
         }
         let label = Label { seq: self.versions.visible.load(Ordering::Acquire), ..label };
         let mut fresh = None;
-        let made = std::cell::RefCell::new(None);
         let plan = |state: &ManifestState| {
             // Made since the others were locked.
             let mut of_branch =
@@ -446,15 +444,11 @@ impl Database {
             if fresh.is_some() {
                 return VersionEdit::default();
             }
-            let snapshot = self.snapshots.of(label, state.next_dictionary, &self.versions.load());
-            let edits = [Edit::Adopt { from: from.into(), to: to.into() }, snapshot.edit()];
-            made.replace(Some(snapshot));
-            VersionEdit::of(edits)
+            let below = state.next_dictionary;
+            let adopt = Edit::Adopt { from: from.into(), to: to.into() };
+            VersionEdit::of([adopt, Edit::Snapshot { label, below }])
         };
-        let settle = |version: &Version| {
-            made.borrow().iter().for_each(|snapshot| self.snapshots.settle(snapshot, version))
-        };
-        self.versions.install_and(plan, |_| (), settle)?;
+        self.versions.install(plan)?;
         if to.is_empty() {
             self.feed.lose(|| self.env.random());
         }

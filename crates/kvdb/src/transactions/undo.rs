@@ -26,9 +26,9 @@ use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::record;
 use crate::read::cursor::Tuple;
+use crate::read::snapshot_set::{Side, Snapshot, above};
 use crate::read::version::Version;
 use crate::read::view::View;
-use crate::snapshot_set::{Side, Snapshot, above};
 
 /// Commits that can be undone at most.
 const MOST: usize = 16;

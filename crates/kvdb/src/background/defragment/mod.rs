@@ -44,9 +44,9 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::options::OpenOptions;
+use crate::read::snapshot_set::Snapshots;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
-use crate::snapshot_set::Snapshots;
 
 /// Bytes that a round moves at most.
 const ROUND: u64 = 128 << 20;

@@ -1,6 +1,6 @@
 //! The first phase of opening a store: the manifest, and all that it names, pinned.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,9 +11,9 @@ use super::Recovery;
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::journal::Segment;
-use crate::manifest::{self, DictionaryState};
-use crate::read::version::{Generation, Tree, Version};
-use crate::snapshot_set::Snapshots;
+use crate::manifest;
+use crate::read::snapshot_set::Snapshots;
+use crate::read::version::{Generation, Version};
 
 /// What the manifest names, pinned; nothing changed.
 pub(crate) struct Found {
@@ -50,20 +50,10 @@ impl Found {
         let all = version.trees.values().flat_map(|tree| tree.runs());
         bounded(0, all.map(|numbered| &*numbered.run))?;
         let snapshots = Snapshots::new();
-        // What snapshots have in common is there once.
-        let mut known: HashMap<*const DictionaryState, Arc<Tree>> = HashMap::new();
-        for snapshot in state.snapshots.values() {
-            let mut trees = BTreeMap::new();
-            for (id, d) in &snapshot.dictionaries {
-                let tree = match known.get(&Arc::as_ptr(d)) {
-                    Some(tree) => tree.clone(),
-                    None => Arc::new(snapshots.as_kept(Tree::of(d, &generation, &mut open)?)),
-                };
-                known.insert(Arc::as_ptr(d), tree.clone());
-                trees.insert(*id, tree);
-            }
-            bounded(0, trees.values().flat_map(|tree| tree.runs()).map(|numbered| &*numbered.run))?;
-            snapshots.found(snapshot.label.clone(), trees);
+        snapshots.follow(state, &version, &mut open)?;
+        for version in snapshots.list().iter().map(|snapshot| snapshot.version()) {
+            let all = version.trees.values().flat_map(|tree| tree.runs());
+            bounded(0, all.map(|numbered| &*numbered.run))?;
         }
         recovery.runs = runs.known.len() as u64;
         recovery.torn_bytes = loaded.torn;

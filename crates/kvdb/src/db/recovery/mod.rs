@@ -30,8 +30,8 @@ use crate::health::Health;
 use crate::journal::Writer;
 use crate::manifest::{Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
+use crate::read::snapshot_set::Snapshots;
 use crate::read::version::{Generation, Version};
-use crate::snapshot_set::Snapshots;
 
 /// What opening a store found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,370 @@
+//! The set of snapshots, in memory: the version that each has, and which of them wait for their
+//! flush. Which there are, and what they have, follows from the manifest ([`Snapshots::follow`]);
+//! only those that wait are begun by who makes them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use env::sync::ArcSwap;
+use env::sync::Mutex;
+use zones::ZoneId;
+
+use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::error::Result;
+use crate::ids::Label;
+use crate::lock_order::{self, Rank};
+use crate::manifest::{DictionaryState, Edit, ManifestState, SnapshotState};
+use crate::read::version::{Generation, OpenRun, Tree, Version};
+
+/// The snapshots that the manifest has, by name.
+type Kept = Arc<BTreeMap<String, Arc<SnapshotState>>>;
+
+/// One snapshot.
+pub(crate) struct Snapshot {
+    pub label: Label,
+    /// It has the branch's dictionaries with smaller numbers.
+    pub below: u32,
+    /// What it has: runs, and until it is in the manifest also memtables.
+    version: ArcSwap<Version>,
+}
+
+impl Snapshot {
+    pub(crate) fn version(&self) -> Arc<Version> {
+        self.version.load_full()
+    }
+
+    pub(crate) fn edit(&self) -> Edit {
+        Edit::Snapshot { label: self.label.clone(), below: self.below }
+    }
+
+    fn has(&self, info: &DictionaryInfo) -> bool {
+        info.branch == self.label.branch && info.id.0 < self.below
+    }
+}
+
+/// Which of the two states around a commit a snapshot of the store's own has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Before,
+    After,
+}
+
+impl Side {
+    fn prefix(self) -> &'static str {
+        match self {
+            Side::Before => ".before-",
+            Side::After => ".after-",
+        }
+    }
+
+    /// The name of such a snapshot; `pair` tells which two belong together.
+    pub(crate) fn name(self, pair: u64, label: &str) -> String {
+        format!("{}{pair:016x}-{label}", self.prefix())
+    }
+
+    /// The label of the transaction in such a name.
+    pub(crate) fn label(name: &str) -> &str {
+        name.splitn(3, '-').nth(2).unwrap_or("")
+    }
+
+    /// Which two a snapshot of this side belongs to.
+    fn pair_of(self, name: &str) -> Option<&str> {
+        name.strip_prefix(self.prefix())?.get(..16)
+    }
+}
+
+pub(crate) struct Snapshots {
+    /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
+    /// which waits for its flush must not see.
+    pub naming: lock_order::Mutex<()>,
+    /// What the manifest said of them when they last followed it.
+    kept: lock_order::Mutex<Kept>,
+    /// By name.
+    all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
+    /// The snapshots that wait for the flush of a generation, oldest first.
+    pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
+    /// What the newest snapshot has of each dictionary: the next one may have the same.
+    newest: Mutex<BTreeMap<DictionaryId, Weak<Tree>>>,
+    /// The generation of a version without memtables.
+    nothing: Arc<Generation>,
+}
+
+impl Snapshots {
+    pub(crate) fn new() -> Snapshots {
+        Snapshots {
+            naming: lock_order::Mutex::new(Rank::Names, ()),
+            kept: lock_order::Mutex::new(Rank::Snapshots, Kept::default()),
+            all: Mutex::default(),
+            pending: Mutex::default(),
+            newest: Mutex::default(),
+            nothing: Generation::first(),
+        }
+    }
+
+    /// Brings the set in line with the manifest: the only place that says what an edit means for
+    /// snapshots, at run time and at recovery. `version` follows the same state; `open` is asked
+    /// for runs that neither it nor a snapshot has. Gives those that were dropped: their runs are
+    /// let go with them, outside of locks.
+    pub(crate) fn follow(
+        &self,
+        state: &ManifestState,
+        version: &Version,
+        open: &mut OpenRun<'_>,
+    ) -> Result<Vec<Arc<Snapshot>>> {
+        let mut kept = self.kept.lock();
+        if Arc::ptr_eq(&kept, &state.snapshots) {
+            return Ok(Vec::new());
+        }
+        // What snapshots have in common is there once.
+        let mut known = HashMap::new();
+        let is_new = |(name, entry): &(&String, &Arc<SnapshotState>)| {
+            kept.get(*name).is_none_or(|before| !Arc::ptr_eq(before, entry))
+        };
+        for (name, entry) in state.snapshots.iter().filter(is_new) {
+            let there = self.get(name).filter(|there| there.label == entry.label);
+            let before = there.as_ref().map(|there| there.version());
+            let mut trees = BTreeMap::new();
+            for (&id, dictionary) in &entry.dictionaries {
+                let tree = match known.get(&Arc::as_ptr(dictionary)) {
+                    Some(tree) => Arc::clone(tree),
+                    None => self.tree_of(id, dictionary, before.as_deref(), version, open)?,
+                };
+                known.insert(Arc::as_ptr(dictionary), tree.clone());
+                trees.insert(id, tree);
+            }
+            let version = Version::of(trees, self.nothing.clone());
+            match there {
+                Some(snapshot) => snapshot.version.store(Arc::new(version)),
+                None => {
+                    let (label, version) = (entry.label.clone(), ArcSwap::from_pointee(version));
+                    let snapshot = Arc::new(Snapshot { label, below: 0, version });
+                    self.all.lock().insert(name.clone(), snapshot);
+                }
+            }
+            self.pending.lock().retain(|(_, snapshot)| snapshot.label.name != *name);
+        }
+        let gone = kept.keys().filter(|name| !state.snapshots.contains_key(*name));
+        let gone = gone.filter_map(|name| self.all.lock().remove(name)).collect();
+        *kept = state.snapshots.clone();
+        Ok(gone)
+    }
+
+    /// The dictionary that the manifest describes by `entry` as a snapshot has it. Runs are those
+    /// of `version`, or of the snapshot itself `before`, as far as they have them.
+    fn tree_of(
+        &self,
+        id: DictionaryId,
+        entry: &Arc<DictionaryState>,
+        before: Option<&Version>,
+        version: &Version,
+        open: &mut OpenRun<'_>,
+    ) -> Result<Arc<Tree>> {
+        let shared = self.newest.lock().get(&id).and_then(Weak::upgrade);
+        if let Some(shared) = shared.filter(|shared| Arc::ptr_eq(&shared.entry, entry)) {
+            return Ok(shared);
+        }
+        let live = version.trees.get(&id);
+        let same = live.filter(|live| Arc::ptr_eq(&live.entry, entry));
+        let base = same.or_else(|| before.and_then(|before| before.trees.get(&id))).or(live);
+        let base = base
+            .map_or_else(|| Tree::new(entry.info.clone(), &self.nothing), |base| Tree::clone(base));
+        let mut tree = Tree { layers: Vec::new(), ..base };
+        tree.follow(entry, open)?;
+        let tree = Arc::new(as_main(&tree));
+        self.newest.lock().insert(id, Arc::downgrade(&tree));
+        Ok(tree)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Snapshot>> {
+        self.all.lock().get(name).cloned()
+    }
+
+    /// When a snapshot that is made `now` was created: the first nanosecond from then on that no
+    /// other snapshot has. The clock stands still for some milliseconds at a time, and the list is
+    /// in the order of creation within them, too.
+    pub(crate) fn next_date(&self, now: Duration) -> Duration {
+        let all = self.all.lock();
+        let mut date = now;
+        while all.values().any(|snapshot| snapshot.label.created == date) {
+            date += Duration::from_nanos(1);
+        }
+        date
+    }
+
+    /// The oldest first.
+    pub(crate) fn list(&self) -> Vec<Arc<Snapshot>> {
+        let mut all: Vec<_> = self.all.lock().values().cloned().collect();
+        all.sort_by_key(|a| (a.label.created, a.label.seq));
+        all
+    }
+
+    /// The states before and after each commit that can be undone, the oldest first.
+    pub(crate) fn around_commits(&self) -> Vec<[Arc<Snapshot>; 2]> {
+        let all = self.list();
+        let before = |after: &Arc<Snapshot>| {
+            let pair = Side::After.pair_of(&after.label.name)?;
+            let before = all.iter().find(|s| Side::Before.pair_of(&s.label.name) == Some(pair))?;
+            Some([before.clone(), after.clone()])
+        };
+        all.iter().filter_map(before).collect()
+    }
+
+    /// The names of those that a crash, or a full store, has left without the other one.
+    pub(crate) fn half_around_commits(&self) -> Vec<String> {
+        let all = self.list();
+        let has =
+            |side: Side, pair: &str| all.iter().any(|s| side.pair_of(&s.label.name) == Some(pair));
+        let half = |name: &str| match (Side::Before.pair_of(name), Side::After.pair_of(name)) {
+            (Some(pair), _) => !has(Side::After, pair),
+            (_, Some(pair)) => !has(Side::Before, pair),
+            _ => false,
+        };
+        all.iter().map(|s| s.label.name.clone()).filter(|name| half(name)).collect()
+    }
+
+    /// Zones in which a snapshot has something.
+    pub(crate) fn zones(&self) -> BTreeSet<ZoneId> {
+        let all: Vec<_> = self.all.lock().values().map(|s| s.version()).collect();
+        let mut seen = HashSet::new();
+        let runs = all.iter().flat_map(|v| v.trees.values()).flat_map(|t| t.runs());
+        let fresh = runs.filter(|p| seen.insert(Arc::as_ptr(&p.run)));
+        fresh.flat_map(|p| p.run.uses().iter().map(|(zone, _)| zone)).collect()
+    }
+
+    /// A snapshot of what `version` has, memtables included, that take no more commits.
+    pub(crate) fn of(&self, label: Label, below: u32, version: &Version) -> Arc<Snapshot> {
+        let snapshot = Snapshot { label, below, version: ArcSwap::from_pointee(self.empty()) };
+        let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
+        let trees = trees.map(|(id, t)| (*id, Arc::new(as_main(t)))).collect();
+        snapshot.version.store(Arc::new(Version::of(trees, self.nothing.clone())));
+        Arc::new(snapshot)
+    }
+
+    fn empty(&self) -> Version {
+        Version::empty(self.nothing.clone())
+    }
+
+    /// It can be read from here on, and waits for the flush of `generation`, of which it is the
+    /// end.
+    pub(crate) fn begin(&self, generation: u64, snapshot: Arc<Snapshot>) {
+        self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
+        self.pending.lock().push_back((generation, snapshot));
+    }
+
+    /// The snapshot that ends `generation` and waits for its flush.
+    pub(crate) fn pending_at(&self, generation: u64) -> Option<Arc<Snapshot>> {
+        self.pending.lock().iter().find(|(at, _)| *at == generation).map(|(_, s)| s.clone())
+    }
+
+    /// The generation of the oldest one that waits for its flush.
+    pub(crate) fn next_pending(&self) -> Option<u64> {
+        self.pending.lock().front().map(|(generation, _)| *generation)
+    }
+}
+
+/// The number above all dictionaries of a version.
+pub(crate) fn above(version: &Version) -> u32 {
+    version.trees.last_key_value().map_or(0, |(id, _)| id.0.saturating_add(1))
+}
+
+/// A dictionary of a snapshot, which is no branch: it is found by its name alone.
+fn as_main(tree: &Tree) -> Tree {
+    Tree {
+        info: DictionaryInfo { branch: String::new(), ..tree.info.clone() },
+        since: 0,
+        ..tree.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use zones::MemoryDevice;
+
+    use super::*;
+    use crate::read::version_set::encode_run;
+    use crate::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
+
+    /// Every snapshot of the manifest is in the set, with the runs that it names and with nothing
+    /// in memory; the set has no others.
+    fn check(db: &Kvdb, after: &str) {
+        let versions = &db.db.0.versions;
+        let kept = match versions.manifest() {
+            Ok(manifest) => manifest.state().snapshots.clone(),
+            Err(e) => panic!("{after}: {e}"),
+        };
+        let set = db.db.0.snapshots.list();
+        let mut names: Vec<&String> = set.iter().map(|snapshot| &snapshot.label.name).collect();
+        names.sort();
+        assert_eq!(names, kept.keys().collect::<Vec<_>>(), "{after}");
+        for snapshot in set {
+            let (entry, version) = (&kept[&snapshot.label.name], snapshot.version());
+            assert_eq!(snapshot.label, entry.label, "{after}");
+            assert!(version.trees.keys().eq(entry.dictionaries.keys()), "{after}");
+            for (id, tree) in &version.trees {
+                let has: BTreeMap<_, _> = tree
+                    .by_level()
+                    .map(|(level, p)| (p.id, (level as u32, encode_run(&p.run))))
+                    .collect();
+                assert_eq!(has, entry.dictionaries[id].runs, "{after}");
+                assert!(tree.layers.is_empty(), "{after}: it has memtables");
+                assert_eq!(tree.info.branch, "", "{after}: it is found by its name alone");
+            }
+        }
+    }
+
+    #[test]
+    fn the_set_follows_the_manifest() {
+        let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+        let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+        let options = CreateOptions { open: open.clone(), ..CreateOptions::default() };
+        let db = Kvdb::create(device.clone(), env.clone(), options).expect("made");
+        let d = db.open_dictionary("d").expect("made");
+        let many = |from: u32| (from..from + 100).map(|i| (i.to_be_bytes(), vec![7; 100]));
+        let fill = |from| many(from).for_each(|(k, v)| d.insert(k.to_vec(), v).expect("put"));
+
+        fill(0);
+        db.snapshot("of memory").expect("made");
+        assert!(db.db.0.snapshots.next_pending().is_some(), "it waits for its flush");
+        db.flush().expect("flushed");
+        check(&db, "a flush");
+        db.snapshot("of runs").expect("made");
+        check(&db, "a snapshot of runs");
+        fill(50);
+        db.flush().expect("flushed");
+        db.compact(d.id()).expect("merged");
+        check(&db, "a merge");
+        db.snapshot("of more").expect("made");
+        db.clone_snapshot("of runs", "what-if").expect("made");
+        db.snapshot_of("what-if", "of a branch", Durability::Synced).expect("made");
+        check(&db, "a branch");
+        db.drop_snapshot("of memory").expect("dropped");
+        check(&db, "a drop");
+        let undoable = TransactionOptions { undoable: true, ..TransactionOptions::default() };
+        let t = db.begin_with(undoable).expect("begun");
+        t.put(d.id(), "a", "1").expect("put");
+        t.commit(Durability::Synced).expect("committed");
+        db.flush().expect("flushed");
+        check(&db, "a commit that can be undone");
+        assert_eq!(db.undoable_commits().len(), 1);
+        db.rollback("of more").expect("rolled back");
+        check(&db, "a rollback");
+        assert_eq!(db.undoable_commits(), []);
+
+        let mut sent = Vec::new();
+        db.send("of runs", None, &mut sent, None).expect("sent");
+        let other = Kvdb::in_memory();
+        other.receive(&sent[..], &crate::ReceiveOptions::default()).expect("received");
+        check(&other, "what was received");
+        let view = other.open_snapshot("of runs").expect("there");
+        assert_eq!(view.iter(view.dictionary("d").expect("there")).count(), 100);
+
+        db.close().expect("closed");
+        drop((d, db));
+        let (db, _) = Kvdb::open(device, env, open).expect("opened");
+        check(&db, "another open");
+        let view = db.open_snapshot("of runs").expect("there");
+        assert_eq!(view.iter(view.dictionary("d").expect("there")).count(), 100);
+    }
+}
