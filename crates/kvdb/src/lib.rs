@@ -36,12 +36,13 @@
 //! sync), `journal` (the stream of records), `read` (what readers pin, and how they read it),
 //! `background` (flush, compaction, pressure), `manifest` (what the store consists of), `db` (wires
 //! the parts; threads, recovery, checks, checkpoints). Beyond that: `transactions` and `locks`,
-//! `snapshots`, `log` (how journal and manifest lie on the device), `lock_order`,
-//! `scrub`, `salvage`.
+//! `catalog` (the dictionaries), `snapshots`, `log` (how journal and manifest lie on the device),
+//! `lock_order`, `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 
 mod background;
+mod catalog;
 mod commit;
 mod counters;
 mod db;
@@ -76,8 +77,11 @@ pub use db::checkpoint::CheckpointStats;
 pub use db::handle::Dictionary;
 pub use db::ingest::{Ingest, IngestStats};
 pub use db::promise::PromisedSpace;
+pub use db::receive::{ReceiveOptions, ReceiveStats};
 pub use db::recovery::Recovery;
 pub use db::repair::RepairReport;
+pub use db::scope::Scope;
+pub use db::send::SendStats;
 pub use db::stats::{DictionaryStats, Stats};
 pub use db::{Kvdb, Space};
 pub use dictionary::{
@@ -93,13 +97,10 @@ pub use read::iter::{Iter, Keys};
 pub use read::view::{StoredValue, View};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
-pub use snapshots::{
-    BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, ReceiveOptions, ReceiveStats, Received,
-    SendStats, SnapshotInfo,
-};
+pub use snapshots::{BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, Received, SnapshotInfo};
 pub use transactions::{
     Bulk, BulkRun, Changed, Changes, Isolation, KeptTuple, MAX_SAVEPOINTS, MergeRoutine, Merged,
-    NestedBatch, Savepoint, Scope, StoredTuple, StoredTuples, Transaction, TransactionInfo,
+    NestedBatch, Savepoint, StoredTuple, StoredTuples, Transaction, TransactionInfo,
     TransactionOptions, UndoableCommit,
 };
 pub use vt_tree::{Estimate, Update, read_alone, read_onward};

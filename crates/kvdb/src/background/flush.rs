@@ -284,7 +284,7 @@ impl Flusher {
     }
 
     /// Nothing waits for a flush, and nothing was deleted that a flush would make free.
-    pub(super) fn at_rest(&self) -> bool {
+    pub(crate) fn at_rest(&self) -> bool {
         self.commits.newest_sealed().is_none() && !self.signals.deletions.load(Ordering::Acquire)
     }
 

@@ -314,8 +314,10 @@ impl Compactor {
     }
 
     /// No merge is under way or due.
-    pub(super) fn at_rest(&self) -> bool {
-        !self.busy() && self.next_plan(true, false, &[], usize::MAX).is_none()
+    pub(crate) fn at_rest(&self) -> bool {
+        !self.busy()
+            && self.next_plan(true, false, &[], usize::MAX).is_none()
+            && self.short_values_at_rest()
     }
 
     /// The thread that merges; there may be several.

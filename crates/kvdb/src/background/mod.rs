@@ -66,13 +66,13 @@ pub(crate) struct BackgroundParts {
     pub recent: Arc<RecentCommits>,
 }
 
-/// All background work of a store.
+/// All background work of a store, part by part.
 pub(crate) struct Background {
     pub activity: Arc<Activity>,
     pub flusher: Arc<Flusher>,
     pub compactor: Arc<Compactor>,
     pub defragmenter: Arc<Defragmenter>,
-    pub admission: Admission,
+    pub admission: Arc<Admission>,
 }
 
 impl Background {
@@ -85,14 +85,7 @@ impl Background {
         let defragmenter = Arc::new(Defragmenter::new(parts, flusher.clone(), compactor.clone()));
         let admission =
             Admission::new(parts, flusher.clone(), compactor.clone(), defragmenter.clone());
+        let admission = Arc::new(admission);
         Background { activity, flusher, compactor, defragmenter, admission }
-    }
-
-    /// Nothing is left to do until something is committed.
-    pub(crate) fn at_rest(&self) -> bool {
-        self.flusher.at_rest()
-            && self.compactor.at_rest()
-            && self.defragmenter.at_rest()
-            && self.short_values_at_rest()
     }
 }

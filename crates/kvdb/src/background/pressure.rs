@@ -12,7 +12,7 @@ use std::time::Duration;
 use zones::Zones;
 
 use super::{BackgroundParts, Compactor, Defragmenter, Flusher};
-use crate::commit::{Applied, CommitPipeline, SpaceClaim};
+use crate::commit::{Applied, CommitEnv, CommitPipeline, SpaceClaim};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -87,34 +87,6 @@ impl Admission {
             owed_nanos: AtomicU64::new(0),
             space_left: AtomicU64::new(0),
         }
-    }
-
-    /// See [`crate::commit::CommitEnv::admit`].
-    pub(crate) fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()> {
-        if !claim.removes {
-            self.admit_space(bytes as u64, claim)?;
-        }
-        if self.inline {
-            return Ok(());
-        }
-        self.admit_memory(bytes, claim.removes)?;
-        if deferred > 0 {
-            self.admit_deferred(deferred)?;
-        }
-        let owed = (self.debt() * SLOWEST * bytes as f64) as u64;
-        if owed > 0 {
-            let before = self.owed_nanos.fetch_add(owed, Ordering::Relaxed);
-            if before + owed >= WORTH_SLEEPING {
-                // What one sleep is too short for is left to the next commits.
-                let owed = self.owed_nanos.swap(0, Ordering::Relaxed);
-                self.owed_nanos.fetch_add(owed.saturating_sub(LONGEST), Ordering::Relaxed);
-                let pause = Duration::from_nanos(owed.min(LONGEST));
-                self.counters.delays.add(1);
-                self.counters.delayed_micros.add(pause.as_micros() as u64);
-                env::thread::sleep(pause);
-            }
-        }
-        Ok(())
     }
 
     /// From 0, nothing to do, to 1, as much as should ever be; more where young runs are too many.
@@ -205,8 +177,66 @@ impl Admission {
         left.is_some() || claim.promised && bytes <= space.promised
     }
 
-    /// See [`crate::commit::CommitEnv::want_space`].
-    pub(crate) fn want_space(&self) -> bool {
+    /// Lets go of the states around commits: no commit that was made so far can be undone any more.
+    fn forget_undoable(&self) -> Result<()> {
+        if self.snapshots.around_commits().is_empty() {
+            return Ok(());
+        }
+        // Those that wait for it are in the manifest then.
+        self.flusher.flush_sealed()?;
+        let naming = self.snapshots.naming.lock();
+        if self.snapshots.next_pending().is_some() {
+            return Ok(());
+        }
+        let pairs = self.snapshots.around_commits();
+        let names = pairs.iter().flatten().map(|snapshot| snapshot.label.name.clone());
+        self.versions.install(|_| VersionEdit::of(names.map(Edit::DropSnapshot)))?;
+        drop(naming);
+        // Their runs are let go outside of all locks.
+        drop(pairs);
+        self.signals.reclaimable.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Reports background work that failed. The commit that did it has not failed: the work is
+    /// tried again, and if the store has stopped, the next commit is told so.
+    fn warn_of_failed_work<T>(result: Result<T>) {
+        if let Err(e) = result {
+            tracing::warn!("background work failed and will be tried again: {e}");
+        }
+    }
+}
+
+/// What commits need of the engine is done by its background work.
+impl CommitEnv for Admission {
+    fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()> {
+        if !claim.removes {
+            self.admit_space(bytes as u64, claim)?;
+        }
+        if self.inline {
+            return Ok(());
+        }
+        self.admit_memory(bytes, claim.removes)?;
+        if deferred > 0 {
+            self.admit_deferred(deferred)?;
+        }
+        let owed = (self.debt() * SLOWEST * bytes as f64) as u64;
+        if owed > 0 {
+            let before = self.owed_nanos.fetch_add(owed, Ordering::Relaxed);
+            if before + owed >= WORTH_SLEEPING {
+                // What one sleep is too short for is left to the next commits.
+                let owed = self.owed_nanos.swap(0, Ordering::Relaxed);
+                self.owed_nanos.fetch_add(owed.saturating_sub(LONGEST), Ordering::Relaxed);
+                let pause = Duration::from_nanos(owed.min(LONGEST));
+                self.counters.delays.add(1);
+                self.counters.delayed_micros.add(pause.as_micros() as u64);
+                env::thread::sleep(pause);
+            }
+        }
+        Ok(())
+    }
+
+    fn want_space(&self) -> bool {
         let Some(_one) = self.reclaiming.try_lock() else {
             // Another thread is at it: wait for it, then look again.
             drop(self.reclaiming.lock());
@@ -229,30 +259,12 @@ impl Admission {
         true
     }
 
-    /// Lets go of the states around commits: no commit that was made so far can be undone any more.
-    fn forget_undoable(&self) -> Result<()> {
-        if self.snapshots.around_commits().is_empty() {
-            return Ok(());
-        }
-        // Those that wait for it are in the manifest then.
-        self.flusher.flush_sealed()?;
-        let naming = self.snapshots.naming.lock();
-        if self.snapshots.next_pending().is_some() {
-            return Ok(());
-        }
-        let pairs = self.snapshots.around_commits();
-        let names = pairs.iter().flatten().map(|snapshot| snapshot.label.name.clone());
-        self.versions.install(|_| VersionEdit::of(names.map(Edit::DropSnapshot)))?;
-        drop(naming);
-        // Their runs are let go outside of all locks.
-        drop(pairs);
-        self.signals.reclaimable.store(true, Ordering::Release);
-        Ok(())
+    fn flush_all(&self) -> Result<()> {
+        self.flusher.flush_all()
     }
 
-    /// What a commit does afterwards: it asks for what is due, or does it itself when the store has
-    /// no threads.
-    pub(crate) fn after_commit(&self, applied: Applied) -> Result<()> {
+    /// It asks for what is due, or does it itself when the store has no threads.
+    fn after_commit(&self, applied: Applied) -> Result<()> {
         let long = self.counters.journal_device.get() > self.shares.journal_device;
         let tight = self.commits.take_journal_tight();
         let mut seal = applied.seal;
@@ -286,14 +298,6 @@ impl Admission {
             Self::warn_of_failed_work(self.compactor.compaction_steps(usize::MAX));
         }
         Ok(())
-    }
-
-    /// Reports background work that failed. The commit that did it has not failed: the work is
-    /// tried again, and if the store has stopped, the next commit is told so.
-    fn warn_of_failed_work<T>(result: Result<T>) {
-        if let Err(e) = result {
-            tracing::warn!("background work failed and will be tried again: {e}");
-        }
     }
 }
 

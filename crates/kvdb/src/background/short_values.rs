@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::Background;
 use super::on_demand::none_if_full;
+use super::{Compactor, Flusher};
 use crate::error::Result;
 use crate::read::version::Tree;
 use crate::short_values::ShortValues;
@@ -17,28 +17,28 @@ fn are_outside(tree: &Tree) -> bool {
     tree.short.are_outside(&tree.info)
 }
 
-impl Background {
+impl Compactor {
     /// Ends the time outside for short values of the dictionaries that call for it, all if the
     /// store is `idle`. `false`: of none.
-    pub(crate) fn gather_short_values(&self, idle: bool) -> Result<bool> {
+    pub(crate) fn gather_short_values(&self, flusher: &Flusher, idle: bool) -> Result<bool> {
         let due =
             |tree: &Tree| idle || tree.short.should_be_gathered(tree.data_bytes(), LEAST_SCANNED);
         let due: Vec<Arc<ShortValues>> = {
-            let version = self.compactor.versions.load();
+            let version = self.versions.load();
             let trees = version.trees.values().filter(|tree| are_outside(tree) && due(tree));
             trees.map(|tree| tree.short.clone()).collect()
         };
         // First, so that the merge finds what lies outside.
-        if due.is_empty() || none_if_full(self.flusher.flush_all())?.is_none() {
+        if due.is_empty() || none_if_full(flusher.flush_all())?.is_none() {
             return Ok(false);
         }
         due.iter().for_each(|short| short.gather(!idle));
-        self.compactor.signals.compaction_wanted();
+        self.signals.compaction_wanted();
         Ok(true)
     }
 
     /// No dictionary waits for the store to be idle.
     pub(super) fn short_values_at_rest(&self) -> bool {
-        !self.compactor.versions.load().trees.values().any(|tree| are_outside(tree))
+        !self.versions.load().trees.values().any(|tree| are_outside(tree))
     }
 }

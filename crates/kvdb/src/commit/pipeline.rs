@@ -267,7 +267,7 @@ mod tests {
         let db = Kvdb::in_memory();
         let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
         let put = |value: &[u8]| db.put(dict, b"k", value, Durability::Buffered).unwrap();
-        let commits = &db.db.0.commits;
+        let commits = db.pipeline();
         let take = || {
             let writer = commits.writer.lock();
             commits.pipeline.lock().take(&writer)

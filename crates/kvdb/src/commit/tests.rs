@@ -16,7 +16,7 @@ use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
 #[test]
 fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
     let db = Kvdb::in_memory();
-    let inner = &db.db.0.commits;
+    let inner = db.pipeline();
     let mut pipeline = inner.enter_at_once(record::size(&number_alone())).expect("entered");
     let asked = Cell::new(false);
     let between = || {
@@ -39,7 +39,7 @@ fn a_deletion_has_a_journal_segment_when_puts_have_none() {
     let options = CreateOptions { capacity, reserve_zones, open, ..CreateOptions::default() };
     let db = Kvdb::create(device, Arc::new(Simulated::new(1)), options).unwrap();
     let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
-    let commits = &db.db.0.commits;
+    let commits = db.pipeline();
     let put = || db.put(dict, b"a key", &[7; 4000], Durability::Synced);
     let room = || commits.writer.lock().room();
     // The flush of many versions of one key takes no zone when the streams have zones.
@@ -68,7 +68,7 @@ fn a_deletion_has_a_journal_segment_when_puts_have_none() {
 fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
     let db = Kvdb::in_memory();
     let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
-    let commits = &db.db.0.commits;
+    let commits = db.pipeline();
     let pinned = || commits.zones.space().zones_pinned;
     // As a thread that has announced a segment and has not added it yet.
     let coming = commits.writer.lock().announce(commits.stock(), usize::MAX);

@@ -117,8 +117,8 @@ impl Database {
 
     fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         if !self.options.read_only || !self.versions.load().is_flushed() {
-            self.writable()?;
-            self.flush_all()?;
+            self.health.writable()?;
+            self.flusher.flush_all()?;
         }
         // Runs are always those of a prefix of the commits: a flush installs what it has of all
         // dictionaries at once.

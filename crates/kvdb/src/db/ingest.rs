@@ -14,6 +14,7 @@ use bytes::Bytes;
 use vt_tree::{MergeOptions, Placement, Run, RunWriter};
 use zones::Priority;
 
+use crate::commit::CommitEnv;
 use crate::commit::number_alone;
 use crate::commit::recent::RecentCommit;
 use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
@@ -103,7 +104,7 @@ impl Kvdb {
     /// ```
     pub fn begin_ingest(&self, dict: DictionaryId) -> Result<Ingest> {
         let db = &self.db.0;
-        db.writable()?;
+        db.health.writable()?;
         let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
         let options = MergeOptions { priority: Priority::User, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
@@ -162,10 +163,10 @@ impl Ingest {
         if self.stats.user_bytes - self.looked >= LOOK_AT_SPACE {
             self.looked = self.stats.user_bytes;
             let db = &self.db.0;
-            db.writable()?;
+            db.health.writable()?;
             if db.space().free < SHORT {
                 // What was deleted may make room.
-                db.want_space();
+                db.admission.want_space();
             }
         }
         // The caller's buffer may be much larger than the key.
@@ -211,15 +212,20 @@ impl Database {
         range: KeyRangeRef<'_>,
         run: Arc<Run>,
     ) -> Result<()> {
-        self.writable()?;
+        self.health.writable()?;
         self.zones.sync().map_err(|e| self.health.fail("syncing an ingest", &e.into()))?;
         // Most of what is in memory is written out here, while other flushes may go on.
-        self.flush_all()?;
-        let _alone = self.lock_alone(dict, range)?;
+        self.flusher.flush_all()?;
+        let _alone = self.transactions.lock_alone(dict, range)?;
         // While space can still be looked for.
-        drop(self.commits.enter(self, record::size(&number_alone()), 0, SpaceClaim::default())?);
+        drop(self.commits.enter(
+            &*self.admission,
+            record::size(&number_alone()),
+            0,
+            SpaceClaim::default(),
+        )?);
         // From here on no younger memtable becomes a run before this one does.
-        let flushing = self.background.flusher.lock();
+        let flushing = self.flusher.lock();
         let version = self.versions.load_full();
         let number = version.generation.number;
         let empty = version.trees.get(&dict).is_none_or(|t| t.layers.iter().all(Layer::is_empty));
@@ -229,7 +235,7 @@ impl Database {
         }
         // A snapshot that was made before must not get what comes now.
         let naming = loop {
-            self.background.flusher.flush_sealed_locked()?;
+            self.flusher.flush_sealed_locked()?;
             let naming = self.snapshots.naming.lock();
             if self.snapshots.next_pending().is_none() {
                 break naming;
@@ -257,7 +263,7 @@ impl Database {
         }
         drop((naming, flushing));
         self.signals.reclaimable.store(true, Ordering::Release);
-        self.background.flusher.flushed();
+        self.flusher.flushed();
         Ok(())
     }
 }

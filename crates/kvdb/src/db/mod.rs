@@ -3,16 +3,21 @@
 
 pub(crate) mod check;
 pub(crate) mod checkpoint;
-pub(crate) mod database;
+mod database;
 pub(crate) mod files;
 pub(crate) mod handle;
 pub(crate) mod ingest;
 pub(crate) mod promise;
+pub(crate) mod receive;
 pub(crate) mod recovery;
 pub(crate) mod repair;
+pub(crate) mod scope;
 mod scrub;
+pub(crate) mod send;
+mod snapshots;
 pub(crate) mod stats;
 mod threads;
+mod transactions;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +30,7 @@ use self::database::Database;
 use self::recovery::Recovery;
 use self::stats::Stats;
 use crate::background::defragment::{DefragOptions, DefragProgress};
+use crate::commit::CommitEnv;
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::conditional::Reads;
 use crate::commit::feed::{CommitPosition, RecentKeys};
@@ -37,11 +43,11 @@ use crate::read::view::View;
 /// An open store. Clones share it; the last one that is dropped closes it.
 #[derive(Clone)]
 pub struct Kvdb {
-    pub(crate) db: Arc<Handle>,
+    db: Arc<Handle>,
 }
 
 /// Closes the database with its last user.
-pub(crate) struct Handle(pub(crate) Arc<Database>);
+struct Handle(Arc<Database>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -61,7 +67,7 @@ pub struct Space {
 }
 
 impl Kvdb {
-    pub(crate) fn of(db: Arc<Database>) -> Kvdb {
+    fn of(db: Arc<Database>) -> Kvdb {
         Kvdb { db: Arc::new(Handle(db)) }
     }
 
@@ -118,19 +124,19 @@ impl Kvdb {
         name: &str,
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
-        self.db.0.create_dictionary("", name, options)
+        self.db.0.catalog.create("", name, options)
     }
 
     /// Drops a dictionary and everything in it (durable before this returns). Views that exist
     /// still see it.
     pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
-        self.db.0.drop_dictionary(dict)
+        self.db.0.catalog.remove(dict)
     }
 
     /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]);
     /// durable before this returns. A merge under way takes it up with its next part.
     pub fn set_stitch_at(&self, dict: DictionaryId, bytes: u64) -> Result<()> {
-        self.db.0.set_stitch_at(dict, bytes)
+        self.db.0.catalog.set_stitch_at(dict, bytes)
     }
 
     /// Changes how a dictionary keeps its tuples; durable before this returns. What is written from
@@ -141,7 +147,7 @@ impl Kvdb {
         dict: DictionaryId,
         options: DictionaryOptions,
     ) -> Result<()> {
-        self.db.0.set_dictionary_options(dict, options)
+        self.db.0.catalog.set_options(dict, options)
     }
 
     /// All dictionaries of the main branch, by number.
@@ -230,12 +236,14 @@ impl Kvdb {
         value: &[u8],
         durability: Durability,
     ) -> Result<()> {
-        self.db.0.put(dict, key, value, durability)
+        let db = &self.db.0;
+        db.commits.put(&*db.admission, dict, key, value, durability)
     }
 
     /// Commits `batch` as one unit.
     pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
-        self.db.0.commit(batch, durability)
+        let db = &self.db.0;
+        db.commits.commit(&*db.admission, batch, durability)
     }
 
     /// Commits `batch` as one unit if nothing that it changes, and nothing of `reads`, was changed
@@ -264,13 +272,14 @@ impl Kvdb {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn commit_if_unchanged(&self, batch: Batch, state: View, reads: Reads) -> Result<bool> {
-        self.db.0.commit_if_unchanged(batch, state, reads)
+        let db = &self.db.0;
+        db.commits.commit_if_unchanged(&*db.admission, batch, state, reads)
     }
 
     /// An error once the store takes no more writes: it was opened for reading, was closed, or has
     /// failed. For those who would otherwise gather in memory what can never be committed.
     pub fn takes_writes(&self) -> Result<()> {
-        self.db.0.writable()
+        self.db.0.health.writable()
     }
 
     /// From now on nothing is written any more, as if the store had failed; `why` is what every
@@ -280,9 +289,16 @@ impl Kvdb {
         self.db.0.health.stop(|| why.into());
     }
 
+    /// Writes what is committed to the device, without waiting until it is durable: all large
+    /// values have their places then.
+    pub fn write_out(&self) -> Result<()> {
+        self.db.0.commits.write_out().map(drop)
+    }
+
     /// Everything committed before this call is on disk when it returns.
     pub fn sync(&self) -> Result<()> {
-        self.db.0.sync()
+        let db = &self.db.0;
+        db.commits.sync(&*db.admission)
     }
 
     /// How large the store is, and how many bytes user data can still take.
@@ -293,24 +309,24 @@ impl Kvdb {
     /// Gives back the space of what was deleted, now; in its time the background does the same. For
     /// callers that find `space().free` short. Quick when nothing was deleted since the last time.
     pub fn reclaim(&self) {
-        if self.db.0.writable().is_ok() {
-            self.db.0.want_space();
+        if self.db.0.health.writable().is_ok() {
+            self.db.0.admission.want_space();
         }
     }
 
     /// Writes everything committed before this call into runs; the journal is empty afterwards.
     pub fn flush(&self) -> Result<()> {
-        self.db.0.writable()?;
-        self.db.0.flush_all()?;
+        self.db.0.health.writable()?;
+        self.db.0.flusher.flush_all()?;
         self.db.0.tidy_soon();
         Ok(())
     }
 
     /// Merges all runs of a dictionary into one; what was deleted gives its space back.
     pub fn compact(&self, dict: DictionaryId) -> Result<()> {
-        self.db.0.writable()?;
-        self.db.0.flush_all()?;
-        self.db.0.background.compactor.compact(dict)
+        self.db.0.health.writable()?;
+        self.db.0.flusher.flush_all()?;
+        self.db.0.compactor.compact(dict)
     }
 
     /// Merges what all runs have in a range of keys into the bottom run, and gives the space of
@@ -330,32 +346,32 @@ impl Kvdb {
         dict: DictionaryId,
         range: impl std::ops::RangeBounds<K>,
     ) -> Result<()> {
-        self.db.0.writable()?;
-        self.db.0.flush_all()?;
-        self.db.0.background.compactor.compact_range(dict, bounds::of(&range))
+        self.db.0.health.writable()?;
+        self.db.0.flusher.flush_all()?;
+        self.db.0.compactor.compact_range(dict, bounds::of(&range))
     }
 
     /// Starts moving what lies in zones that are mostly holes together, in the background; clients
     /// go on. `false`: that was under way already. In a store without threads it is done
     /// when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
-        self.db.0.writable()?;
-        self.db.0.background.defragmenter.start_defragment(options)
+        self.db.0.health.writable()?;
+        self.db.0.defragmenter.start_defragment(options)
     }
 
     /// How far the defragmentation is, or how far the last one came.
     pub fn defrag_progress(&self) -> DefragProgress {
-        self.db.0.background.defragmenter.progress()
+        self.db.0.defragmenter.progress()
     }
 
     /// Ends a defragmentation after the part that it is at; what it has moved stays moved.
     pub fn stop_defragment(&self) {
-        self.db.0.background.defragmenter.stop();
+        self.db.0.defragmenter.stop();
     }
 
     /// Returns when no defragmentation is under way.
     pub fn wait_for_defragment(&self) {
-        self.db.0.background.defragmenter.wait_for_end();
+        self.db.0.defragmenter.wait_for_end();
     }
 
     /// One bounded unit of background work, for a store without threads. `false`: there is nothing
@@ -379,5 +395,21 @@ impl Kvdb {
     /// stay readable. Dropping the last clone does the same, but cannot tell of errors.
     pub fn close(&self) -> Result<()> {
         self.db.0.close()
+    }
+}
+
+/// The parts, for tests of theirs.
+#[cfg(test)]
+impl Kvdb {
+    pub(crate) fn version_set(&self) -> &crate::read::version_set::VersionSet {
+        &self.db.0.versions
+    }
+
+    pub(crate) fn pipeline(&self) -> &crate::commit::CommitPipeline {
+        &self.db.0.commits
+    }
+
+    pub(crate) fn snapshot_set(&self) -> &crate::read::snapshot_set::Snapshots {
+        &self.db.0.snapshots
     }
 }

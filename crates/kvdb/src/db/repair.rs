@@ -49,9 +49,9 @@ impl Database {
             )
             .into());
         }
-        self.writable()?;
-        self.flush_all()?;
-        let _alone = self.background.compactor.merge_alone();
+        self.health.writable()?;
+        self.flusher.flush_all()?;
+        let _alone = self.compactor.merge_alone();
         let mut report = RepairReport::default();
         let mut change = VersionEdit::default();
         // The roots of damaged runs, and of what takes their place.

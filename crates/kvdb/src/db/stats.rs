@@ -98,14 +98,14 @@ impl Database {
     pub(crate) fn space(&self) -> Space {
         let s = self.zones.space();
         let used = s.zones_pinned * zones::ZONE_SIZE;
-        let free = s.free_for_user.saturating_sub(self.background.flusher.unflushed_bytes());
+        let free = s.free_for_user.saturating_sub(self.flusher.unflushed_bytes());
         Space { total: s.capacity.unwrap_or(used.saturating_add(s.free_for_user)), free }
     }
 
     pub(crate) fn stats(&self) -> Stats {
         let version = self.versions.load_full();
         let c = &self.counters;
-        let holes = self.background.defragmenter.holes();
+        let holes = self.defragmenter.holes();
         let dictionaries = version.trees.values().map(|t| DictionaryStats {
             info: t.info.clone(),
             memtable_bytes: t.memtable_bytes() as u64,
@@ -141,9 +141,11 @@ impl Database {
             zones_held: holes.zones,
             zones_reclaimable: holes.reclaimable(),
             dead_percent: c.dead_percent.get(),
-            defrag: self.background.defragmenter.progress(),
+            defrag: self.defragmenter.progress(),
             scrub: self.scrubber.progress(),
-            at_rest: self.background.at_rest(),
+            at_rest: self.flusher.at_rest()
+                && self.compactor.at_rest()
+                && self.defragmenter.at_rest(),
             failed: self.health.why(),
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use env::sync::Mutex;
 
+use crate::commit::CommitEnv;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::signals::Signals;
@@ -49,12 +50,12 @@ impl Database {
         }
         let mut threads = self.threads.threads.lock();
         type Work = (&'static str, fn(&Database));
-        let merge: Work = ("kvdb-merge", |db| db.background.compactor.compaction_loop());
+        let merge: Work = ("kvdb-merge", |db| db.compactor.compaction_loop());
         let mut loops: Vec<Work> = vec![
             ("kvdb-clock", Database::clock_loop),
             ("kvdb-journal", Database::journal_loop),
-            ("kvdb-flush", |db| db.background.flusher.flush_loop()),
-            ("kvdb-defrag", |db| db.background.defragmenter.defragment_loop()),
+            ("kvdb-flush", |db| db.flusher.flush_loop()),
+            ("kvdb-defrag", |db| db.defragmenter.defragment_loop()),
         ];
         loops.extend(std::iter::repeat_n(merge, self.options.merge_threads()));
         for (name, work) in loops {
@@ -123,7 +124,7 @@ impl Database {
             let prepare = || {
                 if values {
                     self.commits.reserve_zones_ahead()?;
-                    self.background.flusher.seal_what_holds_much(false)?;
+                    self.flusher.seal_what_holds_much(false)?;
                 }
                 self.commits.prepare_segment()
             };
@@ -134,7 +135,7 @@ impl Database {
                 Err(Error::NoSpace) => {
                     // Commits are told. What was deleted may make room.
                     self.signals.blocked.store(true, Ordering::Release);
-                    self.want_space();
+                    self.admission.want_space();
                 }
                 Err(e) => tracing::warn!("writing the journal out failed: {e}"),
             }
@@ -145,30 +146,30 @@ impl Database {
     /// until the store is quiet is done soon.
     pub(crate) fn tidy_soon(&self) {
         if !self.inline() {
-            self.background.activity.expect_none();
+            self.activity.expect_none();
             self.signals.wake_clock.notify_one();
         }
     }
 
     /// What falls due with time.
     pub(crate) fn tick(&self) -> Result<()> {
-        let now = self.now();
+        let now = self.env.monotonic();
         self.threads.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
-        self.background.activity.look(now);
+        self.activity.look(now);
         self.transactions.end_idle(now);
-        self.sweep_logs()?;
-        self.sweep_undoable()?;
+        self.transactions.sweep_logs()?;
+        self.transactions.sweep_undoable()?;
         self.commits.sync_and_mark()?;
         match self.commits.prepare_segment() {
             // Commits take one from what is set aside, when they must.
             Ok(()) | Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
         }
-        let idle = self.background.activity.is_idle(now);
-        if !self.background.gather_short_values(idle)? {
-            self.background.defragmenter.look_for_holes();
+        let idle = self.activity.is_idle(now);
+        if !self.compactor.gather_short_values(&self.flusher, idle)? {
+            self.defragmenter.look_for_holes();
         }
-        self.background.flusher.seal_what_holds_much(true)?;
+        self.flusher.seal_what_holds_much(true)?;
         // What a burst of work took and was not needed since; little at once, since it is the
         // device that writers wait for.
         self.zones.give_back_idle(GIVE_BACK)?;
@@ -177,7 +178,7 @@ impl Database {
             self.commits.release_value_buffers();
             self.commits.return_reserved_zones();
             if self.signals.deletions.swap(false, Ordering::AcqRel) {
-                let flushed = self.flush_all();
+                let flushed = self.flusher.flush_all();
                 if flushed.is_err() {
                     self.signals.deletions.store(true, Ordering::Release);
                 }
@@ -191,16 +192,20 @@ impl Database {
 
     /// One bounded unit of background work. `false`: there is nothing to do.
     pub(crate) fn step(&self) -> Result<bool> {
-        self.writable()?;
-        let since = self.now().as_nanos() as u64
-            - self.threads.last_tick.load(Ordering::Relaxed).min(self.now().as_nanos() as u64);
+        self.health.writable()?;
+        let since = self.env.monotonic().as_nanos() as u64
+            - self
+                .threads
+                .last_tick
+                .load(Ordering::Relaxed)
+                .min(self.env.monotonic().as_nanos() as u64);
         if since >= self.options.flush_interval.as_nanos() as u64 {
             self.tick()?;
             return Ok(true);
         }
-        if self.background.flusher.flush_sealed()? {
+        if self.flusher.flush_sealed()? {
             return Ok(true);
         }
-        self.background.compactor.compaction_steps(1)
+        self.compactor.compaction_steps(1)
     }
 }

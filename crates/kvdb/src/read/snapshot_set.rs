@@ -289,12 +289,12 @@ mod tests {
     /// Every snapshot of the manifest is in the set, with the runs that it names and with nothing
     /// in memory; the set has no others.
     fn check(db: &Kvdb, after: &str) {
-        let versions = &db.db.0.versions;
+        let versions = db.version_set();
         let kept = match versions.manifest() {
             Ok(manifest) => manifest.state().snapshots.clone(),
             Err(e) => panic!("{after}: {e}"),
         };
-        let set = db.db.0.snapshots.list();
+        let set = db.snapshot_set().list();
         let mut names: Vec<&String> = set.iter().map(|snapshot| &snapshot.label.name).collect();
         names.sort();
         assert_eq!(names, kept.keys().collect::<Vec<_>>(), "{after}");
@@ -326,7 +326,7 @@ mod tests {
 
         fill(0);
         db.snapshot("of memory").expect("made");
-        assert!(db.db.0.snapshots.next_pending().is_some(), "it waits for its flush");
+        assert!(db.snapshot_set().next_pending().is_some(), "it waits for its flush");
         db.flush().expect("flushed");
         check(&db, "a flush");
         db.snapshot("of runs").expect("made");

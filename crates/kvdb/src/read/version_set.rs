@@ -411,7 +411,7 @@ mod tests {
                     put("b", "behind");
                 }
             };
-            let inner = &db.db.0.versions;
+            let inner = db.version_set();
             let view = if exact { inner.exact_view_with(during) } else { inner.view_with(during) };
             let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
             let now = db.view();
@@ -458,8 +458,8 @@ mod tests {
     #[test]
     fn an_exact_view_and_what_goes_into_other_memtables() {
         let new_generation = |db: &Kvdb, d| {
-            let generation = db.db.0.versions.load().generation.number;
-            db.db.0.commits.seal(generation).expect("sealed");
+            let generation = db.version_set().load().generation.number;
+            db.pipeline().seal(generation).expect("sealed");
             db.put(d, b"a", b"3", Durability::Buffered).expect("put");
         };
         let new_dictionary = |db: &Kvdb, _| {
@@ -475,7 +475,7 @@ mod tests {
             batch.put(d, "a", "1");
             db.commit(batch, Durability::Buffered).expect("committed");
             let done = Cell::new(false);
-            let view = db.db.0.versions.exact_view_with(|| {
+            let view = db.version_set().exact_view_with(|| {
                 if !done.replace(true) {
                     others(&db, d);
                 }

@@ -5,11 +5,12 @@ use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::Snapshotter;
 use crate::commit::SpaceClaim;
 use crate::commit::number_alone;
-use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
+use crate::ids::Label;
 use crate::journal::record;
 use crate::manifest::{Edit, ManifestState};
 use crate::read::snapshot_set::Snapshot;
@@ -28,12 +29,9 @@ fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
     }
 }
 
-/// Why serializable transactions end.
-const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
-
-impl Database {
+impl Snapshotter {
     pub(crate) fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
-        self.writable()?;
+        self.health.writable()?;
         let _naming = self.settled()?;
         let of = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
         if self.versions.load().has_branch(branch) {
@@ -49,7 +47,7 @@ impl Database {
     }
 
     pub(crate) fn create_branch(&self, name: &str) -> Result<()> {
-        self.writable()?;
+        self.health.writable()?;
         let _naming = self.snapshots.naming.lock();
         if self.versions.load().has_branch(name) {
             return Err(Error::Exists(format!("branch {name}")));
@@ -59,7 +57,7 @@ impl Database {
     }
 
     pub(crate) fn drop_branch(&self, name: &str) -> Result<()> {
-        self.writable()?;
+        self.health.writable()?;
         // A snapshot of it that was made before has its dictionaries.
         let naming = self.settled()?;
         if name.is_empty() || !self.versions.load().has_branch(name) {
@@ -71,8 +69,14 @@ impl Database {
         Ok(())
     }
 
-    pub(crate) fn roll_back(&self, snapshot: &str) -> Result<()> {
-        self.writable()?;
+    /// Gives a branch the state of one of its snapshots. `lock` locks dictionaries against
+    /// transactions until what it gives is dropped.
+    pub(crate) fn roll_back<L>(
+        &self,
+        snapshot: &str,
+        lock: impl FnOnce(&BTreeSet<DictionaryId>) -> Result<L>,
+    ) -> Result<()> {
+        self.health.writable()?;
         // Serializable transactions that have read or changed what is replaced end here, and none
         // looks at it before all is done. Before the locks that follow: a call of one that must end
         // may wait for these.
@@ -87,19 +91,24 @@ impl Database {
                 .filter(|t| t.info.branch == branch)
                 .map(|t| t.info.id),
         );
-        let locked = self.lock_before_all(dicts.iter().copied(), ROLLED_BACK)?;
+        let locked = lock(&dicts)?;
         // While space can still be looked for.
-        drop(self.commits.enter(self, record::size(&number_alone()), 0, SpaceClaim::default())?);
+        drop(self.commits.enter(
+            &*self.admission,
+            record::size(&number_alone()),
+            0,
+            SpaceClaim::default(),
+        )?);
         // Nothing that is under way may add to what is replaced.
-        let alone = self.background.compactor.merge_alone();
-        let flushing = self.background.flusher.lock();
+        let alone = self.compactor.merge_alone();
+        let flushing = self.flusher.lock();
         let naming = loop {
             let naming = self.snapshots.naming.lock();
             if self.snapshots.next_pending().is_none() {
                 break naming;
             }
             drop(naming);
-            self.background.flusher.flush_sealed_locked()?;
+            self.flusher.flush_sealed_locked()?;
         };
         if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
             return Err(Error::NoSnapshot(snapshot.into()));
@@ -138,7 +147,49 @@ impl Database {
         };
         drop((naming, flushing, alone, locked, gone));
         self.signals.reclaimable.store(true, Ordering::Release);
-        self.background.flusher.flushed();
+        self.flusher.flushed();
+        Ok(())
+    }
+
+    /// Lets the branch `from`, which takes no more writes, take the place of `to`, and makes a
+    /// snapshot of it.
+    pub(crate) fn adopt(
+        &self,
+        from: &str,
+        to: &str,
+        label: Label,
+        replaced: &BTreeSet<DictionaryId>,
+    ) -> Result<()> {
+        self.flusher.flush_all()?;
+        let _naming = self.settled()?;
+        if self.snapshots.get(&label.name).is_some() {
+            return Err(Error::Exists(format!("snapshot {}", label.name)));
+        }
+        let label = Label { seq: self.versions.visible.load(Ordering::Acquire), ..label };
+        let mut fresh = None;
+        let plan = |state: &ManifestState| {
+            // Made since the others were locked.
+            let mut of_branch =
+                state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
+            fresh =
+                of_branch.find(|info| !replaced.contains(&info.id)).map(|info| info.name.clone());
+            if fresh.is_some() {
+                return VersionEdit::default();
+            }
+            let below = state.next_dictionary;
+            let adopt = Edit::Adopt { from: from.into(), to: to.into() };
+            VersionEdit::of([adopt, Edit::Snapshot { label, below }])
+        };
+        self.versions.install(plan)?;
+        if to.is_empty() {
+            self.feed.lose(|| self.env.random());
+        }
+        if let Some(name) = fresh {
+            return Err(Error::Locked(format!(
+                "dictionary {name} was made while the stream ended: try again"
+            )));
+        }
+        self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 }

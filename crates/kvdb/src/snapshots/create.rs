@@ -13,26 +13,50 @@ use std::sync::Arc;
 use vt_tree::{Run, Seq};
 use zones::{ZONE_SIZE, ZoneId};
 
-use super::SnapshotInfo;
+use super::{SnapshotInfo, Snapshotter};
 use crate::commit::SnapshotMaker;
 use crate::commit::batch::Durability;
-use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::record;
 use crate::lock_order::MutexGuard;
 use crate::manifest::Edit;
-use crate::read::snapshot_set::{Snapshot, above};
+use crate::read::snapshot_set::{Snapshot, Snapshots, above};
 use crate::read::version::Version;
 use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
 
+/// The snapshot that a generation ends with, which is being closed.
+pub(crate) struct EndOfGeneration<'a> {
+    snapshots: &'a Snapshots,
+    made: Cell<Option<(u64, Arc<Snapshot>)>>,
+}
+
+impl<'a> EndOfGeneration<'a> {
+    pub(crate) fn new(snapshots: &'a Snapshots) -> Self {
+        EndOfGeneration { snapshots, made: Cell::new(None) }
+    }
+
+    /// Makes the snapshot of `version`, and gives its record.
+    pub(crate) fn record(&self, label: Label, version: &Version) -> Vec<u8> {
+        let snapshot = self.snapshots.of(label, above(version), version);
+        let record = record::snapshot(&snapshot.label, snapshot.below);
+        self.made.set(Some((version.generation.number, snapshot)));
+        record
+    }
+
+    /// The generation is closed.
+    pub(crate) fn closed(&self) {
+        if let Some((generation, snapshot)) = self.made.take() {
+            self.snapshots.begin(generation, snapshot);
+        }
+    }
+}
+
 /// A snapshot that ends the generation which takes commits.
 struct OfMemory<'a> {
-    db: &'a Database,
     label: Label,
-    /// Whose generation is not closed yet.
-    made: Cell<Option<(u64, Arc<Snapshot>)>>,
+    end: EndOfGeneration<'a>,
 }
 
 impl SnapshotMaker for OfMemory<'_> {
@@ -42,23 +66,17 @@ impl SnapshotMaker for OfMemory<'_> {
     }
 
     fn record(&self, version: &Version, seq: Seq) -> Vec<u8> {
-        let label = Label { seq, ..self.label.clone() };
-        let snapshot = self.db.snapshots.of(label, above(version), version);
-        let record = record::snapshot(&snapshot.label, snapshot.below);
-        self.made.set(Some((version.generation.number, snapshot)));
-        record
+        self.end.record(Label { seq, ..self.label.clone() }, version)
     }
 
     fn closed(&self) {
-        if let Some((generation, snapshot)) = self.made.take() {
-            self.db.snapshots.begin(generation, snapshot);
-        }
+        self.end.closed();
     }
 }
 
-impl Database {
+impl Snapshotter {
     pub(crate) fn snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
-        self.writable()?;
+        self.health.writable()?;
         {
             let _naming = self.snapshots.naming.lock();
             if self.snapshots.get(name).is_some() {
@@ -72,15 +90,12 @@ impl Database {
                 return Ok(());
             }
             // A snapshot is what is in the generation that takes commits, and before it.
-            self.commits.seal_with_snapshot(&OfMemory {
-                db: self,
-                label,
-                made: Cell::new(None),
-            })?;
+            let end = EndOfGeneration::new(&self.snapshots);
+            self.commits.seal_with_snapshot(&OfMemory { label, end })?;
         }
         match durability {
             Durability::Buffered => Ok(()),
-            Durability::Synced => self.sync(),
+            Durability::Synced => self.commits.sync(&*self.admission),
         }
     }
 
@@ -96,7 +111,7 @@ impl Database {
     /// When everything is in runs: notes them. `false`: not everything is. The caller has `naming`.
     fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
         // No flush runs under this lock.
-        let Some(_flushing) = self.background.flusher.try_lock() else { return Ok(false) };
+        let Some(_flushing) = self.flusher.try_lock() else { return Ok(false) };
         let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
             || self.commits.newest_sealed().is_some()
@@ -119,7 +134,7 @@ impl Database {
                 return Ok(naming);
             }
             drop(naming);
-            self.background.flusher.flush_sealed()?;
+            self.flusher.flush_sealed()?;
         }
     }
 
@@ -131,7 +146,7 @@ impl Database {
     }
 
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
-        self.writable()?;
+        self.health.writable()?;
         let naming = self.settled()?;
         let Some(gone) = self.snapshots.get(name) else {
             return Err(Error::NoSnapshot(name.into()));
@@ -144,7 +159,8 @@ impl Database {
         Ok(())
     }
 
-    pub(crate) fn list_snapshots(&self) -> Vec<SnapshotInfo> {
+    /// All snapshots, the oldest first.
+    pub(crate) fn list(&self) -> Vec<SnapshotInfo> {
         let all: Vec<[Arc<Snapshot>; 1]> = self.snapshots.list().into_iter().map(|s| [s]).collect();
         let unique = self.held_by(&all);
         let info = |([snapshot], unique_bytes): ([Arc<Snapshot>; 1], u64)| {

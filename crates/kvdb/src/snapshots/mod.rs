@@ -11,30 +11,92 @@
 //! - `create`: making, opening and dropping them;
 //! - `branches`: clones, rollbacks;
 //! - `difference`: what two states differ in;
-//! - `stream`: their form on the way to another store; `send`, `receive`.
+//! - `stream`: their form on the way to another store (`db::send`, `db::receive`).
 
 mod branches;
 mod create;
 mod difference;
-mod receive;
-mod send;
 pub(crate) mod stream;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use env::Env;
+
+pub(crate) use create::EndOfGeneration;
 pub use difference::{Change, Difference};
-pub use receive::{ReceiveOptions, ReceiveStats};
-pub use send::SendStats;
 pub use stream::Received;
 
-use crate::commit::batch::Durability;
-use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
+use crate::background::{Admission, Compactor, Flusher};
+use crate::commit::CommitPipeline;
+use crate::commit::feed::Feed;
+use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::read::snapshot_set::Snapshots;
+use crate::read::version_set::VersionSet;
 use crate::read::view::View;
-use crate::{Dictionary, Kvdb};
+use crate::signals::Signals;
 
 /// Longest name of a snapshot or a branch, bytes.
 pub const MAX_SNAPSHOT_NAME: usize = 255;
+
+/// Makes and drops snapshots and branches.
+pub(crate) struct Snapshotter {
+    env: Arc<dyn Env>,
+    health: Arc<Health>,
+    signals: Arc<Signals>,
+    versions: Arc<VersionSet>,
+    snapshots: Arc<Snapshots>,
+    commits: Arc<CommitPipeline>,
+    feed: Arc<Feed>,
+    flusher: Arc<Flusher>,
+    compactor: Arc<Compactor>,
+    admission: Arc<Admission>,
+}
+
+/// The parts of the engine that it needs.
+pub(crate) struct SnapshotterParts {
+    pub env: Arc<dyn Env>,
+    pub health: Arc<Health>,
+    pub signals: Arc<Signals>,
+    pub versions: Arc<VersionSet>,
+    pub snapshots: Arc<Snapshots>,
+    pub commits: Arc<CommitPipeline>,
+    pub feed: Arc<Feed>,
+    pub flusher: Arc<Flusher>,
+    pub compactor: Arc<Compactor>,
+    pub admission: Arc<Admission>,
+}
+
+impl Snapshotter {
+    pub(crate) fn new(parts: SnapshotterParts) -> Snapshotter {
+        let SnapshotterParts {
+            env,
+            health,
+            signals,
+            versions,
+            snapshots,
+            commits,
+            feed,
+            flusher,
+            compactor,
+            admission,
+        } = parts;
+        Snapshotter {
+            env,
+            health,
+            signals,
+            versions,
+            snapshots,
+            commits,
+            feed,
+            flusher,
+            compactor,
+            admission,
+        }
+    }
+}
 
 /// A snapshot as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +130,7 @@ pub struct BranchInfo {
 }
 
 /// A name that may be a file's as well.
-fn check_name(what: &str, name: &str) -> Result<()> {
+pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
     let bad = match name {
         _ if name.is_empty() || name.len() > MAX_SNAPSHOT_NAME => {
             format!("has 1 to {MAX_SNAPSHOT_NAME} bytes, not {}", name.len())
@@ -84,153 +146,12 @@ fn check_name(what: &str, name: &str) -> Result<()> {
 
 /// Snapshots that begin with a dot are the store's own: what durable transactions read, which
 /// others neither see nor drop.
-fn is_own(name: &str) -> bool {
+pub(crate) fn is_own(name: &str) -> bool {
     name.starts_with('.')
 }
 
-fn check_visible(snapshot: &str) -> Result<()> {
+pub(crate) fn check_visible(snapshot: &str) -> Result<()> {
     if is_own(snapshot) { Err(Error::NoSnapshot(snapshot.into())) } else { Ok(()) }
-}
-
-impl Kvdb {
-    /// Makes a snapshot of the main branch: everything committed before this call, for as long as
-    /// it is not dropped. It takes the time of a synced commit whatever the store holds, and is
-    /// durable when this returns.
-    ///
-    /// ```
-    /// # let db = kvdb::Kvdb::in_memory();
-    /// let fruit = db.open_dictionary("fruit")?;
-    /// fruit.insert("apple", "red")?;
-    /// db.snapshot("monday")?;
-    /// fruit.insert("apple", "rotten")?;
-    ///
-    /// let monday = db.open_snapshot("monday")?;
-    /// assert_eq!(monday.get(fruit.id(), b"apple")?.unwrap(), "red");
-    /// db.drop_snapshot("monday")?;
-    /// # Ok::<(), kvdb::Error>(())
-    /// ```
-    pub fn snapshot(&self, name: &str) -> Result<()> {
-        self.snapshot_of("", name, Durability::Synced)
-    }
-
-    /// Makes a snapshot of any branch. A buffered one is on disk together with the commits before
-    /// it.
-    pub fn snapshot_of(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
-        check_name("snapshot", name)?;
-        if !branch.is_empty() {
-            check_name("branch", branch)?;
-        }
-        self.db.0.snapshot(branch, name, durability)
-    }
-
-    /// All snapshots, the oldest first.
-    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.db.0.list_snapshots().into_iter().filter(|s| !is_own(&s.name)).collect()
-    }
-
-    /// The store, or that branch of it, as it was when the snapshot was made. The view outlives the
-    /// snapshot. Its dictionaries have the numbers that they had; see [`View::dictionary`].
-    pub fn open_snapshot(&self, name: &str) -> Result<View> {
-        check_visible(name)?;
-        self.db.0.open_snapshot(name)
-    }
-
-    /// Drops a snapshot, durably, in a time that does not depend on what is in it. Clones and views
-    /// of it stay.
-    pub fn drop_snapshot(&self, name: &str) -> Result<()> {
-        check_visible(name)?;
-        self.db.0.drop_snapshot(name)
-    }
-
-    /// Makes a branch out of a snapshot: for each of its dictionaries a new one of the same name,
-    /// options and contents, that shares all data and goes its own way from here on. Durable when
-    /// this returns, and as quick as a snapshot.
-    ///
-    /// ```
-    /// # let db = kvdb::Kvdb::in_memory();
-    /// let fruit = db.open_dictionary("fruit")?;
-    /// fruit.insert("apple", "red")?;
-    /// db.snapshot("monday")?;
-    /// db.clone_snapshot("monday", "what-if")?;
-    /// let other = db.open_dictionary_in("what-if", "fruit")?;
-    /// other.insert("apple", "blue")?;
-    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
-    /// db.drop_branch("what-if")?;
-    /// # Ok::<(), kvdb::Error>(())
-    /// ```
-    pub fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
-        check_visible(snapshot)?;
-        check_name("branch", branch)?;
-        self.db.0.clone_snapshot(snapshot, branch)
-    }
-
-    /// Makes a branch without dictionaries.
-    pub fn create_branch(&self, name: &str) -> Result<()> {
-        check_name("branch", name)?;
-        self.db.0.create_branch(name)
-    }
-
-    /// The branches other than the main one, by name.
-    pub fn branches(&self) -> Vec<BranchInfo> {
-        let version = self.db.0.versions.load();
-        let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
-        let of = |snapshot: &String| Some(snapshot.clone()).filter(|s| !s.is_empty());
-        all.map(|(name, from)| BranchInfo { name: name.clone(), snapshot: of(from) }).collect()
-    }
-
-    /// Drops a branch and its dictionaries, durably. Its snapshots stay.
-    pub fn drop_branch(&self, name: &str) -> Result<()> {
-        check_name("branch", name)?;
-        self.db.0.drop_branch(name)
-    }
-
-    /// Gives the branch that the snapshot is of the state that it had then, durably and as one
-    /// step: what was committed to it since is gone, dictionaries made since are gone, those
-    /// dropped since are back. Dictionaries keep their numbers. Views and other snapshots, newer
-    /// ones too, stay; transactions that began before cannot commit to what was rolled back.
-    ///
-    /// ```
-    /// # let db = kvdb::Kvdb::in_memory();
-    /// let fruit = db.open_dictionary("fruit")?;
-    /// fruit.insert("apple", "red")?;
-    /// db.snapshot("monday")?;
-    /// fruit.insert("apple", "rotten")?;
-    /// db.rollback("monday")?;
-    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
-    /// # Ok::<(), kvdb::Error>(())
-    /// ```
-    pub fn rollback(&self, snapshot: &str) -> Result<()> {
-        check_visible(snapshot)?;
-        self.db.0.roll_back(snapshot)
-    }
-
-    /// The dictionary of that name in a branch.
-    pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.db.0.versions.dictionary(branch, name)
-    }
-
-    /// The dictionary of that name in a branch, made if it does not exist (durable before this
-    /// returns).
-    pub fn create_dictionary_in(
-        &self,
-        branch: &str,
-        name: &str,
-        options: DictionaryOptions,
-    ) -> Result<DictionaryId> {
-        self.db.0.create_dictionary(branch, name, options)
-    }
-
-    /// The dictionary of a branch, made with default options if it does not exist, as a handle.
-    pub fn open_dictionary_in(&self, branch: &str, name: &str) -> Result<Dictionary> {
-        let id = self.create_dictionary_in(branch, name, DictionaryOptions::default())?;
-        Ok(Dictionary::of(self, id))
-    }
-
-    /// The dictionaries of a branch, by number.
-    pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
-        let version = self.db.0.versions.load();
-        version.trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.clone()).collect()
-    }
 }
 
 impl View {

@@ -14,9 +14,8 @@ use vt_tree::{
 use zones::Priority;
 
 use super::handle::Transaction;
+use super::registry::Transactions;
 use crate::commit::{MAX_KEY, MAX_VALUE};
-use crate::db::Kvdb;
-use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::version::read;
@@ -52,14 +51,6 @@ impl KeptTuple {
             Value::Extent(e) => ValueRef::Extent(*e),
         };
         StoredTuple { key: &self.key, value, view }
-    }
-}
-
-impl Kvdb {
-    /// Writes what is committed to the device, without waiting until it is durable: all large
-    /// values have their places then.
-    pub fn write_out(&self) -> Result<()> {
-        self.db.0.commits.write_out().map(drop)
     }
 }
 
@@ -132,7 +123,7 @@ impl<'a> StoredTuple<'a> {
 /// Sorted tuples on their way into a transaction, see [`Transaction::bulk`]. Dropped, it leaves
 /// nothing.
 pub struct Bulk {
-    db: Arc<Database>,
+    registry: Arc<Transactions>,
     dict: DictionaryId,
     writer: RunWriter,
     /// Where stored values come from: it keeps their places until the run does.
@@ -180,16 +171,17 @@ impl Transaction {
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn bulk(&self, dict: DictionaryId, source: &View) -> Result<Bulk> {
-        let db = &self.shared.db;
-        db.writable()?;
+        let registry = &self.shared.registry;
+        registry.parts.health.writable()?;
         drop(self.read()?);
-        let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
+        let options =
+            registry.parts.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
         // The writer of the transaction waits for this.
         let options = MergeOptions { priority: Priority::User, write_behind: true, ..options };
         Ok(Bulk {
-            db: db.clone(),
+            registry: registry.clone(),
             dict,
-            writer: RunWriter::new(&db.cache, 0, &options),
+            writer: RunWriter::new(&registry.parts.cache, 0, &options),
             source: source.clone(),
             first: Vec::new(),
             last: Vec::new(),
@@ -215,7 +207,7 @@ impl Transaction {
         let kept = open.savepoints.last().and_then(|mark| mark.parts.get(&dict).copied());
         if open.write_set.is_stacked(dict, kept.unwrap_or(0)) {
             // The run stays a part of the transaction if this fails; a later spill tries again.
-            let _ = open.spill(&self.shared.db);
+            let _ = open.spill(&self.shared.registry);
         }
         Ok(())
     }
@@ -273,12 +265,12 @@ impl Bulk {
 
     /// Writes what is left. `None`: there was nothing.
     pub fn finish(self) -> Result<Option<BulkRun>> {
-        let Bulk { db, dict, writer, source, first, last, .. } = self;
+        let Bulk { registry, dict, writer, source, first, last, .. } = self;
         let (run, stats) = writer.finish()?;
         // The run has its places itself from here on.
         drop(source);
-        db.counters.merged(&stats);
-        db.counters.bound_bytes.add(stats.values_written);
+        registry.parts.counters.merged(&stats);
+        registry.parts.counters.bound_bytes.add(stats.values_written);
         Ok(run.map(|run| BulkRun { dict, run, first, last }))
     }
 }

@@ -76,7 +76,7 @@ impl Transaction {
 
     fn list(&self, write_set: &WriteSet, wanted: impl Fn(DictionaryId) -> bool) -> Result<Changes> {
         // The last dictionary first: they are taken from the end.
-        let mut parts = write_set.merged(&self.shared.db.run_writer(), wanted)?;
+        let mut parts = write_set.merged(&self.shared.registry.run_writer(), wanted)?;
         parts.reverse();
         Ok(Changes { parts, source: None, at: write_set.at })
     }

@@ -11,8 +11,7 @@ use vt_tree::{BodyRef, KeyRange, Lookup, Memtable, Run, RunCursor, Seq, Source};
 
 use super::durable;
 use super::reads::ReadSet;
-use crate::db::Kvdb;
-use crate::db::database::Database;
+use super::registry::Transactions;
 use crate::dictionary::{DictionaryId, Join};
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
@@ -34,8 +33,9 @@ pub enum Merged {
     Conflict,
 }
 
-/// Joins two changes of one key of a dictionary (see [`Kvdb::set_merge`]). Called by commits,
-/// perhaps more than once for one of them, and by several threads.
+/// Joins two changes of one key of a dictionary (see
+/// [`Kvdb::set_merge`](crate::Kvdb::set_merge)). Called by commits, perhaps more than once for one
+/// of them, and by several threads.
 pub trait MergeRoutine: Send + Sync {
     /// `base`: the value that both began with; `mine`: the transaction's, `theirs`: the one
     /// committed since. `None`: no such key.
@@ -46,14 +46,6 @@ pub trait MergeRoutine: Send + Sync {
         mine: Option<&[u8]>,
         theirs: Option<&[u8]>,
     ) -> Merged;
-}
-
-impl Kvdb {
-    /// Lets `routine` join what transactions and others have changed at the same keys of a
-    /// dictionary, for as long as the store is open.
-    pub fn set_merge(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
-        self.db.0.transactions.routines.write().insert(dict, routine);
-    }
 }
 
 /// Something newer than a transaction's beginning.
@@ -99,15 +91,15 @@ impl Newer {
 }
 
 /// What of a dictionary was committed after `since`, and something more.
-fn newer(db: &Database, dict: DictionaryId, since: Seq) -> Vec<Newer> {
+fn newer(registry: &Transactions, dict: DictionaryId, since: Seq) -> Vec<Newer> {
     // The version first: what a flush takes out of it is among the recent commits before.
-    let version = db.versions.load_full();
+    let version = registry.parts.versions.load_full();
     let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
     let memtables = layers
         .filter(|l| l.memtable.max_seq() > since)
         .map(|l| Newer::Memtable(l.memtable.clone()));
     let mut all: Vec<Newer> = memtables.collect();
-    let recent = db.recent.of(dict, since).into_iter();
+    let recent = registry.parts.recent.of(dict, since).into_iter();
     all.extend(recent.map(|p| if p.one_seq { Newer::OneSeq(p.run) } else { Newer::Run(p.run) }));
     all
 }
@@ -138,18 +130,18 @@ impl Both {
 }
 
 /// What `write_set` changes and others have changed after `since`.
-fn both(db: &Database, write_set: &WriteSet, since: Seq) -> Result<Both> {
+fn both(registry: &Transactions, write_set: &WriteSet, since: Seq) -> Result<Both> {
     let mut found = Both::default();
     for (&dict, parts) in &*write_set.trees {
         let mine: u64 = parts.iter().map(Part::items).sum();
         if mine == 0 {
             continue;
         }
-        if db.versions.load().trees.get(&dict).is_some_and(|t| t.since > since) {
+        if registry.parts.versions.load().trees.get(&dict).is_some_and(|t| t.since > since) {
             // Rolled back since: all of it was changed.
             found.ranges.insert((dict, Bytes::new()));
         }
-        for newer in newer(db, dict, since) {
+        for newer in newer(registry, dict, since) {
             if found.enough() {
                 return Ok(found);
             }
@@ -257,11 +249,14 @@ fn changed_since(write_set: &WriteSet, base: &View, now: &View, found: &mut Both
 }
 
 /// What joins two changes of one key of a dictionary, if anything does.
-pub(super) fn routine(db: &Database, dict: DictionaryId) -> Option<Arc<dyn MergeRoutine>> {
-    if let Some(routine) = db.transactions.routines.read().get(&dict) {
+pub(super) fn routine(
+    registry: &Transactions,
+    dict: DictionaryId,
+) -> Option<Arc<dyn MergeRoutine>> {
+    if let Some(routine) = registry.routines.read().get(&dict) {
         return Some(routine.clone());
     }
-    match db.versions.load().trees.get(&dict).map(|tree| tree.info.options.join) {
+    match registry.parts.versions.load().trees.get(&dict).map(|tree| tree.info.options.join) {
         None | Some(Join::None) => None,
         Some(join) => Some(Arc::new(join)),
     }
@@ -271,14 +266,14 @@ pub(super) fn routine(db: &Database, dict: DictionaryId) -> Option<Arc<dyn Merge
 /// needs besides, or [`Error::Conflict`]. `base`: the store as it was when the transaction began or
 /// was last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
 pub(super) fn reconcile(
-    db: &Database,
+    registry: &Transactions,
     write_set: &WriteSet,
     since: Seq,
     by_value: bool,
     base: &View,
     now: &View,
 ) -> Result<Ops> {
-    let mut found = both(db, write_set, since)?;
+    let mut found = both(registry, write_set, since)?;
     if by_value {
         changed_since(write_set, base, now, &mut found)?;
         found.leave_commuting(write_set)?;
@@ -294,7 +289,7 @@ pub(super) fn reconcile(
     let mut conflicts: Vec<(DictionaryId, Bytes)> = found.ranges.into_iter().collect();
     let mut changes = Ops::new();
     for (dict, key) in found.points {
-        let merged = match routine(db, dict) {
+        let merged = match routine(registry, dict) {
             None => Merged::Conflict,
             Some(routine) => {
                 let (base, theirs) = (base.get(dict, &key)?, now.get(dict, &key)?);
@@ -304,9 +299,9 @@ pub(super) fn reconcile(
                 };
                 let mine = match write_set.get(dict, &key)? {
                     Lookup::Absent => None,
-                    own => db.cache.resolve(own.over(below))?,
+                    own => registry.parts.cache.resolve(own.over(below))?,
                 };
-                let mine = mine.map(|value| read(&db.cache, value)).transpose()?;
+                let mine = mine.map(|value| read(&registry.parts.cache, value)).transpose()?;
                 routine.merge(&key, base.as_deref(), mine.as_deref(), theirs.as_deref())
             }
         };
@@ -326,24 +321,24 @@ pub(super) fn reconcile(
 }
 
 /// Whether others have changed after `since` what `write_set` changes.
-pub(super) fn any(db: &Database, write_set: &WriteSet, since: Seq) -> Result<bool> {
-    let found = both(db, write_set, since)?;
+pub(super) fn any(registry: &Transactions, write_set: &WriteSet, since: Seq) -> Result<bool> {
+    let found = both(registry, write_set, since)?;
     Ok(!found.points.is_empty() || !found.ranges.is_empty())
 }
 
 /// The first key or range of `reads` that others have changed after `since`.
 pub(super) fn changed_read(
-    db: &Database,
+    registry: &Transactions,
     reads: &ReadSet,
     since: Seq,
 ) -> Result<Option<(DictionaryId, Bytes)>> {
     for (dict, ranges) in reads.iter() {
         // Dropped or rolled back since: all of it was changed.
-        let gone = db.versions.load().trees.get(&dict).is_none_or(|t| t.since > since);
+        let gone = registry.parts.versions.load().trees.get(&dict).is_none_or(|t| t.since > since);
         if let Some(range) = ranges.iter().next().filter(|_| gone) {
             return Ok(Some((dict, range.start)));
         }
-        for newer in newer(db, dict, since) {
+        for newer in newer(registry, dict, since) {
             let mut source = None;
             for range in ranges.iter() {
                 if changed_in(&newer, &mut source, &range, since)? {

@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use vt_tree::Value;
+use vt_tree::{BlockCache, Value};
 use zones::ZonePin;
 
 use super::options::{Isolation, TransactionOptions};
+use super::registry::Transactions;
 use super::state::{Open, TransactionState};
 use crate::commit::SpaceClaim;
 use crate::commit::batch::{Batch, Durability};
-use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
@@ -90,11 +90,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
 }
 
 /// Changes by themselves: what is stored elsewhere is read.
-fn whole(db: &Database, changes: &Ops) -> Result<Ops> {
+fn whole(cache: &BlockCache, changes: &Ops) -> Result<Ops> {
     let op = |op: &Op| -> Result<Op> {
         Ok(match op {
             Op::Put(key, value @ Value::Extent(_)) => {
-                Op::Put(key.clone(), Value::Inline(read(&db.cache, value.clone())?))
+                Op::Put(key.clone(), Value::Inline(read(cache, value.clone())?))
             }
             op => op.clone(),
         })
@@ -102,7 +102,7 @@ fn whole(db: &Database, changes: &Ops) -> Result<Ops> {
     changes.iter().map(|(dict, change)| Ok((*dict, op(change)?))).collect()
 }
 
-impl Database {
+impl Transactions {
     /// Begins the log of a transaction, and keeps what it reads: durable when this returns. The
     /// caller has `logging`.
     pub(super) fn begin_log(
@@ -115,13 +115,13 @@ impl Database {
                 "a durable transaction cannot be serializable: its locks would not survive".into(),
             ));
         }
-        match self.create_branch(BRANCH) {
+        match self.parts.snapshotter.create_branch(BRANCH) {
             Ok(()) | Err(Error::Exists(_)) => {}
             Err(e) => return Err(e),
         }
         let dict = DictionaryOptions { reserved: true, ..DictionaryOptions::default() };
-        let log = self.create_dictionary(BRANCH, &id.to_string(), dict)?;
-        self.snapshot("", &base_name(id), Durability::Buffered)?;
+        let log = self.parts.catalog.create(BRANCH, &id.to_string(), dict)?;
+        self.parts.snapshotter.snapshot("", &base_name(id), Durability::Buffered)?;
         let mut batch = Batch::new();
         batch.put(log, BEGINNING, encode(options));
         self.commit(batch, Durability::Synced)?;
@@ -130,7 +130,7 @@ impl Database {
 
     /// A transaction as it begins: it reads the same before and after a restart.
     fn open_logged(&self, id: TransactionId, log: DictionaryId) -> Result<Open> {
-        let base = self.open_snapshot(&base_name(id))?;
+        let base = self.parts.snapshotter.open_snapshot(&base_name(id))?;
         Ok(Open { log: Some(log), by_value: true, ..Open::new(Some(base)) })
     }
 
@@ -142,7 +142,7 @@ impl Database {
         changes: &Ops,
         claim: SpaceClaim,
     ) -> Result<()> {
-        let changes = whole(self, changes)?;
+        let changes = whole(&self.parts.cache, changes)?;
         let mut batch = Batch::new();
         if claim.promised {
             batch.takes_promised_space();
@@ -181,8 +181,8 @@ impl Database {
     }
 
     /// Opens the transactions again whose logs are there.
-    pub(crate) fn restore_transactions(self: &Arc<Self>) -> Result<()> {
-        let view = self.versions.view();
+    pub(crate) fn restore(self: &Arc<Self>) -> Result<()> {
+        let view = self.parts.versions.view();
         let logs = view
             .version
             .trees
@@ -191,9 +191,9 @@ impl Database {
             .map(|t| (t.info.id, t.info.name.clone()));
         for (log, name) in logs.collect::<Vec<_>>() {
             let Ok(id) = name.parse::<u64>().map(TransactionId) else { continue };
-            self.transactions.number_used(id);
+            self.number_used(id);
             if let Some(beginning) = view.get(log, BEGINNING)? {
-                match self.restore(id, log, &beginning) {
+                match self.restore_one(id, log, &beginning) {
                     Ok(()) => tracing::info!("transaction {id} goes on"),
                     Err(e @ (Error::Corrupt(_) | Error::NoSnapshot(_))) => {
                         tracing::warn!("transaction {id} cannot go on, and is aborted: {e}");
@@ -210,15 +210,15 @@ impl Database {
         Ok(())
     }
 
-    fn restore(
+    fn restore_one(
         self: &Arc<Self>,
         id: TransactionId,
         log: DictionaryId,
         beginning: &[u8],
     ) -> Result<()> {
         let mut open = self.open_logged(id, log)?;
-        let share = self.transactions.share(self);
-        let mut cursor = self.versions.view().cursor(log, &[0], b"")?;
+        let share = self.share();
+        let mut cursor = self.parts.versions.view().cursor(log, &[0], b"")?;
         while let Some(tuple) = cursor.next()? {
             // The record's own length stands in front.
             let value = tuple.value()?;
@@ -249,7 +249,7 @@ impl Database {
             open.write_set.at = open.write_set.at.max(at);
             open.write_set.write(&changes, ZonePin::default());
         }
-        self.transactions.take_up(self, id, decode(beginning)?, open);
+        self.take_up(id, decode(beginning)?, open);
         Ok(())
     }
 
@@ -257,15 +257,12 @@ impl Database {
     /// beginning. (When the store is closed they are open no more, and go on all the same.)
     pub(crate) fn sweep_logs(&self) -> Result<()> {
         // Not that of one that is just beginning.
-        let Some(_logging) = self.transactions.logging.try_lock() else { return Ok(()) };
-        let view = self.versions.view();
+        let Some(_logging) = self.logging.try_lock() else { return Ok(()) };
+        let view = self.parts.versions.view();
         let mut ended = Vec::new();
         for tree in view.version.trees.values().filter(|t| t.info.branch == BRANCH) {
-            let open = tree
-                .info
-                .name
-                .parse()
-                .is_ok_and(|id| self.transactions.find(TransactionId(id)).is_some());
+            let open =
+                tree.info.name.parse().is_ok_and(|id| self.find(TransactionId(id)).is_some());
             if !open && view.get(tree.info.id, BEGINNING)?.is_none() {
                 ended.push((tree.info.id, tree.info.name.clone()));
             }
@@ -277,8 +274,8 @@ impl Database {
             self.sync()?;
         }
         for (log, name) in ended {
-            match self.drop_snapshot(&base_name(name)) {
-                Ok(()) | Err(Error::NoSnapshot(_)) => self.drop_dictionary(log)?,
+            match self.parts.snapshotter.drop_snapshot(&base_name(name)) {
+                Ok(()) | Err(Error::NoSnapshot(_)) => self.parts.catalog.remove(log)?,
                 Err(e) => return Err(e),
             }
         }
@@ -290,7 +287,7 @@ impl TransactionState {
     /// Ends the log of one that is aborted.
     pub(super) fn end_log(&self, log: Option<DictionaryId>) {
         let Some(log) = log else { return };
-        if let Err(e) = self.db.delete_log(log, Bytes::from_static(BEGINNING)) {
+        if let Err(e) = self.registry.delete_log(log, Bytes::from_static(BEGINNING)) {
             tracing::warn!(
                 "transaction {} is aborted, but may be there again when the store is opened: {e}",
                 self.id

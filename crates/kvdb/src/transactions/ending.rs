@@ -15,11 +15,11 @@ use zones::ZonePin;
 use super::conflicts;
 use super::options::Isolation;
 use super::reads;
+use super::registry::Transactions;
 use super::state::{Open, TransactionState};
 use super::undo::StatesAround;
 use crate::commit::batch::Durability;
-use crate::commit::{Applied, Outcome, SnapshotMaker, SpaceClaim, Valid};
-use crate::db::database::Database;
+use crate::commit::{Applied, CommitEnv, Outcome, SnapshotMaker, SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
@@ -55,17 +55,19 @@ impl TransactionState {
         };
         let durable = match (&applied, durability) {
             (_, Durability::Buffered) => Ok(()),
-            (Some(applied), Durability::Synced) => {
-                self.db.commits.sync_if(&*self.db, durability, applied)
-            }
-            (None, Durability::Synced) => self.db.sync(),
+            (Some(applied), Durability::Synced) => self.registry.parts.commits.sync_if(
+                &*self.registry.parts.admission,
+                durability,
+                applied,
+            ),
+            (None, Durability::Synced) => self.registry.sync(),
         };
         state.open = None;
         drop(state);
         self.gone();
         durable?;
         match applied {
-            Some(applied) => self.db.after_commit(applied),
+            Some(applied) => self.registry.parts.admission.after_commit(applied),
             None => Ok(()),
         }
     }
@@ -74,14 +76,15 @@ impl TransactionState {
     /// the transaction's until it has committed: it may go on after an error, and what it changes
     /// then has to be compared with all that has happened since it began.
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
-        let db = &*self.db;
-        db.writable()?;
+        let registry = &*self.registry;
+        let parts = &registry.parts;
+        parts.health.writable()?;
         let dependencies = reads::dependencies(open, self.since);
         if open.write_set.is_empty() && open.log.is_none() {
             // What it has read itself was all there at once, when it began.
             let others: Vec<_> =
                 dependencies.into_iter().filter(|dependency| dependency.of.is_some()).collect();
-            return reads::check(db, &others, 0).map(|()| None);
+            return reads::check(registry, &others, 0).map(|()| None);
         }
         let large = !open.write_set.in_memory() || open.write_set.memory() > BIND_AT;
         // In a full store it commits all the same, and cannot be undone.
@@ -90,13 +93,13 @@ impl TransactionState {
         if bound {
             // Before anything is joined: an attempt that fails has not written it for nothing.
             let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-            open.write_set.spill(&db.run_writer(), &keep)?;
+            open.write_set.spill(&registry.run_writer(), &keep)?;
         }
         let mut write_set = open.write_set.clone();
         if let Some(log) = open.log {
             // In the same commit as everything else.
             write_set = write_set.fork();
-            write_set.write(&[Database::end_of_log(log)], ZonePin::default());
+            write_set.write(&[Transactions::end_of_log(log)], ZonePin::default());
         }
         let checks = open.base.is_some() && self.options.check_conflicts;
         // What was committed up to here is joined.
@@ -104,8 +107,12 @@ impl TransactionState {
         for look in 1.. {
             let mut seen = Seq::MAX;
             if checks || !dependencies.is_empty() {
-                let now = db.versions.exact_view();
-                reads::check(db, &dependencies, checked.as_ref().map_or(0, |checked| checked.at))?;
+                let now = parts.versions.exact_view();
+                reads::check(
+                    registry,
+                    &dependencies,
+                    checked.as_ref().map_or(0, |checked| checked.at),
+                )?;
                 let (since, base) = match (&checked, &open.base) {
                     (Some(checked), _) => (checked.at, checked.clone()),
                     (None, Some(base)) => (self.since, base.clone()),
@@ -115,7 +122,7 @@ impl TransactionState {
                 let by_value = open.by_value && checked.is_none();
                 if checks && (seen > since || by_value) {
                     let joined =
-                        conflicts::reconcile(db, &write_set, since, by_value, &base, &now)?;
+                        conflicts::reconcile(registry, &write_set, since, by_value, &base, &now)?;
                     if !joined.is_empty() {
                         write_set = write_set.fork();
                         write_set.write(&joined, ZonePin::default());
@@ -132,13 +139,13 @@ impl TransactionState {
                 if visible <= seen || look <= LOOKS {
                     return Ok(visible <= seen);
                 }
-                reads::check(db, &dependencies, seen)?;
-                Ok(!checks || !conflicts::any(db, &mine, seen)?)
+                reads::check(registry, &dependencies, seen)?;
+                Ok(!checks || !conflicts::any(registry, &mine, seen)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound || undoable {
                 true => {
-                    match write_set.spill(&db.run_writer(), &BTreeMap::new()) {
+                    match write_set.spill(&registry.run_writer(), &BTreeMap::new()) {
                         Err(Error::NoSpace) if !bound => {
                             undoable = false;
                             continue;
@@ -146,25 +153,32 @@ impl TransactionState {
                         spilled => spilled?,
                     }
                     let runs = runs(&write_set);
-                    db.zones
+                    parts
+                        .zones
                         .sync()
-                        .map_err(|e| db.health.fail("syncing a transaction", &e.into()))?;
-                    let listed = (!bound && db.feed.is_on())
-                        .then(|| changes(&db.cache, &mine).map(|(changes, _)| changes))
+                        .map_err(|e| parts.health.fail("syncing a transaction", &e.into()))?;
+                    let listed = (!bound && parts.feed.is_on())
+                        .then(|| changes(&parts.cache, &mine).map(|(changes, _)| changes))
                         .transpose()?;
-                    let around = undoable.then(|| StatesAround::new(db, &self.options.label));
+                    let around = undoable.then(|| StatesAround::new(registry, &self.options.label));
                     let around = around.as_ref().map(|around| around as &dyn SnapshotMaker);
-                    let _naming = undoable.then(|| db.snapshots.naming.lock());
+                    let _naming = undoable.then(|| parts.snapshots.naming.lock());
                     let touched = || touched(&mine);
-                    db.commits.add_runs(&runs, listed.as_ref(), touched, owner, around, still)?
+                    parts.commits.add_runs(&runs, listed.as_ref(), touched, owner, around, still)?
                 }
                 false => {
-                    let (changes, deletes_only) = changes(&db.cache, &write_set)?;
-                    let pin = db.commits.keep_places(&changes)?;
+                    let (changes, deletes_only) = changes(&parts.cache, &write_set)?;
+                    let pin = parts.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
                     let valid = Valid { changes, claim, pin };
                     let still = |visible: Seq, _: &Ops| still(visible);
-                    db.commits.commit_changes(db, valid, Durability::Buffered, owner, still)?
+                    parts.commits.commit_changes(
+                        &*parts.admission,
+                        valid,
+                        Durability::Buffered,
+                        owner,
+                        still,
+                    )?
                 }
             };
             match outcome {
@@ -214,8 +228,8 @@ impl TransactionState {
     }
 
     fn gone(&self) {
-        self.db.locks.release(self.id.0);
-        self.db.transactions.forget(self.id);
+        self.registry.parts.locks.release(self.id.0);
+        self.registry.forget(self.id);
     }
 }
 

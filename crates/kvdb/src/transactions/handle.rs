@@ -8,11 +8,10 @@ use env::sync::{RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::{Lookup, Update};
 
 use super::nested_batch::NestedBatch;
-use super::options::{Isolation, TransactionInfo, TransactionOptions};
+use super::options::{Isolation, TransactionInfo};
 use super::state::{Last, Mark, Open, OpenState, TransactionState};
 use crate::commit::batch::{Batch, Durability};
-use crate::commit::{SpaceClaim, Valid, check_put};
-use crate::db::Kvdb;
+use crate::commit::{CommitEnv, SpaceClaim, Valid, check_put};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
@@ -50,41 +49,6 @@ pub struct Savepoint {
 pub struct Transaction {
     pub(super) shared: Arc<TransactionState>,
     _last: Arc<Last>,
-}
-
-impl Kvdb {
-    /// Begins a transaction that ends with its last handle at the latest.
-    pub fn begin(&self, isolation: Isolation) -> Result<Transaction> {
-        self.begin_with(TransactionOptions { isolation, ..TransactionOptions::default() })
-    }
-
-    /// Begins a transaction with these options.
-    pub fn begin_with(&self, options: TransactionOptions) -> Result<Transaction> {
-        let db = &self.db.0;
-        db.writable()?;
-        Ok(TransactionState::handle(&db.transactions.begin(db, options)?))
-    }
-
-    /// Joins an open transaction.
-    pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
-        self.db
-            .0
-            .transactions
-            .find(id)
-            .map(|g| TransactionState::handle(&g))
-            .ok_or(Error::NoTransaction(id))
-    }
-
-    /// Why a transaction is over that was aborted for an older one, not too long ago: it may be
-    /// begun again. For those who only learn at its end that it has ended.
-    pub fn lost_to_another(&self, id: TransactionId) -> Option<Error> {
-        self.db.0.transactions.lost(id)
-    }
-
-    /// The open transactions, the oldest first.
-    pub fn transactions(&self) -> Vec<TransactionInfo> {
-        self.db.0.transactions.all().iter().map(|g| g.info()).collect()
-    }
 }
 
 impl TransactionState {
@@ -133,7 +97,7 @@ impl Transaction {
     /// What a durable one has changed before this call is on disk when it returns. Of another one
     /// nothing is before its commit.
     pub fn sync(&self) -> Result<()> {
-        if self.is_durable() { self.shared.db.sync() } else { Ok(()) }
+        if self.is_durable() { self.shared.registry.sync() } else { Ok(()) }
     }
 
     pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, OpenState>> {
@@ -154,7 +118,9 @@ impl Transaction {
         let state = self.read()?;
         let Some(open) = &state.open else { return Ok(None) };
         match open.write_set.get(dict, key)? {
-            Lookup::Found(_, value) => return read(&self.shared.db.cache, value).map(Some),
+            Lookup::Found(_, value) => {
+                return read(&self.shared.registry.parts.cache, value).map(Some);
+            }
             Lookup::Deleted(_) => return Ok(None),
             Lookup::Updated { .. } => {
                 return self.beneath(open).with(open.write_set.clone()).get(dict, key);
@@ -163,7 +129,7 @@ impl Transaction {
         }
         match &open.base {
             Some(view) => view.get(dict, key),
-            None => self.shared.db.versions.get(dict, key),
+            None => self.shared.registry.parts.versions.get(dict, key),
         }
     }
 
@@ -229,7 +195,7 @@ impl Transaction {
     fn beneath(&self, open: &Open) -> View {
         match &open.base {
             Some(view) => view.clone(),
-            None => self.shared.db.versions.view(),
+            None => self.shared.registry.parts.versions.view(),
         }
     }
 
@@ -308,11 +274,11 @@ impl Transaction {
 
     /// The changes of a batch, locked where need be.
     pub(super) fn validate(&self, batch: Batch) -> Result<Valid> {
-        self.shared.db.writable()?;
+        self.shared.registry.parts.health.writable()?;
         drop(self.read()?);
-        let db = &self.shared.db;
+        let registry = &self.shared.registry;
         // As it is now: a dictionary may have been made since the transaction began.
-        let valid = db.commits.validate(&db.versions.load(), batch)?;
+        let valid = registry.parts.commits.validate(&registry.parts.versions.load(), batch)?;
         self.lock_changes(&valid.changes)?;
         Ok(valid)
     }
@@ -337,29 +303,32 @@ impl Transaction {
         logged: Option<&Ops>,
         change: impl FnOnce(&mut WriteSet),
     ) -> Result<()> {
-        let db = &self.shared.db;
+        let registry = &self.shared.registry;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         if !open.write_set.trees.contains_key(&dict) {
             // The first change there: is there such a dictionary?
-            db.versions.load().tree(dict).map(|_| ())?;
+            registry.parts.versions.load().tree(dict).map(|_| ())?;
         }
-        let share = db.transactions.share(db);
+        let share = registry.share();
         if open.write_set.is_full(share) {
-            db.writable()?;
-            match open.spill(db) {
+            registry.parts.health.writable()?;
+            match open.spill(registry) {
                 // Deletions are still taken, by a share above what one batch may have left: they
                 // lead to space in the end.
                 Err(Error::NoSpace)
                     if claim.removes
-                        && open.write_set.memory() < 2 * share + db.shares.largest_record => {}
-                Err(Error::NoSpace) if db.want_space() => open.spill(db)?,
+                        && open.write_set.memory() < 2 * share + registry.shares.largest_record => {
+                }
+                Err(Error::NoSpace) if registry.parts.admission.want_space() => {
+                    open.spill(registry)?
+                }
                 spilled => spilled?,
             }
         }
-        db.transactions.make_room(db, self.shared.id);
+        registry.make_room(self.shared.id);
         if let (Some(log), Some(changes)) = (open.log, logged) {
-            db.log(log, open.write_set.at, changes, claim)?;
+            registry.log(log, open.write_set.at, changes, claim)?;
         }
         change(&mut open.write_set);
         self.shared.count(open);
@@ -394,7 +363,7 @@ impl Transaction {
         open.savepoints.truncate(at + 1);
         let mark = &open.savepoints[at];
         if let Some(log) = open.log {
-            self.shared.db.cut_log(log, mark.at)?;
+            self.shared.registry.cut_log(log, mark.at)?;
         }
         open.write_set.cut(&mark.parts);
         // What comes next goes into parts of its own again.
@@ -420,12 +389,12 @@ impl Transaction {
             }
             _ => return Ok(false),
         };
-        let db = &self.shared.db;
-        match super::reads::check(db, &dependencies, 0) {
+        let registry = &self.shared.registry;
+        match super::reads::check(registry, &dependencies, 0) {
             Err(Error::Conflict { .. }) => return Ok(true),
             checked => checked?,
         }
-        super::conflicts::any(db, &write_set, self.shared.since)
+        super::conflicts::any(registry, &write_set, self.shared.since)
     }
 
     /// Ends it without a trace.

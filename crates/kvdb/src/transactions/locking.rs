@@ -1,11 +1,12 @@
 //! Where locks meet transactions and commits: a serializable transaction locks what it reads and
 //! writes before it does; a commit that holds no locks keeps clear of those that others hold.
 
+use std::collections::BTreeSet;
+
 use super::handle::Transaction;
 use super::options::Isolation;
+use super::registry::Transactions;
 use crate::commit::locking::{held, patience, range_of};
-use crate::db::Kvdb;
-use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::TransactionId;
@@ -14,14 +15,6 @@ use crate::locks::{KeyRangeRef, LockError, Locks, Mode, Owner};
 
 /// Why one ended that an older one has wounded.
 pub(super) const WOUNDED: &str = "an older transaction needed what it had locked: begin it again";
-
-impl Kvdb {
-    /// Whether a commit of `key` would have to wait for a serializable transaction now.
-    pub fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
-        let locks = &self.db.0.locks;
-        locks.any() && locks.try_guard([(dict, KeyRangeRef::key(key))], None).is_err()
-    }
-}
 
 impl Transaction {
     /// Locks a key for the rest of a serializable transaction: against changes or, `exclusive`,
@@ -69,15 +62,15 @@ impl Transaction {
         if self.isolation() == Isolation::Snapshot {
             return Ok(());
         }
-        let (db, id, timeout) =
-            (&self.shared.db, self.shared.id.0, self.shared.options.lock_timeout);
+        let (registry, id, timeout) =
+            (&self.shared.registry, self.shared.id.0, self.shared.options.lock_timeout);
         let wound = |victim: u64| {
-            if let Some(transaction) = db.transactions.find(TransactionId(victim)) {
-                db.transactions.lose(transaction.id);
+            if let Some(transaction) = registry.find(TransactionId(victim)) {
+                registry.lose(transaction.id);
                 transaction.end(WOUNDED);
             }
         };
-        db.locks.lock(id, dict, range, mode, timeout, &wound).map_err(|e| match e {
+        registry.parts.locks.lock(id, dict, range, mode, timeout, &wound).map_err(|e| match e {
             LockError::TimedOut { holder } => held(holder, timeout),
             LockError::Wounded { .. } => {
                 self.shared.end(WOUNDED);
@@ -97,7 +90,13 @@ impl Transaction {
     }
 }
 
-impl Database {
+impl Transactions {
+    /// Whether a commit of `key` would have to wait for a serializable transaction now.
+    pub(crate) fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
+        let locks = &self.parts.locks;
+        locks.any() && locks.try_guard([(dict, KeyRangeRef::key(key))], None).is_err()
+    }
+
     /// Locks keys for something that is no transaction and takes more than a moment. It is the
     /// youngest of all: it waits for all others.
     pub(crate) fn lock_alone(
@@ -115,13 +114,13 @@ impl Database {
     /// there are aborted, for that reason.
     pub(crate) fn lock_before_all(
         &self,
-        dicts: impl IntoIterator<Item = DictionaryId>,
+        dicts: &BTreeSet<DictionaryId>,
         why: &str,
     ) -> Result<Alone<'_>> {
         let alone = self.begin_alone(0);
-        for dict in dicts {
+        for &dict in dicts {
             alone.lock(dict, KeyRangeRef::starting_at(b""), &|victim| {
-                if let Some(transaction) = self.transactions.find(TransactionId(victim)) {
+                if let Some(transaction) = self.find(TransactionId(victim)) {
                     transaction.end(why);
                 }
             })?;
@@ -130,16 +129,16 @@ impl Database {
     }
 
     fn begin_alone(&self, age: u64) -> Alone<'_> {
-        let alone = Alone { locks: &self.locks, id: self.transactions.number() };
-        self.locks.begin(Owner { id: alone.id, age });
+        let alone = Alone { locks: &self.parts.locks, id: self.number() };
+        self.parts.locks.begin(Owner { id: alone.id, age });
         // Commits that have seen no locks come to their end.
-        self.commits.drain();
+        self.parts.commits.drain();
         alone
     }
 }
 
-/// What [`Database::lock_alone`] and [`Database::lock_before_all`] have locked, as long as this
-/// lives.
+/// What [`Transactions::lock_alone`] and [`Transactions::lock_before_all`] have locked, as long as
+/// this lives.
 pub(crate) struct Alone<'a> {
     locks: &'a Locks,
     id: u64,

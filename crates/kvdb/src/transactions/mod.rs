@@ -14,8 +14,7 @@
 //! - `ending`: commit and abort; `undo`: commits that can be undone;
 //! - `durable`: those that survive a crash and a restart;
 //! - `changes`: what a transaction would change, listed;
-//! - `updates`: bounds the updates of one key;
-//! - `scope`: the store, a transaction or a frozen state, for code that need not know which.
+//! - `updates`: bounds the updates of one key.
 
 mod bulk;
 mod changes;
@@ -24,14 +23,13 @@ pub(crate) mod durable;
 mod ending;
 mod handle;
 mod join;
-pub(crate) mod locking;
+mod locking;
 mod nested_batch;
 mod options;
 mod reads;
-pub(crate) mod registry;
-mod scope;
+mod registry;
 mod state;
-pub(crate) mod undo;
+mod undo;
 mod updates;
 
 pub use bulk::{Bulk, BulkRun, KeptTuple, StoredTuple, StoredTuples};
@@ -40,5 +38,5 @@ pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};
 pub use nested_batch::NestedBatch;
 pub use options::{Isolation, TransactionInfo, TransactionOptions};
-pub use scope::Scope;
+pub(crate) use registry::{TransactionParts, Transactions};
 pub use undo::UndoableCommit;

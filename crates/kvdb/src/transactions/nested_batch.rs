@@ -58,8 +58,7 @@ impl NestedBatch {
     pub fn apply(&mut self, batch: Batch) -> Result<()> {
         let Valid { changes, claim, pin } = self.transaction.validate(batch)?;
         let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
-        let db = &self.transaction.shared.db;
-        db.transactions.reserve_nested(db, bytes)?;
+        self.transaction.shared.registry.reserve_nested(bytes)?;
         self.bytes += bytes;
         self.claim.removes &= claim.removes;
         // Places of values are held for the transaction, not just for the nested batch: they are
@@ -77,12 +76,7 @@ impl NestedBatch {
 
 impl Drop for NestedBatch {
     fn drop(&mut self) {
-        self.transaction
-            .shared
-            .db
-            .transactions
-            .nested_bytes
-            .fetch_sub(self.bytes, Ordering::Relaxed);
+        self.transaction.shared.registry.nested_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

@@ -15,8 +15,8 @@ use vt_tree::{KeyRange, Seq};
 
 use super::handle::Transaction;
 use super::options::Isolation;
+use super::registry::Transactions;
 use super::state::Open;
-use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::locks::{KeyRangeRef, RangeSet};
@@ -69,15 +69,16 @@ impl Dependency {
     /// What of it was changed after `since`, if anything was.
     pub(super) fn changed(
         &self,
-        db: &Database,
+        registry: &Transactions,
         since: Seq,
     ) -> Result<Option<(DictionaryId, Bytes)>> {
-        if let Some(found) = super::conflicts::changed_read(db, &self.reads, since.max(self.since))?
+        if let Some(found) =
+            super::conflicts::changed_read(registry, &self.reads, since.max(self.since))?
         {
             return Ok(Some(found));
         }
         // Asked last: while it was open, nothing that the search above needs was forgotten.
-        let lost = self.of.as_ref().is_some_and(|of| db.transactions.find(of.id()).is_none());
+        let lost = self.of.as_ref().is_some_and(|of| registry.find(of.id()).is_none());
         Ok(if lost { self.reads.first() } else { None })
     }
 }
@@ -90,9 +91,13 @@ pub(super) fn dependencies(open: &Open, since: Seq) -> Vec<Dependency> {
 }
 
 /// The first dependency that is broken by what was committed after `since`, as a conflict.
-pub(super) fn check(db: &Database, dependencies: &[Dependency], since: Seq) -> Result<()> {
+pub(super) fn check(
+    registry: &Transactions,
+    dependencies: &[Dependency],
+    since: Seq,
+) -> Result<()> {
     for dependency in dependencies {
-        if let Some(found) = dependency.changed(db, since)? {
+        if let Some(found) = dependency.changed(registry, since)? {
             return Err(Error::Conflict { keys: vec![found] });
         }
     }
@@ -147,7 +152,7 @@ impl Transaction {
         }
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
-        self.shared.db.versions.load().tree(dict)?;
+        self.shared.registry.parts.versions.load().tree(dict)?;
         if open.reads.bytes > MOST {
             return Err(Error::Limit(format!(
                 "the commit depends on more than {MOST} bytes of keys: take ranges, or a serializable transaction"

@@ -5,18 +5,33 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use env::Env;
 use env::sync::{Mutex, RwLock};
-use vt_tree::Seq;
+use vt_tree::{BlockCache, Seq};
+use zones::Zones;
 
 use super::conflicts::MergeRoutine;
+use super::handle::Transaction;
 use super::locking::WOUNDED;
-use super::options::{Isolation, TransactionOptions};
+use super::options::{Isolation, TransactionInfo, TransactionOptions};
 use super::state::{Open, TransactionState};
-use crate::db::database::Database;
+use crate::background::Admission;
+use crate::catalog::Catalog;
+use crate::commit::CommitPipeline;
+use crate::commit::batch::{Batch, Durability};
+use crate::commit::feed::Feed;
+use crate::commit::recent::RecentCommits;
+use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::health::Health;
 use crate::ids::TransactionId;
-use crate::locks::Owner;
+use crate::locks::{Locks, Owner};
+use crate::options::{OpenOptions, Shares};
+use crate::read::snapshot_set::Snapshots;
+use crate::read::version_set::VersionSet;
+use crate::read::write_set::RunWriter;
+use crate::snapshots::Snapshotter;
 
 /// Open transactions at most: each pins a state of the store.
 const MOST: usize = 65_536;
@@ -32,8 +47,29 @@ const LOST: usize = 4096;
 /// What a transaction may keep in memory however many there are, bytes.
 const SHARE_LEAST: usize = 64 << 10;
 
-#[derive(Default)]
+/// The parts of the engine that transactions need.
+pub(crate) struct TransactionParts {
+    pub env: Arc<dyn Env>,
+    pub zones: Arc<Zones>,
+    pub cache: Arc<BlockCache>,
+    pub options: OpenOptions,
+    pub health: Arc<Health>,
+    pub counters: Arc<Counters>,
+    pub versions: Arc<VersionSet>,
+    pub commits: Arc<CommitPipeline>,
+    pub recent: Arc<RecentCommits>,
+    pub feed: Arc<Feed>,
+    pub locks: Arc<Locks>,
+    pub snapshots: Arc<Snapshots>,
+    pub snapshotter: Arc<Snapshotter>,
+    pub catalog: Arc<Catalog>,
+    pub admission: Arc<Admission>,
+}
+
 pub(crate) struct Transactions {
+    /// What it shares with the rest of the engine.
+    pub(super) parts: TransactionParts,
+    pub(super) shares: Shares,
     open: Mutex<BTreeMap<TransactionId, Arc<TransactionState>>>,
     count: AtomicUsize,
     /// Of those, detached ones.
@@ -53,18 +89,57 @@ pub(crate) struct Transactions {
 }
 
 impl Transactions {
+    pub(crate) fn new(parts: TransactionParts) -> Transactions {
+        Transactions {
+            shares: Shares::of(&parts.options),
+            parts,
+            open: Mutex::default(),
+            count: AtomicUsize::new(0),
+            detached: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
+            held: AtomicUsize::new(0),
+            spilling: Mutex::default(),
+            nested_bytes: AtomicUsize::new(0),
+            logging: Mutex::default(),
+            lost: Mutex::default(),
+            routines: RwLock::default(),
+        }
+    }
+
+    /// The time of the store's clock.
+    pub(super) fn now(&self) -> Duration {
+        self.parts.env.monotonic()
+    }
+
+    /// What writing parts of a write set as runs needs.
+    pub(super) fn run_writer(&self) -> RunWriter<'_> {
+        let TransactionParts { versions, cache, counters, .. } = &self.parts;
+        RunWriter { versions, cache, counters }
+    }
+
+    /// Everything committed before this call is durable when it returns.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.parts.commits.sync(&*self.parts.admission)
+    }
+
+    pub(super) fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
+        self.parts.commits.commit(&*self.parts.admission, batch, durability)
+    }
+
+    /// Lets a routine join what two have changed in a dictionary.
+    pub(crate) fn set_routine(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
+        self.routines.write().insert(dict, routine);
+    }
+
     /// A number that is never given again.
     pub(super) fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(super) fn begin(
-        &self,
-        db: &Arc<Database>,
-        options: TransactionOptions,
-    ) -> Result<Arc<TransactionState>> {
+    pub(crate) fn begin(self: &Arc<Self>, options: TransactionOptions) -> Result<Transaction> {
+        self.parts.health.writable()?;
         let stays = options.detached || options.durable;
-        let most = (db.options.memory / EACH).clamp(LEAST, MOST);
+        let most = (self.parts.options.memory / EACH).clamp(LEAST, MOST);
         let too_many = |most: usize| {
             Error::Limit(format!(
                 "{most} transactions are open: end some, or give the store more memory (one for each {EACH} bytes)"
@@ -75,7 +150,7 @@ impl Transactions {
         }
         let id = TransactionId(self.number());
         let logging = options.durable.then(|| self.logging.lock());
-        let logged = options.durable.then(|| db.begin_log(id, &options)).transpose()?;
+        let logged = options.durable.then(|| self.begin_log(id, &options)).transpose()?;
         let mut open = self.open.lock();
         // Once more, since others may have begun in between; a log that is there already is let be,
         // and swept up if this one has none.
@@ -84,33 +159,43 @@ impl Transactions {
         {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
-        let base = db.recent.begin(|| {
-            let base = (options.isolation == Isolation::Snapshot).then(|| db.versions.exact_view());
+        let base = self.parts.recent.begin(|| {
+            let base = (options.isolation == Isolation::Snapshot)
+                .then(|| self.parts.versions.exact_view());
             (base.as_ref().map(|view| view.at), base)
         });
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
         let with = logged.unwrap_or_else(|| Open::new(base));
-        let transaction = self.insert(&mut open, db, id, options, with, since);
+        let transaction = self.insert(&mut open, id, options, with, since);
         drop((open, logging));
         if transaction.options.isolation == Isolation::Serializable {
             let age = transaction.options.retry_of.unwrap_or(id).0.min(id.0);
-            db.locks.begin(Owner { id: id.0, age });
+            self.parts.locks.begin(Owner { id: id.0, age });
             // Commits that have seen no locks come to their end.
-            db.commits.drain();
+            self.parts.commits.drain();
         }
-        Ok(transaction)
+        Ok(TransactionState::handle(&transaction))
+    }
+
+    /// Another handle of an open transaction.
+    pub(crate) fn join(&self, id: TransactionId) -> Option<Transaction> {
+        self.find(id).map(|transaction| TransactionState::handle(&transaction))
+    }
+
+    /// The open transactions, the oldest first.
+    pub(crate) fn list(&self) -> Vec<TransactionInfo> {
+        self.all().iter().map(|transaction| transaction.info()).collect()
     }
 
     fn insert(
-        &self,
+        self: &Arc<Self>,
         open: &mut BTreeMap<TransactionId, Arc<TransactionState>>,
-        db: &Arc<Database>,
         id: TransactionId,
         options: TransactionOptions,
         with: Open,
         since: Seq,
     ) -> Arc<TransactionState> {
-        let transaction = TransactionState::new(db.clone(), id, options, db.now(), since, with);
+        let transaction = TransactionState::new(self.clone(), id, options, self.now(), since, with);
         if let Some(with) = &mut transaction.state.write().open {
             transaction.count(with);
         }
@@ -127,18 +212,17 @@ impl Transactions {
 
     /// Takes up one that began before the store was opened.
     pub(super) fn take_up(
-        &self,
-        db: &Arc<Database>,
+        self: &Arc<Self>,
         id: TransactionId,
         options: TransactionOptions,
         with: Open,
     ) {
         let mut open = self.open.lock();
-        let since = db.recent.begin(|| {
-            let at = db.versions.exact_view().at;
+        let since = self.parts.recent.begin(|| {
+            let at = self.parts.versions.exact_view().at;
             (Some(at), at)
         });
-        self.insert(&mut open, db, id, options, with, since);
+        self.insert(&mut open, id, options, with, since);
     }
 
     pub(super) fn find(&self, id: TransactionId) -> Option<Arc<TransactionState>> {
@@ -156,14 +240,14 @@ impl Transactions {
     }
 
     /// Why it is over, if it was lost to an older one not long ago.
-    pub(super) fn lost(&self, id: TransactionId) -> Option<Error> {
+    pub(crate) fn lost(&self, id: TransactionId) -> Option<Error> {
         self.lost
             .lock()
             .contains(&id)
             .then(|| Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")))
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<TransactionState>> {
+    fn all(&self) -> Vec<Arc<TransactionState>> {
         self.open.lock().values().cloned().collect()
     }
 
@@ -178,27 +262,27 @@ impl Transactions {
         self.count.store(open.len(), Ordering::Relaxed);
         drop(open);
         if let Some(gone) = gone.filter(|gone| gone.since != Seq::MAX) {
-            gone.db.recent.end(gone.since);
+            self.parts.recent.end(gone.since);
         }
     }
 
     /// Memory that each transaction may take for what it has not written out: together a part of
     /// that for memtables.
-    pub(super) fn share(&self, db: &Database) -> usize {
-        (db.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).max(SHARE_LEAST)
+    pub(super) fn share(&self) -> usize {
+        (self.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).max(SHARE_LEAST)
     }
 
     /// Memory that the changes of all transactions may take together, but for what is not worth
     /// writing out.
-    fn most_held(db: &Database) -> usize {
-        db.shares.memtables / 8
+    fn most_held(&self) -> usize {
+        self.shares.memtables / 8
     }
 
     /// Writes out what idle transactions have in memory, the largest first, where all of them have
     /// more than their part of it together. `asking`: the transaction that is about to change
     /// something, which writes out by itself.
-    pub(super) fn make_room(&self, db: &Database, asking: TransactionId) {
-        let most = Self::most_held(db);
+    pub(super) fn make_room(&self, asking: TransactionId) {
+        let most = self.most_held();
         if self.held.load(Ordering::Relaxed) <= most {
             return;
         }
@@ -222,8 +306,8 @@ impl Transactions {
     }
 
     /// Takes `bytes` more for a nested batch, of what all nested batches may take together.
-    pub(super) fn reserve_nested(&self, db: &Database, bytes: usize) -> Result<()> {
-        let most = db.shares.memtables / 2;
+    pub(super) fn reserve_nested(&self, bytes: usize) -> Result<()> {
+        let most = self.shares.memtables / 2;
         if self.nested_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > most {
             self.nested_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(Error::Limit(format!(

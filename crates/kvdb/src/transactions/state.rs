@@ -9,7 +9,7 @@ use env::sync::RwLock;
 
 use super::options::{TransactionInfo, TransactionOptions};
 use super::reads::{Dependency, ReadSet};
-use crate::db::database::Database;
+use super::registry::Transactions;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
@@ -43,7 +43,7 @@ impl Drop for Last {
 pub(crate) struct TransactionState {
     pub(super) id: TransactionId,
     pub(super) options: TransactionOptions,
-    pub(super) db: Arc<Database>,
+    pub(super) registry: Arc<Transactions>,
     /// When it began, and when it was last used, of the database's clock.
     pub(super) begun: Duration,
     pub(super) used_nanos: AtomicU64,
@@ -109,15 +109,15 @@ impl Open {
     }
 
     /// Writes out what it has in memory; what savepoints go back to stays apart.
-    pub(super) fn spill(&mut self, db: &Database) -> Result<()> {
+    pub(super) fn spill(&mut self, registry: &Transactions) -> Result<()> {
         let keep = self.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-        self.write_set.spill(&db.run_writer(), &keep)
+        self.write_set.spill(&registry.run_writer(), &keep)
     }
 }
 
 impl TransactionState {
     pub(super) fn new(
-        db: Arc<Database>,
+        registry: Arc<Transactions>,
         id: TransactionId,
         options: TransactionOptions,
         now: Duration,
@@ -130,7 +130,7 @@ impl TransactionState {
                 detached: options.detached || options.durable,
                 ..options
             },
-            db,
+            registry,
             begun: now,
             used_nanos: AtomicU64::new(now.as_nanos() as u64),
             handles: env::sync::Mutex::default(),
@@ -155,7 +155,7 @@ impl TransactionState {
 
     /// What every call begins with.
     pub(super) fn used(&self) -> Result<()> {
-        self.used_nanos.store(self.db.now().as_nanos() as u64, Ordering::Relaxed);
+        self.used_nanos.store(self.registry.now().as_nanos() as u64, Ordering::Relaxed);
         match &*self.doomed.lock() {
             Some(why) => Err(self.aborted(why)),
             None => Ok(()),
@@ -175,20 +175,20 @@ impl TransactionState {
         let now = open.write_set.estimate();
         let before = self.held.swap(now, Ordering::Relaxed);
         // Of both directions: it wraps.
-        self.db.transactions.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        self.registry.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// Writes out what it has in memory, for the sake of others; not while a call is under way.
     pub(super) fn make_small(&self) -> Result<()> {
         let Some(mut state) = self.state.try_write() else { return Ok(()) };
         let Some(open) = &mut state.open else { return Ok(()) };
-        open.spill(&self.db)?;
+        open.spill(&self.registry)?;
         self.count(open);
         Ok(())
     }
 
     pub(super) fn info(&self) -> TransactionInfo {
-        let now = self.db.now();
+        let now = self.registry.now();
         if let Some(state) = self.state.try_read() {
             self.measure(&state);
         }
@@ -203,7 +203,7 @@ impl TransactionState {
             changes,
             memory,
             run_bytes,
-            waits_for: self.db.locks.waits_for(self.id.0).map(TransactionId),
+            waits_for: self.registry.parts.locks.waits_for(self.id.0).map(TransactionId),
         }
     }
 }

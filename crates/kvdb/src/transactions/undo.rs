@@ -8,7 +8,7 @@
 //! The snapshots keep space. So only the newest are kept, for a day at most, and a store that is
 //! full lets go of all of them before it says so.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use vt_tree::Seq;
 
 use super::conflicts::{self, Merged};
 use super::handle::Transaction;
+use super::registry::Transactions;
 use crate::commit::SnapshotMaker;
 use crate::commit::batch::Batch;
-use crate::db::Kvdb;
-use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::record;
 use crate::read::cursor::Tuple;
-use crate::read::snapshot_set::{Side, Snapshot, above};
+use crate::read::snapshot_set::{Side, Snapshot};
 use crate::read::version::Version;
 use crate::read::view::View;
+use crate::snapshots::EndOfGeneration;
 
 /// Commits that can be undone at most.
 const MOST: usize = 16;
@@ -57,25 +57,25 @@ pub struct UndoableCommit {
 
 /// Makes the two snapshots of a commit.
 pub(super) struct StatesAround<'a> {
-    db: &'a Database,
+    registry: &'a Transactions,
     /// What their names have in common.
     pair: u64,
     label: String,
+    /// How many of them are made.
     made: Cell<usize>,
-    /// Whose generation is not closed yet.
-    next: RefCell<Option<(u64, Arc<Snapshot>)>>,
+    end: EndOfGeneration<'a>,
 }
 
 impl<'a> StatesAround<'a> {
-    pub(super) fn new(db: &'a Database, label: &str) -> StatesAround<'a> {
+    pub(super) fn new(registry: &'a Transactions, label: &str) -> StatesAround<'a> {
         let cut = (0..=LABEL.min(label.len())).rev().find(|at| label.is_char_boundary(*at));
         let label = label[..cut.unwrap_or(0)].to_owned();
         StatesAround {
-            db,
-            pair: db.env.random(),
+            registry,
+            pair: registry.parts.env.random(),
             label,
             made: Cell::new(0),
-            next: RefCell::default(),
+            end: EndOfGeneration::new(&registry.parts.snapshots),
         }
     }
 }
@@ -89,25 +89,41 @@ impl SnapshotMaker for StatesAround<'_> {
     fn record(&self, version: &Version, seq: Seq) -> Vec<u8> {
         let side = if self.made.replace(1) == 0 { Side::Before } else { Side::After };
         let name = side.name(self.pair, &self.label);
-        let label = Label { seq, ..self.db.label("", &name) };
-        let snapshot = self.db.snapshots.of(label, above(version), version);
-        let record = record::snapshot(&snapshot.label, snapshot.below);
-        self.next.replace(Some((version.generation.number, snapshot)));
-        record
+        let label = self.registry.parts.snapshotter.label("", &name);
+        self.end.record(Label { seq, ..label }, version)
     }
 
     fn closed(&self) {
-        if let Some((generation, snapshot)) = self.next.take() {
-            self.db.snapshots.begin(generation, snapshot);
-        }
+        self.end.closed();
     }
 }
 
-impl Database {
+impl Transactions {
     /// The newest last.
-    fn undoable_commits(&self) -> Vec<(UndoableCommit, [Arc<Snapshot>; 2])> {
-        let all = self.snapshots.around_commits();
-        let held = self.held_by(&all);
+    pub(crate) fn undoable_commits(&self) -> Vec<UndoableCommit> {
+        self.pairs().into_iter().map(|(commit, _)| commit).collect()
+    }
+
+    /// The states right before and right after a commit that can be undone.
+    pub(crate) fn states_around(&self, number: u64) -> Result<(View, View)> {
+        let mut all = self.pairs().into_iter();
+        let Some((_, pair)) = all.find(|(commit, _)| commit.number == number) else {
+            return Err(Error::Invalid(format!(
+                "commit {number} cannot be undone, or not any more: what it has changed is not kept"
+            )));
+        };
+        let [before, after] = pair.map(|snapshot| {
+            let mut view = self.parts.versions.view();
+            view.version.version = snapshot.version();
+            view
+        });
+        Ok((before, after))
+    }
+
+    /// The commits that can be undone, with the snapshots around them.
+    fn pairs(&self) -> Vec<(UndoableCommit, [Arc<Snapshot>; 2])> {
+        let all = self.parts.snapshots.around_commits();
+        let held = self.parts.snapshotter.held_by(&all);
         let mut commits: Vec<_> = all
             .into_iter()
             .zip(held)
@@ -125,49 +141,25 @@ impl Database {
     /// Drops the states around commits that are too old or too many, and those that a crash has
     /// left without the other one.
     pub(crate) fn sweep_undoable(&self) -> Result<()> {
-        if self.options.read_only {
+        if self.parts.options.read_only {
             return Ok(());
         }
-        let pairs = self.snapshots.around_commits();
-        let now = self.env.wall();
+        let pairs = self.parts.snapshots.around_commits();
+        let now = self.parts.env.wall();
         let many = pairs.len().saturating_sub(MOST);
-        let mut old: Vec<String> = self.snapshots.half_around_commits();
+        let mut old: Vec<String> = self.parts.snapshots.half_around_commits();
         for (at, pair) in pairs.iter().enumerate() {
             if at < many || now.saturating_sub(pair[1].label.created) > LONGEST {
                 old.extend(pair.iter().map(|snapshot| snapshot.label.name.clone()));
             }
         }
         for name in old {
-            match self.drop_snapshot(&name) {
+            match self.parts.snapshotter.drop_snapshot(&name) {
                 Ok(()) | Err(Error::NoSnapshot(_)) => {}
                 Err(e) => return Err(e),
             }
         }
         Ok(())
-    }
-}
-
-impl Kvdb {
-    /// The commits that can be undone, the oldest first; see
-    /// [`TransactionOptions::undoable`](crate::TransactionOptions::undoable).
-    pub fn undoable_commits(&self) -> Vec<UndoableCommit> {
-        self.db.0.undoable_commits().into_iter().map(|(commit, _)| commit).collect()
-    }
-
-    /// The states right before and right after a commit that can be undone.
-    pub fn states_around(&self, number: u64) -> Result<(View, View)> {
-        let all = self.db.0.undoable_commits();
-        let Some((_, pair)) = all.into_iter().find(|(commit, _)| commit.number == number) else {
-            return Err(Error::Invalid(format!(
-                "commit {number} cannot be undone, or not any more: what it has changed is not kept"
-            )));
-        };
-        let [before, after] = pair.map(|snapshot| {
-            let mut view = self.db.0.versions.view();
-            view.version.version = snapshot.version();
-            view
-        });
-        Ok((before, after))
     }
 }
 
@@ -203,7 +195,7 @@ impl Transaction {
         let (now, before_view) = (self.view()?, Arc::new(before.clone()));
         let (mut conflicts, mut batch) = (Vec::new(), Batch::new());
         for &dict in dictionaries {
-            let routine = conflicts::routine(&self.shared.db, dict);
+            let routine = conflicts::routine(&self.shared.registry, dict);
             for change in after.difference(dict, before, dict)? {
                 let change = change?;
                 let (key, was, left) = (change.key, change.after, change.before);

@@ -281,7 +281,7 @@ impl Defragmenter {
     }
 
     /// It is not under way, and has no reason to begin; no zone is kept for use again.
-    pub(super) fn at_rest(&self) -> bool {
+    pub(crate) fn at_rest(&self) -> bool {
         self.zones.spare() == 0 && !self.progress().running && !self.holes_due()
     }
 

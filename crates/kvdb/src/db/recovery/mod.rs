@@ -72,7 +72,7 @@ impl fmt::Display for Recovery {
 }
 
 /// Makes an empty store on `device`; whatever was there is lost.
-pub(crate) fn create(
+pub(in crate::db) fn create(
     device: Arc<dyn Device>,
     env: Arc<dyn Env>,
     options: CreateOptions,
@@ -110,7 +110,7 @@ pub(crate) fn create(
 }
 
 /// Opens the store on `device`.
-pub(crate) fn open(
+pub(in crate::db) fn open(
     device: Arc<dyn Device>,
     env: Arc<dyn Env>,
     options: OpenOptions,
@@ -160,7 +160,7 @@ pub(crate) fn open(
     }));
     replay::replay_journal(&db, journal, &state.start, &state.since, bound.uses())?;
     if !db.options.read_only {
-        db.restore_transactions()?;
+        db.transactions.restore()?;
     }
     db.start_threads()?;
     recovery.duration = env.monotonic().saturating_sub(begun);

@@ -14,6 +14,7 @@ use crate::journal::record::{self, Ops, Record};
 use crate::log::chunk::Kind;
 use crate::log::stream::{Records, StreamReader};
 use crate::manifest::JournalStart;
+use crate::options::Shares;
 
 /// Applies the commits of `journal` from `start` on, but for what rollbacks made void up to the
 /// numbers in `since`. `bound`: the places of all that it binds.
@@ -29,7 +30,7 @@ pub(super) fn replay_journal(
     let mut reader = StreamReader::new(&db.zones, Kind::Journal, &parts, offset, start.position);
     let mut records = Records::new(start.position);
     let mut numbers = Numbers { next: start.seq + 1 };
-    let mut flush_at = db.shares.seal_at;
+    let mut flush_at = Shares::of(&db.options).seal_at;
     while let Some((at, piece)) = reader.next()? {
         let more = records.push(&piece, |end, bytes| {
             if end > journal.end {
@@ -96,7 +97,7 @@ fn flush_when_full(
         return Ok(());
     }
     db.commits.seal_replayed(start, db.zones.pin(bound)?);
-    match db.background.flusher.flush_sealed() {
+    match db.flusher.flush_sealed() {
         Ok(_) => Ok(()),
         // A full store opens all the same: these memtables stay in memory, until there is room for
         // them or they have doubled.

@@ -7,23 +7,18 @@
 //! transaction binds some megabytes of them, with the note, and commits. Only the first megabyte is
 //! committed as batches: most streams are short, and runs must be synced.
 
-use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::io::Read;
 
 use bytes::Bytes;
 
-use super::check_name;
-use super::stream::{Frame, Received, StreamHeader, read_magic};
 use crate::commit::batch::{Batch, Durability};
 use crate::db::Kvdb;
-use crate::db::database::Database;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::Label;
-use crate::manifest::Edit;
-use crate::manifest::ManifestState;
-use crate::read::version_set::VersionEdit;
+use crate::snapshots::check_name;
+use crate::snapshots::stream::{Frame, Received, StreamHeader, read_magic};
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 
 /// The branch of a stream that is being received begins with this; its name goes on with the
@@ -80,7 +75,7 @@ impl Kvdb {
     /// is.
     pub fn receive(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         let db = &self.db.0;
-        db.writable()?;
+        db.health.writable()?;
         read_magic(&mut input)?;
         let Frame::Header(header) = Frame::read(&mut input)? else {
             return Err(Error::Corrupt("a stream: it does not begin with a header".into()));
@@ -136,13 +131,13 @@ impl Kvdb {
         // changed while the stream came.
         let replaced: BTreeSet<DictionaryId> =
             self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
-        let locked = db.lock_before_all(replaced.iter().copied(), REPLACED)?;
+        let locked = db.transactions.lock_before_all(&replaced, REPLACED)?;
         if !options.replace {
             self.may_replace(&options.branch, base.as_deref())?;
         }
         self.drop_dictionary(progress)?;
         let label = Label { name: name.clone(), branch: options.branch.clone(), ..header.label };
-        db.adopt(&branch, &options.branch, label, &replaced)?;
+        db.snapshotter.adopt(&branch, &options.branch, label, &replaced)?;
         drop(locked);
         Ok(ReceiveStats { snapshot: name, chunks: received.chunks, tuples: received.tuples })
     }
@@ -158,7 +153,7 @@ impl Kvdb {
 
     /// Gives up a stream that was cut off.
     pub fn forget_received(&self, received: &Received) -> Result<()> {
-        self.db.0.drop_branch(&branch_of(&received.id))
+        self.db.0.snapshotter.drop_branch(&branch_of(&received.id))
     }
 
     fn progress(&self, branch: &str) -> Result<Option<Received>> {
@@ -222,8 +217,8 @@ impl Kvdb {
         let db = &self.db.0;
         if !db.versions.load().has_branch(branch) {
             match base {
-                Some(base) => db.clone_snapshot(base, branch)?,
-                None => db.create_branch(branch)?,
+                Some(base) => db.snapshotter.clone_snapshot(base, branch)?,
+                None => db.snapshotter.create_branch(branch)?,
             }
         }
         for info in self.dictionaries_in(branch) {
@@ -335,8 +330,8 @@ impl Taking<'_> {
                 self.received.chunks
             )));
         }
-        if self.db.db.0.space().free < SHORT {
-            self.db.db.0.want_space();
+        if self.db.space().free < SHORT {
+            self.db.reclaim();
         }
         if self.open.is_none() {
             // No one else knows of the branch.
@@ -415,49 +410,5 @@ impl OpenRuns {
             Some((_, run)) => self.transaction.adopt(run.finish()?),
             None => Ok(()),
         }
-    }
-}
-
-impl Database {
-    /// Lets the branch `from`, which takes no more writes, take the place of `to`, and makes a
-    /// snapshot of it.
-    fn adopt(
-        &self,
-        from: &str,
-        to: &str,
-        label: Label,
-        replaced: &BTreeSet<DictionaryId>,
-    ) -> Result<()> {
-        self.flush_all()?;
-        let _naming = self.settled()?;
-        if self.snapshots.get(&label.name).is_some() {
-            return Err(Error::Exists(format!("snapshot {}", label.name)));
-        }
-        let label = Label { seq: self.versions.visible.load(Ordering::Acquire), ..label };
-        let mut fresh = None;
-        let plan = |state: &ManifestState| {
-            // Made since the others were locked.
-            let mut of_branch =
-                state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
-            fresh =
-                of_branch.find(|info| !replaced.contains(&info.id)).map(|info| info.name.clone());
-            if fresh.is_some() {
-                return VersionEdit::default();
-            }
-            let below = state.next_dictionary;
-            let adopt = Edit::Adopt { from: from.into(), to: to.into() };
-            VersionEdit::of([adopt, Edit::Snapshot { label, below }])
-        };
-        self.versions.install(plan)?;
-        if to.is_empty() {
-            self.feed.lose(|| self.env.random());
-        }
-        if let Some(name) = fresh {
-            return Err(Error::Locked(format!(
-                "dictionary {name} was made while the stream ended: try again"
-            )));
-        }
-        self.signals.reclaimable.store(true, Ordering::Release);
-        Ok(())
     }
 }

@@ -4,9 +4,9 @@ use std::io::Write;
 
 use bytes::Bytes;
 
-use super::stream::{Frame, Received, StreamHeader, write_magic};
 use crate::db::Kvdb;
 use crate::error::{Error, Result};
+use crate::snapshots::stream::{Frame, Received, StreamHeader, write_magic};
 
 /// Bytes of tuples after which a chunk ends.
 const CHUNK: usize = 128 << 10;

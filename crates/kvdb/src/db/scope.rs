@@ -3,13 +3,13 @@
 
 use bytes::Bytes;
 
-use super::handle::Transaction;
 use crate::commit::batch::{Batch, Durability};
 use crate::db::Kvdb;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::cursor::Cursor;
 use crate::read::view::View;
+use crate::transactions::Transaction;
 
 /// Where reads and writes go.
 #[derive(Clone)]

@@ -1,0 +1,155 @@
+//! Snapshots and branches as clients of a store see them; [`crate::snapshots`] makes them.
+
+use crate::commit::batch::Durability;
+use crate::db::Kvdb;
+use crate::db::handle::Dictionary;
+use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
+use crate::error::Result;
+use crate::read::view::View;
+use crate::snapshots::{BranchInfo, SnapshotInfo, check_name, check_visible, is_own};
+
+/// Why serializable transactions end.
+const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
+
+impl Kvdb {
+    /// Makes a snapshot of the main branch: everything committed before this call, for as long as
+    /// it is not dropped. It takes the time of a synced commit whatever the store holds, and is
+    /// durable when this returns.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// db.snapshot("monday")?;
+    /// fruit.insert("apple", "rotten")?;
+    ///
+    /// let monday = db.open_snapshot("monday")?;
+    /// assert_eq!(monday.get(fruit.id(), b"apple")?.unwrap(), "red");
+    /// db.drop_snapshot("monday")?;
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn snapshot(&self, name: &str) -> Result<()> {
+        self.snapshot_of("", name, Durability::Synced)
+    }
+
+    /// Makes a snapshot of any branch. A buffered one is on disk together with the commits before
+    /// it.
+    pub fn snapshot_of(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
+        check_name("snapshot", name)?;
+        if !branch.is_empty() {
+            check_name("branch", branch)?;
+        }
+        self.db.0.snapshotter.snapshot(branch, name, durability)
+    }
+
+    /// All snapshots, the oldest first.
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        self.db.0.snapshotter.list().into_iter().filter(|s| !is_own(&s.name)).collect()
+    }
+
+    /// The store, or that branch of it, as it was when the snapshot was made. The view outlives the
+    /// snapshot. Its dictionaries have the numbers that they had; see [`View::dictionary`].
+    pub fn open_snapshot(&self, name: &str) -> Result<View> {
+        check_visible(name)?;
+        self.db.0.snapshotter.open_snapshot(name)
+    }
+
+    /// Drops a snapshot, durably, in a time that does not depend on what is in it. Clones and views
+    /// of it stay.
+    pub fn drop_snapshot(&self, name: &str) -> Result<()> {
+        check_visible(name)?;
+        self.db.0.snapshotter.drop_snapshot(name)
+    }
+
+    /// Makes a branch out of a snapshot: for each of its dictionaries a new one of the same name,
+    /// options and contents, that shares all data and goes its own way from here on. Durable when
+    /// this returns, and as quick as a snapshot.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// db.snapshot("monday")?;
+    /// db.clone_snapshot("monday", "what-if")?;
+    /// let other = db.open_dictionary_in("what-if", "fruit")?;
+    /// other.insert("apple", "blue")?;
+    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
+    /// db.drop_branch("what-if")?;
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
+        check_visible(snapshot)?;
+        check_name("branch", branch)?;
+        self.db.0.snapshotter.clone_snapshot(snapshot, branch)
+    }
+
+    /// Makes a branch without dictionaries.
+    pub fn create_branch(&self, name: &str) -> Result<()> {
+        check_name("branch", name)?;
+        self.db.0.snapshotter.create_branch(name)
+    }
+
+    /// The branches other than the main one, by name.
+    pub fn branches(&self) -> Vec<BranchInfo> {
+        let version = self.db.0.versions.load();
+        let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
+        let of = |snapshot: &String| Some(snapshot.clone()).filter(|s| !s.is_empty());
+        all.map(|(name, from)| BranchInfo { name: name.clone(), snapshot: of(from) }).collect()
+    }
+
+    /// Drops a branch and its dictionaries, durably. Its snapshots stay.
+    pub fn drop_branch(&self, name: &str) -> Result<()> {
+        check_name("branch", name)?;
+        self.db.0.snapshotter.drop_branch(name)
+    }
+
+    /// Gives the branch that the snapshot is of the state that it had then, durably and as one
+    /// step: what was committed to it since is gone, dictionaries made since are gone, those
+    /// dropped since are back. Dictionaries keep their numbers. Views and other snapshots, newer
+    /// ones too, stay; transactions that began before cannot commit to what was rolled back.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// db.snapshot("monday")?;
+    /// fruit.insert("apple", "rotten")?;
+    /// db.rollback("monday")?;
+    /// assert_eq!(fruit.get("apple")?.unwrap(), "red");
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn rollback(&self, snapshot: &str) -> Result<()> {
+        check_visible(snapshot)?;
+        let db = &self.db.0;
+        db.snapshotter
+            .roll_back(snapshot, |dicts| db.transactions.lock_before_all(dicts, ROLLED_BACK))
+    }
+
+    /// The dictionary of that name in a branch.
+    pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
+        self.db.0.versions.dictionary(branch, name)
+    }
+
+    /// The dictionary of that name in a branch, made if it does not exist (durable before this
+    /// returns).
+    pub fn create_dictionary_in(
+        &self,
+        branch: &str,
+        name: &str,
+        options: DictionaryOptions,
+    ) -> Result<DictionaryId> {
+        self.db.0.catalog.create(branch, name, options)
+    }
+
+    /// The dictionary of a branch, made with default options if it does not exist, as a handle.
+    pub fn open_dictionary_in(&self, branch: &str, name: &str) -> Result<Dictionary> {
+        let id = self.create_dictionary_in(branch, name, DictionaryOptions::default())?;
+        Ok(Dictionary::of(self, id))
+    }
+
+    /// The dictionaries of a branch, by number.
+    pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
+        let version = self.db.0.versions.load();
+        version.trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.clone()).collect()
+    }
+}

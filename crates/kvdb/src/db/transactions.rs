@@ -1,0 +1,62 @@
+//! Transactions as clients of a store see them; [`crate::transactions`] makes them.
+
+use std::sync::Arc;
+
+use crate::db::Kvdb;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::ids::TransactionId;
+use crate::read::view::View;
+use crate::transactions::{
+    Isolation, MergeRoutine, Transaction, TransactionInfo, TransactionOptions, UndoableCommit,
+};
+
+impl Kvdb {
+    /// Begins a transaction that ends with its last handle at the latest.
+    pub fn begin(&self, isolation: Isolation) -> Result<Transaction> {
+        self.begin_with(TransactionOptions { isolation, ..TransactionOptions::default() })
+    }
+
+    /// Begins a transaction with these options.
+    pub fn begin_with(&self, options: TransactionOptions) -> Result<Transaction> {
+        self.db.0.transactions.begin(options)
+    }
+
+    /// Joins an open transaction.
+    pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
+        self.db.0.transactions.join(id).ok_or(Error::NoTransaction(id))
+    }
+
+    /// Why a transaction is over that was aborted for an older one, not too long ago: it may be
+    /// begun again. For those who only learn at its end that it has ended.
+    pub fn lost_to_another(&self, id: TransactionId) -> Option<Error> {
+        self.db.0.transactions.lost(id)
+    }
+
+    /// The open transactions, the oldest first.
+    pub fn transactions(&self) -> Vec<TransactionInfo> {
+        self.db.0.transactions.list()
+    }
+
+    /// Lets `routine` join what transactions and others have changed at the same keys of a
+    /// dictionary, for as long as the store is open.
+    pub fn set_merge(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
+        self.db.0.transactions.set_routine(dict, routine);
+    }
+
+    /// Whether a commit of `key` would have to wait for a serializable transaction now.
+    pub fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
+        self.db.0.transactions.is_locked(dict, key)
+    }
+
+    /// The commits that can be undone, the oldest first; see
+    /// [`TransactionOptions::undoable`](crate::TransactionOptions::undoable).
+    pub fn undoable_commits(&self) -> Vec<UndoableCommit> {
+        self.db.0.transactions.undoable_commits()
+    }
+
+    /// The states right before and right after a commit that can be undone.
+    pub fn states_around(&self, number: u64) -> Result<(View, View)> {
+        self.db.0.transactions.states_around(number)
+    }
+}
