@@ -12,7 +12,7 @@ use kvdb::Kvdb;
 use kvdb_server::{Limits, Reply, ServerOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use served::{Raw, Served, serve, serve_db, show};
-use zones::{Device, MemoryDevice, Purpose};
+use zones::{MemoryDevice, SlowSyncDevice};
 
 /// More than a server has event loops, so that each loop has some of them.
 const MANY: usize = 20;
@@ -334,34 +334,10 @@ fn replies_have_the_order_of_their_commands_when_a_thread_takes_over() {
     }
 }
 
-/// A device whose syncs take a while, as a disk's do.
-struct SlowSync(MemoryDevice);
-
-impl Device for SlowSync {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        self.0.read_at(purpose, offset, buf)
-    }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> std::io::Result<()> {
-        self.0.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> std::io::Result<()> {
-        std::thread::sleep(Duration::from_millis(3));
-        self.0.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
-        self.0.discard(offset, len)
-    }
-    fn len(&self) -> std::io::Result<u64> {
-        self.0.len()
-    }
-    fn grow(&self, new_len: u64) -> std::io::Result<()> {
-        self.0.grow(new_len)
-    }
-}
-
 #[test]
 fn transactions_that_are_synced_share_the_syncs_of_the_disk() {
-    let device = Arc::new(SlowSync(MemoryDevice::new()));
+    let device =
+        Arc::new(SlowSyncDevice::new(Arc::new(MemoryDevice::new()), Duration::from_millis(3)));
     let create = kvdb::CreateOptions::default();
     let db = Kvdb::create(device, Arc::new(env::Machine::default()), create);
     let served = serve_db(db.expect("a store"), ServerOptions::default());

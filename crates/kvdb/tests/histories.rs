@@ -32,7 +32,7 @@ use kvdb::{
     Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb,
     OpenOptions, Transaction, TransactionOptions,
 };
-use zones::{CrashDevice, Device, Purpose};
+use zones::{CrashDevice, Device, SlowSyncDevice};
 
 use history::epoch::{Epoch, Lists, OBSERVER, Rollback, judge};
 use history::{Attempt, Did, End, Figures, check, decode, encode, extent};
@@ -49,33 +49,8 @@ const INGESTED: u64 = 1_000_000;
 /// The kinds that must occur.
 const KINDS: [&str; 6] = ["view", "batch", "ingest", "watch", "durable", "transaction"];
 
-/// A device whose syncs take as long as a disk's do, so that much happens while one is under way.
-struct SlowSync(Arc<CrashDevice>);
-
-impl Device for SlowSync {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        self.0.read_at(purpose, offset, buf)
-    }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> std::io::Result<()> {
-        self.0.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> std::io::Result<()> {
-        std::thread::sleep(Duration::from_micros(300));
-        self.0.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
-        self.0.discard(offset, len)
-    }
-    fn len(&self) -> std::io::Result<u64> {
-        self.0.len()
-    }
-    fn grow(&self, new_len: u64) -> std::io::Result<()> {
-        self.0.grow(new_len)
-    }
-    fn lengthen(&self, new_len: u64) -> std::io::Result<()> {
-        self.0.lengthen(new_len)
-    }
-}
+/// What a sync takes in some lives, so that much happens while one is under way.
+const SYNC: Duration = Duration::from_micros(300);
 
 /// The store in one of its lives.
 struct Life {
@@ -606,8 +581,11 @@ fn run(isolation: Isolation) {
         let mut random = Random::new(seed);
         let device = Arc::new(CrashDevice::over(image.clone()));
         let rollbacks = random.one_in(3);
-        let on: Arc<dyn Device> =
-            if random.one_in(3) { Arc::new(SlowSync(device.clone())) } else { device.clone() };
+        let on: Arc<dyn Device> = if random.one_in(3) {
+            Arc::new(SlowSyncDevice::new(device.clone(), SYNC))
+        } else {
+            device.clone()
+        };
         let (db, _) =
             Kvdb::open(on, env.clone(), open()).unwrap_or_else(|e| panic!("{what}: opening: {e}"));
         if !rollbacks && !random.one_in(3) {

@@ -9,32 +9,10 @@ use std::time::{Duration, Instant};
 
 use env::{Machine, Random};
 use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
-use zones::{Device, FileDevice, MemoryDevice, Purpose};
+use zones::{Device, FileDevice, MemoryDevice, Purpose, SlowSyncDevice};
 
-/// A device whose syncs take a while, as a disk's do.
-struct SlowSync(MemoryDevice);
-
-impl Device for SlowSync {
-    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        self.0.read_at(purpose, offset, buf)
-    }
-    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> std::io::Result<()> {
-        self.0.write_at(purpose, offset, buf)
-    }
-    fn sync(&self) -> std::io::Result<()> {
-        std::thread::sleep(Duration::from_millis(3));
-        self.0.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
-        self.0.discard(offset, len)
-    }
-    fn len(&self) -> std::io::Result<u64> {
-        self.0.len()
-    }
-    fn grow(&self, new_len: u64) -> std::io::Result<()> {
-        self.0.grow(new_len)
-    }
-}
+/// What a sync takes, as on a disk.
+const SYNC: Duration = Duration::from_millis(3);
 
 fn open(memory: usize) -> OpenOptions {
     OpenOptions {
@@ -52,7 +30,7 @@ fn create(device: Arc<dyn Device>, memory: usize) -> Kvdb {
 
 #[test]
 fn commits_that_wait_for_the_same_disk_share_its_syncs() {
-    let db = create(Arc::new(SlowSync(MemoryDevice::new())), 16 << 20);
+    let db = create(Arc::new(SlowSyncDevice::new(Arc::new(MemoryDevice::new()), SYNC)), 16 << 20);
     let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..16u64 {

@@ -11,8 +11,9 @@ use zones::{Device, MemoryDevice, Purpose};
 /// No test waits longer than this for another thread.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Which sync is held.
 #[derive(Default)]
-struct ManifestState {
+struct Hold {
     /// The next sync behind a write of this purpose is held.
     on: Option<Purpose>,
     /// Such a write has come.
@@ -24,7 +25,7 @@ struct ManifestState {
 /// held.
 pub struct HeldSync<D = MemoryDevice> {
     pub memory: D,
-    state: Mutex<ManifestState>,
+    state: Mutex<Hold>,
     changed: Condvar,
 }
 
@@ -41,7 +42,7 @@ impl<D> HeldSync<D> {
 
     /// Holds the next sync that comes behind a write for `purpose`.
     pub fn hold_behind(&self, purpose: Purpose) {
-        *self.state.lock() = ManifestState { on: Some(purpose), ..ManifestState::default() };
+        *self.state.lock() = Hold { on: Some(purpose), ..Hold::default() };
     }
 
     /// Returns when a sync is held.
@@ -57,7 +58,7 @@ impl<D> HeldSync<D> {
 
     /// Lets it go on.
     pub fn release(&self) {
-        *self.state.lock() = ManifestState::default();
+        *self.state.lock() = Hold::default();
         self.changed.notify_all();
     }
 }

@@ -9,6 +9,7 @@ mod fault;
 mod file;
 mod host_memory;
 mod memory;
+mod slow_sync;
 mod uring;
 
 pub(crate) use copy::copy_range;
@@ -17,6 +18,7 @@ pub use crash::CrashDevice;
 pub use fault::{Fault, FaultDevice, FaultKind, Operation};
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
+pub use slow_sync::SlowSyncDevice;
 
 use std::fs::File;
 use std::io;
