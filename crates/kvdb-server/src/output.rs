@@ -1,10 +1,14 @@
-//! Replies into bytes, RESP2 or RESP3, and on to the client.
+//! Replies on their way to the client; `encode` writes them as bytes of RESP2 or RESP3.
 //!
 //! The replies of a pipelined group gather here and leave in one write. Two things change that: a
 //! group of more than `Limits::reply` bytes is sent in pieces, so that memory stays bounded; and
 //! where a connection asked for durable writes, no reply to a write leaves before the store is
 //! synced, once for all of them. If that sync fails, each of those replies becomes the error,
 //! because what they would acknowledge did not happen.
+
+mod encode;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::ops::Range;
@@ -14,6 +18,7 @@ use std::time::Duration;
 
 use kvdb::Kvdb;
 
+pub use self::encode::number_text;
 use crate::bell::Bell;
 use crate::clients::Closer;
 use crate::failure::{Failure, Outcome};
@@ -144,26 +149,6 @@ impl Output {
         self.bytes.extend_from_slice(bytes);
     }
 
-    pub fn status(&mut self, text: &str) {
-        self.line(b'+', text.as_bytes());
-    }
-    pub fn ok(&mut self) {
-        self.bytes.extend_from_slice(b"+OK\r\n");
-    }
-    /// An error; `text` starts with its code (`ERR`, `NOAUTH`, …) and is made to fit one line.
-    pub fn error(&mut self, text: &str) {
-        let text: Vec<u8> =
-            text.bytes().map(|c| if c.is_ascii_control() { b' ' } else { c }).collect();
-        self.line(b'-', &text);
-    }
-    pub fn integer(&mut self, value: i64) {
-        self.number(b':', value);
-    }
-    pub fn bulk(&mut self, value: &[u8]) {
-        self.number(b'$', value.len() as i64);
-        self.bytes.extend_from_slice(value);
-        self.bytes.extend_from_slice(b"\r\n");
-    }
     /// The header of a text of `len` bytes, which come in pieces, by `add_to_bulk`.
     pub fn begin_bulk(&mut self, len: u64) {
         self.in_bulk = Some((self.bytes.len(), self.sent, len));
@@ -198,118 +183,6 @@ impl Output {
         self.bytes.clear();
         Ok(())
     }
-    /// A number as RESP3 has it; a text in RESP2.
-    pub fn double(&mut self, value: f64) {
-        let text = number_text(value);
-        match self.resp3 {
-            true => self.line(b',', text.as_bytes()),
-            false => self.bulk(text.as_bytes()),
-        }
-    }
-    /// A text for people; RESP3 clients show it as it is.
-    pub fn verbatim(&mut self, text: &str) {
-        if self.resp3 {
-            self.number(b'=', text.len() as i64 + 4);
-            self.bytes.extend_from_slice(b"txt:");
-            self.bytes.extend_from_slice(text.as_bytes());
-            self.bytes.extend_from_slice(b"\r\n");
-        } else {
-            self.bulk(text.as_bytes());
-        }
-    }
-    pub fn null(&mut self) {
-        self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"$-1\r\n" });
-    }
-    /// Instead of an array.
-    pub fn null_array(&mut self) {
-        self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"*-1\r\n" });
-    }
-    pub fn value(&mut self, value: Option<&[u8]>) {
-        match value {
-            Some(value) => self.bulk(value),
-            None => self.null(),
-        }
-    }
-    /// The header of an array; `len` replies follow.
-    pub fn array(&mut self, len: usize) {
-        self.number(b'*', len as i64);
-    }
-    /// Puts the header of an array in front of its `len` replies, which start at `position` and
-    /// have all been written.
-    pub fn insert_array_header(&mut self, position: usize, len: usize) {
-        let end = self.bytes.len();
-        self.array(len);
-        // The header comes last and goes to the front: no second copy of what may be long.
-        let header = self.bytes.len() - end;
-        self.bytes[position..].rotate_right(header);
-    }
-    /// Puts what a page begins with in front of its elements, which are the reply at `position`:
-    /// the cursor of the next page.
-    pub fn insert_page_header(&mut self, position: usize, cursor: u64) {
-        let end = self.bytes.len();
-        self.array(2);
-        self.bulk(cursor.to_string().as_bytes());
-        let header = self.bytes.len() - end;
-        self.bytes[position..].rotate_right(header);
-    }
-    /// The header of a map; `len` pairs of replies follow.
-    pub fn map(&mut self, len: usize) {
-        if self.resp3 { self.number(b'%', len as i64) } else { self.number(b'*', len as i64 * 2) }
-    }
-    /// The header of a set; `len` replies follow.
-    pub fn set(&mut self, len: usize) {
-        self.number(if self.resp3 { b'~' } else { b'*' }, len as i64);
-    }
-
-    pub fn boolean(&mut self, value: bool) {
-        match self.resp3 {
-            true => self.line(b'#', if value { b"t" } else { b"f" }),
-            false => self.integer(i64::from(value)),
-        }
-    }
-    /// A whole number of any length, in decimal digits.
-    pub fn big_number(&mut self, digits: &str) {
-        match self.resp3 {
-            true => self.line(b'(', digits.as_bytes()),
-            false => self.bulk(digits.as_bytes()),
-        }
-    }
-    /// The header of what is said about the reply that follows it, to a client of RESP3; `len`
-    /// pairs of replies follow.
-    pub fn attribute(&mut self, len: usize) {
-        self.number(b'|', len as i64);
-    }
-    /// The header of a message that is no reply, to a client that has asked for such; `len` replies
-    /// follow.
-    pub fn push(&mut self, len: usize) {
-        self.number(if self.resp3 { b'>' } else { b'*' }, len as i64);
-    }
-
-    fn line(&mut self, kind: u8, text: &[u8]) {
-        self.bytes.push(kind);
-        self.bytes.extend_from_slice(text);
-        self.bytes.extend_from_slice(b"\r\n");
-    }
-    fn number(&mut self, kind: u8, value: i64) {
-        let mut digits = [0u8; 20];
-        let mut at = digits.len();
-        let mut rest = value.unsigned_abs();
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        self.bytes.push(kind);
-        if value < 0 {
-            self.bytes.push(b'-');
-        }
-        self.bytes.extend_from_slice(&digits[at..]);
-        self.bytes.extend_from_slice(b"\r\n");
-    }
-
     /// A reply begins. `held`: it acknowledges a write that must be durable before the client reads
     /// any of it, so where it is long, the store is synced before its first part leaves.
     pub fn begin_reply(&mut self, held: bool) {
@@ -493,201 +366,8 @@ impl Output {
     }
 }
 
-/// The shortest decimal form of a number that says which one it is, as Redis writes it.
-pub fn number_text(value: f64) -> String {
-    if value.is_infinite() {
-        return if value > 0.0 { "inf" } else { "-inf" }.into();
-    }
-    let size = value.abs();
-    if size != 0.0 && !(1e-6..1e21).contains(&size) {
-        let text = format!("{value:e}");
-        return match text.split_once('e') {
-            Some((digits, power)) if !power.starts_with('-') => format!("{digits}e+{power}"),
-            _ => text,
-        };
-    }
-    // There is one zero.
-    format!("{}", value + 0.0)
-}
-
 impl Drop for Output {
     fn drop(&mut self) {
         self.budget.give_back(self.charged);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use env::sync::Mutex;
-
-    struct Memory(Arc<Mutex<Vec<u8>>>);
-    impl Sink for Memory {
-        fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-            self.0.lock().extend_from_slice(bytes);
-            Ok(())
-        }
-    }
-    fn output() -> (Output, Arc<Mutex<Vec<u8>>>) {
-        let sent = Arc::new(Mutex::new(Vec::new()));
-        (
-            Output::new(
-                Kvdb::in_memory(),
-                Box::new(Memory(sent.clone())),
-                100,
-                Arc::new(Budget::new(1000)),
-            ),
-            sent,
-        )
-    }
-
-    #[test]
-    fn both_protocols() {
-        let (mut out, sent) = output();
-        for resp3 in [false, true] {
-            out.resp3 = resp3;
-            out.integer(i64::MIN);
-            out.integer(0);
-            out.map(1);
-            out.bulk(b"a\r\n");
-            out.null();
-            out.error("ERR two\r\nlines");
-            assert!(out.flush());
-        }
-        let want =
-            b":-9223372036854775808\r\n:0\r\n*2\r\n$3\r\na\r\n\r\n$-1\r\n-ERR two  lines\r\n\
-            :-9223372036854775808\r\n:0\r\n%1\r\n$3\r\na\r\n\r\n_\r\n-ERR two  lines\r\n";
-        assert_eq!(sent.lock().as_slice(), want.as_slice());
-    }
-
-    #[test]
-    fn numbers_are_written_in_their_shortest_form() {
-        for (number, text) in [
-            (0.0, "0"),
-            (-0.0, "0"),
-            (3.0, "3"),
-            (0.1, "0.1"),
-            (-1.5, "-1.5"),
-            (1e20, "100000000000000000000"),
-            (1e21, "1e+21"),
-            (1.5e300, "1.5e+300"),
-            (1e-7, "1e-7"),
-            (f64::INFINITY, "inf"),
-            (f64::NEG_INFINITY, "-inf"),
-        ] {
-            assert_eq!(number_text(number), text);
-        }
-    }
-
-    #[test]
-    fn a_failed_sync_denies_the_writes_and_only_them() {
-        let (mut out, _) = output();
-        out.bulk(b"read");
-        for _ in 0..2 {
-            out.begin_reply(true);
-            out.ok();
-            out.end_reply(true);
-            out.begin_reply(true);
-            out.integer(7);
-            out.end_reply(false);
-        }
-        out.deny("IOERR sync failed");
-        let want = b"$4\r\nread\r\n-IOERR sync failed\r\n:7\r\n-IOERR sync failed\r\n:7\r\n";
-        assert_eq!(out.bytes, want);
-    }
-
-    #[test]
-    fn long_replies_leave_in_pieces() {
-        let (mut out, sent) = output();
-        out.bulk(&[b'x'; 50]);
-        out.send_if_large();
-        assert!(sent.lock().is_empty());
-        out.bulk(&[b'x'; 50]);
-        out.send_if_large();
-        assert_eq!(sent.lock().len(), 114);
-    }
-
-    #[test]
-    fn a_text_that_cannot_be_read_to_its_end_is_an_error_or_the_end() {
-        let lost = || Failure::Corrupt("it was lost".into());
-        let (mut out, sent) = output();
-        out.integer(1);
-        out.begin_bulk(60);
-        assert!(out.add_to_bulk(&[b'x'; 30]));
-        assert!(matches!(out.end_bulk(Err(lost())), Err(Failure::Corrupt(_))));
-        assert_eq!(out.bytes, b":1\r\n", "nothing has left, so it is taken back");
-        out.begin_bulk(60);
-        assert!(out.add_to_bulk(&[b'x'; 30]));
-        assert!(out.end_bulk(Ok(())).is_err(), "there was less than its header says");
-        // When a part has left, no error can follow.
-        out.begin_bulk(200);
-        assert!(out.add_to_bulk(&[b'x'; 150]));
-        assert!(out.end_bulk(Err(lost())).is_ok() && out.is_broken());
-        let left = sent.lock().len();
-        assert!(left >= 150 && !out.flush());
-        assert_eq!(sent.lock().len(), left, "nothing leaves any more");
-        let (mut out, sent) = output();
-        out.begin_bulk(3);
-        assert!(out.add_to_bulk(b"a") && out.add_to_bulk(b"bc"));
-        assert!(out.end_bulk(Ok(())).is_ok() && out.flush());
-        assert_eq!(sent.lock().as_slice(), b"$3\r\nabc\r\n");
-    }
-
-    #[test]
-    fn what_is_kept_is_counted_until_it_has_left() {
-        let (mut out, sent) = output();
-        out.keep();
-        out.bulk(&[b'x'; 500]);
-        out.send_if_large();
-        assert!(sent.lock().is_empty() && out.budget.used() >= 400);
-        out.rewind(0);
-        assert_eq!(out.budget.used(), 0);
-        out.bulk(&[b'x'; 500]);
-        out.send_if_large();
-        out.release();
-        assert!(out.budget.used() >= 400, "it has not left yet");
-        out.send_if_large();
-        assert_eq!((sent.lock().len(), out.budget.used()), (508, 0));
-        // Of two that want too much together the second one hears of it.
-        let mut other =
-            Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100, out.budget.clone());
-        for (out, fits) in [(&mut out, true), (&mut other, false)] {
-            out.keep();
-            out.bulk(&[b'x'; 800]);
-            out.send_if_large();
-            assert_eq!(out.is_overfull(), !fits);
-        }
-        other.rewind(0);
-        assert!(!other.is_overfull() && !other.is_broken());
-        drop((out, other));
-    }
-
-    #[test]
-    fn a_whole_reply_among_others_that_are_held_back_does_not_let_them_go() {
-        let (mut out, sent) = output();
-        out.keep();
-        out.bulk(b"first");
-        out.whole(|out| {
-            out.bulk(&[b'x'; 200]);
-            Ok(())
-        })
-        .expect("written");
-        out.send_if_large();
-        assert!(sent.lock().is_empty());
-        out.release();
-        out.send_if_large();
-        assert!(!sent.lock().is_empty());
-    }
-
-    #[test]
-    fn a_header_goes_in_front() {
-        let (mut out, _) = output();
-        out.ok();
-        let at = out.position();
-        (0..12).for_each(|i| out.integer(i));
-        out.insert_array_header(at, 12);
-        assert!(
-            out.bytes.starts_with(b"+OK\r\n*12\r\n:0\r\n:1\r\n") && out.bytes.ends_with(b":11\r\n")
-        );
     }
 }

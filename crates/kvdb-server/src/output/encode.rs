@@ -1,0 +1,154 @@
+//! Values as bytes of RESP2 or RESP3: what a reply consists of.
+
+use super::Output;
+
+impl Output {
+    pub fn status(&mut self, text: &str) {
+        self.line(b'+', text.as_bytes());
+    }
+    pub fn ok(&mut self) {
+        self.bytes.extend_from_slice(b"+OK\r\n");
+    }
+    /// An error; `text` starts with its code (`ERR`, `NOAUTH`, …) and is made to fit one line.
+    pub fn error(&mut self, text: &str) {
+        let text: Vec<u8> =
+            text.bytes().map(|c| if c.is_ascii_control() { b' ' } else { c }).collect();
+        self.line(b'-', &text);
+    }
+    pub fn integer(&mut self, value: i64) {
+        self.number(b':', value);
+    }
+    pub fn bulk(&mut self, value: &[u8]) {
+        self.number(b'$', value.len() as i64);
+        self.bytes.extend_from_slice(value);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+    /// A number as RESP3 has it; a text in RESP2.
+    pub fn double(&mut self, value: f64) {
+        let text = number_text(value);
+        match self.resp3 {
+            true => self.line(b',', text.as_bytes()),
+            false => self.bulk(text.as_bytes()),
+        }
+    }
+    /// A text for people; RESP3 clients show it as it is.
+    pub fn verbatim(&mut self, text: &str) {
+        if self.resp3 {
+            self.number(b'=', text.len() as i64 + 4);
+            self.bytes.extend_from_slice(b"txt:");
+            self.bytes.extend_from_slice(text.as_bytes());
+            self.bytes.extend_from_slice(b"\r\n");
+        } else {
+            self.bulk(text.as_bytes());
+        }
+    }
+    pub fn null(&mut self) {
+        self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"$-1\r\n" });
+    }
+    /// Instead of an array.
+    pub fn null_array(&mut self) {
+        self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"*-1\r\n" });
+    }
+    pub fn value(&mut self, value: Option<&[u8]>) {
+        match value {
+            Some(value) => self.bulk(value),
+            None => self.null(),
+        }
+    }
+    /// The header of an array; `len` replies follow.
+    pub fn array(&mut self, len: usize) {
+        self.number(b'*', len as i64);
+    }
+    /// Puts the header of an array in front of its `len` replies, which start at `position` and
+    /// have all been written.
+    pub fn insert_array_header(&mut self, position: usize, len: usize) {
+        let end = self.bytes.len();
+        self.array(len);
+        // The header comes last and goes to the front: no second copy of what may be long.
+        let header = self.bytes.len() - end;
+        self.bytes[position..].rotate_right(header);
+    }
+    /// Puts what a page begins with in front of its elements, which are the reply at `position`:
+    /// the cursor of the next page.
+    pub fn insert_page_header(&mut self, position: usize, cursor: u64) {
+        let end = self.bytes.len();
+        self.array(2);
+        self.bulk(cursor.to_string().as_bytes());
+        let header = self.bytes.len() - end;
+        self.bytes[position..].rotate_right(header);
+    }
+    /// The header of a map; `len` pairs of replies follow.
+    pub fn map(&mut self, len: usize) {
+        if self.resp3 { self.number(b'%', len as i64) } else { self.number(b'*', len as i64 * 2) }
+    }
+    /// The header of a set; `len` replies follow.
+    pub fn set(&mut self, len: usize) {
+        self.number(if self.resp3 { b'~' } else { b'*' }, len as i64);
+    }
+
+    pub fn boolean(&mut self, value: bool) {
+        match self.resp3 {
+            true => self.line(b'#', if value { b"t" } else { b"f" }),
+            false => self.integer(i64::from(value)),
+        }
+    }
+    /// A whole number of any length, in decimal digits.
+    pub fn big_number(&mut self, digits: &str) {
+        match self.resp3 {
+            true => self.line(b'(', digits.as_bytes()),
+            false => self.bulk(digits.as_bytes()),
+        }
+    }
+    /// The header of what is said about the reply that follows it, to a client of RESP3; `len`
+    /// pairs of replies follow.
+    pub fn attribute(&mut self, len: usize) {
+        self.number(b'|', len as i64);
+    }
+    /// The header of a message that is no reply, to a client that has asked for such; `len` replies
+    /// follow.
+    pub fn push(&mut self, len: usize) {
+        self.number(if self.resp3 { b'>' } else { b'*' }, len as i64);
+    }
+
+    fn line(&mut self, kind: u8, text: &[u8]) {
+        self.bytes.push(kind);
+        self.bytes.extend_from_slice(text);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+    pub(super) fn number(&mut self, kind: u8, value: i64) {
+        let mut digits = [0u8; 20];
+        let mut at = digits.len();
+        let mut rest = value.unsigned_abs();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.bytes.push(kind);
+        if value < 0 {
+            self.bytes.push(b'-');
+        }
+        self.bytes.extend_from_slice(&digits[at..]);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+}
+
+/// The shortest decimal form of a number that says which one it is, as Redis writes it.
+pub fn number_text(value: f64) -> String {
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    let size = value.abs();
+    if size != 0.0 && !(1e-6..1e21).contains(&size) {
+        let text = format!("{value:e}");
+        return match text.split_once('e') {
+            Some((digits, power)) if !power.starts_with('-') => format!("{digits}e+{power}"),
+            _ => text,
+        };
+    }
+    // There is one zero.
+    format!("{}", value + 0.0)
+}
