@@ -41,7 +41,7 @@ pub enum To {
 type Subscribers = BTreeMap<Bytes, BTreeMap<u64, Arc<Connection>>>;
 
 #[derive(Default)]
-struct State {
+struct Subscriptions {
     channels: Subscribers,
     patterns: Subscribers,
     shards: Subscribers,
@@ -49,7 +49,7 @@ struct State {
     bytes: usize,
 }
 
-impl State {
+impl Subscriptions {
     fn of(&mut self, by: By) -> &mut Subscribers {
         match by {
             By::Channel => &mut self.channels,
@@ -99,7 +99,7 @@ impl State {
 
 /// Of all connections of a server.
 pub struct Channels {
-    state: Mutex<State>,
+    state: Mutex<Subscriptions>,
     /// Subscriptions that there are, so that a message without subscribers takes no lock.
     subscriptions: AtomicUsize,
     /// Bytes of subscriptions at most, and of one mailbox.

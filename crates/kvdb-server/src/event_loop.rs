@@ -49,9 +49,10 @@ pub struct EventLoop {
     shared: Arc<Shared>,
     name: String,
     epoll: OwnedFd,
-    /// Readable when the leader must look at `rung`, at `State::ready` or at `State::stopping`.
+    /// Readable when the leader must look at `rung`, at `LoopState::ready` or at
+    /// `LoopState::stopping`.
     wake: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<LoopState>,
     /// Signalled when the thread that looks after the leader has something to do.
     watcher: Condvar,
     /// Signalled when another one that stands by has.
@@ -64,8 +65,8 @@ pub struct EventLoop {
 }
 
 #[derive(Default)]
-struct State {
-    connections: HashMap<u64, Slot>,
+struct LoopState {
+    connections: HashMap<u64, LoopConnection>,
     /// What the leader has to do before it asks the system again.
     ready: VecDeque<(u64, Event)>,
     /// The number of the lead: it is another one for each thread that takes it.
@@ -88,7 +89,7 @@ struct State {
 }
 
 /// A connection of the loop.
-struct Slot {
+struct LoopConnection {
     stream: Arc<Stream>,
     /// `None` while a thread is at it.
     conversation: Option<Box<Conversation>>,
@@ -124,7 +125,7 @@ impl EventLoop {
             name,
             epoll,
             wake,
-            state: Mutex::new(State { vacant: true, ..State::default() }),
+            state: Mutex::new(LoopState { vacant: true, ..LoopState::default() }),
             watcher: Condvar::new(),
             others: Condvar::new(),
             ended: Condvar::new(),
@@ -147,7 +148,7 @@ impl EventLoop {
         self.listen(id, &stream)?;
         self.shared.metrics.connected.fetch_add(1, Relaxed);
         let conversation = Some(conversation);
-        state.connections.insert(id, Slot { stream, conversation, rung: false });
+        state.connections.insert(id, LoopConnection { stream, conversation, rung: false });
         Ok(())
     }
 
@@ -219,13 +220,13 @@ impl EventLoop {
     }
 
     /// The connection that the leader is at is that thread's alone from here on.
-    fn leave_current(&self, state: &mut State) {
+    fn leave_current(&self, state: &mut LoopState) {
         if let Some(slot) = state.current.take().and_then(|id| state.connections.get(&id)) {
             self.ignore(&slot.stream);
         }
     }
 
-    fn start_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+    fn start_thread(self: &Arc<Self>, state: &mut LoopState) -> io::Result<()> {
         let this = self.clone();
         let thread = std::thread::Builder::new().name(self.name.clone()).stack_size(1 << 20);
         thread.spawn(move || this.work())?;
@@ -282,7 +283,7 @@ impl EventLoop {
     }
 
     /// Looks after the leader for a while; `true`: it has been at one connection for too long.
-    fn watch(&self, state: &mut MutexGuard<'_, State>) -> bool {
+    fn watch(&self, state: &mut MutexGuard<'_, LoopState>) -> bool {
         if state.idle {
             state.asleep = true;
             self.watcher.wait(state);
@@ -383,12 +384,12 @@ impl EventLoop {
     /// state is not locked.
     fn take_back(
         &self,
-        state: &mut State,
+        state: &mut LoopState,
         lead: u64,
         id: u64,
         stream: &Stream,
         conversation: Option<Box<Conversation>>,
-    ) -> Option<Slot> {
+    ) -> Option<LoopConnection> {
         let leads = state.lead == lead;
         if leads {
             state.current = None;
@@ -436,7 +437,7 @@ impl EventLoop {
     }
 
     /// Puts what the system has said into `ready`.
-    fn sort(&self, state: &mut State, events: &[epoll::Event]) {
+    fn sort(&self, state: &mut LoopState, events: &[epoll::Event]) {
         for event in events {
             match event.data.u64() {
                 WAKE => {
@@ -450,7 +451,7 @@ impl EventLoop {
     }
 }
 
-impl State {
+impl LoopState {
     /// The next connection that has something to do and at which no thread is.
     fn next_turn(&mut self) -> Option<Turn> {
         while let Some((id, event)) = self.ready.pop_front() {

@@ -1,8 +1,8 @@
-//! What stands beside the values of a dictionary: deadlines, and the values that are not strings.
+//! What is kept with the values of a dictionary: deadlines, and the values that are not strings.
 //!
 //! A string is a tuple of the dictionary itself, its bytes those that the client sent, so that
-//! every other door reads them. All else is in the dictionary's *types dictionary*, `:types:NAME`,
-//! which the first command that needs it makes. A batch changes both at once.
+//! every other interface reads them. All else is in the dictionary's *types dictionary*,
+//! `:types:NAME`, which the first command that needs it makes. A batch changes both at once.
 //!
 //! ```text
 //! k ‖ key                        head: what the key is, and when it expires

@@ -17,7 +17,7 @@ use crate::keyspace::{Head, Kind, count_key, elements, head_key, owner_key, pars
 use crate::request::integer;
 
 /// One state of a dictionary, with its types.
-pub struct State<'a> {
+pub struct TypedState<'a> {
     pub view: &'a View,
     pub strings: Option<DictionaryId>,
     pub types: Option<DictionaryId>,
@@ -99,7 +99,7 @@ impl Reviewed {
     }
 }
 
-impl State<'_> {
+impl TypedState<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, Failure> {
         match self.types.map(|types| self.view.get(types, key)) {
             None | Some(Err(kvdb::Error::NoDictionary(_))) => Ok(None),
@@ -178,8 +178,8 @@ impl State<'_> {
 
 /// What is found to differ, while it is gathered.
 pub struct Review<'a> {
-    before: State<'a>,
-    after: State<'a>,
+    before: TypedState<'a>,
+    after: TypedState<'a>,
     /// The elements themselves are wanted.
     with_fields: bool,
     /// Bytes that may still be gathered, and at most.
@@ -194,8 +194,8 @@ pub struct Review<'a> {
 
 impl<'a> Review<'a> {
     pub fn new(
-        before: State<'a>,
-        after: State<'a>,
+        before: TypedState<'a>,
+        after: TypedState<'a>,
         with_fields: bool,
         most: usize,
         check: &'a dyn Fn() -> Outcome,

@@ -24,7 +24,9 @@ use crate::output::Budget;
 use crate::pause::Pause;
 use crate::scripts::{Scripts, Slot};
 use crate::slow_log::SlowLog;
-use crate::transactions::{Group, Groups, Importing, Snapshots, Transactions, Walking};
+use crate::transactions::{
+    Importing, Snapshots, TransactionState, TransactionStates, Transactions, Walking,
+};
 use crate::waiters::{Spot, Waiters};
 
 mod keys;
@@ -62,7 +64,7 @@ pub struct Shared {
     pub tcp: Option<SocketAddr>,
     pub locks: KeyLocks,
     pub transactions: Arc<dyn Transactions>,
-    pub groups: Groups,
+    pub transaction_states: TransactionStates,
     pub snapshots: Arc<dyn Snapshots>,
     pub cursors: Cursors,
     pub scripts: Scripts,
@@ -98,7 +100,7 @@ impl Shared {
     ) -> Self {
         Shared {
             transactions: Arc::new(db.clone()),
-            groups: Groups::of_store(&db),
+            transaction_states: TransactionStates::of_store(&db),
             snapshots: Arc::new(db.clone()),
             db,
             whole_replies: Arc::new(Budget::new(limits.whole_replies)),
@@ -160,7 +162,7 @@ pub struct Session {
     /// The connection ends when the reply is out.
     pub closing: bool,
     /// The transaction that commands work in, and what is shared with others that do.
-    pub joined: Option<(Transaction, Arc<Group>)>,
+    pub joined: Option<(Transaction, Arc<TransactionState>)>,
     /// Transactions that end with this connection.
     pub attached: Vec<TransactionId>,
     /// Between `MULTI` and `EXEC`: what is to be run.
@@ -420,9 +422,9 @@ impl Session {
     /// Whether a message of this size may wait for the commit of what commands work in.
     pub fn has_room_for_effect(&self, bytes: usize) -> bool {
         let most = self.shared.limits.effects;
-        let in_group = self.joined.as_ref().map(|(_, group)| group.effects.lock());
+        let in_transaction = self.joined.as_ref().map(|(_, state)| state.effects.lock());
         let gathered = self.effects.borrow().bytes();
-        in_group.is_none_or(|kept| {
+        in_transaction.is_none_or(|kept| {
             kept.as_ref().is_none_or(|kept| kept.has_room(bytes + gathered, most))
         }) && self.effects.borrow().has_room(bytes, most)
     }
@@ -431,11 +433,11 @@ impl Session {
         self.settle_outside_exec(self.effects.take());
     }
     fn settle_outside_exec(&self, effects: Effects) {
-        let Some((transaction, group)) = &self.joined else {
+        let Some((transaction, state)) = &self.joined else {
             return self.shared.reached().carry_out(effects);
         };
         self.shared.reached().wake_inside(transaction.id(), &effects);
-        let mut kept = group.effects.lock();
+        let mut kept = state.effects.lock();
         let Some(kept) = &mut *kept else {
             // Another connection has committed the transaction during this command.
             return self.shared.reached().carry_out(effects);
@@ -447,7 +449,7 @@ impl Session {
     pub fn locks(&self) -> &KeyLocks {
         match &self.joined {
             None => &self.shared.locks,
-            Some((_, group)) => &group.locks,
+            Some((_, state)) => &state.locks,
         }
     }
     /// Locks these keys against other commands between reading and writing them. A lock of a

@@ -31,11 +31,11 @@ pub struct SlowLog {
     /// Microseconds; what takes longer is kept. Negative: nothing is.
     slower_than: AtomicI64,
     most: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<SlowEntries>,
 }
 
 #[derive(Default)]
-struct State {
+struct SlowEntries {
     /// The newest first.
     entries: VecDeque<Entry>,
     next: u64,

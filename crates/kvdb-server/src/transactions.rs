@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{
-    DictionaryId, Durability, Isolation, Kvdb, Result, Savepoint, Touched, Transaction,
+    CommittedKey, DictionaryId, Durability, Isolation, Kvdb, Result, Savepoint, Transaction,
     TransactionId, TransactionOptions,
 };
 
@@ -135,7 +135,7 @@ pub trait Transactions: Send + Sync {
         Vec::new()
     }
     /// What the changes of one commit to these dictionaries are to the files.
-    fn paths(&self, changes: &[(DictionaryId, Touched)]) -> Result<Paths> {
+    fn paths(&self, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
         let _ = changes;
         Ok(Paths::default())
     }
@@ -273,7 +273,7 @@ pub struct Named {
 }
 
 /// What all connections in one transaction share.
-pub struct Group {
+pub struct TransactionState {
     /// Make read-modify-write commands of this transaction atomic. They are apart from the store's
     /// locks, because a command that holds one may wait for another transaction, whose commands
     /// must go on.
@@ -284,25 +284,25 @@ pub struct Group {
     pub effects: Mutex<Option<Effects>>,
 }
 
-impl Default for Group {
+impl Default for TransactionState {
     fn default() -> Self {
         let (locks, savepoints) = (KeyLocks::default(), Mutex::default());
-        Group { locks, savepoints, effects: Mutex::new(Some(Effects::default())) }
+        TransactionState { locks, savepoints, effects: Mutex::new(Some(Effects::default())) }
     }
 }
 
-/// The groups of open transactions.
-pub struct Groups {
-    all: Mutex<HashMap<TransactionId, Arc<Group>>>,
+/// The states of open transactions.
+pub struct TransactionStates {
+    all: Mutex<HashMap<TransactionId, Arc<TransactionState>>>,
     /// Transactions that were open before the server was: what their changes were to cause is not
     /// known any more.
     older: BTreeSet<TransactionId>,
 }
 
-impl Groups {
-    pub fn of_store(db: &Kvdb) -> Groups {
+impl TransactionStates {
+    pub fn of_store(db: &Kvdb) -> TransactionStates {
         let older = db.transactions().into_iter().map(|info| info.id).collect();
-        Groups { all: Mutex::default(), older }
+        TransactionStates { all: Mutex::default(), older }
     }
 
     /// Whether a transaction was open before the server was.
@@ -310,10 +310,10 @@ impl Groups {
         self.older.contains(&id)
     }
 
-    pub fn of(&self, db: &Kvdb, id: TransactionId) -> Arc<Group> {
+    pub fn of(&self, db: &Kvdb, id: TransactionId) -> Arc<TransactionState> {
         let mut all = self.all.lock();
-        if let Some(group) = all.get(&id) {
-            return group.clone();
+        if let Some(state) = all.get(&id) {
+            return state.clone();
         }
         let open: std::collections::HashSet<TransactionId> =
             db.transactions().into_iter().map(|info| info.id).collect();
@@ -321,8 +321,8 @@ impl Groups {
         all.entry(id).or_default().clone()
     }
 
-    /// The group of a transaction that has ended, if connections were in it.
-    pub fn end(&self, id: TransactionId) -> Option<Arc<Group>> {
+    /// The state of a transaction that has ended, if connections were in it.
+    pub fn end(&self, id: TransactionId) -> Option<Arc<TransactionState>> {
         self.all.lock().remove(&id)
     }
 }

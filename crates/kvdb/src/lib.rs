@@ -69,7 +69,7 @@ mod transactions;
 pub use background::defragment::{DefragOptions, DefragProgress};
 pub use commit::batch::{Batch, Durability};
 pub use commit::conditional::Reads;
-pub use commit::feed::{CommitPosition, CommittedKeys, RecentKeys, Touched};
+pub use commit::feed::{CommitPosition, CommittedKey, CommittedKeys, RecentKeys};
 pub use commit::locking::without_lock_waits;
 pub use commit::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub use db::check::{CheckReport, Fault, check};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{
-    DictionaryId, Durability, Result, Savepoint, Touched, Transaction, TransactionId,
+    CommittedKey, DictionaryId, Durability, Result, Savepoint, Transaction, TransactionId,
     TransactionOptions,
 };
 use kvdb_server::{
@@ -60,7 +60,7 @@ impl Transactions for OverFiles {
         self.0.followed()
     }
 
-    fn paths(&self, changes: &[(DictionaryId, Touched)]) -> Result<Paths> {
+    fn paths(&self, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
         let changed = self.0.changed_paths(changes).map_err(of_store)?;
         let paths = changed.paths.into_iter().map(|(path, change)| (path, change.word())).collect();
         Ok(Paths { paths, more: changed.more })

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use kvdb::{DictionaryId, Touched};
+use kvdb::{CommittedKey, DictionaryId};
 
 use crate::attr::{FileKind, Ino};
 use crate::difference::{Side, joined};
@@ -54,28 +54,28 @@ impl Views {
 
     /// The paths that the changes of one commit mean, of those that are in the dictionaries of
     /// [`Views::followed`].
-    pub fn changed_paths(&self, changes: &[(DictionaryId, Touched)]) -> Result<ChangedPaths> {
+    pub fn changed_paths(&self, changes: &[(DictionaryId, CommittedKey)]) -> Result<ChangedPaths> {
         let layout = self.shared.mainline.core.layout;
         let side = Side::new(self.shared.db.view(), layout);
         let mut names: BTreeMap<(Ino, Vec<u8>), PathChange> = BTreeMap::new();
         let (mut nodes, mut more) = (HashSet::new(), false);
         for (dict, change) in changes {
             match change {
-                Touched::Unlisted => more |= self.followed().contains(dict),
+                CommittedKey::Unlisted => more |= self.followed().contains(dict),
                 // Of what is removed whole, its name is removed, too.
-                Touched::DeleteRange(..) => {}
-                Touched::Put(key) | Touched::Delete(key) if *dict == layout.nmap => {
+                CommittedKey::DeleteRange(..) => {}
+                CommittedKey::Put(key) | CommittedKey::Delete(key) if *dict == layout.nmap => {
                     let (parent, name) = layout::decode_name_key(key)?;
-                    let made = matches!(change, Touched::Put(_));
+                    let made = matches!(change, CommittedKey::Put(_));
                     let change = if made { PathChange::Made } else { PathChange::Removed };
                     names.insert((parent, name.to_vec()), change);
                 }
-                Touched::Put(key) if *dict == layout.imap => {
+                CommittedKey::Put(key) if *dict == layout.imap => {
                     if let ImapKey::Node(ino) = layout::decode_imap_key(key)? {
                         nodes.insert(ino);
                     }
                 }
-                Touched::Put(_) | Touched::Delete(_) => {}
+                CommittedKey::Put(_) | CommittedKey::Delete(_) => {}
             }
         }
         let parents: BTreeSet<Ino> = names.keys().map(|(parent, _)| *parent).collect();

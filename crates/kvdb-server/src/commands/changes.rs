@@ -16,7 +16,7 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, TYPES_PREFIX, from_sortable, types_name};
 use crate::output::{Output, number_text};
 use crate::request::Arguments;
-use crate::review::{Element, Review, Reviewed, State};
+use crate::review::{Element, Review, Reviewed, TypedState};
 use crate::session::Session;
 
 /// The options behind argument `at`: whether the one of `names` is among them.
@@ -170,7 +170,7 @@ fn list(
     let check = || s.check_stopping();
     for (dictionary, id) in dictionaries::listed(s.db()) {
         let types = ids.get(&types_name(&dictionary)).copied();
-        let side = |view| State { view, strings: Some(id), types };
+        let side = |view| TypedState { view, strings: Some(id), types };
         let most = s.shared.limits.whole_replies;
         let review = Review::new(side(&base), side(&view), with_fields, most, &check);
         let reviewed = review.of_transaction(transaction)?;
@@ -312,7 +312,7 @@ fn list_states(before: &View, after: &View, with_fields: bool, rows: &mut Rows<'
     for dictionary in names {
         let (was, is) = (old.get(dictionary), new.get(dictionary));
         let Some((first, second)) = was.or(is).zip(is.or(was)) else { continue };
-        let side = |view, ids: Option<&(DictionaryId, Option<DictionaryId>)>| State {
+        let side = |view, ids: Option<&(DictionaryId, Option<DictionaryId>)>| TypedState {
             view,
             strings: ids.map(|ids| ids.0),
             types: ids.and_then(|ids| ids.1),

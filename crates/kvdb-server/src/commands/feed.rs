@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvdb::{CommitPosition, CommittedKeys, DictionaryId, Touched, View};
+use kvdb::{CommitPosition, CommittedKey, CommittedKeys, DictionaryId, View};
 
 use super::is;
 use super::txn::size;
@@ -16,7 +16,7 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, TYPES_PREFIX, count_key, owner_key, parse_element, types_name};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::review::State;
+use crate::review::TypedState;
 use crate::session::Session;
 
 pub const USAGE: &str = "[NOW] | SINCE position [COUNT count] [BLOCK milliseconds] [FILES]";
@@ -188,7 +188,7 @@ impl Rows {
         for commit in commits {
             s.check_stopping()?;
             let mut found = BTreeSet::new();
-            let is_of_file = |(id, _): &&(DictionaryId, Touched)| files.contains(id);
+            let is_of_file = |(id, _): &&(DictionaryId, CommittedKey)| files.contains(id);
             if with_files && commit.changes.iter().any(|change| is_of_file(&change)) {
                 let of_files: Vec<_> = commit.changes.iter().filter(is_of_file).cloned().collect();
                 let changed = s.shared.transactions.paths(&of_files)?;
@@ -239,32 +239,34 @@ impl Names {
         types: Option<DictionaryId>,
         key: &[u8],
     ) -> Result<Option<&'static str>, Failure> {
-        let state = State { view: &self.view, strings, types };
+        let state = TypedState { view: &self.view, strings, types };
         Ok(state.kind_at(key, self.now)?.map(|kind| kind.name()))
     }
 
     /// What a change of a tuple is to the keys; `types`: it is there, not a string.
     fn changed(
         &mut self,
-        touched: &Touched,
+        touched: &CommittedKey,
         types: Option<DictionaryId>,
     ) -> Result<Vec<What>, Failure> {
         let key = |key: Bytes| vec![What::Key(key, None)];
         let Some(types) = types else {
             return Ok(match touched {
-                Touched::Put(at) | Touched::Delete(at) => key(at.clone()),
-                Touched::DeleteRange(start, end) => vec![What::Range(start.clone(), end.clone())],
-                Touched::Unlisted => Vec::new(),
+                CommittedKey::Put(at) | CommittedKey::Delete(at) => key(at.clone()),
+                CommittedKey::DeleteRange(start, end) => {
+                    vec![What::Range(start.clone(), end.clone())]
+                }
+                CommittedKey::Unlisted => Vec::new(),
             });
         };
         Ok(match touched {
-            Touched::Put(at) | Touched::Delete(at) => match parse_element(at) {
+            CommittedKey::Put(at) | CommittedKey::Delete(at) => match parse_element(at) {
                 Some((id, ..)) => self.owner(types, id)?.into_iter().flat_map(key).collect(),
                 None if at.starts_with(b"k") => key(at.slice(1..)),
                 // Deadlines, and pages of long strings, whose heads are changed with them.
                 None => Vec::new(),
             },
-            Touched::DeleteRange(start, end) => {
+            CommittedKey::DeleteRange(start, end) => {
                 let mut all = Vec::new();
                 if let Some((id, ..)) = parse_element(start) {
                     all.extend(self.owner(types, id)?.into_iter().flat_map(key));
@@ -278,13 +280,13 @@ impl Names {
                 }
                 all
             }
-            Touched::Unlisted => Vec::new(),
+            CommittedKey::Unlisted => Vec::new(),
         })
     }
 
     /// The key of a collection. One that is gone has none: a later commit has changed its head.
     fn owner(&mut self, types: DictionaryId, id: u64) -> Result<Option<Bytes>, Failure> {
-        let state = State { view: &self.view, strings: None, types: Some(types) };
+        let state = TypedState { view: &self.view, strings: None, types: Some(types) };
         if let Some(key) = self.view.get(types, &owner_key(id))?
             && state.head(&key)?.is_some_and(|head| head.id == id)
         {

@@ -216,12 +216,12 @@ fn attempt(
     out: &mut Output,
     work: &mut impl FnMut(&mut Session, &mut Output) -> Outcome,
 ) -> Outcome {
-    let (shared, group) = (s.shared.clone(), s.joined.as_ref().map(|(_, group)| group.clone()));
+    let (shared, state) = (s.shared.clone(), s.joined.as_ref().map(|(_, state)| state.clone()));
     s.exec_time = Some(s.clock());
-    let held = match (&group, locks) {
+    let held = match (&state, locks) {
         // Others in the transaction wait. It may be for long, if one of these commands waits for a
         // lock.
-        (Some(group), _) => group.locks.all(),
+        (Some(state), _) => state.locks.all(),
         // What the commands read need not be locked; where others keep changing it, it is.
         (None, _) if tried > 0 => shared.locks.all(),
         (None, Locks::Queue(queue)) => hold(s, &shared, queue)?,
@@ -253,7 +253,7 @@ fn attempt(
             }
         }
     }
-    s.executing = Some(match &group {
+    s.executing = Some(match &state {
         Some(_) => Executing::Joined(Mutex::new(transaction.nested_batch()?)),
         None => Executing::Own(transaction.clone()),
     });

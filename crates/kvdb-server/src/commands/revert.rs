@@ -14,7 +14,7 @@ use crate::keyspace::{Head, Keyspace, Kind, deadline_key, head_key, owner_key};
 use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::Arguments;
-use crate::review::State;
+use crate::review::TypedState;
 use crate::session::Session;
 
 /// Tuples that one batch takes.
@@ -59,7 +59,7 @@ fn lock(s: &Session, transaction: &Transaction, space: Keyspace, key: &[u8]) -> 
     transaction.lock_key(types, &head_key(key), true)?;
     let view = s.view()?;
     for view in [&view.beneath(), &view] {
-        let state = State { view, strings: None, types: Some(types) };
+        let state = TypedState { view, strings: None, types: Some(types) };
         if let Some((start, end)) = state.head(key)?.and_then(|head| head.beneath()) {
             transaction.lock_range(types, &start, &end, true)?;
         }
@@ -82,7 +82,7 @@ impl Revert<'_> {
         let mut batch = Batch::new();
         self.tuple(space.strings, &name, &mut batch)?;
         if let Some(types) = space.types {
-            let side = |view| State { view, strings: None, types: Some(types) };
+            let side = |view| TypedState { view, strings: None, types: Some(types) };
             let (old, new) = (side(&self.base).head(key)?, side(&self.view).head(key)?);
             for deadline in [old, new].into_iter().flatten().filter_map(|head| head.deadline) {
                 self.tuple(types, &deadline_key(deadline, key).into(), &mut batch)?;

@@ -149,9 +149,9 @@ pub fn attach(s: &mut Session, id: TransactionId) {
 fn join(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 3, 3)?;
     let transaction = s.db().transaction(number(args.at(2))?)?;
-    let group = s.shared.groups.of(s.db(), transaction.id());
+    let state = s.shared.transaction_states.of(s.db(), transaction.id());
     s.leave();
-    s.joined = Some((transaction, group));
+    s.joined = Some((transaction, state));
     out.ok();
     Ok(())
 }
@@ -197,11 +197,11 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Err(ended(s, id, error).into())
         }
         Ok(()) => {
-            if let Some(group) = s.shared.groups.end(id) {
-                let effects = group.effects.lock().take();
+            if let Some(state) = s.shared.transaction_states.end(id) {
+                let effects = state.effects.lock().take();
                 s.shared.reached().carry_out(effects.unwrap_or_default());
             }
-            if s.shared.groups.is_older(id) {
+            if s.shared.transaction_states.is_older(id) {
                 tell_all("lost", dictionaries::listed(s.db()).into_iter().map(|(name, _)| name), s);
             }
             s.shared.waiters.wake_all();
@@ -436,10 +436,10 @@ fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         return Err(Failure::request(format!("a savepoint's name has up to {most} bytes")));
     }
     let savepoint = s.shared.transactions.savepoint(joined(s)?)?;
-    if let Some((_, group)) = &s.joined {
-        let effects = group.effects.lock().as_ref().map_or(0, Effects::len);
+    if let Some((_, state)) = &s.joined {
+        let effects = state.effects.lock().as_ref().map_or(0, Effects::len);
         let name = args.at(2).to_vec();
-        group.savepoints.lock().push(Named { name, savepoint, effects });
+        state.savepoints.lock().push(Named { name, savepoint, effects });
     }
     out.ok();
     Ok(())
@@ -449,13 +449,13 @@ fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 3, 3)?;
     let transaction = joined(s)?;
-    if let Some((_, group)) = &s.joined {
-        let _held = group.locks.all();
-        let mut savepoints = group.savepoints.lock();
+    if let Some((_, state)) = &s.joined {
+        let _held = state.locks.all();
+        let mut savepoints = state.savepoints.lock();
         let missing = || Failure::request("this transaction has no savepoint of that name");
         let at = savepoints.iter().rposition(|one| one.name == args.at(2)).ok_or_else(missing)?;
         s.shared.transactions.rollback(transaction, &savepoints[at].savepoint)?;
-        if let Some(kept) = &mut *group.effects.lock() {
+        if let Some(kept) = &mut *state.effects.lock() {
             kept.cut(savepoints[at].effects);
         }
         savepoints.truncate(at + 1);

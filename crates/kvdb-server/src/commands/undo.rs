@@ -17,7 +17,7 @@ use crate::keyspace::{Kind, types_name};
 use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::review::{Review, State};
+use crate::review::{Review, TypedState};
 use crate::session::Session;
 use crate::waiters::Spot;
 
@@ -118,11 +118,11 @@ fn note_events(s: &Session, id: TransactionId) -> Outcome {
         return Ok(());
     }
     let transaction = s.db().transaction(id)?;
-    let (view, group) = (transaction.view()?, s.shared.groups.of(s.db(), id));
+    let (view, state) = (transaction.view()?, s.shared.transaction_states.of(s.db(), id));
     for (dictionary, strings) in listed(s.db()) {
         let types = s.db().dictionary(&types_name(&dictionary));
         let effects = events_of(s, &transaction, &view, (strings, types))?;
-        if let Some(kept) = &mut *group.effects.lock()
+        if let Some(kept) = &mut *state.effects.lock()
             && !effects.is_empty()
         {
             let spot = Spot { dictionary, ..Spot::default() };
@@ -158,7 +158,7 @@ fn events_of(
         }
     }
     let (base, check) = (view.beneath(), || s.check_stopping());
-    let state = |view| State { view, strings: Some(strings), types };
+    let state = |view| TypedState { view, strings: Some(strings), types };
     let room = s.shared.limits.whole_replies;
     let review = Review::new(state(&base), state(view), false, room, &check);
     match review.of_transaction(transaction) {
@@ -185,7 +185,7 @@ fn kinds_meet(
     let mut found = Vec::new();
     for (name, strings) in &ids {
         let Some(types) = ids.get(types_name(name).as_str()) else { continue };
-        let state = State { view: &view, strings: Some(*strings), types: Some(*types) };
+        let state = TypedState { view: &view, strings: Some(*strings), types: Some(*types) };
         for change in transaction.changes_in(&view, &[*strings, *types])? {
             let (dict, Changed::Put { key: tuple, .. }) = change? else { continue };
             let key = match (dict == *strings, tuple.strip_prefix(b"k")) {

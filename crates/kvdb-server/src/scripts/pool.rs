@@ -15,13 +15,13 @@ use crate::failure::Failure;
 pub struct Pool {
     command: Option<Vec<OsString>>,
     most: usize,
-    state: Mutex<State>,
+    state: Mutex<Workers>,
     /// Signalled when a place is free.
     free: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Workers {
     taken: usize,
     idle: Vec<Worker>,
     running: HashMap<u64, Arc<Running>>,

@@ -50,7 +50,10 @@ impl Timed {
     }
 
     /// Does `step` until it has not waited in vain, or the time is up.
-    fn patiently<T>(&self, mut step: impl FnMut(&UnixStream) -> io::Result<T>) -> io::Result<T> {
+    fn until_time_is_up<T>(
+        &self,
+        mut step: impl FnMut(&UnixStream) -> io::Result<T>,
+    ) -> io::Result<T> {
         while Instant::now() < self.until {
             match step(&self.socket) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -69,13 +72,13 @@ impl Read for Timed {
         {
             return Ok(got);
         }
-        self.patiently(|mut socket| socket.read(into))
+        self.until_time_is_up(|mut socket| socket.read(into))
     }
 }
 
 impl io::Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.patiently(|mut socket| socket.write(bytes))
+        self.until_time_is_up(|mut socket| socket.write(bytes))
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())

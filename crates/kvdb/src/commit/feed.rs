@@ -30,7 +30,7 @@ pub struct CommitPosition {
 
 /// A change of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Touched {
+pub enum CommittedKey {
     /// The key has a new value.
     Put(Bytes),
     /// The key is deleted, whether or not it was there.
@@ -48,7 +48,7 @@ pub struct CommittedKeys {
     /// Its number.
     pub number: u64,
     /// By dictionary, in the order in which they were changed.
-    pub changes: Vec<(DictionaryId, Touched)>,
+    pub changes: Vec<(DictionaryId, CommittedKey)>,
 }
 
 /// The commits behind a position.
@@ -151,7 +151,7 @@ impl Feed {
         if !self.on.load(Ordering::Acquire) {
             return;
         }
-        let put = || (dict, Touched::Put(Bytes::copy_from_slice(key)));
+        let put = || (dict, CommittedKey::Put(Bytes::copy_from_slice(key)));
         self.keep(self.is_followed(version, dict).then(put).into_iter().collect(), to);
     }
 
@@ -170,7 +170,7 @@ impl Feed {
             Some(dicts) if !dicts.iter().any(|dict| is_open(version, *dict)) => {
                 let also = self.also.lock().clone();
                 let followed = dicts.iter().filter(|dict| also.contains(dict));
-                self.keep(followed.map(|dict| (*dict, Touched::Unlisted)).collect(), to);
+                self.keep(followed.map(|dict| (*dict, CommittedKey::Unlisted)).collect(), to);
             }
             _ => {
                 self.kept.lock().lose(to, feed());
@@ -193,7 +193,7 @@ impl Feed {
         is_open(version, dict) || self.also.lock().contains(&dict)
     }
 
-    fn keep(&self, changes: Vec<(DictionaryId, Touched)>, to: Seq) {
+    fn keep(&self, changes: Vec<(DictionaryId, CommittedKey)>, to: Seq) {
         let bytes =
             OVERHEAD + changes.iter().map(|(_, change)| OVERHEAD + len(change)).sum::<usize>();
         let mut kept = self.kept.lock();
@@ -250,19 +250,19 @@ impl Feed {
 }
 
 /// A copy of its keys, which may lie in a buffer with a large value.
-fn touched(op: &Op) -> Touched {
+fn touched(op: &Op) -> CommittedKey {
     let copy = |key: &Bytes| Bytes::copy_from_slice(key);
     match op {
-        Op::Delete(key) => Touched::Delete(copy(key)),
-        Op::DeleteRange(start, end) => Touched::DeleteRange(copy(start), copy(end)),
-        put => Touched::Put(copy(put.key())),
+        Op::Delete(key) => CommittedKey::Delete(copy(key)),
+        Op::DeleteRange(start, end) => CommittedKey::DeleteRange(copy(start), copy(end)),
+        put => CommittedKey::Put(copy(put.key())),
     }
 }
 
-fn len(change: &Touched) -> usize {
+fn len(change: &CommittedKey) -> usize {
     match change {
-        Touched::Put(key) | Touched::Delete(key) => key.len(),
-        Touched::DeleteRange(start, end) => start.len() + end.len(),
-        Touched::Unlisted => 0,
+        CommittedKey::Put(key) | CommittedKey::Delete(key) => key.len(),
+        CommittedKey::DeleteRange(start, end) => start.len() + end.len(),
+        CommittedKey::Unlisted => 0,
     }
 }

@@ -171,7 +171,7 @@ impl Kvdb {
     /// let start = db.follow_commits(1 << 20);
     /// fruit.insert("apple", "red")?;
     /// let recent = db.commits_since(start, 1000).expect("it is followed since");
-    /// let apple = kvdb::Touched::Put("apple".into());
+    /// let apple = kvdb::CommittedKey::Put("apple".into());
     /// assert_eq!(recent.commits[0].changes, [(fruit.id(), apple)]);
     /// assert!(db.commits_since(recent.up_to, 1000).is_some_and(|more| more.commits.is_empty()));
     /// # Ok::<(), kvdb::Error>(())

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{Batch, Durability, Error, Scope, StoredValue, Touched, ZoneInfo, ZoneState};
+use kvdb::{Batch, CommittedKey, Durability, Error, Scope, StoredValue, ZoneInfo, ZoneState};
 
 use crate::oracle::{BALLAST, Change, Kind, ManifestState, observe, seen, tuples};
 use crate::world::{Dead, World};
@@ -255,9 +255,9 @@ pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
         listed.iter().any(|(id, touched)| {
             let of = names.get(id).is_some_and(|name| name == dict);
             of && match touched {
-                Touched::Put(at) | Touched::Delete(at) => at == key,
-                Touched::DeleteRange(start, end) => (&start[..]..&end[..]).contains(&key),
-                Touched::Unlisted => false,
+                CommittedKey::Put(at) | CommittedKey::Delete(at) => at == key,
+                CommittedKey::DeleteRange(start, end) => (&start[..]..&end[..]).contains(&key),
+                CommittedKey::Unlisted => false,
             }
         })
     };
@@ -271,7 +271,7 @@ pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
     }
     for (id, touched) in &listed {
         let Some(name) = names.get(id).filter(|name| *name != BALLAST) else { continue };
-        if let Touched::Put(key) | Touched::Delete(key) = touched {
+        if let CommittedKey::Put(key) | CommittedKey::Delete(key) = touched {
             let found = changes_at(&changed, Some(name), key).next().is_some();
             assert!(found, "{}: {name} {touched:?} was not changed", w.what());
         }
