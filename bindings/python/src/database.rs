@@ -170,7 +170,7 @@ impl Database {
 
     fn create_snapshot(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.call(py, |open| match &open.views {
-            Some(views) => Ok(views.snapshot(&kvfs::View::Mainline, name, Durability::Synced)?),
+            Some(views) => Ok(views.snapshot(&kvfs::ViewId::Mainline, name, Durability::Synced)?),
             None => Ok(open.db.snapshot(name)?),
         })
     }

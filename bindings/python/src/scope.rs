@@ -342,9 +342,9 @@ impl Scope {
     fn files(&self, py: Python<'_>) -> PyResult<Files> {
         let (fs, writes) = self.call(py, |open, _| {
             let view = match &self.at {
-                At::Mainline => kvfs::View::Mainline,
-                At::Transaction { id, .. } => kvfs::View::Transaction(*id),
-                At::Frozen(_, name) => kvfs::View::Snapshot(name.clone()),
+                At::Mainline => kvfs::ViewId::Mainline,
+                At::Transaction { id, .. } => kvfs::ViewId::Transaction(*id),
+                At::Frozen(_, name) => kvfs::ViewId::Snapshot(name.clone()),
             };
             let fs = match open.views()?.fs(&view) {
                 Err(kvfs::Error::NotFound) => match &self.at {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvdb::{Durability, TransactionId, TransactionOptions};
 use kvdb_server::{Reply, Transactions};
-use kvfs::{View, Views};
+use kvfs::{ViewId, Views};
 use serde_json::json;
 
 use crate::failures;
@@ -167,7 +167,7 @@ struct Here {
 }
 
 impl Here {
-    fn find(&self, view: &View, path: &[u8]) -> Outcome<bool> {
+    fn find(&self, view: &ViewId, path: &[u8]) -> Outcome<bool> {
         let doing = || format!("cannot look at {}", text::show(path));
         let fs = self.over.0.fs(view).map_err(|e| tree::failure(doing(), e))?;
         match fs.resolve(path) {
@@ -180,11 +180,11 @@ impl Here {
 
 impl Restoring for Here {
     fn was(&mut self, path: &[u8]) -> Outcome<bool> {
-        self.find(&View::Snapshot(self.snapshot.clone()), path)
+        self.find(&ViewId::Snapshot(self.snapshot.clone()), path)
     }
 
     fn is(&mut self, path: &[u8]) -> Outcome<bool> {
-        self.find(&View::Transaction(self.id), path)
+        self.find(&ViewId::Transaction(self.id), path)
     }
 
     fn remove(&mut self, path: &[u8]) -> Outcome {

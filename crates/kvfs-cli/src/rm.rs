@@ -171,7 +171,7 @@ impl Unmounted {
 
     fn remove(&mut self, path: &Path) -> Outcome<Counts> {
         let shown = path.as_os_str().as_bytes();
-        let gone = self.views.remove_tree(&kvfs::View::Mainline, shown);
+        let gone = self.views.remove_tree(&kvfs::ViewId::Mainline, shown);
         let gone =
             gone.map_err(|e| tree::failure(format!("cannot remove {}", text::show(shown)), e))?;
         Ok(Counts { directories: gone.directories, files: gone.files, bytes: gone.bytes })

@@ -13,7 +13,7 @@ use kvdb_server::{
     Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
     Whose,
 };
-use kvfs::{Attr, Caller, Earlier, FileKind, View, Views};
+use kvfs::{Attr, Caller, Earlier, FileKind, ViewId, Views};
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -87,7 +87,7 @@ impl Transactions for OverFiles {
     }
 
     fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
-        let view = id.map_or(View::Mainline, View::Transaction);
+        let view = id.map_or(ViewId::Mainline, ViewId::Transaction);
         let stats = match earlier(from)? {
             Some((state, from)) => self.0.clone_earlier(&view, &state, from, to),
             None => self.0.clone_tree(&view, from, to),
@@ -117,7 +117,7 @@ impl Transactions for OverFiles {
         };
         // Whatever fails from here on, one of its own ends with it.
         let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };
-        let inside = self.0.fs(&View::Transaction(id)).map_err(of_store)?;
+        let inside = self.0.fs(&ViewId::Transaction(id)).map_err(of_store)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
         import.importer = Some(Importer::new(inside, to, owner).map_err(said)?);
         Ok(Box::new(import))
@@ -145,7 +145,7 @@ impl Transactions for OverFiles {
                 tracing::warn!("the transaction of an export stays open: {e}");
             }
         };
-        match self.0.fs(&own.map_or_else(|| view(whose), View::Transaction)) {
+        match self.0.fs(&own.map_or_else(|| view(whose), ViewId::Transaction)) {
             Ok(fs) => Ok(Box::new(Export(Stream::begin(fs, path, end).map_err(kvdb::Error::Io)?))),
             Err(e) => {
                 end();
@@ -155,7 +155,7 @@ impl Transactions for OverFiles {
     }
 
     fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
-        let view = id.map_or(View::Mainline, View::Transaction);
+        let view = id.map_or(ViewId::Mainline, ViewId::Transaction);
         let stats = self.0.remove_tree(&view, path).map_err(of_store)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
@@ -192,12 +192,12 @@ fn split_first(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-fn view(whose: Whose) -> View {
+fn view(whose: Whose) -> ViewId {
     match whose {
-        Whose::Store => View::Mainline,
-        Whose::Transaction(id) => View::Transaction(id),
-        Whose::Snapshot(name) => View::Snapshot(name),
-        Whose::Clone(name) => View::Clone(name),
+        Whose::Store => ViewId::Mainline,
+        Whose::Transaction(id) => ViewId::Transaction(id),
+        Whose::Snapshot(name) => ViewId::Snapshot(name),
+        Whose::Clone(name) => ViewId::Clone(name),
     }
 }
 
@@ -297,7 +297,7 @@ impl Drop for Import {
         } else if let Some(importer) = &mut self.importer {
             let (names, inodes) =
                 (std::mem::take(&mut importer.names), std::mem::take(&mut importer.inodes));
-            if let Err(e) = self.views.tell_changed(&View::Transaction(self.id), names, inodes) {
+            if let Err(e) = self.views.tell_changed(&ViewId::Transaction(self.id), names, inodes) {
                 tracing::debug!(
                     "the kernel was not told what was imported into transaction {}: {e}",
                     self.id
@@ -308,8 +308,8 @@ impl Drop for Import {
 }
 
 /// A branch as a view.
-fn view_of(branch: &str) -> View {
-    if branch.is_empty() { View::Mainline } else { View::Clone(branch.into()) }
+fn view_of(branch: &str) -> ViewId {
+    if branch.is_empty() { ViewId::Mainline } else { ViewId::Clone(branch.into()) }
 }
 
 fn of_snapshot(name: &str) -> impl Fn(kvfs::Error) -> kvdb::Error {

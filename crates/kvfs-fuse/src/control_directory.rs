@@ -25,7 +25,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, View};
+use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, ViewId};
 
 /// The name in the root.
 pub(crate) const NAME: &[u8] = b".kvfs";
@@ -83,15 +83,15 @@ pub(crate) fn target(id: TransactionId, user: u32) -> String {
 
 /// The path from the root of the file system to what lies at `path` in a view. `user`: whose it is,
 /// of a transaction.
-pub(crate) fn path_in(view: &View, user: Option<u32>, path: &[u8]) -> PathBuf {
+pub(crate) fn path_in(view: &ViewId, user: Option<u32>, path: &[u8]) -> PathBuf {
     let above = match view {
-        View::Mainline => PathBuf::new(),
-        View::Transaction(id) => {
+        ViewId::Mainline => PathBuf::new(),
+        ViewId::Transaction(id) => {
             let user = user.unwrap_or_else(own_user);
             PathBuf::from(format!(".kvfs/{USERS_NAME}/{user}/{id}"))
         }
-        View::Snapshot(name) => Path::new(".kvfs/snapshot").join(name),
-        View::Clone(name) => Path::new(".kvfs/clone").join(name),
+        ViewId::Snapshot(name) => Path::new(".kvfs/snapshot").join(name),
+        ViewId::Clone(name) => Path::new(".kvfs/clone").join(name),
     };
     above.join(OsStr::from_bytes(path))
 }
@@ -149,34 +149,34 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
 }
 
 /// The view that `name` stands for in a directory.
-pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<View> {
+pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<ViewId> {
     let name = std::str::from_utf8(name).ok()?;
     match dir {
         dir if dir == TRANSACTIONS || user_of(dir).is_some() => {
             let id = name.parse().ok()?;
             // One name for each.
-            (name == format!("{id}")).then_some(View::Transaction(TransactionId(id)))
+            (name == format!("{id}")).then_some(ViewId::Transaction(TransactionId(id)))
         }
-        SNAPSHOTS => Some(View::Snapshot(name.into())),
-        CLONES => Some(View::Clone(name.into())),
+        SNAPSHOTS => Some(ViewId::Snapshot(name.into())),
+        CLONES => Some(ViewId::Clone(name.into())),
         _ => None,
     }
 }
 
 /// Where a view lies, and under which name. The mainline lies nowhere here.
-pub(crate) fn place(view: &View) -> Option<(Ino, String)> {
+pub(crate) fn place(view: &ViewId) -> Option<(Ino, String)> {
     match view {
-        View::Mainline => None,
-        View::Transaction(id) => Some((TRANSACTIONS, id.to_string())),
-        View::Snapshot(name) => Some((SNAPSHOTS, name.clone())),
-        View::Clone(name) => Some((CLONES, name.clone())),
+        ViewId::Mainline => None,
+        ViewId::Transaction(id) => Some((TRANSACTIONS, id.to_string())),
+        ViewId::Snapshot(name) => Some((SNAPSHOTS, name.clone())),
+        ViewId::Clone(name) => Some((CLONES, name.clone())),
     }
 }
 
 /// All names that it has: of a transaction, whose user is known, also that in the user's directory.
-pub(crate) fn places(view: &View, user: Option<u32>) -> Vec<(Ino, String)> {
+pub(crate) fn places(view: &ViewId, user: Option<u32>) -> Vec<(Ino, String)> {
     let home = match (view, user) {
-        (View::Transaction(id), Some(user)) => Some((home(user), id.to_string())),
+        (ViewId::Transaction(id), Some(user)) => Some((home(user), id.to_string())),
         _ => None,
     };
     place(view).into_iter().chain(home).collect()
@@ -189,9 +189,9 @@ mod tests {
     #[test]
     fn every_view_is_found_under_its_name_and_no_other() {
         for view in [
-            View::Transaction(TransactionId(17)),
-            View::Snapshot("monday".into()),
-            View::Clone("ü".into()),
+            ViewId::Transaction(TransactionId(17)),
+            ViewId::Snapshot("monday".into()),
+            ViewId::Clone("ü".into()),
         ] {
             let (dir, name) = place(&view).unwrap();
             assert_eq!(super::view(dir, name.as_bytes()), Some(view));

@@ -46,7 +46,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvfs::{ChangeSet, Fs, View, Views, Wait, Watcher};
+use kvfs::{ChangeSet, Fs, ViewId, Views, Wait, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{Timespec, Timestamps};
 
@@ -203,14 +203,15 @@ impl Watcher for KernelNotifier {
         }
     }
 
-    fn appeared(&self, view: &View) {
+    fn appeared(&self, view: &ViewId) {
         // A thread that found no locks when it took its request is not to meet one: all who take
         // another hand it on, where it may wait.
         if let Some(queues) = self.queues.as_ref().filter(|_| self.adapter.stalls()) {
             queues.settle(SETTLING);
         }
         // It takes no inode's lock to drop a listing.
-        let user = if let View::Transaction(id) = view { self.adapter.user_of(*id) } else { None };
+        let user =
+            if let ViewId::Transaction(id) = view { self.adapter.user_of(*id) } else { None };
         for (dir, _) in control_directory::places(view, user) {
             if let Err(e) = self.invalidator.invalidate_inode(node_id::of(node_id::CONTROL, dir)) {
                 tracing::debug!("cannot tell the kernel of {view:?}: {e}");
@@ -218,7 +219,7 @@ impl Watcher for KernelNotifier {
         }
     }
 
-    fn ended(&self, view: &View, number: u16, fs: &Fs, changes: Option<&ChangeSet>) {
+    fn ended(&self, view: &ViewId, number: u16, fs: &Fs, changes: Option<&ChangeSet>) {
         let mut invalidations = Invalidations::default();
         if let Some(changes) = changes {
             invalidations.of(0, &self.mainline, changes);
@@ -255,7 +256,7 @@ impl Watcher for KernelNotifier {
 
     fn goes(
         &self,
-        view: &View,
+        view: &ViewId,
         number: u16,
         fs: &Fs,
         (parent, name): (Ino, &[u8]),

@@ -413,7 +413,7 @@ fn who_begins_commits_or_makes_a_snapshot_without_a_page_that_is_on_its_way_gets
         refused("begin", m.views.begin(Default::default()).map(drop));
         refused(
             "snapshot",
-            m.views.snapshot(&kvfs::View::Mainline, "s", kvdb::Durability::Buffered).map(drop),
+            m.views.snapshot(&kvfs::ViewId::Mainline, "s", kvdb::Durability::Buffered).map(drop),
         );
         if patience < 1000 {
             // A commit goes without pages that wait for a lock, as soon as it knows that they do.
@@ -455,7 +455,7 @@ fn what_is_held_back_behind_a_mount_that_is_out_of_sight_comes_as_well() {
             mapping.put(0, b"new");
             written.write_all(b"written").expect("write");
             let id = m.views.begin(Default::default()).expect("begun");
-            let inside = m.views.fs(&kvfs::View::Transaction(id)).expect("a view");
+            let inside = m.views.fs(&kvfs::ViewId::Transaction(id)).expect("a view");
             let read = |name: &[u8], length| {
                 let ino = inside.resolve(name).expect("there").ino;
                 inside.read(ino, 0, length).expect("read")
@@ -487,7 +487,7 @@ fn a_rollback_is_not_overwritten_by_a_page_that_was_read_before_it() {
             let path = m.path("f");
             fs::write(&path, vec![b'.'; LENGTH]).expect("write");
             m.views
-                .snapshot(&kvfs::View::Mainline, "then", kvdb::Durability::Buffered)
+                .snapshot(&kvfs::ViewId::Mainline, "then", kvdb::Durability::Buffered)
                 .expect("a snapshot");
             let file = read_write(&path);
             let mapping = mapped.then(|| Mapping::of(&file, LENGTH));

@@ -387,7 +387,7 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it(write_
 fn snapshots_and_clones_lie_beside_the_transactions(write_back: bool) {
     let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "mkdir d; echo monday > d/f");
-    m.views.snapshot(&kvfs::View::Mainline, "monday", Durability::Synced).expect("a snapshot");
+    m.views.snapshot(&kvfs::ViewId::Mainline, "monday", Durability::Synced).expect("a snapshot");
     m.views.clone_snapshot("monday", "other").expect("a clone");
     assert_eq!(
         (names(&m.path(".kvfs/snapshot")), names(&m.path(".kvfs/clone"))),
@@ -432,7 +432,7 @@ fn the_kernel_forgets_views_that_have_ended_but_for_what_is_open(write_back: boo
             1 => m.views.abort(id).expect("aborted"),
             _ => {
                 m.views
-                    .snapshot(&kvfs::View::Mainline, "s", Durability::Buffered)
+                    .snapshot(&kvfs::ViewId::Mainline, "s", Durability::Buffered)
                     .expect("a snapshot");
                 sh(&m.path(".kvfs/snapshot/s"), "ls -lR . > /dev/null; cat d/f");
                 m.views.drop_snapshot("s").expect("dropped");

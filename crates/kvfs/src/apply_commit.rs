@@ -484,7 +484,7 @@ mod tests {
     use kvdb::{Durability, Kvdb, Scope};
 
     use crate::inode_allocator::InodeAllocator;
-    use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, View, Views};
+    use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 
     /// As in a store that has received its snapshots from another one.
     #[test]
@@ -499,7 +499,7 @@ mod tests {
         };
         let a = make(&fs, b"a", b"theirs");
         Views::new(db.clone(), fs.clone())
-            .snapshot(&View::Mainline, "theirs", Durability::Buffered)
+            .snapshot(&ViewId::Mainline, "theirs", Durability::Buffered)
             .unwrap();
         fs.unlink(ROOT, b"a").unwrap();
         fs.forget(a, 1);

@@ -31,7 +31,7 @@ use crate::layout::{self, Attributes, Body, Layout};
 use crate::namespace::{add_entry, check_name};
 use crate::tree::{Dir, Locked, Tree};
 use crate::tree_order::TreeOrder;
-use crate::views::{View, Views, Wait};
+use crate::views::{ViewId, Views, Wait};
 
 /// Changes that are made together.
 const AT_ONCE: usize = 2048;
@@ -172,7 +172,7 @@ impl Fs {
 impl Views {
     /// Copies a tree within a view, by paths from its root; kernels that know the place are told.
     /// The last part of `to` must not be there.
-    pub fn clone_tree(&self, view: &View, from: &[u8], to: &[u8]) -> Result<CloneStats> {
+    pub fn clone_tree(&self, view: &ViewId, from: &[u8], to: &[u8]) -> Result<CloneStats> {
         self.clone_into(view, None, from, to)
     }
 
@@ -180,7 +180,7 @@ impl Views {
     /// way, to a name in the view as it is now.
     pub fn clone_earlier(
         &self,
-        view: &View,
+        view: &ViewId,
         earlier: &Earlier,
         from: &[u8],
         to: &[u8],
@@ -190,7 +190,7 @@ impl Views {
 
     fn clone_into(
         &self,
-        view: &View,
+        view: &ViewId,
         earlier: Option<&Earlier>,
         from: &[u8],
         to: &[u8],
@@ -234,11 +234,13 @@ pub enum Earlier {
 }
 
 impl Views {
-    fn state_of(&self, view: &View, earlier: &Earlier) -> Result<kvdb::View> {
+    fn state_of(&self, view: &ViewId, earlier: &Earlier) -> Result<kvdb::View> {
         let db = &self.shared.db;
         match (earlier, view) {
             (Earlier::Snapshot(name), _) => Ok(db.open_snapshot(name)?),
-            (Earlier::Beneath, View::Transaction(id)) => Ok(db.transaction(*id)?.view()?.beneath()),
+            (Earlier::Beneath, ViewId::Transaction(id)) => {
+                Ok(db.transaction(*id)?.view()?.beneath())
+            }
             _ => Err(Error::Invalid("only a transaction has a state beneath it")),
         }
     }

@@ -105,6 +105,6 @@ pub use repair::{Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use sync::FSync;
 pub use verify::{Finding, Report, verify};
-pub use views::{View, Views, Wait, Watcher};
+pub use views::{ViewId, Views, Wait, Watcher};
 pub use walk::{Walk, Walked};
 pub use whole::Whole;

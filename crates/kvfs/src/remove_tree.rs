@@ -29,7 +29,7 @@ use crate::inode::Inode;
 use crate::layout::{self, Attributes, Body, Layout, XattrValue, Xattrs};
 use crate::namespace::check_name;
 use crate::tree::{Locked, Node, Tree, for_each_of};
-use crate::views::{View, Views};
+use crate::views::{ViewId, Views};
 
 /// Bytes of changes that are committed as they are; more of them go through a transaction, which
 /// may write them out.
@@ -122,7 +122,7 @@ impl Fs {
 impl Views {
     /// Removes a tree of a view, by a path from its root, in which no symbolic link is followed;
     /// kernels that know the place are told.
-    pub fn remove_tree(&self, view: &View, path: &[u8]) -> Result<RemoveStats> {
+    pub fn remove_tree(&self, view: &ViewId, path: &[u8]) -> Result<RemoveStats> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         fs.writable()?;
         let names: Vec<&[u8]> =

@@ -15,16 +15,16 @@ use crate::error::{Error, Result};
 use crate::fs::inode_numbers::largest_in;
 use crate::fs::{Fs, FsOptions};
 use crate::layout::{self, Layout, Super};
-use crate::views::{OpenView, VIEW_SHARE, View, Views, Wait};
+use crate::views::{OpenView, VIEW_SHARE, ViewId, Views, Wait};
 
 impl Views {
     /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this
     /// returns.
-    pub fn snapshot(&self, of: &View, name: &str, durability: Durability) -> Result<()> {
+    pub fn snapshot(&self, of: &ViewId, name: &str, durability: Durability) -> Result<()> {
         let branch = match of {
-            View::Mainline => "",
-            View::Clone(name) => name,
-            View::Transaction(_) | View::Snapshot(_) => {
+            ViewId::Mainline => "",
+            ViewId::Clone(name) => name,
+            ViewId::Transaction(_) | ViewId::Snapshot(_) => {
                 return Err(Error::Invalid(
                     "a snapshot of what is neither the mainline nor a clone",
                 ));
@@ -40,7 +40,7 @@ impl Views {
         if durability == Durability::Synced {
             db.sync()?;
         }
-        self.tell(|watcher| watcher.appeared(&View::Snapshot(name.into())));
+        self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(name.into())));
         Ok(())
     }
 
@@ -70,14 +70,14 @@ impl Views {
     /// Drops a snapshot. Clones of it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
         self.shared.db.drop_snapshot(name)?;
-        self.close(&View::Snapshot(name.into()));
+        self.close(&ViewId::Snapshot(name.into()));
         Ok(())
     }
 
     /// Makes a branch out of a snapshot.
     pub fn clone_snapshot(&self, snapshot: &str, name: &str) -> Result<()> {
         self.shared.db.clone_snapshot(snapshot, name)?;
-        self.tell(|watcher| watcher.appeared(&View::Clone(name.into())));
+        self.tell(|watcher| watcher.appeared(&ViewId::Clone(name.into())));
         Ok(())
     }
 
@@ -89,7 +89,7 @@ impl Views {
     /// Drops a clone and everything in it. Its snapshots stay.
     pub fn drop_clone(&self, name: &str) -> Result<()> {
         // Its view is closed first, so that no call writes to a dropped branch.
-        self.close(&View::Clone(name.into()));
+        self.close(&ViewId::Clone(name.into()));
         Ok(self.shared.db.drop_branch(name)?)
     }
 
@@ -118,14 +118,15 @@ impl Views {
         }
         // What the kernel holds back belongs to what is left behind.
         self.write_back(Wait::ForAll)?;
-        let view = if info.branch.is_empty() { View::Mainline } else { View::Clone(info.branch) };
+        let view =
+            if info.branch.is_empty() { ViewId::Mainline } else { ViewId::Clone(info.branch) };
         let fs = self.fs(&view)?;
         let turn = fs.core.superseded.turn();
         let mut begun = Vec::new();
         let changes = fs.revert(&turn, || {
             self.shared.db.rollback(snapshot)?;
             // One that has begun since, before it was done, has a view of what is no more.
-            begun.extend(self.list().into_iter().filter(|_| view == View::Mainline));
+            begun.extend(self.list().into_iter().filter(|_| view == ViewId::Mainline));
             begun
                 .iter()
                 .filter_map(|info| self.shared.db.transaction(info.id).ok())
@@ -165,7 +166,7 @@ impl Views {
             self.shared.open.read().by_number.values().cloned().collect();
         entries
             .iter()
-            .filter(|e| matches!(e.view, View::Clone(_)))
+            .filter(|e| matches!(e.view, ViewId::Clone(_)))
             .try_for_each(|e| e.fs.sync_all())
     }
 
@@ -182,7 +183,7 @@ impl Views {
             ..mainline.core.options.clone()
         };
         let fs = Fs::frozen(db, mainline.core.env.clone(), state, options)?;
-        self.add(View::Snapshot(name.into()), fs, None)
+        self.add(ViewId::Snapshot(name.into()), fs, None)
     }
 
     pub(crate) fn open_clone(&self, name: &str) -> Result<Arc<OpenView>> {
@@ -198,16 +199,16 @@ impl Views {
         };
         // Two of one branch would not know of each other's changes.
         let _one = self.shared.opening.lock();
-        if let Some(entry) = self.entry(&View::Clone(name.into())) {
+        if let Some(entry) = self.entry(&ViewId::Clone(name.into())) {
             return Ok(entry);
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
         let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options)?;
-        self.add(View::Clone(name.into()), fs, None)
+        self.add(ViewId::Clone(name.into()), fs, None)
     }
 
     /// Ends a view whose state is gone.
-    fn close(&self, view: &View) {
+    fn close(&self, view: &ViewId) {
         match self.entry(view) {
             Some(entry) => {
                 entry.fs.core.freeze_lock.freeze().end();

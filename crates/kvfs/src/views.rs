@@ -10,12 +10,12 @@
 //! # use std::sync::Arc;
 //! # let db = kvdb::Kvdb::in_memory();
 //! # let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
-//! use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, View, Views};
+//! use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 //!
 //! let fs = Fs::open(db.clone(), env, FsOptions::default())?;
 //! let views = Views::new(db, fs.clone());
 //! let id = views.begin(Default::default())?;
-//! let inside = views.fs(&View::Transaction(id))?;
+//! let inside = views.fs(&ViewId::Transaction(id))?;
 //! inside.mknod(ROOT, b"new", FileKind::File, 0o644, 0, Caller::default())?;
 //! assert!(fs.resolve(b"/new").is_err());
 //! views.commit(id, kvdb::Durability::Synced)?;
@@ -75,7 +75,7 @@ pub use watcher::{Wait, Watcher};
 
 /// Names a view: which state of the file system is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum View {
+pub enum ViewId {
     /// The file system outside of all transactions.
     Mainline,
     /// An open transaction.
@@ -110,12 +110,12 @@ pub(crate) struct OpenViews {
     pub by_number: BTreeMap<u16, Arc<OpenView>>,
     /// Of views that have ended: numbers that are not free yet.
     pub retired: HashMap<u16, Retired>,
-    numbers: HashMap<View, u16>,
+    numbers: HashMap<ViewId, u16>,
     last: u16,
 }
 
 pub(crate) struct OpenView {
-    pub view: View,
+    pub view: ViewId,
     pub number: u16,
     pub fs: Fs,
     transaction: Option<Transaction>,
@@ -199,17 +199,17 @@ impl Views {
     // --- views
 
     /// The file system as `view` has it. NotFound when there is no such view (any more).
-    pub fn fs(&self, view: &View) -> Result<Fs> {
+    pub fn fs(&self, view: &ViewId) -> Result<Fs> {
         match view {
-            View::Mainline => Ok(self.shared.mainline.clone()),
+            ViewId::Mainline => Ok(self.shared.mainline.clone()),
             view => Ok(self.find(view)?.fs.clone()),
         }
     }
 
     /// The number of a view; opens it if need be.
-    pub fn number(&self, view: &View) -> Result<u16> {
+    pub fn number(&self, view: &ViewId) -> Result<u16> {
         match view {
-            View::Mainline => Ok(0),
+            ViewId::Mainline => Ok(0),
             view => Ok(self.find(view)?.number),
         }
     }
@@ -220,10 +220,10 @@ impl Views {
     }
 
     /// Every view but the mainline: open transactions, snapshots, clones.
-    pub fn all(&self) -> Vec<View> {
-        let transactions = self.list().into_iter().map(|info| View::Transaction(info.id));
-        let snapshots = self.snapshots().into_iter().map(|info| View::Snapshot(info.name));
-        let clones = self.clones().into_iter().map(|info| View::Clone(info.name));
+    pub fn all(&self) -> Vec<ViewId> {
+        let transactions = self.list().into_iter().map(|info| ViewId::Transaction(info.id));
+        let snapshots = self.snapshots().into_iter().map(|info| ViewId::Snapshot(info.name));
+        let clones = self.clones().into_iter().map(|info| ViewId::Clone(info.name));
         transactions.chain(snapshots).chain(clones).collect()
     }
 
@@ -234,29 +234,29 @@ impl Views {
         std::iter::once((0, self.shared.mainline.clone())).chain(others).collect()
     }
 
-    pub(crate) fn entry(&self, view: &View) -> Option<Arc<OpenView>> {
+    pub(crate) fn entry(&self, view: &ViewId) -> Option<Arc<OpenView>> {
         let open = self.shared.open.read();
         open.numbers.get(view).and_then(|number| open.by_number.get(number)).cloned()
     }
 
-    fn find(&self, view: &View) -> Result<Arc<OpenView>> {
+    fn find(&self, view: &ViewId) -> Result<Arc<OpenView>> {
         if let Some(entry) = self.entry(view) {
             return Ok(entry);
         }
         match view {
-            View::Transaction(id) => {
+            ViewId::Transaction(id) => {
                 self.open_transaction(self.shared.db.transaction(*id).map_err(|_| Error::NotFound)?)
             }
-            View::Snapshot(name) => self.open_snapshot(name),
-            View::Clone(name) => self.open_clone(name),
-            View::Mainline => Err(Error::NotFound),
+            ViewId::Snapshot(name) => self.open_snapshot(name),
+            ViewId::Clone(name) => self.open_clone(name),
+            ViewId::Mainline => Err(Error::NotFound),
         }
     }
 
     /// The view as it is open now, which may be by another thread.
     pub(crate) fn add(
         &self,
-        view: View,
+        view: ViewId,
         fs: Fs,
         transaction: Option<Transaction>,
     ) -> Result<Arc<OpenView>> {
@@ -313,7 +313,7 @@ impl Views {
     /// Tells the watchers that a name is about to be removed with all below it.
     pub(crate) fn goes(
         &self,
-        view: &View,
+        view: &ViewId,
         number: u16,
         fs: &Fs,
         at: (Ino, &[u8]),

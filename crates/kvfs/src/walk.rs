@@ -69,7 +69,7 @@ impl Fs {
 impl Views {
     /// Walks a tree of a view, by a path from its root. What a kernel holds back is asked for, but
     /// not waited for if it does not come.
-    pub fn walk(&self, view: &views::View, path: &[u8]) -> Result<Walk> {
+    pub fn walk(&self, view: &views::ViewId, path: &[u8]) -> Result<Walk> {
         if let Err(e) = self.write_back(Wait::ButForLocks) {
             tracing::debug!("a walk does without what was written last: {e}");
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use env::{Machine, Simulated};
 use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
-use kvfs::{CloneStats, Earlier, Error, FileKind, Fs, FsOptions, ROOT, View, Views};
+use kvfs::{CloneStats, Earlier, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 use world::{USER, World};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -303,24 +303,24 @@ fn a_large_tree_in_a_transaction() {
         let views = Views::new(world.db.clone(), world.fs.clone());
         let begin = || {
             let id = views.begin(TransactionOptions { isolation, ..Default::default() }).unwrap();
-            (id, views.fs(&View::Transaction(id)).unwrap())
+            (id, views.fs(&ViewId::Transaction(id)).unwrap())
         };
         let (id, fs) = begin();
-        views.clone_tree(&View::Transaction(id), b"top", b"copy").unwrap();
+        views.clone_tree(&ViewId::Transaction(id), b"top", b"copy").unwrap();
         assert!(listed(&fs, "/copy") == original);
         assert!(!world.exists("/copy"));
         views.abort(id).unwrap();
         is_sound(&world);
 
         let (id, fs) = begin();
-        views.clone_tree(&View::Transaction(id), b"top", b"copy").unwrap();
+        views.clone_tree(&ViewId::Transaction(id), b"top", b"copy").unwrap();
         let changed = fs.resolve(b"copy/small").unwrap().ino;
         fs.write(changed, 0, b"SMALL", Default::default()).unwrap();
         assert!(matches!(
-            views.clone_tree(&View::Transaction(id), b"top", b"copy"),
+            views.clone_tree(&ViewId::Transaction(id), b"top", b"copy"),
             Err(Error::Exists)
         ));
-        views.clone_tree(&View::Transaction(id), b"copy", b"twin").unwrap();
+        views.clone_tree(&ViewId::Transaction(id), b"copy", b"twin").unwrap();
         views.commit(id, Durability::Buffered).unwrap();
         assert_eq!(
             (world.contents("/twin/small"), world.contents("/copy/small")),
@@ -374,7 +374,7 @@ fn a_copy_between_two_savepoints_is_there_when_the_transaction_goes_back_to_the_
     make(&world);
     let views = Views::new(world.db.clone(), world.fs.clone());
     let id = views.begin(TransactionOptions::default()).unwrap();
-    let (view, inside) = (View::Transaction(id), views.fs(&View::Transaction(id)).unwrap());
+    let (view, inside) = (ViewId::Transaction(id), views.fs(&ViewId::Transaction(id)).unwrap());
     inside.mkdir(ROOT, b"before", 0o755, USER).unwrap();
     let first = views.savepoint(id).unwrap();
     views.clone_tree(&view, b"top", b"copy").unwrap();
@@ -402,7 +402,7 @@ fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_nam
     let options =
         TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
     let id = views.begin(options).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     assert!(inside.lookup(ROOT, b"copy").is_err());
     let began = Instant::now();
     match world.fs.clone_tree(top, ROOT, b"copy") {
@@ -426,28 +426,28 @@ fn what_an_earlier_state_had_is_copied_out_of_it_and_outlives_it() {
             world.file_with(top, &format!("many-{n}"), format!("content {n}").as_bytes());
         }
         let views = Views::new(world.db.clone(), world.fs.clone());
-        views.snapshot(&View::Mainline, "before", Durability::Buffered).unwrap();
-        views.remove_tree(&View::Mainline, b"top").unwrap();
+        views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
+        views.remove_tree(&ViewId::Mainline, b"top").unwrap();
         world.file_with(ROOT, "top", b"something else");
 
         let snapshot = Earlier::Snapshot("before".into());
-        let from = |state: &Earlier, view: &View, to: &[u8]| {
+        let from = |state: &Earlier, view: &ViewId, to: &[u8]| {
             views.clone_earlier(view, state, b"/top/", to)
         };
-        from(&snapshot, &View::Mainline, b"back").unwrap();
+        from(&snapshot, &ViewId::Mainline, b"back").unwrap();
         is_the_tree(&world, "/back");
-        assert!(matches!(from(&snapshot, &View::Mainline, b"back"), Err(Error::Exists)));
+        assert!(matches!(from(&snapshot, &ViewId::Mainline, b"back"), Err(Error::Exists)));
         let nowhere = Earlier::Snapshot("nowhere".into());
-        assert!(from(&nowhere, &View::Mainline, b"x").is_err());
-        assert!(matches!(from(&Earlier::Beneath, &View::Mainline, b"x"), Err(Error::Invalid(_))));
-        let missing = views.clone_earlier(&View::Mainline, &snapshot, b"top/none", b"x");
+        assert!(from(&nowhere, &ViewId::Mainline, b"x").is_err());
+        assert!(matches!(from(&Earlier::Beneath, &ViewId::Mainline, b"x"), Err(Error::Invalid(_))));
+        let missing = views.clone_earlier(&ViewId::Mainline, &snapshot, b"top/none", b"x");
         assert!(matches!(missing, Err(Error::NotFound)), "{missing:?}");
 
         // In a transaction: what it has removed itself, of either isolation.
         for isolation in [Isolation::Snapshot, Isolation::Serializable] {
             let options = TransactionOptions { isolation, ..Default::default() };
             let id = views.begin(options).unwrap();
-            let inside = View::Transaction(id);
+            let inside = ViewId::Transaction(id);
             views.remove_tree(&inside, b"back").unwrap();
             views.clone_earlier(&inside, &Earlier::Beneath, b"back", b"back").unwrap();
             assert!(views.difference(id).unwrap().iter().all(|c| c.times_alone()));
@@ -456,10 +456,10 @@ fn what_an_earlier_state_had_is_copied_out_of_it_and_outlives_it() {
         }
         // A snapshot of a clone has dictionaries of its own.
         views.clone_snapshot("before", "branch").unwrap();
-        let branch = View::Clone("branch".into());
+        let branch = ViewId::Clone("branch".into());
         views.remove_tree(&branch, b"top/sub/empty").unwrap();
         views.snapshot(&branch, "of-branch", Durability::Buffered).unwrap();
-        from(&Earlier::Snapshot("of-branch".into()), &View::Mainline, b"other").unwrap();
+        from(&Earlier::Snapshot("of-branch".into()), &ViewId::Mainline, b"other").unwrap();
         assert_eq!(world.stat("/other/sub").nlink, 2);
 
         for name in ["before", "of-branch"] {

@@ -5,7 +5,7 @@ mod world;
 use std::sync::Arc;
 
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
-use kvfs::{FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, View, Views};
+use kvfs::{FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, ViewId, Views};
 use world::{USER, World};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -44,7 +44,7 @@ fn what_is_made_changed_moved_and_removed_is_listed_by_path() {
     make(&w.fs, ROOT, "same", b"1");
 
     let id = views.begin(Default::default()).unwrap();
-    let fs = views.fs(&View::Transaction(id)).unwrap();
+    let fs = views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(shown(&views, id), [""; 0]);
     fs.read(read, 0, 10).unwrap();
     fs.write(deep, 5, b"6", Default::default()).unwrap();
@@ -80,7 +80,7 @@ fn a_tree_that_is_removed_is_listed_whole() {
     let a = w.fs.mkdir(ROOT, b"a", 0o755, USER).unwrap().ino;
     make(&w.fs, a, "x", b"1");
     let id = views.begin(Default::default()).unwrap();
-    let fs = views.fs(&View::Transaction(id)).unwrap();
+    let fs = views.fs(&ViewId::Transaction(id)).unwrap();
     fs.unlink(a, b"x").unwrap();
     fs.rmdir(ROOT, b"a").unwrap();
     // A file in its place is a change of the same path.
@@ -115,7 +115,7 @@ fn names_are_found_wherever_they_have_gone() {
     let unnamed = w.fs.tmpfile(a, 0o644, USER).unwrap().ino;
     w.fs.link(unnamed, b, b"named").unwrap();
     make(&w.fs, b, "same", b"1");
-    views.snapshot(&View::Mainline, "before", Durability::Buffered).unwrap();
+    views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
     w.second();
     for ino in [moved, left, right, both, orphaned, unnamed] {
         w.fs.write(ino, 0, b"22", Default::default()).unwrap();

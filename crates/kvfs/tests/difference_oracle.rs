@@ -12,7 +12,7 @@ use env::{Env, Simulated};
 use kvdb::{Durability, Kvdb};
 use kvfs::{
     Caller, FileChange, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, TimeSet,
-    Timestamp, View, Views, XattrFlags,
+    Timestamp, ViewId, Views, XattrFlags,
 };
 
 type Path = Vec<u8>;
@@ -469,8 +469,8 @@ fn case(seed: u64) {
         fs.sync_all().expect("synced");
         db.flush().expect("flushed");
     }
-    views.snapshot(&View::Mainline, "a", Durability::Buffered).expect("a snapshot");
-    let a = walk(&views.fs(&View::Snapshot("a".into())).expect("a view"));
+    views.snapshot(&ViewId::Mainline, "a", Durability::Buffered).expect("a snapshot");
+    let a = walk(&views.fs(&ViewId::Snapshot("a".into())).expect("a view"));
     let check = |found: Vec<FileChange>, old: &Tree, new: &Tree, what: &str, log: &[String]| {
         let (found, want) = (told(&found), naive(old, new));
         assert!(
@@ -482,7 +482,7 @@ fn case(seed: u64) {
 
     // In a transaction, while others go on. It is compared with what it reads.
     let id = views.begin(Default::default()).expect("a transaction");
-    let inside = views.fs(&View::Transaction(id)).expect("a view");
+    let inside = views.fs(&ViewId::Transaction(id)).expect("a view");
     let few = 1 + random.below(12);
     let log = changes(&inside, &mut random, few);
     let found = views.difference(id).expect("a difference");
@@ -497,8 +497,8 @@ fn case(seed: u64) {
         fs.sync_all().expect("synced");
         db.flush().expect("flushed");
     }
-    views.snapshot(&View::Mainline, "b", Durability::Buffered).expect("a snapshot");
-    let b = walk(&views.fs(&View::Snapshot("b".into())).expect("a view"));
+    views.snapshot(&ViewId::Mainline, "b", Durability::Buffered).expect("a snapshot");
+    let b = walk(&views.fs(&ViewId::Snapshot("b".into())).expect("a view"));
     let difference = |from: &str, to: Option<&str>| {
         views.difference_of_snapshots(from, to).expect("a difference")
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use env::Simulated;
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
-use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, View, Views};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 use zones::{CrashDevice, Device, MemoryDevice};
 
 fn open<D: Device + 'static>(device: &Arc<D>, fresh: bool) -> (Kvdb, Fs, Views) {
@@ -44,7 +44,7 @@ fn a_view_goes_on_after_a_crash_and_its_commit_meets_no_strangers() {
     let (db, fs, views) = open(&device, true);
     file(&fs, ROOT, "before", b"before");
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     let dir = inside.mkdir(ROOT, b"dir", 0o755, Caller::default()).unwrap().ino;
     file(&inside, dir, "new", &[7; 20_000]);
     inside.unlink(ROOT, b"before").unwrap();
@@ -57,7 +57,7 @@ fn a_view_goes_on_after_a_crash_and_its_commit_meets_no_strangers() {
     assert!(fs.resolve(b"/dir").is_err());
     // Numbers that the view has given are not given again.
     let outside = file(&fs, ROOT, "outside", b"outside");
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(content(&inside, "/dir/new"), vec![7; 20_000]);
     assert!(inside.resolve(b"/before").is_err() && inside.resolve(b"/outside").is_err());
     assert_ne!(inside.resolve(b"/dir/new").unwrap().ino, outside);
@@ -79,7 +79,7 @@ fn a_view_goes_on_after_a_crash_and_its_commit_meets_no_strangers() {
 fn begun(db: &Kvdb, views: &Views) -> (kvdb::TransactionId, Fs, Ino) {
     let rows = db.open_dictionary("rows").unwrap();
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     let small = file(&inside, ROOT, "small", b"small");
     file(&inside, ROOT, "large", &[7; 20_000]);
     views.transaction(id).unwrap().put(rows.id(), "k", "v").unwrap();
@@ -94,7 +94,7 @@ fn what_was_written_before_it_is_kept_is_there_after_a_power_cut() {
     views.keep(id).unwrap();
 
     let (db, fs, views) = open(&Arc::new(device.durable()), false);
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(
         (content(&inside, "/small"), content(&inside, "/large")),
         (b"small".to_vec(), vec![7; 20_000])
@@ -115,7 +115,7 @@ fn what_was_synced_in_it_is_there_after_a_power_cut() {
     inside.fsync(small, false).unwrap();
 
     let (_, _, views) = open(&Arc::new(device.durable()), false);
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(content(&inside, "/small"), b"small");
 }
 
@@ -124,7 +124,7 @@ fn one_that_is_not_durable_is_kept_without_a_sync() {
     let device = Arc::new(CrashDevice::new());
     let (db, _, views) = open(&device, true);
     let id = views.begin(TransactionOptions::default()).unwrap();
-    file(&views.fs(&View::Transaction(id)).unwrap(), ROOT, "f", b"x");
+    file(&views.fs(&ViewId::Transaction(id)).unwrap(), ROOT, "f", b"x");
     let before = db.stats().syncs;
     views.keep(id).unwrap();
     assert_eq!(db.stats().syncs, before);
@@ -139,7 +139,7 @@ fn what_is_made_beside_the_views_takes_no_number_of_a_transaction_that_goes_on()
     let device = Arc::new(MemoryDevice::new());
     let (db, _, views) = open(&device, true);
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     let mine: Vec<Ino> =
         (0..10).map(|i| file(&inside, ROOT, &format!("mine{i}"), &[7; 20_000])).collect();
     inside.sync_all().unwrap();
@@ -201,9 +201,9 @@ fn ended_by_a_rollback(before: impl Fn(&Views, kvdb::TransactionId)) {
     .unwrap();
     let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
     let views = Views::new(db.clone(), fs.clone());
-    views.snapshot(&View::Mainline, "empty", Durability::Synced).unwrap();
+    views.snapshot(&ViewId::Mainline, "empty", Durability::Synced).unwrap();
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     file(&inside, ROOT, "mine", b"mine");
     inside.sync_all().unwrap();
     db.sync().unwrap();
@@ -229,7 +229,7 @@ fn who_began_it_is_known_after_a_restart() {
         assert_eq!(views.user(id).unwrap(), user);
         let (_, _, views) = open(&Arc::new(device.durable()), false);
         assert_eq!(views.user(id).unwrap(), user);
-        assert_eq!(views.fs(&View::Transaction(id)).unwrap().user(), user);
+        assert_eq!(views.fs(&ViewId::Transaction(id)).unwrap().user(), user);
         assert_eq!(views.list()[0].label, "of a user");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{
-    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views,
+    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views,
     XattrFlags,
 };
 use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
@@ -70,7 +70,7 @@ fn after_a_failed_sync_nothing_is_taken_and_what_was_taken_is_said_to_be_lost() 
     fs.mkdir(ROOT, b"d", 0o755, USER).unwrap();
     fs.sync_all().unwrap();
     let id = views.begin(Default::default()).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     fs.write(f, 0, b"not to be lost", Default::default()).unwrap();
     fs.write(open_elsewhere, 0, b"G", Default::default()).unwrap();
 

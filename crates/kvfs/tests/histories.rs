@@ -27,7 +27,7 @@ use kvdb::{
     Batch, CreateOptions, DictionaryId, Durability, Isolation, Kvdb, OpenOptions, Transaction,
     TransactionId, TransactionOptions,
 };
-use kvfs::{Caller, Error, FileKind, Fs, FsOptions, ROOT, Result, SetAttr, View, Views};
+use kvfs::{Caller, Error, FileKind, Fs, FsOptions, ROOT, Result, SetAttr, ViewId, Views};
 use zones::CrashDevice;
 
 const THREADS: u64 = 4;
@@ -267,7 +267,7 @@ impl Life {
     ) -> Result<()> {
         let handles = Handles {
             id,
-            fs: self.open.views.fs(&View::Transaction(id))?,
+            fs: self.open.views.fs(&ViewId::Transaction(id))?,
             t: self.open.views.transaction(id)?,
         };
         let newest = (self.ingested.load(Ordering::Relaxed) + random.below(2)).saturating_sub(1);
@@ -441,14 +441,14 @@ impl Life {
         while wait(10 + random.below(100)) && epochs.len() < 6 {
             let snapshot = format!("s{}", epochs.len());
             let from = self.tick();
-            match views.snapshot(&View::Mainline, &snapshot, Durability::Buffered) {
+            match views.snapshot(&ViewId::Mainline, &snapshot, Durability::Buffered) {
                 Ok(()) => {}
                 // A transaction holds a lock on what would have to be committed before.
                 Err(e) if e.errno() == libc::EDEADLK => continue,
                 Err(e) => panic!("a snapshot: {e}"),
             }
             let to = self.tick();
-            let files = views.fs(&View::Snapshot(snapshot.clone())).expect("it was made");
+            let files = views.fs(&ViewId::Snapshot(snapshot.clone())).expect("it was made");
             let kept = self.open.lists(&db.open_snapshot(&snapshot).expect("it was made"), &files);
             let did =
                 kept.iter().map(|(list, numbers)| Did::Read(*list, numbers.clone())).collect();
@@ -601,7 +601,7 @@ fn run(isolation: Isolation) {
 fn reads_what_it_read(open: &Open, id: TransactionId, did: &[Did], what: &str) {
     let fs = open
         .views
-        .fs(&View::Transaction(id))
+        .fs(&ViewId::Transaction(id))
         .unwrap_or_else(|e| panic!("{what}: durable transaction {id} is gone: {e}"));
     let t = open.views.transaction(id).expect("it is open");
     for did in did {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use env::Simulated;
 use kvdb::{Batch, CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
-use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, View, Views};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 use zones::{MemoryDevice, ZONE_SIZE};
 
 /// More than there is room for in a full store.
@@ -69,7 +69,7 @@ fn numbers_of_a_transaction_that_cannot_go_on_now_are_not_given_again() {
     let (db, fs, views) = create(&device, Some(20 * ZONE_SIZE));
     let rows = db.open_dictionary("rows").unwrap().id();
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     let mine: Vec<Ino> =
         (0..FILES).map(|i| file(&inside, &format!("mine{i}"), &[i as u8; 500])).collect();
     inside.sync_all().unwrap();
@@ -120,7 +120,7 @@ fn numbers_of_files_that_are_gone_are_not_given_again() {
     let new = file(&fs, "new", b"new");
     assert!(new > gone, "{new} was {gone}");
     // Also behind a rollback, which brings back the store's note of them as it was.
-    views.snapshot(&View::Mainline, "s", Durability::Synced).unwrap();
+    views.snapshot(&ViewId::Mainline, "s", Durability::Synced).unwrap();
     let mut last = new;
     for i in 0..70_000 {
         last = fs.tmpfile(ROOT, 0o600, Caller::default()).unwrap().ino;
@@ -129,7 +129,7 @@ fn numbers_of_files_that_are_gone_are_not_given_again() {
     }
     views.rollback("s").unwrap();
     let id = views.begin(TransactionOptions { durable: true, ..Default::default() }).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     let behind = file(&inside, "behind", b"behind");
     assert!(behind > last, "{behind} was given before {last}");
     views.abort(id).unwrap();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use env::{Simulated, schedule};
 use held::HeldSync;
 use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
-use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views};
 use zones::Purpose;
 
 fn file(fs: &Fs, name: &str, data: &[u8]) -> Ino {
@@ -46,7 +46,7 @@ fn a_transaction_that_begins_during_a_rollback_does_not_read_what_goes() {
         let views = Views::new(db.clone(), fs.clone());
         let f = file(&fs, "f", b"1");
         fs.sync_all().unwrap();
-        views.snapshot(&View::Mainline, "one", Durability::Synced).unwrap();
+        views.snapshot(&ViewId::Mainline, "one", Durability::Synced).unwrap();
         fs.write(f, 0, b"7", Default::default()).unwrap();
         fs.sync_all().unwrap();
         db.flush().unwrap();
@@ -62,7 +62,7 @@ fn a_transaction_that_begins_during_a_rollback_does_not_read_what_goes() {
                     ..Default::default()
                 })?;
                 let inside = views
-                    .fs(&View::Transaction(t.id()))
+                    .fs(&ViewId::Transaction(t.id()))
                     .map_err(|_| kvdb::Error::NoTransaction(t.id()))?;
                 Ok::<_, kvdb::Error>((t.id(), content(&inside, "/f"), inside))
             });
@@ -152,7 +152,7 @@ fn a_commit_that_an_older_transaction_has_ended_says_so_at_once() {
             ..Default::default()
         };
         let id = views.begin(options).unwrap();
-        (id, views.fs(&View::Transaction(id)).unwrap())
+        (id, views.fs(&ViewId::Transaction(id)).unwrap())
     };
     let ((older, reads), (younger, writes)) = (begin(), begin());
     let f = writes.resolve(b"/f").unwrap().ino;
@@ -222,7 +222,7 @@ fn a_large_attribute_of_a_directory_that_changes_meanwhile_is_read_whole() {
             ..Default::default()
         };
         let id = views.begin(options).unwrap();
-        let inside = views.fs(&View::Transaction(id)).unwrap();
+        let inside = views.fs(&ViewId::Transaction(id)).unwrap();
         inside.lookup(ROOT, b"nothing").unwrap_err();
         set(&vec![2; new]).unwrap();
         assert_eq!(

@@ -5,7 +5,7 @@ mod world;
 use std::collections::BTreeMap;
 
 use kvdb::Durability;
-use kvfs::{FileKind, ROOT, View, Views};
+use kvfs::{FileKind, ROOT, ViewId, Views};
 use world::{USER, World};
 
 /// One call that takes at most `most` entries; gives them and the position to go on from.
@@ -190,7 +190,7 @@ fn a_listing_goes_on_where_it_was_after_a_rollback_has_taken_its_last_name() {
     for name in ["a", "c", "e"] {
         w.file(ROOT, name);
     }
-    views.snapshot(&View::Mainline, "s", Durability::Buffered).unwrap();
+    views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).unwrap();
     w.file(ROOT, "b");
     let (names, at) = page(&w, ROOT, 0, 4);
     assert_eq!(names, [".", "..", "a", "b"]);
@@ -200,7 +200,7 @@ fn a_listing_goes_on_where_it_was_after_a_rollback_has_taken_its_last_name() {
     assert_eq!(page(&w, ROOT, at, 10).0, ["c", "e"]);
     // The same in a transaction that goes back to a savepoint.
     let id = views.begin(Default::default()).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     let savepoint = views.savepoint(id).unwrap();
     inside.mknod(ROOT, b"d", FileKind::File, 0o644, 0, USER).unwrap();
     let t = World { fs: inside, db: w.db.clone(), env: w.env.clone() };

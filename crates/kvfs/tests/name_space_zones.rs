@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use env::Simulated;
 use kvdb::{Batch, Durability, TransactionOptions};
-use kvfs::{FsOptions, Ino, ROOT, View, Views};
+use kvfs::{FsOptions, Ino, ROOT, ViewId, Views};
 use world::World;
 
 /// Files of 4 KiB in 512 KiB, the size of a zone.
@@ -118,7 +118,7 @@ fn numbers_that_were_given_since_are_not_given_again_behind_a_rollback() {
     let mut numbers = files(&w, dir, "before", 3);
     for round in 0..4 {
         let views = Views::new(w.db.clone(), w.fs.clone());
-        views.snapshot(&View::Mainline, &format!("s{round}"), Durability::Buffered).unwrap();
+        views.snapshot(&ViewId::Mainline, &format!("s{round}"), Durability::Buffered).unwrap();
         numbers.extend(files(&w, dir, "since", 3));
         views.rollback(&format!("s{round}")).unwrap();
         // Even what was given out of a reservation of the state that is back is not.
@@ -137,7 +137,7 @@ fn a_rollback_voids_reservations_for_a_process_that_opens_the_store_later() {
     let (used, quiet) = (w.dir(ROOT, "used"), w.dir(ROOT, "quiet"));
     let mut numbers = files(&w, quiet, "before", 3);
     let views = Views::new(w.db.clone(), w.fs.clone());
-    views.snapshot(&View::Mainline, "s", Durability::Buffered).unwrap();
+    views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).unwrap();
     numbers.extend(files(&w, quiet, "since", 3));
     views.rollback("s").unwrap();
     // In another directory: the one with the reservation sees nothing of it.
@@ -155,7 +155,7 @@ fn a_rollback_voids_reservations_though_nothing_was_written_behind_it_before_a_k
         let dir = w.dir(ROOT, "dir");
         let mut numbers = files(&w, dir, "before", 3);
         let views = Views::new(w.db.clone(), w.fs.clone());
-        views.snapshot(&View::Mainline, "s", Durability::Buffered).unwrap();
+        views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).unwrap();
         numbers.extend(files(&w, dir, "since", 3));
         views.rollback("s").unwrap();
         if dropped {
@@ -174,7 +174,7 @@ fn a_snapshot_does_not_keep_a_directory_from_going_on_where_it_was() {
     let dir = w.dir(ROOT, "dir");
     let mut numbers = files(&w, dir, "before", 20);
     let views = Views::new(w.db.clone(), w.fs.clone());
-    views.snapshot(&View::Mainline, "s", Durability::Buffered).unwrap();
+    views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).unwrap();
     for n in 0..10 {
         numbers.extend(files(&w, dir, &format!("since{n}-"), 3));
         files(&w, ROOT, &format!("other{n}-"), 3);
@@ -192,7 +192,7 @@ fn transactions_and_the_mainline_give_each_number_once_in_the_same_directory() {
     let mut numbers = files(&w, dir, "before", 3);
     let begin = || views.begin(TransactionOptions::default()).unwrap();
     let (one, two) = (begin(), begin());
-    let inside = |id| views.fs(&View::Transaction(id)).unwrap();
+    let inside = |id| views.fs(&ViewId::Transaction(id)).unwrap();
     for n in 0..40 {
         for (who, fs) in [("one", inside(one)), ("two", inside(two)), ("main", w.fs.clone())] {
             let made = fs.mknod(

@@ -8,7 +8,7 @@ use kvdb::{
     CreateOptions, Durability, Isolation, Kvdb, OpenOptions, ReceiveOptions, TransactionOptions,
 };
 use kvfs::{
-    Allocate, AllocateMode, Caller, Error, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View,
+    Allocate, AllocateMode, Caller, Error, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId,
     Views, Whence, WriteHints,
 };
 use zones::{CrashDevice, Device, Purpose};
@@ -347,7 +347,7 @@ fn parts_of_pages_are_a_transactions_own_until_it_commits_and_conflict_as_pages_
         let begin = || {
             let options = TransactionOptions { isolation, ..TransactionOptions::default() };
             let id = views.begin(options).expect("begun");
-            (id, views.fs(&View::Transaction(id)).expect("open"))
+            (id, views.fs(&ViewId::Transaction(id)).expect("open"))
         };
         let page =
             |fs: &Fs, block: u64| fs.read(f, block * PAGE, PAGE as u32).expect("read").to_vec();
@@ -415,16 +415,16 @@ fn copies_snapshots_and_rollbacks_have_parts_of_pages() {
     let of_g = changed(&changed(&both, 3 * PAGE + 2, b"g's own"), 9 * PAGE + 2, b"g's own");
     assert!(cold.read(f) == of_f && cold.read(g) == of_g);
 
-    views.snapshot(&View::Mainline, "before", Durability::Buffered).expect("taken");
+    views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).expect("taken");
     cold.write(f, 20 * PAGE + 2, b"later");
     cold.write(g, 0, b"gone");
-    views.snapshot(&View::Mainline, "after", Durability::Buffered).expect("taken");
+    views.snapshot(&ViewId::Mainline, "after", Durability::Buffered).expect("taken");
     let later = changed(&of_f, 20 * PAGE + 2, b"later");
     for settled in [false, true] {
         if settled {
             cold.settle();
         }
-        let old = views.fs(&View::Snapshot("before".into())).expect("open");
+        let old = views.fs(&ViewId::Snapshot("before".into())).expect("open");
         assert!(old.read(f, 0, 1 << 20).expect("read") == of_f, "settled: {settled}");
         assert!(cold.read(f) == later);
         let all = views.difference_of_snapshots("before", Some("after")).expect("compared");

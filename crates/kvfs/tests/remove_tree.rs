@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use env::{Machine, Random, Simulated};
 use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionOptions};
-use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RemoveStats, View, Views};
+use kvfs::{Error, FileKind, Fs, FsOptions, Ino, ROOT, RemoveStats, ViewId, Views};
 use world::{USER, World, fails};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -220,7 +220,7 @@ fn what_cannot_be_removed_is_all_there() {
     fails(fs.remove_tree(ROOT, b"top/sub"), libc::EINVAL);
     fails(fs.remove_tree(world.stat("/outside").ino, b"x"), libc::ENOTDIR);
     let views = Views::new(world.db.clone(), fs.clone());
-    let refused = |path: &[u8], why: &str| match views.remove_tree(&View::Mainline, path) {
+    let refused = |path: &[u8], why: &str| match views.remove_tree(&ViewId::Mainline, path) {
         Err(e) => assert!(e.to_string().contains(why), "{e}, not {why}"),
         Ok(stats) => panic!("{} is gone: {stats:?}", path.escape_ascii()),
     };
@@ -236,11 +236,11 @@ fn what_cannot_be_removed_is_all_there() {
     // The way to it goes through no symbolic link, but one can be removed.
     fs.symlink(ROOT, b"way", b"top", USER).unwrap();
     refused(b"/way/small", "not a directory");
-    assert_eq!(views.remove_tree(&View::Mainline, b"way").unwrap().files, 1);
+    assert_eq!(views.remove_tree(&ViewId::Mainline, b"way").unwrap().files, 1);
     fs.sync_all().unwrap();
     let untimed = |all: &[Vec<(Vec<u8>, Vec<u8>)>]| (all[0].clone(), all[1].len(), all[2].clone());
     assert_eq!(untimed(&stored(&world.db)), untimed(&all));
-    views.remove_tree(&View::Mainline, b"/top/sub/").unwrap();
+    views.remove_tree(&ViewId::Mainline, b"/top/sub/").unwrap();
     assert!(!world.exists("/top/sub") && world.exists("/top/small"));
 }
 
@@ -249,9 +249,9 @@ fn a_snapshot_keeps_what_it_has() {
     let world = World::new();
     make(&world.fs);
     let views = Views::new(world.db.clone(), world.fs.clone());
-    views.snapshot(&View::Mainline, "s", Durability::Buffered).unwrap();
+    views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).unwrap();
     world.fs.remove_tree(ROOT, b"top").unwrap();
-    let snapshot = views.fs(&View::Snapshot("s".into())).unwrap();
+    let snapshot = views.fs(&ViewId::Snapshot("s".into())).unwrap();
     let large = snapshot.resolve(b"top/link").unwrap();
     assert_eq!(
         (snapshot.read(large.ino, 0, 200_000).unwrap().to_vec(), large.nlink),
@@ -273,7 +273,7 @@ fn in_a_transaction_it_is_part_of_that() {
         let views = Views::new(world.db.clone(), world.fs.clone());
         let begin = || {
             let id = views.begin(TransactionOptions { isolation, ..Default::default() }).unwrap();
-            (id, View::Transaction(id), views.fs(&View::Transaction(id)).unwrap())
+            (id, ViewId::Transaction(id), views.fs(&ViewId::Transaction(id)).unwrap())
         };
         let (id, view, inside) = begin();
         let own = directory(&inside, inside.resolve(b"top").unwrap().ino, "own");
@@ -344,15 +344,15 @@ fn a_transaction_that_has_changed_something_in_it_and_it_do_not_both_happen() {
             let views = Views::new(world.db.clone(), world.fs.clone());
             let begin = || {
                 let id = views.begin(TransactionOptions::default()).unwrap();
-                (id, views.fs(&View::Transaction(id)).unwrap())
+                (id, views.fs(&ViewId::Transaction(id)).unwrap())
             };
             let ((id, inside), (other, _)) = (begin(), begin());
             change(&inside);
             if in_transaction {
-                views.remove_tree(&View::Transaction(other), b"top").unwrap();
+                views.remove_tree(&ViewId::Transaction(other), b"top").unwrap();
                 views.commit(other, Durability::Buffered).unwrap();
             } else {
-                views.remove_tree(&View::Mainline, b"top").unwrap();
+                views.remove_tree(&ViewId::Mainline, b"top").unwrap();
                 views.abort(other).unwrap();
             }
             match views.commit(id, Durability::Buffered) {
@@ -370,7 +370,7 @@ fn what_others_have_changed_since_a_transaction_began_it_does_not_remove() {
     make(&world.fs);
     let views = Views::new(world.db.clone(), world.fs.clone());
     let id = views.begin(TransactionOptions::default()).unwrap();
-    views.remove_tree(&View::Transaction(id), b"top").unwrap();
+    views.remove_tree(&ViewId::Transaction(id), b"top").unwrap();
     closed(&world.fs, world.stat("/top/sub/empty").ino, "new", b"new");
     match views.commit(id, Durability::Buffered) {
         Err(Error::Store(kvdb::Error::Conflict { .. })) => {}
@@ -380,7 +380,7 @@ fn what_others_have_changed_since_a_transaction_began_it_does_not_remove() {
     assert_eq!(world.contents("/top/sub/large"), content(1, 100_000));
     // And what others do next to it does not concern it.
     let id = views.begin(TransactionOptions::default()).unwrap();
-    views.remove_tree(&View::Transaction(id), b"top").unwrap();
+    views.remove_tree(&ViewId::Transaction(id), b"top").unwrap();
     closed(&world.fs, ROOT, "new", b"new");
     views.commit(id, Durability::Buffered).unwrap();
     assert_eq!(world.list(ROOT), [".", "..", "new", "outside"]);
@@ -394,7 +394,7 @@ fn what_a_serializable_transaction_has_read_is_not_removed_before_its_end() {
     let options =
         TransactionOptions { isolation: Isolation::Serializable, ..TransactionOptions::default() };
     let id = views.begin(options.clone()).unwrap();
-    let inside = views.fs(&View::Transaction(id)).unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
     inside.read(inside.resolve(b"top/sub/large").unwrap().ino, 0, 10).unwrap();
     let locked = |done: kvfs::Result<RemoveStats>| match done {
         Err(Error::Store(kvdb::Error::Locked(_))) => {}
@@ -406,7 +406,7 @@ fn what_a_serializable_transaction_has_read_is_not_removed_before_its_end() {
 
     // What it removes others neither change nor see removed.
     let id = views.begin(options).unwrap();
-    views.remove_tree(&View::Transaction(id), b"top").unwrap();
+    views.remove_tree(&ViewId::Transaction(id), b"top").unwrap();
     let small = world.stat("/top/small").ino;
     assert!(matches!(
         world.fs.write(small, 0, b"x", Default::default()),
@@ -433,7 +433,7 @@ fn a_link_is_removed_from_a_file_as_it_is_when_it_is_locked() {
         .fs
         .setattr(large, &kvfs::SetAttr { mode: Some(0o604), ..Default::default() }, USER)
         .unwrap();
-    views.remove_tree(&View::Transaction(id), b"adjacent").unwrap();
+    views.remove_tree(&ViewId::Transaction(id), b"adjacent").unwrap();
     views.commit(id, Durability::Buffered).unwrap();
     assert_eq!((world.stat("/top/link").perm, world.stat("/top/link").nlink), (0o604, 2));
 }
@@ -495,7 +495,7 @@ fn a_tree_goes_while_others_work_in_it() {
                         listed.iter().for_each(|ino| fs.forget(*ino, 1));
                         ended?;
                         let id = views.begin(TransactionOptions::default())?;
-                        let inside = views.fs(&View::Transaction(id))?;
+                        let inside = views.fs(&ViewId::Transaction(id))?;
                         let made = inside
                             .resolve(b"top")
                             .and_then(|top| inside.mkdir(top.ino, name.as_bytes(), 0o755, USER));
@@ -521,7 +521,7 @@ fn a_tree_goes_while_others_work_in_it() {
                 assert!(began.elapsed().as_secs() < 120, "the workers do nothing in round {round}");
                 std::thread::yield_now();
             }
-            match views.remove_tree(&View::Mainline, b"top") {
+            match views.remove_tree(&ViewId::Mainline, b"top") {
                 Ok(stats) => removed += stats.files,
                 Err(e) => panic!("round {round}: {e}"),
             }

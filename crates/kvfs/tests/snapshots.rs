@@ -3,7 +3,7 @@
 mod world;
 
 use kvdb::Durability;
-use kvfs::{Error, FileKind, Fs, FsOptions, ROOT, View, Views};
+use kvfs::{Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 use world::{USER, World, fails};
 
 fn views(w: &World) -> Views {
@@ -11,8 +11,8 @@ fn views(w: &World) -> Views {
 }
 
 fn snapshot(views: &Views, name: &str) -> Fs {
-    views.snapshot(&View::Mainline, name, Durability::Buffered).unwrap();
-    views.fs(&View::Snapshot(name.into())).unwrap()
+    views.snapshot(&ViewId::Mainline, name, Durability::Buffered).unwrap();
+    views.fs(&ViewId::Snapshot(name.into())).unwrap()
 }
 
 fn contents(fs: &Fs, path: &str) -> Vec<u8> {
@@ -47,10 +47,10 @@ fn a_snapshot_has_what_was_written_before_it_and_stays_so() {
     fails(monday.write(f, 0, b"x", Default::default()), libc::EROFS);
     fails(monday.mknod(ROOT, b"x", FileKind::File, 0o644, 0, USER), libc::EROFS);
     fails(monday.unlink(ROOT, b"f"), libc::EROFS);
-    assert_eq!(views.all(), [View::Snapshot("monday".into())]);
+    assert_eq!(views.all(), [ViewId::Snapshot("monday".into())]);
     views.drop_snapshot("monday").unwrap();
     fails(monday.getattr(ROOT), libc::ESTALE);
-    assert!(matches!(views.fs(&View::Snapshot("monday".into())), Err(Error::NotFound)));
+    assert!(matches!(views.fs(&ViewId::Snapshot("monday".into())), Err(Error::NotFound)));
     assert_eq!(views.all(), []);
 }
 
@@ -64,7 +64,7 @@ fn a_clone_goes_its_own_way() {
     w.fs.unlink(ROOT, b"open").unwrap();
     snapshot(&views, "s");
     views.clone_snapshot("s", "branch").unwrap();
-    let name = View::Clone("branch".into());
+    let name = ViewId::Clone("branch".into());
     let branch = views.fs(&name).unwrap();
     branch.write(f, 0, b"its", Default::default()).unwrap();
     let made = branch.mkdir(ROOT, b"made", 0o755, USER).unwrap().ino;
@@ -89,7 +89,10 @@ fn a_clone_goes_its_own_way() {
     // And has snapshots of its own.
     views.snapshot(&name, "of the branch", Durability::Buffered).unwrap();
     branch.write(f, 0, b"new", Default::default()).unwrap();
-    assert_eq!(contents(&views.fs(&View::Snapshot("of the branch".into())).unwrap(), "f"), b"its");
+    assert_eq!(
+        contents(&views.fs(&ViewId::Snapshot("of the branch".into())).unwrap(), "f"),
+        b"its"
+    );
     views.rollback("of the branch").unwrap();
     assert_eq!((contents(&branch, "f"), w.contents("f")), (b"its".to_vec(), b"our".to_vec()));
     views.drop_clone("branch").unwrap();
@@ -126,7 +129,7 @@ fn a_rollback_is_seen_by_what_is_open() {
 fn what_a_rollback_brings_back_shares_its_number_with_nothing_new() {
     let mut w = World::new();
     let back = w.file_with(ROOT, "back", b"monday");
-    views(&w).snapshot(&View::Mainline, "monday", Durability::Buffered).unwrap();
+    views(&w).snapshot(&ViewId::Mainline, "monday", Durability::Buffered).unwrap();
     w.fs.unlink(ROOT, b"back").unwrap();
     w.fs.forget(back, 1);
     // Opened anew, the store knows of no number as large.
@@ -142,7 +145,7 @@ fn what_a_rollback_brings_back_shares_its_number_with_nothing_new() {
 fn what_is_open_over_a_rollback_is_never_another_file() {
     let mut w = World::new();
     let a = w.file_with(ROOT, "a", b"monday");
-    views(&w).snapshot(&View::Mainline, "monday", Durability::Buffered).unwrap();
+    views(&w).snapshot(&ViewId::Mainline, "monday", Durability::Buffered).unwrap();
     w.fs.unlink(ROOT, b"a").unwrap();
     w.fs.forget(a, 1);
     // Opened anew, the mainline knows of no number as large.
@@ -178,7 +181,7 @@ fn a_clone_gives_no_number_that_a_snapshot_of_it_has() {
     let views = views(&w);
     snapshot(&views, "s");
     views.clone_snapshot("s", "c").unwrap();
-    let name = View::Clone("c".into());
+    let name = ViewId::Clone("c".into());
     let clone = views.fs(&name).unwrap();
     let a = clone.mknod(ROOT, b"a", FileKind::File, 0o644, 0, USER).unwrap().ino;
     views.snapshot(&name, "of c", Durability::Buffered).unwrap();

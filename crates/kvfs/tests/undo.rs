@@ -4,7 +4,7 @@
 mod world;
 
 use kvdb::{Durability, TransactionId, TransactionOptions};
-use kvfs::{Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, View, Views};
+use kvfs::{Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, ViewId, Views};
 use world::{USER, World};
 
 struct Both {
@@ -23,7 +23,7 @@ impl Both {
     fn commit(&self, work: impl FnOnce(&Fs)) {
         let options = TransactionOptions { undoable: true, ..Default::default() };
         let id = self.views.begin(options).expect("begun");
-        work(&self.views.fs(&View::Transaction(id)).expect("its view"));
+        work(&self.views.fs(&ViewId::Transaction(id)).expect("its view"));
         self.views.commit(id, Durability::Buffered).expect("committed");
         self.w.check();
     }
@@ -175,7 +175,7 @@ fn what_was_changed_since_stands_against_it() {
 #[test]
 fn after_a_rollback_nothing_can_be_undone() {
     let b = Both::new();
-    b.views.snapshot(&View::Mainline, "s", Durability::Buffered).expect("made");
+    b.views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).expect("made");
     b.commit(|t| _ = t.mkdir(ROOT, b"made", 0o755, USER).expect("made"));
     b.views.rollback("s").expect("rolled back");
     assert_eq!(b.w.db.undoable_commits(), []);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
 use kvfs::{
-    ChangeSet, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Timestamp, View,
+    ChangeSet, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Timestamp, ViewId,
     Views, Wait, Watcher, Whole,
 };
 use world::{USER, World, fails};
@@ -31,7 +31,7 @@ impl Both {
 
     fn begin(&self) -> (TransactionId, Fs) {
         let id = self.views.begin(TransactionOptions::default()).unwrap();
-        (id, self.views.fs(&View::Transaction(id)).unwrap())
+        (id, self.views.fs(&ViewId::Transaction(id)).unwrap())
     }
 
     fn commit(&self, id: TransactionId) {
@@ -120,7 +120,7 @@ fn others_see_nothing_of_it_before_it_commits_and_everything_afterwards() {
     // Its view is over.
     fails(t.getattr(ROOT), libc::ESTALE);
     fails(t.write(f, 0, b"late", Default::default()), libc::ESTALE);
-    assert!(matches!(b.views.fs(&View::Transaction(id)), Err(Error::NotFound)));
+    assert!(matches!(b.views.fs(&ViewId::Transaction(id)), Err(Error::NotFound)));
     let mut b = b;
     b.w.remount();
     assert_eq!(b.w.contents("dir/f"), b"new content");
@@ -314,7 +314,7 @@ fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
             let open = w.file_with(ROOT, &name, old);
             w.fs.setxattr(open, b"user.large", &large, Default::default()).unwrap();
             let id = views.begin(TransactionOptions::default()).unwrap();
-            let inside = views.fs(&View::Transaction(id)).unwrap();
+            let inside = views.fs(&ViewId::Transaction(id)).unwrap();
             change(&inside, open).unwrap();
             inside.sync_all().unwrap();
             inside.unlink(ROOT, name.as_bytes()).unwrap();
@@ -517,10 +517,10 @@ impl Watcher for Notes {
         self.0.lock().push("write back".into());
         Ok(())
     }
-    fn appeared(&self, view: &View) {
+    fn appeared(&self, view: &ViewId) {
         self.0.lock().push(format!("appeared {view:?}"));
     }
-    fn ended(&self, view: &View, number: u16, _fs: &Fs, touched: Option<&ChangeSet>) {
+    fn ended(&self, view: &ViewId, number: u16, _fs: &Fs, touched: Option<&ChangeSet>) {
         let touched = touched.map(|t| {
             let names: BTreeSet<_> = t
                 .names
@@ -548,7 +548,7 @@ fn watchers_are_told_what_changed() {
     let watcher: Arc<dyn Watcher> = notes.clone();
     b.views.watch(&watcher);
     let told = |b: &Both, id: TransactionId| {
-        assert_eq!(b.views.number(&View::Transaction(id)).unwrap() as u64, id.0);
+        assert_eq!(b.views.number(&ViewId::Transaction(id)).unwrap() as u64, id.0);
         std::mem::take(&mut *notes.0.lock())
     };
     let (id, t) = b.begin();
@@ -589,7 +589,7 @@ fn serializable_views_see_what_is_committed_now() {
         .views
         .begin(TransactionOptions { isolation: Isolation::Serializable, ..Default::default() })
         .unwrap();
-    let t = b.views.fs(&View::Transaction(id)).unwrap();
+    let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     b.w.file_with(ROOT, "f", b"later");
     b.w.fs.sync_all().unwrap();
     assert_eq!(read(&t, "f").unwrap(), b"later");
@@ -606,7 +606,7 @@ impl Both {
             ..Default::default()
         };
         let id = self.views.begin(options).unwrap();
-        (id, self.views.fs(&View::Transaction(id)).unwrap())
+        (id, self.views.fs(&ViewId::Transaction(id)).unwrap())
     }
 }
 
@@ -722,7 +722,7 @@ fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
     let (ser, si) =
         (views.begin(serializable).unwrap(), views.begin(TransactionOptions::default()).unwrap());
     let (s, t) =
-        (views.fs(&View::Transaction(ser)).unwrap(), views.fs(&View::Transaction(si)).unwrap());
+        (views.fs(&ViewId::Transaction(ser)).unwrap(), views.fs(&ViewId::Transaction(si)).unwrap());
     assert_eq!(read(&s, "f").unwrap(), b"old");
     t.write(f, 0, b"new", Default::default()).unwrap();
     std::thread::scope(|scope| {
@@ -775,7 +775,7 @@ fn a_transaction_that_looks_for_no_conflicts_changes_no_files() {
     let f = b.w.file_with(ROOT, "f", b"content");
     let id =
         b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
-    let t = b.views.fs(&View::Transaction(id)).unwrap();
+    let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(read(&t, "f").unwrap(), b"content");
     fails(t.write(f, 0, b"x", Default::default()), libc::EROFS);
     let rows = b.w.db.open_dictionary("rows").unwrap();
@@ -795,7 +795,7 @@ fn a_serializable_transaction_goes_back_to_a_savepoint_whatever_others_have_lock
             ..TransactionOptions::default()
         };
         let id = both.views.begin(options).unwrap();
-        (id, both.views.fs(&View::Transaction(id)).unwrap())
+        (id, both.views.fs(&ViewId::Transaction(id)).unwrap())
     };
     let ((_, one), (id, two)) = (begin(), begin());
     // Both have walked through the directory; only one of them changes it.
@@ -816,13 +816,13 @@ fn the_number_of_a_view_that_has_ended_is_not_given_again_while_the_kernel_refer
     // One ends while the kernel has nothing of it, one while it has a file and the root.
     let numbers = |round: u32| {
         let id = b.views.begin(TransactionOptions::default()).unwrap();
-        let number = b.views.number(&View::Transaction(id)).unwrap();
+        let number = b.views.number(&ViewId::Transaction(id)).unwrap();
         assert!(round < 2 * u32::from(Views::MAX_NUMBER), "it goes round");
         b.views.abort(id).unwrap();
         number
     };
     let (id, t) = b.begin();
-    let held = b.views.number(&View::Transaction(id)).unwrap();
+    let held = b.views.number(&ViewId::Transaction(id)).unwrap();
     for ino in [
         t.lookup(ROOT, b"f").unwrap().ino,
         t.lookup(ROOT, b"f").unwrap().ino,

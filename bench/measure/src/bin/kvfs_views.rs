@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use env::{Machine, Random};
 use kvdb::{Durability, Isolation, Kvdb, TransactionOptions};
-use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, View, Views};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -111,7 +111,7 @@ fn together(views: &Views, db: &Kvdb, clients: u64, seconds: Duration) -> Outcom
         while begun.elapsed() < seconds {
             let name = format!("f{}", round % 100);
             let id = views.begin(TransactionOptions::default())?;
-            let fs = views.fs(&View::Transaction(id))?;
+            let fs = views.fs(&ViewId::Transaction(id))?;
             let dir = fs.lookup(ROOT, directory(me).as_bytes())?.ino;
             match fs.lookup(dir, name.as_bytes()) {
                 Ok(file) => {
@@ -211,9 +211,10 @@ fn latency(views: &Views) -> Outcome {
             times.of("abort", || views.abort(id))?;
         }
         change_ten(fs, &dirs, &mut noise)?;
-        times.of("snapshot", || views.snapshot(&View::Mainline, "a", Durability::Buffered))?;
-        times
-            .of("snapshot, synced", || views.snapshot(&View::Mainline, "b", Durability::Synced))?;
+        times.of("snapshot", || views.snapshot(&ViewId::Mainline, "a", Durability::Buffered))?;
+        times.of("snapshot, synced", || {
+            views.snapshot(&ViewId::Mainline, "b", Durability::Synced)
+        })?;
         times.of("clone", || views.clone_snapshot("b", "branch"))?;
         change_ten(fs, &dirs, &mut noise)?;
         let found =
@@ -270,7 +271,11 @@ impl Alike {
             }
             change_ten(self.views.mainline(), &self.dirs, &mut self.noise)?;
             if snapshots {
-                self.views.snapshot(&View::Mainline, &format!("s{i:04}"), Durability::Buffered)?;
+                self.views.snapshot(
+                    &ViewId::Mainline,
+                    &format!("s{i:04}"),
+                    Durability::Buffered,
+                )?;
             }
         }
         Ok(self.views.mainline().sync_all()?)
@@ -343,7 +348,7 @@ fn many(mut loaded: Alike, mut alone: Alike) -> Outcome {
         let id = loaded.views.begin(TransactionOptions::default())?;
         let transaction = loaded.views.transaction(id)?;
         (0..100).try_for_each(|k| transaction.put(keys, (i * 1000 + k).to_be_bytes(), [1; 64]))?;
-        change_ten(&loaded.views.fs(&View::Transaction(id))?, &loaded.dirs, &mut loaded.noise)?;
+        change_ten(&loaded.views.fs(&ViewId::Transaction(id))?, &loaded.dirs, &mut loaded.noise)?;
         open.push(id);
     }
     compare("beside 1000 snapshots and 100 transactions", &mut alone, &mut loaded)?;

@@ -1,6 +1,6 @@
 //! The answers about the control directory.
 
-use kvfs::View;
+use kvfs::ViewId;
 
 use super::{FsIn, FuseAdapter, In, STALE, errno};
 use crate::handler::*;
@@ -45,7 +45,7 @@ impl FuseAdapter {
                 control_directory::user_named(name).ok_or(none)?,
             )),
             (control_directory::TRANSACTIONS, _) => match control_directory::view(dir, name) {
-                Some(View::Transaction(id)) => {
+                Some(ViewId::Transaction(id)) => {
                     self.control_attr(control_directory::link(id).ok_or(none)?).map_err(|_| none)
                 }
                 _ => Err(none),
@@ -57,7 +57,7 @@ impl FuseAdapter {
             }
             _ => {
                 let view = control_directory::view(dir, name).ok_or(none)?;
-                if let View::Transaction(id) = view
+                if let ViewId::Transaction(id) = view
                     && self.user_of(id) != control_directory::user_of(dir)
                 {
                     return Err(none);
@@ -97,17 +97,17 @@ impl FuseAdapter {
             for view in self.views.all() {
                 let Some((place, name)) = control_directory::place(&view) else { continue };
                 match view {
-                    View::Transaction(id) if dir == control_directory::TRANSACTIONS => {
+                    ViewId::Transaction(id) if dir == control_directory::TRANSACTIONS => {
                         entries.extend(
                             control_directory::link(id)
                                 .map(|link| (name, here(link), FileKind::Symlink)),
                         );
                     }
-                    View::Transaction(id)
+                    ViewId::Transaction(id)
                         if control_directory::user_of(dir).is_none()
                             || self.user_of(id) != control_directory::user_of(dir) => {}
                     // Listing opens nothing: a number on the wire is given to what is looked up.
-                    View::Transaction(_) => entries.push(directory(&name, here(ROOT))),
+                    ViewId::Transaction(_) => entries.push(directory(&name, here(ROOT))),
                     _ if place == dir => entries.push(directory(&name, here(ROOT))),
                     _ => {}
                 }

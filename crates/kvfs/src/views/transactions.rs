@@ -10,7 +10,7 @@ use kvdb::{
     TransactionOptions,
 };
 
-use super::{AWAITS_COMMIT, OpenView, VIEW_SHARE, View, Views, Wait};
+use super::{AWAITS_COMMIT, OpenView, VIEW_SHARE, ViewId, Views, Wait};
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::difference::{FileChange, difference_in};
@@ -46,7 +46,7 @@ impl Views {
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
         let transaction = self.transaction(id)?;
         // Opened where it is not: caches are told by it.
-        let entry = match self.find(&View::Transaction(id)) {
+        let entry = match self.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
             entry => entry?,
         };
@@ -119,7 +119,7 @@ impl Views {
         if !transaction.is_durable() {
             return Ok(());
         }
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
+        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
@@ -138,7 +138,7 @@ impl Views {
 
     /// Ends the view of a transaction that has ended.
     pub(crate) fn let_go(&self, id: TransactionId) {
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
+        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
             entry.fs.core.freeze_lock.freeze().end();
             self.end_view(&entry, None);
         }
@@ -147,7 +147,7 @@ impl Views {
     /// Marks the state that a transaction has now, files included.
     pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
         let transaction = self.transaction(id)?;
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
+        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
@@ -159,7 +159,7 @@ impl Views {
     /// Undoes what a transaction has changed since a savepoint, in its files, too.
     pub fn rollback_to(&self, id: TransactionId, savepoint: &Savepoint) -> Result<()> {
         let transaction = self.transaction(id)?;
-        let Some(entry) = self.entry(&View::Transaction(id)) else {
+        let Some(entry) = self.entry(&ViewId::Transaction(id)) else {
             return Ok(transaction.rollback_to(savepoint)?);
         };
         // What the kernel holds back must not come afterwards.
@@ -194,7 +194,7 @@ impl Views {
     /// A transaction that has everything in it that was written in its view.
     fn as_written(&self, id: TransactionId) -> Result<Transaction> {
         let transaction = self.transaction(id)?;
-        if let Some(entry) = self.entry(&View::Transaction(id)) {
+        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
             self.write_back(Wait::ButForLocks)?;
             let _call = entry.fs.enter()?;
             entry.fs.commit_older_than(Duration::MAX)?;
@@ -214,7 +214,7 @@ impl Views {
     /// Tells the watchers that a caller has changed these names and inodes of a view by itself.
     pub fn tell_changed(
         &self,
-        view: &View,
+        view: &ViewId,
         names: Vec<(Ino, Box<[u8]>)>,
         inodes: Vec<Ino>,
     ) -> Result<()> {
@@ -240,6 +240,6 @@ impl Views {
         };
         let fs =
             self.shared.mainline.of_transaction(Scope::Transaction(transaction.clone()), options);
-        self.add(View::Transaction(transaction.id()), fs, Some(transaction))
+        self.add(ViewId::Transaction(transaction.id()), fs, Some(transaction))
     }
 }

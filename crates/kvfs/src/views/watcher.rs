@@ -1,6 +1,6 @@
 //! What a cache of the file system is told.
 
-use super::View;
+use super::ViewId;
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::fs::Fs;
@@ -22,10 +22,10 @@ pub trait Watcher: Send + Sync {
     fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
     /// There is a new view. (Not called for those that existed before and are opened when they are
     /// first asked for.)
-    fn appeared(&self, view: &View);
+    fn appeared(&self, view: &ViewId);
     /// A view is over, and `fs` answers nothing any more but what was referred to. `changes`: what
     /// of the mainline has changed with its commit; `None`: nothing.
-    fn ended(&self, view: &View, number: u16, fs: &Fs, changes: Option<&ChangeSet>);
+    fn ended(&self, view: &ViewId, number: u16, fs: &Fs, changes: Option<&ChangeSet>);
     /// A view, or the mainline, has become another one all at once.
     fn changed(&self, number: u16, fs: &Fs, changes: &ChangeSet);
     /// A name is about to be removed with all below it: what of that no program uses is let go of,
@@ -33,7 +33,7 @@ pub trait Watcher: Send + Sync {
     /// must stay.
     fn goes(
         &self,
-        view: &View,
+        view: &ViewId,
         number: u16,
         fs: &Fs,
         at: (Ino, &[u8]),

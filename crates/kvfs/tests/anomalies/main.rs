@@ -9,7 +9,7 @@ mod stage;
 mod world;
 
 use kvdb::{Durability, Isolation, without_lock_waits};
-use kvfs::{Fs, ROOT, SetAttr, View, Views};
+use kvfs::{Fs, ROOT, SetAttr, ViewId, Views};
 use stage::{play, play_as_written};
 use world::{USER, World};
 
@@ -887,7 +887,7 @@ fn a_temporary_file_inherits_the_group_that_its_directory_has() {
     set(&w.fs, 10).unwrap();
     let options = kvdb::TransactionOptions { isolation: Serializable, ..Default::default() };
     let id = views.begin(options).unwrap();
-    let view = views.fs(&View::Transaction(id)).unwrap();
+    let view = views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(view.getattr(ROOT).unwrap().gid, 10);
     set(&w.fs, 20).unwrap();
     assert_eq!(view.tmpfile(ROOT, 0o600, USER).unwrap().gid, 20);

@@ -25,7 +25,7 @@ use kvdb::{
     Batch, DictionaryId, Durability, Isolation, Kvdb, TransactionId, TransactionOptions,
     without_lock_waits,
 };
-use kvfs::{Error, FileKind, Fs, ROOT, RenameFlags, Result, SetAttr, View, Views};
+use kvfs::{Error, FileKind, Fs, ROOT, RenameFlags, Result, SetAttr, ViewId, Views};
 
 use crate::script::{self, LONG, Stage, Step};
 use crate::world::{USER, World};
@@ -232,7 +232,7 @@ impl Stage for Store {
             ..TransactionOptions::default()
         };
         let id = self.views.begin(options).unwrap();
-        let fs = self.views.fs(&View::Transaction(id)).unwrap();
+        let fs = self.views.fs(&ViewId::Transaction(id)).unwrap();
         let transaction = Some(self.views.transaction(id).unwrap());
         self.places.insert(who.into(), Place { fs, transaction, ..self.place("plain") });
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdb::{Durability, Kvdb, OpenOptions, ReceiveOptions, Received};
-use kvfs::{Fs, FsOptions, View, Views, difference_of_states};
+use kvfs::{Fs, FsOptions, ViewId, Views, difference_of_states};
 use zones::MemoryDevice;
 
 use crate::found::{Exactly, Found, is, keys_of, look};
@@ -48,7 +48,7 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
     }
     assert!(w.views.snapshots().iter().any(|s| s.name == name && s.branch == of), "{}", w.what());
     assert!(w.views.snapshot(&view, &name, durability).is_err(), "{}: twice", w.what());
-    assert!(w.views.snapshot(&View::Snapshot(name.clone()), "of", durability).is_err());
+    assert!(w.views.snapshot(&ViewId::Snapshot(name.clone()), "of", durability).is_err());
     Ok(())
 }
 
@@ -56,7 +56,7 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
 pub fn see(w: &mut World) -> Result<(), Dead> {
     let Some((name, branch, tree)) = any_snapshot(w) else { return snapshot(w) };
     w.note(format!("see {name}"));
-    let fs = w.ok(w.views.fs(&View::Snapshot(name.clone())))?;
+    let fs = w.ok(w.views.fs(&ViewId::Snapshot(name.clone())))?;
     let keys = w.stored(w.db.open_snapshot(&name).and_then(|state| keys_of(&state, "")))?;
     let found = Found { keys, ..w.ok(look(&fs))? };
     is(&tree, &found, Exactly::Now, &w.inos)
@@ -102,7 +102,7 @@ pub fn drop_snapshot(w: &mut World) -> Result<(), Dead> {
     w.note(format!("drop snapshot {name}"));
     w.call(&["Views::drop_snapshot"]);
     w.alter(|s| drop(s.snapshots.remove(&name)), |w| w.views.drop_snapshot(&name))?;
-    assert!(w.views.fs(&View::Snapshot(name)).is_err(), "{}", w.what());
+    assert!(w.views.fs(&ViewId::Snapshot(name)).is_err(), "{}", w.what());
     Ok(())
 }
 
@@ -151,7 +151,7 @@ pub fn drop_clone(w: &mut World) -> Result<(), Dead> {
         w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
     let Some(name) = w.pick(&names) else { return Ok(()) };
     w.note(format!("drop clone {name}"));
-    let number = w.ok(w.views.number(&View::Clone(name.clone())))?;
+    let number = w.ok(w.views.number(&ViewId::Clone(name.clone())))?;
     w.call(&["Views::drop_clone"]);
     if w.alter(|s| drop(s.branches.remove(&name)), |w| w.views.drop_clone(&name))? {
         w.view_is_over(&Site::Branch(name.clone()), number);
@@ -233,7 +233,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     }
     let fs = Fs::open(other.clone(), w.env.clone(), FsOptions::default()).expect("its own files");
     let views = Views::new(other.clone(), fs);
-    let came = views.fs(&View::Clone("came".into())).expect("it came");
+    let came = views.fs(&ViewId::Clone("came".into())).expect("it came");
     let keys = keys_of(&other.view(), "came").expect("memory does not fail");
     let found = Found { keys, ..look(&came).expect("memory does not fail") };
     is(&tree, &found, Exactly::Now, &w.inos)
@@ -254,7 +254,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
         .mknod(kvfs::ROOT, &name_there, kvfs::FileKind::File, 0o600, 0, Default::default())
         .expect("made");
     came.write(attr.ino, 0, &[7; 9000], Default::default()).expect("written");
-    views.snapshot(&View::Clone("came".into()), &back, Durability::Synced).expect("made");
+    views.snapshot(&ViewId::Clone("came".into()), &back, Durability::Synced).expect("made");
     let base = w.random.one_in(2).then_some(name.as_str());
     let mut stream = Vec::new();
     other.send(&back, base, &mut stream, None).expect("sent");

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use kvfs::{ChangeSet, Fs, Ino, ROOT, View, Wait, Watcher, WriteHints};
+use kvfs::{ChangeSet, Fs, Ino, ROOT, ViewId, Wait, Watcher, WriteHints};
 
 use crate::content::Target;
 use crate::found::Exactly;
@@ -65,9 +65,9 @@ impl Watcher for Kernel {
         held.iter().try_for_each(|held| held.give().map_err(|e| e.to_string()))
     }
 
-    fn appeared(&self, _: &View) {}
+    fn appeared(&self, _: &ViewId) {}
 
-    fn ended(&self, _: &View, number: u16, _: &Fs, touched: Option<&ChangeSet>) {
+    fn ended(&self, _: &ViewId, number: u16, _: &Fs, touched: Option<&ChangeSet>) {
         self.told.lock().expect("no one has panicked").1.insert(number);
         if let Some(touched) = touched {
             self.hear(0, touched);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvdb::{Kvdb, TransactionId};
-use kvfs::{Ino, View, Views};
+use kvfs::{Ino, ViewId, Views};
 
 use crate::found::{Exactly, Found, Matched, is, keys_in, keys_of, look};
 use crate::possible::Possible;
@@ -38,18 +38,18 @@ pub fn observe(db: &Kvdb, views: &Views) -> kvfs::Result<FoundState> {
     let main = Found { keys: keys_in(db, "")?, ..look(views.mainline())? };
     all.branches.insert(String::new(), main);
     for info in views.clones() {
-        let fs = views.fs(&View::Clone(info.name.clone()))?;
+        let fs = views.fs(&ViewId::Clone(info.name.clone()))?;
         let found = Found { keys: keys_in(db, &info.name)?, ..look(&fs)? };
         all.branches.insert(info.name, found);
     }
     for info in views.snapshots() {
         let keys = keys_of(&db.open_snapshot(&info.name)?, "")?;
-        let found = Found { keys, ..look(&views.fs(&View::Snapshot(info.name.clone()))?)? };
+        let found = Found { keys, ..look(&views.fs(&ViewId::Snapshot(info.name.clone()))?)? };
         all.snapshots.insert(info.name, (info.branch, found));
     }
     for info in views.list().into_iter().filter(|info| info.durable) {
         let keys = keys_of(&views.transaction(info.id)?.view()?, "")?;
-        let found = Found { keys, ..look(&views.fs(&View::Transaction(info.id))?)? };
+        let found = Found { keys, ..look(&views.fs(&ViewId::Transaction(info.id))?)? };
         all.durable.insert(info.label, (info.id, found));
     }
     Ok(all)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{Durability, Isolation, Savepoint, TransactionId, TransactionOptions};
-use kvfs::{Error, View};
+use kvfs::{Error, ViewId};
 
 use crate::found::{Found, is, keys_of, look};
 use crate::state::State;
@@ -95,7 +95,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     if durable {
         w.history.certain();
     }
-    let view = View::Transaction(id);
+    let view = ViewId::Transaction(id);
     let number = w.ok(w.views.number(&view))?;
     assert_eq!(w.ok(w.views.user(id))?, Some(USER_ID));
     assert_eq!(w.views.by_number(number).and_then(|fs| fs.user()), Some(USER_ID), "{}", w.what());
@@ -462,7 +462,7 @@ fn abort(w: &mut World, label: &str) -> Result<(), Dead> {
     if durable {
         w.history.attempt(|s| drop(s.durable.remove(label)));
     }
-    let fs = w.views.fs(&View::Transaction(id));
+    let fs = w.views.fs(&ViewId::Transaction(id));
     w.call(&["Views::abort"]);
     match w.views.abort(id) {
         Ok(()) => {}
@@ -496,7 +496,7 @@ pub fn restored(w: &mut World, found: &BTreeMap<String, TransactionId>) {
         });
         w.open.push(Open {
             id,
-            number: w.views.number(&View::Transaction(id)).expect("it is open"),
+            number: w.views.number(&ViewId::Transaction(id)).expect("it is open"),
             isolation: Isolation::Snapshot,
             durable: true,
             checks: true,

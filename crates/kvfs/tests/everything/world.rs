@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use env::{Env, Random, Simulated};
 use kvdb::{Durability, Isolation, Kvdb};
-use kvfs::{Caller, Error, Fs, Ino, Timestamp, View, Views};
+use kvfs::{Caller, Error, Fs, Ino, Timestamp, ViewId, Views};
 use zones::CrashDevice;
 
 use crate::found::Exactly;
@@ -157,11 +157,11 @@ impl World {
         }
     }
 
-    pub fn view_of(&self, site: &Site) -> View {
+    pub fn view_of(&self, site: &Site) -> ViewId {
         match site {
-            Site::Branch(name) if name.is_empty() => View::Mainline,
-            Site::Branch(name) => View::Clone(name.clone()),
-            Site::Transaction(label) => View::Transaction(self.running(label).id),
+            Site::Branch(name) if name.is_empty() => ViewId::Mainline,
+            Site::Branch(name) => ViewId::Clone(name.clone()),
+            Site::Transaction(label) => ViewId::Transaction(self.running(label).id),
         }
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use env::Env;
 use kvdb::{Durability, Kvdb, ReceiveOptions};
 use kvfs::{
-    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, View,
-    Views, Whence, WriteHints, XattrFlags,
+    Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr,
+    ViewId, Views, Whence, WriteHints, XattrFlags,
 };
 
 use crate::content::Random;
@@ -167,7 +167,7 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
     if let Ok(fs) = Fs::open(db.clone(), env.clone(), FsOptions { read_only: true, ..options() }) {
         look(&fs, known);
         let views = Views::new(db.clone(), fs);
-        if let Ok(fs) = views.fs(&View::Snapshot("hostile".into())) {
+        if let Ok(fs) = views.fs(&ViewId::Snapshot("hostile".into())) {
             look(&fs, known);
         }
     }
@@ -184,7 +184,7 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
         let views = Views::new(db.clone(), fs.clone());
         let found = look(&fs, known);
         if let Ok(id) = views.begin(Default::default()) {
-            if let Ok(inside) = views.fs(&View::Transaction(id)) {
+            if let Ok(inside) = views.fs(&ViewId::Transaction(id)) {
                 change(&inside, random, &found);
                 let _ = views.difference(id);
             }

@@ -23,7 +23,7 @@ use kvdb::{
     CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions,
     TransactionOptions,
 };
-use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, View, Views};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views};
 use slow_sync::SlowSync;
 use zones::CrashDevice;
 
@@ -169,7 +169,7 @@ impl World {
         isolation: Isolation,
         random: &mut Random,
     ) -> kvfs::Result<(Vec<(usize, Option<u64>)>, Vec<(usize, Option<u64>)>)> {
-        let fs = self.views.fs(&View::Transaction(id))?;
+        let fs = self.views.fs(&ViewId::Transaction(id))?;
         let transaction = self.views.transaction(id)?;
         let all = random.one_in(2);
         let registers: Vec<usize> = (0..REGISTERS).filter(|_| all || random.one_in(2)).collect();
@@ -203,7 +203,7 @@ impl World {
     }
 
     fn look(&self) -> kvfs::Result<Vec<(usize, Option<u64>)>> {
-        let fs = self.views.fs(&View::Snapshot(SNAPSHOT.into()))?;
+        let fs = self.views.fs(&ViewId::Snapshot(SNAPSHOT.into()))?;
         let mut read = vec![(
             KEYED,
             self.db.open_snapshot(SNAPSHOT)?.get(self.dict, KEY)?.and_then(|v| decode(&v)),
@@ -274,7 +274,7 @@ impl World {
                     (
                         "snapshot",
                         self.views
-                            .snapshot(&View::Mainline, SNAPSHOT, durability)
+                            .snapshot(&ViewId::Mainline, SNAPSHOT, durability)
                             .map(|()| Some(Effect::Snapshot)),
                     )
                 }

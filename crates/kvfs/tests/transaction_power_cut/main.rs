@@ -19,7 +19,7 @@ use kvdb::{
     CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions,
     Savepoint, Scope, TransactionId, TransactionOptions,
 };
-use kvfs::{Error, Fs, FsOptions, Ino, View, Views};
+use kvfs::{Error, Fs, FsOptions, Ino, ViewId, Views};
 use state::{Id, Overlay, Seen, Tree, is, look, stored};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -189,7 +189,7 @@ impl World<'_> {
         }
         let mut perform = || {
             let (inside, transaction) = (
-                self.views.fs(&View::Transaction(running.id))?,
+                self.views.fs(&ViewId::Transaction(running.id))?,
                 self.views.transaction(running.id)?,
             );
             action.perform(
@@ -246,7 +246,7 @@ impl World<'_> {
         let id = self.running[one].id;
         let see = || {
             let transaction = self.views.transaction(id)?;
-            let seen = look(&self.views.fs(&View::Transaction(id))?, BTreeMap::new())?;
+            let seen = look(&self.views.fs(&ViewId::Transaction(id))?, BTreeMap::new())?;
             let keys = transaction.scan(self.keys, b"", b"", usize::MAX)?;
             Ok(Seen {
                 keys: keys.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect(),
@@ -369,7 +369,7 @@ impl World<'_> {
             None => s.main = next,
         });
         let fs = match &clone {
-            Some(name) => self.views.fs(&View::Clone(name.clone()))?,
+            Some(name) => self.views.fs(&ViewId::Clone(name.clone()))?,
             None => self.fs.clone(),
         };
         let mut held = Vec::new();
@@ -417,7 +417,7 @@ impl World<'_> {
                 self.history.attempt(|s| drop(s.snapshots.insert(name.clone(), s.main.clone())));
                 let durability =
                     if random.one_in(2) { Durability::Synced } else { Durability::Buffered };
-                self.views.snapshot(&View::Mainline, &name, durability)?;
+                self.views.snapshot(&ViewId::Mainline, &name, durability)?;
                 self.tally.snapshots += 1;
                 if durability == Durability::Synced {
                     self.history.certain();
@@ -505,7 +505,7 @@ impl World<'_> {
                     // The programs that had them open close them.
                     self.held.drain(..).for_each(|ino| self.fs.forget(ino, 1));
                     if let Some(running) = self.running.get_mut(one)
-                        && let Ok(inside) = self.views.fs(&View::Transaction(running.id))
+                        && let Ok(inside) = self.views.fs(&ViewId::Transaction(running.id))
                     {
                         running.held.drain(..).for_each(|ino| inside.forget(ino, 1));
                     }
@@ -535,18 +535,18 @@ fn everything(db: &Kvdb, fs: &Fs, views: &Views, keys: DictionaryId) -> kvfs::Re
     for info in views.snapshots() {
         let state = db.open_snapshot(&info.name)?;
         let dict = state.dictionary("user").expect("a snapshot has the keys");
-        let seen = look(&views.fs(&View::Snapshot(info.name.clone()))?, stored(&state, dict)?)?;
+        let seen = look(&views.fs(&ViewId::Snapshot(info.name.clone()))?, stored(&state, dict)?)?;
         found.snapshots.insert(info.name, seen);
     }
     for info in views.clones() {
         let dict = db.dictionary_in(&info.name, "user").expect("a clone has the keys");
-        let seen = look(&views.fs(&View::Clone(info.name.clone()))?, stored(&db.view(), dict)?)?;
+        let seen = look(&views.fs(&ViewId::Clone(info.name.clone()))?, stored(&db.view(), dict)?)?;
         found.clones.insert(info.name, seen);
     }
     for info in views.list() {
         let transaction = views.transaction(info.id)?;
         let seen =
-            look(&views.fs(&View::Transaction(info.id))?, stored(&transaction.view()?, keys)?)?;
+            look(&views.fs(&ViewId::Transaction(info.id))?, stored(&transaction.view()?, keys)?)?;
         found.durable.insert(info.label, (info.id, seen));
     }
     Ok(found)
