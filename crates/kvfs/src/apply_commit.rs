@@ -450,15 +450,26 @@ impl Fs {
         Ok(names)
     }
 
-    /// Removes orphans and their records.
+    /// Removes those of these inodes that are orphans and not open, with their records. One that a
+    /// rollback or an undo has brought back since its number was noted has no record any more.
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
+        let imap = self.core.layout.imap;
         for some in orphans.chunks(REMOVED_AT_ONCE) {
+            // Under the freeze lock, so that nothing is brought back behind the look.
+            let _call = self.enter()?;
             let mut batch = Batch::new();
             for &ino in some {
-                self.core.layout.stage_removal(ino, &mut batch);
-                batch.delete(self.core.layout.imap, layout::orphan_key(ino));
+                let record = layout::orphan_key(ino);
+                if self.core.inode_cache.references(ino) == 0
+                    && self.core.scope.get(imap, &record)?.is_some()
+                {
+                    self.core.layout.stage_removal(ino, &mut batch);
+                    batch.delete(imap, record);
+                }
             }
-            self.apply(batch)?;
+            if !batch.is_empty() {
+                self.apply(batch)?;
+            }
         }
         Ok(())
     }

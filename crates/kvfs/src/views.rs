@@ -395,3 +395,40 @@ impl Views {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use kvdb::Durability;
+
+    use super::*;
+    use crate::{Caller, FileKind, FsOptions, ROOT};
+
+    fn views() -> (Fs, Views) {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        (fs.clone(), Views::new(db, fs))
+    }
+
+    fn closed_file(fs: &Fs, name: &[u8], data: &[u8]) -> Ino {
+        let ino = fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+        fs.write(ino, 0, data, Default::default()).unwrap();
+        fs.forget(ino, 1);
+        ino
+    }
+
+    #[test]
+    fn a_file_that_a_rollback_brings_back_is_not_removed_as_the_orphan_that_it_was() {
+        let (fs, views) = views();
+        let ino = closed_file(&fs, b"f", &[7; 20_000]);
+        views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
+        fs.unlink(ROOT, b"f").unwrap();
+        // As a commit that has removed many files leaves it to the background.
+        views.shared.orphans.lock().push(ino);
+        views.rollback("before").unwrap();
+        views.tick();
+        let back = fs.resolve(b"f").unwrap();
+        assert_eq!(&fs.read(back.ino, 0, 30_000).unwrap()[..], [7; 20_000]);
+        assert_eq!(fs.verify().unwrap().findings, []);
+    }
+}
