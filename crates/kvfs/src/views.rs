@@ -431,4 +431,26 @@ mod tests {
         assert_eq!(&fs.read(back.ino, 0, 30_000).unwrap()[..], [7; 20_000]);
         assert_eq!(fs.verify().unwrap().findings, []);
     }
+
+    #[test]
+    fn a_transaction_whose_view_cannot_be_opened_does_not_stay_open() {
+        let (fs, views) = views();
+        let numbers = 1..=Views::MAX_NUMBER;
+        let all = numbers.map(|number| (number, Retired::Left(HashMap::from([(ROOT, 1)]))));
+        views.shared.open.write().retired = all.collect();
+        assert!(views.begin(Default::default()).is_err());
+        assert!(views.list().is_empty());
+        closed_file(&fs, b"f", b"1");
+        views.shared.open.write().retired.clear();
+        let options = kvdb::TransactionOptions { undoable: true, ..Default::default() };
+        let id = views.begin(options).unwrap();
+        views.fs(&ViewId::Transaction(id)).unwrap().unlink(ROOT, b"f").unwrap();
+        views.commit(id, Durability::Buffered).unwrap();
+        let commit = views.shared.db.undoable_commits()[0].number;
+        let numbers = 1..=Views::MAX_NUMBER;
+        let all = numbers.map(|number| (number, Retired::Left(HashMap::from([(ROOT, 1)]))));
+        views.shared.open.write().retired = all.collect();
+        assert!(views.undo(commit, Default::default()).is_err());
+        assert!(views.list().is_empty());
+    }
 }

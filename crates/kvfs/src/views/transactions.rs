@@ -29,7 +29,7 @@ impl Views {
         let transaction =
             self.shared.mainline.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
         let id = transaction.id();
-        let entry = self.open_transaction(transaction)?;
+        let entry = self.open_begun(transaction)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         Ok(id)
     }
@@ -227,6 +227,12 @@ impl Views {
         };
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
         Ok(())
+    }
+
+    /// Opens the view of a transaction that has just begun. If that fails, the transaction ends:
+    /// its caller gets no number by which to end it.
+    pub(super) fn open_begun(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
+        self.open_transaction(transaction.clone()).inspect_err(|_| transaction.abort())
     }
 
     pub(super) fn open_transaction(&self, transaction: Transaction) -> Result<Arc<OpenView>> {

@@ -52,7 +52,7 @@ impl Views {
         };
         let conflicts = changed_back().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
-        let entry = self.open_transaction(transaction)?;
+        let entry = self.open_begun(transaction)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         Ok((id, conflicts))
     }
