@@ -27,6 +27,8 @@ pub(crate) struct Lost {
     /// Writes out of a cache: file and offset.
     under_way: Mutex<Vec<(Ino, u64)>>,
     done: Condvar,
+    /// Those that are announced need not come any more. Changes under the lock of `under_way`.
+    ended: AtomicBool,
 }
 
 /// A write that is under way until this is dropped.
@@ -68,6 +70,14 @@ impl Lost {
         UnderWay { lost: self, write: (ino, offset) }
     }
 
+    /// The view has ended. What was announced and has not come never will, so nothing waits for it.
+    pub fn end(&self) {
+        let under_way = self.under_way.lock();
+        self.ended.store(true, Ordering::Relaxed);
+        drop(under_way);
+        self.done.notify_all();
+    }
+
     pub fn begin(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
         self.announce(ino, offset);
         self.announced(ino, offset)
@@ -75,12 +85,14 @@ impl Lost {
 }
 
 impl UnderWay<'_> {
-    /// Waits for those of the file that lie before this one. Call without a lock, also without the
-    /// freeze lock.
+    /// Waits for those of the file that lie before this one, or for the view's end. Call without a
+    /// lock, also without the freeze lock.
     pub fn wait_for_those_before(&self) {
         let (ino, offset) = self.write;
         let mut under_way = self.lost.under_way.lock();
-        while under_way.iter().any(|&(of, at)| of == ino && at < offset) {
+        while !self.lost.ended.load(Ordering::Relaxed)
+            && under_way.iter().any(|&(of, at)| of == ino && at < offset)
+        {
             self.lost.done.wait(&mut under_way);
         }
     }
@@ -102,6 +114,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views, WriteHints};
 
     #[test]
     fn a_piece_waits_for_those_before_it_and_for_no_others() {
@@ -133,5 +146,29 @@ mod tests {
         });
         assert_eq!(lost.under_way.lock().len(), 1, "the one of the other file");
         drop(elsewhere);
+    }
+
+    #[test]
+    fn a_write_that_waits_for_an_announced_one_is_stale_when_its_view_ends() {
+        let (db, env) = (kvdb::Kvdb::in_memory(), std::sync::Arc::new(env::Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let views = Views::new(db, fs);
+        let id = views.begin(Default::default()).unwrap();
+        let view = views.fs(&ViewId::Transaction(id)).unwrap();
+        let file = view.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+        // It is taken when the view has ended, and never gets there.
+        view.announce_cached(file, 0);
+        let (say, said) = channel();
+        let writer = view.clone();
+        std::thread::spawn(move || {
+            let hints = WriteHints { from_cache: true, ..Default::default() };
+            say.send(writer.write(file, 1 << 20, b"behind it", hints)).unwrap();
+        });
+        while view.core.lost.under_way.lock().len() < 2 {
+            std::thread::yield_now();
+        }
+        views.abort(id).unwrap();
+        let written = said.recv_timeout(std::time::Duration::from_secs(10));
+        assert!(matches!(written, Ok(Err(Error::Stale(_)))), "{written:?}");
     }
 }

@@ -287,6 +287,7 @@ impl Views {
             open.numbers.remove(&entry.view);
             open.retired.insert(entry.number, Retired::Ending(ending));
         }
+        entry.fs.core.lost.end();
         self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, changes));
         self.retire(entry);
     }
