@@ -120,7 +120,7 @@ impl Views {
         self.write_back(Wait::ForAll)?;
         let view =
             if info.branch.is_empty() { ViewId::Mainline } else { ViewId::Clone(info.branch) };
-        let fs = self.fs(&view)?;
+        let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         let turn = fs.core.superseded.turn();
         let mut begun = Vec::new();
         let changes = fs.revert(&turn, || {
@@ -133,17 +133,20 @@ impl Views {
                 .for_each(|t| t.abort());
             Ok(())
         })?;
-        if begun.iter().any(|transaction| transaction.durable) {
-            self.shared.db.sync()?;
-        }
+        // The rollback is done: whatever fails from here on, caches are told of it.
+        let synced = match begun.iter().any(|transaction| transaction.durable) {
+            true => self.shared.db.sync(),
+            false => Ok(()),
+        };
         // Files that were open without a name when the snapshot was made.
-        fs.empty_orphans()?;
-        let number = self.number(&view)?;
+        if let Err(e) = fs.empty_orphans() {
+            tracing::warn!("files without a name keep their space until the next mount: {e}");
+        }
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop(turn);
         // Not before: one of them may be committing, and wait for its turn with its view closed.
         begun.iter().for_each(|info| self.let_go(info.id));
-        Ok(())
+        Ok(synced?)
     }
 
     /// Commits everything in the mainline and in all clones, what the kernel holds back included,
@@ -240,5 +243,49 @@ impl Fs {
             crate::inode_allocator::InodeAllocator::from(u64::MAX >> 16, 0),
             options,
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use env::sync::Mutex;
+    use kvdb::Batch;
+
+    use super::*;
+    use crate::views::Watcher;
+    use crate::{Caller, ChangeSet, FileKind, ROOT};
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<u16>>);
+
+    impl Watcher for Told {
+        fn write_back(&self, _: Wait) -> std::result::Result<(), String> {
+            Ok(())
+        }
+        fn appeared(&self, _: &ViewId) {}
+        fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<&ChangeSet>) {}
+        fn changed(&self, number: u16, _: &Fs, _: &ChangeSet) {
+            self.0.lock().push(number);
+        }
+    }
+
+    #[test]
+    fn caches_are_told_of_a_rollback_though_orphans_cannot_be_removed() {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let views = Views::new(db.clone(), fs.clone());
+        let mut batch = Batch::new();
+        let malformed = layout::orphan_key(9)[..12].to_vec();
+        batch.put(fs.core.layout.imap, malformed, b"".as_slice());
+        db.commit(batch, Durability::Buffered).unwrap();
+        views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
+        fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap();
+        let told = Arc::new(Told::default());
+        let watcher: Arc<dyn Watcher> = told.clone();
+        views.watch(&watcher);
+        views.rollback("before").unwrap();
+        assert!(fs.resolve(b"f").is_err());
+        assert_eq!(*told.0.lock(), [0], "the mainline");
     }
 }
