@@ -88,9 +88,13 @@ impl Views {
 
     /// Drops a clone and everything in it. Its snapshots stay.
     pub fn drop_clone(&self, name: &str) -> Result<()> {
-        // Its view is closed first, so that no call writes to a dropped branch.
-        self.close(&ViewId::Clone(name.into()));
-        Ok(self.shared.db.drop_branch(name)?)
+        // Its view is closed first, so that no call writes to a dropped branch; and again, for it
+        // may have been opened in between.
+        let view = ViewId::Clone(name.into());
+        self.close(&view);
+        self.shared.db.drop_branch(name)?;
+        self.close(&view);
+        Ok(())
     }
 
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
@@ -175,9 +179,8 @@ impl Views {
 
     pub(crate) fn open_snapshot(&self, name: &str) -> Result<Arc<OpenView>> {
         let db = &self.shared.db;
-        if !db.snapshots().iter().any(|info| info.name == name) {
-            return Err(Error::NotFound);
-        }
+        let find = || db.snapshots().into_iter().find(|info| info.name == name);
+        let found = find().ok_or(Error::NotFound)?;
         let state = db.open_snapshot(name)?;
         let mainline = &self.shared.mainline;
         let options = FsOptions {
@@ -186,7 +189,8 @@ impl Views {
             ..mainline.core.options.clone()
         };
         let fs = Fs::frozen(db, mainline.core.env.clone(), state, options)?;
-        self.add(ViewId::Snapshot(name.into()), fs, None)
+        let exists = || find().is_some_and(|info| info.id == found.id);
+        self.add(ViewId::Snapshot(name.into()), fs, None, exists)
     }
 
     pub(crate) fn open_clone(&self, name: &str) -> Result<Arc<OpenView>> {
@@ -207,7 +211,8 @@ impl Views {
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
         let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options)?;
-        self.add(ViewId::Clone(name.into()), fs, None)
+        let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
+        self.add(ViewId::Clone(name.into()), fs, None, exists)
     }
 
     /// Ends a view whose state is gone.
@@ -268,6 +273,43 @@ mod tests {
         fn changed(&self, number: u16, _: &Fs, _: &ChangeSet) {
             self.0.lock().push(number);
         }
+    }
+
+    #[test]
+    fn a_view_that_is_opened_while_it_is_dropped_is_not_taken_for_the_next_of_its_name() {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let views = Views::new(db.clone(), fs.clone());
+        let file = fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+        let all = [ViewId::Snapshot("s".into()), ViewId::Clone("c".into())];
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(relaxed) {
+                    all.iter().for_each(|view| drop(views.fs(view)));
+                }
+            });
+            let shown = || -> Result<Vec<u32>> {
+                let mut shown = Vec::new();
+                for n in 0..1000_u32 {
+                    fs.write(file, 0, &n.to_le_bytes(), Default::default())?;
+                    views.snapshot(&ViewId::Mainline, "s", Durability::Buffered)?;
+                    views.clone_snapshot("s", "c")?;
+                    for view in &all {
+                        let read = views.fs(view)?.read(file, 0, 4)?;
+                        shown.extend(read[..].try_into().map(u32::from_le_bytes));
+                    }
+                    views.drop_clone("c")?;
+                    views.drop_snapshot("s")?;
+                }
+                Ok(shown)
+            };
+            let shown = shown();
+            done.store(true, relaxed);
+            let expected: Vec<u32> = (0..1000).flat_map(|n| [n, n]).collect();
+            assert!(shown.unwrap() == expected, "an earlier one is shown");
+        });
     }
 
     #[test]

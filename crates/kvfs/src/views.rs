@@ -253,14 +253,19 @@ impl Views {
         }
     }
 
-    /// The view as it is open now, which may be by another thread.
+    /// The view as it is open now, which may be by another thread. `exists` is asked when no other
+    /// thread can end the view, whose state may have been dropped since `fs` was made.
     pub(crate) fn add(
         &self,
         view: ViewId,
         fs: Fs,
         transaction: Option<Transaction>,
+        exists: impl FnOnce() -> bool,
     ) -> Result<Arc<OpenView>> {
         let mut open = self.shared.open.write();
+        if !exists() {
+            return Err(Error::NotFound);
+        }
         if let Some(entry) = open.numbers.get(&view).and_then(|number| open.by_number.get(number)) {
             return Ok(entry.clone());
         }

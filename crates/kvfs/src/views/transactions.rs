@@ -246,6 +246,8 @@ impl Views {
         };
         let fs =
             self.shared.mainline.of_transaction(Scope::Transaction(transaction.clone()), options);
-        self.add(ViewId::Transaction(transaction.id()), fs, Some(transaction))
+        let id = transaction.id();
+        let exists = || self.shared.db.transaction(id).is_ok();
+        self.add(ViewId::Transaction(id), fs, Some(transaction), exists)
     }
 }
