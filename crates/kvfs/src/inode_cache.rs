@@ -128,12 +128,8 @@ impl InodeCache {
                 Ok(state) => *guard = state,
                 Err(e) => {
                     drop(guard);
-                    self.remove(&inode);
                     // It may be there, but unreadable now: the kernel's references stay.
-                    match inode.references.load(Ordering::Relaxed) {
-                        0 => {}
-                        references => drop(self.shard(ino).lock().away.insert(ino, references)),
-                    }
+                    self.leave(&inode);
                     return Err(e);
                 }
             }
@@ -301,6 +297,31 @@ impl Shard {
                 }
                 None => self.order.push_back(oldest),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_reference_is_lost_while_an_inode_cannot_be_loaded() {
+        for seed in 0..200 {
+            let ran = env::schedule::run(seed, || {
+                let cache = Arc::new(InodeCache::new(0));
+                cache.shard(5).lock().away.insert(5, 4);
+                let loading = cache.clone();
+                let loads = env::thread::spawn(move || {
+                    for _ in 0..4 {
+                        assert!(loading.get_or_load(5, (), || Err(())).is_err());
+                    }
+                });
+                let known = (0..4).filter(|_| cache.forget(5, 1).is_known()).count();
+                loads.join().unwrap();
+                (known, cache.references(5))
+            });
+            assert_eq!(ran.unwrap().value, (4, 0), "seed {seed}");
         }
     }
 }
