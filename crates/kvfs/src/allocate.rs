@@ -325,53 +325,62 @@ impl Fs {
         let shared = self.reflink_pages((from, from_offset), (to, to_offset), len, hints)?;
         let Written { bytes: mut copied, mut lost_privileges } = shared;
         while copied < len && copied < COPY_MAX {
-            let (at, want) = (from_offset.saturating_add(copied), (len - copied).min(COPY_STEP));
-            let piece = {
-                let state = source.state.read();
-                match state.attr.kind {
-                    _ if state.gone => return Err(Error::Stale(from)),
-                    FileKind::File => {}
-                    FileKind::Dir => return Err(Error::IsDirectory),
-                    _ => return Err(Error::Invalid("copying from something that is not a file")),
+            let at = (from_offset.saturating_add(copied), to_offset.saturating_add(copied));
+            match self.copy_piece((&source, at.0), (to, at.1), len - copied, hints) {
+                Ok(Written { bytes: 0, .. }) => break,
+                Ok(piece) => {
+                    copied += piece.bytes;
+                    lost_privileges |= piece.lost_privileges;
                 }
-                if at >= state.attr.size {
-                    break;
-                }
-                let size = state.attr.size;
-                let data_at = match self.seek_before(from, &state, at, Whence::Data, size) {
-                    Err(Error::NoSuchOffset) => size,
-                    other => other?,
-                };
-                if data_at > at {
-                    CopyPiece::Hole((data_at - at).min(len - copied))
-                } else {
-                    let hole_at = self.seek_before(
-                        from,
-                        &state,
-                        at,
-                        Whence::Hole,
-                        size.min(at.saturating_add(want)),
-                    )?;
-                    CopyPiece::Data(self.read_locked(from, &state, at, hole_at - at)?)
-                }
-            };
-            let target = to_offset.checked_add(copied).ok_or(Error::TooLarge)?;
-            match piece {
-                CopyPiece::Hole(n) => {
-                    lost_privileges |= self.write_hole(to, target, n, hints)?;
-                    copied += n;
-                }
-                CopyPiece::Data(data) => {
-                    match self.write_in_call(to, target, &data, hints) {
-                        Ok(lost) => lost_privileges |= lost,
-                        Err(e) if copied == 0 => return Err(e),
-                        Err(_) => break,
-                    }
-                    copied += data.len() as u64;
-                }
+                Err(e) if copied == 0 => return Err(e),
+                // What was copied is there: the next call meets the error.
+                Err(_) => break,
             }
         }
         Ok(Written { bytes: copied, lost_privileges })
+    }
+
+    /// Copies data, or a hole, from an offset on, up to `len` bytes; 0: the source ends there.
+    fn copy_piece(
+        &self,
+        (source, from_offset): (&Inode, u64),
+        (to, to_offset): (Ino, u64),
+        len: u64,
+        hints: WriteHints,
+    ) -> Result<Written> {
+        let (from, want) = (source.ino, len.min(COPY_STEP));
+        let piece = {
+            let state = source.state.read();
+            match state.attr.kind {
+                _ if state.gone => return Err(Error::Stale(from)),
+                FileKind::File => {}
+                FileKind::Dir => return Err(Error::IsDirectory),
+                _ => return Err(Error::Invalid("copying from something that is not a file")),
+            }
+            let size = state.attr.size;
+            if from_offset >= size {
+                return Ok(Written::default());
+            }
+            let data_at = match self.seek_before(from, &state, from_offset, Whence::Data, size) {
+                Err(Error::NoSuchOffset) => size,
+                other => other?,
+            };
+            if data_at > from_offset {
+                CopyPiece::Hole((data_at - from_offset).min(len))
+            } else {
+                let end = size.min(from_offset.saturating_add(want));
+                let hole_at = self.seek_before(from, &state, from_offset, Whence::Hole, end)?;
+                let length = hole_at - from_offset;
+                CopyPiece::Data(self.read_locked(from, &state, from_offset, length)?)
+            }
+        };
+        let (bytes, lost_privileges) = match piece {
+            CopyPiece::Hole(n) => (n, self.write_hole(to, to_offset, n, hints)?),
+            CopyPiece::Data(data) => {
+                (data.len() as u64, self.write_in_call(to, to_offset, &data, hints)?)
+            }
+        };
+        Ok(Written { bytes, lost_privileges })
     }
 
     /// Makes a range a hole, and the file as long as to contain it.
@@ -384,4 +393,29 @@ impl Fs {
 enum CopyPiece {
     Hole(u64),
     Data(bytes::Bytes),
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+
+    use super::*;
+    use crate::{Caller, FsOptions, ROOT};
+
+    #[test]
+    fn a_copy_whose_hole_does_not_fit_says_how_much_was_copied_before_it() {
+        let (db, env) = (kvdb::Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db, env, FsOptions::default()).unwrap();
+        let make = |name: &[u8]| {
+            fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino
+        };
+        let (from, to) = (make(b"from"), make(b"to"));
+        fs.write(from, 0, &[7; PAGE as usize], Default::default()).unwrap();
+        fs.write(from, 2 * PAGE, b"behind a hole", Default::default()).unwrap();
+        let at = MAX_SIZE - PAGE - 100;
+        assert_eq!(fs.copy_file_range(from, 0, to, at, 3 * PAGE).unwrap(), PAGE);
+        assert_eq!(fs.read(to, at, 2 * PAGE as u32).unwrap()[..], [7; PAGE as usize]);
+        let beyond = fs.copy_file_range(from, PAGE, to, MAX_SIZE - 100, PAGE);
+        assert!(matches!(beyond, Err(Error::TooLarge)), "{beyond:?}");
+    }
 }
