@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kvdb::Batch;
 
 use crate::attr::{Allocate, AllocateMode, FileKind, Ino, Whence, WriteHints, Written};
+use crate::attributes::CAPABILITY;
 use crate::data::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -74,6 +75,8 @@ impl Fs {
         }
         // All of it is one change: what is committed on the way has the new size and times already.
         let before = state.attr;
+        let lost_capability = state.buffer.lost_capability;
+        let capability = state.xattrs.as_ref().and_then(|all| all.get(CAPABILITY).cloned());
         if !how.keep_size && end > state.attr.size {
             state.attr.size = end;
         }
@@ -87,6 +90,10 @@ impl Fs {
             Ok(false) => self.mark_dirty(&inode, &mut state),
             Err(e) => {
                 state.attr = Attributes { body: state.attr.body, ..before };
+                state.buffer.lost_capability = lost_capability;
+                if let (Some(all), Some(value)) = (&mut state.xattrs, capability) {
+                    all.insert(CAPABILITY.into(), value);
+                }
                 return Err(e);
             }
         }
@@ -398,6 +405,8 @@ enum CopyPiece {
 #[cfg(test)]
 mod tests {
     use env::Simulated;
+    use kvdb::{CreateOptions, Kvdb, OpenOptions};
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
     use super::*;
     use crate::{Caller, FsOptions, ROOT};
@@ -417,5 +426,39 @@ mod tests {
         assert_eq!(fs.read(to, at, 2 * PAGE as u32).unwrap()[..], [7; PAGE as usize]);
         let beyond = fs.copy_file_range(from, PAGE, to, MAX_SIZE - 100, PAGE);
         assert!(matches!(beyond, Err(Error::TooLarge)), "{beyond:?}");
+    }
+
+    #[test]
+    fn a_file_keeps_its_capability_when_space_cannot_be_freed() {
+        let mut random = env::Random::new(1);
+        let page: Vec<u8> = (0..PAGE / 8).flat_map(|_| random.number().to_le_bytes()).collect();
+        for value in [&[1; 20][..], &[2; 1000]] {
+            let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+            let env = Arc::new(Simulated::new(7));
+            let open = OpenOptions { threads: false, zero_journal: false, ..Default::default() };
+            let create = CreateOptions { open: open.clone(), ..Default::default() };
+            let db = Kvdb::create(device.clone(), env.clone(), create).unwrap();
+            let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+            let ino =
+                fs.mknod(ROOT, b"f", FileKind::File, 0o755, 0, Caller::default()).unwrap().ino;
+            fs.write(ino, 0, &page, Default::default()).unwrap();
+            fs.setxattr(ino, CAPABILITY, value, Default::default()).unwrap();
+            fs.shutdown().unwrap();
+            db.flush().unwrap();
+            db.close().unwrap();
+            drop((fs, db));
+
+            let (db, _) = Kvdb::open(device.clone(), env.clone(), open).unwrap();
+            let fs = Fs::open(db, env, FsOptions::default()).unwrap();
+            fs.getattr(ino).unwrap();
+            device.inject(Fault::always(Operation::Read, FaultKind::Error));
+            let punch = Allocate { mode: AllocateMode::Punch, keep_size: true };
+            assert!(fs.fallocate(ino, punch, 100, 100).is_err());
+            device.clear();
+            assert_eq!(fs.getxattr(ino, CAPABILITY).unwrap(), value);
+            fs.fallocate(ino, punch, 100, 100).unwrap();
+            assert!(matches!(fs.getxattr(ino, CAPABILITY), Err(Error::NoAttribute)));
+            assert_eq!(fs.verify().unwrap().findings, []);
+        }
     }
 }
