@@ -195,8 +195,13 @@ impl Fs {
     }
 }
 
-/// Writes the file system's own record and the root directory; gives the hash key.
+/// Writes the file system's own record and the root directory; gives the record. Fails where there
+/// is a root directory: then there was a file system, and the record of it is lost.
 fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Result<Super> {
+    if db.get(layout.imap, &layout::node_key(ROOT))?.is_some() {
+        let what = "the file system's own record is missing".into();
+        return Err(Error::Corrupt { ino: 0, what });
+    }
     let mut hash_key = [0; 16];
     hash_key[..8].copy_from_slice(&env.random().to_le_bytes());
     hash_key[8..].copy_from_slice(&env.random().to_le_bytes());
@@ -239,4 +244,52 @@ fn empty_orphans(db: &Kvdb, layout: &Layout) -> Result<usize> {
         count += 1;
     }
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+
+    use super::*;
+    use crate::Caller;
+    use crate::reservation::INO_LIMIT;
+
+    /// A store with one file, of which these keys of `imap` are changed when it is closed.
+    fn reopened(change: impl FnOnce(&Layout, &mut Batch)) -> (Kvdb, Result<Fs>) {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+        fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap();
+        fs.shutdown().unwrap();
+        let mut batch = Batch::new();
+        change(&fs.core.layout, &mut batch);
+        db.commit(batch, Durability::Buffered).unwrap();
+        let again = Fs::open(db.clone(), env, FsOptions::default());
+        (db, again)
+    }
+
+    fn root_and_record(db: &Kvdb) -> (Option<u64>, bool) {
+        let imap = Layout::find(db).unwrap().imap;
+        let root = db.get(imap, &layout::node_key(ROOT)).unwrap();
+        let entries = root.map(|root| layout::decode_node(ROOT, &root).unwrap().0.size);
+        (entries, db.get(imap, &layout::SUPER_KEY).unwrap().is_some())
+    }
+
+    #[test]
+    fn an_orphan_that_no_file_can_be_removes_nothing() {
+        for ino in [0, ROOT, INO_LIMIT, u64::MAX] {
+            let (db, again) = reopened(|layout, batch| {
+                batch.put(layout.imap, layout::orphan_key(ino), b"".as_slice());
+            });
+            assert!(matches!(again, Err(Error::Corrupt { .. })), "{ino}");
+            assert_eq!(root_and_record(&db), (Some(1), true), "{ino}");
+        }
+    }
+
+    #[test]
+    fn no_file_system_is_made_over_one_that_has_lost_its_record() {
+        let (db, again) =
+            reopened(|layout, batch| batch.delete(layout.imap, layout::SUPER_KEY.to_vec()));
+        assert!(matches!(again, Err(Error::Corrupt { .. })));
+        assert_eq!(root_and_record(&db), (Some(1), false));
+    }
 }

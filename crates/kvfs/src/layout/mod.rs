@@ -223,8 +223,12 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
         (0, [SCRUB]) => Ok(ImapKey::Scrub),
         (0, [NUMBERS]) => Ok(ImapKey::Numbers),
         (0, [ORPHAN, orphan @ ..]) => {
-            let orphan = <[u8; 8]>::try_from(orphan).map_err(|_| corrupt(0))?;
-            Ok(ImapKey::Orphan(u64::from_be_bytes(orphan)))
+            let orphan = u64::from_be_bytes(orphan.try_into().map_err(|_| corrupt(0))?);
+            // Others are never removed: with number 0 the file system's own records would go.
+            match orphan > ROOT && orphan < INO_LIMIT {
+                true => Ok(ImapKey::Orphan(orphan)),
+                false => Err(corrupt(orphan)),
+            }
         }
         (1..INO_LIMIT, []) => Ok(ImapKey::Node(ino)),
         (1..INO_LIMIT, [XATTR, name @ ..]) if node::is_xattr_name(name) => {
