@@ -34,9 +34,6 @@ impl StoredNode {
     }
 }
 
-/// Directories between the root and another one, at most: more is a circle, hence damage.
-const DEEPEST: usize = 4096;
-
 /// A directory, a name in it, and the inode that it names.
 pub(crate) type Named = (Ino, Vec<u8>, Ino);
 
@@ -165,7 +162,8 @@ impl Side {
         let mut paths = HashMap::new();
         for &dir in dirs {
             let (mut way, mut at) = (Vec::new(), dir);
-            while let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < DEEPEST) {
+            // More steps than there are: the directories lie in each other, in a damaged store.
+            while let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < steps.len()) {
                 way.push(name.as_slice());
                 at = *parent;
             }
@@ -205,5 +203,44 @@ impl Side {
             wanted = within.into_keys().filter(|&dir| asked.insert(dir)).collect();
         }
         Ok(steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Caller, Fs, FsOptions};
+
+    #[test]
+    fn a_directory_is_found_however_deep_it_lies() {
+        let (db, env) = (kvdb::Kvdb::in_memory(), Arc::new(env::Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let depth = 5000;
+        let deepest = (0..depth)
+            .fold(ROOT, |dir, _| fs.mkdir(dir, b"d", 0o755, Caller::default()).unwrap().ino);
+        let side = Side::new(db.view(), fs.core.layout);
+        let path = side.paths(&BTreeSet::from([deepest])).unwrap().remove(&deepest);
+        assert_eq!(path, Some(vec![&b"d"[..]; depth].join(&b'/')));
+    }
+
+    #[test]
+    fn directories_that_lie_in_each_other_have_no_path() {
+        let (db, env) = (kvdb::Kvdb::in_memory(), Arc::new(env::Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let a = fs.mkdir(ROOT, b"a", 0o755, Caller::default()).unwrap().ino;
+        let b = fs.mkdir(a, b"b", 0o755, Caller::default()).unwrap().ino;
+        let c = fs.mkdir(b, b"c", 0o755, Caller::default()).unwrap().ino;
+        let Layout { nmap, imap, .. } = fs.core.layout;
+        let node = db.get(imap, &layout::node_key(a)).unwrap().unwrap();
+        let (attr, ..) = layout::decode_node(a, &node).unwrap();
+        let mut batch = kvdb::Batch::new();
+        let within = Attributes { parent: b, ..attr };
+        batch.put(imap, layout::node_key(a), layout::encode_node(&within, None, b""));
+        batch.put(nmap, layout::name_key(b, b"a"), layout::encode_name(a, FileKind::Dir));
+        db.commit(batch, kvdb::Durability::Buffered).unwrap();
+        let side = Side::new(db.view(), fs.core.layout);
+        assert!(side.paths(&BTreeSet::from([a, b, c])).unwrap().is_empty());
     }
 }
