@@ -196,7 +196,7 @@ impl Remains {
                 Remnant::Tuple { key, value, .. } => {
                     let Ok((_, block)) = layout::decode_page_key(&key) else { continue };
                     count += 1;
-                    add(&mut known, block..block + 1);
+                    add(&mut known, block..block.saturating_add(1));
                     let at = block.saturating_mul(PAGE);
                     if at >= size {
                         continue;

@@ -285,7 +285,9 @@ impl Check {
                     let size = seen.attr.size;
                     if len > PAGE {
                         self.report.find(ino, format!("page {block} has {len} bytes"));
-                    } else if block >= blocks_of(size) || block * PAGE + len > size {
+                    } else if block >= blocks_of(size)
+                        || (block * PAGE).checked_add(len).is_none_or(|end| end > size)
+                    {
                         self.report
                             .find(ino, format!("page {block} reaches beyond the size {size}"));
                     }
@@ -365,5 +367,34 @@ impl Check {
             }
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvdb::{Batch, Durability};
+
+    use super::*;
+    use crate::{Caller, FsOptions};
+
+    #[test]
+    fn a_page_at_the_end_of_all_numbers_is_found_and_no_panic() {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(env::Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let ino = fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+        fs.shutdown().unwrap();
+        let Layout { imap, dmap, .. } = fs.core.layout;
+        let node = db.get(imap, &layout::node_key(ino)).unwrap().unwrap();
+        let (attr, ..) = layout::decode_node(ino, &node).unwrap();
+        let endless = Attributes { size: u64::MAX, body: Body::Paged(1), ..attr };
+        let mut batch = Batch::new();
+        batch.put(imap, layout::node_key(ino), layout::encode_node(&endless, None, b""));
+        let last = layout::page_key(ino, u64::MAX / PAGE);
+        batch.put(dmap, last.to_vec(), vec![7; PAGE as usize]);
+        db.commit(batch, Durability::Buffered).unwrap();
+        let findings = verify(&db).unwrap().findings;
+        assert!(findings.iter().any(|f| f.what.contains("beyond the size")), "{findings:?}");
     }
 }

@@ -56,7 +56,8 @@ impl Fs {
         } else if kept <= blocks - kept {
             self.pages_between(ino, state, 0, kept)?
         } else {
-            count - self.pages_between(ino, state, kept, blocks)?
+            // In a damaged store there may be more pages than the node says.
+            count.saturating_sub(self.pages_between(ino, state, kept, blocks)?)
         };
         // The page that the new end is in keeps its first bytes only.
         let rest = (size % PAGE) as usize;
@@ -86,5 +87,38 @@ impl Fs {
         state.buffer.cut = state.buffer.cut.min(kept);
         state.attr.body = Body::Paged(count);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use kvdb::{Batch, Durability, Kvdb};
+
+    use super::*;
+    use crate::layout::{self, Attributes};
+    use crate::{Caller, FileKind, FsOptions, ROOT, SetAttr};
+
+    #[test]
+    fn a_page_count_that_is_too_small_does_not_pass_below_zero() {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+        let caller = Caller::default();
+        let ino = fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, caller).unwrap().ino;
+        fs.write(ino, 0, &[7; 10 * PAGE as usize], Default::default()).unwrap();
+        fs.shutdown().unwrap();
+        let imap = fs.core.layout.imap;
+        let node = db.get(imap, &layout::node_key(ino)).unwrap().unwrap();
+        let (attr, ..) = layout::decode_node(ino, &node).unwrap();
+        let short = Attributes { body: Body::Paged(1), ..attr };
+        let mut batch = Batch::new();
+        batch.put(imap, layout::node_key(ino), layout::encode_node(&short, None, b""));
+        db.commit(batch, Durability::Buffered).unwrap();
+        let fs = Fs::open(db, env, FsOptions::default()).unwrap();
+        let size = 8 * PAGE;
+        let cut = fs.setattr(ino, &SetAttr { size: Some(size), ..Default::default() }, caller);
+        assert_eq!(cut.unwrap().size, size);
+        fs.shutdown().unwrap();
+        assert_eq!(fs.read(ino, 0, u32::MAX).unwrap()[..], vec![7; size as usize]);
     }
 }
