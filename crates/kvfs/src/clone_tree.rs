@@ -428,7 +428,8 @@ impl Copying<'_> {
             } else {
                 attr.nlink = node.names;
                 stats.files += u64::from(node.names);
-                stats.bytes += attr.size;
+                // Files of holes may have any size.
+                stats.bytes = stats.bytes.saturating_add(attr.size);
             }
             if let Body::Paged(count) = attr.body {
                 pages += count;
@@ -466,4 +467,28 @@ impl Copying<'_> {
 /// What a thread has come to.
 fn joined<T>(thread: env::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+
+    use super::*;
+    use crate::data::MAX_SIZE;
+    use crate::{Caller, FsOptions, ROOT, SetAttr};
+
+    #[test]
+    fn sizes_that_no_number_can_add_up_are_the_largest_number() {
+        let (db, env) = (kvdb::Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db, env, FsOptions::default()).unwrap();
+        let caller = Caller::default();
+        let dir = fs.mkdir(ROOT, b"d", 0o755, caller).unwrap().ino;
+        for name in [b"a", b"b", b"c"] {
+            let file = fs.mknod(dir, name, FileKind::File, 0o644, 0, caller).unwrap().ino;
+            let largest = SetAttr { size: Some(MAX_SIZE), ..Default::default() };
+            fs.setattr(file, &largest, caller).unwrap();
+        }
+        assert_eq!(fs.clone_tree(dir, ROOT, b"copy").unwrap().bytes, u64::MAX);
+        assert_eq!(fs.remove_tree(ROOT, b"copy").unwrap().bytes, u64::MAX);
+    }
 }

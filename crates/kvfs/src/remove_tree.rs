@@ -302,7 +302,10 @@ impl<'a> Removal<'a> {
                 stored,
             );
         }
-        self.stats.bytes += attr.size * u64::from(attr.kind == FileKind::File);
+        if attr.kind == FileKind::File {
+            // Files of holes may have any size.
+            self.stats.bytes = self.stats.bytes.saturating_add(attr.size);
+        }
         let has_external =
             |xattrs: &Xattrs| xattrs.values().any(|value| matches!(value, XattrValue::External(_)));
         let (pages, external) = match &known {
