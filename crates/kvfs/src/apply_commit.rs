@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Batch, Changed, Scope, Transaction};
+use kvdb::{Batch, Changed, Savepoint, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
@@ -94,22 +94,27 @@ struct Unlinking {
 
 impl Fs {
     /// Makes the transaction of this view ready to commit: everything the view has is in it
-    /// afterwards. The view is frozen.
-    pub(crate) fn prepare(&self) -> Result<()> {
+    /// afterwards. The view is frozen. Gives the state to go back to when the view goes on, since
+    /// the commit has failed; `None`: nothing was removed.
+    pub(crate) fn prepare(&self, transaction: &Transaction) -> Result<Option<Savepoint>> {
         self.commit_older_than(Duration::MAX)?;
         // Unlinked, but still open here: with the view their last users go. What they stored before
         // the transaction is the mainline's.
+        let mut before = None;
         for inode in self.core.inode_cache.all() {
             let state = inode.state.read();
             if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino)
             {
+                if before.is_none() {
+                    before = Some(transaction.savepoint()?);
+                }
                 let mut batch = Batch::new();
                 self.core.layout.stage_removal(inode.ino, &mut batch);
                 batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
                 self.apply(batch)?;
             }
         }
-        Ok(())
+        Ok(before)
     }
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to

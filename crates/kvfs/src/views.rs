@@ -439,6 +439,33 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_a_name_keeps_its_content_when_the_commit_of_its_view_fails() {
+        let (fs, views) = views();
+        closed_file(&fs, b"contended", b"1");
+        let isolation = Isolation::Serializable;
+        let reader = views.begin(kvdb::TransactionOptions { isolation, ..Default::default() });
+        let reader = reader.unwrap();
+        let id = views.begin(Default::default()).unwrap();
+        let inside = views.fs(&ViewId::Transaction(id)).unwrap();
+        let caller = Caller::default();
+        let open = inside.mknod(ROOT, b"f", FileKind::File, 0o644, 0, caller).unwrap().ino;
+        inside.write(open, 0, &[7; 20_000], Default::default()).unwrap();
+        // Into the transaction, so that it is not in memory alone.
+        views.change_set(id).unwrap();
+        inside.unlink(ROOT, b"f").unwrap();
+        let contended = inside.resolve(b"contended").unwrap().ino;
+        inside.write(contended, 0, b"2", Default::default()).unwrap();
+        let read = views.fs(&ViewId::Transaction(reader)).unwrap().read(contended, 0, 1);
+        assert_eq!(read.unwrap()[..], *b"1");
+        let committed = views.commit(id, Durability::Buffered);
+        assert!(committed.is_err_and(|e| e.is_locked()));
+        assert!(inside.read(open, 0, 30_000).unwrap()[..] == [7; 20_000]);
+        views.abort(reader).unwrap();
+        views.commit(id, Durability::Buffered).unwrap();
+        assert_eq!(fs.verify().unwrap().findings, []);
+    }
+
+    #[test]
     fn a_transaction_whose_view_cannot_be_opened_does_not_stay_open() {
         let (fs, views) = views();
         let numbers = 1..=Views::MAX_NUMBER;

@@ -61,7 +61,7 @@ impl Views {
         if frozen.ended() {
             return Err(kvdb::Error::NoTransaction(id).into());
         }
-        entry.fs.prepare()?;
+        let before = entry.fs.prepare(&transaction)?;
         let mut changes = ChangeSet::by(&transaction, &core.layout)?;
         if transaction.is_undoable() {
             self.remove_content(&transaction, &mut changes.orphans)?;
@@ -69,7 +69,13 @@ impl Views {
         let committed = self.commit_to_mainline(&transaction, &changes);
         match &committed {
             Err(Error::Store(kvdb::Error::Conflict { .. })) => transaction.abort(),
-            Err(_) if self.shared.db.transaction(id).is_ok() => return committed.map(drop),
+            Err(_) if self.shared.db.transaction(id).is_ok() => {
+                // What is open in the view without a name is used again.
+                if let Some(before) = &before {
+                    transaction.rollback_to(before)?;
+                }
+                return committed.map(drop);
+            }
             _ => {}
         }
         frozen.end();
