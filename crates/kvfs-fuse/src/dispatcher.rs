@@ -109,6 +109,11 @@ impl<H: Handler> Dispatcher<H> {
         self.counters.count(request);
         let begun = Instant::now();
         let outcome = self.guarded(request, head, fields, reply, read_buffer);
+        if matches!(outcome, Outcome::Error(_)) {
+            // A listing that failed half way: the kernel is not told of the entries before that.
+            self.take_back(reply);
+            reply.handed_out.clear();
+        }
         if !matches!(outcome, Outcome::Waits) {
             self.counters.took(request, begun.elapsed());
         }
@@ -163,8 +168,8 @@ impl<H: Handler> Dispatcher<H> {
         unless_it_panics("a sync", || self.handler.sync())
     }
 
-    /// The answer did not reach the kernel (the request was interrupted): the kernel does not have
-    /// the references in it.
+    /// The answer did not reach the kernel (the request was interrupted, or failed): it does not
+    /// have the references in it.
     pub fn take_back(&self, reply: &ReplyBuffer) {
         for &node in &reply.handed_out {
             self.handler.forget(node, 1);
@@ -554,4 +559,36 @@ fn allocate(mode: i32) -> Reply<Allocate> {
         _ => return Err(Errno(libc::EOPNOTSUPP)),
     };
     Ok(Allocate { mode, keep_size })
+}
+
+#[cfg(test)]
+mod tests {
+    use kvfs::{Fs, FsOptions, Views};
+
+    use super::*;
+    use crate::fuse_adapter::FuseAdapter;
+
+    #[test]
+    fn a_listing_that_fails_half_way_hands_out_no_references() {
+        let (db, env) = (kvdb::Kvdb::in_memory(), Arc::new(env::Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let first = fs.mknod(ROOT, b"a", FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+        fs.forget(first, 1);
+        let mut batch = kvdb::Batch::new();
+        let key = [&ROOT.to_be_bytes()[..], b"b"].concat();
+        batch.put(db.dictionary("nmap").unwrap(), key, b"malformed".as_slice());
+        db.commit(batch, kvdb::Durability::Buffered).unwrap();
+        let adapter = Arc::new(FuseAdapter::new(Views::new(db, fs.clone())));
+        let dispatcher = Dispatcher::new(adapter, Policy::default(), Arc::default());
+
+        const READDIRPLUS: u32 = 44;
+        let head =
+            Head { opcode: READDIRPLUS, unique: 1, node: NodeId::ROOT, uid: 0, gid: 0, pid: 1 };
+        let mut fields = Answer::default();
+        fields.u64(0).u64(0).u32(4096).u32(0).u64(0).u32(0).u32(0);
+        let mut reply = ReplyBuffer::default();
+        let outcome = dispatcher.dispatch(&head, Fields::of(&fields.0), &mut reply, &mut []);
+        assert!(matches!(outcome, Outcome::Error(Errno(libc::EIO))));
+        assert!(!fs.is_referenced(first), "the kernel was told of none");
+    }
 }
