@@ -303,7 +303,7 @@ impl Check {
     }
 
     fn totals(&mut self) {
-        let mut findings = Vec::new();
+        let (mut findings, mut known) = (Vec::new(), HashMap::new());
         for (&ino, seen) in &self.inodes {
             let Some(seen) = seen else { continue };
             let mut find = |what: String| findings.push(Finding { ino, what });
@@ -344,7 +344,7 @@ impl Check {
                     attr.parent
                 ));
             }
-            if !self.hangs_on_root(ino) {
+            if !self.hangs_on_root(ino, &mut known) {
                 find("not reachable from the root".into());
             }
         }
@@ -355,18 +355,27 @@ impl Check {
         self.report.findings.append(&mut findings);
     }
 
-    fn hangs_on_root(&self, dir: Ino) -> bool {
-        let mut at = dir;
-        for _ in 0..=self.inodes.len() {
-            if at == ROOT {
-                return true;
+    /// Whether there is a way from the root to a directory. `known` has what was found out by
+    /// earlier calls, so that all of them together take each step of all ways once.
+    fn hangs_on_root(&self, dir: Ino, known: &mut HashMap<Ino, bool>) -> bool {
+        let (mut way, mut at) = (Vec::new(), dir);
+        let hangs = loop {
+            match (known.get(&at), self.inodes.get(&at)) {
+                _ if at == ROOT => break true,
+                (Some(hangs), _) => break *hangs,
+                (None, Some(Some(seen))) if seen.found_in != 0 => {
+                    // The way that comes back here is a circle.
+                    known.insert(at, false);
+                    way.push(at);
+                    at = seen.found_in;
+                }
+                _ => break false,
             }
-            match self.inodes.get(&at) {
-                Some(Some(seen)) if seen.found_in != 0 => at = seen.found_in,
-                _ => return false,
-            }
+        };
+        if hangs {
+            known.extend(way.into_iter().map(|dir| (dir, true)));
         }
-        false
+        hangs
     }
 }
 
@@ -378,6 +387,32 @@ mod tests {
 
     use super::*;
     use crate::{Caller, FsOptions};
+
+    #[test]
+    fn directories_are_found_on_the_root_however_deep_and_not_in_a_circle() {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(env::Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let make = |dir| fs.mkdir(dir, b"d", 0o755, Caller::default()).unwrap().ino;
+        let (top, mut dirs) = (make(ROOT), Vec::new());
+        (0..10_000).fold(top, |dir, _| {
+            dirs.push(make(dir));
+            dirs[dirs.len() - 1]
+        });
+        assert_eq!(fs.verify().unwrap().findings, []);
+        // The tree is cut off from the root, and its upper half closed to a circle.
+        let Layout { nmap, .. } = fs.core.layout;
+        let mut batch = Batch::new();
+        batch.delete(nmap, layout::name_key(ROOT, b"d"));
+        batch.put(
+            nmap,
+            layout::name_key(dirs[5000], b"d"),
+            layout::encode_name(top, FileKind::Dir),
+        );
+        db.commit(batch, Durability::Buffered).unwrap();
+        let findings = verify(&db).unwrap().findings;
+        let cut_off = findings.iter().filter(|f| f.what == "not reachable from the root").count();
+        assert_eq!(cut_off, 1 + dirs.len());
+    }
 
     #[test]
     fn a_page_at_the_end_of_all_numbers_is_found_and_no_panic() {
