@@ -24,7 +24,7 @@ mod side;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
-use kvdb::View as InodeState;
+use kvdb::View;
 
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
@@ -110,17 +110,13 @@ impl FileChange {
 /// What has changed from one state of a store to another, each a snapshot, the mainline or a
 /// transaction's; sorted by path. It takes the time that the changes take. (What waits in the
 /// memory of an [`crate::Fs`] is not in any state yet.)
-pub fn difference_of_states(before: &InodeState, after: &InodeState) -> Result<Vec<FileChange>> {
-    let layout = |state: &InodeState| Layout::of_state(state).ok_or(Error::NotFound);
+pub fn difference_of_states(before: &View, after: &View) -> Result<Vec<FileChange>> {
+    let layout = |state: &View| Layout::of_state(state).ok_or(Error::NotFound);
     between(Side::new(before.clone(), layout(before)?), Side::new(after.clone(), layout(after)?))
 }
 
 /// The difference of two states of one branch, with the dictionaries of `layout`.
-pub(crate) fn difference_in(
-    layout: Layout,
-    before: InodeState,
-    after: InodeState,
-) -> Result<Vec<FileChange>> {
+pub(crate) fn difference_in(layout: Layout, before: View, after: View) -> Result<Vec<FileChange>> {
     between(Side::new(before, layout), Side::new(after, layout))
 }
 

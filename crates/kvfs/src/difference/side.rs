@@ -4,14 +4,14 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
-use kvdb::View as InodeState;
+use kvdb::View;
 
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, Attributes, Layout, Xattrs};
 
 pub(crate) struct Side {
-    pub state: InodeState,
+    pub state: View,
     pub layout: Layout,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn joined(parent: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 impl Side {
-    pub fn new(state: InodeState, layout: Layout) -> Side {
+    pub fn new(state: View, layout: Layout) -> Side {
         Side { state, layout }
     }
 
