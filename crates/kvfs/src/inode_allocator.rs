@@ -83,6 +83,11 @@ impl InodeAllocator {
         InodeAllocator { given: Arc::new(given), zone, blocks: None }
     }
 
+    /// The allocator of a state in which nothing is made.
+    pub fn of_frozen() -> InodeAllocator {
+        InodeAllocator::from(INO_LIMIT - 1, 0)
+    }
+
     /// Reservations of numbers below this are void: the numbers may have been given elsewhere.
     pub fn void_below(&self, ino: Ino) {
         self.given.first_reserved.store(ino, Ordering::Relaxed);

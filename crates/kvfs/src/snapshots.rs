@@ -14,6 +14,7 @@ use crate::difference::{FileChange, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::inode_numbers::largest_in;
 use crate::fs::{Fs, FsOptions};
+use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
 use crate::views::{OpenView, VIEW_SHARE, ViewId, Views, Wait};
 
@@ -245,7 +246,7 @@ impl Fs {
             env,
             layout,
             hash_key,
-            crate::inode_allocator::InodeAllocator::from(u64::MAX >> 16, 0),
+            InodeAllocator::of_frozen(),
             options,
         ))
     }

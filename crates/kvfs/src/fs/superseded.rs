@@ -90,7 +90,7 @@ impl Fs {
         let core = &self.core;
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
         let scope = Scope::Frozen(core.scope.view()?);
-        let inode_allocator = InodeAllocator::from(u64::MAX >> 16, 0);
+        let inode_allocator = InodeAllocator::of_frozen();
         let fs = Fs::without_mainline(
             core.db.clone(),
             scope,
