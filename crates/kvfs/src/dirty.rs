@@ -23,9 +23,10 @@ use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 const NODE_CHARGE: usize = 512;
 /// Most inodes, and most dirty bytes, that the interval commits in one batch.
 const GROUP: usize = 256;
-/// Inodes that it takes out of the queue at once, to commit them in the order of their numbers.
-const ORDERED: usize = 16 * GROUP;
 const GROUP_BYTES: usize = 4 << 20;
+/// Inodes that the interval takes out of the queue at once, to commit them in the order of their
+/// numbers.
+const ORDERED: usize = 16 * GROUP;
 /// Dirty bytes at which the writer of a file commits it, so that the batches of a stream have about
 /// the same size.
 const FILE_LIMIT: usize = 8 << 20;
@@ -230,7 +231,7 @@ impl Fs {
     }
 
     /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Before
-    /// copying and changing `state.attr`, call `count_pages`; after the commit, `staged`.
+    /// copying and changing `state.attr`, call `count_pages`; after the commit, `mark_committed`.
     pub(crate) fn stage(
         &self,
         ino: Ino,

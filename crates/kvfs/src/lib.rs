@@ -20,13 +20,14 @@
 //! and nothing else. Permission checks are left to the kernel. How things are stored is the
 //! business of the `layout` module alone, and described in `docs/format.md`.
 //!
-//! - Calls: `namespace`, `rename`, `directory`, `data`, `attributes`, `xattr`, `allocate`,
-//!   `reflink`. Every call begins in `fs`, `freeze_lock` and `locks`.
-//! - In memory: `inode` (with the order of locks), `inode_cache`, `inode_allocator`; what is not
-//!   committed yet: `dirty`, `dirty_queue`, `sync`, `free_space` on `space_account`; writes out of
-//!   a cache: `cached_writes`, `lost`.
-//! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `superseded`,
-//!   `snapshots`, `difference`.
+//! - Calls: `namespace`, `rename`, `directory` (on `listing`), `data`, `attributes`, `xattr`,
+//!   `allocate`, `reflink`, `statfs`. Every call begins in `fs`, `freeze_lock` and `locks`.
+//! - In memory: `inode` (with the order of locks), `partial_page`, `inode_cache`,
+//!   `inode_allocator` (on `reservation`); what is not committed yet: `dirty`, `dirty_queue`,
+//!   `sync`, `free_space` on `space_account`; writes out of a cache: `cached_writes`, `lost`; the
+//!   thread of an interval: `ticker`.
+//! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
+//!   `snapshots`, `difference`, `changed_paths`, `going_down`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
 //! - Checking: `verify`, `repair`, `salvage`, `scrub_note`, `describe_keys`.
 //!

@@ -298,7 +298,7 @@ impl Fs {
                     layout::node_key(ino),
                     layout::encode_node(&whiteout(dir.ctime, source_attr), None, b""),
                 );
-                dir.size += 1;
+                dir.size = dir.size.saturating_add(1);
             }
             _ => batch.delete(layout.nmap, old_key),
         }

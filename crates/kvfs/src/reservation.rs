@@ -40,7 +40,7 @@ impl Reservation {
         ino
     }
 
-    /// What a new subdirectory gets of it: its end.
+    /// Takes off what a new subdirectory gets of it: the numbers that would be next.
     pub fn split(&mut self, zone: u64) -> Reservation {
         let share = (zone / ZONE_SHARE).min(self.len() / LEFT_SHARE);
         if share < SMALLEST_SHARE {

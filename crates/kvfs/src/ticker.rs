@@ -45,7 +45,7 @@ impl Ticker {
         env::thread::Builder::new().name(name.into()).spawn(run).map(drop)
     }
 
-    /// Has the thread call `tick` now.
+    /// Has the thread call `tick` now, unless it is in such a call: then at the next interval.
     pub fn wake(&self) {
         self.wake.notify_all();
     }

@@ -15,8 +15,8 @@ const NAME_SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 /// The kernel's limits on one value and on the list of names.
 const VALUE_MAX: usize = 64 << 10;
 const LIST_MAX: usize = 64 << 10;
-/// The largest value in the node, and the most bytes of values there: the node is rewritten with
-/// every change of the inode.
+/// The largest value in the node, and the most bytes of names and of values there: the node is
+/// rewritten with every change of the inode.
 const INLINE_VALUE: usize = 256;
 const INLINE_ALL: usize = 1024;
 

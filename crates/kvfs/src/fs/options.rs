@@ -36,11 +36,11 @@ pub struct FsOptions {
     pub zone_size: Option<u64>,
     /// Hard links one file may have.
     pub max_links: u32,
-    /// Owner and permissions of the root directory when it is made.
+    /// The owner of the root directory when it is made.
     pub root_uid: u32,
     /// The group of the root directory when it is made.
     pub root_gid: u32,
-    /// The permissions of the root directory when it is made.
+    /// The permissions of the root directory when it is made: the low twelve bits of its mode.
     pub root_perm: u16,
 }
 

@@ -346,7 +346,7 @@ impl Super {
             .ok_or_else(|| corrupt("the file system's own record is cut short"))?;
         if !(OLDEST_SUPER..=SUPER_WITH_ZONES).contains(&version) {
             return Err(corrupt(&format!(
-                "made by another version of the format ({version}, this program knows {SUPER_WITH_ZONES})"
+                "made by another version of the format ({version}, this program knows up to {SUPER_WITH_ZONES})"
             )));
         }
         let short = || corrupt("the file system's own record is cut short, or too long");
