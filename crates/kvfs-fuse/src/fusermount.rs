@@ -30,12 +30,7 @@ pub(crate) fn mount(mount_point: &Path, options: &str) -> io::Result<OwnedFd> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| {
-            io::Error::new(
-                e.kind(),
-                format!("mounting without root takes {PROGRAM} (package fuse3): {e}"),
-            )
-        })?;
+        .map_err(|e| not_started("mounting", &e))?;
     drop(theirs);
     let connection = receive(&ours);
     let mut said = String::new();
@@ -53,6 +48,10 @@ pub(crate) fn mount(mount_point: &Path, options: &str) -> io::Result<OwnedFd> {
             said.trim().trim_start_matches("fusermount3: ").to_string(),
         )),
     }
+}
+
+fn not_started(what: &str, e: &io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{what} without root takes {PROGRAM} (package fuse3): {e}"))
 }
 
 /// The connection; `None`: the program ended without sending one.
@@ -78,7 +77,8 @@ pub(crate) fn unmount(mount_point: &Path, lazily: bool) -> io::Result<()> {
         .arg(if lazily { "-uz" } else { "-u" })
         .arg("--")
         .arg(mount_point)
-        .output()?;
+        .output()
+        .map_err(|e| not_started("unmounting", &e))?;
     if output.status.success() {
         return Ok(());
     }

@@ -26,7 +26,7 @@ fn read(file: &mut File) -> io::Result<bool> {
 
 /// It is on until this is dropped, and then as it was before.
 pub(crate) struct On {
-    /// Present if it was off. Its lock goes with it.
+    /// Locked for as long as it is open.
     _lock: File,
     was_off: bool,
 }
@@ -34,7 +34,7 @@ pub(crate) struct On {
 impl On {
     /// Turns it on, which takes root. Waits for others who have it turned on just now.
     pub fn turn() -> io::Result<On> {
-        let mut lock = File::open(PARAMETER)?;
+        let mut lock = File::open(PARAMETER).map_err(|e| missing(&e))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
         let was_off = !read(&mut lock)?;
         if was_off {
@@ -42,6 +42,17 @@ impl On {
         }
         Ok(On { _lock: lock, was_off })
     }
+}
+
+/// Says what an error of opening the parameter's file means.
+fn missing(e: &io::Error) -> io::Error {
+    let means = match e.kind() {
+        io::ErrorKind::NotFound => {
+            "the kernel has no such parameter: it takes Linux 6.14 with FUSE over io_uring built in"
+        }
+        _ => "it cannot be read",
+    };
+    io::Error::new(e.kind(), format!("{PARAMETER}: {means} ({e})"))
 }
 
 fn write(path: &Path, value: &str) -> io::Result<()> {
