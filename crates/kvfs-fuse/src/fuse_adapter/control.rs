@@ -63,14 +63,9 @@ impl FuseAdapter {
                     return Err(none);
                 }
                 let number = self.views.number(&view).map_err(errno)?;
-                let fs = self.views.fs(&view).map_err(errno)?;
-                In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(match self
-                    .views
-                    .by_number(number)
-                {
-                    Some(fs) => fs.lookup(ROOT, b"."),
-                    None => return Err(none),
-                })
+                let fs = self.views.by_number(number).ok_or(none)?;
+                let root = fs.lookup(ROOT, b".");
+                In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(root)
             }
         }
     }
