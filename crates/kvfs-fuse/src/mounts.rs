@@ -1,5 +1,5 @@
 //! What is mounted where, from `/proc/self/mountinfo`: asked of the kernel alone, so that a dead or
-//! hanging mount cannot stop us.
+//! hanging mount cannot stop us. Only [`is_dead`] asks a mount itself.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -54,7 +54,8 @@ pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
 }
 
 /// True where a FUSE mount's daemon is gone ("Transport endpoint is not connected"). Attributes may
-/// still be cached for hours, so this asks for what the kernel never caches.
+/// still be cached for hours, so this asks for what the kernel never caches. Where the daemon is
+/// stopped, or hangs, so does this call.
 pub fn is_dead(path: &Path) -> bool {
     matches!(
         rustix::fs::statfs(path),

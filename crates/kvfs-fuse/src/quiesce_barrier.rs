@@ -29,7 +29,7 @@ pub(crate) struct QuiesceBarrier {
 
 #[derive(Default)]
 struct BarrierState {
-    /// Meetings so far.
+    /// Rounds so far.
     round: u64,
     /// One is under way.
     open: bool,
