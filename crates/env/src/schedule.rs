@@ -39,6 +39,8 @@ const MOST_POINTS: u64 = 20_000_000;
 const JUMP: u64 = 128;
 /// No thread: the run is over.
 const NONE: usize = usize::MAX;
+/// The thread that runs the body of the run.
+const FIRST: usize = 0;
 
 /// Why a run ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -209,26 +211,33 @@ impl Run {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         ME.with(|me| *me.borrow_mut() = None);
         if let Err(panic) = outcome {
-            let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
-            let message =
-                message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            let mut state = self.state.lock();
-            let thread = state.threads[id].name.clone();
-            return self.fail(&mut state, Failure::Panicked { thread, message });
+            return self.panicked(id, &*panic);
         }
         let mut state = self.state.lock();
         state.threads[id].waits = WaitReason::Ended;
         state.wake(id_address(id), usize::MAX);
         match state.next(id) {
             Ok(next) => self.pass_to(&state, next),
-            // All threads that are left wait for ever, for a thread that has ended.
-            Err(_) => {
+            // The first thread has its result: those that are left and wait for ever, for a thread
+            // that has ended, do not matter.
+            Err(_) if state.threads[FIRST].waits == WaitReason::Ended => {
                 self.turn.store(NONE, Ordering::Release);
-                if let Some(first) = &state.threads[0].handle {
+                if let Some(first) = &state.threads[FIRST].handle {
                     first.unpark();
                 }
             }
+            Err(failure) => self.fail(&mut state, failure),
         }
+    }
+
+    /// Fails the run, since a thread of it has panicked.
+    fn panicked(&self, id: usize, panic: &(dyn Any + Send)) {
+        let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
+        let message =
+            message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let mut state = self.state.lock();
+        let thread = state.threads[id].name.clone();
+        self.fail(&mut state, Failure::Panicked { thread, message });
     }
 
     fn wait_for_turn(&self, id: usize) {
@@ -457,6 +466,17 @@ impl PendingThread {
 pub(crate) fn never_started(id: usize) {
     if let Some((run, _)) = me() {
         run.state.lock().threads[id].waits = WaitReason::Ended;
+    }
+}
+
+/// Fails the run of this thread if one of `threads` has not ended: the panic of this thread would
+/// wait for that outside of the schedule, where it never ends. The run does not continue then.
+pub(crate) fn fail_unless_ended(threads: &[usize], panic: &(dyn Any + Send)) {
+    let Some((run, me)) = me() else { return };
+    let ended = |id: &usize| run.state.lock().threads[*id].waits == WaitReason::Ended;
+    if !threads.iter().all(ended) {
+        run.panicked(me, panic);
+        park_for_ever();
     }
 }
 

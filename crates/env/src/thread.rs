@@ -5,6 +5,7 @@ pub use std::thread::{Result, available_parallelism, current, panicking};
 
 use std::cell::RefCell;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
 use crate::schedule;
@@ -159,10 +160,19 @@ impl<'scope> Scope<'scope, '_> {
 pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
     std::thread::scope(|threads| {
         let scope = Scope { threads, simulated: RefCell::default() };
-        let value = body(&scope);
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(&scope)));
         // `std`'s scope waits outside of the schedule, so all simulated threads must have ended
         // before.
-        scope.simulated.take().into_iter().for_each(schedule::join);
-        value
+        let simulated = scope.simulated.take();
+        match outcome {
+            Ok(value) => {
+                simulated.into_iter().for_each(schedule::join);
+                value
+            }
+            Err(panic) => {
+                schedule::fail_unless_ended(&simulated, &*panic);
+                resume_unwind(panic)
+            }
+        }
     })
 }

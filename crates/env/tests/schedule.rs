@@ -133,6 +133,25 @@ fn a_signal_wakes_and_a_forgotten_one_is_a_deadlock() {
 }
 
 #[test]
+fn a_run_whose_first_thread_waits_when_the_last_other_one_ends_is_a_deadlock() {
+    let body = || {
+        let both = Arc::new((Mutex::new(()), Condvar::new()));
+        let other = both.clone();
+        // Nothing signals: the other thread only takes the lock.
+        let _ = thread::spawn(move || drop(other.0.lock()));
+        both.1.wait(&mut both.0.lock());
+    };
+    for seed in 0..20 {
+        let failure = run(seed, body).unwrap_err();
+        assert!(
+            matches!(&failure, Failure::Deadlock(who)
+                if who.contains("waits for a signal") && who.contains("has ended")),
+            "seed {seed}: {failure}"
+        );
+    }
+}
+
+#[test]
 fn time_is_virtual_and_jumps_when_all_wait() {
     let body = || {
         let both = (Mutex::new(()), Condvar::new());
@@ -162,6 +181,43 @@ fn a_panic_in_any_thread_ends_the_run_and_is_told() {
         matches!(&failure, Failure::Panicked { message, .. } if message == "on purpose"),
         "{failure}"
     );
+}
+
+#[test]
+fn a_panic_in_the_body_of_a_scope_ends_the_run_and_is_told() {
+    for seed in 0..20 {
+        let body = || {
+            let lock = Mutex::new(());
+            thread::scope(|scope| {
+                scope.spawn(|| drop(lock.lock()));
+                // With the lock held the other thread cannot end.
+                let _guard = lock.lock();
+                if schedule::simulated() {
+                    panic!("on purpose");
+                }
+            });
+        };
+        let failure = run(seed, body).unwrap_err();
+        assert!(
+            matches!(&failure, Failure::Panicked { message, .. } if message == "on purpose"),
+            "seed {seed}: {failure}"
+        );
+    }
+}
+
+#[test]
+fn a_panic_in_a_scope_whose_threads_have_ended_can_be_caught() {
+    let body = || {
+        let caught = std::panic::catch_unwind(|| {
+            thread::scope(|scope| {
+                scope.spawn(|| ()).join().unwrap();
+                panic!("on purpose");
+            })
+        });
+        caught.is_err()
+    };
+    assert!(run(1, body).unwrap().value);
+    assert!(body(), "outside of a run");
 }
 
 #[test]
