@@ -171,3 +171,35 @@ fn a_failed_write_is_final_for_its_fill_but_a_full_store_is_not() {
     place(&mut writer, 1, &[1; 4096]);
     assert_eq!(writer.finish().unwrap().uses().total_bytes(), ZONE_SIZE);
 }
+
+/// Another writer may open a zone for the stream at any moment, also when this one has just taken a
+/// zone out of its supply.
+#[cfg(debug_assertions)]
+#[test]
+fn a_supplied_zone_is_used_or_stays_in_the_supply_whatever_the_schedule() {
+    let mut in_the_other = 0;
+    for seed in 0..60 {
+        let body = || {
+            let zones = memory_store(SMALL);
+            let supplied = zones.reserve_zone(Priority::User).unwrap();
+            let [(zone, 0)] = supplied.uses().iter().collect::<Vec<_>>()[..] else {
+                panic!("one zone")
+            };
+            let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
+            writer.supply(vec![supplied]);
+            let others = zones.clone();
+            let other = env::thread::spawn(move || {
+                let mut other = others.extent_writer(Purpose::Pages, Priority::User);
+                place(&mut other, 1, b"other");
+                other.finish().unwrap()
+            });
+            let at = place(&mut writer, 1, b"own");
+            let _other = other.join().unwrap();
+            (ZoneId::of(at) == zone, writer.unused().len())
+        };
+        let (used, left) = env::schedule::run(seed, body).unwrap().value;
+        assert_eq!(left, usize::from(!used), "seed {seed}: the zone is lost to the writer");
+        in_the_other += left;
+    }
+    assert!((1..60).contains(&in_the_other), "both happen: {in_the_other} of 60");
+}

@@ -143,8 +143,8 @@ impl Zones {
         if let Some(range) = from_open_zone(lifetime, pin) {
             return Ok(range);
         }
-        let taken = match supply.pop() {
-            Some(taken) => taken,
+        let (taken, supplied) = match supply.pop() {
+            Some(taken) => (taken, true),
             None => match self.acquire(priority) {
                 // In a full store lifetimes share zones.
                 Err(Error::NoSpace) => {
@@ -153,11 +153,15 @@ impl Zones {
                         .find_map(|lifetime| from_open_zone(lifetime, pin));
                     return range.ok_or(Error::NoSpace);
                 }
-                taken => taken?,
+                taken => (taken?, false),
             },
         };
-        // Another writer may have opened a zone concurrently; then the one taken is free again.
+        // Another writer may have opened a zone concurrently. Then the one taken is free again, or
+        // back in the supply, which later objects rely on.
         if let Some(range) = from_open_zone(lifetime, pin) {
+            if supplied {
+                supply.push(taken);
+            }
             return Ok(range);
         }
         let Some((zone, _)) = taken.uses().iter().next() else { return Err(Error::NoSpace) };
