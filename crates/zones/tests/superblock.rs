@@ -3,7 +3,9 @@
 
 mod world;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::time::Duration;
 
 use env::Random;
 use world::SMALL;
@@ -233,4 +235,50 @@ fn a_store_too_small_to_work_is_refused() {
         Zones::format(Arc::new(MemoryDevice::with_limit(3 * ZONE_SIZE)), SMALL),
         Err(Error::NoSpace)
     ));
+}
+
+/// A device on which a superblock takes long: until the space of the store was asked for in another
+/// thread.
+#[derive(Default)]
+struct Slow {
+    memory: MemoryDevice,
+    zones: OnceLock<Weak<Zones>>,
+    answers: AtomicUsize,
+}
+
+impl Device for Slow {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        if let Some(zones) = self.zones.get().and_then(Weak::upgrade) {
+            let (say, told) = mpsc::channel();
+            std::thread::spawn(move || say.send(zones.space()));
+            if told.recv_timeout(Duration::from_secs(10)).is_ok() {
+                self.answers.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> std::io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> std::io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> std::io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}
+
+#[test]
+fn the_space_is_told_while_a_root_is_being_written() {
+    let device = Arc::new(Slow::default());
+    let zones = Zones::format(device.clone(), SMALL).unwrap();
+    device.zones.set(Arc::downgrade(&zones)).unwrap();
+    zones.set_root(b"root").unwrap();
+    assert_eq!(device.answers.load(Ordering::SeqCst), 2, "once for each copy");
 }

@@ -72,7 +72,6 @@ impl Zones {
 
     /// The free and used space now.
     pub fn space(&self) -> Space {
-        let capacity = self.superblock.lock().0.capacity;
         let host_zones = self.device.host_free().map_or(u64::MAX, |bytes| bytes / ZONE_SIZE);
         let state = self.allocator.lock();
         let pinned = || state.zones.iter().filter(|zone| zone.pins > 0);
@@ -83,7 +82,7 @@ impl Zones {
         let for_user = takeable.saturating_sub(u64::from(state.reserve)).saturating_mul(ZONE_SIZE);
         let promised = state.promised();
         Space {
-            capacity,
+            capacity: self.capacity,
             device_len: self.device_len.load(Ordering::Acquire),
             zones_total: state.zones.len() as u64,
             zones_free: backed + punched,

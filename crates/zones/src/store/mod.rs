@@ -41,9 +41,12 @@ impl Default for FormatOptions {
 pub struct Zones {
     device: CountDevice,
     allocator: Arc<Allocator>,
+    /// Bytes to which the store may grow, as the superblock has it.
+    capacity: Option<u64>,
     /// Held while space is requested from the host or given back to it.
     growing: Mutex<()>,
-    /// The newest superblock, and the index of the copy that has it.
+    /// The newest superblock, and the index of the copy that has it. The lock is held while a root
+    /// is written and synced, so nothing on the way of a read takes it.
     superblock: Mutex<(Superblock, usize)>,
     /// The length of the device as far as known, bytes.
     device_len: AtomicU64,
@@ -179,6 +182,7 @@ impl Zones {
         Ok(Arc::new(Zones {
             device,
             allocator,
+            capacity: superblock.capacity,
             growing: Mutex::new(()),
             superblock: Mutex::new((superblock, copy)),
             device_len: AtomicU64::new(device_len),
