@@ -5,6 +5,7 @@
 
 use zones::varint;
 
+use crate::block::KEYS_MOST;
 use crate::block::counter::Counter;
 use crate::item::Seq;
 use crate::value::Compression;
@@ -268,7 +269,9 @@ impl<'a> ExtentRun<'a> {
         let most = if packed { u64::from(len) + zones::SECTOR } else { stride(len) };
         let end = addr.checked_add(most.checked_mul(count)?)?;
         let sizes = stored.chunks_exact(2).map(|s| u32::from(u16::from_le_bytes([s[0], s[1]])));
-        let sound = step > 0
+        let sound = count.checked_mul(key.len() as u64)? <= KEYS_MOST
+            && (!packed || count <= PACKED_MOST as u64)
+            && step > 0
             && last <= counter.max()
             && len > 0
             && end <= u64::MAX / 2

@@ -39,6 +39,11 @@ const INTERVAL_LEAST: usize = 4;
 /// The most items of an extent run that are decoded at once.
 const PART: usize = 64;
 
+/// The most bytes of keys, each with the prefix that it shares with the one before, in an extent
+/// run or an index node. A writer puts together less, for a frame is no longer than a zone and a
+/// node is closed at four entries. More is damage, and must not size an allocation.
+pub(crate) const KEYS_MOST: u64 = 8 * zones::ZONE_SIZE;
+
 const KIND: u8 = 0x07;
 const HAS_SEQ: u8 = 0x08;
 /// Flag of `INLINE`: the bytes are an update and no value.

@@ -7,7 +7,7 @@ use std::sync::{OnceLock, Weak};
 use bytes::Bytes;
 
 use super::decoder::Decoder;
-use super::{EXTENT_RUN, HAS_EXTENT_RUNS, PART, head_of, shared_prefix};
+use super::{EXTENT_RUN, HAS_EXTENT_RUNS, INTERVAL, PART, head_of, shared_prefix};
 use crate::block::extent_run::ExtentRun;
 use crate::block::restart_interval::{BodyPlace, RestartInterval};
 use crate::block::sparse_index::SparseIndex;
@@ -169,6 +169,10 @@ impl Block {
         Error::Corrupt { what: "tuple block: an item does not decode".into(), addr: self.addr }
     }
 
+    fn overfull(&self) -> Error {
+        Error::corrupt("tuple block: too many items between two restart points", self.addr)
+    }
+
     fn disorder(&self) -> Error {
         Error::Corrupt { what: "tuple block: keys out of order".into(), addr: self.addr }
     }
@@ -257,6 +261,11 @@ impl Block {
             }
             Ok(Section::Items(mut d, end)) => {
                 while d.at < end {
+                    // Each item has a key, however few bytes it takes itself.
+                    if out.len() == INTERVAL {
+                        out.clear();
+                        return Err(self.overfull());
+                    }
                     let item =
                         d.head(out.last_key_len()).and_then(|head| Some((d.place(&head)?, head)));
                     let Some((place, head)) = item else {

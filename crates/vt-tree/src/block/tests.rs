@@ -1,4 +1,5 @@
 use bytes::Bytes;
+use zones::varint;
 
 use super::*;
 use crate::item::{Body, Item, Seq};
@@ -173,4 +174,66 @@ fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     }
     assert_eq!(block.find(b"line 0009").unwrap(), None);
     assert_eq!(block.find(b"line 000950").unwrap(), None);
+}
+
+/// A block of deletions: for each the bytes that its key shares with the one before, and the
+/// others. All lie in one restart interval.
+fn deletions(keys: impl IntoIterator<Item = (usize, Vec<u8>)>) -> Bytes {
+    let mut payload = Vec::new();
+    for (shared, further) in keys {
+        varint::put_u64(&mut payload, shared as u64);
+        varint::put_u64(&mut payload, further.len() as u64);
+        payload.push(DELETE);
+        payload.extend_from_slice(&further);
+    }
+    payload.extend_from_slice(&0u32.to_le_bytes());
+    payload.extend_from_slice(&1u32.to_le_bytes());
+    payload.into()
+}
+
+/// Each item takes a few bytes and has a key as long as the first one: without a bound the items of
+/// a block would take thousands of times its length.
+#[test]
+fn a_restart_interval_of_more_items_than_a_writer_puts_there_is_an_error() {
+    let keys = |n: u8| (0..n).map(|i| if i == 0 { (0, vec![b'k', 0]) } else { (1, vec![i]) });
+    let full = Block::parse(deletions(keys(INTERVAL as u8)), 0).unwrap();
+    assert_eq!(full.interval(0).unwrap().len(), INTERVAL);
+    let long = Block::parse(deletions(keys(INTERVAL as u8 + 1)), 0).unwrap();
+    assert!(matches!(long.interval(0), Err(crate::Error::Corrupt { .. })));
+}
+
+#[test]
+fn an_extent_run_whose_keys_would_fill_the_memory_is_an_error() {
+    let block = |items: u64| {
+        let mut b = BlockBuilder::default();
+        for i in 0..items {
+            let key = [&[7; 64 << 10][..], &i.to_be_bytes()].concat();
+            let e = ExtentRef::plain(4096 * i, 4096, 0);
+            b.add(&key, 0, crate::item::BodyRef::Put(crate::value::ValueRef::Extent(e)));
+        }
+        Block::parse(Bytes::copy_from_slice(b.finish().0), 0)
+    };
+    assert!(block(1000).is_ok());
+    assert!(matches!(block(1100), Err(crate::Error::Corrupt { .. })), "70 MiB of keys in 70 KiB");
+}
+
+#[test]
+fn a_packed_extent_run_of_more_items_than_a_writer_puts_there_is_an_error() {
+    let block = |items: usize| {
+        let mut payload = vec![0, 8, EXTENT_RUN | HAS_PACKED];
+        payload.extend_from_slice(&7u64.to_be_bytes());
+        varint::put_u64(&mut payload, items as u64);
+        // Counted by its last eight bytes, in steps of one.
+        payload.extend_from_slice(&[8, 1]);
+        varint::put_u64(&mut payload, 1 << 30);
+        varint::put_u64(&mut payload, 4096);
+        payload.push(Compression::Lz4.code());
+        payload.extend_from_slice(&vec![0; 4 * items]);
+        (0..items).for_each(|_| payload.extend_from_slice(&900u16.to_le_bytes()));
+        payload.extend_from_slice(&0u32.to_le_bytes());
+        payload.extend_from_slice(&(1 | HAS_EXTENT_RUNS).to_le_bytes());
+        Block::parse(payload.into(), 0)
+    };
+    assert_eq!(all_items(&block(256).unwrap()).len(), 256);
+    assert!(matches!(block(257), Err(crate::Error::Corrupt { .. })));
 }

@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use zones::varint;
 
+use crate::block::KEYS_MOST;
 use crate::index::entry::Entry;
 use crate::{Error, Result};
 
@@ -30,12 +31,18 @@ impl Node {
             return Err(corrupt("impossible entry count"));
         }
         let mut entries: Vec<Entry> = Vec::with_capacity(count as usize);
+        let mut keys = 0;
         for _ in 0..count {
             let before = entries.last().map(|e| e.low.clone()).unwrap_or_default();
             let entry = Entry::decode(&data, &mut at, &before)
                 .ok_or_else(|| corrupt("an entry does not decode"))?;
             if entries.last().is_some_and(|last| last.high > entry.low) {
                 return Err(corrupt("entries overlap or are out of order"));
+            }
+            // Fences share prefixes, so few bytes may stand for long keys.
+            keys += (entry.low.len() + entry.high.len()) as u64;
+            if keys > KEYS_MOST {
+                return Err(corrupt("its keys take more memory than any writer's"));
             }
             entries.push(entry);
         }
@@ -107,5 +114,44 @@ impl NodeBuilder {
             before = &e.low;
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::frame::FramePointer;
+
+    /// Each entry takes some forty bytes and has two keys as long as the first one.
+    #[test]
+    fn a_node_whose_keys_would_fill_the_memory_is_an_error() {
+        let node = |entries: u64| {
+            let mut b = NodeBuilder::default();
+            for i in 0..entries {
+                let low = Bytes::from([&[7; 64 << 10][..], &i.to_be_bytes()].concat());
+                let high = Bytes::from([&low[..], &[0]].concat());
+                b.push(Entry {
+                    low,
+                    high,
+                    at: FramePointer { addr: 4096 * (i + 1), len: 4096, crc: 0 },
+                    filter: None,
+                    tombstones: false,
+                    range_tombstones: false,
+                    unfiltered: false,
+                    compressed: false,
+                    items: 1,
+                    max_seq: 0,
+                    block_bytes: 4096,
+                    block_spans: 1,
+                    value_bytes: 0,
+                    value_spans: 0,
+                    zones: Bytes::from_static(&[0]),
+                });
+            }
+            Node::parse(Bytes::from(b.payload()), 1, 4096)
+        };
+        assert!(node(500).is_ok_and(|node| node.entries.len() == 500));
+        let long = node(520).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(long.contains("its keys take more memory"), "65 MiB of keys in 85 KiB: {long}");
     }
 }
