@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::Error;
 use crate::block::{Block, contiguous};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
@@ -22,7 +23,6 @@ use crate::input::KeyRange;
 use crate::item::Body;
 use crate::run::Run;
 use crate::value::{ExtentRef, Value};
-use crate::{Error, Result};
 
 /// The most bytes of neighbouring values that are read at once.
 const SPAN: u64 = 1 << 20;
@@ -154,6 +154,7 @@ impl<'a> Scrub<'a> {
             for (key, e) in span.iter() {
                 if let Err(error) = run.cache().check_value(e) {
                     let end = Bytes::from([key, &[0][..]].concat());
+
                     (self.damage)(Damage {
                         addr: e.addr,
                         what: error.to_string(),
@@ -169,8 +170,8 @@ impl<'a> Scrub<'a> {
 }
 
 /// The key up to which `run` has about `quota` bytes from `start` on; `None` if it has no more than
-/// that. Subtrees are counted by their sums. What cannot be read counts nothing: the scrub itself
-/// will report it.
+/// that, or if `pace` has ended the scrub. Subtrees are counted by their sums. What cannot be read
+/// counts nothing: the scrub itself will report it.
 pub fn scrub_end(
     run: &Arc<Run>,
     start: &[u8],
@@ -179,9 +180,10 @@ pub fn scrub_end(
 ) -> Option<Bytes> {
     let (root, level) = run.root();
     let mut left = quota;
-    up_to(run, root, level, start, &mut left, pace).ok().flatten()
+    up_to(run, root, level, start, &mut left, pace).break_value().flatten()
 }
 
+/// Breaks with the key at which nothing is `left`, or with `None` if `pace` breaks.
 fn up_to(
     run: &Run,
     entry: &Entry,
@@ -189,24 +191,77 @@ fn up_to(
     start: &[u8],
     left: &mut u64,
     pace: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<Option<Bytes>> {
+) -> ControlFlow<Option<Bytes>> {
     if entry.high.as_ref() <= start {
-        return Ok(None);
+        return ControlFlow::Continue(());
     }
     let whole = entry.low.as_ref() >= start;
     if level == 0 || whole && entry.data_bytes() < *left {
         *left = left.saturating_sub(entry.data_bytes());
-        return Ok((*left == 0).then(|| entry.high.clone()));
+        return match *left {
+            0 => ControlFlow::Break(Some(entry.high.clone())),
+            _ => ControlFlow::Continue(()),
+        };
     }
-    let node = run.cache().node(entry, level)?;
+    let Ok(node) = run.cache().node(entry, level) else { return ControlFlow::Continue(()) };
     if pace(u64::from(entry.at.len)).is_break() {
-        return Ok(None);
+        return ControlFlow::Break(None);
     }
     let from = node.position(start);
-    for e in &node.entries[from..] {
-        if let Some(end) = up_to(run, e, level - 1, start, left, pace)? {
-            return Ok(Some(end));
+    node.entries[from..].iter().try_for_each(|e| up_to(run, e, level - 1, start, left, pace))
+}
+
+#[cfg(test)]
+mod tests {
+    use zones::{FormatOptions, MemoryDevice, Zones};
+
+    use super::*;
+    use crate::cache::BlockCache;
+    use crate::index::frame::FramePointer;
+    use crate::merge::{MergeOptions, RunWriter};
+
+    /// A run of 8 MiB, with nothing of it cached, and the nodes below its root.
+    fn tall() -> (Arc<MemoryDevice>, Arc<Run>, Vec<FramePointer>) {
+        let device = Arc::new(MemoryDevice::new());
+        let zones = Zones::format(device.clone(), FormatOptions::default()).unwrap();
+        let cache = BlockCache::new(zones.clone(), 1 << 20);
+        let mut writer = RunWriter::new(&cache, 1, &MergeOptions::default());
+        for i in 0..8192u64 {
+            writer.push(i.to_be_bytes().to_vec().into(), vec![7; 1024].into()).unwrap();
         }
+        let run = writer.finish().unwrap().0.unwrap();
+        let (root, level) = run.root();
+        assert_eq!(level, 2);
+        let below: Vec<_> = cache.node(root, level).unwrap().entries.iter().map(|e| e.at).collect();
+        assert!(below.len() > 4, "{}", below.len());
+        let mut bytes = Vec::new();
+        run.encode(&mut bytes);
+        let cold = BlockCache::new(zones, 1 << 20);
+        (device, Run::decode(&cold, &mut &bytes[..]).unwrap(), below)
     }
-    Ok(None)
+
+    #[test]
+    fn a_step_ends_also_behind_a_node_that_cannot_be_read() {
+        let (device, run, below) = tall();
+        let end = |start: &[u8]| {
+            scrub_end(&run, start, 1 << 20, &mut |_| ControlFlow::Continue(()))
+                .map(|end| u64::from_be_bytes(end[..8].try_into().unwrap()))
+        };
+        let whole = end(b"").expect("there are eight mebibytes");
+        assert!((800..1200).contains(&whole), "about 1,024 tuples of a kibibyte: {whole}");
+        device.flip_bit(below[0].addr + 20, 3);
+        let behind = end(b"").expect("what cannot be read counts nothing, what follows does");
+        assert!(behind > whole && behind < 8000, "{behind}");
+    }
+
+    #[test]
+    fn a_scrub_that_was_told_to_end_reads_no_more() {
+        let (_device, run, _) = tall();
+        let mut reads = 0;
+        let end = scrub_end(&run, b"", 1, &mut |_| {
+            reads += 1;
+            if reads < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        assert_eq!((end, reads), (None, 2));
+    }
 }
