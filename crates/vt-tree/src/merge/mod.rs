@@ -139,10 +139,7 @@ impl Merge {
 
     /// The bytes read and written so far.
     pub fn stats(&self) -> MergeStats {
-        let mut stats = self.builder.stats;
-        stats.blocks_read += self.inputs.iter().map(|input| input.blocks_read).sum::<u64>();
-        stats.pruned += self.inputs.iter().map(|input| input.pruned).sum::<u64>();
-        stats
+        with_inputs(self.builder.stats, &self.inputs)
     }
 
     /// Merges the rest and returns the merged run, written but not synced; `None` if the result is
@@ -159,14 +156,8 @@ impl Merge {
     pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
         self.push_pending_range()?;
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
-        let walked = self.stats();
         let (run, built) = self.builder.finish()?;
-        let stats = MergeStats {
-            blocks_read: walked.blocks_read.max(built.blocks_read),
-            pruned: walked.pruned,
-            ..built
-        };
-        Ok((run, at, stats))
+        Ok((run, at, with_inputs(built, &self.inputs)))
     }
 
     /// The input whose element begins first; the newest one if several begin at the same key.
@@ -415,6 +406,13 @@ impl Merge {
         self.copying = Some((i, entries[count - 1].high.clone()));
         self.inputs[i].descend()
     }
+}
+
+/// What a builder did, and what was read and skipped of the inputs.
+fn with_inputs(mut stats: MergeStats, inputs: &[MergeCursor]) -> MergeStats {
+    stats.blocks_read += inputs.iter().map(|input| input.blocks_read).sum::<u64>();
+    stats.pruned += inputs.iter().map(|input| input.pruned).sum::<u64>();
+    stats
 }
 
 /// Runs a merge to its end.

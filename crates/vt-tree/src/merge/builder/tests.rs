@@ -78,9 +78,12 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
         let gone = flush(&mut (0..60_000).filter(|i| (i / 700 + round * 5) % 17 == 0), true);
         let options = MergeOptions { drop_tombstones: true, ..MergeOptions::default() };
         let inputs = [crate::Input::Run(gone), crate::Input::Run(run)];
-        run = crate::merge(&cache, &inputs, &crate::KeyRange::all(), options)
-            .expect("there is room")
-            .expect("items");
+        let before = cache.zones().io().of(Purpose::Tuples).read_bytes;
+        let merge = crate::Merge::new(&cache, &inputs, &crate::KeyRange::all(), options);
+        let (merged, stats) = merge.and_then(crate::Merge::finish).expect("there is room");
+        run = merged.expect("items");
+        let read = cache.zones().io().of(Purpose::Tuples).read_bytes - before;
+        assert_eq!(stats.blocks_read, read, "round {round}: also what was read for filters");
         let (fingerprints, items) = filtered(&run);
         assert_eq!(items, run.stats().items);
         assert!(
