@@ -9,6 +9,7 @@ use crate::Result;
 use crate::index::entry::Entry;
 use crate::input::{Input, KeyRange};
 use crate::item::{BodyRef, ItemRef, Seq};
+use crate::key::{head_of, shared_prefix};
 use crate::memtable::Memtable;
 use crate::run::Run;
 use crate::source::Source;
@@ -105,12 +106,6 @@ fn item_bytes(item: ItemRef<'_>) -> u64 {
     (item.key.len() + body) as u64
 }
 
-/// The position of `key` among keys that share its first `skip` bytes, as a number.
-fn place(key: &[u8], skip: usize) -> u64 {
-    let rest = &key[skip.min(key.len())..];
-    (0..8).fold(0, |n, i| n << 8 | u64::from(rest.get(i).copied().unwrap_or(0)))
-}
-
 fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Estimate> {
     let mut sum = Estimate::default();
     if memtable.is_empty() {
@@ -140,8 +135,9 @@ fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Es
         (Some(item), None) => item.key.to_vec(),
         (None, _) => reached.clone(),
     };
-    let skip = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();
-    let (a, b, c) = (place(&first, skip), place(&reached, skip), place(&last, skip));
+    // The keys as numbers, which differ behind what all of them share.
+    let skip = shared_prefix(&first, &last);
+    let [a, b, c] = [&first, &reached, &last].map(|k| head_of(k.get(skip..).unwrap_or_default()));
     let most = memtable.len() as u64;
     let ratio = (c.saturating_sub(a)).max(1) as f64 / (b.saturating_sub(a)).max(1) as f64;
     let items = ((sum.items as f64 * ratio) as u64).clamp(sum.items, most.max(sum.items));

@@ -53,6 +53,7 @@ mod filter;
 mod index;
 mod input;
 mod item;
+mod key;
 mod memtable;
 mod merge;
 #[cfg(any(test, fuzzing))]

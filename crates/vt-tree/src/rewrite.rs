@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::Result;
 use crate::item::{Body, Item};
+use crate::key::successor;
 use crate::merge::MergeOptions;
 use crate::merge::builder::RunBuilder;
 use crate::run::Run;
@@ -35,7 +36,7 @@ pub fn rewrite(
                 Body::Put(Value::Extent(e)) => match run.cache().read_value(&Value::Extent(e)) {
                     Ok(_) => item,
                     Err(error) => {
-                        let end = Bytes::from([&item.key, &[0][..]].concat());
+                        let end = Bytes::from(successor(&item.key));
                         removed(Damage {
                             addr: e.addr,
                             what: error.to_string(),

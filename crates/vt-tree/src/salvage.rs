@@ -13,6 +13,7 @@ use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
 use crate::index::node::Node;
 use crate::item::{Body, Item};
+use crate::key::successor;
 use crate::run::Run;
 
 /// What [`SalvageCursor`] returns: an item, or a gap.
@@ -169,7 +170,7 @@ impl SalvageCursor {
             for item in items {
                 let next = match &item.body {
                     Body::DeleteRange { end } => end.clone(),
-                    _ => Bytes::from([&item.key, &[0][..]].concat()),
+                    _ => Bytes::from(successor(&item.key)),
                 };
                 if item.key < end || next <= item.key || next > entry.high {
                     continue;

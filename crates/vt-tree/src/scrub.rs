@@ -21,6 +21,7 @@ use crate::index::frame::FrameKind;
 use crate::index::node::Node;
 use crate::input::KeyRange;
 use crate::item::Body;
+use crate::key::successor;
 use crate::run::Run;
 use crate::value::{ExtentRef, Value};
 
@@ -153,8 +154,7 @@ impl<'a> Scrub<'a> {
         if run.cache().span_on_medium(&extents).is_err() {
             for (key, e) in span.iter() {
                 if let Err(error) = run.cache().check_value(e) {
-                    let end = Bytes::from([key, &[0][..]].concat());
-
+                    let end = Bytes::from(successor(key));
                     (self.damage)(Damage {
                         addr: e.addr,
                         what: error.to_string(),

@@ -6,10 +6,11 @@ use zones::varint;
 use super::{
     ASCENDS, DELETE, DELETE_RANGE, EXTENT, EXTENT_RUN, FOLLOWS, HAS_EXTENT_RUNS, HAS_PACKED,
     HAS_SEQ, INLINE, INTERVAL, INTERVAL_BYTES, INTERVAL_LEAST, PACKED, PACKED_FOLLOWS, PART,
-    UPDATE, shared_prefix,
+    UPDATE,
 };
 use crate::block::extent_run::OpenExtentRun;
 use crate::item::{BodyRef, Seq};
+use crate::key::shared_prefix;
 use crate::value::Compression;
 use crate::value::{ExtentRef, ValueRef};
 

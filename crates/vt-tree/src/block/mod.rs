@@ -69,25 +69,3 @@ const HAS_EXTENT_RUNS: u32 = 1 << 31;
 pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
     b.addr >= a.end() && b.addr - a.end() < zones::SECTOR
 }
-
-/// The first eight bytes as a number that sorts as they do; missing ones count as zeros.
-pub(crate) fn head_of(bytes: &[u8]) -> u64 {
-    let mut head = [0; 8];
-    let n = bytes.len().min(8);
-    head[..n].copy_from_slice(&bytes[..n]);
-    u64::from_be_bytes(head)
-}
-
-fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
-    let mut n = 0;
-    // Eight bytes at a time as long as they are equal.
-    while let (Some(x), Some(y)) = (a.get(n..n + 8), b.get(n..n + 8)) {
-        let word = |s: &[u8]| s.try_into().map_or(0, u64::from_le_bytes);
-        let differ = word(x) ^ word(y);
-        if differ != 0 {
-            return n + differ.trailing_zeros() as usize / 8;
-        }
-        n += 8;
-    }
-    n + a[n..].iter().zip(&b[n..]).take_while(|(x, y)| x == y).count()
-}

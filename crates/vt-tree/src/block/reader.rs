@@ -7,11 +7,12 @@ use std::sync::{OnceLock, Weak};
 use bytes::Bytes;
 
 use super::decoder::Decoder;
-use super::{EXTENT_RUN, HAS_EXTENT_RUNS, INTERVAL, PART, head_of, shared_prefix};
+use super::{EXTENT_RUN, HAS_EXTENT_RUNS, INTERVAL, PART};
 use crate::block::extent_run::ExtentRun;
 use crate::block::restart_interval::{BodyPlace, RestartInterval};
 use crate::block::sparse_index::SparseIndex;
 use crate::item::{Body, Item, Seq};
+use crate::key::{head_of, shared_prefix};
 use crate::value::Value;
 use crate::{Error, Result};
 

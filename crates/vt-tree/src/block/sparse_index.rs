@@ -18,8 +18,9 @@ use arc_swap::ArcSwapOption;
 use zones::crc32c;
 
 use crate::Result;
-use crate::block::{Block, head_of};
+use crate::block::Block;
 use crate::item::{Body, Seq};
+use crate::key::head_of;
 
 /// Blocks of fewer restart intervals have no sparse index: it would save little.
 const INTERVALS_LEAST: usize = 4;
@@ -270,6 +271,7 @@ mod tests {
         /// every third item is a range tombstone.
         #[test]
         fn an_outline_finds_what_its_block_has(
+
             keys in proptest::collection::btree_set(proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255)], 0..12), 20..90),
             prefix in proptest::collection::vec(any::<u8>(), 0..20),
             lens in proptest::collection::vec(0usize..300, 7),

@@ -11,6 +11,7 @@ use zones::{ZoneUse, varint};
 
 use crate::index::frame::FramePointer;
 use crate::item::Seq;
+use crate::key::shared_prefix;
 use crate::{Error, Result};
 
 const TOMBSTONES: u8 = 1;
@@ -145,7 +146,7 @@ impl Entry {
 }
 
 fn put_key(out: &mut Vec<u8>, before: &[u8], key: &[u8]) {
-    let shared = before.iter().zip(key).take_while(|(a, b)| a == b).count();
+    let shared = shared_prefix(before, key);
     varint::put_u64(out, shared as u64);
     varint::put_u64(out, (key.len() - shared) as u64);
     out.extend_from_slice(&key[shared..]);

@@ -8,12 +8,13 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use crate::block::Block;
 use crate::block::sparse_index::SparseIndex;
-use crate::block::{Block, head_of};
 use crate::filter::Filter;
 use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
 use crate::index::node::Node;
+use crate::key::{head_of, shared_prefix};
 use crate::{Error, Result};
 
 /// The child of one entry.
@@ -143,7 +144,7 @@ impl IndexNode {
     pub fn of(node: &Node) -> IndexNode {
         let entries = &node.entries;
         let shared = match (entries.first(), entries.last()) {
-            (Some(a), Some(b)) => a.low.iter().zip(&b.low).take_while(|(x, y)| x == y).count(),
+            (Some(a), Some(b)) => shared_prefix(&a.low, &b.low),
             _ => 0,
         };
         let mut keys: Vec<u8> =

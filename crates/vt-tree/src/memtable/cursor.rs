@@ -13,6 +13,7 @@
 use super::batch::Batch;
 use super::tree::Pos;
 use super::{Memtable, MemtableState};
+use crate::key::successor;
 use crate::{ItemRef, Result, Seq, Source};
 use std::sync::Arc;
 
@@ -38,14 +39,6 @@ pub struct MemtableCursor {
     here: Option<usize>,
     /// Items in the next batch.
     size: usize,
-}
-
-/// The first key after `key`.
-fn successor(key: &[u8]) -> Vec<u8> {
-    let mut k = Vec::with_capacity(key.len() + 1);
-    k.extend_from_slice(key);
-    k.push(0);
-    k
 }
 
 impl MemtableState {

@@ -7,6 +7,7 @@
 //! concurrently, where a binary search would wait for one after the other.
 
 use super::arena::Arena;
+use crate::key::{head_of, shared_prefix};
 use bytemuck::{Pod, Zeroable};
 use std::cmp::Ordering;
 
@@ -33,22 +34,10 @@ pub(super) struct Keys {
     records: [u32; FANOUT],
 }
 
-/// Eight bytes of `key` from `skip` on, zero-padded, as a number that sorts like the bytes do.
+/// The head of `key` in a node whose keys share the first `skip` bytes.
 #[inline]
 fn head(key: &[u8], skip: usize) -> u64 {
-    match key.get(skip..skip + 8) {
-        Some(b) => u64::from_be_bytes(b.try_into().expect("eight bytes")),
-        None => {
-            let rest = key.get(skip..).unwrap_or(&[]);
-            let mut b = [0; 8];
-            b[..rest.len()].copy_from_slice(rest);
-            u64::from_be_bytes(b)
-        }
-    }
-}
-
-fn common_prefix(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
+    head_of(key.get(skip..).unwrap_or_default())
 }
 
 impl Keys {
@@ -185,7 +174,7 @@ impl Keys {
         } else if self.skip > 0 {
             let prefix = &self.prefix[..self.skip as usize];
             if !key.starts_with(prefix) {
-                self.set_skip(arena, common_prefix(key, prefix));
+                self.set_skip(arena, shared_prefix(key, prefix));
             }
         }
         self.heads.copy_within(i..len, i + 1);
@@ -224,7 +213,7 @@ impl Keys {
         if self.heads[0] ^ self.heads[last] >= 1 << 32 {
             return;
         }
-        let shared = common_prefix(arena.key(self.records[0]), arena.key(self.records[last]))
+        let shared = shared_prefix(arena.key(self.records[0]), arena.key(self.records[last]))
             .min(PREFIX_MAX);
         if shared > self.skip as usize {
             self.set_skip(arena, shared);

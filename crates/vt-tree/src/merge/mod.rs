@@ -52,6 +52,7 @@ use self::placement::Spans;
 use crate::cache::BlockCache;
 use crate::input::{Input, KeyRange};
 use crate::item::{Body, BodyRef, Item, ItemRef, Lookup};
+use crate::key::successor;
 use crate::run::Run;
 use crate::{Error, Result};
 
@@ -261,7 +262,7 @@ impl Merge {
 
     /// Skips `key` in the inputs older than `i`.
     fn skip_older(&mut self, i: usize, key: &[u8]) -> Result<()> {
-        let behind = [key, &[0]].concat();
+        let behind = successor(key);
         for older in &mut self.inputs[i + 1..] {
             if older.low() == Some(key) {
                 older.skip_to(&behind)?;

@@ -1,12 +1,14 @@
 //! Detects gaps between keys: a tuple block does not reach across one.
 
+use crate::key::{head_of, shared_prefix};
+
 /// A distance between keys is a gap if it is this many times the range that the block covers.
 const GAP: u64 = 16;
 
 /// `true` if `key` is much further from `high` than `high` is from `low`. Keys are compared as
 /// numbers: of bytes, or of digits where keys have them, since 0999 and 1000 are neighbours.
 pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
-    let shared = low.iter().zip(key).take_while(|(a, b)| a == b).count();
+    let shared = shared_prefix(low, key);
     let rest = |k| <[u8]>::get(k, shared..).unwrap_or_default();
     let (low, high, key) = (rest(low), rest(high), rest(key));
     let wide = |number: &dyn Fn(&[u8]) -> u64| {
@@ -22,17 +24,13 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
             (0..most).fold(0u64, |n, i| n * u64::from(radix) + u64::from(digit(i)))
         }
     };
-    let bytes = |k: &[u8]| match k.first_chunk::<8>() {
-        Some(b) => u64::from_be_bytes(*b),
-        None => (0..8).fold(0u64, |n, i| n << 8 | u64::from(k.get(i).copied().unwrap_or(0))),
-    };
     let written = |radix: u32| {
         [low, &high[..high.len().saturating_sub(1)], key]
             .iter()
             .all(|k| k.iter().take(16).all(|&b| char::from(b).is_digit(radix)))
     };
     // The keys as digits are never further apart than as bytes.
-    wide(&bytes)
+    wide(&head_of)
         && match () {
             () if written(10) => wide(&digits(10)),
             () if written(16) => wide(&digits(16)),
