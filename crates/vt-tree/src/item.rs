@@ -62,20 +62,20 @@ impl Item {
         }
     }
 
+    /// Borrows the item.
+    #[inline]
+    pub fn borrow(&self) -> ItemRef<'_> {
+        ItemRef { key: &self.key, seq: self.seq, body: self.body.borrow() }
+    }
+
     /// `true` if the item covers `key`.
     pub fn covers(&self, key: &[u8]) -> bool {
-        match &self.body {
-            Body::DeleteRange { end } => self.key <= key && key < end,
-            _ => self.key == key,
-        }
+        self.borrow().covers(key)
     }
 
     /// `true` if every key that the item covers is below `key`.
     pub fn ends_before(&self, key: &[u8]) -> bool {
-        match &self.body {
-            Body::DeleteRange { end } => end <= key,
-            _ => self.key < key,
-        }
+        self.borrow().ends_before(key)
     }
 }
 
@@ -162,14 +162,6 @@ impl Body {
             Body::Delete => BodyRef::Delete,
             Body::DeleteRange { end } => BodyRef::DeleteRange { end },
         }
-    }
-}
-
-impl Item {
-    /// Borrows the item.
-    #[inline]
-    pub fn borrow(&self) -> ItemRef<'_> {
-        ItemRef { key: &self.key, seq: self.seq, body: self.body.borrow() }
     }
 }
 
