@@ -1,6 +1,6 @@
 //! Items copied out of a memtable, in key order, into one buffer that the next batch reuses.
 
-use super::arena::{Arena, Place};
+use super::arena::Place;
 use super::{KeptValue, MemtableState};
 use crate::item::{BodyRef, ItemRef};
 use crate::value::ValueRef;
@@ -105,15 +105,5 @@ impl Batch {
             BatchBody::DeleteRange(start, end) => BodyRef::DeleteRange { end: at((*start, *end)) },
         };
         Some(ItemRef { key: at(slot.key), seq: slot.seq, body })
-    }
-}
-
-impl Arena {
-    /// Loads the records at `addresses` into the processor's cache concurrently, where a walk would
-    /// wait for one after the other.
-    #[inline]
-    pub(super) fn fetch(&self, addresses: &[u32]) {
-        let touched = addresses.iter().fold(0, |sum, &a| sum ^ self.glance(a));
-        std::hint::black_box(touched);
     }
 }
