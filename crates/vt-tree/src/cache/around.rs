@@ -13,7 +13,6 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use env::sync::Mutex;
 use zones::{Purpose, ZONE_SIZE, Zones};
@@ -64,11 +63,6 @@ struct ReadAroundState {
     /// Bytes that may be fetched before the next check whether the store fits.
     left: u64,
     pass: u32,
-}
-
-/// `true` if a bare read of `len` bytes took so long that the host cannot have had them in memory.
-pub fn read_waited(begun: Instant, len: u64) -> bool {
-    begun.elapsed() > Duration::from_nanos(8_000 + len / 4)
 }
 
 impl ReadAround {

@@ -1,10 +1,10 @@
 //! Reads from the medium, past the block cache and the caches of the host, to verify it.
 
 use bytes::Bytes;
-use zones::{Purpose, ZONE_SIZE};
+use zones::Purpose;
 
-use super::BlockCache;
 use super::values::check_extent;
+use super::{BlockCache, room};
 use crate::index::frame::{self, FrameKind, FramePointer};
 use crate::value::ExtentRef;
 use crate::{Error, Result};
@@ -18,26 +18,14 @@ impl BlockCache {
         at: FramePointer,
     ) -> Result<Bytes> {
         let purpose = if kind == FrameKind::Tuples { Purpose::Tuples } else { Purpose::Index };
-        if u64::from(at.len) > ZONE_SIZE {
-            return Err(Error::Corrupt {
-                what: format!("a block of {} bytes is longer than a zone", at.len),
-                addr: at.addr,
-            });
-        }
-        let mut buf = vec![0u8; at.len as usize];
+        let mut buf = room("a block", at.addr, u64::from(at.len))?;
         self.zones.read_medium(purpose, at.addr, &mut buf)?;
         frame::open(Bytes::from(buf), kind, level, at)
     }
 
     /// Reads a large value from the medium, past all caches, and compares it with its checksum.
     pub fn check_value(&self, e: &ExtentRef) -> Result<()> {
-        if u64::from(e.stored) > ZONE_SIZE {
-            return Err(Error::Corrupt {
-                what: format!("a value of {} bytes is longer than a zone", e.stored),
-                addr: e.addr,
-            });
-        }
-        let mut buf = vec![0u8; e.stored as usize];
+        let mut buf = room("a value", e.addr, u64::from(e.stored))?;
         self.zones.read_medium(Purpose::Pages, e.addr, &mut buf)?;
         check_extent(e, &buf)
     }
@@ -46,11 +34,10 @@ impl BlockCache {
     /// its checksum.
     pub(crate) fn span_on_medium(&self, values: &[ExtentRef]) -> Result<()> {
         let (Some(first), Some(last)) = (values.first(), values.last()) else { return Ok(()) };
-        let len = last.end().checked_sub(first.addr).filter(|len| *len <= ZONE_SIZE);
-        let Some(len) = len else {
-            return Err(Error::corrupt("large values that do not follow one another", first.addr));
-        };
-        let mut buf = vec![0u8; len as usize];
+        let len = last.end().checked_sub(first.addr).ok_or_else(|| {
+            Error::corrupt("large values that do not follow one another", first.addr)
+        })?;
+        let mut buf = room("a span of values", first.addr, len)?;
         self.zones.read_medium(Purpose::Pages, first.addr, &mut buf)?;
         values.iter().try_for_each(|e| {
             let from = (e.addr - first.addr) as usize;

@@ -13,10 +13,11 @@ mod around;
 mod medium;
 mod sequential;
 mod values;
+mod wait;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use quick_cache::sync::Cache;
@@ -38,6 +39,7 @@ use crate::{Error, Result};
 pub use around::read_alone;
 pub use sequential::read_onward;
 pub(crate) use values::unpack_extent;
+pub use wait::value_waited;
 
 /// A cursor that has read more than the budget divided by this no longer fills the cache.
 const LONG_WAY: u64 = 2;
@@ -84,9 +86,9 @@ impl Weighter<CacheKey, IndexData> for CacheWeight {
     fn weight(&self, _: &CacheKey, v: &IndexData) -> u64 {
         BOOKKEEPING
             + match v {
-                IndexData::Block(b) => b.weight(),
-                IndexData::Node(f) => f.weight(),
-                IndexData::Filter(f) => size_of::<Filter>() + f.size(),
+                IndexData::Block(block) => block.weight(),
+                IndexData::Node(node) => node.weight(),
+                IndexData::Filter(filter) => size_of::<Filter>() + filter.size(),
             } as u64
     }
 }
@@ -129,6 +131,15 @@ pub struct BlockCache {
     sequential: SequentialReads,
     /// What the device reads in the time of a seek, bytes; 0: little.
     seek_bytes: AtomicU64,
+}
+
+/// Memory for `len` bytes that lie at `addr`. Nothing that is read together is longer than a zone:
+/// more is damage, and must not size an allocation.
+fn room(what: &str, addr: u64, len: u64) -> Result<Vec<u8>> {
+    if len > ZONE_SIZE {
+        return Err(Error::corrupt(format!("{what} of {len} bytes is longer than a zone"), addr));
+    }
+    Ok(vec![0; len as usize])
 }
 
 /// The error for a tuple block with keys outside its fences.
@@ -174,7 +185,8 @@ impl BlockCache {
         self.seek_bytes.load(Relaxed)
     }
 
-    /// What is announced in vain, at most, costs a quarter of a seek; at least `least` bytes.
+    /// How many bytes a scan announces first: as many as cost a quarter of a seek, for they may be
+    /// announced in vain; at least `least`.
     pub fn first_window(&self, least: u64) -> u64 {
         least.max(self.seek_bytes() / FIRST_SHARE)
     }
@@ -231,13 +243,7 @@ impl BlockCache {
         len: u64,
         how: ReadMode,
     ) -> Result<(Bytes, bool)> {
-        if len > ZONE_SIZE {
-            return Err(Error::Corrupt {
-                what: format!("a block of {len} bytes is longer than a zone"),
-                addr,
-            });
-        }
-        let mut buf = vec![0u8; len as usize];
+        let mut buf = room("a block", addr, len)?;
         let waited = self.read_into(purpose, addr, &mut buf, how)?;
         Ok((Bytes::from(buf), waited))
     }
@@ -255,7 +261,7 @@ impl BlockCache {
         }
         let begun = Instant::now();
         self.zones.read(purpose, addr, buf)?;
-        let waited = around::read_waited(begun, buf.len() as u64);
+        let waited = wait::read_waited(begun, buf.len() as u64);
         if waited {
             self.go_on(purpose, addr, buf.len() as u64, how);
         }
@@ -337,7 +343,7 @@ impl BlockCache {
         key: &[u8],
     ) -> Result<Option<(Seq, Body)>> {
         let sparse = leaf.sparse_index(i);
-        if let Some((found, tell)) = sparse.and_then(|o| o.find_cached(key)) {
+        if let Some((found, tell)) = sparse.and_then(|sparse| sparse.find_cached(key)) {
             if tell {
                 self.cached_block(leaf.child_pointer(i));
             }
@@ -359,7 +365,7 @@ impl BlockCache {
         let now = self.misses.load(Relaxed).wrapping_add(1);
         self.misses.store(now, Relaxed);
         let soon = self.soon.load(Relaxed);
-        if let Some(sparse) = sparse.filter(|o| o.suits(now, soon) && soon > 0) {
+        if let Some(sparse) = sparse.filter(|sparse| sparse.suits(now, soon) && soon > 0) {
             let payload = child.at.addr + FRAME_HEADER as u64;
             let found = sparse.find(key, |at, interval| {
                 if self.read_into(
@@ -395,7 +401,7 @@ impl BlockCache {
             seen = leaf.sparse_index(i);
         }
         if let Some(waited) = waited {
-            sparse.inspect(|o| o.set_slow(waited));
+            sparse.inspect(|sparse| sparse.set_slow(waited));
             // The host has it, and it was requested only once so far: it does not replace other
             // blocks.
             if sparse.is_none() && seen.is_some() && !waited && soon > 0 {
@@ -403,7 +409,7 @@ impl BlockCache {
             }
             self.keep_block(child, block.clone());
         }
-        seen.inspect(|o| o.keep(&block));
+        seen.inspect(|sparse| sparse.keep(&block));
         block.find(key)
     }
 
@@ -457,10 +463,10 @@ impl BlockCache {
 
     /// Returns an index node in the form that reads use.
     pub(crate) fn index_node(&self, at: FramePointer, level: u16) -> Result<Arc<IndexNode>> {
-        if let Some(IndexData::Node(f)) = self.index.get(&(at.addr, at.crc))
-            && f.level == level
+        if let Some(IndexData::Node(node)) = self.index.get(&(at.addr, at.crc))
+            && node.level == level
         {
-            return Ok(f);
+            return Ok(node);
         }
         let node = Arc::new(IndexNode::of(&self.read_node(at, level)?));
         self.keep_index_data(at, IndexData::Node(node.clone()));
@@ -509,11 +515,4 @@ impl BlockCache {
     pub fn cache_budget(&self) -> u64 {
         self.budget
     }
-}
-
-/// `true` if getting a value of `len` bytes since `begun` took so long that the host cannot have
-/// had them in memory. The time of checking and unpacking it is in that, which the limit allows
-/// for.
-pub fn value_waited(begun: Instant, len: u64) -> bool {
-    begun.elapsed() > Duration::from_nanos(25_000 + len / 4)
 }

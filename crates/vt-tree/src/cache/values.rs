@@ -4,9 +4,9 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use zones::{Purpose, Reading, ZONE_SIZE, crc32c};
+use zones::{Purpose, Reading, crc32c};
 
-use super::{BlockCache, ReadMode, value_waited};
+use super::{BlockCache, ReadMode, room, value_waited};
 use crate::block::contiguous;
 use crate::item::Lookup;
 use crate::update::Update;
@@ -118,13 +118,8 @@ impl BlockCache {
     }
 
     fn read_spans(&self, spans: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {
-        if let Some(&(addr, len, _)) = spans.iter().find(|s| s.1 > ZONE_SIZE) {
-            return Err(Error::Corrupt {
-                what: format!("a value of {len} bytes is longer than a zone"),
-                addr,
-            });
-        }
-        let mut bufs: Vec<Vec<u8>> = spans.iter().map(|s| vec![0; s.1 as usize]).collect();
+        let rooms = spans.iter().map(|&(addr, len, _)| room("a value", addr, len));
+        let mut bufs = rooms.collect::<Result<Vec<Vec<u8>>>>()?;
         let mut reads: Vec<Reading<'_>> = spans
             .iter()
             .zip(&mut bufs)
