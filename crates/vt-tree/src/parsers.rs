@@ -44,14 +44,14 @@ pub fn tuple_block(data: &[u8]) {
 /// Parses the payload of an index node.
 pub fn index_node(data: &[u8]) {
     let Ok(node) = Node::parse(Bytes::copy_from_slice(data), 1, 4096) else { return };
-    let fences = IndexNode::of(&node);
-    black_box((fences.weight(), fences.covering(data), fences.before(data)));
+    let searched = IndexNode::of(&node);
+    black_box((searched.weight(), searched.covering(data), searched.before(data)));
     for pair in node.entries.windows(2) {
         black_box(follows_block(pair[0].at.end(), &pair[1]));
     }
     for (i, e) in node.entries.iter().enumerate() {
         index_entry_use(e);
-        assert_eq!(fences.covering(&e.low), Some(i), "an entry is found by its lower fence");
+        assert_eq!(searched.covering(&e.low), Some(i), "an entry is found by its lower fence");
     }
 }
 

@@ -270,8 +270,7 @@ mod tests {
         /// Keys of few different bytes, so that prefixes, heads and whole keys are often equal;
         /// every third item is a range tombstone.
         #[test]
-        fn an_outline_finds_what_its_block_has(
-
+        fn a_sparse_index_finds_what_its_block_has(
             keys in proptest::collection::btree_set(proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255)], 0..12), 20..90),
             prefix in proptest::collection::vec(any::<u8>(), 0..20),
             lens in proptest::collection::vec(0usize..300, 7),
