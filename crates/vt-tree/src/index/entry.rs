@@ -52,6 +52,7 @@ pub struct Entry {
     pub block_spans: u64,
     /// Bytes of large values beneath.
     pub value_bytes: u64,
+    /// Contiguous spans of large values, each as met in the order of keys.
     pub value_spans: u64,
     /// All bytes beneath, and of the block or node itself, by zone (`ZoneUse` encoding).
     pub zones: Bytes,

@@ -8,7 +8,7 @@
 //! - `arena`: keys and small values, appended to chunks, never moved;
 //! - `pool`: the source of its memory;
 //! - `tree`, `leaves`, `keys`: the points, a B+-tree with wide leaves and a chain of versions for
-//!   each key written more than once;
+//!   each key written more than once (`versions`);
 //! - `fragments`: the range tombstones, cut so that one search finds the newest one over a key;
 //! - `cursor`, `batch`: both together as one sequence of disjoint items.
 //!

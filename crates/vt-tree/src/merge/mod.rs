@@ -252,7 +252,7 @@ impl Merge {
                 (seq, Body::Update { base, update: update.bytes().clone() })
             }
             Lookup::Found(seq, value) => (seq, Body::Put(value)),
-            // Never so: an update over anything is an update or a value.
+            // This does not happen: an update over anything is an update or a value.
             Lookup::Absent | Lookup::Deleted(_) => (item.seq, Body::Delete),
         };
         self.builder.push_item(Item { key: key.clone(), seq, body })?;

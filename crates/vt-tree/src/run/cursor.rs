@@ -4,7 +4,7 @@
 //! one to the next allocates nothing. A cursor that moves from block to block in one direction and
 //! does not find them in the cache announces the following ones to the device: contiguous ones as
 //! one span, first little, then more and more. So what was announced in vain at the end of a range
-//! is never more than what was read for it.
+//! is at most about twice what was read for it, but for the first announcement.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -21,8 +21,8 @@ use crate::{Error, Result};
 pub use cursor::RunCursor;
 pub use zone_weights::ZoneWeight;
 
-/// The most index levels that a run can have: a node has at least two entries, but where runs were
-/// stitched together.
+/// The most index levels that a run can have. A node is closed at four entries or more, but at the
+/// end of a run and before a stitched subtree; so real runs stay far below.
 const MAX_LEVEL: u16 = 40;
 
 /// After so many successive gets that found their key, the following ones skip the filter: if
