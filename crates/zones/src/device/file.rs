@@ -131,6 +131,18 @@ impl FileDevice {
     fn settle_all(&self) -> io::Result<()> {
         self.behind.as_ref().map_or(Ok(()), WriteBehind::settle_all)
     }
+
+    /// Allocates a range, or gives it back. Does nothing if the host does not support that, by
+    /// which nothing is lost; a signal does not end it.
+    fn fallocate(&self, how: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        loop {
+            match fallocate(&self.file, how, offset, len) {
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
 }
 
 impl Device for FileDevice {
@@ -218,16 +230,7 @@ impl Device for FileDevice {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.settle(offset, len)?;
-        match fallocate(
-            &self.file,
-            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            offset,
-            len,
-        ) {
-            // Optional: nothing is lost if the host does not support it.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        self.fallocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -269,13 +272,7 @@ impl Device for FileDevice {
         if self.block_device {
             return Ok(());
         }
-        loop {
-            match fallocate(&self.file, FallocateFlags::empty(), offset, len) {
-                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(e.into()),
-            }
-        }
+        self.fallocate(FallocateFlags::empty(), offset, len)
     }
 
     fn can_grow(&self) -> bool {
