@@ -204,7 +204,7 @@ impl Allocator {
             return;
         }
         state.started = true;
-        for stream in state.streams.iter_mut() {
+        for (purpose, stream) in state.streams.iter_mut() {
             let Some(zone) = stream.zone() else { continue };
             let seen = state.seen.get(&zone).copied().unwrap_or_default();
             stream.skip_to(seen.end);
@@ -219,13 +219,11 @@ impl Allocator {
                         .is_some_and(|p| p - ZoneId(zone).start() >= seen.largest_hold)
             });
             if plausible {
-                state.zones[zone as usize].open = true;
+                let known = &mut state.zones[zone as usize];
+                (known.open, known.purpose) = (true, Some(purpose));
             } else {
                 tracing::debug!(zone, "a stream does not resume in its zone");
                 stream.close();
-                if let Some(known) = state.zones.get_mut(zone as usize) {
-                    known.purpose = None;
-                }
             }
         }
         for zone in 1..state.zones.len() as u32 {
@@ -237,7 +235,7 @@ impl Allocator {
         // How deep in the reserve the zones were taken is not known: at most as deep as the store
         // is now.
         let depth = state.depth(state.unknown.len() + 1);
-        state.streams.iter_mut().for_each(|stream| stream.set_depth(depth));
+        state.streams.iter_mut().for_each(|(_, stream)| stream.set_depth(depth));
         state.seen.clear();
     }
 
@@ -279,6 +277,7 @@ impl Allocator {
 
     /// Removes the highest free backed zones, at most `most`, so that `keep` are left. They cannot
     /// be taken until [`Allocator::punched`].
+
     pub fn surplus(&self, keep: usize, most: usize) -> Vec<u32> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -389,7 +388,7 @@ impl AllocatorState {
             return;
         }
         // No data in the stream's zone is alive: the stream restarts at its beginning.
-        for stream in self.streams.iter_mut() {
+        for (_, stream) in self.streams.iter_mut() {
             if stream.zone() == Some(zone) {
                 stream.rewind();
             }

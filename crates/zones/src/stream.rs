@@ -23,8 +23,9 @@ impl Streams {
         &mut self.0[purpose as usize]
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Stream> {
-        self.0.iter_mut().flatten()
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Purpose, &mut Stream)> {
+        let lifetimes = Purpose::ALL.into_iter().zip(&mut self.0);
+        lifetimes.flat_map(|(purpose, streams)| streams.iter_mut().map(move |s| (purpose, s)))
     }
 
     /// The position of each stream whose open zone has room.

@@ -424,6 +424,8 @@ fn two_streams_do_not_resume_in_one_zone() {
     zones.resume(Purpose::Pages, position);
     zones.start();
     assert_eq!(zones.positions().len(), 1);
+    let zone = zones.map()[ZoneId::of(position).0 as usize];
+    assert_eq!((zone.state, zone.purpose), (ZoneState::Open, Some(Purpose::Tuples)));
 }
 
 #[test]

@@ -277,7 +277,6 @@ impl Zones {
         {
             // `start` determines how deep in the reserve the zone lies.
             stream.open(zone.0, next, Priority::User);
-            state.used_for(zone, purpose);
         }
     }
 
@@ -289,6 +288,7 @@ impl Zones {
 
     /// The position of each open stream, for [`Zones::resume`]. Objects placed later lie elsewhere
     /// or behind it.
+
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
         // Only zones with room, since the end of a full zone is an address in another zone.
         self.allocator.lock().streams.positions()
