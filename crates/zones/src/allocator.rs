@@ -275,9 +275,9 @@ impl Allocator {
         if success { state.make_free(zone) } else { _ = state.punched.insert(zone) }
     }
 
-    /// Removes the highest free backed zones, at most `most`, so that `keep` are left. They cannot
+    /// Removes free zones, at most `most`, so that `keep` are left: first those of which it is not
+    /// known whether the host has allocated them, then backed ones, the highest first. They cannot
     /// be taken until [`Allocator::punched`].
-
     pub fn surplus(&self, keep: usize, most: usize) -> Vec<u32> {
         let mut state = self.lock();
         let state = &mut *state;

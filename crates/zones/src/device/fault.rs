@@ -28,7 +28,7 @@ pub enum Operation {
 /// The effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// `EIO`. The first sectors of a write may have been written; a sync has lost everything.
+    /// `EIO`. The first sectors of a write may have been written; a sync has made nothing durable.
     Error,
     /// The host is full.
     NoSpace,

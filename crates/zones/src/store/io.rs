@@ -119,11 +119,11 @@ impl Zones {
 
     /// Returns the error of the first failed sync, if there was one.
     pub(super) fn healthy(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::SeqCst) {
-            let poison = self.poison.lock();
-            return Err(poison.clone().unwrap_or(Error::NotStarted));
+        // The flag spares healthy stores the lock. It is set after the error.
+        if !self.poisoned.load(Ordering::SeqCst) {
+            return Ok(());
         }
-        Ok(())
+        self.poison.lock().clone().map_or(Ok(()), Err)
     }
 
     /// The I/O on the device since the store was opened.

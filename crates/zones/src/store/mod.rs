@@ -286,9 +286,8 @@ impl Zones {
         self.allocator.start();
     }
 
-    /// The position of each open stream, for [`Zones::resume`]. Objects placed later lie elsewhere
-    /// or behind it.
-
+    /// The position of each open stream, for [`Zones::resume`]: all that was placed so far lies in
+    /// other zones or before it. So may objects placed later, in space that a writer gave back.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
         // Only zones with room, since the end of a full zone is an address in another zone.
         self.allocator.lock().streams.positions()
