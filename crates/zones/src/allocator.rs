@@ -73,7 +73,7 @@ pub(crate) struct Zone {
 #[derive(Clone, Copy, Default)]
 struct SeenExtents {
     end: u64,
-    largest_hold: u64,
+    largest_pin: u64,
 }
 
 /// The request to the host before a zone can be taken.
@@ -152,7 +152,7 @@ impl Allocator {
             known.written = true;
             if !state.started {
                 let seen = state.seen.entry(zone.0).or_default();
-                seen.largest_hold = seen.largest_hold.max(bytes);
+                seen.largest_pin = seen.largest_pin.max(bytes);
             }
         }
         Ok(())
@@ -216,7 +216,7 @@ impl Allocator {
                     && !known.open
                     && stream
                         .position()
-                        .is_some_and(|p| p - ZoneId(zone).start() >= seen.largest_hold)
+                        .is_some_and(|p| p - ZoneId(zone).start() >= seen.largest_pin)
             });
             if plausible {
                 let known = &mut state.zones[zone as usize];

@@ -293,7 +293,7 @@ fn whole_zones_are_recycled_before_fresh_ones() {
 }
 
 #[test]
-fn a_zone_is_free_only_when_its_last_hold_is_gone() {
+fn a_zone_is_free_only_when_its_last_pin_is_gone() {
     let zones = memory_store(SMALL);
     let (zone, pin) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     let second = zones.pin(pin.uses()).unwrap();
@@ -303,11 +303,11 @@ fn a_zone_is_free_only_when_its_last_hold_is_gone() {
     let uses = second.uses().clone();
     drop(second);
     assert!(zones.usage().is_empty());
-    assert!(matches!(zones.pin(&uses), Err(Error::Corrupt { .. })), "a free zone cannot be held");
+    assert!(matches!(zones.pin(&uses), Err(Error::Corrupt { .. })), "a free zone cannot be pinned");
 }
 
 #[test]
-fn merged_holds_are_one() {
+fn merged_pins_are_one() {
     let zones = memory_store(SMALL);
     let (zone, mut a) = zones.take_zone(Purpose::Journal, Priority::User).unwrap();
     let b = zones.pin(a.uses()).unwrap();

@@ -225,7 +225,7 @@ fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
     assert!(zones.space().free_for_user > ZONE_SIZE, "the host's free space counts");
     let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
     let kept = place(&mut writer, 1, b"kept");
-    let kept_hold = writer.finish().unwrap();
+    let kept_pin = writer.finish().unwrap();
     let pins: Vec<ZonePin> =
         (0..16).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();
     let full = allocated();
@@ -244,11 +244,11 @@ fn a_file_is_allocated_beforehand_and_shrinks_when_zones_are_given_back() {
     assert_eq!(&found, b"kept");
     // And it is allocated again when it is needed again.
     let again = allocated();
-    let _holds: Vec<ZonePin> =
+    let _pins: Vec<ZonePin> =
         (0..16).map(|_| zones.take_zone(Purpose::Journal, Priority::User).unwrap().1).collect();
     assert!(allocated() >= again + 10 * ZONE_SIZE);
-    let uses = kept_hold.uses().clone();
-    drop((zones, kept_hold, _holds));
+    let uses = kept_pin.uses().clone();
+    drop((zones, kept_pin, _pins));
     let zones = Zones::open(Arc::new(FileDevice::open(&path, false).unwrap())).unwrap();
     let _kept = zones.pin(&uses).unwrap();
     zones.start();

@@ -31,7 +31,7 @@ fn what_is_placed_can_be_read_and_is_counted_to_the_byte() {
 }
 
 #[test]
-fn a_lone_fill_is_contiguous_and_another_goes_on_at_the_next_sector() {
+fn one_writer_alone_is_contiguous_and_the_next_goes_on_at_a_new_sector() {
     let zones = memory_store(SMALL);
     let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
     let first = place(&mut writer, 4096, &[1; 100]);
@@ -46,7 +46,7 @@ fn a_lone_fill_is_contiguous_and_another_goes_on_at_the_next_sector() {
 }
 
 #[test]
-fn fills_of_one_stream_never_share_a_sector() {
+fn writers_of_one_stream_never_share_a_sector() {
     let zones = memory_store(SMALL);
     let mut writers: Vec<_> =
         (0..3).map(|_| zones.extent_writer(Purpose::Tuples, Priority::User)).collect();
@@ -95,7 +95,7 @@ fn what_cannot_be_placed_is_refused() {
 }
 
 #[test]
-fn an_abandoned_fill_leaves_nothing_behind() {
+fn an_abandoned_writer_leaves_nothing_behind() {
     let zones = memory_store(SMALL);
     let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
     let first = place(&mut writer, 1, &[1; 1000]);
@@ -113,7 +113,7 @@ fn an_abandoned_fill_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_hold_taken_midway_outlives_the_fill() {
+fn a_pin_taken_midway_outlives_its_writer() {
     let zones = memory_store(SMALL);
     let mut writer = zones.extent_writer(Purpose::Pages, Priority::User);
     let addr = place(&mut writer, 1, b"kept");
@@ -125,7 +125,7 @@ fn a_hold_taken_midway_outlives_the_fill() {
     assert_eq!(
         place(&mut next, 1, &[9; 100]),
         addr + SECTOR,
-        "what was abandoned is used again, what is held is not"
+        "what was abandoned is used again, what is pinned is not"
     );
     next.finish().unwrap();
     let mut found = [0; 4];
@@ -134,7 +134,7 @@ fn a_hold_taken_midway_outlives_the_fill() {
 }
 
 #[test]
-fn a_short_fill_beside_a_long_one_wastes_little() {
+fn a_short_writer_next_to_a_long_one_wastes_little() {
     let zones = memory_store(SMALL);
     let mut long = zones.extent_writer(Purpose::Pages, Priority::User);
     let mut pins = Vec::new();
@@ -149,7 +149,7 @@ fn a_short_fill_beside_a_long_one_wastes_little() {
 }
 
 #[test]
-fn a_failed_write_is_final_for_its_fill_but_a_full_store_is_not() {
+fn a_failed_write_is_final_for_its_writer_but_a_full_store_is_not() {
     use std::sync::Arc;
     use zones::{Fault, FaultDevice, FaultKind, FormatOptions, MemoryDevice, Operation, Zones};
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
