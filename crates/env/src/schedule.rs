@@ -263,7 +263,12 @@ impl Run {
 
     /// Yields until the schedule continues this thread. Returns `true` if the deadline ended the
     /// wait.
-    fn give_way(&self, id: usize, waits: WaitReason, deadline: Option<Duration>) -> bool {
+    fn yield_until_continued(
+        &self,
+        id: usize,
+        waits: WaitReason,
+        deadline: Option<Duration>,
+    ) -> bool {
         let mut state = self.state.lock();
         if state.failure.is_some() {
             drop(state);
@@ -390,7 +395,7 @@ pub fn point() {
     if let Some((run, id)) = me()
         && !std::thread::panicking()
     {
-        run.give_way(id, WaitReason::No, None);
+        run.yield_until_continued(id, WaitReason::No, None);
     }
 }
 
@@ -401,7 +406,7 @@ pub(crate) fn yield_now() -> bool {
     if run.state.lock().demote > 0 {
         run.state.lock().drop_priority(id);
     }
-    run.give_way(id, WaitReason::No, None);
+    run.yield_until_continued(id, WaitReason::No, None);
     true
 }
 
@@ -410,7 +415,7 @@ pub(crate) fn yield_now() -> bool {
 pub(crate) fn wait(what: &'static str, address: usize, at_most: Option<Duration>) -> bool {
     let Some((run, id)) = me() else { return false };
     let deadline = at_most.and_then(|time| run.state.lock().clock.checked_add(time));
-    run.give_way(id, WaitReason::For { what, address }, deadline)
+    run.yield_until_continued(id, WaitReason::For { what, address }, deadline)
 }
 
 #[cfg(debug_assertions)]
@@ -424,7 +429,7 @@ pub(crate) fn wake(address: usize, most: usize) {
 pub(crate) fn sleep(time: Duration) -> bool {
     let Some((run, id)) = me() else { return false };
     let until = run.state.lock().clock.checked_add(time);
-    run.give_way(id, WaitReason::Sleeps, until);
+    run.yield_until_continued(id, WaitReason::Sleeps, until);
     true
 }
 
@@ -487,6 +492,10 @@ pub(crate) fn join(id: usize) {
         if run.state.lock().threads[id].waits == WaitReason::Ended {
             return;
         }
-        run.give_way(me, WaitReason::For { what: "thread", address: id_address(id) }, None);
+        run.yield_until_continued(
+            me,
+            WaitReason::For { what: "thread", address: id_address(id) },
+            None,
+        );
     }
 }

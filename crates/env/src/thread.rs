@@ -26,7 +26,7 @@ pub fn yield_now() {
 
 /// Gives this thread the lowest priority of the operating system, for background work. Has no
 /// effect on the schedule of a simulated run.
-pub fn give_way() {
+pub fn lower_priority() {
     // If that is not allowed, the priority stays as it is.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
 }

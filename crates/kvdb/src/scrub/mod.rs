@@ -244,7 +244,7 @@ impl Scrubber {
         }
         let scrubber = self.clone();
         let run = move || {
-            env::thread::give_way();
+            env::thread::lower_priority();
             scrubber.scrub(options);
         };
         let started = env::thread::Builder::new().name("kvdb-scrub".into()).spawn(run);
