@@ -80,16 +80,7 @@ impl Builder {
         let pending = schedule::pending_thread(&self.name);
         let simulated = pending.as_ref().map(|pending| pending.id);
         let builder = std::thread::Builder::new().name(self.name);
-        let thread = match pending {
-            None => builder.spawn(move || Some(body())),
-            Some(pending) => builder.spawn(move || {
-                let mut value = None;
-                pending.live(|| value = Some(body()));
-                value
-            }),
-        };
-        let thread =
-            thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))?;
+        let thread = started(builder.spawn(move || live(pending, body)), simulated)?;
         schedule::point();
         Ok(JoinHandle { thread, simulated })
     }
@@ -103,20 +94,26 @@ impl Builder {
         let pending = schedule::pending_thread(&self.name);
         let simulated = pending.as_ref().map(|pending| pending.id);
         let builder = std::thread::Builder::new().name(self.name);
-        let thread = match pending {
-            None => builder.spawn_scoped(scope.threads, move || Some(body())),
-            Some(pending) => builder.spawn_scoped(scope.threads, move || {
-                let mut value = None;
-                pending.live(|| value = Some(body()));
-                value
-            }),
-        };
-        let thread =
-            thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))?;
+        let thread = builder.spawn_scoped(scope.threads, move || live(pending, body));
+        let thread = started(thread, simulated)?;
         scope.simulated.borrow_mut().extend(simulated);
         schedule::point();
         Ok(ScopedJoinHandle { thread, simulated })
     }
+}
+
+/// Runs the body of a new thread, under the schedule if it is simulated; `None` if it panicked
+/// there.
+fn live<T>(pending: Option<schedule::PendingThread>, body: impl FnOnce() -> T) -> Option<T> {
+    let Some(pending) = pending else { return Some(body()) };
+    let mut value = None;
+    pending.live(|| value = Some(body()));
+    value
+}
+
+/// Takes a thread that could not be started out of its run.
+fn started<H>(thread: io::Result<H>, simulated: Option<usize>) -> io::Result<H> {
+    thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))
 }
 
 /// Starts a thread.
