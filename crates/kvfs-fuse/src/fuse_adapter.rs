@@ -17,7 +17,7 @@ use kvfs::{DirEntry, Fs, Views};
 use crate::handler::*;
 use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
-use crate::{control_directory, node_id};
+use crate::{control_directory, node_id, security_labels};
 
 /// Answers the requests of the kernel with a KVFS file system and all its views.
 pub struct FuseAdapter {
@@ -30,6 +30,7 @@ pub struct FuseAdapter {
     /// Set once the mount is there.
     recall: OnceLock<Arc<Recall>>,
     open_views: bool,
+    kernel_has_labels: bool,
 }
 
 /// What a number of the kernel stands for.
@@ -112,6 +113,7 @@ impl FuseAdapter {
             quiesce_barrier: QuiesceBarrier::default(),
             recall: OnceLock::new(),
             open_views: false,
+            kernel_has_labels: security_labels::kernel_has_labels(),
         }
     }
 
@@ -462,7 +464,12 @@ impl Handler for FuseAdapter {
     }
     fn getxattr(&self, node: NodeId, name: &[u8]) -> Reply<Bytes> {
         match self.at(node)? {
-            At::View(view, ino) => view.getxattr(ino, name).map(Bytes::from).map_err(errno),
+            At::View(view, ino) => match view.getxattr(ino, name) {
+                Err(kvfs::Error::NoAttribute) => {
+                    Err(security_labels::absent(name, self.kernel_has_labels))
+                }
+                value => value.map(Bytes::from).map_err(errno),
+            },
             At::Control(_) => Err(Errno(libc::ENODATA)),
         }
     }

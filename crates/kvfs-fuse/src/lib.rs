@@ -66,6 +66,7 @@ mod queues;
 mod quiesce_barrier;
 mod recall;
 mod ring;
+mod security_labels;
 mod session;
 pub mod switch;
 mod unshared_thread;

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use kvdb::Kvdb;
 use kvfs::FsOptions;
@@ -230,4 +231,32 @@ fn for_root_alone_the_kernel_does_not_ask_for_the_directory() {
     });
     // A new name is looked up before it is made, and before a file is renamed to it.
     assert_eq!(seen, [("LOOKUP", 200), ("MKNOD", 100), ("UNLINK", 100), ("RENAME", 100)]);
+}
+
+#[test]
+fn a_long_listing_does_not_ask_for_the_label_of_each_file() {
+    let Some(m) = Real::with(Kvdb::in_memory(), FsOptions::default(), &real::policy(false)) else {
+        return;
+    };
+    (0..200).for_each(|i| create(&m.path(&format!("{i:03}")), 0, b""));
+    let label = |name: &str| {
+        let mut value = [0; 100];
+        rustix::fs::getxattr(m.path(name), "security.selinux", &mut value[..])
+            .map(|length| value[..length].to_vec())
+    };
+    if label("000") == Err(rustix::io::Errno::NODATA) {
+        eprintln!("SKIPPED: this kernel has labels");
+        return;
+    }
+    assert_eq!(label("000"), Err(rustix::io::Errno::OPNOTSUPP));
+    let seen = requests(&m.mounted.counters(), || {
+        let listed = Command::new("ls").arg("-l").arg(m.path("")).output().expect("ls");
+        assert_eq!(listed.stdout.iter().filter(|&&byte| byte == b'\n').count(), 201);
+    });
+    let asked = seen.iter().find(|(name, _)| *name == "GETXATTR").map_or(0, |(_, n)| *n);
+    assert!(asked <= 4, "{seen:?}");
+    // One that was set is there, whether the kernel goes by it or not.
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(m.path("001"), "security.selinux", b"a label", flags).expect("set");
+    assert_eq!(label("001"), Ok(b"a label".to_vec()));
 }

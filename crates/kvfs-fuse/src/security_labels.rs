@@ -1,0 +1,47 @@
+//! Labels of SELinux, which long listings ask for.
+//!
+//! `ls -l` asks for the label of each file, a request each time, until it is answered that the file
+//! system has no labels. A kernel without SELinux makes none, and takes none into account; so there
+//! a file without one is answered EOPNOTSUPP in place of ENODATA. A label that was set is kept and
+//! given out all the same: it is an extended attribute like any other, and may come from a machine
+//! that goes by it.
+
+use std::fs;
+
+use crate::handler::Errno;
+
+const LABEL: &[u8] = b"security.selinux";
+
+/// Whether the kernel goes by labels; it does where that is not known.
+pub(crate) fn kernel_has_labels() -> bool {
+    fs::read_to_string("/proc/filesystems").map_or(true, |all| lists_selinux(&all))
+}
+
+/// SELinux has a file system of its own, which is there where it was not switched off.
+fn lists_selinux(filesystems: &str) -> bool {
+    filesystems.split_whitespace().any(|word| word == "selinuxfs")
+}
+
+/// What the kernel is told of an attribute that a file has not got.
+pub(crate) fn absent(name: &[u8], kernel_has_labels: bool) -> Errno {
+    Errno(if name == LABEL && !kernel_has_labels { libc::EOPNOTSUPP } else { libc::ENODATA })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_with_labels_is_known_by_their_file_system() {
+        assert!(lists_selinux("nodev\tsysfs\nnodev\tselinuxfs\n\text4\n"));
+        assert!(!lists_selinux("nodev\tsysfs\n\text4\n"));
+    }
+
+    #[test]
+    fn only_labels_are_unsupported_and_only_where_the_kernel_has_none() {
+        assert_eq!(absent(LABEL, false).0, libc::EOPNOTSUPP);
+        assert_eq!(absent(LABEL, true).0, libc::ENODATA);
+        assert_eq!(absent(b"security.capability", false).0, libc::ENODATA);
+        assert_eq!(absent(b"user.selinux", false).0, libc::ENODATA);
+    }
+}
