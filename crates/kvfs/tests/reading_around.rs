@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use env::Simulated;
-use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvdb::{CreateOptions, Kvdb, OpenOptions, Profile};
 use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, WriteHints};
-use zones::{Device, MemoryDevice, Purpose};
+use zones::{Device, MemoryDevice, Purpose, Reading};
 
 /// A device on which every read has to wait, of a host that has room for all of it; counts what is
 /// announced of pages, bytes.
@@ -26,6 +26,10 @@ impl Device for Waiting {
             std::hint::spin_loop();
         }
         self.memory.read_at(purpose, offset, buf)
+    }
+    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
+        // Nothing is announced, as by the rings of a host.
+        reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
     }
     fn will_read(&self, purpose: Purpose, _offset: u64, len: u64) {
         if purpose == Purpose::Pages {
@@ -67,9 +71,13 @@ fn options() -> OpenOptions {
 
 /// Small files `s0`, `s1`, ... and a large one, `l`, on a device from which nothing was read yet.
 fn stored() -> (Arc<Waiting>, Fs) {
+    stored_on(Profile::SolidState)
+}
+
+fn stored_on(profile: Profile) -> (Arc<Waiting>, Fs) {
     let device = Arc::new(Waiting::default());
     let env = Arc::new(Simulated::new(7));
-    let create = CreateOptions { open: options(), ..Default::default() };
+    let create = CreateOptions { profile, open: options(), ..Default::default() };
     let db = Kvdb::create(device.clone(), env.clone(), create).expect("it is made");
     let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).expect("it opens");
     let write = |name: &str, bytes: u64| {
@@ -110,6 +118,24 @@ fn pages_of_a_large_file_that_are_asked_for_in_no_order_are_read_alone() {
     // A write into a page reads what it keeps of it.
     fs.write(large, 1000 * PAGE + 10, b"four", WriteHints::default()).expect("written");
     assert_eq!(device.announced.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn pieces_of_a_large_file_in_no_order_are_no_sequence_where_seeks_are_dear() {
+    // Each within what a seek costs of others, as the pages of a database are.
+    let (device, fs) = stored_on(Profile::HardDisk);
+    let large = find(&fs, "l");
+    let piece = |at: u64| {
+        let read = fs.read(large, at * PAGE, 4 * PAGE as u32).expect("read");
+        let expected = (at..at + 4).flat_map(|page| vec![page as u8; PAGE as usize]);
+        assert!(read.iter().copied().eq(expected));
+    };
+    (0..500).for_each(|i| piece(i * 619 % (LARGE / PAGE / 4) * 4));
+    assert_eq!(device.announced.load(Ordering::Relaxed), 0);
+    // In order they are.
+    (0..100).for_each(|i| piece(i * 4));
+    let announced = device.announced.load(Ordering::Relaxed);
+    assert!(announced >= 1 << 20, "{announced} bytes were announced");
 }
 
 #[test]

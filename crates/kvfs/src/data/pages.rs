@@ -16,6 +16,9 @@ use crate::partial_page::PartialPage;
 /// these are the rest of the file, and other small files. A single page of a larger one is read
 /// alone, unless the file is read in order.
 const AROUND: u64 = 256 << 10;
+/// So are this many pages of one: what a database takes for a page of its own. A reader in order
+/// whose requests overtake one another asks for more at a time.
+const PIECE: u64 = 16;
 
 impl Fs {
     /// A page as it is now, waiting or stored; `None` where the file has none.
@@ -58,6 +61,24 @@ impl Fs {
             checked_page(ino, page)?;
         }
         Ok(page)
+    }
+
+    /// Reads pages of a file, of which the blocks `[first, behind)` were asked for; alone where
+    /// their neighbours are other pages of a large file, which is not read in order.
+    pub(super) fn read_piece<T>(
+        &self,
+        state: &InodeState,
+        (first, behind): (u64, u64),
+        read: impl FnOnce() -> T,
+    ) -> T {
+        let next = state.next_page.swap(behind, Ordering::Relaxed);
+        // The last page of the piece before may be asked for again.
+        let in_order = first == next || first + 1 == next;
+        if in_order || behind - first > PIECE || state.attr.size <= AROUND {
+            read()
+        } else {
+            kvdb::read_alone(read)
+        }
     }
 
     /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size

@@ -144,7 +144,11 @@ impl Fs {
         } else {
             let (start, stop) =
                 (layout::page_key(ino, first), layout::page_key(ino, behind.min(state.buffer.cut)));
-            self.core.scope.scan(self.core.layout.dmap, &start, &stop, (behind - first) as usize)?
+            let scan = || {
+                let dmap = self.core.layout.dmap;
+                self.core.scope.scan(dmap, &start, &stop, (behind - first) as usize)
+            };
+            self.read_piece(state, (first, behind), scan)?
         };
         let mut stored = stored.into_iter().peekable();
         let mut filled = 0;
