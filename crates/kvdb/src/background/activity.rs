@@ -1,32 +1,41 @@
-//! When commits came last: some work is put off until the store is quiet.
+//! When commits came last, and readers that had to wait for the arm of a disk: some work is put off
+//! until the store is quiet.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::Env;
 use env::sync::Mutex;
+use vt_tree::BlockCache;
 
 use crate::counters::Counters;
 
 /// A store is quiet after this time without commits, or `idle_flush` if that is less.
 const QUIET: Duration = Duration::from_secs(2);
+/// Readers are under way for so long after one of them had to wait for a seek.
+const READERS: Duration = Duration::from_secs(1);
 
 pub(crate) struct Activity {
     env: Arc<dyn Env>,
     counters: Arc<Counters>,
+    cache: Arc<BlockCache>,
     idle_flush: Duration,
     /// Commits seen at the last look, and since when there was none.
     seen: Mutex<(u64, Duration)>,
+    /// Seeks of readers seen at the last look, and when one was seen last.
+    readers: Mutex<(u64, Option<Duration>)>,
 }
 
 impl Activity {
     pub(crate) fn new(
         env: Arc<dyn Env>,
         counters: Arc<Counters>,
+        cache: Arc<BlockCache>,
         idle_flush: Duration,
     ) -> Activity {
         let seen = Mutex::new((0, env.monotonic()));
-        Activity { env, counters, idle_flush, seen }
+        let readers = Mutex::new((cache.reader_seeks(), None));
+        Activity { env, counters, cache, idle_flush, seen, readers }
     }
 
     /// Notes at the time `now` whether commits came since the last look.
@@ -42,9 +51,21 @@ impl Activity {
         now.saturating_sub(self.seen.lock().1)
     }
 
-    /// `true` when no commit came for a while.
+    /// `true` when no commit came for a while, and no reader waits for a seek.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.idle_for(self.env.monotonic()) >= self.idle_flush.min(QUIET)
+        self.idle_for(self.env.monotonic()) >= self.idle_flush.min(QUIET) && !self.readers_wait()
+    }
+
+    /// `true` while readers wait for the arm of a disk, from which each seek of other work would
+    /// keep them. Where seeks cost little they share the device with all that is done.
+    pub(crate) fn readers_wait(&self) -> bool {
+        let seeks = self.cache.reader_seeks();
+        let mut readers = self.readers.lock();
+        if readers.0 != seeks {
+            *readers = (seeks, Some(self.env.monotonic()));
+            return true;
+        }
+        readers.1.is_some_and(|last| self.env.monotonic().saturating_sub(last) < READERS)
     }
 
     /// `true` when at the time `now` no commit came for so long that memtables are flushed.

@@ -48,6 +48,8 @@ const WORTH: u64 = 2;
 pub(crate) struct Compaction {
     /// The number of its compaction lock.
     pub number: u64,
+    /// It is in no hurry.
+    pub may_wait: bool,
     /// The youngest level that it takes runs from.
     from: AtomicUsize,
     /// Bytes that a subcompaction writes before the next install.
@@ -115,7 +117,7 @@ impl Compaction {
             compactor.garbage.items(&plan.inputs),
             plan.inputs.iter().map(|p| p.run.stats().items).sum(),
         );
-        let from = AtomicUsize::new(plan.from());
+        let (from, may_wait) = (AtomicUsize::new(plan.from()), plan.may_wait);
         let state = CompactionState {
             plan,
             ranges: vec![SubcompactionRange::default()],
@@ -126,6 +128,7 @@ impl Compaction {
         let part = AtomicU64::new(compactor.part_size());
         let whole = Arc::new(Compaction {
             number,
+            may_wait,
             from,
             part,
             workers: Mutex::new(workers),

@@ -30,6 +30,10 @@ use crate::signals::Signals;
 
 /// Merges that a thread has under way at most, each younger than the one before.
 const DEEPEST: usize = 4;
+/// Between two steps a merge that is in no hurry looks every so often whether readers still wait,
+/// at most so many times.
+const GLANCE: Duration = Duration::from_millis(250);
+const STAND_BACK: u32 = 8;
 
 /// Merges runs, and keeps the merges under way apart.
 pub(crate) struct Compactor {
@@ -193,6 +197,7 @@ impl Compactor {
             .values()
             .filter(free)
             .find_map(|t| CompactionPlan::for_tombstones(t, any).or_else(|| quiet(t)))
+            .map(|plan| CompactionPlan { may_wait: !any, ..plan })
     }
 
     /// A merge that brings the short values of a dictionary into their blocks, if there is room for
@@ -285,6 +290,22 @@ impl Compactor {
         }
     }
 
+    /// Lets readers that wait for the arm of a disk go first, for as long as they do not take too
+    /// long and nothing younger is to be merged; if the youngest merge of `stack` is in no hurry.
+    fn stand_back(&self, stack: &MergeStack) {
+        let may_wait = stack.merges.last().is_some_and(|merge| merge.whole().may_wait);
+        let mut left = STAND_BACK;
+        while left > 0 && may_wait && !self.signals.stopping() && self.activity.readers_wait() {
+            let mut wanted = self.signals.wanted.lock();
+            let before = wanted.compaction;
+            self.signals.wake_compaction.wait_for(&mut wanted, GLANCE);
+            if wanted.compaction != before {
+                return;
+            }
+            left -= 1;
+        }
+    }
+
     /// A thread has finished a subcompaction.
     fn end(&self, subcompaction: Subcompaction, failed: bool) {
         let number = subcompaction.whole().number;
@@ -341,6 +362,7 @@ impl Compactor {
                 if self.signals.stopping() {
                     return;
                 }
+                self.stand_back(&stack);
                 match self.merge_step(&mut stack) {
                     Ok(true) => {}
                     Ok(false) => break,

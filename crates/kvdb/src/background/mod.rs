@@ -78,11 +78,14 @@ pub(crate) struct Background {
 impl Background {
     pub(crate) fn new(parts: &BackgroundParts) -> Background {
         let idle_flush = parts.options.idle_flush;
-        let activity = Activity::new(parts.env.clone(), parts.counters.clone(), idle_flush);
+        let (counters, cache) = (parts.counters.clone(), parts.cache.clone());
+        let activity = Activity::new(parts.env.clone(), counters, cache, idle_flush);
         let (activity, garbage) = (Arc::new(activity), Arc::<GarbageEstimate>::default());
         let flusher = Arc::new(Flusher::new(parts, garbage.clone()));
         let compactor = Arc::new(Compactor::new(parts, activity.clone(), garbage));
-        let defragmenter = Arc::new(Defragmenter::new(parts, flusher.clone(), compactor.clone()));
+        let defragmenter =
+            Defragmenter::new(parts, flusher.clone(), compactor.clone(), activity.clone());
+        let defragmenter = Arc::new(defragmenter);
         let admission =
             Admission::new(parts, flusher.clone(), compactor.clone(), defragmenter.clone());
         let admission = Arc::new(admission);

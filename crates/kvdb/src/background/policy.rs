@@ -86,6 +86,8 @@ pub(crate) struct CompactionPlan {
     pub placement: Option<Placement>,
     /// It brings short values into their blocks, all that the dictionary has outside.
     pub gathers: bool,
+    /// It is done because the store is quiet, and is in no hurry.
+    pub may_wait: bool,
 }
 
 /// Runs of a merge under way, which no other merge may take.
@@ -138,6 +140,7 @@ impl CompactionPlan {
             to_bottom,
             placement: None,
             gathers: false,
+            may_wait: false,
         }
     }
 

@@ -11,6 +11,7 @@
 mod announce;
 mod around;
 mod medium;
+mod reader_seeks;
 mod sequential;
 mod values;
 mod wait;
@@ -25,6 +26,7 @@ use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use zones::{Purpose, ZONE_SIZE, Zones};
 
 use self::around::ReadAround;
+use self::reader_seeks::ReaderSeeks;
 use self::sequential::SequentialReads;
 use crate::block::Block;
 use crate::block::sparse_index::SparseIndex;
@@ -129,6 +131,7 @@ pub struct BlockCache {
     soon: AtomicU32,
     around: ReadAround,
     sequential: SequentialReads,
+    reader_seeks: ReaderSeeks,
     /// What the device reads in the time of a seek, bytes; 0: little.
     seek_bytes: AtomicU64,
 }
@@ -170,6 +173,7 @@ impl BlockCache {
             soon: AtomicU32::new(0),
             around: ReadAround::default(),
             sequential: SequentialReads::default(),
+            reader_seeks: ReaderSeeks::default(),
             seek_bytes: AtomicU64::new(0),
         })
     }
@@ -263,6 +267,10 @@ impl BlockCache {
         self.zones.read(purpose, addr, buf)?;
         let waited = wait::read_waited(begun, buf.len() as u64);
         if waited {
+            // Merges read their blocks alone, and the index as readers do.
+            if how != ReadMode::Alone && purpose != Purpose::Index {
+                self.note_reader(begun);
+            }
             self.go_on(purpose, addr, buf.len() as u64, how);
         }
         Ok(waited)

@@ -16,9 +16,6 @@ use crate::{Error, Result};
 
 /// The longest single read of contiguous extents, bytes.
 const READ_MOST: u64 = 1 << 20;
-/// From this cost of a seek on, bytes, one read passes over gaps that cost less than a seek. What a
-/// solid-state device reads for nothing, it reads later.
-const DEAR: u64 = 64 << 10;
 /// A read of so many spans at most may be one of a reader that goes from place to place in order,
 /// as with small files.
 const FEW_SPANS: usize = 4;
@@ -59,7 +56,9 @@ impl BlockCache {
     /// Returns the bytes of many large values, in the order of `extents`. They are read in device
     /// order, with one request for each contiguous span and all requests in flight together.
     pub fn read_values(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
+        let begun = Instant::now();
         let mut values = self.read_stored(extents)?;
+        self.note_reader(begun);
         for (e, value) in extents.iter().zip(&mut values) {
             *value = unpack_extent(e, std::mem::take(value))?;
         }
@@ -71,7 +70,8 @@ impl BlockCache {
     pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut order: Vec<usize> = (0..extents.len()).collect();
         order.sort_unstable_by_key(|&i| extents[i].addr);
-        let gap = Some(self.seek_bytes()).filter(|&seek| seek >= DEAR).unwrap_or(0);
+        // What a solid-state device reads for nothing, it reads later.
+        let gap = if self.seeks_are_dear() { self.seek_bytes() } else { 0 };
         let joins = |a: &ExtentRef, b: &ExtentRef| {
             contiguous(a, b) || b.addr >= a.end() && b.addr - a.end() < gap
         };

@@ -118,8 +118,8 @@ impl Defragmenter {
             return Ok(Evacuated::Moved(0, None));
         };
         let Some(number) = claimed else { return Ok(Evacuated::Busy) };
-        let done =
-            self.replace_part(&NumberedRun { id, run }, dict, level, &options, victims, from, part);
+        let numbered = NumberedRun { id, run };
+        let done = self.replace_part(&numbered, dict, level, &options, victims, from, part, merges);
         self.compactor.release(number);
         done
     }
@@ -134,22 +134,30 @@ impl Defragmenter {
         victims: &Arc<BTreeSet<ZoneId>>,
         from: &Bytes,
         part: u64,
+        merges: OtherMerges,
     ) -> Result<Evacuated> {
         let (id, run) = (numbered.id, &numbered.run);
         if !run.uses().iter().any(|(zone, _)| victims.contains(&zone)) {
             return Ok(Evacuated::Moved(0, None));
+        }
+        // What it holds other merges may need while it stands back, so the part ends soon then.
+        let gives_way = || merges == OtherMerges::Running && self.stands_back();
+        let mut placement = Placement { evacuate: Some(victims.clone()), ..Placement::stitch() };
+        if gives_way() {
+            placement.window = STEP;
         }
         let options = MergeOptions {
             drop_tombstones: false,
             old_seq: self.versions.visible.load(Ordering::Acquire),
             priority: Priority::Merge,
             lifetime: lifetime(&self.zones, [numbered], level),
-            ..options.storage(Placement { evacuate: Some(victims.clone()), ..Placement::stitch() })
+            ..options.storage(placement)
         };
         let range = KeyRange { start: from.clone(), end: None };
         let mut merge = Merge::new(&self.cache, &[Input::Run(run.clone())], &range, options)?;
         while !merge.step(STEP.min(part))? {
-            if merge.stats().written() >= part || self.signals.stopping() {
+            let written = merge.stats().written();
+            if written >= part || self.signals.stopping() || written > 0 && gives_way() {
                 break;
             }
         }

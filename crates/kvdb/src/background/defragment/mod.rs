@@ -13,9 +13,10 @@
 //! By hand it begins with merges of what has small key blocks compared with its values, which show
 //! what is dead, and lays scattered values in the order of their keys (`sort_values`).
 //!
-//! It runs when it is asked for, and by itself when too much of the store is holes. Between
-//! two parts it pauses, so that it takes no more of the device than its rate allows; by itself it
-//! goes faster the more is lost, so that writers are not held up before space really runs short. A
+//! It runs when it is asked for, and by itself when too much of the store is holes. Between two
+//! parts it pauses, so that it takes no more of the device than its rate allows; by itself it goes
+//! faster the more is lost, so that writers are not held up before space really runs short; and
+//! while readers wait for the arm of a disk it stands back, for seconds between small parts. A
 //! store that has run short does rounds of it on the spot, see `reclaim`.
 //!
 //! - `victims`: which zones to empty;
@@ -38,6 +39,7 @@ pub(crate) use victims::Holes;
 
 use self::evacuate::OtherMerges;
 use self::request::DefragState;
+use super::activity::Activity;
 use super::{BackgroundParts, Compactor, Flusher};
 use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
@@ -61,6 +63,9 @@ const BEGIN_ZONES: u64 = 4;
 const CHEAP_PERCENT: u8 = 75;
 /// From here on it goes as fast as it can.
 const HURRY_PERCENT: u64 = 22;
+/// Between two parts it looks every so often whether readers still wait, at most so many times.
+const GLANCE: Duration = Duration::from_millis(250);
+const STAND_BACK: u32 = 80;
 /// When not even a part of this size finds room, there is none.
 const SMALLEST: u64 = 256 << 10;
 /// Key blocks are merged first where values weigh at least this many times as much.
@@ -116,6 +121,7 @@ pub(crate) struct Defragmenter {
     snapshots: Arc<Snapshots>,
     flusher: Arc<Flusher>,
     compactor: Arc<Compactor>,
+    activity: Arc<Activity>,
     state: Mutex<DefragState>,
     /// It begins, ends, or is to stop.
     changed: Condvar,
@@ -126,6 +132,7 @@ impl Defragmenter {
         parts: &BackgroundParts,
         flusher: Arc<Flusher>,
         compactor: Arc<Compactor>,
+        activity: Arc<Activity>,
     ) -> Defragmenter {
         Defragmenter {
             inline: parts.inline,
@@ -139,6 +146,7 @@ impl Defragmenter {
             snapshots: parts.snapshots.clone(),
             flusher,
             compactor,
+            activity,
             state: Mutex::default(),
             changed: Condvar::default(),
         }
@@ -180,6 +188,7 @@ impl Defragmenter {
                     if let Some(rate) = rate.filter(|_| !self.inline) {
                         let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
                         self.pause(pause, || self.signals.stopping());
+                        self.stand_back();
                     }
                     !stop()
                 },
@@ -254,6 +263,21 @@ impl Defragmenter {
         Some(self.options.defrag_rate.saturating_mul(HURRY_PERCENT - BEGIN_PERCENT) / left)
     }
 
+    /// Whether readers, who wait for the arm of a disk, go first: it began by itself, and less is
+    /// lost than would make it hurry.
+    fn stands_back(&self) -> bool {
+        self.progress().automatic && self.automatic_rate().is_some() && self.activity.readers_wait()
+    }
+
+    /// Lets readers go first, for as long as they do not take too long.
+    fn stand_back(&self) {
+        let mut left = STAND_BACK;
+        while left > 0 && !self.signals.stopping() && !self.stopping() && self.stands_back() {
+            self.pause(GLANCE, || self.signals.stopping());
+            left -= 1;
+        }
+    }
+
     /// Starts it; `false`: one is under way. Without threads it is done when this returns.
     pub(crate) fn start_defragment(&self, options: DefragOptions) -> Result<bool> {
         self.health.writable()?;
@@ -291,6 +315,9 @@ impl Defragmenter {
         // not worth moving.
         if !self.compactor.merges_into_bottom() && self.holes_due() {
             let holes = self.holes();
+            if holes.percent() < HURRY_PERCENT && self.activity.readers_wait() {
+                return;
+            }
             self.state.lock().seen = (holes.zones, holes.live);
             self.request(
                 DefragOptions { bytes_per_second: None, fullest_percent: CHEAP_PERCENT },
