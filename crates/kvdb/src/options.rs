@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use zones::Profile;
 
+use crate::commit::early::EARLY_VALUES;
+
 /// What a seek costs on a hard disk, in bytes that it reads in the same time.
 const HARD_DISK_SEEK: u64 = 1 << 20;
 
@@ -167,6 +169,8 @@ pub(crate) struct Shares {
     /// Values that wait for their place are given one when they are this many bytes; commits wait
     /// at twice as many.
     pub window: usize,
+    /// What values that wait for their place take when they are given one while syncs are expected.
+    pub early_values: u64,
     /// The journal's buffer is written out at this size.
     pub journal_write_at: usize,
     /// The journal's buffer never grows beyond this but for a single record.
@@ -190,6 +194,7 @@ impl Shares {
             memtables,
             seal_at,
             window: memory / 16,
+            early_values: EARLY_VALUES.min(memory / 16) as u64,
             journal_write_at,
             journal_buffer: 4 * journal_write_at,
             cache: memory / 8 * 3 - 4 * journal_write_at,

@@ -114,7 +114,7 @@ impl Fs {
         let committed = self
             .enter()
             .and_then(|_call| kvdb::without_lock_waits(|| self.commit_older_than(limit)));
-        self.core.scope.sync()?;
+        self.core.scope.sync_at_interval()?;
         committed
     }
 }

@@ -97,8 +97,8 @@ impl Admission {
         let fan = self.options.compaction.sane().runs_per_level;
         let runs = debt_of_runs(self.counters.young_runs.get() as usize, fan);
         let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
-        let deferred =
-            part(self.commits.deferred_bytes(), self.shares.window, 2 * self.shares.window);
+        let window = self.commits.window();
+        let deferred = part(self.commits.deferred_bytes(), window, 2 * window);
         memory.max(runs).max(dead).max(deferred)
     }
 
@@ -106,7 +106,7 @@ impl Admission {
     fn admit_deferred(&self, bytes: usize) -> Result<()> {
         let full = || {
             let waiting = self.commits.deferred_bytes();
-            waiting > 0 && waiting + bytes > 2 * self.shares.window
+            waiting > 0 && waiting + bytes > 2 * self.commits.window()
         };
         if !full() {
             return Ok(());
@@ -271,14 +271,15 @@ impl CommitEnv for Admission {
         if (tight || long) && self.commits.newest_sealed().is_none() {
             seal = Some(self.versions.load().generation.number);
         }
-        let write = applied.gathered >= self.shares.journal_write_at
-            || applied.deferred >= self.shares.window;
+        let write = self.commits.has_gathered(&applied);
         if !self.inline {
             if write || seal.is_some() {
                 self.signals.journal_wanted(seal);
             }
             if applied.pending >= self.shares.journal_buffer {
                 self.commits.write_out()?;
+            } else if self.commits.leaves_much(&applied) {
+                self.commits.write_gathered()?;
             }
             return Ok(());
         }

@@ -9,13 +9,14 @@
 //!
 //! In the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or `deferred`
 //! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then
-//! `pipeline` (write, sync) and `sealing`, with which `short_values` decides when these go outside
+//! `pipeline` (write, sync; `early`: before a sync asks for it) and `sealing`, with which `short_values` decides when these go outside
 //! their blocks. `recent` is what transactions look for conflicts in, `locking` the locks that a
 //! commit waits for, `conditional` a commit that looks for conflicts without a transaction.
 
 pub(crate) mod batch;
 pub(crate) mod conditional;
 pub(crate) mod deferred;
+pub(crate) mod early;
 mod enter;
 pub(crate) mod feed;
 pub(crate) mod locking;
@@ -47,6 +48,7 @@ use vt_tree::{Compression, Seq};
 use zones::Zones;
 
 use self::batch::{Batch, Durability};
+use self::early::ExpectedSyncs;
 use self::feed::{CommitPosition, Feed};
 pub(crate) use self::memtables::write_memtables;
 use self::pipeline::Pipeline;
@@ -144,6 +146,8 @@ pub(crate) struct CommitPipeline {
     value_buffers: Mutex<ValueBuffers>,
     /// A commit was synced: the journal's space should be written ahead of time.
     synced_commits: AtomicBool,
+    /// Whether callers wait for syncs now and then.
+    expected_syncs: ExpectedSyncs,
     /// The journal has taken a zone of those set aside.
     journal_tight: AtomicBool,
     pipeline: lock_order::Mutex<Pipeline>,
@@ -189,6 +193,7 @@ impl CommitPipeline {
             deferred_bytes: AtomicUsize::new(0),
             value_buffers: Mutex::default(),
             synced_commits: AtomicBool::new(false),
+            expected_syncs: ExpectedSyncs::default(),
             journal_tight: AtomicBool::new(false),
             pipeline: lock_order::Mutex::new(Rank::Pipeline, Pipeline::new(next_seq, position)),
             writer: lock_order::Mutex::new(Rank::Writer, writer),
@@ -231,6 +236,7 @@ impl CommitPipeline {
         {
             if placing == Durability::Synced {
                 self.synced_commits.store(true, Ordering::Relaxed);
+                self.expected_syncs.awaited();
             }
             self.sync_if(engine, durability, &applied)?;
             engine.after_commit(applied)?;
@@ -275,7 +281,7 @@ impl CommitPipeline {
         let deletes = claim.removes
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
         let mut valid = Valid { changes, claim, pin };
-        let applied = loop {
+        let mut applied = loop {
             match self.apply(engine, record, &mut valid, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
                 Attempt::Stale => return Ok(Outcome::Stale),
@@ -287,6 +293,7 @@ impl CommitPipeline {
         }
         self.counters.commits.add(1);
         self.counters.user_bytes.add(user_bytes);
+        applied.sync_follows = durability == Durability::Synced;
         Ok(Outcome::Applied(applied))
     }
 
@@ -322,7 +329,9 @@ impl CommitPipeline {
         let seal = full.then_some(version.generation.number);
         let pending = pipeline.pending.len();
         let gathered = pending - pipeline.pending.looked_at;
-        Applied { end: pipeline.end(), pending, gathered, deferred, seal }
+        let cost = pipeline.pending.cost;
+        let (end, sync_follows) = (pipeline.end(), false);
+        Applied { end, pending, gathered, cost, deferred, sync_follows, seal }
     }
 
     /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
@@ -379,6 +388,7 @@ impl CommitPipeline {
             return Ok(());
         }
         self.synced_commits.store(true, Ordering::Relaxed);
+        self.expected_syncs.awaited();
         let synced = self.sync_to(engine, applied.end);
         if self.options.journal {
             // The commit is visible. If its sync fails nothing says whether it is durable, so the
@@ -474,8 +484,12 @@ pub(crate) struct Applied {
     pub pending: usize,
     /// Of these, what came since it was last looked whether they may wait.
     pub gathered: usize,
+    /// What the values that wait for their place will take on the device.
+    pub cost: u64,
     /// Memory of values that wait for their place.
     pub deferred: usize,
+    /// Its caller syncs it, and writes what is pending with that.
+    pub sync_follows: bool,
     /// The generation, when it should be sealed.
     pub seal: Option<u64>,
 }

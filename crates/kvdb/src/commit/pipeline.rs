@@ -6,7 +6,8 @@ use env::sync::atomic::Ordering;
 use vt_tree::Seq;
 
 use crate::commit::deferred::{self, Pending, PendingEnd};
-use crate::commit::{CommitEnv, CommitPipeline};
+use crate::commit::early::EARLY;
+use crate::commit::{Applied, CommitEnv, CommitPipeline};
 use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
 
@@ -96,9 +97,35 @@ impl CommitPipeline {
     }
 
     /// Writes what has gathered. If values of it can be discarded and little is left, that is not
-    /// written yet: it may still be overwritten or deleted in time.
+    /// written yet: it may still be overwritten or deleted in time. While syncs are expected, less
+    /// counts as little, and whole sectors are written.
     pub(crate) fn write_gathered(&self) -> Result<()> {
-        self.write_out_unless(&mut self.writer.lock(), |left| self.is_little(left)).map(drop)
+        let mut writer = self.writer.lock();
+        if !self.writes_early() {
+            return self.write_out_unless(&mut writer, |left| self.is_little(left)).map(drop);
+        }
+        let little =
+            |left: &Pending| left.len() < EARLY / 2 && left.cost < self.shares.early_values / 2;
+        let Some(mut taken) = self.take_unless(&mut writer, little)? else { return Ok(()) };
+        self.expected_syncs.written(self.env.monotonic());
+        // A replay that flushes, and a salvage behind a hole, go on where a record begins a chunk.
+        if writer.since_whole() as usize + taken.len() >= self.shares.journal_write_at {
+            return self.write_taken(&mut writer, taken.stream);
+        }
+        let cut = taken.cut_to_sectors();
+        self.write_stream(&mut writer, &mut taken.stream)?;
+        let mut pipeline = self.pipeline.lock();
+        pipeline.put_back_cut(cut);
+        self.update_after_write(&mut pipeline, &writer, taken.stream);
+        Ok(())
+    }
+
+    /// Whether it is time for [`CommitPipeline::write_gathered`].
+    pub(crate) fn has_gathered(&self, applied: &Applied) -> bool {
+        if self.writes_early() && !applied.sync_follows {
+            return self.is_early(applied);
+        }
+        applied.gathered >= self.shares.journal_write_at || applied.deferred >= self.shares.window
     }
 
     /// Whether what is left after a discard is too little to be written now.
@@ -112,11 +139,25 @@ impl CommitPipeline {
         writer: &mut Writer,
         little: impl FnOnce(&Pending) -> bool,
     ) -> Result<u64> {
+        let taken = self.take_unless(writer, little)?;
+        if let Some(taken) = taken {
+            self.write_taken(writer, taken.stream)?;
+        }
+        Ok(writer.position().position)
+    }
+
+    /// Takes what is pending, its values placed, to be written. `None`: nothing is pending, or some
+    /// of its values were discarded and the rest is `little`.
+    fn take_unless(
+        &self,
+        writer: &mut Writer,
+        little: impl FnOnce(&Pending) -> bool,
+    ) -> Result<Option<Pending>> {
         self.health.check()?;
         let mut taken = {
             let mut pipeline = self.pipeline.lock();
             if pipeline.pending.is_empty() {
-                return Ok(pipeline.position);
+                return Ok(None);
             }
             pipeline.take(writer)
         };
@@ -125,15 +166,14 @@ impl CommitPipeline {
             let mut pipeline = self.pipeline.lock();
             taken.looked_at = taken.len();
             pipeline.put_back(taken, writer);
-            return Ok(pipeline.position);
+            return Ok(None);
         }
         if let Err(e) = self.place_values(&mut taken, writer) {
             // They stay what they are, readable and not yet durable; the next write tries again.
             self.pipeline.lock().put_back(taken, writer);
             return Err(self.fail_unless_full("writing values", e));
         }
-        self.write_taken(writer, taken.stream)?;
-        Ok(writer.position().position)
+        Ok(Some(taken))
     }
 
     /// Stops the store for an error, unless it is that the store is full. Gives the error back.
@@ -144,6 +184,7 @@ impl CommitPipeline {
     /// Writes a piece of the stream that was taken from the pipeline.
     pub(super) fn write_taken(&self, writer: &mut Writer, mut stream: Vec<u8>) -> Result<()> {
         self.write_stream(writer, &mut stream)?;
+        writer.is_whole();
         self.update_after_write(&mut self.pipeline.lock(), writer, stream);
         Ok(())
     }
@@ -172,8 +213,14 @@ impl CommitPipeline {
         }
     }
 
-    /// Everything committed before this call is durable when it returns.
+    /// Everything committed before this call is durable when it returns, for which a caller waits.
     pub(crate) fn sync(&self, engine: &impl CommitEnv) -> Result<()> {
+        self.expected_syncs.awaited();
+        self.sync_at_interval(engine)
+    }
+
+    /// Does what [`CommitPipeline::sync`] does, for no caller that waits.
+    pub(crate) fn sync_at_interval(&self, engine: &impl CommitEnv) -> Result<()> {
         if self.options.read_only {
             return Ok(());
         }

@@ -84,7 +84,8 @@ impl CommitPipeline {
                 }
             }
             let grown = layer.memtable.bytes().saturating_sub(before + waiting);
-            let applied = self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting);
+            let mut applied = self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting);
+            applied.sync_follows = durability == Durability::Synced;
             self.feed.note_put(&version, dict, key, seq);
             applied
         };

@@ -86,6 +86,14 @@ impl Scope {
         }
     }
 
+    /// Does what [`Scope::sync`] does, at an interval: see [`Kvdb::sync_at_interval`].
+    pub fn sync_at_interval(&self) -> Result<()> {
+        match self {
+            Scope::Mainline(db) => db.sync_at_interval(),
+            _ => self.sync(),
+        }
+    }
+
     /// `false`: nothing can be changed here.
     pub fn writable(&self) -> bool {
         !matches!(self, Scope::Frozen(_))

@@ -156,6 +156,7 @@ impl Database {
         let now = self.env.monotonic();
         self.threads.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
         self.activity.look(now);
+        self.commits.interval_is_over();
         self.transactions.end_idle(now);
         self.transactions.sweep_logs()?;
         self.transactions.sweep_undoable()?;

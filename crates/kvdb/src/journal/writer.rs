@@ -28,6 +28,8 @@ pub(crate) struct Writer {
     offset: u64,
     /// Position in the stream where the next chunk begins.
     position: u64,
+    /// Position behind the last write that was not cut off in the middle of a record.
+    whole: u64,
     /// Zones for values that wait for their place: they go to the device together with the stream.
     pub reserved: Vec<ZonePin>,
 }
@@ -50,6 +52,7 @@ impl Writer {
             coming: 0,
             offset: SEGMENT_SIZE,
             position,
+            whole: position,
             reserved: Vec::new(),
         }
     }
@@ -104,6 +107,16 @@ impl Writer {
             (None, _) => (0, 0),
         };
         Written { segment, offset, position: self.position }
+    }
+
+    /// The stream ends with a whole record.
+    pub(crate) fn is_whole(&mut self) {
+        self.whole = self.position;
+    }
+
+    /// Bytes of stream behind the last write that ended with a whole record.
+    pub(crate) fn since_whole(&self) -> u64 {
+        self.position - self.whole
     }
 
     /// Writes `buffer`, which is `HEADER` bytes of anything and then the stream's next bytes. The

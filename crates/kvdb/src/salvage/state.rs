@@ -284,7 +284,8 @@ fn resume(
                 let mut chunk = vec![0; header.size() as usize];
                 let whole =
                     zones.read(Purpose::Journal, part.zone.start() + offset, &mut chunk).is_ok();
-                // Each write begins with the number of its first change.
+                // Each write begins with the number of its first change, but for one that goes on
+                // where the one before it was cut off.
                 let numbered = |piece: &[u8]| {
                     piece.len() >= record::NUMBER_SIZE && piece[..2] == record::number(0)[..2]
                 };
