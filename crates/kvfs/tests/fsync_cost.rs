@@ -2,7 +2,7 @@
 
 mod world;
 
-use kvfs::{FSync, ROOT};
+use kvfs::{FSync, ROOT, RenameFlags};
 use world::World;
 use zones::Purpose;
 
@@ -56,4 +56,27 @@ fn several_that_share_a_sync_share_the_write() {
     for (n, &ino) in files.iter().enumerate() {
         assert_eq!(w.read_all(ino), vec![n as u8; 4096]);
     }
+}
+
+/// What a mail server calls: a delivery costs two flushes, a removal one, and a sync of what is on
+/// disk already none.
+#[test]
+fn a_name_costs_a_flush_once() {
+    let w = world();
+    let (tmp, new) = (w.dir(ROOT, "tmp"), w.dir(ROOT, "new"));
+    w.fs.sync_all().expect("synced");
+    let syncs = |what: &dyn Fn()| {
+        let before = w.db.stats().io.syncs;
+        what();
+        w.db.stats().io.syncs - before
+    };
+    let mail = w.file_with(tmp, "m", &[7; 9000]);
+    assert_eq!(syncs(&|| w.fs.fsync(mail, false).expect("synced")), 1);
+    assert_eq!(syncs(&|| w.fs.fsync(mail, false).expect("synced")), 0);
+    w.fs.rename(tmp, b"m", new, b"m", RenameFlags::default()).expect("renamed");
+    assert_eq!(syncs(&|| w.fs.fsyncdir(new).expect("synced")), 1);
+    assert_eq!(syncs(&|| w.fs.fsyncdir(tmp).expect("synced")), 0, "it was the same commit");
+    assert_eq!(syncs(&|| w.fs.fsync(mail, false).expect("synced")), 0);
+    w.fs.unlink(new, b"m").expect("unlinked");
+    assert_eq!(syncs(&|| w.fs.fsyncdir(new).expect("synced")), 1);
 }
