@@ -187,10 +187,26 @@ pub fn time(w: &mut World) -> Result<(), Dead> {
 }
 
 pub fn sync(w: &mut World) -> Result<(), Dead> {
-    w.call("Kvdb::sync");
     let scope = Scope::Mainline(w.db.clone());
-    let plain = w.random.one_in(2);
-    w.ok(if plain { w.db.sync() } else { scope.sync() })?;
+    let synced = match w.random.below(4) {
+        0 => {
+            w.call("Kvdb::sync");
+            w.db.sync()
+        }
+        1 => {
+            w.call("Kvdb::sync_at_interval");
+            w.db.sync_at_interval()
+        }
+        2 => {
+            w.call("Scope::sync");
+            scope.sync()
+        }
+        _ => {
+            w.call("Scope::sync_at_interval");
+            scope.sync_at_interval()
+        }
+    };
+    w.ok(synced)?;
     w.history.certain();
     Ok(())
 }
