@@ -2,7 +2,7 @@
 what may be left of it.
 
 Whatever it does (names, hard and symbolic links, renames over files, holes punched and filled, tree
-copies, keys alone, in batches, stretches and `MULTI`, transactions over both with savepoints,
+copies, keys alone, in batches, ranges and `MULTI`, transactions over both with savepoints,
 durable ones, snapshots, clones, rollbacks) is whole or not there, and happens in its order. So
 after a kill the store holds the state after one of the steps: at least the last one that was made
 durable, at most the last one that was begun. Everything is compared: names, which of them are one
@@ -104,7 +104,7 @@ class Historian:
             (self.put, 12), (self.link, 4), (self.unlink, 6), (self.rename, 5),
             (self.symlink, 2), (self.make_directory, 2), (self.punch, 5), (self.overwrite, 4),
             (self.clone_tree, 3), (self.remove_tree, 2), (self.set_keys, 8),
-            (self.delete_stretch, 3), (self.count, 3), (self.multi, 3), (self.transaction, 6),
+            (self.delete_range, 3), (self.count, 3), (self.multi, 3), (self.transaction, 6),
             (self.durable, 2), (self.snapshot, 2), (self.drop_snapshot, 1), (self.clone, 1),
             (self.in_clone, 2), (self.sync, 6),
         ]  # fmt: skip
@@ -329,7 +329,7 @@ class Historian:
         self.will_be(state)
         self.client.call(*words)
 
-    def delete_stretch(self, rnd):
+    def delete_range(self, rnd):
         start, end = sorted([self.name_of_key(rnd), self.name_of_key(rnd)])
         state = self.begin()
         state.keys = {k: v for k, v in state.keys.items() if not start <= k < end}

@@ -5,7 +5,7 @@ Each worker goes through versions, one transaction for each: begun on the socket
 under `.kvfs/txn/ID`, renames it (over the one before, or to a new name, and then the old one goes),
 sets a key to the same content on a connection that has joined, and commits with SYNC. Some abort,
 some only commit, some let the key come first, some have more than fits into a file's node, some go
-back to a savepoint behind which they have spoiled everything (with a stretch of keys deleted and a
+back to a savepoint behind which they have spoiled everything (with a range of keys deleted and a
 tree copied), some are durable and outlive a kill, to be committed afterwards. Every round mounts
 the store, kills the daemon at a random moment, checks the store, mounts it again and looks:
 

@@ -23,7 +23,7 @@ pub enum Effect {
     /// Something has happened to a key.
     Event { event: Event, key: Bytes },
     /// Something may have happened to every key of `[start, end)`; `end` empty: to the last key.
-    Stretch { event: Event, start: Bytes, end: Bytes },
+    Range { event: Event, start: Bytes, end: Bytes },
     /// A collection of this kind may have elements that it had not.
     Filled { kind: Kind, key: Bytes },
 }
@@ -32,18 +32,18 @@ impl Effect {
     /// An event of all keys of a dictionary, whatever events clients want.
     pub fn of_all(name: &'static str) -> Effect {
         let event = Event { class: Classes::ANY, name };
-        Effect::Stretch { event, start: Bytes::new(), end: Bytes::new() }
+        Effect::Range { event, start: Bytes::new(), end: Bytes::new() }
     }
 
     fn is_event(&self) -> bool {
-        matches!(self, Effect::Event { .. } | Effect::Stretch { .. })
+        matches!(self, Effect::Event { .. } | Effect::Range { .. })
     }
 
     fn size(&self) -> usize {
         let bytes = match self {
             Effect::Message { channel, payload, .. } => channel.len() + payload.len(),
             Effect::Event { key, .. } | Effect::Filled { key, .. } => key.len(),
-            Effect::Stretch { start, end, .. } => start.len() + end.len(),
+            Effect::Range { start, end, .. } => start.len() + end.len(),
         };
         bytes + size_of::<Effect>()
     }
@@ -154,19 +154,19 @@ impl Reached<'_> {
                         }
                     }
                 }
-                Effect::Stretch { event, start, end } if spot.clone.is_none() => {
+                Effect::Range { event, start, end } if spot.clone.is_none() => {
                     if self.channels.are_used() {
-                        self.tell_of_stretch(&spot.dictionary, *event, (start, end));
+                        self.tell_of_range(&spot.dictionary, *event, (start, end));
                     }
                 }
-                Effect::Event { .. } | Effect::Stretch { .. } | Effect::Filled { .. } => {}
+                Effect::Event { .. } | Effect::Range { .. } | Effect::Filled { .. } => {}
             }
         }
         self.wake(spot, effects);
     }
 
-    fn tell_of_stretch(&self, dictionary: &str, event: Event, keys: (&[u8], &[u8])) {
-        let said = self.notifications.of_stretch(dictionary, event, keys);
+    fn tell_of_range(&self, dictionary: &str, event: Event, keys: (&[u8], &[u8])) {
+        let said = self.notifications.of_range(dictionary, event, keys);
         if let Some((start, end)) = said.channels {
             let name = Bytes::from_static(event.name.as_bytes());
             self.channels.publish_within(&start.into(), &end.into(), &name);

@@ -85,7 +85,7 @@ pub struct Event {
 }
 
 /// What is said of an event of all keys from `start` up to `end`; `end` empty: to the last key.
-pub struct OfStretch {
+pub struct OfRange {
     /// The channels of these keys, `[start, end)`, on each of which the name of the event is said.
     pub channels: Option<(Vec<u8>, Vec<u8>)>,
     /// The channel of the event, and what is said there: how many bytes `start` has, a space,
@@ -129,12 +129,12 @@ impl Notifications {
     }
 
     /// What is said of an event of all keys of `[start, end)`, and where.
-    pub fn of_stretch(
+    pub fn of_range(
         &self,
         dictionary: &str,
         event: Event,
         (start, end): (&[u8], &[u8]),
-    ) -> OfStretch {
+    ) -> OfRange {
         let wanted = self.wanted();
         let is_wanted = wanted.has(event.class);
         let channels = (is_wanted && wanted.has(Classes::BY_KEY)).then(|| {
@@ -148,7 +148,7 @@ impl Notifications {
             let len = format!("{} ", start.len());
             (channel.into(), [len.as_bytes(), start, b" ", end].concat())
         });
-        OfStretch { channels, message }
+        OfRange { channels, message }
     }
 }
 
@@ -193,12 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_a_stretch_goes_to_the_channels_of_its_keys() {
+    fn an_event_of_a_range_goes_to_the_channels_of_its_keys() {
         let notifications = Notifications::default();
         let said = |setting: &[u8], class, start: &[u8], end: &[u8]| {
             notifications.set(Classes::parse(setting).expect("a setting"));
             let event = Event { class, name: "delrange" };
-            let said = notifications.of_stretch("0", event, (start, end));
+            let said = notifications.of_range("0", event, (start, end));
             (said.channels, said.message)
         };
         let (channels, message) = said(b"KEg", Classes::GENERIC, b"a b", b"c");

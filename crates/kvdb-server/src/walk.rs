@@ -1,4 +1,4 @@
-//! Walks over a stretch of the keys, and answers of a length that is not known beforehand.
+//! Walks over a range of the keys, and answers of a length that is not known beforehand.
 //!
 //! Keys are met in order: those of strings in the dictionary itself, those of collections and long
 //! strings among the heads of the other, which also say what has expired; two cursors go along side
@@ -24,7 +24,7 @@ use crate::session::seen::Seen;
 /// Which keys: those of `[start, end)` (`end` empty: to the end) that match, at most `limit` of
 /// them.
 #[derive(Clone)]
-pub struct Stretch {
+pub struct KeyRange {
     pub start: Vec<u8>,
     pub end: Vec<u8>,
     /// From the last to the first.
@@ -35,13 +35,13 @@ pub struct Stretch {
     pub strings_only: bool,
 }
 
-impl Stretch {
+impl KeyRange {
     /// Everything whose key matches `pattern`; its literal start bounds what is read.
     pub fn matching(pattern: &[u8]) -> Self {
         let (prefix, only_prefix) = glob::literal_prefix(pattern);
         let end = glob::prefix_end(&prefix);
         let pattern = (!only_prefix).then(|| pattern.to_vec());
-        Stretch {
+        KeyRange {
             start: prefix,
             end,
             backward: false,
@@ -79,7 +79,7 @@ impl Stretch {
             heads: cursor(seen.types, &head_key(&self.start), &heads_end)?,
             next_string: None,
             next_head: None,
-            stretch: self,
+            range: self,
             session,
             seen,
             left: self.limit,
@@ -87,9 +87,9 @@ impl Stretch {
         })
     }
 
-    /// What is left of the stretch behind `key`, with `done` tuples taken.
+    /// What is left of the range behind `key`, with `done` tuples taken.
     fn behind(&self, key: &[u8], done: u64) -> Self {
-        let mut rest = Stretch { limit: self.limit - done, ..self.clone() };
+        let mut rest = KeyRange { limit: self.limit - done, ..self.clone() };
         if self.backward {
             rest.end = key.to_vec();
         } else {
@@ -114,7 +114,7 @@ pub struct Walk<'s> {
     heads: Option<Cursor>,
     next_string: Option<Tuple>,
     next_head: Option<(Bytes, Head)>,
-    stretch: &'s Stretch,
+    range: &'s KeyRange,
     session: &'s Session,
     seen: &'s Seen<'s>,
     left: u64,
@@ -130,7 +130,7 @@ impl Walk<'_> {
             }
             let Some(item) = self.meet()? else { break };
             let Some(item) = item else { continue };
-            if self.stretch.pattern.as_ref().is_none_or(|p| glob::matches(p, &item.key)) {
+            if self.range.pattern.as_ref().is_none_or(|p| glob::matches(p, &item.key)) {
                 self.left -= 1;
                 return Ok(Some(item));
             }
@@ -141,7 +141,7 @@ impl Walk<'_> {
 
     /// What comes next; `Some(None)`: a key that is not there.
     fn meet(&mut self) -> Result<Option<Option<Item>>, Failure> {
-        let backward = self.stretch.backward;
+        let backward = self.range.backward;
         let advance = |cursor: &mut Option<Cursor>| match cursor {
             Some(cursor) if backward => cursor.prev(),
             Some(cursor) => cursor.next(),
@@ -181,7 +181,7 @@ impl Walk<'_> {
         Ok(Some(match (live.map(|live| live.kind), head, string) {
             // A collection, a long string, or what has expired.
             (Some(kind), Some((key, head)), _) => {
-                kind.filter(|kind| !self.stretch.strings_only || *kind == Kind::Pages).map(|kind| {
+                kind.filter(|kind| !self.range.strings_only || *kind == Kind::Pages).map(|kind| {
                     let pages = (kind == Kind::Pages).then_some(head);
                     Item { key, kind, tuple: None, pages }
                 })
@@ -198,14 +198,14 @@ impl Walk<'_> {
 /// Answers with the array of what `write` makes of each item: `each` replies.
 pub fn answer(
     s: &Session,
-    stretch: &Stretch,
+    range: &KeyRange,
     out: &mut Output,
     each: usize,
     write: impl Fn(&Seen<'_>, &Item, &mut Output) -> Outcome,
 ) -> Outcome {
     let position = out.position();
     let seen = s.see()?;
-    let result = write_what_fits(s, &seen, stretch, out, each, &write);
+    let result = write_what_fits(s, &seen, range, out, each, &write);
     if result.is_err() {
         out.rewind(position);
     }
@@ -238,14 +238,14 @@ pub fn answer(
 fn write_what_fits(
     s: &Session,
     seen: &Seen<'_>,
-    stretch: &Stretch,
+    range: &KeyRange,
     out: &mut Output,
     each: usize,
     write: impl Fn(&Seen<'_>, &Item, &mut Output) -> Outcome,
-) -> Result<Option<(Stretch, u64)>, Failure> {
+) -> Result<Option<(KeyRange, u64)>, Failure> {
     let position = out.position();
     let room = s.shared.limits.reply / 4;
-    let mut walk = stretch.walk(seen, s)?;
+    let mut walk = range.walk(seen, s)?;
     let (mut written, mut owed, mut last) = (0u64, 0, None);
     while out.position() - position < room {
         let Some(item) = walk.step()? else {
@@ -267,8 +267,8 @@ fn write_what_fits(
     out.insert_array_header(position, (written + owed) as usize * each);
     drop(walk);
     let rest = match last {
-        Some(last) => stretch.behind(&last, written),
-        None => stretch.clone(),
+        Some(last) => range.behind(&last, written),
+        None => range.clone(),
     };
     Ok((owed > 0).then_some((rest, owed)))
 }

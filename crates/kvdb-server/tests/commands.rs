@@ -156,7 +156,7 @@ fn counters() {
 }
 
 #[test]
-fn stretches() {
+fn ranges_of_keys() {
     serve(ServerOptions::default()).connect().expect(&[
         ("RANGE - +", "[]"),
         ("MSET a 1 b 2 c 3 d 4 e 5", "OK"),

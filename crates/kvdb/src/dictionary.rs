@@ -23,7 +23,7 @@ pub struct DictionaryOptions {
     /// [`ADAPTIVE_SEPARATION`], the default, is 2 KiB, and 512 bytes while the dictionary is being
     /// overwritten, see [`DictionaryInfo::short_outside`].
     pub separate_at: u32,
-    /// Stitching threshold (VT-tree §3.1): merges copy stretches of data that need no merging when
+    /// Stitching threshold (VT-tree §3.1): merges copy spans of data that need no merging when
     /// fewer bytes than this lie contiguous. 0 is a log-structured file system: nothing is ever
     /// copied. `u64::MAX` is a plain LSM-tree: everything is, at every level. In between, key
     /// blocks are copied until their spans are that long, and large values are moved once, at the

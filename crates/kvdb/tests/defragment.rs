@@ -185,7 +185,7 @@ fn by_hand_it_lays_values_in_the_order_of_their_keys() {
     let (laid, moved) = run(DefragOptions::default());
     assert!(
         laid * 10 < scattered && moved > 0,
-        "{laid} stretches of {scattered}, {moved} bytes moved"
+        "{laid} sequences of {scattered}, {moved} bytes moved"
     );
     assert!(contents(&db).unwrap() == expected);
     assert_eq!(run(DefragOptions::default()), (laid, 0), "there is nothing left to do");

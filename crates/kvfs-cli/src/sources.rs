@@ -316,7 +316,7 @@ fn append(from: &mut impl Read, most: usize, bytes: &mut Vec<u8>) -> io::Result<
     from.take(most as u64).read_to_end(bytes).map(drop)
 }
 
-/// The next stretch of data at or behind `at`; all the rest where the host does not tell.
+/// The next extent of data at or behind `at`; all the rest where the host does not tell.
 fn data_from(file: &File, at: u64, size: u64) -> Outcome<(u64, u64)> {
     let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => data,

@@ -77,8 +77,8 @@ pub fn make_directories(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
     Ok(at)
 }
 
-/// The stretches of a file that are stored: (offset, length), in order. What lies between is zeros.
-pub fn stretches(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
+/// The extents of a file that are stored: (offset, length), in order. What lies between is zeros.
+pub fn extents(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
     // A small file without holes is not searched for them. Of a large one the count of its pages is
     // not trusted: what a damaged store claims to have would be written as zeros without end.
     if attr.size <= TRUSTED && attr.blocks.saturating_mul(512) >= attr.size {

@@ -2,7 +2,7 @@
 //!
 //! The names are walked level by level (`tree`), then the nodes are read once, in the order of
 //! their numbers. Inodes that were made one after the other mostly go together, so what is deleted
-//! are stretches of numbers: one range delete of each dictionary for a stretch, whatever lies in
+//! are ranges of numbers: one range delete of each dictionary for a range, whatever lies in
 //! it. What does not fit in:
 //!
 //! - A file with a name outside of the tree keeps its node, with fewer links.
@@ -154,7 +154,7 @@ impl Views {
 
 /// Inodes one behind the other of which a dictionary loses everything.
 #[derive(Default)]
-struct Stretch {
+struct InoRange {
     from: Ino,
     /// Behind the last one.
     to: Ino,
@@ -181,9 +181,9 @@ struct Removal<'a> {
     bytes: usize,
     /// Where changes are gathered that are too many for one batch.
     private: Option<Transaction>,
-    names: Stretch,
-    nodes: Stretch,
-    pages: Stretch,
+    names: InoRange,
+    nodes: InoRange,
+    pages: InoRange,
     open: Vec<OpenInode>,
     /// In memory, and not in use.
     idle: Vec<Arc<Inode>>,
@@ -211,9 +211,9 @@ impl<'a> Removal<'a> {
             batch,
             bytes: 0,
             private: None,
-            names: Stretch::default(),
-            nodes: Stretch::default(),
-            pages: Stretch::default(),
+            names: InoRange::default(),
+            nodes: InoRange::default(),
+            pages: InoRange::default(),
             open: Vec::new(),
             idle: Vec::new(),
             linked: Vec::new(),
@@ -257,12 +257,12 @@ impl<'a> Removal<'a> {
         if let Some(node) = tree.inodes.get(next) {
             return Err(missing(node.ino));
         }
-        for (stretch, dict) in [
+        for (range, dict) in [
             (std::mem::take(&mut self.names), self.layout.nmap),
             (std::mem::take(&mut self.nodes), self.layout.imap),
             (std::mem::take(&mut self.pages), self.layout.dmap),
         ] {
-            self.delete_stretch(dict, &stretch)?;
+            self.delete_range(dict, &range)?;
         }
         Ok(())
     }
@@ -320,10 +320,10 @@ impl<'a> Removal<'a> {
         };
         if removes && !(referenced && (pages || external)) {
             if let Some(done) = self.nodes.extend(ino, external) {
-                self.delete_stretch(self.layout.imap, &done)?;
+                self.delete_range(self.layout.imap, &done)?;
             }
             if let Some(done) = self.pages.extend(ino, pages) {
-                self.delete_stretch(self.layout.dmap, &done)?;
+                self.delete_range(self.layout.dmap, &done)?;
             }
         } else {
             self.delete(self.layout.imap, layout::node_key(ino))?;
@@ -385,19 +385,18 @@ impl<'a> Removal<'a> {
                 self.delete(self.layout.nmap, layout::name_key(dir, tree.name(at)))
             });
         }
-        // What is no directory has no names, and so does not interrupt a stretch.
+        // What is no directory has no names, and so does not interrupt a range.
         match self.names.extend(dir, !names.is_empty()) {
-            Some(done) => self.delete_stretch(self.layout.nmap, &done),
+            Some(done) => self.delete_range(self.layout.nmap, &done),
             None => Ok(()),
         }
     }
 
-    fn delete_stretch(&mut self, dict: DictionaryId, stretch: &Stretch) -> Result<()> {
-        if stretch.some && (stretch.wide > 0 || dict == self.layout.imap) {
+    fn delete_range(&mut self, dict: DictionaryId, range: &InoRange) -> Result<()> {
+        if range.some && (range.wide > 0 || dict == self.layout.imap) {
             self.bytes += 2 * (8 + OVERHEAD);
-            let (from, to) =
-                (stretch.from.to_be_bytes().to_vec(), stretch.to.to_be_bytes().to_vec());
-            match dict == self.layout.imap && stretch.wide == 0 && stretch.to - stretch.from == 1 {
+            let (from, to) = (range.from.to_be_bytes().to_vec(), range.to.to_be_bytes().to_vec());
+            match dict == self.layout.imap && range.wide == 0 && range.to - range.from == 1 {
                 true => self.batch.delete(dict, from),
                 false => self.batch.delete_range(dict, from, to),
             }
@@ -463,10 +462,10 @@ impl<'a> Removal<'a> {
     }
 }
 
-impl Stretch {
+impl InoRange {
     /// Takes in another inode, whose number is larger; gives what was gathered, if it does not
     /// follow that at once.
-    fn extend(&mut self, ino: Ino, wide: bool) -> Option<Stretch> {
+    fn extend(&mut self, ino: Ino, wide: bool) -> Option<InoRange> {
         let done = (self.some && self.to != ino).then(|| std::mem::take(self));
         if !self.some {
             (self.from, self.some) = (ino, true);

@@ -164,7 +164,7 @@ impl Remains {
         LeftEntries { scan, remains: self, dir }
     }
 
-    /// Shows the data of a file to `visit`, stretch by stretch, until that fails, and gives back
+    /// Shows the data of a file to `visit`, extent by extent, until that fails, and gives back
     /// what is missing of it: ranges of bytes, ascending. `node`: what is known of it; without one
     /// all pages there are.
     pub fn data<E>(

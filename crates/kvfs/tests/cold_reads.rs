@@ -35,7 +35,7 @@ impl Host {
         Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
     }
 
-    /// What of a range is not there comes from the device, each stretch by a read. `true`: there
+    /// What of a range is not there comes from the device, each gap by a read. `true`: there
     /// was any.
     fn fetch(&self, offset: u64, len: u64) -> bool {
         let mut cached = self.cached.lock().unwrap();

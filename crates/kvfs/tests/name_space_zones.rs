@@ -19,8 +19,8 @@ fn is_clean(w: &World) {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// How many stretches of successive numbers these are.
-fn stretches(numbers: &[Ino]) -> usize {
+/// How many sequences of successive numbers these are.
+fn sequences(numbers: &[Ino]) -> usize {
     let sorted: BTreeSet<Ino> = numbers.iter().copied().collect();
     assert_eq!(sorted.len(), numbers.len(), "no number is given twice");
     let sorted: Vec<Ino> = sorted.into_iter().collect();
@@ -42,14 +42,14 @@ fn files_of_a_directory_follow_each_other_whatever_is_made_elsewhere_in_between(
     }
     for own in &numbers {
         assert!(own.is_sorted(), "in the order in which they were made");
-        assert!(stretches(own) <= 2, "one with the directory, one of its own");
+        assert!(sequences(own) <= 2, "one with the directory, one of its own");
     }
-    stretches(&numbers.concat());
+    sequences(&numbers.concat());
     is_clean(&w);
 }
 
 #[test]
-fn a_large_directory_has_few_stretches() {
+fn a_large_directory_has_few_sequences() {
     let w = World::new();
     let (a, b) = (w.dir(ROOT, "a"), w.dir(ROOT, "b"));
     let (mut in_a, mut in_b) = (Vec::new(), Vec::new());
@@ -57,7 +57,7 @@ fn a_large_directory_has_few_stretches() {
         in_a.push(w.file(a, &format!("{n}")));
         in_b.push(w.file(b, &format!("{n}")));
     }
-    assert!(stretches(&in_a) <= 8 && stretches(&in_b) <= 8);
+    assert!(sequences(&in_a) <= 8 && sequences(&in_b) <= 8);
     is_clean(&w);
 }
 
@@ -89,7 +89,7 @@ fn a_directory_goes_on_where_it_was_after_a_kill() {
         files(&w, b, &format!("f{n}-"), 5);
         w.crash();
     }
-    assert!(stretches(&numbers) <= 2);
+    assert!(sequences(&numbers) <= 2);
     is_clean(&w);
 }
 
@@ -107,7 +107,7 @@ fn numbers_of_files_that_are_gone_are_not_given_again_in_their_directory() {
             w.crash();
         }
     }
-    stretches(&numbers);
+    sequences(&numbers);
     is_clean(&w);
 }
 
@@ -128,7 +128,7 @@ fn numbers_that_were_given_since_are_not_given_again_behind_a_rollback() {
             w.crash();
         }
     }
-    stretches(&numbers);
+    sequences(&numbers);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_rollback_voids_reservations_for_a_process_that_opens_the_store_later() {
     numbers.push(w.file(used, "behind"));
     w.crash();
     numbers.extend(files(&w, quiet, "later", 3));
-    stretches(&numbers);
+    sequences(&numbers);
     is_clean(&w);
 }
 
@@ -163,7 +163,7 @@ fn a_rollback_voids_reservations_though_nothing_was_written_behind_it_before_a_k
         }
         w.crash();
         numbers.extend(files(&w, dir, "later", 3));
-        stretches(&numbers);
+        sequences(&numbers);
         is_clean(&w);
     }
 }
@@ -180,7 +180,7 @@ fn a_snapshot_does_not_keep_a_directory_from_going_on_where_it_was() {
         files(&w, ROOT, &format!("other{n}-"), 3);
         w.crash();
     }
-    assert!(stretches(&numbers) <= 2);
+    assert!(sequences(&numbers) <= 2);
     is_clean(&w);
 }
 
@@ -217,7 +217,7 @@ fn transactions_and_the_mainline_give_each_number_once_in_the_same_directory() {
     is_clean(&w);
     w.crash();
     numbers.extend(files(&w, dir, "later", 40));
-    stretches(&numbers);
+    sequences(&numbers);
     is_clean(&w);
 }
 
@@ -235,7 +235,7 @@ fn a_copy_of_a_directory_does_not_share_what_the_original_has_reserved() {
         numbers.push(w.file(sub, &format!("more{n}")));
         numbers.push(w.file(copy, &format!("more{n}")));
     }
-    stretches(&numbers);
+    sequences(&numbers);
     is_clean(&w);
 }
 
@@ -254,7 +254,7 @@ fn threads_that_make_files_at_once_get_numbers_of_their_own() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<Ino>>()
     });
     assert_eq!(numbers.len(), 16 * 400);
-    stretches(&numbers);
+    sequences(&numbers);
     is_clean(&w);
 }
 
@@ -264,7 +264,7 @@ fn without_zones_numbers_are_in_the_order_of_making() {
     let (a, b) = (w.dir(ROOT, "a"), w.dir(ROOT, "b"));
     let numbers: Vec<Ino> =
         (0..100).map(|n| w.file(if n % 2 == 0 { a } else { b }, &format!("{n}"))).collect();
-    assert_eq!((stretches(&numbers), numbers.is_sorted()), (1, true));
+    assert_eq!((sequences(&numbers), numbers.is_sorted()), (1, true));
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn a_file_system_keeps_the_zone_size_that_it_was_made_with() {
         let make = |n: usize| w.file(dirs[n % 4], &format!("f{n}"));
         let numbers: Vec<Ino> = (0..64).map(make).collect();
         let first: Vec<Ino> = numbers.iter().step_by(4).copied().collect();
-        stretches(&first)
+        sequences(&first)
     };
     w.fs.shutdown().unwrap();
     w.crash();
@@ -316,7 +316,7 @@ fn directories_of_an_older_store_reserve_numbers_from_their_next_file_on() {
         new.push(w.file(dir, &format!("new{n}")));
         w.file(ROOT, &format!("other{n}"));
     }
-    assert_eq!(stretches(&new), 1);
+    assert_eq!(sequences(&new), 1);
     assert!(new.iter().all(|ino| !old.contains(ino)));
     assert_eq!(w.db.get(imap, &key(b"s")).unwrap().unwrap()[4], 3);
     is_clean(&w);
@@ -342,6 +342,6 @@ fn directories_that_have_reserved_the_same_numbers_are_found_and_mended() {
     let mut numbers = vec![in_b];
     numbers.extend(files(&w, a, "more", 100));
     numbers.extend(files(&w, b, "more", 100));
-    stretches(&numbers);
+    sequences(&numbers);
     is_clean(&w);
 }

@@ -166,7 +166,7 @@ fn small_writes_that_meet_or_are_few_are_one_part_and_more_of_them_read_the_page
         work();
         cold.pages_read() - before
     };
-    // In two pages at once; a stretch behind the other; again and again in one place.
+    // In two pages at once; a piece behind the other; again and again in one place.
     let pages = 30 * PAGE;
     let blind = read(&cold, &mut || {
         cold.write(f, pages - 2, b"over");

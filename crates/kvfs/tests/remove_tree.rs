@@ -677,7 +677,7 @@ fn the_files_of_a_zone_cost_a_few_range_deletes_together() {
     let zone_size = kvfs::ZONE_SIZE;
     assert!(cost(zone_size, 50, 400) < 32.0);
     assert!(cost(zone_size, 20, 1000) < 32.0);
-    // A directory whose files do not fill what it has reserved is a stretch of its own.
+    // A directory whose files do not fill what it has reserved is a range of its own.
     assert!(cost(zone_size, 1000, 7) < 100.0);
     assert!(cost(0, 50, 100) < 100.0, "what lies outside is between them");
 }

@@ -129,14 +129,14 @@ impl Bench {
     fn run_in(&mut self, directory: &str, steps: &[Step]) -> Outcome<Option<Difference>> {
         if let (Mode::Commit | Mode::Abort, Some(mounted)) = (self.mode, &self.mounted) {
             let half = steps.len() / 2;
-            match self.stretch(&self.subject, directory, steps, 0..half, |_, _| Ok(()))? {
+            match self.part(&self.subject, directory, steps, 0..half, |_, _| Ok(()))? {
                 Ended::Alike => {}
                 ended => return Ok(self.judged(ended)),
             }
             let before = whole(&self.reference.join(directory), self.marks[1]);
             let id = mounted.begin(&self.isolation)?;
             let end = if self.mode == Mode::Commit { "commit" } else { "abort" };
-            match self.stretch(&mounted.view(), directory, steps, half..steps.len(), |_, _| {
+            match self.part(&mounted.view(), directory, steps, half..steps.len(), |_, _| {
                 mounted.end(end, &id)
             }) {
                 Ok(Ended::Alike) => {}
@@ -174,7 +174,7 @@ impl Bench {
                     _ => Ok(()),
                 }
             };
-            match self.stretch(&self.subject, directory, steps, from..until, restart)? {
+            match self.part(&self.subject, directory, steps, from..until, restart)? {
                 Ended::Alike => {}
                 ended => return Ok(self.judged(ended)),
             }
@@ -192,7 +192,7 @@ impl Bench {
     }
 
     /// Runs a part of a history with processes of its own; `last` is done while they still live.
-    fn stretch(
+    fn part(
         &self,
         root: &Path,
         directory: &str,

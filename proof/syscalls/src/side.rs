@@ -1,7 +1,7 @@
-//! The processes of one side: forked for a stretch of a history, and given their turns one after
+//! The processes of one side: forked for a part of a history, and given their turns one after
 //! the other.
 //!
-//! Each has the whole stretch in its memory, so a turn is two numbers through a pipe, and its
+//! Each has the whole part in its memory, so a turn is two numbers through a pipe, and its
 //! results come back as lines.
 
 use std::io;
@@ -34,7 +34,7 @@ pub struct Side {
 // numbers.
 unsafe impl Sync for Side {}
 
-/// How a stretch ended before its end.
+/// How a part ended before its end.
 #[derive(Clone, Debug)]
 pub struct Stopped {
     pub at: usize,
@@ -77,7 +77,7 @@ impl Side {
         Ok(side)
     }
 
-    /// Gives the workers their turns until the stretch is done. The results, and why there are no
+    /// Gives the workers their turns until the part is done. The results, and why there are no
     /// more of them.
     pub fn run(&self, steps: &[Step]) -> (Vec<String>, Option<Stopped>) {
         let mut results = Vec::with_capacity(steps.len());

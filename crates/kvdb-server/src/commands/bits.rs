@@ -48,7 +48,7 @@ pub fn getbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Hands over the bytes of a string that bits lie in, one stretch after the other: the bytes, the
+/// Hands over the bytes of a string that bits lie in, one piece after the other: the bytes, the
 /// place of their first bit, and the bits among them. Stops where `look` says `false`. Zeros that
 /// are not stored come as the first byte of them, which says as much as all: a string of a tebibyte
 /// may be one page.
@@ -85,7 +85,7 @@ fn look_through(
 
 /// The bits from the first up to the second, which is outside, that `start` and `end` mean in a
 /// value of `len` bytes.
-fn stretch(len: usize, start: i64, end: i64, in_bits: bool) -> std::ops::Range<usize> {
+fn bit_range(len: usize, start: i64, end: i64, in_bits: bool) -> std::ops::Range<usize> {
     let units = len as i64 * if in_bits { 8 } else { 1 };
     if start < 0 && end < 0 && start > end {
         return 0..0;
@@ -120,7 +120,7 @@ pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     };
     let (key, seen) = (args.at(1), s.see()?);
     let text = seen.text(key)?.1;
-    let bits = stretch(text.len() as usize, start, end, in_bits);
+    let bits = bit_range(text.len() as usize, start, end, in_bits);
     let mut ones = 0;
     look_through((&seen, key, &text), bits, |bytes, _, bits| {
         ones += count(bytes, bits);
@@ -160,7 +160,7 @@ pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         out.integer(if bit == 1 { -1 } else { 0 });
         return Ok(());
     }
-    let bits = stretch(text.len() as usize, start, end, in_bits);
+    let bits = bit_range(text.len() as usize, start, end, in_bits);
     let (behind, empty) = (bits.end, bits.is_empty());
     let mut found = None;
     look_through((&seen, key, &text), bits, |bytes, base, bits| {

@@ -36,21 +36,21 @@ impl Table {
     }
 }
 
-/// A common stretch: where it begins in both, and its length.
-type Stretch = (usize, usize, usize);
+/// A common match: where it begins in both, and its length.
+type Match = (usize, usize, usize);
 
-/// The subsequence, and the stretches that it consists of, the last one first.
-fn trace(table: &Table, a: &[u8], b: &[u8]) -> (Vec<u8>, Vec<Stretch>) {
+/// The subsequence, and the matches that it consists of, the last one first.
+fn trace(table: &Table, a: &[u8], b: &[u8]) -> (Vec<u8>, Vec<Match>) {
     let (mut i, mut j) = (a.len(), b.len());
-    let (mut common, mut stretches) = (Vec::new(), Vec::<Stretch>::new());
+    let (mut common, mut matches) = (Vec::new(), Vec::<Match>::new());
     while i > 0 && j > 0 {
         if a[i - 1] == b[j - 1] {
             common.push(a[i - 1]);
-            match stretches.last_mut() {
+            match matches.last_mut() {
                 Some(last) if last.0 == i && last.1 == j => {
                     *last = (i - 1, j - 1, last.2 + 1);
                 }
-                _ => stretches.push((i - 1, j - 1, 1)),
+                _ => matches.push((i - 1, j - 1, 1)),
             }
             (i, j) = (i - 1, j - 1);
         } else if table.at(i - 1, j) > table.at(i, j - 1) {
@@ -60,7 +60,7 @@ fn trace(table: &Table, a: &[u8], b: &[u8]) -> (Vec<u8>, Vec<Stretch>) {
         }
     }
     common.reverse();
-    (common, stretches)
+    (common, matches)
 }
 
 /// `LCS key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]`
@@ -97,11 +97,11 @@ pub fn lcs(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         ));
     }
     let table = Table::of(&a, &b, s)?;
-    let (common, stretches) = trace(&table, &a, &b);
+    let (common, matches) = trace(&table, &a, &b);
     if len {
         out.integer(common.len() as i64);
     } else if places {
-        let shown: Vec<_> = stretches.into_iter().filter(|s| s.2 >= shortest.max(1)).collect();
+        let shown: Vec<_> = matches.into_iter().filter(|s| s.2 >= shortest.max(1)).collect();
         out.map(2);
         out.bulk(b"matches");
         out.array(shown.len());
@@ -127,7 +127,7 @@ pub fn lcs(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_subsequence_and_its_stretches_are_those_of_redis() {
+    fn the_subsequence_and_its_matches_are_those_of_redis() {
         let db = kvdb::Kvdb::in_memory();
         let mut client = crate::client::Client::local(db);
         let mut ask = |words: &[&str]| {

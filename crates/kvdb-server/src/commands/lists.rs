@@ -182,7 +182,7 @@ pub fn llen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 /// The elements from rank `from` to `to`, both included, in order; from the nearer end.
-fn stretch(
+fn elements(
     s: &Session,
     seen: &Seen<'_>,
     of: &Collection,
@@ -223,7 +223,7 @@ pub fn lrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     if let Some(of) = seen.collection(args.at(1), Kind::List)?
         && let Some((from, to)) = ranks(of.live.count, from, to)
     {
-        for tuple in stretch(s, &seen, &of, from, to)? {
+        for tuple in elements(s, &seen, &of, from, to)? {
             found.push(tuple.value()?);
         }
     }
@@ -244,7 +244,7 @@ fn nth(
 ) -> Result<Option<Tuple>, Failure> {
     let rank = if index < 0 { index.saturating_add(of.live.count) } else { index };
     match (0..of.live.count).contains(&rank) {
-        true => Ok(stretch(s, seen, of, rank, rank)?.pop()),
+        true => Ok(elements(s, seen, of, rank, rank)?.pop()),
         false => Ok(None),
     }
 }
@@ -379,8 +379,8 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             // The one that moves furthest comes first: each takes the number of the next.
             let left = rank < len - rank;
             let moved = match left {
-                true if rank > 0 => stretch(s, seen, &of, 0, rank - 1)?,
-                false if rank < len => stretch(s, seen, &of, rank, len - 1)?,
+                true if rank > 0 => elements(s, seen, &of, 0, rank - 1)?,
+                false if rank < len => elements(s, seen, &of, rank, len - 1)?,
                 _ => Vec::new(),
             };
             let mut numbers = moved.iter().map(number).collect::<Result<Vec<_>, _>>()?;

@@ -1,6 +1,6 @@
-//! What an ordered store can do and Redis cannot: reading and deleting stretches of keys.
+//! What an ordered store can do and Redis cannot: reading and deleting ranges of keys.
 //!
-//! A stretch is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as
+//! A range is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as
 //! the end mean that there is none; with `EXACT` only an empty one does, so that programs can name
 //! any key.
 
@@ -22,7 +22,7 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::seen::Seen;
 use crate::session::{Executing, Session, retry_on_conflict};
-use crate::walk::{Stretch, answer};
+use crate::walk::{KeyRange, answer};
 
 /// The bounds in the first two arguments; empty: none.
 pub fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
@@ -57,9 +57,9 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         out.array(0);
         return Ok(());
     }
-    let stretch = Stretch { start, end, backward, limit, pattern: None, strings_only: true };
+    let asked = KeyRange { start, end, backward, limit, pattern: None, strings_only: true };
     if values {
-        answer(s, &stretch, out, 2, |seen, item, out| {
+        answer(s, &asked, out, 2, |seen, item, out| {
             let value = match &item.tuple {
                 Some(tuple) => tuple.value()?,
                 None => Bytes::new(),
@@ -77,7 +77,7 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             Ok(())
         })
     } else {
-        answer(s, &stretch, out, 1, |_, item, out| {
+        answer(s, &asked, out, 1, |_, item, out| {
             out.bulk(&item.key);
             Ok(())
         })
@@ -92,7 +92,7 @@ pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         return Err(Failure::SYNTAX);
     }
     let (start, end) = bounds(args, exact);
-    empty_stretch(s, start, end)?;
+    empty_range(s, start, end)?;
     out.ok();
     Ok(())
 }
@@ -100,12 +100,12 @@ pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
 /// `DELPREFIX prefix`: every key that begins with it, as `DELRANGE` does.
 pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let end = glob::prefix_end(args.at(1));
-    empty_stretch(s, args.at(1), &end)?;
+    empty_range(s, args.at(1), &end)?;
     out.ok();
     Ok(())
 }
 
-fn empty_stretch(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
+fn empty_range(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
     let Some(space) = s.existing()? else { return Ok(()) };
     delete_atomically(s, |s, batch, events| {
         let space = s.under_locks(space)?;
@@ -172,7 +172,7 @@ fn events_of(
     let of_range = || {
         let event = Event { class: Classes::GENERIC, name: "delrange" };
         let [start, end] = [start, end].map(Bytes::copy_from_slice);
-        Ok(Some(vec![Effect::Stretch { event, start, end }]))
+        Ok(Some(vec![Effect::Range { event, start, end }]))
     };
     if s.inside().is_some_and(|transaction| s.is_joined() && !transaction.checks_conflicts()) {
         // What others put there until then goes as well.
@@ -209,7 +209,7 @@ fn events_of(
     Ok((!met.is_empty()).then(|| met.into_iter().map(event).collect()))
 }
 
-/// Collections and long strings that one command may delete with a stretch of keys.
+/// Collections and long strings that one command may delete with a range of keys.
 const MOST_COLLECTIONS: usize = 1 << 16;
 
 /// Adds the deletion of what stands beside the keys of `[start, end)`.
@@ -246,7 +246,7 @@ fn delete_types(
         collections += 1;
         if collections > MOST_COLLECTIONS {
             return Err(Failure::Limit(format!(
-                "more than {MOST_COLLECTIONS} collections and long strings lie there: delete a shorter stretch, or FLUSHDB"
+                "more than {MOST_COLLECTIONS} collections and long strings lie there: delete a shorter range, or FLUSHDB"
             )));
         }
         batch.delete_range(types, first, last);
@@ -313,7 +313,7 @@ fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut
 
 pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
-    empty_stretch(s, b"", b"")?;
+    empty_range(s, b"", b"")?;
     out.ok();
     Ok(())
 }

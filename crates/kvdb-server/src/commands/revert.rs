@@ -141,7 +141,7 @@ impl Revert<'_> {
                 Changed::DeleteRange { start: from, end: to } => {
                     let (from, to) = ((&from[..]).max(&start[..]), (&to[..]).min(&end[..]));
                     if from < to {
-                        self.stretch(types, from, to, <[u8]>::to_vec, nested)?;
+                        self.range(types, from, to, <[u8]>::to_vec, nested)?;
                     }
                 }
             }
@@ -176,7 +176,7 @@ impl Revert<'_> {
             tuple[1..9].copy_from_slice(&new.to_be_bytes());
             tuple
         };
-        self.stretch(types, &start, &end, place, nested)?;
+        self.range(types, &start, &end, place, nested)?;
         let mut batch = Batch::new();
         batch.put(types, head_key(key), Head { id: new, ..head }.encode());
         if head.kind != Kind::Pages {
@@ -186,7 +186,7 @@ impl Revert<'_> {
     }
 
     /// Puts what lies in `[start, end)` beneath the transaction, each tuple where `place` says.
-    fn stretch(
+    fn range(
         &self,
         types: DictionaryId,
         start: &[u8],

@@ -6,7 +6,7 @@ use crate::glob;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::walk::{Stretch, answer};
+use crate::walk::{KeyRange, answer};
 
 /// Keys of one page end it when they take this many bytes, whatever `COUNT` says.
 const PAGE_BYTES: usize = 1 << 20;
@@ -45,13 +45,13 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     };
     let (mut keys, mut next) = (Vec::new(), None);
-    let mut stretch = Stretch::matching(pattern.unwrap_or(b"*"));
+    let mut range = KeyRange::matching(pattern.unwrap_or(b"*"));
     // The page is measured in keys looked at, so that it ends also where nothing matches.
-    stretch.pattern = None;
-    stretch.start = stretch.start.max(from);
+    range.pattern = None;
+    range.start = range.start.max(from);
     let mut bytes = 0;
     let seen = s.see()?;
-    let mut walk = stretch.walk(&seen, s)?;
+    let mut walk = range.walk(&seen, s)?;
     while let Some(item) = walk.step()? {
         if count == 0 || bytes >= PAGE_BYTES {
             next = Some(item.key.to_vec());
@@ -82,7 +82,7 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 }
 
 pub fn keys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    answer(s, &Stretch::matching(args.at(1)), out, 1, |_, item, out| {
+    answer(s, &KeyRange::matching(args.at(1)), out, 1, |_, item, out| {
         out.bulk(&item.key);
         Ok(())
     })
@@ -90,7 +90,7 @@ pub fn keys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 
 /// The exact number of keys, counted.
 pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
-    let (all, seen) = (Stretch::matching(b"*"), s.see()?);
+    let (all, seen) = (KeyRange::matching(b"*"), s.see()?);
     let mut walk = all.walk(&seen, s)?;
     let mut count = 0;
     while walk.step()?.is_some() {
@@ -105,10 +105,10 @@ pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 pub fn randomkey(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let seen = s.see()?;
     let one = |start: &[u8], end: &[u8], backward: bool| {
-        let mut stretch = Stretch::matching(b"*");
-        (stretch.start, stretch.end) = (start.to_vec(), end.to_vec());
-        (stretch.backward, stretch.limit) = (backward, 1);
-        Ok::<_, Failure>(stretch.walk(&seen, s)?.step()?.map(|item| item.key))
+        let mut range = KeyRange::matching(b"*");
+        (range.start, range.end) = (start.to_vec(), end.to_vec());
+        (range.backward, range.limit) = (backward, 1);
+        Ok::<_, Failure>(range.walk(&seen, s)?.step()?.map(|item| item.key))
     };
     let (Some(first), Some(last)) = (one(b"", b"", false)?, one(b"", b"", true)?) else {
         out.null();

@@ -147,7 +147,7 @@ fn events_of(
     for change in transaction.changes_in(view, &[strings])? {
         effects.push(match change?.1 {
             Changed::DeleteRange { start, end } => {
-                Effect::Stretch { event: event("delrange"), start, end }
+                Effect::Range { event: event("delrange"), start, end }
             }
             Changed::Put { key, .. } | Changed::Update { key, .. } | Changed::Delete { key } => {
                 Effect::Event { event: event("undo"), key }

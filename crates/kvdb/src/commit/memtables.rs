@@ -35,13 +35,13 @@ pub(crate) fn write_memtables(
     const PER_LOCK: usize = 256;
     let (mut grown, mut waiting) = (0, 0);
     let mut seq = first;
-    for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
-        let Some(layer) = version.trees.get(&stretch[0].0).and_then(|t| t.layers.first()) else {
-            seq += stretch.len() as u64;
+    for of_one in changes.chunk_by(|a, b| a.0 == b.0) {
+        let Some(layer) = version.trees.get(&of_one[0].0).and_then(|t| t.layers.first()) else {
+            seq += of_one.len() as u64;
             continue;
         };
         let before = layer.memtable.bytes();
-        for part in stretch.chunks(PER_LOCK) {
+        for part in of_one.chunks(PER_LOCK) {
             let mut writer = layer.memtable.writer();
             for (dict, op) in part {
                 match op {

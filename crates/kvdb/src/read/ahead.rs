@@ -24,7 +24,7 @@ use crate::short_values::ShortValues;
 
 /// Large values that were waited for before anything is announced.
 const SLOW: u32 = 2;
-/// Bytes of values announced at first, and at most. The larger the window, the longer the stretches
+/// Bytes of values announced at first, and at most. The larger the window, the longer the sequences
 /// that neighbours make: half of it is sorted at a time. The host keeps them, in memory that is not
 /// ours; but where ours is small, its will be.
 const WINDOW_MIN: u64 = 128 << 10;

@@ -214,9 +214,9 @@ impl WriteSet {
         }
         let mut seq = self.at;
         self.unseen += changes.iter().map(|(_, op)| op.bytes() + OVERHEAD).sum::<usize>();
-        for stretch in changes.chunk_by(|a, b| a.0 == b.0) {
-            let mut writer = self.newest(stretch[0].0).writer();
-            for (_, op) in stretch {
+        for of_one in changes.chunk_by(|a, b| a.0 == b.0) {
+            let mut writer = self.newest(of_one[0].0).writer();
+            for (_, op) in of_one {
                 seq += 1;
                 match op {
                     // Copied: the bytes may be a slice of something much larger.

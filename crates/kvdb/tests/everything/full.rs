@@ -83,7 +83,7 @@ pub fn drain(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A stretch of it, or some keys here and there.
+/// A range of it, or some keys here and there.
 fn removal(w: &mut World, ballast: DictionaryId) -> Batch {
     let most = [10, 500, KEYS][w.random.below(3) as usize];
     let (from, count) = (w.random.below(KEYS), 1 + w.random.below(most));

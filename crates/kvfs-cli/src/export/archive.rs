@@ -41,7 +41,7 @@ impl Target for Tar<'_> {
             path = b".".to_vec();
         }
         let mut link = item.target.clone();
-        let mut stretches = Vec::new();
+        let mut extents = Vec::new();
         let mut kind = match attr.kind {
             FileKind::Dir => {
                 path.push(b'/');
@@ -62,17 +62,17 @@ impl Target for Tar<'_> {
         let mut map = Vec::new();
         let mut size = 0;
         if kind == tar::EntryType::Regular {
-            stretches = tree::stretches(fs, attr)
+            extents = tree::extents(fs, attr)
                 .map_err(|e| tree::failure(format!("cannot read {}", text::show(item.path)), e))?;
             if self.proof_read {
-                let mut content = Content::new(fs, attr.ino, stretches.clone(), None);
+                let mut content = Content::new(fs, attr.ino, extents.clone(), None);
                 io::copy(&mut content, &mut io::sink()).map_err(|e| cannot_write(item, e))?;
             }
-            size = stretches.iter().map(|(_, len)| len).sum();
+            size = extents.iter().map(|(_, len)| len).sum();
             if size < attr.size {
-                // A sparse file ends with an empty stretch at its end, so that its last hole is in
+                // A sparse file ends with an empty extent at its end, so that its last hole is in
                 // the map.
-                let mut parts = stretches.clone();
+                let mut parts = extents.clone();
                 if parts.last().is_none_or(|(at, len)| at + len < attr.size) {
                     parts.push((attr.size, 0));
                 }
@@ -133,7 +133,7 @@ impl Target for Tar<'_> {
         let records = records.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
         self.builder.append_pax_extensions(records).map_err(|e| cannot_write(item, e))?;
         let data = size - map.len() as u64;
-        let content = Content::new(fs, attr.ino, stretches, Some(bar));
+        let content = Content::new(fs, attr.ino, extents, Some(bar));
         self.builder
             .append(&header, io::Read::chain(map.as_slice(), content))
             .map_err(|e| cannot_write(item, e))?;
@@ -170,12 +170,12 @@ impl std::fmt::Display for StoreError {
 }
 impl std::error::Error for StoreError {}
 
-/// The stored stretches of a file, one after the other.
+/// The stored extents of a file, one after the other.
 struct Content<'a> {
     fs: &'a Fs,
     ino: Ino,
-    stretches: std::vec::IntoIter<(u64, u64)>,
-    /// (offset, length) of what is left of the stretch at hand.
+    extents: std::vec::IntoIter<(u64, u64)>,
+    /// (offset, length) of what is left of the extent at hand.
     now: (u64, u64),
     /// Read and not handed out.
     piece: io::Cursor<Vec<u8>>,
@@ -183,11 +183,11 @@ struct Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    fn new(fs: &'a Fs, ino: Ino, stretches: Vec<(u64, u64)>, bar: Option<&'a ProgressBar>) -> Self {
+    fn new(fs: &'a Fs, ino: Ino, extents: Vec<(u64, u64)>, bar: Option<&'a ProgressBar>) -> Self {
         Content {
             fs,
             ino,
-            stretches: stretches.into_iter(),
+            extents: extents.into_iter(),
             now: (0, 0),
             piece: io::Cursor::default(),
             bar,
@@ -203,7 +203,7 @@ impl io::Read for Content<'_> {
                 return Ok(got);
             }
             if self.now.1 == 0 {
-                match self.stretches.next() {
+                match self.extents.next() {
                     Some(next) => self.now = next,
                     None => return Ok(0),
                 }

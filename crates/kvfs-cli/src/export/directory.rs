@@ -202,7 +202,7 @@ fn write_file(
     let attr = &item.attr;
     let failed = |e| tree::failure(format!("cannot read {}", text::show(item.path)), e);
     let mut written = 0;
-    for (mut at, mut len) in tree::stretches(fs, attr).map_err(failed)? {
+    for (mut at, mut len) in tree::extents(fs, attr).map_err(failed)? {
         while len > 0 {
             let piece =
                 fs.read(attr.ino, at, len.min(u64::from(tree::PIECE)) as u32).map_err(failed)?;
