@@ -31,8 +31,16 @@ def programs(cases):
         size = cases.tar.stat().st_size
         return [
             Step("rsync", partial(rsync, "copy", []), files, size, sync=True),
-            Step("rsync --inplace", partial(rsync, "in-place", ["--inplace"]), files, size, sync=True),
-            Step("tar of the tree", lambda fs: program("tar", "cf", fs.dir / "tree.tar", "-C", fs.dir, "tree"), files, size, sync=True),
+            Step(
+                "rsync --inplace", partial(rsync, "in-place", ["--inplace"]), files, size, sync=True
+            ),
+            Step(
+                "tar of the tree",
+                lambda fs: program("tar", "cf", fs.dir / "tree.tar", "-C", fs.dir, "tree"),
+                files,
+                size,
+                sync=True,
+            ),
             Step("git clone", clone, sync=True),
             Step("git diff", diff),
         ]
@@ -45,7 +53,15 @@ def toku(sizes):
     n = sizes.toku
 
     def steps(fs):
-        return [Step("TokuBench + sync", lambda fs: workloads.make_small_at_once(fs.dir / "tree", n, 200), n, 200 * n, sync=True)]
+        return [
+            Step(
+                "TokuBench + sync",
+                lambda fs: workloads.make_small_at_once(fs.dir / "tree", n, 200),
+                n,
+                200 * n,
+                sync=True,
+            )
+        ]
 
     return Group("toku", lambda fs: None, steps)
 
@@ -60,7 +76,9 @@ def renames(seed):
             (fs.dir / f"to-{kib}").mkdir()
 
     def step(kib, size):
-        work = lambda fs: workloads.move_durably(fs.dir / f"from-{kib}", fs.dir / f"to-{kib}", 100, seed)
+        work = lambda fs: workloads.move_durably(
+            fs.dir / f"from-{kib}", fs.dir / f"to-{kib}", 100, seed
+        )
         return Step(f"rename + fsync, files of {size}", work, 100)
 
     return Group("renames", prepare, lambda fs: [step(*size) for size in sizes])

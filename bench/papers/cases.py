@@ -1,5 +1,5 @@
-"""The groups of cases. A group prepares a disk at the speed of memory; then each of its steps runs on
-the modelled disk, on a file system that was mounted for it."""
+"""The groups of cases. A group prepares a disk at the speed of memory; then each of its steps runs
+on the modelled disk, on a file system that was mounted for it."""
 
 import os
 from functools import partial
@@ -44,7 +44,10 @@ def looks(files, title):
 
 
 def ends(files, title):
-    return [Step(f"mv, {title}", move, files, sync=True), Step(f"rm -rf, {title}", partial(remove, "to"), files, sync=True)]
+    return [
+        Step(f"mv, {title}", move, files, sync=True),
+        Step(f"rm -rf, {title}", partial(remove, "to"), files, sync=True),
+    ]
 
 
 def aged_steps(title, fs):
@@ -66,9 +69,21 @@ class Cases:
 
     def groups(self):
         s, seed = self.sizes, self.seed
-        made = [make() for make in (self.tree, self.commits, self.random, self.large, self.small, self.mail)]
+        made = [
+            make()
+            for make in (self.tree, self.commits, self.random, self.large, self.small, self.mail)
+        ]
         made += [betrfs.programs(self), betrfs.toku(s), betrfs.renames(seed)]
-        made += [make(s, seed) for make in (kevin.names, kevin.names_aged, kevin.index, kevin.directories, kevin.listing)]
+        made += [
+            make(s, seed)
+            for make in (
+                kevin.names,
+                kevin.names_aged,
+                kevin.index,
+                kevin.directories,
+                kevin.listing,
+            )
+        ]
         made += [vt_tree.pieces(s, seed), vt_tree.personalities(s), vt_tree.builds(self.directory)]
         return {group.name: group for group in made}
 
@@ -79,7 +94,9 @@ class Cases:
     def make_repository(self):
         if not self.repository:
             s = self.sizes
-            self.repository = trees.Repository(self.directory, s.tree, s.commits, s.changes, self.seed)
+            self.repository = trees.Repository(
+                self.directory, s.tree, s.commits, s.changes, self.seed
+            )
         return self.repository
 
     def tree(self):
@@ -131,9 +148,22 @@ class Cases:
 
         def steps(fs):
             return [
-                Step("sequential write", lambda fs: workloads.fill(fs.dir / "one", s.stream), 0, s.stream << 20),
-                Step("sequential read", lambda fs: workloads.read_in_order(fs.dir / "one"), 0, s.stream << 20),
-                *(Step(f"unlink of {mib} MiB", partial(unlink, mib), sync=True) for mib in s.unlinks),
+                Step(
+                    "sequential write",
+                    lambda fs: workloads.fill(fs.dir / "one", s.stream),
+                    0,
+                    s.stream << 20,
+                ),
+                Step(
+                    "sequential read",
+                    lambda fs: workloads.read_in_order(fs.dir / "one"),
+                    0,
+                    s.stream << 20,
+                ),
+                *(
+                    Step(f"unlink of {mib} MiB", partial(unlink, mib), sync=True)
+                    for mib in s.unlinks
+                ),
                 Step("4-byte overwrites + fsync", over(s.pokes, 4), s.pokes, 4 * s.pokes),
                 Step("4 KiB overwrites + fsync", over(s.pages, 4096), s.pages, 4096 * s.pages),
                 Step("read in order what was overwritten", read_big, 0, s.big << 20),
@@ -146,7 +176,13 @@ class Cases:
 
         def steps(fs):
             return [
-                Step("create of 200-byte files + sync", lambda fs: workloads.make_small(fs.dir / "tree", n, 200), n, 200 * n, sync=True),
+                Step(
+                    "create of 200-byte files + sync",
+                    lambda fs: workloads.make_small(fs.dir / "tree", n, 200),
+                    n,
+                    200 * n,
+                    sync=True,
+                ),
                 Step("find, 200-byte files", find, n),
                 Step("rm -rf, 200-byte files", partial(remove, "tree"), n, sync=True),
             ]
@@ -157,17 +193,27 @@ class Cases:
         n, boxes, messages = self.sizes.mail, 10, 300
 
         def steps(fs):
-            return [Step("mail", lambda fs: workloads.mail(fs.dir / "mail", boxes, messages, n, self.seed), n)]
+            return [
+                Step(
+                    "mail",
+                    lambda fs: workloads.mail(fs.dir / "mail", boxes, messages, n, self.seed),
+                    n,
+                )
+            ]
 
-        return Group("mail", lambda fs: workloads.make_mailboxes(fs.dir / "mail", boxes, messages, self.seed), steps)
+        return Group(
+            "mail",
+            lambda fs: workloads.make_mailboxes(fs.dir / "mail", boxes, messages, self.seed),
+            steps,
+        )
 
 
 def kvdb_loads(sizes, profile):
-    """(load, bytes of a value, MiB, thresholds, more options). VT-tree Figures 5 and 6: a tuple fills
-    its block (4 KiB theirs, 8 KiB here), thresholds of 0, 7, 15 and 16,383 blocks, no journal, memtables
-    of 8 MiB, and more than 200 flushes; then the same with the store's journal and two tuples of 4 KiB
-    a block. DeLSM's loads by bytes, with the options that a store has. On a hard disk a seek costs what
-    `kvfs create --profile hdd` takes it to cost."""
+    """(load, bytes of a value, MiB, thresholds, more options). VT-tree Figures 5 and 6: a tuple
+    fills its block (4 KiB theirs, 8 KiB here), thresholds of 0, 7, 15 and 16,383 blocks, no
+    journal, memtables of 8 MiB, and more than 200 flushes; then the same with the store's journal
+    and two tuples of 4 KiB a block. DeLSM's loads by bytes, with the options that a store has. On a
+    hard disk a seek costs what `kvfs create --profile hdd` takes it to cost."""
     seek = ("seek_bytes=1048576",) if profile.startswith("hdd") else ()
     paper = ("memory=32", "journal=false", "separate_at=1048576", *seek)
     small, store = ("memory=8", "separate_at=1048576", *seek), ("memory=32", *seek)

@@ -30,7 +30,9 @@ class Loop:
     """A loop device on a file, which looks to the kernel as the disk of a profile does."""
 
     def __init__(self, file, profile, direct):
-        self.device = sh("losetup", f"--direct-io={'on' if direct else 'off'}", "-f", "--show", file).strip()
+        self.device = sh(
+            "losetup", f"--direct-io={'on' if direct else 'off'}", "-f", "--show", file
+        ).strip()
         self.block = Path("/sys/block") / Path(self.device).name
         try:
             if direct and (self.block / "loop/dio").read_text().strip() != "1":

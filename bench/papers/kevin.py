@@ -1,4 +1,5 @@
-"""Groups of KEVIN's figures: names, directories and small files, whose bytes to and from the device count as well."""
+"""Groups of KEVIN's figures: names, directories and small files, whose bytes to and from the device
+count as well."""
 
 from functools import partial
 
@@ -13,7 +14,12 @@ def name_steps(sizes, seed, title=""):
     each = sizes.names
 
     def step(what, work):
-        return Step(f"{what} of names{title}", lambda fs: work(fs.dir / "names", DIRECTORIES, each, seed), DIRECTORIES * each, sync=True)
+        return Step(
+            f"{what} of names{title}",
+            lambda fs: work(fs.dir / "names", DIRECTORIES, each, seed),
+            DIRECTORIES * each,
+            sync=True,
+        )
 
     return [
         step("create", workloads.names_create),
@@ -40,7 +46,11 @@ def names_aged(sizes, seed):
 def index(sizes, seed):
     """How much room names take on the device."""
     n, (create, *_) = DIRECTORIES * sizes.names, name_steps(sizes, seed)
-    return Group("index", lambda fs: None, lambda fs: [create._replace(name=f"index of {n:,} names", space=True)])
+    return Group(
+        "index",
+        lambda fs: None,
+        lambda fs: [create._replace(name=f"index of {n:,} names", space=True)],
+    )
 
 
 def directories(sizes, seed):
@@ -53,10 +63,32 @@ def directories(sizes, seed):
 
     def steps(fs):
         return [
-            Step("mkdir", lambda fs: workloads.directories_make(fs.dir / "names", DIRECTORIES, each, seed), n, sync=True),
-            Step("rmdir", lambda fs: workloads.directories_remove(fs.dir / "names", DIRECTORIES, each, seed), n, sync=True),
-            Step("create of 4 KiB files", files(partial(workloads.names_create, size=4096)), copied, 4096 * copied, sync=True),
-            Step("cp of 4 KiB files", lambda fs: program("cp", "-r", fs.dir / "files", fs.dir / "copy"), copied, 4096 * copied, sync=True),
+            Step(
+                "mkdir",
+                lambda fs: workloads.directories_make(fs.dir / "names", DIRECTORIES, each, seed),
+                n,
+                sync=True,
+            ),
+            Step(
+                "rmdir",
+                lambda fs: workloads.directories_remove(fs.dir / "names", DIRECTORIES, each, seed),
+                n,
+                sync=True,
+            ),
+            Step(
+                "create of 4 KiB files",
+                files(partial(workloads.names_create, size=4096)),
+                copied,
+                4096 * copied,
+                sync=True,
+            ),
+            Step(
+                "cp of 4 KiB files",
+                lambda fs: program("cp", "-r", fs.dir / "files", fs.dir / "copy"),
+                copied,
+                4096 * copied,
+                sync=True,
+            ),
             Step("unlink of 4 KiB files", files(workloads.names_remove), copied, sync=True),
         ]
 
@@ -75,7 +107,9 @@ def listing(sizes, seed):
     def steps(fs):
         tops = (("fresh", fs.dir / "fresh"), ("aged at random", fs.dir / "aged/tree"))
         return [
-            Step(f"{what}, {title}", partial(lambda top, fs: workloads.list_each(top, seed), top), n)
+            Step(
+                f"{what}, {title}", partial(lambda top, fs: workloads.list_each(top, seed), top), n
+            )
             for title, top in tops
             for what in ("readdir", "readdir again")
         ]

@@ -2,11 +2,11 @@
 """The tables of the papers on a modelled disk: KVFS against ext4, btrfs and xfs, interleaved round
 by round, with what the disk counted. Needs root, and SLOWDISK in the environment (README.md).
 
-    papers.py --record FILE                  rounds more in FILE, a line of JSON for each measurement
+    papers.py --record FILE                  rounds more in FILE, each measurement a line of JSON
     papers.py --report FILE --out papers.md  the tables of all rounds in FILE
 
-Groups of cases: tree (fresh), commits and random (aged), large, small, mail, programs, toku, renames,
-names, names-aged, index, directories, listing, pieces, personalities, builds, kvdb."""
+Groups of cases: tree (fresh), commits and random (aged), large, small, mail, programs, toku,
+renames, names, names-aged, index, directories, listing, pieces, personalities, builds, kvdb."""
 
 import argparse
 import contextlib
@@ -27,14 +27,40 @@ import results
 import steps
 import systems
 
-GROUPS = ("tree", "commits", "random", "large", "small", "mail", "programs", "toku", "renames", "names", "names-aged", "index",
-          "directories", "listing", "pieces", "personalities", "builds", "kvdb")
+GROUPS = (
+    "tree",
+    "commits",
+    "random",
+    "large",
+    "small",
+    "mail",
+    "programs",
+    "toku",
+    "renames",
+    "names",
+    "names-aged",
+    "index",
+    "directories",
+    "listing",
+    "pieces",
+    "personalities",
+    "builds",
+    "kvdb",
+)
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--kvfs", default="target/release/kvfs", help="the kvfs program, a release build")
-    p.add_argument("--shape", default="target/release/kvdb_shape", help="kvdb_shape of bench/measure, a release build")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--kvfs", default="target/release/kvfs", help="the kvfs program, a release build"
+    )
+    p.add_argument(
+        "--shape",
+        default="target/release/kvdb_shape",
+        help="kvdb_shape of bench/measure, a release build",
+    )
     p.add_argument("--options", default="allow_other", help="mount options of kvfs")
     p.add_argument("--record", help="measure, and append to this file")
     p.add_argument("--report", help="only report what this file has")
@@ -77,7 +103,14 @@ class Bench:
         self.slowdisk = disk.build(os.environ["SLOWDISK"], work)
         self.file = open(a.record, "a") if a.record else None
         self.seen = results.read(a.record) if a.record else []
-        self.write({"machine": report.machine(), "commit": report.commit(), "sizes": self.sizes._asdict(), "profile": a.profile})
+        self.write(
+            {
+                "machine": report.machine(),
+                "commit": report.commit(),
+                "sizes": self.sizes._asdict(),
+                "profile": a.profile,
+            }
+        )
 
     def write(self, line):
         for to in (self.file, sys.stdout if self.a.json else None):
@@ -86,7 +119,11 @@ class Bench:
 
     def next_round(self, group):
         """A round that was measured before is not measured again under its number."""
-        numbers = (x["round"] + 1 for x in self.seen if x.get("group") == group and x["profile"] == self.a.profile)
+        numbers = (
+            x["round"] + 1
+            for x in self.seen
+            if x.get("group") == group and x["profile"] == self.a.profile
+        )
         return max(numbers, default=0)
 
     def left_out(self, what, error):
@@ -143,12 +180,28 @@ class Bench:
             figures["names_bytes"] = fs.names_bytes() - names
         fs.umount()
         settled = slow.counters()
-        self.write({**line, "case": step.name, "files": step.files, "bytes": step.bytes, "seconds": seconds, "mount": mount,
-                    "client": after[0] - before[0], "daemon": after[1] - before[1], "counted": counted, "settled": settled,
-                    **({"figures": figures} if figures else {})})
+        self.write(
+            {
+                **line,
+                "case": step.name,
+                "files": step.files,
+                "bytes": step.bytes,
+                "seconds": seconds,
+                "mount": mount,
+                "client": after[0] - before[0],
+                "daemon": after[1] - before[1],
+                "counted": counted,
+                "settled": settled,
+                **({"figures": figures} if figures else {}),
+            }
+        )
         mib = counted["read_bytes"] / 2**20, counted["write_bytes"] / 2**20
-        print(f"{line['system']:6} {step.name:40} {seconds:8.2f} s {counted['seeks']:7.0f} seeks {mib[0]:8.1f} MiB read "
-              f"{mib[1]:8.1f} written", file=sys.stderr)
+        print(
+            f"{line['system']:6} {step.name:40} {seconds:8.2f} s {counted['seeks']:7.0f} seeks "
+            f"{mib[0]:8.1f} MiB read "
+            f"{mib[1]:8.1f} written",
+            file=sys.stderr,
+        )
 
     def run(self, group, name, round_):
         line = {"profile": self.a.profile, "round": round_, "group": group.name, "system": name}
@@ -158,7 +211,10 @@ class Bench:
             try:
                 begun = time.monotonic()
                 made = self.prepare(group, fs, image)
-                print(f"{name:6} {group.name} prepared in {time.monotonic() - begun:.1f} s", file=sys.stderr)
+                print(
+                    f"{name:6} {group.name} prepared in {time.monotonic() - begun:.1f} s",
+                    file=sys.stderr,
+                )
                 slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, directory)
                 for step in made:
                     if step.only in ("", name):
@@ -174,12 +230,28 @@ class Bench:
             image, slow = disk.Image(directory, self.sizes.disk << 30), None
             try:
                 slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, directory)
-                said = cases.kvdb(self.a.shape, slow.loop.device, load, value, mib, threshold, options)
+                said = cases.kvdb(
+                    self.a.shape, slow.loop.device, load, value, mib, threshold, options
+                )
                 figures = json.loads(said)
-                self.write({"profile": self.a.profile, "round": round_, "group": "kvdb", "system": threshold,
-                            "case": f"{load}, {value} B", "mib": mib, "figures": figures, "counted": slow.counters()})
-                print(f"kvdb {load} {value} at {threshold}: {figures['ops_per_s']:,} /s, {figures['write_amp']} written, "
-                      f"{figures['scan_mb_s']} MB/s", file=sys.stderr)
+                self.write(
+                    {
+                        "profile": self.a.profile,
+                        "round": round_,
+                        "group": "kvdb",
+                        "system": threshold,
+                        "case": f"{load}, {value} B",
+                        "mib": mib,
+                        "figures": figures,
+                        "counted": slow.counters(),
+                    }
+                )
+                print(
+                    f"kvdb {load} {value} at {threshold}: {figures['ops_per_s']:,} /s, "
+                    f"{figures['write_amp']} written, "
+                    f"{figures['scan_mb_s']} MB/s",
+                    file=sys.stderr,
+                )
             finally:
                 if slow:
                     slow.close()

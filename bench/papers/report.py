@@ -34,21 +34,40 @@ def aim_of(case, profile):
 
 
 def machine():
-    models = (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
+    models = (
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    )
     return f"{os.cpu_count()} cores ({next(models, '?')}), Linux {os.uname().release}"
 
 
 def commit():
     """The last commit that changed what is measured."""
     here = Path(__file__).resolve().parents[2]
-    words = ["git", "-C", here, "log", "-1", "--format=%h", "--", "crates", "bench/measure", "Cargo.lock"]
+    words = [
+        "git",
+        "-C",
+        here,
+        "log",
+        "-1",
+        "--format=%h",
+        "--",
+        "crates",
+        "bench/measure",
+        "Cargo.lock",
+    ]
     return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "?"
 
 
 def table(head, rows, left=0):
     """Numbers on the right, but for the first column and the last `left` ones."""
     sides = ["---", *["---:"] * (len(head) - 1 - left), *["---"] * left]
-    return [f"| {' | '.join(head)} |", f"|{'|'.join(sides)}|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'|'.join(sides)}|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def number(value):
@@ -68,16 +87,34 @@ def times(results):
     for case in results.cases:
         taken = [results.median(case, s, seconds) for s in ORDER]
         aim = aim_of(case, results.profile)
-        rows.append([case, *(number(t) if t is not None else "–" for t in taken), shown(results.ratios(case, seconds)),
-                     f"{aim:g}" if aim else "", shown(results.ratios(case, with_mount)), shown(results.ratios(case, disk_busy)),
-                     processor(results, case)])
-    head = ["seconds", *ORDER, "÷ best peer", "aim", "with the mount", "by the disk's time alone", "processor"]
+        rows.append(
+            [
+                case,
+                *(number(t) if t is not None else "–" for t in taken),
+                shown(results.ratios(case, seconds)),
+                f"{aim:g}" if aim else "",
+                shown(results.ratios(case, with_mount)),
+                shown(results.ratios(case, disk_busy)),
+                processor(results, case),
+            ]
+        )
+    head = [
+        "seconds",
+        *ORDER,
+        "÷ best peer",
+        "aim",
+        "with the mount",
+        "by the disk's time alone",
+        "processor",
+    ]
     return table(head, rows)
 
 
 def processor(results, case):
     """Seconds of the client and of the daemon of kvfs."""
-    both = [results.median(case, OURS, lambda x, who=who: x.get(who)) for who in ("client", "daemon")]
+    both = [
+        results.median(case, OURS, lambda x, who=who: x.get(who)) for who in ("client", "daemon")
+    ]
     return "–" if None in both else " + ".join(number(b) for b in both)
 
 
@@ -88,8 +125,10 @@ def counts(results):
 
         if of("seeks") is None:
             return "–"
-        return (f"{of('seeks'):,.0f} · {of('read_requests'):,.0f} · {of('read_bytes') / 2**20:,.1f} · "
-                f"{of('write_bytes') / 2**20:,.1f}")
+        return (
+            f"{of('seeks'):,.0f} · {of('read_requests'):,.0f} · {of('read_bytes') / 2**20:,.1f} · "
+            f"{of('write_bytes') / 2**20:,.1f}"
+        )
 
     rows = [[case, *(cell(case, s) for s in ORDER)] for case in results.cases]
     return table(["seeks · reads · MiB read · MiB written", *ORDER], rows)
@@ -100,7 +139,9 @@ def seeks_a_file(results):
     for case in results.cases:
         if not case.startswith("grep -r"):
             continue
-        each = [results.median(case, s, lambda x: x["counted"]["seeks"] / x["files"]) for s in ORDER]
+        each = [
+            results.median(case, s, lambda x: x["counted"]["seeks"] / x["files"]) for s in ORDER
+        ]
         rows.append([case, *("–" if e is None else f"{e:.3f}" for e in each)])
     return table(["seeks a file", *ORDER], rows)
 
@@ -117,7 +158,13 @@ def traffic_table(results):
     rows = []
     for case in (case for group in OF_KEVIN for case in results.group(group)):
         mib = [results.median(case, s, lambda x: traffic(x) / 2**20) for s in ORDER]
-        rows.append([case, *("–" if m is None else f"{m:.1f}" for m in mib), as_percent(more_traffic(case)(results))])
+        rows.append(
+            [
+                case,
+                *("–" if m is None else f"{m:.1f}" for m in mib),
+                as_percent(more_traffic(case)(results)),
+            ]
+        )
     return table(["MiB read and written", *ORDER, "kvfs over ext4"], rows) if rows else []
 
 
@@ -132,11 +179,21 @@ def kvdb(results):
             return statistics.median(value(x) for x in xs)
 
         over = over_max(case, threshold)(results)
-        rows.append([f"{case}, {threshold}", f"{of(lambda x: x['figures']['ops_per_s']):,.0f}",
-                     f"{statistics.median(over):.2f}" if over else "–", f"{of(lambda x: x['figures']['write_amp']):.2f}",
-                     f"{of(lambda x: x['figures']['scan_mb_s']):.0f}", f"{of(lambda x: x['figures']['flushes']):,.0f}",
-                     f"{of(lambda x: x['counted']['seeks']):,.0f}"])
-    return table(["load, threshold", "puts/s", "÷ max", "written a byte", "scan MB/s", "flushes", "seeks"], rows)
+        rows.append(
+            [
+                f"{case}, {threshold}",
+                f"{of(lambda x: x['figures']['ops_per_s']):,.0f}",
+                f"{statistics.median(over):.2f}" if over else "–",
+                f"{of(lambda x: x['figures']['write_amp']):.2f}",
+                f"{of(lambda x: x['figures']['scan_mb_s']):.0f}",
+                f"{of(lambda x: x['figures']['flushes']):,.0f}",
+                f"{of(lambda x: x['counted']['seeks']):,.0f}",
+            ]
+        )
+    return table(
+        ["load, threshold", "puts/s", "÷ max", "written a byte", "scan MB/s", "flushes", "seeks"],
+        rows,
+    )
 
 
 def aims(by_profile):
@@ -148,7 +205,9 @@ def aims(by_profile):
             ratios, aim = r.ratios(case, seconds), aim_of(case, r.profile)
             row.append(f"{shown(ratios)}, ≥ {aim:g}" if ratios and aim else shown(ratios))
             if ratios and aim:
-                verdicts.append(f"{r.profile}: {'met' if statistics.median(ratios) >= aim else '**missed**'}")
+                verdicts.append(
+                    f"{r.profile}: {'met' if statistics.median(ratios) >= aim else '**missed**'}"
+                )
         rows.append([*row, "; ".join(verdicts)])
     return table(["÷ the best of ext4, btrfs, xfs", *(r.profile for r in by_profile), ""], rows)
 
@@ -158,7 +217,9 @@ def theirs(rows, by_profile):
     for row in rows:
         form = as_percent if row.percent else shown
         text.append([row.what, row.theirs, *(form(row.ours(r)) for r in by_profile), row.differs])
-    return table(["", "theirs", *(f"ours, {r.profile}" for r in by_profile), "what differs"], text, left=1)
+    return table(
+        ["", "theirs", *(f"ours, {r.profile}" for r in by_profile), "what differs"], text, left=1
+    )
 
 
 def rounds(by_profile):
@@ -167,14 +228,22 @@ def rounds(by_profile):
         by_what = {}
         for group, what in r.rounds().items():
             by_what.setdefault((what[0], ", ".join(what[1])), []).append(group)
-        rows += [[r.profile, ", ".join(groups), str(n), commits] for (n, commits), groups in by_what.items()]
+        rows += [
+            [r.profile, ", ".join(groups), str(n), commits]
+            for (n, commits), groups in by_what.items()
+        ]
     return table(["disk", "groups of cases", "rounds", "commits"], rows)
 
 
 def builds(results):
-    """What others do on the machine changes the time of a build by far more than a file system does."""
+    """What others do on the machine changes the time of a build by far more than a file system
+    does."""
+
     def cell(case, system):
-        parts = [results.median(case, system, of) for of in (seconds, lambda x: x["client"] + x["daemon"], disk_busy)]
+        parts = [
+            results.median(case, system, of)
+            for of in (seconds, lambda x: x["client"] + x["daemon"], disk_busy)
+        ]
         return "–" if None in parts else " · ".join(number(part) for part in parts)
 
     rows = [[case, *(cell(case, s) for s in ORDER)] for case in results.group("builds")]
@@ -191,7 +260,9 @@ def toku(results):
     if not rows:
         return []
     parts = len(rows[0]) - 1
-    return table(["files a second until", *(f"{100 * (n + 1) // parts}%" for n in range(parts))], rows)
+    return table(
+        ["files a second until", *(f"{100 * (n + 1) // parts}%" for n in range(parts))], rows
+    )
 
 
 def index_size(results):
@@ -199,7 +270,9 @@ def index_size(results):
     for case in results.group("index"):
         sizes = [results.median(case, s, figure("names_bytes")) for s in ORDER]
         files = next(x["files"] for x in results.lines if x["case"] == case)
-        rows.append([case, *("–" if b is None else f"{b / 2**20:.1f} ({b / files:.0f})" for b in sizes)])
+        rows.append(
+            [case, *("–" if b is None else f"{b / 2**20:.1f} ({b / files:.0f})" for b in sizes)]
+        )
     return table(["MiB (bytes a name)", *ORDER], rows) if rows else []
 
 
@@ -210,33 +283,58 @@ def report(lines, out=None):
     by_profile = [r for r in by_profile if r.lines]
     text = [
         "# The papers' tables on a modelled disk\n",
-        f"`make bench-papers` · {'; '.join(unique(x['machine'] for x in runs))}. Medians of interleaved rounds, with their range where "
-        "there are three or more; ratios are of one round, over the best of ext4, btrfs and xfs in it, and above 1 is faster. "
-        f"A tree has {s['tree']:,} files; {s['commits']} commits of {s['changes']} changes or {s['moves']:,} random operations age it; a file "
-        f"of {s['big']:,} MiB is overwritten. What is there before a case was made at the speed of memory; the case runs on the model "
-        "(`hdd`, `hdd-tb` with a track buffer, `sata-ssd`), on a file system that was mounted for it. All that writes ends when it is "
-        "durable. Only the model's time is a disk's; the processor is that of the machine, which others used as well. So in addition to the ratio "
-        "of times there is that of the time for which the disk was busy, and the processor time of the client and of the daemon of kvfs. "
+        f"`make bench-papers` · {'; '.join(unique(x['machine'] for x in runs))}. Medians of "
+        f"interleaved rounds, with their range where "
+        "there are three or more; ratios are of one round, over the best of ext4, btrfs and xfs in "
+        "it, and above 1 is faster. "
+        f"A tree has {s['tree']:,} files; {s['commits']} commits of {s['changes']} changes or "
+        f"{s['moves']:,} random operations age it; a file "
+        f"of {s['big']:,} MiB is overwritten. What is there before a case was made at the speed of "
+        f"memory; the case runs on the model "
+        "(`hdd`, `hdd-tb` with a track buffer, `sata-ssd`), on a file system that was mounted for "
+        "it. All that writes ends when it is "
+        "durable. Only the model's time is a disk's; the processor is that of the machine, which "
+        "others used as well. So in addition to the ratio "
+        "of times there is that of the time for which the disk was busy, and the processor time of "
+        "the client and of the daemon of kvfs. "
         "“With the mount” adds what mounting took, which is not part of a case.\n",
         *rounds(by_profile),
         "\n## Aims\n",
         *aims(by_profile),
-        "\n## Theirs and ours\n\nWhat of the papers can be run here. Ratios as above where nothing else is said: how many times as fast as "
-        "the best of ext4, btrfs and xfs, or as the one that is named. Theirs are of the machines and sizes of their time; where a figure is "
+        "\n## Theirs and ours\n\nWhat of the papers can be run here. Ratios as above where nothing "
+        "else is said: how many times as fast as "
+        "the best of ext4, btrfs and xfs, or as the one that is named. Theirs are of the machines "
+        "and sizes of their time; where a figure is "
         "a chart, it is described.\n",
     ]
     for paper, rows in PAPERS:
         text += [f"### {paper}\n", *theirs(rows, by_profile), ""]
-    text += ["### What cannot be run here, or is elsewhere\n", *(f"- {what}: {why}." for what, why in NOT_RUN)]
+    text += [
+        "### What cannot be run here, or is elsewhere\n",
+        *(f"- {what}: {why}." for what, why in NOT_RUN),
+    ]
     for r in by_profile:
         if r.cases:
-            text += [f"\n## Times, {r.profile}\n", *times(r), f"\n## What the disk saw, {r.profile}\n", *counts(r)]
+            text += [
+                f"\n## Times, {r.profile}\n",
+                *times(r),
+                f"\n## What the disk saw, {r.profile}\n",
+                *counts(r),
+            ]
             text += ["\n`grep -r` reads every file. Seeks a file:\n", *seeks_a_file(r)]
         if bytes_moved := traffic_table(r):
-            text += ["\nBytes between file system and device until all is unmounted (KEVIN's loads):\n", *bytes_moved]
+            text += [
+                "\nBytes between file system and device until all is unmounted (KEVIN's loads):\n",
+                *bytes_moved,
+            ]
         if sizes := index_size(r):
-            text += ["\nRoom that names and inodes of empty files take: of kvfs its dictionaries, merged, with their index nodes; of the others the device "
-                     "that is in use, less what mkfs laid out, with both copies of btrfs and 256 bytes an inode of ext4:\n", *sizes]
+            text += [
+                "\nRoom that names and inodes of empty files take: of kvfs its dictionaries, "
+                "merged, with their index nodes; of the others the device "
+                "that is in use, less what mkfs laid out, with both copies of btrfs and 256 bytes "
+                "an inode of ext4:\n",
+                *sizes,
+            ]
         if made := builds(r):
             text += ["\nBuilds (VT-tree Figure 8 and Table 4), on two cores:\n", *made]
         if made := toku(r):
@@ -244,13 +342,22 @@ def report(lines, out=None):
         if r.group("kvdb"):
             text += [f"\n## Stitching thresholds, {r.profile}\n", *kvdb(r)]
         if r.left_out:
-            text.append("\nNot measured: " + "; ".join(f"{what} ({why})" for what, why in r.left_out.items()) + ".")
+            text.append(
+                "\nNot measured: "
+                + "; ".join(f"{what} ({why})" for what, why in r.left_out.items())
+                + "."
+            )
     notes = out.read_text().partition(NOTES) if out and out.exists() else ("", "", "")
 
     def wrap(line):
         indent = "  " if line.startswith("- ") else ""
-        return line if line.startswith("|") else textwrap.fill(
-            line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        return (
+            line
+            if line.startswith("|")
+            else textwrap.fill(
+                line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        )
 
     wrapped = (wrap(line) for line in "\n".join(text).split("\n"))
     return "\n".join(wrapped) + "\n" + notes[1] + notes[2]

@@ -10,14 +10,21 @@ ORDER = (OURS, *PEERS)
 
 
 def read(path):
-    """The lines of a record, each measurement with the run that it is of, by its place, and the commit. Two records in one file may
-    have rounds of one number."""
+    """The lines of a record, each measurement with the run that it is of, by its place, and the
+    commit. Two records in one file may have rounds of one number."""
     path, run, lines = Path(path), None, []
     for line in path.read_text().splitlines() if path.exists() else []:
         x = json.loads(line)
         if "sizes" in x:
             run = len(lines)
-        lines.append({**x, "run": run, "commit": x.get("commit") or (lines[run].get("commit", "?") if run is not None else "?")})
+        lines.append(
+            {
+                **x,
+                "run": run,
+                "commit": x.get("commit")
+                or (lines[run].get("commit", "?") if run is not None else "?"),
+            }
+        )
     return lines
 
 
@@ -63,8 +70,13 @@ class Results:
             self.by.setdefault((x["case"], x["system"]), {})[x["run"], x["round"]] = x
         self.cases = unique(x["case"] for x in self.lines if x["group"] != "kvdb")
         there = {(x["group"], x["system"]) for x in self.lines}
-        self.left_out = {x["left_out"]: x["why"] for x in lines if x.get("profile") == profile and "left_out" in x
-                         and tuple(x["left_out"].split(" on ")) not in there}
+        self.left_out = {
+            x["left_out"]: x["why"]
+            for x in lines
+            if x.get("profile") == profile
+            and "left_out" in x
+            and tuple(x["left_out"].split(" on ")) not in there
+        }
 
     def of(self, case, system, value=seconds):
         values = {r: value(x) for r, x in self.by.get((case, system), {}).items()}
@@ -81,7 +93,11 @@ class Results:
         """How many times as good as the best peer of the same round."""
         ours = self.of(case, OURS, value)
         theirs = [self.of(case, peer, value) for peer in PEERS]
-        return [min(t[r] for t in theirs if r in t) / max(ours[r], 1e-9) for r in ours if any(r in t for t in theirs)]
+        return [
+            min(t[r] for t in theirs if r in t) / max(ours[r], 1e-9)
+            for r in ours
+            if any(r in t for t in theirs)
+        ]
 
     def quotients(self, above, below, value=seconds):
         """Of two cases, each with its system, round by round."""

@@ -29,8 +29,50 @@ class Sizes(NamedTuple):
     loops: int  # of each process of a personality, percent of what is set for it
 
 
-FULL = Sizes(8, 6000, 200, 100, 12000, 2048, 1000, 5000, 1024, (256, 1024), 20000, 1000, 200, 512, 512, 1000, 100000, 2000, 200, 100)
-QUICK = Sizes(4, 1000, 20, 50, 1000, 256, 125, 625, 128, (32, 128), 2000, 100, 20, 32, 64, 125, 4000, 200, 20, 10)
+FULL = Sizes(
+    8,
+    6000,
+    200,
+    100,
+    12000,
+    2048,
+    1000,
+    5000,
+    1024,
+    (256, 1024),
+    20000,
+    1000,
+    200,
+    512,
+    512,
+    1000,
+    100000,
+    2000,
+    200,
+    100,
+)
+QUICK = Sizes(
+    4,
+    1000,
+    20,
+    50,
+    1000,
+    256,
+    125,
+    625,
+    128,
+    (32, 128),
+    2000,
+    100,
+    20,
+    32,
+    64,
+    125,
+    4000,
+    200,
+    20,
+    10,
+)
 
 
 class Step(NamedTuple):
@@ -56,6 +98,15 @@ class Group(NamedTuple):
 
 def program(*words, answers=(0,), **more):
     words = [str(w) for w in words]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=LIMIT, **more)
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=LIMIT,
+        **more,
+    )
     if done.returncode not in answers:
-        raise OSError(f"{words[0]}: {done.stderr.decode(errors='replace').strip().splitlines()[-1:]}")
+        raise OSError(
+            f"{words[0]}: {done.stderr.decode(errors='replace').strip().splitlines()[-1:]}"
+        )

@@ -25,7 +25,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def processor_seconds(pid):
     """User and system time of this process with its children, and of a daemon."""
-    client = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    client = sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     if not pid:
         return client, 0.0
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
@@ -58,8 +60,9 @@ class Kernel:
             os.close(fd)
 
     def names_bytes(self):
-        """How much of the device is in use while no file has contents: names and inodes. What mkfs laid out is in
-        it; the inodes of ext4, which lie in tables made by mkfs, count when they are in use."""
+        """How much of the device is in use while no file has contents: names and inodes. What mkfs
+        laid out is in it; the inodes of ext4, which lie in tables made by mkfs, count when they are
+        in use."""
         self.sync()
         if self.name == "btrfs":
             (device,) = Path("/sys/fs/btrfs").glob(f"*/devices/{Path(self.device).name}")
@@ -111,7 +114,13 @@ class Kvfs(Kernel):
         self.sync()
         sh(self.program, "compact", self.dir)
         dictionaries = json.loads(sh(self.program, "stat", "--json", self.dir))["dictionaries"]
-        return sum(run["bytes"] for d in dictionaries if d["reserved"] for level in d["levels"] for run in level)
+        return sum(
+            run["bytes"]
+            for d in dictionaries
+            if d["reserved"]
+            for level in d["levels"]
+            for run in level
+        )
 
     def defrag(self):
         """Defragments, and waits until that has ended."""

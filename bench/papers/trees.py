@@ -1,5 +1,6 @@
 """Trees and what ages them, each from a seed and the same for every file system: `git checkout` of
-hundreds of commits, as BetrFS' authors age theirs, and files made, removed and renamed at random."""
+hundreds of commits, as BetrFS' authors age theirs, and files made, removed and renamed at
+random."""
 
 import os
 import random
@@ -23,7 +24,11 @@ class Repository:
     """A bare repository whose commits change, add, remove and move files of one tree."""
 
     def __init__(self, directory, files, commits, changes, seed):
-        self.path, self.commits, self.rng = directory / "repository.git", commits, random.Random(seed)
+        self.path, self.commits, self.rng = (
+            directory / "repository.git",
+            commits,
+            random.Random(seed),
+        )
         self.text = " ".join(self.rng.choices(WORDS, k=1 << 18)).encode()
         self.paths, self.first, self.made = [], files, files
         sh("git", "init", "-q", "--bare", "-b", "main", self.path)
@@ -40,7 +45,8 @@ class Repository:
         return f"part-{module // 20}/module-{module}/file-{n}.c"
 
     def another(self):
-        """A path that no commit has had, in any of the directories, which have twenty files each."""
+        """A path that no commit has had, in any of the directories, which have twenty files
+        each."""
         self.made += 1
         module = self.rng.randrange(self.first // 20)
         return f"part-{module // 20}/module-{module}/file-{self.made}.c"
@@ -86,7 +92,13 @@ class Repository:
         tree = directory / "tree"
         tree.mkdir()
         (self.path / "index").unlink(missing_ok=True)
-        git = ["git", f"--git-dir={self.path}", f"--work-tree={tree}", "-c", "advice.detachedHead=false"]
+        git = [
+            "git",
+            f"--git-dir={self.path}",
+            f"--work-tree={tree}",
+            "-c",
+            "advice.detachedHead=false",
+        ]
         commits = sh(*git, "rev-list", "--reverse", "main").split()
         for commit in commits:
             sh(*git, "checkout", "-q", "-f", commit, cwd=tree)
@@ -94,8 +106,8 @@ class Repository:
 
 
 def age_at_random(directory, sync, files, operations, seed, directories=50):
-    """Files of 4 KiB on average made round robin in so many directories; then one is removed and one
-    made, or one moves to another directory, again and again, synced every 500 operations."""
+    """Files of 4 KiB on average made round robin in so many directories; then one is removed and
+    one made, or one moves to another directory, again and again, synced every 500 operations."""
     rng, tree = random.Random(seed), directory / "tree"
     noise = rng.randbytes(1 << 16)
     for d in range(directories):

@@ -17,10 +17,17 @@ sys.path.insert(0, str(SCRIPTS))
 import bench_transactions
 
 KIB = 1024
-# (title, personality of scripts/bench_personalities.py, how often each process goes through its loop, what differs from what is
-# set there). The VT-tree paper has 400,000 files of 32 KiB for the file server; KEVIN has Filebench's own sizes.
+# (title, personality of scripts/bench_personalities.py, how often each process goes through its
+# loop, what differs from what is
+# set there). The VT-tree paper has 400,000 files of 32 KiB for the file server; KEVIN has
+# Filebench's own sizes.
 PERSONALITIES = (
-    ("fileserver, files of 32 KiB", "fileserver", 50, {"mean": 32 * KIB, "appended": 8 * KIB, "files": 8000, "processes": 10}),
+    (
+        "fileserver, files of 32 KiB",
+        "fileserver",
+        50,
+        {"mean": 32 * KIB, "appended": 8 * KIB, "files": 8000, "processes": 10},
+    ),
     ("webserver", "webserver", 12, {"files": 1000, "processes": 20}),
     ("fileserver, files of 128 KiB", "fileserver", 50, {"files": 2000, "processes": 10}),
     ("varmail", "varmail", 12, {"files": 1000}),
@@ -28,7 +35,10 @@ PERSONALITIES = (
     ("oltp", "oltp", 5, {}),
 )
 # What the paper does with the sources of Linux, here with those of zstd.
-BUILD = "set -e; cd {}; tar xf sources.tar; rm sources.tar; make -s -j{}; find . > /dev/null; find . -type f -exec cat {{}} + > /dev/null"
+BUILD = (
+    "set -e; cd {}; tar xf sources.tar; rm sources.tar; make -s -j{}; find . > /dev/null; "
+    "find . -type f -exec cat {{}} + > /dev/null"
+)
 
 
 def pieces(sizes, seed):
@@ -36,15 +46,30 @@ def pieces(sizes, seed):
     s = sizes
 
     def reads(title):
-        return Step(title, lambda fs: workloads.read_at_random(fs.dir / "file", s.reads, seed), s.reads, 4096 * s.reads)
+        return Step(
+            title,
+            lambda fs: workloads.read_at_random(fs.dir / "file", s.reads, seed),
+            s.reads,
+            4096 * s.reads,
+        )
 
     def overwrite(fs):
         workloads.overwrite(fs.dir / "file", s.pages, 4096, seed)
 
     def steps(fs):
         return [
-            Step("sequential write, 4 KiB each", lambda fs: workloads.fill(fs.dir / "one", s.file, 4 * KIB), 0, s.file << 20),
-            Step("sequential read, 16 KiB each", lambda fs: workloads.read_in_order(fs.dir / "file", 16 * KIB), 0, s.file << 20),
+            Step(
+                "sequential write, 4 KiB each",
+                lambda fs: workloads.fill(fs.dir / "one", s.file, 4 * KIB),
+                0,
+                s.file << 20,
+            ),
+            Step(
+                "sequential read, 16 KiB each",
+                lambda fs: workloads.read_in_order(fs.dir / "file", 16 * KIB),
+                0,
+                s.file << 20,
+            ),
             reads("random 4 KiB reads"),
             Step("random 4 KiB writes + fsync", overwrite, s.pages, 4096 * s.pages),
             reads("random 4 KiB reads after random writes"),
@@ -54,12 +79,20 @@ def pieces(sizes, seed):
 
 
 def personalities(sizes):
-    """Tables 3 (file server and web server) and KEVIN's Figure 13: a number of loops, not a time."""
+    """Tables 3 (file server and web server) and KEVIN's Figure 13: a number of loops, not a
+    time."""
 
     def words(fs, n, *more):
         _, name, _, changed = PERSONALITIES[n]
         changes = (f"{key}={value}" for key, value in changed.items())
-        return sys.executable, SCRIPTS / "bench_personalities.py", name, fs.dir / f"{n}-{name}", *more, *changes
+        return (
+            sys.executable,
+            SCRIPTS / "bench_personalities.py",
+            name,
+            fs.dir / f"{n}-{name}",
+            *more,
+            *changes,
+        )
 
     def prepare(fs):
         for n in range(len(PERSONALITIES)):
@@ -70,17 +103,23 @@ def personalities(sizes):
 
     def steps(fs):
         percent = sizes.loops
-        each = [(n, title, max(loops * percent // 100, 1)) for n, (title, _, loops, _) in enumerate(PERSONALITIES)]
+        each = [
+            (n, title, max(loops * percent // 100, 1))
+            for n, (title, _, loops, _) in enumerate(PERSONALITIES)
+        ]
         return [Step(title, partial(run, n, loops), sync=True) for n, title, loops in each]
 
     return Group("personalities", prepare, steps)
 
 
 def builds(directory):
-    """Figure 8 and Table 4: unpack, build, find and read the sources of a library, alone and four at once, on the plain mount and in
-    transactions."""
+    """Figure 8 and Table 4: unpack, build, find and read the sources of a library, alone and four
+    at once, on the plain mount and in transactions."""
     tar = directory / "sources.tar"
-    alone, at_once = ("plain", "si", "ser"), [f"{way}-{n}" for way in ("plain", "si") for n in range(4)]
+    alone, at_once = (
+        ("plain", "si", "ser"),
+        [f"{way}-{n}" for way in ("plain", "si") for n in range(4)],
+    )
 
     def prepare(fs):
         if not tar.exists():
@@ -93,7 +132,9 @@ def builds(directory):
             shutil.copy(tar, fs.dir / name)
 
     def command(fs, name, isolation, jobs):
-        transaction = [fs.program, "run", "--isolation", isolation, str(fs.dir), "--"] if isolation else []
+        transaction = (
+            [fs.program, "run", "--isolation", isolation, str(fs.dir), "--"] if isolation else []
+        )
         return [*transaction, "sh", "-c", BUILD.format(fs.dir / name, jobs)]
 
     def one(name, isolation, fs):
@@ -101,7 +142,10 @@ def builds(directory):
 
     def four(way, isolation, fs):
         # Two cores: each build has one job.
-        runs = [subprocess.Popen(command(fs, f"{way}-{n}", isolation, 1), stdin=subprocess.DEVNULL) for n in range(4)]
+        runs = [
+            subprocess.Popen(command(fs, f"{way}-{n}", isolation, 1), stdin=subprocess.DEVNULL)
+            for n in range(4)
+        ]
         try:
             if any([run.wait(timeout=LIMIT) for run in runs]):
                 raise OSError("one of four builds failed")
@@ -116,7 +160,12 @@ def builds(directory):
             Step("build in a transaction, si", partial(one, "si", "si"), sync=True, only="kvfs"),
             Step("build in a transaction, ser", partial(one, "ser", "ser"), sync=True, only="kvfs"),
             Step("four builds at once", partial(four, "plain", ""), sync=True),
-            Step("four builds at once, in transactions", partial(four, "si", "si"), sync=True, only="kvfs"),
+            Step(
+                "four builds at once, in transactions",
+                partial(four, "si", "si"),
+                sync=True,
+                only="kvfs",
+            ),
         ]
 
     return Group("builds", prepare, steps)

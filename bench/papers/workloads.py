@@ -64,8 +64,8 @@ def make_small(top, count, size, fan=128):
 
 
 def make_small_at_once(top, count, size, processes=4, parts=5):
-    """`make_small` by several processes, which begin each part together. Gives how many files a second
-    there were until each of the parts was over."""
+    """`make_small` by several processes, which begin each part together. Gives how many files a
+    second there were until each of the parts was over."""
     os.mkdir(top)
     each, rates, begun = count // processes // parts, [], time.monotonic()
     for part in range(parts):
@@ -116,9 +116,9 @@ def make_mailboxes(top, boxes, messages, seed):
 
 
 def mail(top, boxes, messages, operations, seed):
-    """Half of the operations deliver: written in `tmp`, fsync, renamed to `new`, fsync of that directory.
-    A quarter marks a message by a rename, a quarter removes one; each with an fsync of its directory,
-    as a server answers only when what it was asked for is durable."""
+    """Half of the operations deliver: written in `tmp`, fsync, renamed to `new`, fsync of that
+    directory. A quarter marks a message by a rename, a quarter removes one; each with an fsync of
+    its directory, as a server answers only when what it was asked for is durable."""
     rng = random.Random(seed)
     live = [[f"cur/{n}:2,S" for n in range(messages)] for _ in range(boxes)]
 

@@ -13,8 +13,6 @@ const COLUMNS: usize = 100;
 const TAB: usize = 8;
 const DIRECTORIES: [&str; 9] =
     ["crates", "bindings", "bench", "fuzz", "proof", "docs", "examples", "scripts", ".ci"];
-/// Whose code is too wide as yet.
-const NOT_YET: &str = "bench/papers";
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -104,8 +102,6 @@ fn comments_documents_and_scripts_keep_to_100_columns() {
         let there = all.iter().filter(|(_, k)| *k == kind).count();
         assert!(there > least, "{there} files of {kind:?} are not all that there are");
     }
-    let not_yet = root().join(NOT_YET);
-    all.retain(|(path, kind)| *kind != Kind::Code || !path.starts_with(&not_yet));
     let mut wide = Vec::new();
     for (path, kind) in all {
         let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
