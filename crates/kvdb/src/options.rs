@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use zones::Profile;
 
-use crate::commit::early::EARLY_VALUES;
+/// What values that wait for their place take when they are given one while syncs are expected.
+/// Less would cost more than the sync gains: each write has the values of few keys, and bulk loads
+/// are slowed down.
+const EARLY_VALUES: usize = 1 << 20;
 
 /// What a seek costs on a hard disk, in bytes that it reads in the same time.
 const HARD_DISK_SEEK: u64 = 1 << 20;

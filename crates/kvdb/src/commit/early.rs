@@ -23,17 +23,13 @@ use crate::log::chunk::HEADER;
 /// sync of a few bytes writes at most 16 KiB more than these.
 pub(crate) const EARLY: usize = 3 * SECTOR as usize;
 
-/// What may gather when the last early write was less than a [`PAUSE`] ago: a disk does only so many
-/// writes a second.
+/// What may gather when the last early write was less than a [`PAUSE`] ago: a disk does only so
+/// many writes a second.
 pub(super) const EARLY_AT_ONCE: usize = 15 * SECTOR as usize;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// How much of the stream may be pending before commits write it themselves.
 const MOST_PENDING: usize = 128 << 10;
-
-/// What values that wait for their place take when they are given one. Less would cost more than the
-/// sync gains: each write has the values of few keys, and bulk loads are slowed down.
-pub(crate) const EARLY_VALUES: usize = 1 << 20;
 
 /// For so many flush intervals after a sync that was waited for, the next one is expected.
 const INTERVALS: u32 = 10;
@@ -103,7 +99,7 @@ impl CommitPipeline {
     /// at twice as much: what is on its way to the device is what a sync waits for.
     pub(crate) fn window(&self) -> usize {
         match self.writes_early() {
-            true => self.shares.window.min(2 * EARLY_VALUES),
+            true => self.shares.window.min(2 * self.shares.early_values as usize),
             false => self.shares.window,
         }
     }

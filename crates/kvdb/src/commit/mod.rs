@@ -10,9 +10,9 @@
 //! In the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or `deferred`
 //! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then
 //! `pipeline` (write, sync; `early`: before a sync asks for it) and `sealing`, with which
-//! `short_values` decides when these go outside their blocks. `recent` is what transactions look for
-//! conflicts in, `locking` the locks that a commit waits for, `conditional` a commit that looks for
-//! conflicts without a transaction.
+//! `short_values` decides when these go outside their blocks. `recent` is what transactions look
+//! for conflicts in, `locking` the locks that a commit waits for, `conditional` a commit that looks
+//! for conflicts without a transaction.
 
 pub(crate) mod batch;
 pub(crate) mod conditional;
