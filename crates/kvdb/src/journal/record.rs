@@ -33,8 +33,7 @@
 //!
 //! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the
 //! stream, from the position where the manifest lets the journal begin. A write to the device
-//! begins with a number, which must agree, but for one that goes on where the one before was cut
-//! off.
+//! begins with a number, which must agree, unless it goes on where the last one was cut off.
 //!
 //! A value on its way to its place has room in its record for the reference, which is filled in
 //! before the record is written (BetrFS 0.2, §3: the journal is late-binding). A reference to a
