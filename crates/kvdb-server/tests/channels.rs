@@ -334,6 +334,7 @@ fn events_are_those_of_redis() {
         ("GETEX s PERSIST", "persist s"),
         ("PERSIST s", ""),
         ("EXPIRE s -1", "del s"),
+        ("SET s 1 PXAT 1", "set s, expire s, expired s"),
         ("RENAME t s", "new s, rename_from t, rename_to s"),
         ("COPY s t", "new t, copy_to t"),
         ("GETDEL t", "del t"),

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Env, Simulated};
-use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvdb::Kvdb;
 use kvdb_server::Client;
-use served::{show, tuples};
-use zones::MemoryDevice;
+use served::{clocked_store, show, tuples};
 
 struct Clocked {
     clock: Arc<Simulated>,
@@ -19,10 +18,7 @@ struct Clocked {
 }
 
 fn clocked() -> Clocked {
-    let clock = Arc::new(Simulated::new(7));
-    let open = OpenOptions { memory: 8 << 20, zero_journal: false, ..OpenOptions::default() };
-    let options = CreateOptions { open, ..CreateOptions::default() };
-    let db = Kvdb::create(Arc::new(MemoryDevice::new()), clock.clone(), options).expect("made");
+    let (clock, db) = clocked_store();
     Clocked { clock, client: Client::local(db.clone()), db }
 }
 
@@ -374,10 +370,14 @@ fn a_value_keeps_its_bytes_for_other_doors() {
 
 #[test]
 fn the_server_removes_what_has_expired_by_itself() {
-    let served = served::serve(kvdb_server::ServerOptions::default());
+    // The deadline cannot pass before the command has put the key: then it would never be there.
+    let (clock, db) = clocked_store();
+    let served = served::serve_db(db, kvdb_server::ServerOptions::default());
     let mut c = served.connect();
     assert_eq!(c.run("SET k v PX 1"), "OK");
     let dict = served.db.dictionary("0").expect("made");
+    assert!(served.db.get(dict, b"k").expect("read").is_some(), "not due yet");
+    clock.advance(Duration::from_millis(1));
     // It is read by no command: the sweeper alone takes it away.
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while served.db.get(dict, b"k").expect("read").is_some() {

@@ -5,11 +5,12 @@
 mod served;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions, ReceiveOptions};
 use kvdb_server::{Client, Limits, Reply, ServerOptions};
-use served::{Raw, Served, pages_soon, serve, serve_db, show, tuples};
+use served::{Raw, Served, clocked_store, pages_soon, serve, serve_db, show, tuples};
 use zones::MemoryDevice;
 
 const WRONGTYPE: &str = "(error) WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -79,7 +80,8 @@ fn a_long_string_is_a_string() {
 
 #[test]
 fn names_and_deadlines_of_long_strings() {
-    let served = serve(pages_soon());
+    let (clock, db) = clocked_store();
+    let served = serve_db(db, pages_soon());
     let mut c = served.connect();
     c.expect(&[
         ("SET k a-long-string EX 100", "OK"),
@@ -116,10 +118,12 @@ fn names_and_deadlines_of_long_strings() {
         ("TTL s", "(integer) 100"),
         ("GETEX l PX 1", "\"a-long-string!\""),
     ]);
-    while c.run("EXISTS l") != "(integer) 0" {}
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(c.run("EXISTS l"), "(integer) 0");
     // What has expired is not there, whatever has not been removed yet.
     c.expect(&[("DEBUG SET-ACTIVE-EXPIRE 0", "OK"), ("SET l a-long-string PX 1", "OK")]);
-    while c.run("STRLEN l") != "(integer) 0" {}
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(c.run("STRLEN l"), "(integer) 0");
     c.expect(&[
         ("GETRANGE l 0 -1", "\"\""),
         ("APPEND l begins-anew", "(integer) 11"),

@@ -171,8 +171,10 @@ fn put_when(
             }
         };
         if deadline.is_some_and(|at| at <= seen.now) {
+            // It has expired as it was set.
             seen.remove(key, &live, batch);
             tell();
+            seen.event(Classes::EXPIRED, "expired", key);
             return Ok((old, true));
         }
         let live = seen.put_string(key, &live, Bytes::copy_from_slice(value), batch)?;

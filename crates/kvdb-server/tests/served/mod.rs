@@ -4,10 +4,13 @@
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use kvdb::Kvdb;
+use env::Simulated;
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvdb_server::{Limits, Reply, Server, ServerOptions, read_reply};
 use tempfile::TempDir;
+use zones::MemoryDevice;
 
 pub struct Served {
     pub server: Server,
@@ -25,6 +28,15 @@ pub fn serve_db(db: Kvdb, options: ServerOptions) -> Served {
     let path = dir.path().join("kv.sock");
     let server = Server::start(db.clone(), &path, options).expect("the server starts");
     Served { server, db, path, dir }
+}
+
+/// A store in memory whose time stands still until it is advanced.
+pub fn clocked_store() -> (Arc<Simulated>, Kvdb) {
+    let clock = Arc::new(Simulated::new(7));
+    let open = OpenOptions { memory: 8 << 20, zero_journal: false, ..OpenOptions::default() };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(Arc::new(MemoryDevice::new()), clock.clone(), options).expect("made");
+    (clock, db)
 }
 
 /// Strings of more than ten bytes are in pages.
