@@ -491,13 +491,31 @@ pub static COMMANDS: &[Command] = &[
     ),
 ];
 
+/// The names as numbers, in the same order: they are compared in two instructions.
+const NAMES: [u128; COMMANDS.len()] = {
+    let mut names = [0; COMMANDS.len()];
+    let mut i = 0;
+    while i < names.len() {
+        let (name, mut bytes, mut at) = (COMMANDS[i].name.as_bytes(), [0; 16], 0);
+        while at < name.len() {
+            bytes[at] = name[at];
+            at += 1;
+        }
+        names[i] = u128::from_be_bytes(bytes);
+        assert!(i == 0 || names[i - 1] < names[i], "the table is in the order of its names");
+        i += 1;
+    }
+    names
+};
+
 /// The place in `COMMANDS` of the command of this name, in any case.
 pub fn find(name: &[u8]) -> Option<usize> {
-    let mut lower = [0u8; 16];
-    let lower = lower.get_mut(..name.len())?;
-    lower.copy_from_slice(name);
+    let mut lower = [0; 16];
+    lower.get_mut(..name.len())?.copy_from_slice(name);
     lower.make_ascii_lowercase();
-    COMMANDS.binary_search_by(|c| c.name.as_bytes().cmp(lower)).ok()
+    let place = NAMES.binary_search(&u128::from_be_bytes(lower)).ok()?;
+    // A name with zeros behind it is another one.
+    (COMMANDS[place].name.len() == name.len()).then_some(place)
 }
 
 /// Counters for all commands of the table.
@@ -549,6 +567,7 @@ mod tests {
             assert_eq!(find(c.name.to_uppercase().as_bytes()), Some(i));
         }
         assert_eq!(find(b""), None);
+        assert_eq!(find(b"get\0"), None);
         assert_eq!(find(&[b'x'; 100]), None);
     }
 }
