@@ -6,7 +6,18 @@ import subprocess
 import textwrap
 from pathlib import Path
 
-from results import ORDER, OURS, Results, disk_busy, figure, seconds, traffic, unique, with_mount
+from results import (
+    ORDER,
+    OURS,
+    OVER_URING,
+    Results,
+    disk_busy,
+    figure,
+    seconds,
+    traffic,
+    unique,
+    with_mount,
+)
 from theirs import NOT_RUN, PAPERS, more_traffic, over_max
 
 # How many times as fast as the best peer a case is to be; a pair where profiles differ.
@@ -93,6 +104,7 @@ def times(results):
                 *(number(t) if t is not None else "–" for t in taken),
                 shown(results.ratios(case, seconds)),
                 f"{aim:g}" if aim else "",
+                shown(results.ratios(case, seconds, OVER_URING)),
                 shown(results.ratios(case, with_mount)),
                 shown(results.ratios(case, disk_busy)),
                 processor(results, case),
@@ -103,6 +115,7 @@ def times(results):
         *ORDER,
         "÷ best peer",
         "aim",
+        "over io_uring",
         "with the mount",
         "by the disk's time alone",
         "processor",
@@ -203,13 +216,24 @@ def aims(by_profile):
         row, verdicts = [case], []
         for r in by_profile:
             ratios, aim = r.ratios(case, seconds), aim_of(case, r.profile)
-            row.append(f"{shown(ratios)}, ≥ {aim:g}" if ratios and aim else shown(ratios))
+            over_uring = r.ratios(case, seconds, OVER_URING)
+            cell = shown(ratios)
+            if over_uring:
+                cell += f"; {shown(over_uring)}"
             if ratios and aim:
-                verdicts.append(
-                    f"{r.profile}: {'met' if statistics.median(ratios) >= aim else '**missed**'}"
-                )
+                cell += f"; ≥ {aim:g}"
+                verdicts.append(f"{r.profile}: {verdict(ratios, over_uring, aim)}")
+            row.append(cell)
         rows.append([*row, "; ".join(verdicts)])
     return table(["÷ the best of ext4, btrfs, xfs", *(r.profile for r in by_profile), ""], rows)
+
+
+def verdict(ratios, over_uring, aim):
+    if statistics.median(ratios) >= aim:
+        return "met"
+    if over_uring and statistics.median(over_uring) >= aim:
+        return "**met over io_uring alone**"
+    return "**missed**"
 
 
 def theirs(rows, by_profile):
@@ -300,6 +324,7 @@ def report(lines, out=None):
         "“With the mount” adds what mounting took, which is not part of a case.\n",
         *rounds(by_profile),
         "\n## Aims\n",
+        "The ratio of kvfs over /dev/fuse; the one over io_uring where it was measured; the aim.\n",
         *aims(by_profile),
         "\n## Theirs and ours\n\nWhat of the papers can be run here. Ratios as above where nothing "
         "else is said: how many times as fast as "

@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 OURS = "kvfs"
+OVER_URING = "kvfs-uring"
 PEERS = ("ext4", "btrfs", "xfs")
 ORDER = (OURS, *PEERS)
 
@@ -89,9 +90,9 @@ class Results:
         values = self.values(case, system, value)
         return statistics.median(values) if values else None
 
-    def ratios(self, case, value=seconds):
+    def ratios(self, case, value=seconds, system=OURS):
         """How many times as good as the best peer of the same round."""
-        ours = self.of(case, OURS, value)
+        ours = self.of(case, system, value)
         theirs = [self.of(case, peer, value) for peer in PEERS]
         return [
             min(t[r] for t in theirs if r in t) / max(ours[r], 1e-9)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from disk import sh
 
-SYSTEMS = ("kvfs", "ext4", "btrfs", "xfs")
+SYSTEMS = ("kvfs", "kvfs-uring", "ext4", "btrfs", "xfs")
+# How requests reach the daemon.
+TRANSPORTS = {"kvfs": "device", "kvfs-uring": "uring"}
 MAKE = {
     "ext4": ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
     "btrfs": ["mkfs.btrfs", "-q", "-f"],
@@ -139,4 +141,6 @@ class Kvfs(Kernel):
 
 
 def make(name, directory, program, options):
-    return Kvfs(name, directory, program, options) if name == "kvfs" else Kernel(name, directory)
+    if name not in TRANSPORTS:
+        return Kernel(name, directory)
+    return Kvfs(name, directory, program, f"{options},transport={TRANSPORTS[name]}")
