@@ -51,6 +51,10 @@ pub trait Env: Send + Sync + 'static {
     /// is some milliseconds), so that a file that is created and written at once has the time that
     /// the kernel would set, and the kernel does not send another one.
     fn wall(&self) -> Duration;
+    /// The same time to the microsecond, for deadlines: others compare it with their own clocks.
+    fn exact_wall(&self) -> Duration {
+        self.wall()
+    }
     /// A random number; from a seed in the simulation.
     fn random(&self) -> u64;
     /// `true` if no threads may be started: the owner of the store calls its `step` functions, so
@@ -85,6 +89,9 @@ impl Env for Machine {
             u64::try_from(now.tv_sec).unwrap_or(0),
             u32::try_from(now.tv_nsec).unwrap_or(0),
         )
+    }
+    fn exact_wall(&self) -> Duration {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
     fn random(&self) -> u64 {
         split_mix(&self.state)
@@ -154,6 +161,16 @@ impl Env for Scheduled {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deadlines_go_by_the_clock_that_others_have() {
+        let since_1970 =
+            || SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock that is set");
+        let machine = Machine::default();
+        let (coarse, before) = (machine.wall(), since_1970());
+        let exact = machine.exact_wall();
+        assert!(coarse <= before && before <= exact && exact <= since_1970());
+    }
 
     #[test]
     fn a_seed_reproduces_the_same_world() {

@@ -201,11 +201,11 @@ impl Kvdb {
         self.db.0.feed.wait(since, at_most)
     }
 
-    /// The time of the store's environment, since 1970: the clock that snapshots are dated by. It
-    /// is the coarse one of the machine, whose ticks are some milliseconds; in a simulation it
-    /// moves on request.
+    /// The time of the store's environment, since 1970; in a simulation it moves on request.
+    /// Snapshots and files are dated by the coarse clock of the machine, which is up to some
+    /// milliseconds behind this one.
     pub fn wall_clock(&self) -> Duration {
-        self.db.0.env.wall()
+        self.db.0.env.exact_wall()
     }
 
     /// A random number of the store's environment; in a simulation it follows from the seed.
