@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use env::Simulated;
 use kvdb::{CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions};
-use zones::{CrashDevice, MemoryDevice};
+use zones::{CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
+
+/// What a chunk of it begins with.
+const MANIFEST_CHUNK: &[u8] = b"KVMC";
 
 fn options() -> OpenOptions {
     OpenOptions { memory: 4 << 20, threads: false, zero_journal: false, ..OpenOptions::default() }
@@ -85,4 +89,61 @@ fn a_store_is_opened_in_a_few_large_reads() {
     let reads = db.stats().io.total().read_ops;
     assert!(reads < 250, "{reads} reads");
     assert_eq!(db.get(world.d, &999u32.to_be_bytes()).unwrap().map(|v| v.len()), Some(4000));
+}
+
+/// A close has noted where manifest and journal end: neither is searched for more.
+#[test]
+fn a_store_that_was_closed_is_opened_without_a_search() {
+    let world = World::new();
+    (1..10).for_each(|number| _ = world.edit(number).unwrap());
+    world.db.close().unwrap();
+    let image: MemoryDevice = world.device.crash(1);
+    let (db, recovery) =
+        Kvdb::open(Arc::new(image), Arc::new(Simulated::new(2)), options()).unwrap();
+    assert!(recovery.clean);
+    let read = db.stats().io.total().read_bytes;
+    assert!(read < 1 << 20, "{read} bytes are read");
+    assert_eq!(setting(&db), 9);
+    assert_eq!(db.get(world.d, b"k").unwrap().as_deref(), Some(b"v".as_slice()));
+}
+
+/// Without a zone for a new manifest the one that a close has vouched for goes on. What follows is
+/// found, also where the first copy of it is spoiled and must be searched past.
+#[test]
+fn a_manifest_that_goes_on_behind_a_close_is_searched_again() {
+    let world = World::new();
+    world.db.close().unwrap();
+    let closed = Arc::new(world.device.crash(1));
+    let before = (*closed).clone();
+    let device = Arc::new(FaultDevice::new(closed.clone(), 1));
+    device.inject(Fault::once(Operation::Write, FaultKind::NoSpace).of(Purpose::Manifest));
+    let (db, _) = Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), options()).unwrap();
+    device.clear();
+    db.set_stitch_at(world.d, 77).unwrap();
+    db.put(world.d, b"k", b"later", Durability::Synced).unwrap();
+    // As a kill leaves it.
+    let killed = (*closed).clone();
+    let opened = |image: &MemoryDevice| {
+        let image = Arc::new(image.clone());
+        let (db, _) = Kvdb::open(image, Arc::new(Simulated::new(3)), options()).unwrap();
+        (setting(&db), db.get(world.d, b"k").unwrap())
+    };
+    let later = (77, Some(Bytes::from_static(b"later")));
+    assert_eq!(opened(&killed), later);
+    // The sectors that the manifest has been given since, but for the second copies.
+    let mut spoiled = 0;
+    let mut sector = [0; 4096];
+    let mut was = sector;
+    for at in (0..killed.len().unwrap()).step_by(4096) {
+        killed.read_at(Purpose::Manifest, at, &mut sector).unwrap();
+        before.read_at(Purpose::Manifest, at, &mut was).unwrap();
+        let begins = |bytes: &[u8]| bytes.starts_with(MANIFEST_CHUNK);
+        if sector != was && begins(&sector) && !begins(&was) {
+            let image = killed.clone();
+            image.write_at(Purpose::Manifest, at, &[0; 4096]).unwrap();
+            assert_eq!(opened(&image), later, "without the sector at {at:#x}");
+            spoiled += 1;
+        }
+    }
+    assert!(spoiled >= 4, "two edits, each twice: {spoiled}");
 }

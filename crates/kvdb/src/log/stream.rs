@@ -58,6 +58,8 @@ pub(crate) struct StreamReader<'a> {
     medium: bool,
     /// The rest of a part that was searched for the next chunk in vain.
     searched: Option<Searched>,
+    /// Nothing is expected to follow.
+    closed: bool,
 }
 
 /// The headers of a part's epoch that a search without success passed, so that
@@ -133,6 +135,7 @@ impl<'a> StreamReader<'a> {
             last,
             medium: false,
             searched: None,
+            closed: false,
         }
     }
 
@@ -145,6 +148,12 @@ impl<'a> StreamReader<'a> {
         position: u64,
     ) -> Self {
         StreamReader { medium: true, ..StreamReader::new(zones, kind, parts, offset, position) }
+    }
+
+    /// Whether all was read that there is, as far as is known. A chunk that follows all the same is
+    /// read; none is searched for.
+    pub(crate) fn set_closed(&mut self, closed: bool) {
+        self.closed = closed;
     }
 
     /// The part that the last piece came from.
@@ -239,6 +248,9 @@ impl<'a> StreamReader<'a> {
             self.offset += header.size();
             return Ok(Some((header, piece)));
         }
+        if self.closed {
+            return Ok(None);
+        }
         let mut headers = Vec::new();
         while self.offset + SECTOR <= ZONE_SIZE {
             if let Some(header) = self.header(part, self.offset)? {
@@ -300,6 +312,9 @@ impl<'a> StreamReader<'a> {
     pub(crate) fn tail(&mut self) -> Result<Tail> {
         let parts = self.parts;
         let mut torn = 0;
+        if self.closed {
+            return Ok(Tail { position: self.position, synced: self.synced, torn });
+        }
         for (i, part) in parts.iter().enumerate().skip(self.part) {
             if part.end.is_some_and(|end| end <= self.position) {
                 continue;

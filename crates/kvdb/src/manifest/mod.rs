@@ -34,8 +34,8 @@ const FORMAT: u8 = 1;
 pub(crate) struct Root {
     pub number: u64,
     pub epoch: u64,
-    /// The manifest was durable up to this position when the root was written: after a proper
-    /// close, all of it.
+    /// The manifest was durable up to this position when the root was written. Where the edit that
+    /// ends there is a close, nothing follows.
     pub durable: u64,
     pub zones: Vec<ZoneId>,
 }
@@ -107,6 +107,9 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
             state.apply_all(Edit::decode_all(&record)?)?;
             Ok(true)
         })?;
+        // What a close has vouched for is all that there is: the rest of the zone, which may take
+        // a disk longer than everything else of an open, need not be searched.
+        reader.set_closed(state.closed && records.position() == root.durable);
     }
     let tail = reader.tail()?;
     if count == 0 || records.position() < root.durable {
@@ -181,6 +184,10 @@ impl Manifest {
         let (offset, position) = (loaded.offset, loaded.position);
         let mut manifest =
             Manifest { zones, env, health, state, root, pins, offset, position, stained: false };
+        if manifest.root.durable == position {
+            // More follows than a close has vouched for.
+            manifest.vouch_for(position - 1)?;
+        }
         manifest.commit(edits)?;
         Ok(manifest)
     }
@@ -258,7 +265,11 @@ impl Manifest {
     /// Lets the root tell that the manifest is whole as it is: from here on, a part that cannot be
     /// read is damage and no torn write.
     pub(crate) fn vouch(&mut self) -> Result<()> {
-        self.root.durable = self.position;
+        self.vouch_for(self.position)
+    }
+
+    fn vouch_for(&mut self, position: u64) -> Result<()> {
+        self.root.durable = position;
         self.zones
             .set_root(&self.root.encode())
             .map_err(|e| self.health.fail("writing the superblock", &e.into()))

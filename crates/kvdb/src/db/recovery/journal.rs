@@ -168,8 +168,14 @@ pub(crate) fn read_journal(
             start.offset
         )));
     }
-    let segments: Vec<Segment> =
-        state.segments.iter().filter(|s| s.number >= start.segment).copied().collect();
+    // A close has noted the end of what was written; the segments behind it are empty, and need not
+    // be searched for what a crash has left.
+    let segments: Vec<Segment> = state
+        .segments
+        .iter()
+        .filter(|s| s.number >= start.segment && (!state.closed || s.end.is_some()))
+        .copied()
+        .collect();
     let parts: Vec<StreamPart> = segments.iter().map(Segment::part).collect();
     let mut reader = StreamReader::new(
         zones,
