@@ -2,12 +2,22 @@
 //!
 //! A key's lock is one of a fixed number of stripes. A command that needs several takes them in
 //! ascending order, so there is no deadlock; one that deletes a range takes them all. No lock is
-//! held while a client is written to or a sync is waited for.
+//! held while a client is written to, or while a sync or a transaction is waited for.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use env::sync::{Mutex, MutexGuard};
 use kvdb::DictionaryId;
+
+use crate::failure::Failure;
+
+/// How long a command waits for serializable transactions that hold what it is going to change, and
+/// for how long it sleeps between two tries.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_micros(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 const STRIPES: usize = 256;
 
@@ -65,5 +75,32 @@ impl KeyLocks {
     }
     pub fn all(&self) -> Held<'_> {
         Held::Many(self.stripes.iter().map(|stripe| stripe.lock()).collect())
+    }
+}
+
+/// Does `work`, which takes locks of keys and commits under them, and does it again while a
+/// serializable transaction holds what it is going to change. It lets go of its locks before each
+/// wait: other commands want them, and among these may be one that the transaction needs before it
+/// can end.
+pub fn keeping_clear<T>(
+    stopping: &AtomicBool,
+    mut work: impl FnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+    loop {
+        match kvdb::without_lock_waits(&mut work) {
+            Err(Failure::Locked(_)) if stopping.load(Relaxed) => return Err(Failure::STOPPING),
+            Err(Failure::Locked(_)) if waited < LONGEST_WAIT => {
+                env::thread::sleep(pause);
+                waited += pause;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            // The store says that it has not waited.
+            Err(Failure::Locked(why)) => {
+                let waited = format!("{LONGEST_WAIT:?}");
+                return Err(Failure::Locked(why.replace("0ns", &waited)));
+            }
+            done => return done,
+        }
     }
 }

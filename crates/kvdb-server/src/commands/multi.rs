@@ -17,12 +17,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use kvdb::{Batch, Durability, TransactionOptions};
+use kvdb::{Batch, Durability, Transaction, TransactionOptions};
 
 use super::{COMMANDS, Command, InMulti, eval, find, is, run_one};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
-use crate::locks::Held;
+use crate::locks::{Held, keeping_clear};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::multi::{Counted, Queue, WATCHED, Watch, Watched, is_over};
@@ -262,13 +262,31 @@ fn attempt(
         // The client is gone, so nothing is committed.
         return Ok(());
     }
-    match s.executing.take() {
-        Some(Executing::Joined(nested)) => nested.into_inner().finish()?,
-        _ => transaction.commit(Durability::Buffered)?,
-    }
     // Still under the locks, so that the events of a key have the order of its commits.
+    let _held = match s.executing.take() {
+        Some(Executing::Joined(nested)) => {
+            nested.into_inner().finish()?;
+            held
+        }
+        _ => commit(&shared, &transaction, held)?,
+    };
     s.settle_all();
     Ok(())
+}
+
+/// Commits what was done under these locks, and gives them back. Where a transaction is waited for
+/// they are let go of; all of them are locked then, since what else was done is not done again.
+fn commit<'a>(
+    shared: &'a Shared,
+    transaction: &Transaction,
+    held: Held<'a>,
+) -> Result<Held<'a>, Failure> {
+    let mut first = Some(held);
+    keeping_clear(&shared.stopping, || {
+        let held = first.take().unwrap_or_else(|| shared.locks.all());
+        transaction.commit(Durability::Buffered)?;
+        Ok(held)
+    })
 }
 
 /// Runs the commands of an `EXEC`.

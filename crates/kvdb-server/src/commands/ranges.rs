@@ -17,6 +17,7 @@ use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::keyspace::{Head, Keyspace, head_key, types_name};
+use crate::locks::keeping_clear;
 use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -143,17 +144,19 @@ fn delete_atomically(
         return Ok(());
     }
     let shared = s.shared.clone();
-    let _held = shared.locks.all();
-    // What is deleted is deleted whatever it was; only what was read must be so still.
-    retry_on_conflict(&shared.db, false, |own, batch| {
-        events.clear();
-        s.executing = Some(Executing::Own(own.clone()));
-        let filled = fill(s, batch, &mut events);
-        s.executing = None;
-        filled
-    })?;
-    settle(s, events);
-    Ok(())
+    keeping_clear(&shared.stopping, || {
+        let _held = shared.locks.all();
+        // What is deleted is deleted whatever it was; only what was read must be so still.
+        retry_on_conflict(&shared.db, false, |own, batch| {
+            events.clear();
+            s.executing = Some(Executing::Own(own.clone()));
+            let filled = fill(s, batch, &mut events);
+            s.executing = None;
+            filled
+        })?;
+        settle(s, std::mem::take(&mut events));
+        Ok(())
+    })
 }
 
 /// The events of the keys of `[start, end)`, which are going to be deleted: one for each, or one

@@ -14,6 +14,7 @@ use crate::dictionaries::Place;
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Keyspace;
+use crate::locks::keeping_clear;
 use crate::notifications::{Classes, Event};
 
 /// Bytes of a change that is committed without a transaction. What is larger may have to be written
@@ -137,6 +138,22 @@ impl Session {
         keys: impl IntoIterator<Item = &'k [u8]> + Clone,
         mut change: impl FnMut(&Seen<'_>, &mut Batch) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        self.keeping_clear(|| self.change_under_locks(space, keys.clone(), &mut change))
+    }
+    /// Does `work`, which takes locks of keys, as [`keeping_clear`] has it. What works in a
+    /// transaction waits for others before it takes any.
+    fn keeping_clear<T>(&self, mut work: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+        match self.inside() {
+            Some(_) => work(),
+            None => keeping_clear(&self.shared.stopping, work),
+        }
+    }
+    fn change_under_locks<'k, T>(
+        &self,
+        space: Keyspace,
+        keys: impl IntoIterator<Item = &'k [u8]> + Clone,
+        change: &mut impl FnMut(&Seen<'_>, &mut Batch) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let _held = self.hold(space.strings, keys)?;
         let space = self.under_locks(space)?;
         if self.inside().is_some() {
@@ -149,7 +166,7 @@ impl Session {
             }
             return Ok(done);
         }
-        let (done, effects) = match self.commit_directly(space, &mut change)? {
+        let (done, effects) = match self.commit_directly(space, change)? {
             Some(committed) => committed,
             None => {
                 let mut effects = Vec::new();
@@ -211,27 +228,8 @@ impl Session {
             true => self.typed()?,
             false => space,
         };
-        {
-            let _held = self.hold(space.strings, keys.clone())?;
-            if !self.notes(Classes::NEW) && self.under_locks(space)?.types.is_none() {
-                let mut rest = pairs.clone();
-                match (rest.next(), rest.next()) {
-                    (Some((key, value)), None) if self.inside().is_none() => {
-                        self.db().put(space.strings, key, value, Durability::Buffered)?;
-                    }
-                    _ => {
-                        let mut batch = Batch::new();
-                        for (key, value) in pairs {
-                            put(space.strings, key, value, &mut batch);
-                        }
-                        self.commit(batch)?;
-                    }
-                }
-                if self.notes(Classes::STRING) {
-                    self.settle(keys.map(set).collect());
-                }
-                return Ok(());
-            }
+        if self.keeping_clear(|| self.put_under_locks(space, pairs.clone()))? {
+            return Ok(());
         }
         // A key that is named twice gets the last of its values, and the pages of no other.
         let last: BTreeMap<&[u8], &[u8]> = pairs.clone().collect();
@@ -247,6 +245,36 @@ impl Session {
             }
             Ok(())
         })
+    }
+    /// Puts strings without a look at what was there before; `false`: that cannot be, because the
+    /// dictionary has types, or because others want to hear of new keys.
+    fn put_under_locks<'k>(
+        &self,
+        space: Keyspace,
+        pairs: impl Iterator<Item = (&'k [u8], &'k [u8])> + Clone,
+    ) -> Result<bool, Failure> {
+        let keys = pairs.clone().map(|(key, _)| key);
+        let _held = self.hold(space.strings, keys.clone())?;
+        if self.notes(Classes::NEW) || self.under_locks(space)?.types.is_some() {
+            return Ok(false);
+        }
+        let mut rest = pairs.clone();
+        match (rest.next(), rest.next()) {
+            (Some((key, value)), None) if self.inside().is_none() => {
+                self.db().put(space.strings, key, value, Durability::Buffered)?;
+            }
+            _ => {
+                let mut batch = Batch::new();
+                for (key, value) in pairs {
+                    put(space.strings, key, value, &mut batch);
+                }
+                self.commit(batch)?;
+            }
+        }
+        if self.notes(Classes::STRING) {
+            self.settle(keys.map(set).collect());
+        }
+        Ok(true)
     }
 }
 
