@@ -368,3 +368,11 @@ fn everything_that_is_pushed_arrives_once() {
     assert_eq!(got.len(), all.len(), "one has come twice");
     assert_eq!(all.len() as u64, 2 * EACH);
 }
+
+#[test]
+fn a_time_that_is_next_to_nothing_is_not_for_ever() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.0.get_ref().set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+    c.expect(&[("BLPOP none 0.0000000001", "(nil)"), ("BZMPOP 1e-300 1 none MIN", "(nil)")]);
+}

@@ -24,6 +24,9 @@ use crate::waiters::{Awaited, Spot};
 /// In a transaction, how often it is looked whether that is still open.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// The shortest wait.
+const LEAST: Duration = Duration::from_millis(1);
+
 /// What is waited for.
 struct Wanted<'a> {
     kind: Kind,
@@ -44,7 +47,8 @@ fn timeout(arg: &[u8]) -> Result<Option<Duration>, Failure> {
     let time = Duration::try_from_secs_f64(seconds).ok();
     let time = time.filter(|time| time.as_millis() <= i64::MAX as u128);
     let time = time.ok_or(Failure::request("timeout is out of range"))?;
-    Ok((!time.is_zero()).then_some(time))
+    // What is rounded to nothing was not.
+    Ok((seconds > 0.0).then(|| time.max(LEAST)))
 }
 
 /// What `take` gives for the first key that has it; `None`: the time is up.
