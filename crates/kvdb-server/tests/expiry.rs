@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use env::{Env, Simulated};
 use kvdb::Kvdb;
-use kvdb_server::Client;
-use served::{clocked_store, show, tuples};
+use kvdb_server::{Client, ServerOptions};
+use served::{clocked_store, serve, show, tuples};
 
 struct Clocked {
     clock: Arc<Simulated>,
@@ -390,4 +390,20 @@ fn the_server_removes_what_has_expired_by_itself() {
         assert!(std::time::Instant::now() < until, "it is not counted");
         std::thread::park_timeout(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_watch_sees_the_first_deadline_of_a_dictionary_that_is_no_longer_selected() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.expect(&[("SET k v", "OK"), ("WATCH k", "OK"), ("USE elsewhere", "OK")]);
+    b.expect(&[("EXPIRE k 100", "(integer) 1")]);
+    a.expect(&[("MULTI", "OK"), ("SET x 1", "QUEUED"), ("EXEC", "(nil)"), ("GET x", "(nil)")]);
+    // Of a joined transaction as well.
+    a.expect(&[("USE third", "OK"), ("SET k v", "OK")]);
+    let id = a.run("TXN BEGIN");
+    let join = format!("TXN JOIN {}", id.trim_start_matches("(integer) "));
+    a.expect(&[(&join, "OK"), ("WATCH k", "OK"), ("USE elsewhere", "OK")]);
+    b.expect(&[(&join, "OK"), ("USE third", "OK"), ("EXPIRE k 100", "(integer) 1")]);
+    a.expect(&[("MULTI", "OK"), ("SET x 1", "QUEUED"), ("EXEC", "(nil)"), ("GET x", "(nil)")]);
 }

@@ -83,6 +83,7 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     counted.add(args.from(1).map(|key| key.len() + WATCHED).sum())?;
     args.from(1).try_for_each(|key| s.check_key(key))?;
     let keys = args.from(1).map(Bytes::copy_from_slice).collect();
+    let dictionary = s.dictionary.clone();
     let watch = match &s.joined {
         Some((transaction, _)) => {
             let (before, mut expires) = (transaction.view()?, None);
@@ -90,7 +91,7 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             for key in args.from(1) {
                 expires = [expires, seen.live(key)?.deadline()].into_iter().flatten().min();
             }
-            Watch { space, keys, expires, state: Watched::Joined(before) }
+            Watch { dictionary, space, keys, expires, state: Watched::Joined(before) }
         }
         None => {
             // What has expired before is not there, and its removal no change.
@@ -127,7 +128,7 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                     }
                 }
             }
-            Watch { space, keys, expires, state: Watched::Store(watch) }
+            Watch { dictionary, space, keys, expires, state: Watched::Store(watch) }
         }
     };
     s.watches.push((watch, counted));

@@ -10,7 +10,7 @@ use kvdb::{
 
 use super::seen::Seen;
 use super::{Executing, SNAPSHOT, Session, TRIES};
-use crate::dictionaries::Place;
+use crate::dictionaries::{Place, Selected};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Keyspace;
@@ -45,13 +45,16 @@ impl Session {
 
     /// The selected dictionary if it exists.
     pub fn existing(&self) -> Result<Option<Keyspace>, Failure> {
+        self.existing_of(&self.dictionary)
+    }
+    /// Another dictionary if it exists.
+    fn existing_of(&self, dictionary: &Selected) -> Result<Option<Keyspace>, Failure> {
         let db = &self.shared.db;
         match &self.place {
-            Place::Store => Ok(self
-                .dictionary
+            Place::Store => Ok(dictionary
                 .existing(db)?
-                .map(|strings| Keyspace { strings, types: self.dictionary.types(db) })),
-            place => self.dictionary.existing_at(place, db),
+                .map(|strings| Keyspace { strings, types: dictionary.types(db) })),
+            place => dictionary.existing_at(place, db),
         }
     }
     /// The selected dictionary, made if need be.
@@ -209,10 +212,19 @@ impl Session {
     }
     /// The keyspace again, now that keys of it are locked: others may have made its types.
     pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
+        self.under_locks_of(&self.dictionary, space)
+    }
+    /// As [`Session::under_locks`], of a dictionary that need not be the selected one.
+    pub fn under_locks_of(
+        &self,
+        dictionary: &Selected,
+        space: Keyspace,
+    ) -> Result<Keyspace, Failure> {
         match space.types {
             Some(_) => Ok(space),
             None => {
-                Ok(self.existing()?.filter(|now| now.strings == space.strings).unwrap_or(space))
+                let now = self.existing_of(dictionary)?;
+                Ok(now.filter(|now| now.strings == space.strings).unwrap_or(space))
             }
         }
     }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use kvdb::{DictionaryId, Isolation, Transaction, View};
 
 use super::{Session, Shared};
+use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, Keyspace, Kind, head_key};
 use crate::request::Request;
@@ -38,6 +39,8 @@ impl Drop for Queue {
 
 /// Keys that must not have changed for `EXEC` to run.
 pub struct Watch {
+    /// Where they are: another dictionary may be selected since.
+    pub dictionary: Selected,
     pub space: Keyspace,
     pub keys: Vec<Bytes>,
     /// The first of them expires then: milliseconds since 1970.
@@ -112,7 +115,9 @@ impl Watch {
                     return Ok(true);
                 }
                 // Deadlines have come into use since.
-                let Some(types) = s.under_locks(self.space)?.types else { return Ok(false) };
+                let Some(types) = s.under_locks_of(&self.dictionary, self.space)?.types else {
+                    return Ok(false);
+                };
                 if self.space.types.is_none() {
                     for key in &self.keys {
                         now.read_conflict_key(types, &head_key(key))?;
@@ -124,7 +129,7 @@ impl Watch {
                 Ok(false)
             }
             Watched::Joined(before) => {
-                let types = s.under_locks(self.space)?.types;
+                let types = s.under_locks_of(&self.dictionary, self.space)?.types;
                 for key in &self.keys {
                     if differs(before, now, self.space.strings, key)? {
                         return Ok(true);
