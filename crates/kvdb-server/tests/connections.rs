@@ -362,3 +362,13 @@ fn transactions_that_are_synced_share_the_syncs_of_the_disk() {
     let commits = (MANY * EACH) as u64;
     assert!(syncs < commits * 3 / 4, "{syncs} syncs for {commits} commits");
 }
+
+#[test]
+fn a_reset_is_answered_where_no_replies_were_wanted() {
+    let served = serve(ServerOptions::default());
+    let mut client = connect(&served);
+    client.send(b"CLIENT REPLY OFF\r\nSET a 1\r\nRESET\r\nGET a\r\n");
+    for want in ["RESET", "\"1\""] {
+        assert_eq!(show(&client.reply().expect("a reply")), want);
+    }
+}

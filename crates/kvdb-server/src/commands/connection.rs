@@ -43,6 +43,10 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.let_go();
     s.unsubscribe_all();
     while s.connection.mailbox.next().is_some() {}
+    (s.importing, s.walking) = (None, None);
+    if s.replies == Replies::Off {
+        out.unmute();
+    }
     s.replies = Replies::On;
     s.dictionary = Selected::default();
     s.durable = s.shared.durable;
@@ -189,5 +193,47 @@ pub fn yes(value: &[u8]) -> Result<bool, Failure> {
         v if is(v, "yes") => Ok(true),
         v if is(v, "no") => Ok(false),
         _ => Err(Failure::request("argument must be 'yes' or 'no'")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvdb::Kvdb;
+
+    use super::*;
+    use crate::commands;
+    use crate::limits::Limits;
+    use crate::request::Request;
+    use crate::session::Shared;
+    use crate::transactions::{Importing, Walking};
+
+    struct Files;
+    impl Importing for Files {
+        fn add(&mut self, _: &[u8]) -> kvdb::Result<()> {
+            Ok(())
+        }
+        fn finish(self: Box<Self>) -> kvdb::Result<Vec<(&'static str, u64)>> {
+            Ok(Vec::new())
+        }
+    }
+    impl Walking for Files {
+        fn next(&mut self) -> kvdb::Result<Vec<u8>> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_reset_leaves_nothing_under_way() {
+        let (db, limits, metrics) = (Kvdb::in_memory(), Limits::default(), commands::metrics());
+        let shared = Arc::new(Shared::new(db.clone(), limits, None, false, None, metrics));
+        let mut out = Output::scratch(db, 1 << 20, shared.whole_replies.clone());
+        let mut session = Session::new(shared, "test".into(), false, None);
+        session.importing = Some(Box::new(Files));
+        session.walking = Some(Box::new(Files));
+        reset(&mut session, Request::of(&[b"RESET"]).arguments(), &mut out).expect("done");
+        assert!(session.importing.is_none() && session.walking.is_none());
+        assert_eq!(out.take(), b"+RESET\r\n");
     }
 }
