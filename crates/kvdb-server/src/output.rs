@@ -331,6 +331,18 @@ impl Output {
         self.broken.is_none()
     }
 
+    /// Has messages written, and sends them, before the command under way has written anything of
+    /// its reply. They leave also where replies are not wanted.
+    pub fn aside(&mut self, write: impl FnOnce(&mut Output)) {
+        let held = self.under_way.take().is_some_and(|reply| reply.held);
+        let muted = self.muted;
+        self.unmute();
+        write(self);
+        self.flush();
+        self.muted = muted;
+        self.begin_reply(held);
+    }
+
     /// Drops what is written from here on, up to `unmute`.
     pub fn mute(&mut self) {
         self.flush();

@@ -619,3 +619,22 @@ fn a_transaction_keeps_so_many_messages_and_no_more() {
     assert_eq!(c.run("DBSIZE"), "(integer) 20");
     assert!(c.run("INFO stats").contains(&format!("events_dropped:{}", 21 - told)));
 }
+
+#[test]
+fn messages_come_to_a_client_that_wants_no_replies_and_waits() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut other) = (served.connect(), served.connect());
+    a.0.get_ref().set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+    a.run("HELLO 3");
+    assert_eq!(a.run("SUBSCRIBE news"), "[\"subscribe\" \"news\" (integer) 1]");
+    a.send(b"CLIENT REPLY OFF\r\nBLPOP queue 0\r\n");
+    while !other.run("INFO clients").contains("blocked_clients:1\\r") {
+        std::thread::yield_now();
+    }
+    assert_eq!(other.run("PUBLISH news one"), "(integer) 1");
+    assert_eq!(message(&mut a), "message news one");
+    assert_eq!(other.run("RPUSH queue taken"), "(integer) 1");
+    // What it was given is a reply.
+    a.send(b"CLIENT REPLY ON\r\n");
+    assert_eq!(show(&a.reply().expect("a reply")), "OK");
+}

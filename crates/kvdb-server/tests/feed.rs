@@ -261,3 +261,25 @@ fn what_makes_no_sense_is_refused() {
         assert!(reply.starts_with("(error) ERR a position is what CHANGES"), "{wrong}: {reply}");
     }
 }
+
+#[test]
+fn a_wait_for_changes_is_not_slow_and_messages_come_meanwhile() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut other) = (served.connect(), served.connect());
+    a.run("HELLO 3");
+    a.expect(&[
+        ("CONFIG SET slowlog-log-slower-than 500000", "OK"),
+        ("SUBSCRIBE news", "[\"subscribe\" \"news\" (integer) 1]"),
+    ]);
+    let position = a.run("CHANGES NOW").replace('"', "");
+    a.send(format!("CHANGES SINCE {position} BLOCK 1500\r\n").as_bytes());
+    let list = "CLIENT LIST";
+    while !other.run(list).contains("cmd=changes ") {
+        std::thread::yield_now();
+    }
+    other.run("PUBLISH news one");
+    assert_eq!(show(&a.reply().expect("a message")), "[\"message\" \"news\" \"one\"]");
+    let nothing = show(&a.reply().expect("a reply"));
+    assert!(nothing.ends_with(" []]"), "{nothing}");
+    assert_eq!(other.run("SLOWLOG LEN"), "(integer) 0");
+}

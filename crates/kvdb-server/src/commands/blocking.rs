@@ -107,7 +107,7 @@ fn first_of<T>(
             break Ok(None);
         }
         if s.listens() {
-            s.deliver(out);
+            out.aside(|out| s.deliver(out));
         }
         let look = transaction.map(|_| LOOK);
         let slept = Instant::now();

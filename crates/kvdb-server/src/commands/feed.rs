@@ -110,12 +110,17 @@ fn since(
             return out.whole(|out| reply(s, at, &rows, out));
         }
         s.check_stopping()?;
+        if s.listens() {
+            out.aside(|out| s.deliver(out));
+        }
         if !out.flush() || out.is_gone() {
             s.closing = true;
             return Err(Failure::request("the client is gone"));
         }
         out.will_wait();
+        let slept = Instant::now();
         s.db().wait_for_commits(at, left.min(LOOK));
+        s.waited += slept.elapsed();
     }
 }
 
