@@ -18,6 +18,7 @@ use crate::commands;
 use crate::limits::Limits;
 use crate::session::Shared;
 
+mod halves;
 mod one_transaction;
 
 const CLIENTS: u64 = 3;

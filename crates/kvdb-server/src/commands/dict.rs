@@ -55,6 +55,8 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Ok(())
         }
         (c, 3) if is(c, "drop") => {
+            // No command finds the one without the other, or puts something into what goes.
+            let _held = s.shared.locks.all();
             let info = existing(s, args.at(2))?;
             let types = s.db().dictionary(&types_name(&info.name));
             s.db().drop_dictionary(info.id)?;
