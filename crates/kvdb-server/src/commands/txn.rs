@@ -435,8 +435,12 @@ fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     if args.at(2).len() > most {
         return Err(Failure::request(format!("a savepoint's name has up to {most} bytes")));
     }
-    let savepoint = s.shared.transactions.savepoint(joined(s)?)?;
+    let transaction = joined(s)?;
     if let Some((_, state)) = &s.joined {
+        // No command is between its change and its effects, and savepoints are listed as they are
+        // made.
+        let _held = state.locks.all();
+        let savepoint = s.shared.transactions.savepoint(transaction)?;
         let effects = state.effects.lock().as_ref().map_or(0, Effects::len);
         let name = args.at(2).to_vec();
         state.savepoints.lock().push(Named { name, savepoint, effects });

@@ -1,12 +1,14 @@
 //! What is done in two steps is never seen between them: a dictionary that is dropped with its
-//! types.
+//! types, a savepoint with the number of effects before it.
 
 use std::sync::Arc;
 
 use env::{schedule, thread};
+use kvdb::TransactionId;
 
-use super::{ATTEMPTS, ask, seeds, shared};
+use super::{ATTEMPTS, ask, number, seeds, shared};
 use crate::client::{Client, Reply};
+use crate::notifications::Classes;
 use crate::session::Shared;
 
 /// Lets `other` run beside `work`.
@@ -44,5 +46,41 @@ fn dropped() {
 fn a_dictionary_goes_with_its_types_whatever_the_schedule() {
     for seed in seeds(100) {
         schedule::run(seed, dropped).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+    }
+}
+
+/// One connection of a transaction puts keys, and another one marks states and goes back to them:
+/// in the end there is an event for each key that is there, and no other.
+fn marked() {
+    let shared = shared();
+    shared.notifications.set(Classes::parse(b"K$").expect("a setting"));
+    let mut client = Client::of(shared.clone());
+    let id = number(&ask(&mut client, &["TXN", "BEGIN"]));
+    let join = ["TXN", "JOIN", &id.to_string()].map(str::to_owned);
+    let joined = |client: &mut Client| ask(client, &join.each_ref().map(String::as_str));
+    joined(&mut client);
+    let mut putting = Client::of(shared.clone());
+    joined(&mut putting);
+    let puts = move |_: Client| {
+        for key in 0..2 * ATTEMPTS {
+            ask(&mut putting, &["SET", &key.to_string(), "v"]);
+        }
+    };
+    beside(&shared, puts, || {
+        for _ in 0..ATTEMPTS {
+            ask(&mut client, &["TXN", "SAVEPOINT", "here"]);
+            ask(&mut client, &["TXN", "ROLLBACK", "here"]);
+        }
+    });
+    let there = number(&ask(&mut client, &["DBSIZE"]));
+    let state = shared.transaction_states.of(&shared.db, TransactionId(id as u64));
+    let told = state.effects.lock().as_ref().map_or(0, |effects| effects.len());
+    assert_eq!(told as i64, there, "events of what was taken back, or none of what was not");
+}
+
+#[test]
+fn a_savepoint_keeps_the_events_before_it_whatever_the_schedule() {
+    for seed in seeds(200) {
+        schedule::run(seed, marked).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
     }
 }
