@@ -1,7 +1,6 @@
 //! `LCS`: the longest common subsequence of two strings.
 
 use super::is;
-use super::strings::read;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -88,8 +87,9 @@ pub fn lcs(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         true => Failure::request("The specified keys must contain string values"),
         false => failure,
     };
-    let a = read(s, args.at(1)).map_err(not_strings)?.unwrap_or_default();
-    let b = read(s, args.at(2)).map_err(not_strings)?.unwrap_or_default();
+    let seen = s.see()?;
+    let a = seen.string(args.at(1)).map_err(not_strings)?.1.unwrap_or_default();
+    let b = seen.string(args.at(2)).map_err(not_strings)?.1.unwrap_or_default();
     let entries = (a.len() as u64 + 1) * (b.len() as u64 + 1);
     if entries > s.shared.limits.request as u64 / 4 {
         return Err(Failure::request(

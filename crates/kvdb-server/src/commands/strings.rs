@@ -37,14 +37,6 @@ fn read_newest(s: &Session, key: &[u8]) -> Result<Option<Option<Bytes>>, Failure
     Ok(sure.then_some(value))
 }
 
-/// The string of `key` in the selected dictionary, as far as a command may gather it.
-pub fn read(s: &Session, key: &[u8]) -> Result<Option<Bytes>, Failure> {
-    match read_newest(s, key)? {
-        Some(value) => Ok(value),
-        None => Ok(s.see()?.string(key)?.1),
-    }
-}
-
 /// Replies with the string of a key, whatever its length.
 fn reply_with(seen: &Seen<'_>, key: &[u8], out: &mut Output) -> Outcome {
     let (live, value) = seen.short_string(key)?;

@@ -1,5 +1,5 @@
 //! What is done in two steps is never seen between them: a dictionary that is dropped with its
-//! types, a savepoint with the number of effects before it.
+//! types, a savepoint with the number of effects before it, a command that reads two keys.
 
 use std::sync::Arc;
 
@@ -82,5 +82,29 @@ fn marked() {
 fn a_savepoint_keeps_the_events_before_it_whatever_the_schedule() {
     for seed in seeds(200) {
         schedule::run(seed, marked).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+    }
+}
+
+/// Two strings that are always the same are compared.
+fn compared() {
+    let shared = shared();
+    let mut client = Client::of(shared.clone());
+    ask(&mut client, &["MSET", "a", "xxxx", "b", "xxxx"]);
+    let puts = |mut other: Client| {
+        for value in ["yyyy", "xxxx"].iter().cycle().take(ATTEMPTS as usize) {
+            ask(&mut other, &["MSET", "a", value, "b", value]);
+        }
+    };
+    beside(&shared, puts, || {
+        for _ in 0..ATTEMPTS {
+            assert_eq!(ask(&mut client, &["LCS", "a", "b", "LEN"]), Reply::Integer(4));
+        }
+    });
+}
+
+#[test]
+fn two_strings_are_compared_as_they_were_at_one_moment_whatever_the_schedule() {
+    for seed in seeds(100) {
+        schedule::run(seed, compared).unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
     }
 }
