@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use env::sync::{Condvar, Mutex};
 
+/// How often a command that waits looks whether its client is still there.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// Of all connections of a server.
 #[derive(Default)]
 pub struct Pause {
@@ -46,10 +49,11 @@ impl Pause {
         self.on.load(Relaxed) && self.state.lock().is_some_and(|until| until.end > Instant::now())
     }
 
-    /// Waits until a command may go on. Where it has to wait, `before` is called first.
-    pub fn wait(&self, writes: bool, before: impl Fn()) {
+    /// Waits until a command may go on. Where it has to wait, `before` is called first. `false`:
+    /// its client is gone by now, as `gone` says, which is asked from time to time.
+    pub fn wait(&self, writes: bool, before: impl Fn(), gone: impl Fn() -> bool) -> bool {
         if !self.on.load(Relaxed) {
-            return;
+            return true;
         }
         let mut state = self.state.lock();
         while let Some(until) = *state {
@@ -58,12 +62,15 @@ impl Pause {
                 *state = None;
                 self.on.store(false, Relaxed);
             } else if until.writes_only && !writes {
-                return;
+                return true;
+            } else if gone() {
+                return false;
             } else {
                 before();
-                self.ended.wait_for(&mut state, left);
+                self.ended.wait_for(&mut state, left.min(LOOK));
             }
         }
+        true
     }
 }
 
@@ -74,17 +81,19 @@ mod tests {
     #[test]
     fn a_pause_of_writes_lets_others_go_on_and_ends() {
         let pause = Pause::default();
-        pause.wait(true, || ());
+        let wait = |writes, gone| pause.wait(writes, || (), || gone);
+        assert!(wait(true, false));
         pause.begin(Duration::from_secs(3600), true);
-        pause.wait(false, || ());
+        assert!(wait(false, true), "it need not wait");
         assert!(pause.is_on());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| pause.wait(true, || ()));
+            assert!(!wait(true, true), "its client is gone");
+            let waiting = scope.spawn(|| wait(true, false));
             pause.end();
-            waiting.join().expect("it goes on");
+            assert!(waiting.join().expect("it goes on"));
         });
         pause.begin(Duration::from_millis(1), false);
-        pause.wait(true, || ());
+        assert!(wait(true, false));
         assert!(!pause.is_on());
     }
 

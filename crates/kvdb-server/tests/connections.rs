@@ -372,3 +372,21 @@ fn a_reset_is_answered_where_no_replies_were_wanted() {
         assert_eq!(show(&client.reply().expect("a reply")), want);
     }
 }
+
+#[test]
+fn a_client_that_goes_away_while_its_commands_are_paused_leaves_nothing() {
+    let served = serve(ServerOptions::default());
+    let mut other = connect(&served);
+    assert_eq!(other.run("CLIENT PAUSE 3600000 WRITE"), "OK");
+    let mut gone: Vec<Raw> = (0..MANY).map(|_| connect(&served)).collect();
+    gone.iter_mut().for_each(|client| client.send(b"SET paused 1\r\n"));
+    // One of them is ended from outside.
+    let mut killed = connect(&served);
+    let id = killed.run("CLIENT ID");
+    killed.send(b"SET paused 1\r\n");
+    drop(gone);
+    let kill = format!("CLIENT KILL ID {}", id.trim_start_matches("(integer) "));
+    assert_eq!(other.run(&kill), "(integer) 1");
+    await_until("they are gone", || info(&mut other, "connected_clients") == 1);
+    other.expect(&[("CLIENT UNPAUSE", "OK"), ("EXISTS paused", "(integer) 0")]);
+}

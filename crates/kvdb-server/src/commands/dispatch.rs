@@ -22,8 +22,11 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     if muted {
         out.mute();
     }
-    if let Some(command) = index.map(|index| &COMMANDS[index]) {
-        pause(s, command, out);
+    if let Some(command) = index.map(|index| &COMMANDS[index])
+        && !pause(s, command, out)
+    {
+        s.closing = true;
+        return;
     }
     answer(s, index, args, out);
     out.unmute();
@@ -36,13 +39,12 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
 }
 
 /// Waits while commands like this one wait (`CLIENT PAUSE`). Those that end a pause do not.
-fn pause(s: &Session, command: &Command, out: &Output) {
+/// `false`: the client went away meanwhile.
+fn pause(s: &Session, command: &Command, out: &Output) -> bool {
     // Of these some change what others see.
     const MAY_WRITE: [&str; 5] = ["clone", "dict", "publish", "snapshot", "txn"];
-    if command.name != "client" {
-        let writes = command.writes || MAY_WRITE.contains(&command.name);
-        s.shared.pause.wait(writes, || out.will_wait());
-    }
+    let writes = command.writes || MAY_WRITE.contains(&command.name);
+    command.name == "client" || s.shared.pause.wait(writes, || out.will_wait(), || out.is_gone())
 }
 
 fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut Output) {
