@@ -390,3 +390,14 @@ fn a_client_that_goes_away_while_its_commands_are_paused_leaves_nothing() {
     await_until("they are gone", || info(&mut other, "connected_clients") == 1);
     other.expect(&[("CLIENT UNPAUSE", "OK"), ("EXISTS paused", "(integer) 0")]);
 }
+
+#[test]
+fn an_exec_that_ends_durability_is_durable_itself() {
+    let served = serve(ServerOptions::default());
+    let mut client = connect(&served);
+    client.expect(&[("DURABLE yes", "OK"), ("MULTI", "OK"), ("SET a 1", "QUEUED")]);
+    assert_eq!(client.run("DURABLE no"), "QUEUED");
+    let before = served.db.stats().syncs;
+    assert_eq!(client.run("EXEC"), "[OK OK]");
+    assert!(served.db.stats().syncs > before, "its reply left without a sync");
+}

@@ -74,9 +74,11 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
         return;
     }
     let is_held = |s: &Session| command.writes && s.durable && s.inside().is_none();
-    out.begin_reply(is_held(s));
+    // It may be what ends that, or begins it.
+    let held = is_held(s);
+    out.begin_reply(held);
     let done = run_one(s, index, args, out);
-    out.end_reply(done && is_held(s));
+    out.end_reply(done && (held || is_held(s)));
 }
 
 /// Runs the command at `index` of the table and writes its one reply; `false`: that is an error.
