@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -18,6 +18,9 @@ use crate::output::Sink;
 
 /// How long a connection sleeps at most where it has no descriptor to wait with.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How long what a client sends is read and dropped when its connection has ended.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A client's socket.
 pub enum Stream {
@@ -105,6 +108,7 @@ impl Stream {
     /// Closes so that the client gets the last reply even where it is still sending: what it sends
     /// is read and dropped, for a moment.
     pub fn linger(&self) {
+        let until = Instant::now() + LINGER;
         self.shutdown(Shutdown::Write);
         let timeout = Some(Duration::from_millis(200));
         let limited = match self {
@@ -115,7 +119,7 @@ impl Stream {
             return;
         }
         let mut dropped = [0; 4096];
-        for _ in 0..4096 {
+        while Instant::now() < until {
             let read = match self {
                 Stream::Unix(s) => (&*s).read(&mut dropped),
                 Stream::Tcp(s) => (&*s).read(&mut dropped),

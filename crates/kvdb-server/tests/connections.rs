@@ -401,3 +401,18 @@ fn an_exec_that_ends_durability_is_durable_itself() {
     assert_eq!(client.run("EXEC"), "[OK OK]");
     assert!(served.db.stats().syncs > before, "its reply left without a sync");
 }
+
+#[test]
+fn a_connection_that_is_closed_does_not_stay_for_what_drips_in() {
+    let served = serve(ServerOptions::default());
+    let mut other = connect(&served);
+    let mut dripping = connect(&served);
+    dripping.send(b"*x\r\n");
+    assert!(show(&dripping.reply().expect("it is told")).contains("Protocol error"));
+    await_until("it is closed", || {
+        // A slow client, of which nothing is awaited.
+        std::thread::sleep(Duration::from_millis(20));
+        let _ = dripping.0.get_mut().write_all(b"x");
+        info(&mut other, "connected_clients") == 1
+    });
+}
