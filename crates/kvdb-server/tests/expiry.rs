@@ -407,3 +407,12 @@ fn a_watch_sees_the_first_deadline_of_a_dictionary_that_is_no_longer_selected() 
     b.expect(&[(&join, "OK"), ("USE third", "OK"), ("EXPIRE k 100", "(integer) 1")]);
     a.expect(&[("MULTI", "OK"), ("SET x 1", "QUEUED"), ("EXEC", "(nil)"), ("GET x", "(nil)")]);
 }
+
+#[test]
+fn a_deadline_beyond_all_times_is_told_as_it_is() {
+    clocked().expect(&[
+        ("SET k v PXAT 9223372036854775807", "OK"),
+        ("PEXPIRETIME k", "(integer) 9223372036854775807"),
+        ("EXPIRETIME k", "(integer) 9223372036854776"),
+    ]);
+}

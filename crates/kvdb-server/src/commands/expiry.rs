@@ -166,7 +166,7 @@ pub fn pttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     tell(s, args, out, |at, now| at - now)
 }
 pub fn expiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    tell(s, args, out, |at, _| (at + 500) / 1000)
+    tell(s, args, out, |at, _| ((at as u64 + 500) / 1000) as i64)
 }
 pub fn pexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     tell(s, args, out, |at, _| at)
