@@ -11,12 +11,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::DictionaryId;
 use parking_lot::{Condvar, Mutex};
 
 use crate::dictionaries::{self, Selected};
-use crate::failure::Failure;
-use crate::keyspace::{Keyspace, deadline_key, head_key, parse_deadline_key};
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{deadline_key, head_key, parse_deadline_key};
 use crate::session::{Session, Shared};
 
 /// Keys that one step removes of a dictionary at most.
@@ -37,26 +36,31 @@ pub struct Swept {
     pub next: Option<u64>,
 }
 
-/// Removes up to `most` expired keys of each dictionary of the store.
-pub fn step(shared: &Arc<Shared>, most: usize) -> Result<Swept, Failure> {
-    let mut all = Swept::default();
+/// Removes up to `most` expired keys of each dictionary of the store. One that fails does not keep
+/// the others from it; the first failure is told.
+pub fn step(shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
+    let (mut all, mut done) = (Swept::default(), Ok(()));
     let mut session = Session::new(shared.clone(), "sweeper".into(), false, None);
     for (name, _) in dictionaries::listed(&shared.db) {
         session.dictionary = Selected::named(&name);
-        let Some(space) = session.existing()? else { continue };
-        let Some(types) = space.types else { continue };
-        let swept = sweep(&session, space, types, most)?;
-        all.removed += swept.removed;
-        all.more |= swept.more;
-        all.next = [all.next, swept.next].into_iter().flatten().min();
+        match sweep(&session, most) {
+            Ok(swept) => {
+                all.removed += swept.removed;
+                all.more |= swept.more;
+                all.next = [all.next, swept.next].into_iter().flatten().min();
+            }
+            Err(failure) => done = done.and(Err(failure)),
+        }
     }
     shared.metrics.expired.fetch_add(all.removed as u64, Relaxed);
-    Ok(all)
+    (all, done)
 }
 
-fn sweep(s: &Session, space: Keyspace, types: DictionaryId, most: usize) -> Result<Swept, Failure> {
-    let now = s.now();
-    let (mut due, mut swept) = (Vec::new(), Swept::default());
+/// Of the dictionary that is selected.
+fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
+    let (now, mut due, mut swept) = (s.now(), Vec::new(), Swept::default());
+    let Some(space) = s.existing()? else { return Ok(swept) };
+    let Some(types) = space.types else { return Ok(swept) };
     let mut cursor = match s.db().view().cursor(types, b"t", b"u") {
         Err(kvdb::Error::NoDictionary(_)) => return Ok(swept),
         cursor => cursor?,
@@ -129,19 +133,17 @@ impl Sweeping {
 
 /// Does a step; gives the time until the next one.
 fn rest(shared: &Arc<Shared>) -> Duration {
-    match step(shared, STEP) {
-        Ok(swept) if swept.more => BREATH,
-        Ok(swept) => {
-            let now = shared.db.wall_clock();
-            let next = swept.next.map(|at| Duration::from_millis(at).saturating_sub(now));
-            next.unwrap_or(REST).clamp(BREATH, REST)
-        }
-        // A store that takes no writes, or is full: what has expired is not seen all the same.
-        Err(error) => {
-            tracing::debug!("expired keys were not removed: {error}");
-            REST
-        }
+    let (swept, done) = step(shared, STEP);
+    // A store that takes no writes, or is full: what has expired is not seen all the same.
+    if let Err(error) = done {
+        tracing::debug!("expired keys were not removed: {error}");
     }
+    if swept.more {
+        return BREATH;
+    }
+    let now = shared.db.wall_clock();
+    let next = swept.next.map(|at| Duration::from_millis(at).saturating_sub(now));
+    next.unwrap_or(REST).clamp(BREATH, REST)
 }
 
 impl Drop for Sweeping {

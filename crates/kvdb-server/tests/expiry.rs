@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Env, Simulated};
-use kvdb::Kvdb;
+use kvdb::{Durability, Kvdb};
 use kvdb_server::{Client, ServerOptions};
 use served::{clocked_store, serve, show, tuples};
 
@@ -415,4 +415,21 @@ fn a_deadline_beyond_all_times_is_told_as_it_is() {
         ("PEXPIRETIME k", "(integer) 9223372036854775807"),
         ("EXPIRETIME k", "(integer) 9223372036854776"),
     ]);
+}
+
+#[test]
+fn a_dictionary_that_cannot_be_swept_does_not_keep_the_others() {
+    let mut c = clocked();
+    c.expect(&[
+        ("USE broken", "OK"),
+        ("SET k v PX 10", "OK"),
+        ("USE whole", "OK"),
+        ("SET k v PX 10", "OK"),
+        ("wait 20", ""),
+    ]);
+    let types = c.db.dictionary(":types:broken").expect("there are deadlines");
+    c.db.put(types, b"kk", b"no head", Durability::Buffered).expect("put");
+    assert!(c.run("DEBUG SWEEP").starts_with("(error) CORRUPT "));
+    let whole = c.db.dictionary("whole").expect("it is there");
+    assert_eq!(c.db.get(whole, b"k").expect("read"), None, "it has expired and is removed");
 }

@@ -26,7 +26,8 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     match (args.at(1), args.len()) {
         (c, 2 | 3) if is(c, "sweep") => {
             let count = args.get(2).map_or(Some(1000), integer).ok_or(Failure::NOT_AN_INTEGER)?;
-            let swept = sweeper::step(&s.shared, count.clamp(0, 10_000) as usize)?;
+            let (swept, done) = sweeper::step(&s.shared, count.clamp(0, 10_000) as usize);
+            done?;
             out.integer(swept.removed as i64);
         }
         (c, 3) if is(c, "set-active-expire") => {
