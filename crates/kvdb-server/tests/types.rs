@@ -547,3 +547,22 @@ fn the_server_tells_clients_what_they_ask_for() {
         }
     }
 }
+
+#[test]
+fn counts_and_scores_at_the_ends_of_their_types() {
+    serve(ServerOptions::default()).connect().expect(&[
+        ("ZADD z 1 a 2 b", "(integer) 2"),
+        ("ZRANGEBYSCORE z -inf +inf LIMIT 0 -9223372036854775808", "[\"a\" \"b\"]"),
+        ("ZRANGE z 0 3 BYSCORE LIMIT 1 -1", "[\"b\"]"),
+        // There is one zero, whatever it was multiplied with.
+        ("ZADD b 0 b", "(integer) 1"),
+        ("ZADD a 0 a", "(integer) 1"),
+        ("ZUNION 2 b a WEIGHTS -1 1", "[\"a\" \"b\"]"),
+        ("ZADD z 1e400 c", "(error) ERR value is not a valid float"),
+        ("ZADD z 1e-400 c", "(error) ERR value is not a valid float"),
+        ("ZADD z -0.0e-5 c", "(integer) 1"),
+        ("ZADD z inf c", "(integer) 0"),
+        ("ZSCORE z c", "\"inf\""),
+        ("ZCOUNT z 1 +Infinity", "(integer) 3"),
+    ]);
+}

@@ -23,8 +23,19 @@ mod ranges;
 pub use algebra::*;
 pub use ranges::*;
 
-/// A number as Redis reads it: no NaN.
+/// A number as Redis reads it: no NaN, and nothing that is too large for the type, or too small.
 pub fn number(text: &[u8]) -> Option<f64> {
+    let number = parsed(text)?;
+    let digits = || text.iter().take_while(|c| !b"eE".contains(c)).filter(|c| c.is_ascii_digit());
+    let lost = match number {
+        n if n.is_infinite() => digits().next().is_some(),
+        n => n == 0.0 && digits().any(|digit| *digit != b'0'),
+    };
+    (!lost).then_some(number)
+}
+
+/// A bound among numbers: what is too large is infinite, as in Redis.
+pub fn parsed(text: &[u8]) -> Option<f64> {
     let number: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     (!number.is_nan()).then_some(number)
 }

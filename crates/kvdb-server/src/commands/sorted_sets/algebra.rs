@@ -150,7 +150,8 @@ impl<'a> Combining<'a> {
             })?;
         }
         let mut found: Vec<_> = found.into_iter().collect();
-        found.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+        // There is one zero, and no NaN.
+        found.sort_by(|a, b| (a.1 + 0.0).total_cmp(&(b.1 + 0.0)).then_with(|| a.0.cmp(&b.0)));
         Ok(found)
     }
 }

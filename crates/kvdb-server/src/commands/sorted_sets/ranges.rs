@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{broken, in_order, number, send_pairs, store, take_out};
+use super::{broken, in_order, parsed, send_pairs, store, take_out};
 use crate::commands::collections::{Room, visit};
 use crate::commands::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
@@ -84,7 +84,7 @@ fn score_bound(text: &[u8]) -> Result<(f64, bool), Failure> {
         Some(text) => (text, true),
         None => (text, false),
     };
-    let score = number(text).ok_or(Failure::request("min or max is not a float"))?;
+    let score = parsed(text).ok_or(Failure::request("min or max is not a float"))?;
     Ok((score, outside))
 }
 
@@ -197,7 +197,7 @@ impl Range<'_> {
                 return Ok(true);
             }
             take(member, score)?;
-            left -= 1;
+            left = left.saturating_sub(1);
             Ok(left != 0)
         })?;
         gathered.into_iter().rev().try_for_each(|(member, score)| take(member, score))
