@@ -6,11 +6,13 @@
 //! text names every global variable that it uses, and cannot make up a name at run time without a
 //! function that is a global variable itself. If none of them is among those by which the libraries
 //! or the environment can be changed unseen, and a look at the tables that can be written to finds
-//! them as they were, then what the next script sees is what it would see in a new one.
+//! them as they were, then what the next script sees is what it would see in a new one. What random
+//! numbers it draws is decided when it begins.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_int};
+use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 
 use mlua::{ChunkMode, Function, Lua, LuaOptions, MultiValue, StdLib, Table, Value, ffi};
@@ -117,6 +119,8 @@ impl State {
     /// Runs a script that was compiled here; `name` is for messages.
     pub fn run(&self, script: &Function, name: &[u8], keys: &[&[u8]], arguments: &[&[u8]]) -> End {
         *self.version.borrow_mut() = 2;
+        // SAFETY: no other thread of the worker draws numbers, or seeds them.
+        unsafe { libc::srand(RandomState::new().hash_one(()) as u32) };
         let given =
             [("KEYS", keys), ("ARGV", arguments)].into_iter().try_for_each(|(name, all)| {
                 let all = all.iter().map(|one| self.lua.create_string(one));
@@ -421,6 +425,22 @@ mod tests {
             run(&state, script);
             assert!(!state.is_as_new(), "{script}");
         }
+    }
+
+    #[test]
+    fn what_a_script_draws_does_not_follow_from_the_one_before() {
+        let state = state();
+        let draw = || {
+            assert!(matches!(run(&state, "math.randomseed(7) return 1"), End::Returned(..)));
+            match run(&state, "return math.random(1, 1000000000)") {
+                End::Returned(Value::Number(drawn), _) => drawn,
+                End::Returned(Value::Integer(drawn), _) => drawn as f64,
+                _ => panic!("no number"),
+            }
+        };
+        let (first, second) = (draw(), draw());
+        assert!(first != second, "{first} twice");
+        assert!(state.is_as_new());
     }
 
     #[test]
