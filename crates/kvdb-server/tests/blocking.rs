@@ -376,3 +376,28 @@ fn a_time_that_is_next_to_nothing_is_not_for_ever() {
     c.0.get_ref().set_read_timeout(Some(Duration::from_secs(30))).expect("set");
     c.expect(&[("BLPOP none 0.0000000001", "(nil)"), ("BZMPOP 1e-300 1 none MIN", "(nil)")]);
 }
+
+#[test]
+fn who_waits_in_a_clone_hears_that_it_is_gone() {
+    let served = serve(ServerOptions::default());
+    let mut other = served.connect();
+    other.expect(&[
+        ("SET k v", "OK"),
+        ("SNAPSHOT CREATE before", "OK"),
+        ("CLONE CREATE before copy", "OK"),
+    ]);
+    let mut waiting: Vec<Raw> = Vec::new();
+    for clients in 1..=2 {
+        let mut c = served.connect();
+        c.0.get_ref().set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+        c.expect(&[("CLONE USE copy", "OK")]);
+        c.send(b"BLPOP queue 0\r\n");
+        until_blocked(&mut other, clients);
+        waiting.push(c);
+    }
+    // By whatever way: a program may drop it as well.
+    served.db.drop_branch("copy").expect("dropped");
+    for c in &mut waiting {
+        assert!(reply(c).starts_with("(error) NOSNAPSHOT "), "it waits for nothing");
+    }
+}

@@ -14,6 +14,7 @@ use super::is;
 use super::lists::{self, End};
 use super::sorted_sets;
 use crate::clients::Unblocked;
+use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::output::Output;
@@ -21,7 +22,7 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::waiters::{Awaited, Spot};
 
-/// In a transaction, how often it is looked whether that is still open.
+/// In a transaction or a clone, how often it is looked whether that is still there.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The shortest wait.
@@ -109,7 +110,8 @@ fn first_of<T>(
         if s.listens() {
             out.aside(|out| s.deliver(out));
         }
-        let look = transaction.map(|_| LOOK);
+        let may_end = transaction.is_some() || matches!(s.place, Place::Clone(_));
+        let look = may_end.then_some(LOOK);
         let slept = Instant::now();
         out.wait(&s.connection.bell, [left, look].into_iter().flatten().min());
         s.waited += slept.elapsed();
