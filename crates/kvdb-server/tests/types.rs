@@ -566,3 +566,16 @@ fn counts_and_scores_at_the_ends_of_their_types() {
         ("ZCOUNT z 1 +Infinity", "(integer) 3"),
     ]);
 }
+
+#[test]
+fn places_of_bits_before_the_beginning_are_the_first_one() {
+    serve(ServerOptions::default()).connect().expect(&[
+        ("SET s a", "OK"),
+        ("BITPOS s 0 -1 -100", "(integer) 0"),
+        ("BITPOS s 1 -1 -100", "(integer) 1"),
+        ("BITPOS s 1 -7 -100 BIT", "(integer) -1"),
+        ("BITPOS s 1 -8 -100 BIT", "(integer) -1"),
+        ("BITCOUNT s -1 -100", "(integer) 0"),
+        ("BITCOUNT s -100 -1", "(integer) 3"),
+    ]);
+}

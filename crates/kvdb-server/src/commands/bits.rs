@@ -87,9 +87,6 @@ fn look_through(
 /// value of `len` bytes.
 fn bit_range(len: usize, start: i64, end: i64, in_bits: bool) -> std::ops::Range<usize> {
     let units = len as i64 * if in_bits { 8 } else { 1 };
-    if start < 0 && end < 0 && start > end {
-        return 0..0;
-    }
     let place = |i: i64| if i < 0 { i.saturating_add(units).max(0) } else { i };
     let (start, end) = (place(start), place(end).min(units - 1));
     if start > end {
@@ -120,7 +117,11 @@ pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     };
     let (key, seen) = (args.at(1), s.see()?);
     let text = seen.text(key)?.1;
-    let bits = bit_range(text.len() as usize, start, end, in_bits);
+    // Only here: `BITPOS` takes both for the first place of a value that is shorter.
+    let bits = match start < 0 && end < start {
+        true => 0..0,
+        false => bit_range(text.len() as usize, start, end, in_bits),
+    };
     let mut ones = 0;
     look_through((&seen, key, &text), bits, |bytes, _, bits| {
         ones += count(bytes, bits);
