@@ -929,3 +929,19 @@ fn a_watch_that_is_kept_for_too_long_counts_as_broken() {
         ("EXEC", "[OK]"),
     ]);
 }
+
+#[test]
+fn an_exec_that_is_wrong_itself_discards_what_was_gathered() {
+    let served = serve(ServerOptions::default());
+    served.connect().expect(&[
+        ("MULTI", "OK"),
+        ("SET a 1", "QUEUED"),
+        (
+            "EXEC now",
+            "(error) EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command",
+        ),
+        ("EXEC", "(error) ERR EXEC without MULTI"),
+        ("EXEC now", "(error) ERR wrong number of arguments for 'exec' command"),
+        ("GET a", "(nil)"),
+    ]);
+}

@@ -87,7 +87,10 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
     let waited = std::mem::take(&mut s.waited);
     let command = &COMMANDS[index];
     s.connection.does(index, started);
-    let outcome = admit(s, command, args).and_then(|()| (command.run)(s, args, out));
+    let outcome = match admit(s, command, args) {
+        Ok(()) => (command.run)(s, args, out),
+        Err(failure) => Err(refused(s, command, failure)),
+    };
     if let Err(failure) = &outcome {
         let text = failure.to_string();
         s.shared.metrics.count_error(&text);
@@ -125,6 +128,18 @@ fn spoil(s: &mut Session) {
     if let Some(queue) = &mut s.queue {
         queue.spoil();
     }
+}
+
+/// Why a command is not run. An `EXEC` that is wrong itself discards what was gathered, so that the
+/// next one does not do what the client believes to be given up.
+fn refused(s: &mut Session, command: &Command, failure: Failure) -> Failure {
+    if command.name != "exec" || s.queue.is_none() {
+        return failure;
+    }
+    s.discard();
+    let why = failure.to_string();
+    let why = why.strip_prefix("ERR ").unwrap_or(&why);
+    Failure::Coded(format!("EXECABORT Transaction discarded because of: {why}").into())
 }
 
 fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
