@@ -6,10 +6,12 @@ mod served;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use env::Random;
+use kvdb::Kvdb;
 use kvdb_server::{Limits, Reply, ServerOptions};
-use served::{Raw, Served, serve, serve_db, show};
+use served::{Raw, Served, clocked_store, serve, serve_db, show};
 
 /// The next message, without quotation marks.
 #[track_caller]
@@ -48,8 +50,12 @@ fn subscriber(served: &Served, words: &str) -> Raw {
 
 /// A server that makes events, of at most so many keys of a range one by one.
 fn with_events(events: usize) -> (Served, Raw) {
+    with_events_of(Kvdb::in_memory(), events)
+}
+
+fn with_events_of(db: Kvdb, events: usize) -> (Served, Raw) {
     let limits = Limits { events, ..Limits::default() };
-    let served = serve(ServerOptions { limits, ..ServerOptions::default() });
+    let served = serve_db(db, ServerOptions { limits, ..ServerOptions::default() });
     let mut c = served.connect();
     c.run("CONFIG SET notify-keyspace-events KEA");
     (served, c)
@@ -114,12 +120,12 @@ fn a_range_with_too_many_keys_has_one_event_that_reaches_all_whom_it_concerns() 
 
 #[test]
 fn what_has_expired_and_goes_with_a_range_has_expired() {
-    let (served, mut c) = with_events(4);
+    let (clock, db) = clocked_store();
+    let (served, mut c) = with_events_of(db, 4);
     let (mut a, mut other) = (subscriber(&served, "PSUBSCRIBE __keyevent*"), served.connect());
     c.expect(&[("DEBUG SET-ACTIVE-EXPIRE 0", "OK"), ("PSETEX k 1 v", "OK")]);
-    while c.run("GET k") != "(nil)" {
-        std::thread::yield_now();
-    }
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(c.run("GET k"), "(nil)");
     told(&mut a, &mut other);
     c.run("DELRANGE - +");
     assert_eq!(told(&mut a, &mut other), ["__keyevent@0__:expired k"]);
