@@ -110,6 +110,21 @@ static int connected(const char *path) {
     return -1;
 }
 
+/* Writes to the socket. What a daemon that is gone does not take is an error, and no signal that
+ * would end the program. */
+static ssize_t send_all(void *cookie, const char *bytes, size_t size) {
+    int fd = (int)(intptr_t)cookie;
+    for (size_t sent = 0; sent < size;) {
+        ssize_t now = send(fd, bytes + sent, size - sent, MSG_NOSIGNAL);
+        if (now < 0 && errno != EINTR)
+            return 0;
+        sent += now > 0 ? (size_t)now : 0;
+    }
+    return (ssize_t)size;
+}
+
+static int close_sending(void *cookie) { return close((int)(intptr_t)cookie); }
+
 kvfs *kvfs_open(const char *where) {
     char path[PATH_MAX], mount_point[PATH_MAX] = "";
     struct stat attributes;
@@ -134,7 +149,9 @@ kvfs *kvfs_open(const char *where) {
     int out = fcntl(in, F_DUPFD_CLOEXEC, 0);
     if (store != NULL && out >= 0) {
         store->in = fdopen(in, "rb");
-        store->out = fdopen(out, "wb");
+        store->out =
+            fopencookie((void *)(intptr_t)out, "wb",
+                        (cookie_io_functions_t){.write = send_all, .close = close_sending});
     }
     if (store == NULL || store->in == NULL || store->out == NULL) {
         if (store != NULL && store->in != NULL)

@@ -113,6 +113,8 @@ static int shorten(kvfs_cursor *c, const struct reply *key) {
     if (bound == NULL)
         return kvfs_fail(c->store, KVFS_ERROR, "there is no memory for a key");
     if (reverse) {
+        /* Nothing is before the empty key, and a bound of no bytes would be none. */
+        c->last = key->size == 0;
         free(c->to);
         c->to = bound;
         c->to_size = key->size;

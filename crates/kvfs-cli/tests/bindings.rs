@@ -4,8 +4,9 @@
 mod mounted;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use mounted::Mount;
 
@@ -192,6 +193,19 @@ int main(int n, char **words) {
         IS(kvfs_next(c, &k, &ks, NULL, NULL), KVFS_ABSENT);
         kvfs_cursor_close(c);
     }
+    /* A piece whose last key is the empty one is the last, in reverse. */
+    IS(kvfs_use(s, "few"), KVFS_OK);
+    for (int i = 0; i < 16; i++)
+        IS(kvfs_put(s, "abcdefghijklmnop", (size_t)i, "v", 1), KVFS_OK);
+    IS(kvfs_range(s, NULL, 0, NULL, 0, KVFS_REVERSE, &c), KVFS_OK);
+    for (int i = 15; i >= 0; i--) {
+        IS(kvfs_next(c, &k, &ks, NULL, NULL), KVFS_OK);
+        IS(ks == (size_t)i, 1);
+    }
+    IS(kvfs_next(c, &k, &ks, NULL, NULL), KVFS_ABSENT);
+    kvfs_cursor_close(c);
+    IS(kvfs_dict_drop(s, "few"), KVFS_OK);
+    IS(kvfs_use(s, "many"), KVFS_OK);
     IS(kvfs_range(s, "k\0\1", 3, "k\0\2", 3, KVFS_REVERSE, &c), KVFS_OK);
     IS(kvfs_next(c, &k, &ks, NULL, NULL), KVFS_OK);
     IS(memcmp(k, "k\0\1\xff", 4), 0);
@@ -273,6 +287,46 @@ fn every_call_of_the_c_library() {
         succeeds(Command::new(calls).arg(mount.root().canonicalize().expect("the mount"))),
         "done\n"
     );
+}
+
+/// A daemon that goes away between two calls.
+const GONE: &str = r#"
+#include <kvfs.h>
+#include <stdio.h>
+int main(int n, char **words) {
+    kvfs *s = n == 2 ? kvfs_open(words[1]) : NULL;
+    if (s == NULL || kvfs_put(s, "key", 3, "value", 5) != KVFS_OK) return 2;
+    puts("ready");
+    fflush(stdout);
+    if (getchar() == EOF) return 3;
+    if (kvfs_put(s, "key", 3, "value", 5) != KVFS_LOST) return 4;
+    if (kvfs_put(s, "key", 3, "value", 5) != KVFS_LOST) return 5;
+    kvfs_close(s);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_program_of_the_c_library_outlives_the_daemon() {
+    let Some(mount) = Mount::new() else { return };
+    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let source = directory.path().join("gone.c");
+    fs::write(&source, GONE).expect("write");
+    let mut program = Command::new(built(directory.path(), &source))
+        .arg(mount.root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut said = [0; 6];
+    program.stdout.as_mut().expect("a pipe").read_exact(&mut said).expect("it is ready");
+    succeeds(kvfs(&["umount"]).arg(mount.root()));
+    program.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
+    let ended = program.wait().expect("it is ours");
+    assert_eq!(ended.code(), Some(0), "{ended}");
 }
 
 #[test]
