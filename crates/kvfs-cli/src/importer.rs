@@ -278,7 +278,11 @@ impl Importer {
                 self.inodes.push(attr.ino);
                 return Ok(Some(attr.ino));
             }
-            FileKind::Dir => self.fs.rmdir(parent, name)?,
+            FileKind::Dir => {
+                // It is not empty if something waits to be made in it.
+                self.make_waiting()?;
+                self.fs.rmdir(parent, name)?;
+            }
             _ => self.fs.unlink(parent, name)?,
         }
         self.last = None;

@@ -417,3 +417,28 @@ fn the_last_entry_of_a_path_counts() {
         assert!(fs.verify().expect("readable").is_clean(), "seed {seed}");
     }
 }
+
+/// Files that have come are made together, later; a directory that waits for some is not empty.
+#[test]
+fn what_waits_to_be_made_in_a_directory_keeps_it_from_being_replaced() {
+    let mut out = Vec::new();
+    for (kind, path, content) in
+        [(b'5', "d", &b""[..]), (b'0', "d/x", b"content"), (b'2', "d", b""), (b'0', "y", b"")]
+    {
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(tar::EntryType::new(kind));
+        header.set_mode(0o700);
+        header.set_size(content.len() as u64);
+        let bytes = header.as_mut_bytes();
+        bytes[..path.len()].copy_from_slice(path.as_bytes());
+        bytes[157..161].copy_from_slice(b"else");
+        header.set_cksum();
+        put(&mut out, &header, content);
+    }
+    out.resize(out.len() + 1024, 0);
+    let (done, fs) = imported(&out[..]);
+    let failure = done.expect_err("d is not empty");
+    assert!(failure.message.contains("cannot make the symbolic link d"), "{}", failure.message);
+    let found = fs.resolve(b"d/x").expect("it stays");
+    assert_eq!(&fs.read(found.ino, 0, 100).expect("readable")[..], b"content");
+}
