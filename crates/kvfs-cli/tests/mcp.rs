@@ -307,6 +307,7 @@ fn what_fails_in_a_tool_is_told_and_changes_nothing() {
         ("read_file", json!({"path": "out/passwd"}), "symbolic link"),
         ("read_file", json!({"path": "../../etc/passwd"}), "leads out of the store"),
         ("read_file", json!({"path": ".kvfs/snapshot"}), "leads out of the store"),
+        ("list_files", json!({"path": "./.kvfs/txn"}), "leads out of the store"),
         ("read_file", json!({"path": "file", "snapshot": "../.."}), "there is no snapshot"),
         ("read_file", json!({"path": "file", "transaction": 4711}), "there is no transaction"),
         (

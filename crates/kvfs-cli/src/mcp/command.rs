@@ -129,12 +129,16 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let seconds = given.number("timeout_seconds").unwrap_or(session.limits.timeout);
     let seconds = seconds.clamp(1, session.limits.timeout);
     let begun = Instant::now();
-    let until = begun + Duration::from_secs(seconds);
+    // One of an age from now has no end.
+    let until = begun.checked_add(Duration::from_secs(seconds));
     let mut ended = None;
     let wait = |e: std::io::Error| Failure::io("cannot wait for the command", &e);
     while !has_ended(&child).map_err(wait)? {
         if ended.is_none() {
-            ended = (Instant::now() >= until).then_some(Ended::TimeOut).or_else(|| listen(session));
+            ended = until
+                .is_some_and(|until| Instant::now() >= until)
+                .then_some(Ended::TimeOut)
+                .or_else(|| listen(session));
             if ended.is_some() {
                 kill(&child);
             }

@@ -16,10 +16,12 @@ use crate::{beneath, text};
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The path in the store: without slashes at its ends.
-fn path<'a>(given: &Arguments<'a>) -> Outcome<&'a str> {
-    let path = given.text("path").unwrap_or("").trim_matches('/');
-    if path.split('/').any(|part| part == "..") || path.split('/').next() == Some(".kvfs") {
+/// The path in the store: its names, with one slash between two.
+fn path(given: &Arguments<'_>) -> Outcome<String> {
+    let parts = given.text("path").unwrap_or("").split('/');
+    let parts: Vec<&str> = parts.filter(|part| !matches!(*part, "" | ".")).collect();
+    let path = parts.join("/");
+    if parts.contains(&"..") || parts.first() == Some(&".kvfs") {
         return Err(Failure::new(Exit::Usage, format!("{path} leads out of the store"))
             .hint("other states are named by `transaction` and `snapshot`"));
     }
@@ -66,7 +68,7 @@ fn cannot(doing: &str, path: &str) -> impl Fn(Errno) -> Failure {
 }
 
 pub fn read(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
-    let path = path(given)?;
+    let path = &path(given)?;
     let cannot = cannot("read", path);
     let directory = directory(session, given)?;
     let it = beneath::open(
@@ -110,7 +112,7 @@ pub fn read(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 }
 
 pub fn write(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
-    let path = path(given)?;
+    let path = &path(given)?;
     let content = given.bytes("content")?;
     let cannot = cannot("write", path);
     let mut at = directory(session, given)?;
@@ -143,7 +145,7 @@ pub fn write(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 }
 
 pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
-    let top = path(given)?;
+    let top = &path(given)?;
     let root = directory(session, given)?;
     let most = session.limits.output;
     let (mut out, mut todo) = (String::new(), vec![top.to_string()]);
@@ -154,7 +156,7 @@ pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         let directory = match beneath::open(&root, name.as_bytes(), DIRECTORY, Mode::empty()) {
             Ok(directory) => directory,
             // It has just been removed, or it may not be read.
-            Err(_) if at != top => continue,
+            Err(_) if at != *top => continue,
             Err(e) => return Err(cannot(e)),
         };
         let mut names = Vec::new();
@@ -171,7 +173,7 @@ pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             else {
                 continue;
             };
-            let below = if at.is_empty() || at == top && !given.flag("recursive") {
+            let below = if at.is_empty() || at == *top && !given.flag("recursive") {
                 text::show(&name)
             } else {
                 format!("{at}/{}", text::show(&name))
