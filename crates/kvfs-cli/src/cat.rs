@@ -36,7 +36,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             );
             return Err(Failure::new(Exit::Failed, what));
         }
-        files.read(path, &attr, &mut |piece| output.print_bytes(piece))?;
+        if !files.read(path, &attr, &mut |piece| output.print_bytes(piece))? {
+            break;
+        }
     }
     files.close()
 }

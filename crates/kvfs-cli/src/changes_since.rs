@@ -8,7 +8,7 @@ use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
 use crate::mounted::Mounted;
-use crate::output::{Exit, Failure, Outcome, Output};
+use crate::output::{Exit, Failure, Outcome, Output, taken};
 use crate::text;
 
 /// Show which files and keys commits to a mounted store have changed, one a line.
@@ -100,11 +100,7 @@ fn described(row: &Reply) -> Outcome<(String, Value)> {
 /// Standard output, which may be a pipe whose other end is gone: that is the end, and no failure.
 fn print(text: &str) -> Outcome<bool> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(e) => Err(Failure::io("cannot print", &e)),
-    }
+    taken(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {

@@ -162,8 +162,13 @@ impl Files {
         }
     }
 
-    /// Hands the content of a file to `put`, piece by piece.
-    pub fn read(&self, path: &[u8], attr: &Attr, put: &mut dyn FnMut(&[u8]) -> Outcome) -> Outcome {
+    /// Hands the content of a file to `put`, piece by piece, until that wants no more: `false`.
+    pub fn read(
+        &self,
+        path: &[u8],
+        attr: &Attr,
+        put: &mut dyn FnMut(&[u8]) -> Outcome<bool>,
+    ) -> Outcome<bool> {
         match self {
             Files::Store { fs, .. } => {
                 let mut at = 0;
@@ -175,9 +180,11 @@ impl Files {
                         break;
                     }
                     at += piece.len() as u64;
-                    put(&piece)?;
+                    if !put(&piece)? {
+                        return Ok(false);
+                    }
                 }
-                Ok(())
+                Ok(true)
             }
             Files::Mount(mount) => {
                 let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -186,10 +193,9 @@ impl Files {
                 loop {
                     let read = rustix::io::read(&file, &mut piece[..])
                         .map_err(|e| cannot("read", path, e))?;
-                    if read == 0 {
-                        return Ok(());
+                    if read == 0 || !put(&piece[..read])? {
+                        return Ok(read == 0);
                     }
-                    put(&piece[..read])?;
                 }
             }
         }

@@ -13,7 +13,7 @@ use kvdb_server::{Client, Reply};
 use serde_json::{Map, Value, json};
 
 use crate::mounted::{self, refused};
-use crate::output::{Exit, Failure, Outcome, Output};
+use crate::output::{Exit, Failure, Outcome, Output, taken};
 use crate::place::{self, View};
 use crate::scripts;
 use crate::sizes;
@@ -220,7 +220,8 @@ fn act(args: &Args, value: &mut NewValue, connection: &mut Connection, output: &
                 .iter()
                 .map(|n| String::from_utf8_lossy(n).into_owned())
                 .collect();
-            output.print(names.iter().map(|n| format!("{n}\n")).collect::<String>(), &names)
+            let shown = |name: &String| format!("{}\n", text::show(name.as_bytes()));
+            output.print(names.iter().map(shown).collect::<String>(), &names)
         }
         Action::Call { words, .. } => {
             let words: Vec<&[u8]> = words.iter().map(|w| w.as_bytes()).collect();
@@ -313,7 +314,7 @@ impl Connection {
     }
 
     /// Runs a command whose reply goes on as a stream of bytes.
-    pub(crate) fn stream(self, words: &[&[u8]]) -> Outcome<impl Read> {
+    pub(crate) fn stream(self, words: &[&[u8]]) -> Outcome<impl Read + use<>> {
         match self
             .client
             .stream(words)
@@ -373,7 +374,7 @@ fn print_value(key: &OsStr, value: &[u8], output: &Output) -> Outcome {
     // On a terminal the prompt shall not stick to the value; a pipe gets the value and nothing
     // else.
     if io::stdout().is_terminal() && !value.ends_with(b"\n") {
-        output.print_bytes(b"\n")
+        output.print_bytes(b"\n").map(drop)
     } else {
         Ok(())
     }
@@ -519,12 +520,12 @@ impl<'a> List<'a> {
             writeln!(self.out, "{line}")
         };
         self.first = false;
-        Self::check(written)
+        taken(written)
     }
 
     /// An item as it is, for programs; not in JSON.
     pub fn raw(&mut self, item: &[u8], end: u8) -> Outcome<bool> {
-        Self::check(self.out.write_all(item).and_then(|()| self.out.write_all(&[end])))
+        taken(self.out.write_all(item).and_then(|()| self.out.write_all(&[end])))
     }
 
     pub fn end(mut self) -> Outcome {
@@ -533,15 +534,7 @@ impl<'a> List<'a> {
             (true, false) => writeln!(self.out, "]"),
             _ => Ok(()),
         };
-        Self::check(written.and_then(|()| self.out.flush())).map(drop)
-    }
-
-    fn check(written: io::Result<()>) -> Outcome<bool> {
-        match written {
-            Ok(()) => Ok(true),
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-            Err(e) => Err(Failure::io("cannot write to standard output", &e)),
-        }
+        taken(written.and_then(|()| self.out.flush())).map(drop)
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap_complete::Shell;
 
 use crate::output::{Failure, Outcome, Output};
+use crate::text::with_paths;
 
 /// Print a script that completes commands and options in a shell.
 #[derive(clap::Args)]
@@ -17,7 +18,7 @@ pub struct CompletionsArgs {
 pub fn completions(args: CompletionsArgs, mut commands: clap::Command, output: &Output) -> Outcome {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut commands, "kvfs", &mut script);
-    output.print_bytes(&script)
+    output.print_bytes(&script).map(drop)
 }
 
 /// Write the manual pages, one for each command.
@@ -34,6 +35,6 @@ pub fn man(args: ManArgs, commands: clap::Command, output: &Output) -> Outcome {
     clap_mangen::generate_to(commands, &args.directory).map_err(cannot)?;
     output.print(
         format!("wrote the manual pages to {}", args.directory.display()),
-        serde_json::json!({"directory": args.directory}),
+        with_paths(serde_json::json!({}), &[("directory", Some(&args.directory))]),
     )
 }

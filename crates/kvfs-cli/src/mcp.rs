@@ -72,5 +72,5 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let lines = wire::Lines::of_standard_input();
     let mut session = Session::new(mounted, limits, args.without, lines);
     // What is sent is all that standard output carries, in either form of output.
-    session.serve(|message| output.print_bytes(message))
+    session.serve(|message| output.print_bytes(message).map(drop))
 }

@@ -10,6 +10,8 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::text::show_line;
+
 /// Shown below `kvfs --help`: the codes are part of the interface.
 pub const EXIT_CODES: &str = "\
 Exit codes:
@@ -177,18 +179,21 @@ impl Output {
             let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
             write!(out, "{text}{end}")
         };
-        hung_up_is_fine(written.and_then(|()| out.flush()))
+        taken(written.and_then(|()| out.flush())).map(drop)
     }
 
-    /// Raw bytes (the content of a file, a tar stream) to standard output.
-    pub fn print_bytes(&self, bytes: &[u8]) -> Outcome {
-        hung_up_is_fine(io::stdout().lock().write_all(bytes))
+    /// Raw bytes (the content of a file, a tar stream) to standard output. `false`: its reader has
+    /// hung up, and wants no more.
+    pub fn print_bytes(&self, bytes: &[u8]) -> Outcome<bool> {
+        let mut out = io::stdout().lock();
+        // What stays in the buffer until the process ends would be lost without a word.
+        taken(out.write_all(bytes).and_then(|()| out.flush()))
     }
 
     /// A remark that is not part of the result, for people only.
     pub fn note(&self, text: impl Display) {
         if !self.json && !self.silent {
-            eprintln!("kvfs: {text}");
+            eprintln!("kvfs: {}", show_line(&text.to_string()));
         }
     }
 
@@ -232,20 +237,21 @@ impl Output {
             }});
             eprintln!("{error}");
         } else {
-            eprintln!("kvfs: {}", failure.message);
+            // Names in it may be another's, and must not act on the terminal.
+            eprintln!("kvfs: {}", show_line(&failure.message));
             if let Some(hint) = &failure.hint {
-                eprintln!("  {hint}");
+                eprintln!("  {}", show_line(hint));
             }
         }
     }
 }
 
-fn hung_up_is_fine(written: io::Result<()>) -> Outcome {
+/// Whether standard output is still read. A reader that has hung up is no failure.
+pub fn taken(written: io::Result<()>) -> Outcome<bool> {
     match written {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::io("cannot write to standard output", &e))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::io("cannot write to standard output", &e)),
     }
 }
 

@@ -43,7 +43,7 @@ impl Pager<'_> {
     pub fn write(&mut self, text: &[u8]) -> Outcome<bool> {
         match self.child.as_mut().and_then(|child| child.stdin.as_mut()) {
             Some(pipe) => Ok(pipe.write_all(text).is_ok()),
-            None => self.output.print_bytes(text).map(|()| true),
+            None => self.output.print_bytes(text),
         }
     }
 }

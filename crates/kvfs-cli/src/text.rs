@@ -2,6 +2,9 @@
 //! a string where they are UTF-8 and in base64 under a key of its own where they are not, so that
 //! nothing is lost.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
 /// For one line on a terminal: control characters, backslashes and what is not UTF-8 are escaped
@@ -51,6 +54,19 @@ pub fn put(object: &mut Map<String, Value>, key: &str, bytes: &[u8]) {
         Ok(text) => object.insert(key.into(), text.into()),
         Err(_) => object.insert(format!("{key}_base64"), base64(bytes).into()),
     };
+}
+
+/// An object with paths, each put as its bytes are; null where there is none.
+pub fn with_paths(mut object: Value, paths: &[(&str, Option<&Path>)]) -> Value {
+    if let Value::Object(object) = &mut object {
+        for (key, path) in paths {
+            match path {
+                Some(path) => put(object, key, path.as_os_str().as_bytes()),
+                None => drop(object.insert((*key).into(), Value::Null)),
+            }
+        }
+    }
+    object
 }
 
 /// RFC 4648, with padding.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 const USAGE: i32 = 2;
+const NO_SPACE: i32 = 6;
 
 struct Lab {
     dir: tempfile::TempDir,
@@ -249,4 +250,66 @@ fn wrong_usage_is_told_as_json_where_json_is_asked_for() {
     assert!(code == Some(2) && err.starts_with("error: "), "{err}");
     let (code, out, _) = ask(&["--json", "--help"]);
     assert!(code == Some(0) && out.contains("Usage: kvfs"), "{out}");
+}
+
+/// A device that takes no byte.
+fn full() -> Stdio {
+    Stdio::from(File::options().write(true).open("/dev/full").expect("Linux has it"))
+}
+
+#[test]
+fn what_could_not_be_printed_is_a_failure() {
+    let lab = Lab::new();
+    succeeds(kvfs(
+        &["kv", "put"]
+            .map(OsStr::new)
+            .iter()
+            .copied()
+            .chain([lab.store.as_ref(), OsStr::new("key"), OsStr::new("a value without a newline")])
+            .collect::<Vec<_>>(),
+    ));
+    for words in [&["kv", "get"][..], &["cat"]] {
+        let of = if words.len() == 2 { "key" } else { "file" };
+        let words: Vec<&OsStr> =
+            words.iter().map(OsStr::new).chain([lab.store.as_ref(), OsStr::new(of)]).collect();
+        let ended = command(&words).stdout(full()).output().expect("kvfs runs");
+        assert_eq!(ended.status.code(), Some(NO_SPACE), "{words:?}");
+    }
+}
+
+#[test]
+fn a_file_is_read_no_further_than_someone_reads_what_is_printed() {
+    let lab = Lab::new();
+    // 1 TiB of holes: to read it to its end would take hours.
+    let large = File::create(lab.path("large")).expect("a file");
+    large.set_len(1 << 40).expect("a sparse file");
+    fs::create_dir(lab.path("sparse")).expect("a directory");
+    fs::rename(lab.path("large"), lab.path("sparse/large")).expect("moved");
+    succeeds(kvfs(&["import".as_ref(), lab.store.as_ref(), lab.path("sparse").as_ref()]));
+    let mut cat = command(&["cat".as_ref(), lab.store.as_ref(), "large".as_ref()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kvfs runs");
+    drop(cat.stdout.take());
+    let begun = std::time::Instant::now();
+    loop {
+        if let Some(status) = cat.try_wait().expect("it is ours") {
+            assert_eq!(status.code(), Some(0));
+            return;
+        }
+        if begun.elapsed().as_secs() > 20 {
+            cat.kill().and_then(|()| cat.wait()).expect("it is ours");
+            panic!("it reads on");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_is_said_on_a_terminal_cannot_act_on_it() {
+    let lab = Lab::new();
+    let missing = lab.path("no\u{1b}]0;title\u{7}");
+    let ended = kvfs(&["import".as_ref(), lab.store.as_ref(), missing.as_ref()]);
+    let err = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(err.contains("title") && !err.contains(['\u{1b}', '\u{7}']), "{err:?}");
 }
