@@ -31,7 +31,7 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::store::{self, Access};
-use crate::{pax, text, tree};
+use crate::{pax, text, tree, walks};
 use archive::Tar;
 pub(crate) use directory::Directory;
 pub(crate) use stream::Stream;
@@ -111,7 +111,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         tar(standard_output(itself)?, "standard output")?
     } else {
         let file = identity::create(&args.to, args.mode, itself)?;
-        tar(file, &args.to.display().to_string())?
+        let writer = file.try_clone().map_err(cannot)?;
+        tar(writer, &args.to.display().to_string())
+            .inspect_err(|_| identity::discard(&file, &args.to))?
     };
     bar.finish_and_clear();
     drop(fs);
@@ -164,21 +166,22 @@ fn of_mounted(args: &Args, directory: PathBuf, output: &Output) -> Outcome {
     let path = from.fold(directory, |path, name| path.join(name));
     let itself = Identity::of_path(&args.store);
     let stdout = args.to.as_os_str() == "-";
+    // What is to be exported is looked for before a file that is there loses what it has.
+    let mounted = walks::begin(&path, "EXPORT")?;
     let (file, shown) = match stdout {
         true => (standard_output(itself)?, "standard output".to_string()),
         false => (identity::create(&args.to, args.mode, itself)?, args.to.display().to_string()),
     };
     let bar = output.progress("exporting", None, true);
     let written = mounted::write(
-        &path,
+        mounted,
         &mut &file,
         |e| Failure::io(format!("cannot write {shown}"), &e),
         &bar,
     );
     bar.finish_and_clear();
     if written.is_err() && !stdout {
-        // Half an archive must not pass for the whole.
-        let _ = std::fs::remove_file(&args.to);
+        identity::discard(&file, &args.to);
     }
     let written = written?;
     if stdout {

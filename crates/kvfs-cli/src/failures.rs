@@ -12,7 +12,7 @@ pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure
     let exit = match &error {
         kvdb::Error::NoSpace => Exit::NoSpace,
         kvdb::Error::Corrupt(_) => Exit::Damaged,
-        kvdb::Error::NoDictionary(_) => Exit::NotFound,
+        kvdb::Error::NoDictionary(_) | kvdb::Error::NoSnapshot(_) => Exit::NotFound,
         kvdb::Error::Io(e) => Exit::of(e),
         _ => Exit::Failed,
     };

@@ -137,6 +137,19 @@ pub fn create(path: &Path, mode: FileMode, store: Option<Identity>) -> Outcome<F
     Ok(file)
 }
 
+/// Takes back what was written of a file to be made, for half of it must not pass for the whole.
+/// What is no file stays, and so does a symbolic link; what that leads to is emptied.
+pub fn discard(file: &File, path: &Path) {
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return;
+    }
+    let _ = file.set_len(0);
+    let named = std::fs::symlink_metadata(path).ok().map(|meta| Identity::of(&meta));
+    if named.is_some() && named == Identity::of_open(file) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

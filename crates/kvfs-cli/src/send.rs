@@ -16,6 +16,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes;
 use crate::sockets;
 use crate::store;
+use crate::text::with_paths;
 
 /// Write a snapshot as a stream of bytes, for `kvfs receive`: to a file, a pipe, another machine.
 #[derive(clap::Args)]
@@ -92,9 +93,55 @@ impl<T: Read> Read for Counted<T> {
     }
 }
 
+/// Where a stream comes from.
+enum Sending {
+    /// A store that is opened here, which has the snapshots.
+    Here(Connection),
+    /// The daemon of a mounted one, which has begun.
+    Daemon(Box<dyn Read>),
+}
+
+impl Sending {
+    fn of(args: &SendArgs, from: Option<&Received>) -> Outcome<Sending> {
+        let connection = Connection::open(&args.target, false)?;
+        if let Some(opened) = connection.store() {
+            let all = opened.db.snapshots();
+            let missing = [Some(&args.snapshot), args.base.as_ref()]
+                .into_iter()
+                .flatten()
+                .find(|name| all.iter().all(|info| info.name != **name));
+            return match missing {
+                None => Ok(Sending::Here(connection)),
+                Some(name) => {
+                    let none = kvdb::Error::NoSnapshot(name.clone());
+                    Err(failures::of_database("cannot send", none))
+                }
+            };
+        }
+        let position = from.map(Received::to_bytes);
+        let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"SEND", args.snapshot.as_bytes()];
+        for (option, value) in [
+            (&b"BASE"[..], args.base.as_deref().map(str::as_bytes)),
+            (b"FROM", position.as_deref()),
+        ] {
+            words.extend(value.into_iter().flat_map(|value| [option, value]));
+        }
+        Ok(Sending::Daemon(Box::new(connection.stream(&words)?)))
+    }
+
+    fn close(self) -> Outcome {
+        match self {
+            Sending::Here(connection) => connection.close(),
+            Sending::Daemon(_) => Ok(()),
+        }
+    }
+}
+
 pub fn send(args: SendArgs, output: &Output) -> Outcome {
     let from = args.from.as_deref().map(position).transpose()?;
     let store = Identity::of_store(&args.target);
+    // What is to be sent is looked for first: a file that is there keeps what it has until then.
+    let mut source = Sending::of(&args, from.as_ref())?;
     let out: Box<dyn Write> = match &args.output {
         Some(path) => Box::new(identity::create(path, args.mode, store)?),
         None if io::stdout().is_terminal() => {
@@ -109,36 +156,24 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
     };
     let bar = output.progress(&args.snapshot, None, true);
     let mut out = Counted(BufWriter::with_capacity(1 << 20, out), bar);
-    let connection = Connection::open(&args.target, false)?;
-    let sent = match connection.store() {
-        Some(opened) => {
-            let sent =
-                opened.db.send(&args.snapshot, args.base.as_deref(), &mut out, from.as_ref());
-            let sent = sent.map(drop).map_err(|e| failures::of_database("cannot send", e));
-            let closed = connection.close();
-            sent.and(closed)
-        }
-        None => {
-            let position = from.as_ref().map(Received::to_bytes);
-            let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"SEND", args.snapshot.as_bytes()];
-            for (option, value) in [
-                (&b"BASE"[..], args.base.as_deref().map(str::as_bytes)),
-                (b"FROM", position.as_deref()),
-            ] {
-                words.extend(value.into_iter().flat_map(|value| [option, value]));
+    match &mut source {
+        Sending::Here(connection) => {
+            if let Some(opened) = connection.store() {
+                let base = args.base.as_deref();
+                let sent = opened.db.send(&args.snapshot, base, &mut out, from.as_ref());
+                sent.map_err(|e| failures::of_database("cannot send", e))?;
             }
-            let mut stream = connection.stream(&words)?;
-            io::copy(&mut stream, &mut out)
-                .map(drop)
-                .map_err(|e| Failure::io("cannot pass the stream on", &e))
         }
-    };
-    sent?;
+        Sending::Daemon(stream) => {
+            io::copy(stream, &mut out).map_err(|e| Failure::io("cannot pass the stream on", &e))?;
+        }
+    }
+    source.close()?;
     out.flush().map_err(|e| Failure::io("cannot write the stream", &e))?;
     match (args.output, out.1.position()) {
         (Some(file), bytes) => {
             let text = format!("wrote {} to {}", sizes::human_size(bytes), file.display());
-            output.print(text, json!({"file": file, "bytes": bytes}))
+            output.print(text, with_paths(json!({"bytes": bytes}), &[("file", Some(&file))]))
         }
         (None, _) => Ok(()),
     }

@@ -152,3 +152,26 @@ fn what_cannot_be_exported_says_why_and_leaves_nothing() {
     assert!(fails(3, &mut export(p.dir.path(), &archive)).contains("no mounted store"));
     assert!(!archive.exists());
 }
+
+#[test]
+fn a_failed_export_takes_away_no_more_than_half_an_archive() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    fs::write(p.mnt().join("large"), vec![7; 4 << 20]).expect("a file");
+    // What is not there is noticed before anything is written.
+    let archive = p.dir.path().join("a.tar");
+    fs::write(&archive, "precious").expect("a file");
+    fails(3, export(&p.mnt(), &archive).args(["--from", "/nosuch"]));
+    assert_eq!(fs::read(&archive).expect("there"), b"precious");
+    // A device stays, and so does a symbolic link, whatever failed.
+    let full = p.dir.path().join("full");
+    let made = Command::new("mknod").arg(&full).args(["c", "1", "7"]).status();
+    assert!(made.expect("mknod runs").success());
+    let link = p.dir.path().join("link");
+    std::os::unix::fs::symlink(&full, &link).expect("a link");
+    for to in [&full, &link] {
+        fails(3, export(&p.mnt(), to).args(["--from", "/nosuch"]));
+        fails(6, &mut export(&p.mnt(), to));
+    }
+    assert!(full.symlink_metadata().is_ok() && link.symlink_metadata().is_ok());
+}

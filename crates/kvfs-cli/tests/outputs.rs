@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 const USAGE: i32 = 2;
+const NOT_FOUND: i32 = 3;
 const NO_SPACE: i32 = 6;
 
 struct Lab {
@@ -302,6 +303,22 @@ fn a_file_is_read_no_further_than_someone_reads_what_is_printed() {
             panic!("it reads on");
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_is_to_be_sent_is_looked_for_before_a_file_is_emptied() {
+    let lab = Lab::new();
+    let backup = lab.path("backup.stream");
+    fs::write(&backup, "precious").expect("a file");
+    for words in [&["nosuch"][..], &["s", "--base", "nosuch"]] {
+        let words: Vec<&OsStr> = ["send".as_ref(), lab.store.as_ref()]
+            .into_iter()
+            .chain(words.iter().map(OsStr::new))
+            .chain(["-o".as_ref(), backup.as_ref()])
+            .collect();
+        assert_eq!(kvfs(&words).status.code(), Some(NOT_FOUND), "{words:?}");
+        assert_eq!(fs::read(&backup).expect("there"), b"precious");
     }
 }
 

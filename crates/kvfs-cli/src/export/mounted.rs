@@ -4,7 +4,7 @@
 use kvdb_server::Reply;
 
 use super::*;
-use crate::{sockets, walks};
+use crate::sockets;
 
 /// The directory to export, if the store is mounted: a directory on a mount, or in any of its
 /// views; or the mount point of a store's file.
@@ -18,14 +18,13 @@ pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
     }
 }
 
-/// Writes the tar stream of what lies at a path on a mount; how many bytes that took.
+/// Writes the tar stream that a daemon has begun; how many bytes that took.
 pub(super) fn write(
-    path: &Path,
+    mut mounted: Mounted,
     out: &mut dyn Write,
     cannot: impl Fn(io::Error) -> Failure,
     bar: &ProgressBar,
 ) -> Outcome<u64> {
-    let mut mounted = walks::begin(path, "EXPORT")?;
     let mut written = 0;
     loop {
         let Reply::Bulk(piece) = mounted.receive()? else {
