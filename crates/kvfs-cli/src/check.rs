@@ -15,6 +15,7 @@ use zones::{Device, FileDevice};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::store::{self, Access};
+use crate::text::with_paths;
 use crate::tree;
 
 /// Verify every byte of a store, and make a damaged one usable again.
@@ -152,7 +153,7 @@ impl Found {
             );
         }
         let value = json!({
-            "store": path, "clean": clean,
+            "clean": clean,
             "faults": faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect::<Vec<_>>(),
             "dictionaries": report.dictionaries, "runs": report.runs, "items": report.items, "bytes": report.bytes,
             "journal_records": journal.then_some(report.journal_records), "torn_bytes": report.torn_bytes,
@@ -161,7 +162,7 @@ impl Found {
                 "orphans": f.orphans,
             })),
         });
-        output.print(text, value)?;
+        output.print(text, with_paths(value, &[("store", Some(path))]))?;
         if clean {
             return Ok(());
         }

@@ -7,6 +7,7 @@ use crate::identity::FileMode;
 use crate::output::{Outcome, Output};
 use crate::sizes;
 use crate::store;
+use crate::text;
 
 /// Make an empty store in a new file or on a block device.
 #[derive(clap::Args)]
@@ -41,9 +42,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     });
     output.print(
         format!("created {} ({room})", args.store.display()),
-        serde_json::json!({
-            "store": args.store, "size": size, "profile": device_profile::name(profile),
-            "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE),
-        }),
+        text::with_paths(
+            serde_json::json!({
+                "size": size, "profile": device_profile::name(profile),
+                "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE),
+            }),
+            &[("store", Some(&args.store))],
+        ),
     )
 }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::kv::Connection;
 use crate::output::{Outcome, Output};
 use crate::sizes::human_size;
+use crate::text::with_paths;
 
 /// Move together what lies in zones that are mostly holes, and give their space back.
 #[derive(clap::Args)]
@@ -70,7 +71,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         of("zones_reclaimable"),
         human_size(of("bytes_moved"))
     );
-    output.print(text, json!({"target": args.target, "defrag": status}))
+    let value = json!({"defrag": status});
+    output.print(text, with_paths(value, &[("target", Some(&args.target))]))
 }
 
 /// Names and numbers.

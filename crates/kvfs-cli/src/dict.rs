@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::kv::{Connection, bulks};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes;
+use crate::text;
 use crate::txn::fields;
 
 /// List, make, change and drop the dictionaries of keys.
@@ -127,10 +128,16 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             let listed = list(&mut connection);
             connection.close()?;
             let listed = listed?;
-            let width = listed.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+            let width = listed
+                .iter()
+                .map(|(name, _)| text::show(name.as_bytes()).chars().count())
+                .max()
+                .unwrap_or(0);
             let lines = listed
                 .iter()
-                .map(|(name, options)| format!("{name:width$}  {}\n", line(options)))
+                .map(|(name, options)| {
+                    format!("{:width$}  {}\n", text::show(name.as_bytes()), line(options))
+                })
                 .collect::<String>();
             let all = listed
                 .iter()
@@ -243,5 +250,6 @@ pub fn compact(args: CompactArgs, output: &Output) -> Outcome {
     bar.finish_and_clear();
     let closed = connection.close();
     done.and(closed)?;
-    output.print("", json!({"target": args.target, "dictionary": args.dict, "compacted": true}))
+    let value = json!({"dictionary": args.dict, "compacted": true});
+    output.print("", text::with_paths(value, &[("target", Some(&args.target))]))
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
+use crate::text::with_paths;
 use crate::txn::fields;
 
 /// The figures of a mounted store at one moment.
@@ -146,8 +147,8 @@ impl Sample {
                 "mean_micros": o.mean_micros,
             })
         };
-        json!({
-            "mount_point": self.mount_point, "seconds": self.seconds_since(before),
+        let value = json!({
+            "seconds": self.seconds_since(before),
             "per_second": {
                 "requests": rates.requests, "commands": rates.commands, "commits": rates.commits,
                 "written_bytes": rates.written_bytes, "read_bytes": rates.read_bytes,
@@ -155,7 +156,8 @@ impl Sample {
             "operations": self.operations(Some(before)).iter().map(operation).collect::<Vec<_>>(),
             "transactions": self.transactions, "store": self.store, "clients": self.server,
             "zones": self.zones,
-        })
+        });
+        with_paths(value, &[("mount_point", Some(&self.mount_point))])
     }
 }
 

@@ -24,6 +24,7 @@ use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use crate::sizes;
+use crate::text;
 
 /// Put a store's file system on a directory.
 #[derive(clap::Args)]
@@ -112,20 +113,25 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
 }
 
 fn announce(output: &Output, record: &Record) -> Outcome {
-    let mut text =
+    let mut said =
         format!("mounted {} on {}", record.store.display(), record.mount_point.display());
     if let Some(recovery) = &record.recovery {
-        text.push('\n');
-        text.push_str(recovery);
+        said.push('\n');
+        said.push_str(recovery);
     }
     if let Some(metrics) = &record.metrics {
-        text.push_str(&format!("\nmetrics at http://{metrics}/metrics"));
+        said.push_str(&format!("\nmetrics at http://{metrics}/metrics"));
     }
     let value = serde_json::json!({
-        "store": record.store, "mount_point": record.mount_point, "pid": record.pid, "socket": record.socket, "device": record.device, "metrics": record.metrics,
+        "pid": record.pid, "device": record.device, "metrics": record.metrics,
         "recovery": record.recovery,
     });
-    output.print(text, value)
+    let paths = [
+        ("store", Some(&*record.store)),
+        ("mount_point", Some(&*record.mount_point)),
+        ("socket", record.socket.as_deref()),
+    ];
+    output.print(said, text::with_paths(value, &paths))
 }
 
 /// The store's full path: the daemon works in another directory.

@@ -11,6 +11,7 @@ use crate::changes::{Changes, Choice, Detail, Style};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sandbox::{self, Namespace};
+use crate::text::with_paths;
 
 /// Run a program in a transaction: its files and keys become part of the store when it succeeds,
 /// and never were when it fails.
@@ -199,8 +200,8 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         }
         Answer::Keep => {
             mounted.txn(&["KEEP", &number])?;
-            output
-                .print(id, serde_json::json!({"id": id, "view": mounted.view(id), "exit": code}))?;
+            let value = serde_json::json!({"id": id, "exit": code});
+            output.print(id, with_paths(value, &[("view", Some(&mounted.view(id)))]))?;
         }
     }
     Ok(code)

@@ -59,7 +59,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         () => "not done to its end",
     };
     lines += &format!("scrub {state}: {} read, {} faults", human_size(of("bytes")), of("faults"));
-    output.print(lines, json!({"target": args.target, "scrub": status, "faults": faults}))?;
+    let value = json!({"scrub": status, "faults": faults});
+    output.print(lines, text::with_paths(value, &[("target", Some(&args.target))]))?;
     match of("faults") {
         0 => Ok(()),
         n => Err(Failure::new(

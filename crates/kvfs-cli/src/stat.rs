@@ -61,7 +61,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                 all.extend(store);
             }
             all.insert("clients".into(), stat["server"].take());
-            all.insert("daemon".into(), record.map_or(json!({"socket": socket}), |r| daemon(&r)));
+            all.insert(
+                "daemon".into(),
+                record.map_or(text::with_paths(json!({}), &[("socket", Some(&socket))]), |r| {
+                    daemon(&r)
+                }),
+            );
         }
         (None, Some(record)) => {
             all.insert("daemon".into(), daemon(&record));
@@ -84,9 +89,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 }
 
 fn daemon(record: &Record) -> Value {
-    json!({
-        "pid": record.pid, "store": record.store, "mount_point": record.mount_point, "socket": record.socket, "log": record.log,
-    })
+    let paths = [
+        ("store", Some(&*record.store)),
+        ("mount_point", Some(&*record.mount_point)),
+        ("socket", record.socket.as_deref()),
+        ("log", record.log.as_deref()),
+    ];
+    text::with_paths(json!({"pid": record.pid}), &paths)
 }
 
 fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
@@ -111,7 +120,7 @@ fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
     line("mode", format!("{} ({:04o})", tree::mode_text(attr.kind, attr.perm), attr.perm));
     line("owner", format!("{}:{}", attr.uid, attr.gid));
     line("links", attr.nlink.to_string());
-    line("size", format!("{} ({} stored)", attr.size, human_size(attr.blocks * 512)));
+    line("size", format!("{} ({} stored)", attr.size, human_size(attr.blocks.saturating_mul(512))));
     for (name, time) in [
         ("accessed", attr.atime),
         ("modified", attr.mtime),
@@ -140,10 +149,16 @@ fn show(all: &Map<String, Value>) -> String {
         let _ = writeln!(out, "{name:<13} {value}");
     };
     if let Some(pid) = all["daemon"]["pid"].as_i64() {
-        let place = |v: &Value| v.as_str().unwrap_or("-").to_string();
-        line("store", place(&all["daemon"]["store"]));
-        line("mounted on", format!("{} (process {pid})", place(&all["daemon"]["mount_point"])));
-        line("socket", place(&all["daemon"]["socket"]));
+        let daemon = &all["daemon"];
+        // One that is no text is there in base 64 alone.
+        let place = |name: &str| {
+            let is_odd = daemon[format!("{name}_base64")].is_string();
+            let none = if is_odd { "(its path is no text: --json has it)" } else { "-" };
+            text::show_line(daemon[name].as_str().unwrap_or(none))
+        };
+        line("store", place("store"));
+        line("mounted on", format!("{} (process {pid})", place("mount_point")));
+        line("socket", place("socket"));
     }
     if let Some(why) = all["failed"].as_str() {
         line("FAILED", format!("the store takes no more writes: {why}"));

@@ -17,6 +17,7 @@ use crate::place::View;
 use crate::run::{How, enter};
 use crate::sandbox;
 use crate::sizes::human_size;
+use crate::text::{show, with_paths};
 
 /// Begin, use and end transactions over the files and keys of a mounted store.
 #[derive(clap::Args)]
@@ -132,10 +133,12 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Begin { mount, how } => {
             let mut mounted = Mounted::find(&mount)?;
             let id = how.begin(&mut mounted, false, "")?;
-            let environment =
-                json!({mounted::TRANSACTION: id.to_string(), mounted::SOCKET: mounted.socket});
-            output
-                .print(id, json!({"id": id, "view": mounted.view(id), "environment": environment}))
+            let environment = with_paths(
+                json!({mounted::TRANSACTION: id.to_string()}),
+                &[(mounted::SOCKET, Some(&mounted.socket))],
+            );
+            let value = json!({"id": id, "environment": environment});
+            output.print(id, with_paths(value, &[("view", Some(&mounted.view(id)))]))
         }
         Action::List { mount } => {
             let Reply::Array(all) = Mounted::find(&mount)?.txn(&["LIST"])? else {
@@ -162,7 +165,7 @@ fn act(action: Action, output: &Output) -> Outcome {
                     info["isolation"].as_str().unwrap_or(""),
                     duration(&info["age_ms"]),
                     duration(&info["idle_ms"]),
-                    info["label"].as_str().unwrap_or("")
+                    show(info["label"].as_str().unwrap_or("").as_bytes())
                 );
             }
             output.print(text, all)
@@ -174,7 +177,7 @@ fn act(action: Action, output: &Output) -> Outcome {
                 if info["isolation"] == "ser" { "serializable" } else { "snapshot isolation" };
             let text = format!(
                 "transaction {id}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
-                info["label"].as_str().unwrap_or(""),
+                show(info["label"].as_str().unwrap_or("").as_bytes()),
                 duration(&info["age_ms"]),
                 duration(&info["idle_ms"]),
                 info["changes"],

@@ -14,7 +14,7 @@ use crate::daemons::Record;
 use crate::failures;
 use crate::mount_config::Config;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::paths;
+use crate::{paths, text};
 
 /// Unmount, and wait until everything is on disk and the store is free.
 #[derive(clap::Args)]
@@ -47,7 +47,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Failure::new(Exit::Usage, "the file names neither a directory nor a store")
     })?;
     let said = take_down(&target, how)?;
-    output.print(&said, serde_json::json!({"target": target, "result": said}))
+    let value = serde_json::json!({"result": said});
+    output.print(&said, text::with_paths(value, &[("target", Some(&target))]))
 }
 
 /// `DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`, as umount(8) calls its helpers.

@@ -105,7 +105,8 @@ fn tell(
         repaired.mended.iter().map(|f| json!({"inode": f.ino, "what": f.what})).collect();
     let left: Vec<Value> =
         after.faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect();
-    output.print(lines, json!({"store": path, "clean": clean, "removed": removed, "mended": mended, "faults": left}))?;
+    let value = json!({"clean": clean, "removed": removed, "mended": mended, "faults": left});
+    output.print(lines, text::with_paths(value, &[("store", Some(path))]))?;
     match clean {
         true => Ok(()),
         false => Err(Failure::new(

@@ -152,12 +152,13 @@ impl Report {
             },
         );
         let value = json!({
-            "store": store, "directory": directory, "whole": whole, "notes": self.notes, "directories": self.directories, "files": self.files,
+            "whole": whole, "notes": self.notes, "directories": self.directories, "files": self.files,
             "others": self.others, "bytes": self.bytes, "keys": self.keys, "losses": self.damaged + self.keys_damaged,
             "lost": self.list,
             "lost_found": self.lost_found.map(|name| String::from_utf8_lossy(&name).into_owned()),
         });
-        output.print(text, value)?;
+        let paths = [("store", Some(store)), ("directory", Some(directory))];
+        output.print(text, text::with_paths(value, &paths))?;
         if whole {
             return Ok(());
         }
