@@ -310,7 +310,8 @@ impl Connection {
     fn is_joined(&mut self) -> Outcome<bool> {
         let status = self.client.call(&[b"TXN", b"STATUS"]);
         let status = status.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?;
-        Ok(!matches!(status, Reply::Error(_)))
+        // Nothing is said of a transaction where there is none.
+        Ok(!matches!(status, Reply::Null | Reply::Error(_)))
     }
 
     /// Runs a command whose reply goes on as a stream of bytes.
