@@ -124,6 +124,7 @@ pub fn enter(
     id: u64,
     chroot: bool,
     command: &[OsString],
+    output: &Output,
 ) -> Outcome<sandbox::Code> {
     let view = mounted.view(id);
     if !view.is_dir() {
@@ -139,7 +140,7 @@ pub fn enter(
         environment.push((mounted::MOUNT, mounted.mount_point.clone().into()));
         Namespace::Bound { view, mount_point: mounted.mount_point.clone() }
     };
-    sandbox::run(&namespace, command, &environment)
+    sandbox::run(&namespace, command, &environment, output)
 }
 
 /// Ends with the program's exit code.
@@ -170,7 +171,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     // Attached: if we are killed, it ends with us.
     let id = args.how.begin(&mut mounted, true, &label)?;
-    let code = match enter(&mounted, id, args.chroot, &args.command) {
+    let code = match enter(&mounted, id, args.chroot, &args.command, output) {
         Ok(code) => code,
         Err(failure) => {
             mounted.txn(&["ABORT", &id.to_string()])?;

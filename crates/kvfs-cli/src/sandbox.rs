@@ -24,7 +24,7 @@ use std::process::Command;
 
 use kvfs_fuse::mounts;
 
-use crate::output::{Exit, Failure, Outcome};
+use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place;
 
 /// What the child sees.
@@ -62,6 +62,7 @@ pub fn run(
     namespace: &Namespace,
     words: &[OsString],
     environment: &[(&str, OsString)],
+    output: &Output,
 ) -> Outcome<Code> {
     let Some((program, arguments)) = words.split_first() else {
         return Err(Failure::new(Exit::Usage, "no command is given").hint("put it behind `--`"));
@@ -98,7 +99,7 @@ pub fn run(
             Some(step) => refused(namespace, step, &error),
             None => {
                 let failure = Failure::io(format!("cannot run {}", program.display()), &error);
-                eprintln!("kvfs: {}", failure.message);
+                output.print_error(&failure);
                 return Ok(if error.kind() == io::ErrorKind::NotFound {
                     NO_PROGRAM
                 } else {

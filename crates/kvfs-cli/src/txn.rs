@@ -92,7 +92,7 @@ enum Action {
 pub fn run(args: Args, output: &Output) -> ExitCode {
     if let Action::Exec { mount, id, chroot, command } = &args.action {
         return match named(mount, Some(*id))
-            .and_then(|(mounted, id)| enter(&mounted, id, *chroot, command))
+            .and_then(|(mounted, id)| enter(&mounted, id, *chroot, command, output))
         {
             Ok(code) => ExitCode::from(code),
             Err(failure) => {

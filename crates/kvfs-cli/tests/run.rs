@@ -200,6 +200,9 @@ fn programs_that_cannot_be_run_have_their_own_exit_codes() {
     let root = mount.root();
     let (code, _, err) = ends(kvfs(&["run"]).arg(&root).args(["--", "no-such-program"]));
     assert_eq!(code, Some(127), "{err}");
+    let (code, _, err) = ends(kvfs(&["run", "--json"]).arg(&root).args(["--", "no-such-program"]));
+    let said: serde_json::Value = serde_json::from_str(&err).expect("JSON");
+    assert_eq!((code, &said["error"]["code"]), (Some(127), &"not_found".into()));
     let (code, _, err) = ends(kvfs(&["run"]).arg(&root).args(["--", "/"]));
     assert_eq!(code, Some(126), "{err}");
     let (code, _, err) = ends(&mut kvfs(&["run", "/", "--", "true"]));
