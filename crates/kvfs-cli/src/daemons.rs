@@ -310,11 +310,17 @@ impl Record {
     }
 }
 
-/// `%` and every byte that is not UTF-8 become `%XX`.
+/// `%`, control characters and every byte that is not UTF-8 become `%XX`: other readers of records
+/// (the C library) know few of the escapes of JSON.
 fn escape(path: &Path) -> String {
     let mut out = String::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
-        out.push_str(&chunk.valid().replace('%', "%25"));
+        for c in chunk.valid().chars() {
+            match c == '%' || c.is_control() {
+                true => out.extend(c.to_string().bytes().map(|b| format!("%{b:02X}"))),
+                false => out.push(c),
+            }
+        }
         out.extend(chunk.invalid().iter().map(|b| format!("%{b:02X}")));
     }
     out
@@ -358,7 +364,9 @@ mod tests {
 
     #[test]
     fn a_record_survives_json_whatever_its_paths() {
-        let odd = PathBuf::from(OsString::from_vec(b"/a b/100%41/\xff\xfe".to_vec()));
+        let odd = b"/a b/100%41/\xff\xfe/line\nnext\x1b".to_vec();
+        let odd = PathBuf::from(OsString::from_vec(odd));
+        assert_eq!(escape(&odd), "/a b/100%2541/%FF%FE/line%0Anext%1B");
         let mut record = Record::of_this_process("0:45", &odd, Path::new("/mnt"));
         record.socket = Some(odd.clone());
         let read =
