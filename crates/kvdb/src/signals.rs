@@ -59,13 +59,16 @@ impl Signals {
 
     /// What has gathered should be written; `seal`: and this generation closed.
     pub(crate) fn journal_wanted(&self, seal: Option<u64>) {
-        if self.journal_asked.swap(true, Ordering::AcqRel) && seal.is_none() {
+        if seal.is_none() && self.journal_asked.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut wanted = self.wanted.lock();
         if wanted.seal.is_some() && wanted.seal == seal {
+            // The thread knows of it, and may not look again before it is asked for something
+            // else: that it was asked is for it to forget, and so not noted here.
             return;
         }
+        self.journal_asked.store(true, Ordering::Release);
         wanted.journal = true;
         wanted.seal = seal.or(wanted.seal);
         drop(wanted);
@@ -107,5 +110,31 @@ impl Signals {
     pub(crate) fn deleted(&self) {
         self.deletions.store(true, Ordering::Relaxed);
         self.reclaimable.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the journal's thread does when it wakes, before the work: it takes what is asked for.
+    fn look(signals: &Signals) -> (bool, Option<u64>) {
+        let mut wanted = signals.wanted.lock();
+        let asked = std::mem::take(&mut wanted.journal);
+        signals.journal_asked.store(false, Ordering::Release);
+        (asked, wanted.seal)
+    }
+
+    /// A commit that was in time for the generation asks for its seal when that is under way. The
+    /// thread is not woken for it, and so must be woken for what is asked next.
+    #[test]
+    fn the_journal_is_written_for_those_that_ask_after_a_seal_was_asked_for_twice() {
+        let signals = Signals::default();
+        signals.journal_wanted(Some(1));
+        assert_eq!(look(&signals), (true, Some(1)));
+        signals.journal_wanted(Some(1));
+        signals.wanted.lock().seal = None;
+        signals.journal_wanted(None);
+        assert_eq!(look(&signals), (true, None), "the thread sleeps on");
     }
 }
