@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use env::{Machine, Random, Simulated};
 use kvdb::{Batch, CreateOptions, Durability, Error, Kvdb, OpenOptions};
 use model::{apply, batch, changes, contents, create, dictionaries, small, with_all};
-use zones::{CrashDevice, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, ZONE_SIZE};
+use zones::{
+    CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, ZONE_SIZE,
+};
 
 fn options() -> OpenOptions {
     OpenOptions { memory: 4 << 20, ..OpenOptions::default() }
@@ -165,4 +167,64 @@ fn under_writers_a_copy_is_the_state_after_some_commit() {
         }
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// A device for a copy; `then` is done when the copy of the zones is about to begin.
+struct Amid {
+    device: MemoryDevice,
+    then: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Device for Amid {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.device.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        self.device.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> std::io::Result<()> {
+        self.device.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.device.discard(offset, len)
+    }
+    fn len(&self) -> std::io::Result<u64> {
+        self.device.len()
+    }
+    fn grow(&self, new_len: u64) -> std::io::Result<()> {
+        self.device.grow(new_len)
+    }
+    fn lengthen(&self, new_len: u64) -> std::io::Result<()> {
+        (self.then)();
+        self.device.lengthen(new_len)
+    }
+}
+
+/// The copy has the snapshot all the same, and what it refers to must still be there.
+#[test]
+fn a_snapshot_that_is_dropped_during_the_copy_is_whole_in_it() {
+    let device = Arc::new(MemoryDevice::new());
+    let db = create(device, Arc::new(Simulated::new(1)), small()).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    let many = |value: u8| (0..400u32).map(move |i| (i.to_be_bytes(), vec![value; 50_000]));
+    db.ingest(d.id(), many(1).map(|(k, v)| (k.to_vec(), v))).unwrap();
+    db.snapshot("s").unwrap();
+    d.remove_range(..[9; 4]).unwrap();
+    db.compact(d.id()).unwrap();
+    let again = db.clone();
+    let id = d.id();
+    let then = move || {
+        again.drop_snapshot("s").unwrap();
+        again.ingest(id, many(2).map(|(k, v)| (k.to_vec(), v))).unwrap();
+    };
+    let copy = Arc::new(Amid { device: MemoryDevice::new(), then: Box::new(then) });
+    db.checkpoint_to(copy.clone()).unwrap();
+    assert!(db.snapshots().is_empty());
+    let copy = Arc::new(copy.device.clone());
+    let report = kvdb::check(copy.clone(), &mut |_, _| {});
+    assert!(report.is_clean(), "{:?}", report.faults);
+    let (copy, _) = Kvdb::open(copy, Arc::new(Simulated::new(1)), small()).unwrap();
+    let view = copy.open_snapshot("s").unwrap();
+    let tuples = view.scan(id, b"", b"", usize::MAX).unwrap();
+    assert!(tuples.len() == 400 && tuples.iter().all(|(_, v)| v == &vec![1; 50_000]));
 }

@@ -1,7 +1,7 @@
 //! A checkpoint: a copy of the store as of one commit, a store of its own. The zones that its runs
 //! lie in are copied to the same addresses of a sparse file, so no pointer changes; a manifest is
-//! written that names these runs, and no journal. Writes go on: the version that is
-//! copied holds its zones.
+//! written that names these runs, and no journal. Writes go on: the versions that are copied, those
+//! of the snapshots among them, hold their zones.
 
 use env::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -76,8 +76,9 @@ impl Database {
         self.versions.manifest().map_or(0, |m| m.state().next_dictionary)
     }
 
-    /// Edits that build the branches of a version, without their dictionaries, and the snapshots.
-    fn kept(&self, of: &Version, uses: &mut ZoneUse) -> Vec<Edit> {
+    /// Edits that build the branches of a version, without their dictionaries, and the snapshots;
+    /// and the versions of these, which hold their zones even when they are dropped.
+    fn kept(&self, of: &Version, uses: &mut ZoneUse) -> (Vec<Edit>, Vec<Arc<Version>>) {
         let branch =
             |(name, of): (&String, &String)| Edit::Branch { name: name.clone(), of: of.clone() };
         let mut edits: Vec<Edit> = of.branches.iter().map(branch).collect();
@@ -112,7 +113,7 @@ impl Database {
             }
             edits.push(Edit::KeptSnapshot(label.clone(), dictionaries));
         }
-        edits
+        (edits, all.into_iter().map(|(_, version)| version).collect())
     }
 
     fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
@@ -127,7 +128,8 @@ impl Database {
         let mut stats = CheckpointStats::default();
         let mut uses = ZoneUse::new();
         let mut state = ManifestState::new();
-        state.apply_all(self.kept(&version, &mut uses))?;
+        let (edits, snapshots) = self.kept(&version, &mut uses);
+        state.apply_all(edits)?;
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;
             state.apply(Edit::Dictionary(tree.info.clone()))?;
@@ -149,13 +151,14 @@ impl Database {
         uuid[..8].copy_from_slice(&self.env.random().to_le_bytes());
         uuid[8..].copy_from_slice(&self.env.random().to_le_bytes());
         let zones = self.zones.copy_to(device, &uses, uuid)?;
+        drop((version, snapshots));
         let kept = zones.pin(&uses)?;
         zones.start();
         // Syncs the copied zones and the manifest, then the superblocks that lead to it.
         let mut manifest =
             Manifest::begin(zones, self.env.clone(), Arc::new(Health::default()), state, 0)?;
         manifest.vouch()?;
-        drop((manifest, kept, version));
+        drop((manifest, kept));
         Ok(stats)
     }
 }
