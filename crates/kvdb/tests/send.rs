@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use env::{Random, Simulated};
-use kvdb::{Durability, Error, Isolation, Kvdb, ReceiveOptions, View};
+use kvdb::{Durability, Error, Isolation, Kvdb, ReceiveOptions, TransactionOptions, View};
 use model::*;
 use zones::{CrashDevice, MemoryDevice};
 
@@ -373,4 +373,51 @@ fn what_is_committed_to_a_branch_while_a_stream_comes_is_not_replaced() {
         (there.get("more").unwrap().as_deref(), there.get("mine").unwrap()),
         (Some(&b"1"[..]), None)
     );
+}
+
+/// What came stays when the last step fails, and a stream that begins where it ended goes on.
+#[test]
+fn what_was_received_stays_when_it_cannot_take_the_place_of_the_branch() {
+    let (db, other) = (store(1), store(2));
+    let d = db.open_dictionary("d").unwrap();
+    (0..100u32).for_each(|i| d.insert(i.to_be_bytes().to_vec(), vec![7; 100]).unwrap());
+    db.snapshot("one").unwrap();
+    let one = send(&db, "one", None);
+    let main = ReceiveOptions::default();
+    // The name is taken while the stream comes.
+    let take = || other.snapshot("one").unwrap();
+    let outcome = other.receive(Amid { stream: &one, then: Some(Box::new(take)) }, &main);
+    assert!(matches!(outcome, Err(Error::Exists(_))), "{outcome:?}");
+    let received = other.receiving().unwrap();
+    assert_eq!(received.iter().map(|r| r.tuples).collect::<Vec<_>>(), [100]);
+
+    other.drop_snapshot("one").unwrap();
+    let mut rest = Vec::new();
+    db.send("one", None, &mut rest, Some(&received[0])).unwrap();
+    assert_eq!(other.receive(&rest[..], &main).unwrap().tuples, 100);
+    assert_eq!(of(&other, "one"), of(&db, "one"));
+    assert!(other.branches().is_empty() && other.receiving().unwrap().is_empty());
+    let names: Vec<String> = other.dictionaries().into_iter().map(|d| d.name).collect();
+    assert_eq!(names, ["d"]);
+}
+
+/// What a commit has changed before the branch was replaced is not there any more.
+#[test]
+fn what_was_committed_before_the_branch_was_replaced_cannot_be_undone() {
+    let (db, other) = (store(1), store(2));
+    db.open_dictionary("d").unwrap().insert("k", "theirs").unwrap();
+    db.snapshot("one").unwrap();
+    let there = other.open_dictionary("d").unwrap();
+    let undoable = TransactionOptions { undoable: true, ..TransactionOptions::default() };
+    let t = other.begin_with(undoable).unwrap();
+    t.put(there.id(), "k", "mine").unwrap();
+    t.commit(Durability::Buffered).unwrap();
+    assert_eq!(other.undoable_commits().len(), 1);
+    let replace = ReceiveOptions { replace: true, ..ReceiveOptions::default() };
+    // A branch is another matter.
+    other.receive(&send(&db, "one", None)[..], &into("copy")).unwrap();
+    assert_eq!(other.undoable_commits().len(), 1);
+    db.snapshot("two").unwrap();
+    other.receive(&send(&db, "two", None)[..], &replace).unwrap();
+    assert_eq!(other.undoable_commits(), []);
 }

@@ -135,9 +135,8 @@ impl Kvdb {
         if !options.replace {
             self.may_replace(&options.branch, base.as_deref())?;
         }
-        self.drop_dictionary(progress)?;
         let label = Label { name: name.clone(), branch: options.branch.clone(), ..header.label };
-        db.snapshotter.adopt(&branch, &options.branch, label, &replaced)?;
+        db.snapshotter.adopt(&branch, &options.branch, label, PROGRESS, &replaced)?;
         drop(locked);
         Ok(ReceiveStats { snapshot: name, chunks: received.chunks, tuples: received.tuples })
     }

@@ -115,13 +115,8 @@ impl Snapshotter {
         }
         // What was rolled back cannot be undone any more, nor can what was committed before: what
         // that would bring back has other things under its numbers.
-        let around = self.snapshots.around_commits();
-        let around: Vec<String> = around
-            .iter()
-            .flatten()
-            .filter(|_| branch.is_empty())
-            .map(|snapshot| snapshot.label.name.clone())
-            .collect();
+        let around: Vec<String> =
+            self.undoable_of(&branch).iter().map(|s| s.label.name.clone()).collect();
         let gone = {
             // Every commit is before or after: those before are void, in memory and in the journal.
             // It has a number of its own, so that transactions which began before it can tell.
@@ -151,21 +146,30 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Lets the branch `from`, which takes no more writes, take the place of `to`, and makes a
-    /// snapshot of it.
+    /// The states around commits to a branch, which nothing can undo once it is replaced.
+    fn undoable_of(&self, branch: &str) -> Vec<Arc<Snapshot>> {
+        let around = self.snapshots.around_commits().into_iter().flatten();
+        around.filter(|_| branch.is_empty()).collect()
+    }
+
+    /// Lets the branch `from`, which takes no more writes, take the place of `to`, without its
+    /// dictionary `but`, and makes a snapshot of it: all in one edit, so that an error leaves the
+    /// branch as it is.
     pub(crate) fn adopt(
         &self,
         from: &str,
         to: &str,
         label: Label,
+        but: &str,
         replaced: &BTreeSet<DictionaryId>,
     ) -> Result<()> {
         self.flusher.flush_all()?;
-        let _naming = self.settled()?;
+        let naming = self.settled()?;
         if self.snapshots.get(&label.name).is_some() {
             return Err(Error::Exists(format!("snapshot {}", label.name)));
         }
         let label = Label { seq: self.versions.visible.load(Ordering::Acquire), ..label };
+        let undoable = self.undoable_of(to);
         let mut fresh = None;
         let plan = |state: &ManifestState| {
             // Made since the others were locked.
@@ -177,10 +181,18 @@ impl Snapshotter {
                 return VersionEdit::default();
             }
             let below = state.next_dictionary;
-            let adopt = Edit::Adopt { from: from.into(), to: to.into() };
-            VersionEdit::of([adopt, Edit::Snapshot { label, below }])
+            let infos = state.dictionaries.values().map(|d| &d.info);
+            let left_out = infos.filter(|info| info.branch == from && info.name == but);
+            let mut edits: Vec<Edit> = left_out.map(|info| Edit::DropDictionary(info.id)).collect();
+            edits.push(Edit::Adopt { from: from.into(), to: to.into() });
+            edits.push(Edit::Snapshot { label, below });
+            edits.extend(undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone())));
+            VersionEdit::of(edits)
         };
         self.versions.install(plan)?;
+        drop(naming);
+        // Their runs are let go outside of all locks.
+        drop(undoable);
         if to.is_empty() {
             self.feed.lose(|| self.env.random());
         }
