@@ -8,7 +8,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use env::{Random, Simulated};
-use kvdb::{Durability, Error, Isolation, Kvdb, ReceiveOptions, TransactionOptions, View};
+use kvdb::{
+    DictionaryOptions, Durability, Error, Isolation, Join, Kvdb, ReceiveOptions,
+    TransactionOptions, View,
+};
 use model::*;
 use zones::{CrashDevice, MemoryDevice};
 
@@ -420,4 +423,19 @@ fn what_was_committed_before_the_branch_was_replaced_cannot_be_undone() {
     db.snapshot("two").unwrap();
     other.receive(&send(&db, "two", None)[..], &replace).unwrap();
     assert_eq!(other.undoable_commits(), []);
+}
+
+/// Options that were changed since the base are part of what is sent.
+#[test]
+fn changes_bring_the_options_of_dictionaries_with_them() {
+    let (db, other) = (store(1), store(2));
+    let d = db.open_dictionary("d").unwrap();
+    d.insert("k", "1").unwrap();
+    db.snapshot("one").unwrap();
+    other.receive(&send(&db, "one", None)[..], &into("")).unwrap();
+    let options = DictionaryOptions { join: Join::Add, ..DictionaryOptions::default() };
+    db.set_dictionary_options(d.id(), options.clone()).unwrap();
+    db.snapshot("two").unwrap();
+    other.receive(&send(&db, "two", Some("one"))[..], &into("")).unwrap();
+    assert_eq!(other.dictionaries()[0].options, options);
 }
