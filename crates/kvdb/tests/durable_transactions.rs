@@ -8,7 +8,7 @@ use kvdb::{
     Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions,
     Transaction, TransactionId, TransactionOptions,
 };
-use zones::MemoryDevice;
+use zones::{Device, MemoryDevice, Purpose};
 
 fn options() -> OpenOptions {
     OpenOptions {
@@ -279,4 +279,34 @@ fn a_full_store_takes_up_what_a_transaction_may_have_in_memory() {
     let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), open).unwrap();
     let info = db.transactions().into_iter().find(|info| info.id == t.id()).expect("it goes on");
     assert_eq!((info.changes, info.run_bytes), (3000, 0));
+}
+
+/// Damages every place of the device that has `bytes`.
+fn damage(device: &MemoryDevice, bytes: &[u8]) {
+    let mut all = vec![0; device.len().unwrap() as usize];
+    device.read_at(Purpose::Pages, 0, &mut all).unwrap();
+    let places: Vec<usize> =
+        (0..all.len() - bytes.len()).filter(|&at| all[at..].starts_with(bytes)).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|&at| device.write_at(Purpose::Pages, at as u64, b"\0").unwrap());
+}
+
+/// One transaction is lost by that, and not the store.
+#[test]
+fn a_log_that_cannot_be_read_does_not_keep_the_store_from_being_opened() {
+    let world = World::new();
+    world.put("a", "0");
+    let t = world.begin();
+    t.put(world.d, "a", "t").unwrap();
+    world.db.flush().unwrap();
+    damage(&world.device, b"long work");
+    let again = world.crash();
+    assert!(again.db.transactions().is_empty(), "how it began is lost");
+    assert_eq!(again.get("a").as_deref(), Some("0"));
+    let begun = again.begin();
+    assert!(begun.id() > t.id(), "its number is not given again");
+    begun.put(again.d, "a", "1").unwrap();
+    begun.commit(Durability::Synced).unwrap();
+    again.is_swept();
+    assert_eq!(again.get("a").as_deref(), Some("1"));
 }

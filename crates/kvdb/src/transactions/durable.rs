@@ -192,8 +192,10 @@ impl Transactions {
         for (log, name) in logs.collect::<Vec<_>>() {
             let Ok(id) = name.parse::<u64>().map(TransactionId) else { continue };
             self.number_used(id);
-            if let Some(beginning) = view.get(log, BEGINNING)? {
-                match self.restore_one(id, log, &beginning) {
+            let beginning = view.get(log, BEGINNING).transpose();
+            if let Some(beginning) = beginning {
+                // Whatever is wrong with one of them, the others go on, and so does the store.
+                match beginning.and_then(|beginning| self.restore_one(id, log, &beginning)) {
                     Ok(()) => tracing::info!("transaction {id} goes on"),
                     Err(e @ (Error::Corrupt(_) | Error::NoSnapshot(_))) => {
                         tracing::warn!("transaction {id} cannot go on, and is aborted: {e}");
