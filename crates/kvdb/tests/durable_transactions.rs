@@ -310,3 +310,18 @@ fn a_log_that_cannot_be_read_does_not_keep_the_store_from_being_opened() {
     again.is_swept();
     assert_eq!(again.get("a").as_deref(), Some("1"));
 }
+
+/// Nothing is lost by an attempt to go back.
+#[test]
+fn savepoints_stay_when_the_transaction_cannot_go_back() {
+    let world = World::new();
+    let t = world.begin();
+    let first = t.savepoint().unwrap();
+    t.put(world.d, "a", "1").unwrap();
+    let second = t.savepoint().unwrap();
+    world.db.halt("the disk is gone");
+    let outcome = t.rollback_to(&first);
+    assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{outcome:?}");
+    let outcome = t.rollback_to(&second);
+    assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{outcome:?}");
+}

@@ -360,12 +360,12 @@ impl Transaction {
                 "the savepoint is gone: the transaction went back to an earlier one".into(),
             ));
         };
-        open.savepoints.truncate(at + 1);
         let mark = &open.savepoints[at];
         if let Some(log) = open.log {
             self.shared.registry.cut_log(log, mark.at)?;
         }
         open.write_set.cut(&mark.parts);
+        open.savepoints.truncate(at + 1);
         // What comes next goes into parts of its own again.
         open.write_set.mark();
         self.shared.count(open);
