@@ -2,13 +2,14 @@
 //! for good.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use env::Machine;
+use env::{Machine, Simulated};
 use kvdb::{
     Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions,
     Transaction, TransactionId, TransactionOptions,
 };
-use zones::{Device, MemoryDevice, Purpose};
+use zones::{Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
 
 fn options() -> OpenOptions {
     OpenOptions {
@@ -324,4 +325,27 @@ fn savepoints_stay_when_the_transaction_cannot_go_back() {
     assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{outcome:?}");
     let outcome = t.rollback_to(&second);
     assert!(matches!(outcome, Err(Error::ReadOnly(_))), "{outcome:?}");
+}
+
+/// What is committed is on disk within the interval, whatever else is done at it and fails.
+#[test]
+fn commits_are_synced_at_the_interval_though_a_log_cannot_be_read() {
+    let world = World::new();
+    world.begin().put(world.d, "a", "t").unwrap();
+    world.db.flush().unwrap();
+    world.db.sync().unwrap();
+    let memory = Arc::new((*world.device).clone());
+    let device = Arc::new(FaultDevice::new(memory.clone(), 1));
+    device.inject(Fault::always(Operation::Read, FaultKind::Error).of(Purpose::Tuples));
+    let env = Arc::new(Simulated::new(1));
+    let (db, _) = Kvdb::open(device.clone(), env.clone(), options()).unwrap();
+    assert!(db.transactions().is_empty(), "it cannot go on now");
+    db.put(world.d, b"k", b"v", Durability::Buffered).unwrap();
+    env.advance(Duration::from_secs(2));
+    // Whether or not the step succeeds.
+    let _ = db.step();
+    let image = Arc::new((*memory).clone());
+    let (again, _) = Kvdb::open(image, env, options()).unwrap();
+    assert_eq!(again.get(world.d, b"k").unwrap().as_deref(), Some(&b"v"[..]));
+    assert_eq!(again.transactions().len(), 1, "it goes on when its log can be read");
 }

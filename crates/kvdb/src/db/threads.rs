@@ -158,9 +158,10 @@ impl Database {
         self.activity.look(now);
         self.commits.interval_is_over();
         self.transactions.end_idle(now);
+        // First: what follows may fail each time, and commits are on disk within the interval.
+        self.commits.sync_and_mark()?;
         self.transactions.sweep_logs()?;
         self.transactions.sweep_undoable()?;
-        self.commits.sync_and_mark()?;
         match self.commits.prepare_segment() {
             // Commits take one from what is set aside, when they must.
             Ok(()) | Err(Error::NoSpace) => {}
