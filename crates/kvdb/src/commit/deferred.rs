@@ -20,7 +20,7 @@ use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
 use crate::commit::CommitPipeline;
 use crate::dictionary::DictionaryId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
 use crate::log::chunk::HEADER;
 use crate::read::version::{Generation, Layer};
@@ -139,10 +139,13 @@ impl CommitPipeline {
         pages.supply(std::mem::take(&mut writer.reserved));
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
         let mut packer = Packer::default();
-        for v in &pending.values {
+        let placed = pending.values.iter().try_for_each(|v| {
             extents.push(place_packed(&mut pages, &mut packer, v.codec, &v.value)?);
-        }
+            Ok::<_, Error>(())
+        });
+        // The next attempt has what is left of them.
         writer.reserved = pages.unused();
+        placed?;
         let pin = pages.finish()?;
         let mut generations: Vec<&Arc<Generation>> =
             pending.values.iter().map(|v| &v.layer.generation).collect();

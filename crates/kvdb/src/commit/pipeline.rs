@@ -64,10 +64,27 @@ impl Pipeline {
         let mut taken = std::mem::replace(&mut self.pending, empty);
         self.position += taken.len() as u64;
         taken.end = PendingEnd { position: self.position, seq: self.next_seq - 1 };
+        self.leave_room(&taken, writer);
+        taken
+    }
+
+    /// Sets the room that commits count on to what the write of `taken` is sure to leave.
+    fn leave_room(&mut self, taken: &Pending, writer: &Writer) {
         self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
         self.place_room =
             deferred::room(writer.reserved.len().saturating_sub(deferred::zones_for(taken.cost)));
-        taken
+    }
+
+    /// Adds a record to what was just taken, before anything else is committed. There is room for
+    /// it.
+    pub(super) fn end_taken(&mut self, taken: &mut Pending, record: &[u8], writer: &Writer) {
+        let before = taken.len();
+        if before == 0 && !record.is_empty() {
+            taken.stream.extend_from_slice(&record::number(self.next_seq));
+        }
+        taken.stream.extend_from_slice(record);
+        self.position += (taken.len() - before) as u64;
+        self.leave_room(taken, writer);
     }
 
     /// Undoes [`Pipeline::take`].

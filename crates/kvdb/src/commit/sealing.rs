@@ -36,6 +36,14 @@ struct Closed {
     generation: ClosedGeneration,
 }
 
+/// What is there when a generation is about to be closed.
+struct Last<'a> {
+    pipeline: MutexGuard<'a, Pipeline>,
+    version: Arc<Version>,
+    /// The record that the generation ends with; empty: none.
+    record: Vec<u8>,
+}
+
 /// A closed generation before it is known where the journal goes on behind it.
 struct ClosedGeneration {
     number: u64,
@@ -58,7 +66,10 @@ impl CommitPipeline {
     /// Closes generation `number` for commits, unless it is closed already.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
         let mut writer = self.writer.lock();
-        self.seal_if(&mut writer, |version, _, _| Ok(version.generation.number == number), |_| {})
+        let agree = |version: &Version, _: &mut Pipeline, _: &Writer| {
+            Ok((version.generation.number == number).then(Vec::new))
+        };
+        self.seal_if(&mut writer, agree, |_| {})
     }
 
     /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
@@ -127,31 +138,28 @@ impl CommitPipeline {
                 || !still(pipeline.next_seq - 1)?
                 || (owner.is_none() && self.locks.any() && !watched)
             {
-                return Ok(false);
+                return Ok(None);
             }
             if watched {
                 let Ok(free) = self.locks.try_guard(borrowed(&touched), owner) else {
-                    return Ok(false);
+                    return Ok(None);
                 };
                 guard.set(Some(free));
             }
-            Ok(true)
+            Ok(Some(Vec::new()))
         };
         match around {
             None => self.seal_if(&mut writer, agree, add)?,
             Some(around) => {
                 let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
                     let agreed = agree(version, pipeline, writer)?;
-                    if agreed {
-                        self.end_with(around, version, pipeline);
-                    }
-                    Ok(agreed)
+                    Ok(agreed.map(|_| self.last_record(around, version, pipeline)))
                 };
                 let mut add = add;
                 let commit = |pipeline: &mut Pipeline| {
                     around.closed();
                     add(pipeline);
-                    self.end_with(around, &self.versions.load(), pipeline);
+                    self.last_record(around, &self.versions.load(), pipeline)
                 };
                 self.seal_around(&mut writer, agree, commit, |_| around.closed())?;
             }
@@ -177,35 +185,39 @@ impl CommitPipeline {
             let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
                 // Other commits may have filled the room since.
                 let room = writer.room() >= journal::cost(pipeline.pending.len()) + need;
-                if room || !self.options.journal {
-                    self.end_with(snapshot, version, pipeline);
-                    made.set(true);
-                }
-                Ok(made.get())
+                let agreed = room || !self.options.journal;
+                made.set(agreed);
+                Ok(agreed.then(|| self.last_record(snapshot, version, pipeline)))
             };
             self.seal_if(&mut writer, agree, |_| snapshot.closed())?;
         }
         Ok(())
     }
 
-    /// Appends the record of a snapshot of all that was committed.
-    fn end_with(&self, snapshot: &dyn SnapshotMaker, version: &Version, pipeline: &mut Pipeline) {
+    /// The record of a snapshot of all that was committed, with which the journal of its generation
+    /// ends.
+    fn last_record(
+        &self,
+        snapshot: &dyn SnapshotMaker,
+        version: &Version,
+        pipeline: &Pipeline,
+    ) -> Vec<u8> {
         let record = snapshot.record(version, pipeline.next_seq - 1);
-        if self.options.journal {
-            pipeline.stream().extend_from_slice(&record);
-        }
+        if self.options.journal { record } else { Vec::new() }
     }
 
-    /// Seals the current generation if `agree`, asked under the lock, says so. `before_next` runs
-    /// in the same lock, before any commit of the next generation.
+    /// Seals the current generation if `agree`, asked under the lock, says so by giving the record
+    /// that it ends with; an empty one is none. `before_next` runs in the same lock, before any
+    /// commit of the next generation.
     fn seal_if(
         &self,
         writer: &mut Writer,
-        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
+        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<Option<Vec<u8>>>,
         before_next: impl FnOnce(&mut Pipeline),
     ) -> Result<()> {
-        let Some((mut pipeline, last)) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
-        let closed = self.close(last.generation.number, writer, &mut pipeline)?;
+        let Some(last) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
+        let Last { mut pipeline, version: last, record } = last;
+        let closed = self.close(last.generation.number, &record, writer, &mut pipeline)?;
         before_next(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, closed.stream)?;
@@ -215,24 +227,26 @@ impl CommitPipeline {
     }
 
     /// Does what [`CommitPipeline::seal_if`] does, and closes the next generation in the same lock:
-    /// `commit` is all that it has, and `end` comes before any commit of the one behind it.
+    /// `commit` is all that it has, and gives the record that it ends with; `end` comes before any
+    /// commit of the one behind it.
     fn seal_around(
         &self,
         writer: &mut Writer,
-        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
-        commit: impl FnOnce(&mut Pipeline),
+        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<Option<Vec<u8>>>,
+        commit: impl FnOnce(&mut Pipeline) -> Vec<u8>,
         end: impl FnOnce(&mut Pipeline),
     ) -> Result<()> {
-        let Some((mut pipeline, last)) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
+        let Some(last) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
+        let Last { mut pipeline, version: last, record } = last;
         let number = last.generation.number;
-        let mut first = self.close(number, writer, &mut pipeline)?;
+        let mut first = self.close(number, &record, writer, &mut pipeline)?;
         // Under the lock: the second part of the stream must not begin in the same chunk, and no
         // commit may come in between. It is short, since everything before was written above.
         self.write_stream(writer, &mut first.stream)?;
         self.update_after_write(&mut pipeline, writer, first.stream);
         let before = first.generation.behind(writer);
-        commit(&mut pipeline);
-        let second = self.close(number + 1, writer, &mut pipeline)?;
+        let record = commit(&mut pipeline);
+        let second = self.close(number + 1, &record, writer, &mut pipeline)?;
         end(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, second.stream)?;
@@ -241,25 +255,31 @@ impl CommitPipeline {
         self.move_short_values_out(&last)
     }
 
-    /// Writes what is pending and locks the pipeline. Gives the lock and the version of that moment
-    /// if `agree`, asked under the lock, says so.
+    /// Writes what is pending and locks the pipeline, if `agree`, asked under the lock, gives a
+    /// record.
     fn lock_to_seal(
         &self,
         writer: &mut Writer,
-        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<bool>,
-    ) -> Result<Option<(MutexGuard<'_, Pipeline>, Arc<Version>)>> {
+        agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<Option<Vec<u8>>>,
+    ) -> Result<Option<Last<'_>>> {
         // Twice, so that little is left for the time when commits must wait.
         self.write_out_with(writer)?;
         self.write_out_with(writer)?;
         let mut pipeline = self.pipeline.lock();
         let version = self.versions.load_full();
         let agreed = agree(&version, &mut pipeline, writer)?;
-        Ok(agreed.then_some((pipeline, version)))
+        Ok(agreed.map(|record| Last { pipeline, version, record }))
     }
 
     /// Closes generation `number`, which takes commits, in memory. What is pending belongs to it,
-    /// and is still to be written. On an error nothing has changed.
-    fn close(&self, number: u64, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<Closed> {
+    /// with `record` behind it, and is still to be written. On an error nothing has changed.
+    fn close(
+        &self,
+        number: u64,
+        record: &[u8],
+        writer: &mut Writer,
+        pipeline: &mut Pipeline,
+    ) -> Result<Closed> {
         // Its values must have their places before it is flushed.
         let mut rest = pipeline.take(writer);
         self.discard_hidden(&mut rest);
@@ -267,6 +287,8 @@ impl CommitPipeline {
             pipeline.put_back(rest, writer);
             return Err(self.fail_unless_full("writing values", e));
         }
+        // Not before: the record of a snapshot that is not made must not be in the journal.
+        pipeline.end_taken(&mut rest, record, writer);
         let seq = pipeline.next_seq - 1;
         self.versions.change(|v| *v = v.sealed());
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
@@ -299,5 +321,79 @@ impl CommitPipeline {
         let mut sealed = self.sealed.lock();
         sealed.retain(|s| s.generation > upto);
         self.sealed_bytes.store(sealed.iter().map(|s| s.bytes).sum(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use env::Simulated;
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
+
+    use super::*;
+    use crate::commit::batch::Durability;
+    use crate::error::Error;
+    use crate::ids::Label;
+    use crate::snapshots::EndOfGeneration;
+    use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
+
+    struct Maker<'a> {
+        end: EndOfGeneration<'a>,
+        label: Label,
+    }
+
+    impl SnapshotMaker for Maker<'_> {
+        fn record_size(&self) -> usize {
+            100
+        }
+        fn record(&self, version: &Version, _: Seq) -> Vec<u8> {
+            self.end.record(self.label.clone(), version)
+        }
+        fn closed(&self) {
+            self.end.closed();
+        }
+    }
+
+    /// The host has no space for a value that was committed a moment before: then there is no
+    /// snapshot, neither now nor in the journal, whose replay takes its record for a chunk's last.
+    #[test]
+    fn a_generation_that_cannot_be_closed_leaves_no_record_of_its_snapshot() {
+        let memory = Arc::new(MemoryDevice::new());
+        let device = Arc::new(FaultDevice::new(memory.clone(), 1));
+        let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+        let options = CreateOptions { open: open.clone(), ..CreateOptions::default() };
+        let env = Arc::new(Simulated::new(1));
+        let db = Kvdb::create(device.clone(), env.clone(), options).unwrap();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        db.put(dict, b"large", &[3; 5000], Durability::Buffered).unwrap();
+        let commits = db.pipeline();
+        let mut writer = commits.writer.lock();
+        while writer.reserved.len() < 3 {
+            writer.reserved.push(commits.zones.reserve_zone(Priority::User).unwrap());
+        }
+        // As if it came after what is pending was written, and before the lock.
+        let mut late = Some(commits.pipeline.lock().take(&writer));
+        let (name, branch) = ("s".into(), String::new());
+        let label = Label { name, branch, id: [1; 16], created: Duration::ZERO, seq: 1 };
+        let maker = Maker { end: EndOfGeneration::new(db.snapshot_set()), label };
+        let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
+            late.take().into_iter().for_each(|late| pipeline.put_back(late, writer));
+            Ok(Some(commits.last_record(&maker, version, pipeline)))
+        };
+        device.inject(Fault::always(Operation::Write, FaultKind::NoSpace).of(Purpose::Pages));
+        let sealed = commits.seal_if(&mut writer, agree, |_| maker.closed());
+        assert!(matches!(sealed, Err(Error::NoSpace)), "{sealed:?}");
+        assert!(db.snapshots().is_empty());
+        assert!(writer.reserved.len() >= 2, "zones that are set aside for values stay");
+        drop(writer);
+        device.clear();
+        db.put(dict, b"small", b"1", Durability::Buffered).unwrap();
+        db.sync().unwrap();
+        let image = Arc::new(MemoryDevice::clone(&memory));
+        let (again, _) = Kvdb::open(image, env, open).unwrap();
+        assert!(again.snapshots().is_empty());
+        assert_eq!(again.get(dict, b"large").unwrap().unwrap(), [3; 5000][..]);
+        assert_eq!(again.get(dict, b"small").unwrap().unwrap(), b"1"[..]);
     }
 }
