@@ -17,7 +17,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Ops;
 use crate::journal::{self, Writer, record};
-use crate::lock_order::MutexGuard;
+use crate::lock_order::{self, MutexGuard};
 use crate::manifest::JournalStart;
 use crate::read::version::Version;
 
@@ -28,6 +28,14 @@ pub(crate) struct Sealed {
     /// Of its memtables.
     pub bytes: usize,
     pub start: JournalStart,
+}
+
+/// Snapshots that are made before and after a commit.
+#[derive(Clone, Copy)]
+pub(crate) struct Around<'a> {
+    pub maker: &'a dyn SnapshotMaker,
+    /// [`Snapshots::naming`](crate::read::snapshot_set::Snapshots::naming).
+    pub naming: &'a lock_order::Mutex<()>,
 }
 
 /// A generation that was closed in memory, and the end of its journal, which is to be written.
@@ -74,21 +82,23 @@ impl CommitPipeline {
 
     /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
     /// on what they have `touched`, see [`CommitPipeline::commit_changes`]. What is in the runs is
-    /// durable already. `listed`: what they change, if that is known key by key. `around`: makes
-    /// snapshots before and after; the caller has `naming`.
+    /// durable already. `listed`: what they change, if that is known key by key.
     pub(crate) fn add_runs(
         &self,
         runs: &[(DictionaryId, Vec<Arc<Run>>)],
         listed: Option<&Ops>,
         touched: impl FnOnce() -> Result<Vec<(DictionaryId, KeyRange)>>,
         owner: Option<u64>,
-        around: Option<&dyn SnapshotMaker>,
+        around: Option<Around<'_>>,
         still: impl FnOnce(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
         // A serializable transaction has locked all of it.
         let watched = owner.is_none() && self.locks.any();
         let touched = if watched { touched()? } else { Vec::new() };
         self.wait_for_locks(borrowed(&touched), owner)?;
+        // Not before: those that have what was waited for may want the names.
+        let _naming = around.map(|around| around.naming.lock());
+        let around = around.map(|around| around.maker);
         let record = record::bind(&self.zones.positions(), runs);
         let mut writer = self.writer.lock();
         // There must be room for the record, and for what is pending.
@@ -336,7 +346,9 @@ mod tests {
     use crate::error::Error;
     use crate::ids::Label;
     use crate::snapshots::EndOfGeneration;
-    use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
+    use crate::{
+        CreateOptions, DictionaryOptions, Isolation, Kvdb, OpenOptions, TransactionOptions,
+    };
 
     struct Maker<'a> {
         end: EndOfGeneration<'a>,
@@ -395,5 +407,29 @@ mod tests {
         assert!(again.snapshots().is_empty());
         assert_eq!(again.get(dict, b"large").unwrap().unwrap(), [3; 5000][..]);
         assert_eq!(again.get(dict, b"small").unwrap().unwrap(), b"1"[..]);
+    }
+
+    /// A rollback has locks and waits for the names; a commit that has the names must not wait for
+    /// locks.
+    #[test]
+    fn a_commit_between_snapshots_waits_for_locks_without_the_names() {
+        let db = Kvdb::in_memory();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let locks = db.begin(Isolation::Serializable).unwrap();
+        locks.lock_key(dict, b"k", true).unwrap();
+        let undoable = TransactionOptions { undoable: true, ..TransactionOptions::default() };
+        let t = db.begin_with(undoable).unwrap();
+        t.put(dict, "k", "1").unwrap();
+        std::thread::scope(|scope| {
+            let commit = scope.spawn(|| t.commit(Durability::Buffered));
+            while db.pipeline().locks.waiting() == 0 {
+                std::thread::yield_now();
+            }
+            let free = db.snapshot_set().naming.try_lock().is_some();
+            locks.abort();
+            commit.join().unwrap().unwrap();
+            assert!(free, "no snapshot could be made while it waited");
+        });
+        assert_eq!(db.undoable_commits().len(), 1);
     }
 }

@@ -19,6 +19,7 @@ use super::registry::Transactions;
 use super::state::{Open, TransactionState};
 use super::undo::StatesAround;
 use crate::commit::batch::Durability;
+use crate::commit::sealing::Around;
 use crate::commit::{Applied, CommitEnv, Outcome, SnapshotMaker, SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -161,8 +162,10 @@ impl TransactionState {
                         .then(|| changes(&parts.cache, &mine).map(|(changes, _)| changes))
                         .transpose()?;
                     let around = undoable.then(|| StatesAround::new(registry, &self.options.label));
-                    let around = around.as_ref().map(|around| around as &dyn SnapshotMaker);
-                    let _naming = undoable.then(|| parts.snapshots.naming.lock());
+                    let around = around.as_ref().map(|around| Around {
+                        maker: around as &dyn SnapshotMaker,
+                        naming: &parts.snapshots.naming,
+                    });
                     let touched = || touched(&mine);
                     parts.commits.add_runs(&runs, listed.as_ref(), touched, owner, around, still)?
                 }
