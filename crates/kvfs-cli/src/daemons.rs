@@ -13,7 +13,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -204,7 +204,17 @@ impl Record {
     }
 
     fn read_file(path: &Path) -> Option<Record> {
-        Record::from_json(&serde_json::from_slice(&fs::read(path).ok()?).ok()?)
+        Record::read_file_of(path, rustix::process::geteuid().as_raw())
+    }
+
+    /// As a user reads it. What another user has put there says nothing of the user's daemons: in a
+    /// shared directory anyone could have been first. Root's directory takes nothing of others.
+    fn read_file_of(path: &Path, user: u32) -> Option<Record> {
+        let mut file = fs::File::open(path).ok()?;
+        let owner = file.metadata().ok()?.uid();
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok().filter(|_| user == 0 || user == owner)?;
+        Record::from_json(&serde_json::from_slice(&bytes).ok()?)
     }
 
     /// The records of all daemons that serve a mount.
@@ -372,6 +382,17 @@ mod tests {
         let read =
             Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
         assert_eq!(read, Some(record));
+    }
+
+    #[test]
+    fn a_record_of_another_user_is_none() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("0:45.json");
+        let record = Record::of_this_process("0:45", Path::new("/s"), Path::new("/mnt"));
+        fs::write(&path, record.to_json().to_string()).expect("write");
+        assert_eq!(Record::read_file(&path), Some(record));
+        let another = fs::metadata(&path).expect("there").uid() + 1;
+        assert_eq!(Record::read_file_of(&path, another), None);
     }
 
     #[test]
