@@ -305,8 +305,8 @@ impl Session {
     }
     /// Updates what other connections see of this one.
     pub fn show(&self, resp3: bool) {
-        // Most are empty. `memcmp` reads at their dangling pointers with all bytes masked out, which
-        // costs some processors hundreds of cycles.
+        // Most are empty. `memcmp` reads at their dangling pointers with all bytes masked out,
+        // which costs some processors hundreds of cycles.
         let differ = |a: &str, b: &str| a.len() != b.len() || !a.is_empty() && a != b;
         let mut shown = self.connection.shown.lock();
         if differ(&shown.name, &self.name) {
