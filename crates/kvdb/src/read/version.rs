@@ -172,29 +172,32 @@ impl Tree {
 
     /// The newest value of `key` among commits up to `at`. `cache` reads what an update changes.
     pub(crate) fn get(&self, cache: &BlockCache, key: &[u8], at: Seq) -> Result<Option<Value>> {
+        Ok(cache.resolve(self.lookup(key, at)?)?)
+    }
+
+    /// What memtables and runs together say of `key` among commits up to `at`. No large value is
+    /// read.
+    pub(crate) fn lookup(&self, key: &[u8], at: Seq) -> Result<Lookup> {
+        let mut found = Lookup::Absent;
         for layer in &self.layers {
             // It is stored before a commit becomes visible that the memtable is not empty: a reader
             // that sees the commit looks into it.
             if !layer.memtable.is_empty() {
-                match layer.memtable.get(key, at) {
-                    Lookup::Absent => {}
-                    Lookup::Deleted(_) => return Ok(None),
-                    Lookup::Found(_, value) => return Ok(Some(value)),
-                    Lookup::Updated { .. } => return Ok(cache.resolve(self.lookup(key, at)?)?),
+                found = found.over(layer.memtable.get(key, at));
+                if found.is_final() {
+                    return Ok(found);
                 }
             }
             for run in &layer.bound {
-                match run.get(key, vt_tree::hash(key))? {
-                    Lookup::Absent => {}
-                    Lookup::Deleted(_) => return Ok(None),
-                    Lookup::Found(_, value) => return Ok(Some(value)),
-                    Lookup::Updated { .. } => return Ok(cache.resolve(self.lookup(key, at)?)?),
+                found = found.over(run.get(key, vt_tree::hash(key))?);
+                if found.is_final() {
+                    return Ok(found);
                 }
             }
         }
         let hash = vt_tree::hash(key);
         if let Some(only) = self.only_run() {
-            return Ok(cache.resolve(only.run.get(key, hash)?)?);
+            return Ok(found.over(only.run.get(key, hash)?));
         }
         // All filters are on their way from memory before the first is looked at.
         let mut runs = self.runs();
@@ -211,34 +214,15 @@ impl Tree {
             }
             probes.iter().flatten().for_each(|probe| probe.advance(hash));
             for probe in probes.iter().flatten() {
-                match probe.get(key, hash)? {
-                    Lookup::Absent => {}
-                    Lookup::Deleted(_) => return Ok(None),
-                    Lookup::Found(_, value) => return Ok(Some(value)),
-                    Lookup::Updated { .. } => return Ok(cache.resolve(self.lookup(key, at)?)?),
+                found = found.over(probe.get(key, hash)?);
+                if found.is_final() {
+                    return Ok(found);
                 }
             }
             if n < TOGETHER {
-                return Ok(None);
+                return Ok(found);
             }
         }
-    }
-
-    /// What memtables and runs together say of `key`, one after the other: for a key that was
-    /// updated, of which more than the newest item counts.
-    pub(crate) fn lookup(&self, key: &[u8], at: Seq) -> Result<Lookup> {
-        let hash = vt_tree::hash(key);
-        let mut lookup = Lookup::Absent;
-        for input in self.inputs() {
-            lookup = lookup.over(match input {
-                Input::Memtable(memtable) => memtable.get(key, at),
-                Input::Run(run) => run.get(key, hash)?,
-            });
-            if lookup.is_final() {
-                break;
-            }
-        }
-        Ok(lookup)
     }
 
     /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.
