@@ -86,6 +86,12 @@ impl Conversation {
     /// Runs every request that is whole and sends the replies. `false` when the conversation is
     /// over.
     pub fn process(&mut self) -> bool {
+        self.run() && self.send()
+    }
+
+    /// Runs every request that is whole. `false` when the conversation is over; otherwise its
+    /// replies may still have to be sent, see [`Conversation::is_unsent`].
+    pub fn run(&mut self) -> bool {
         let mut at = 0;
         let mut open = true;
         while open {
@@ -113,10 +119,19 @@ impl Conversation {
             self.parser.shrink();
             self.release();
         }
-        open & self.send()
+        match open && self.out.may_wait() {
+            true => true,
+            false => open & self.send(),
+        }
     }
 
-    fn send(&mut self) -> bool {
+    /// Replies have not left yet: [`Conversation::send`] is to be called.
+    pub fn is_unsent(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Sends the replies. `false` when the conversation is over.
+    pub fn send(&mut self) -> bool {
         let sent = self.out.sent;
         let open = self.out.flush();
         self.session.shared.metrics.bytes_out.fetch_add(self.out.sent - sent, Relaxed);

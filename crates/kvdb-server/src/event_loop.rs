@@ -8,6 +8,10 @@
 //! - when the leader gives way, which it does where it knows that it is going to wait;
 //! - when the leader has been at one connection for [`PATIENCE`], or at most twice that.
 //!
+//! The replies of a connection leave when those that were ready with it have had their turns, too,
+//! or [`TOGETHER`] of them: most clients that sleep sleep for several connections, and to wake one
+//! costs more than a command.
+//!
 //! The former leader goes on with the connection that it is at, and gives it back in the end. Until
 //! then the loop does not look at that connection, so its commands keep their order. Afterwards the
 //! thread stands by, or ends where enough others do. A loop whose commands wait for
@@ -37,6 +41,9 @@ pub const PATIENCE: Duration = Duration::from_millis(5);
 const STANDING_BY: usize = 4;
 /// Connections that are taken from the system at once.
 const AT_ONCE: usize = 128;
+/// Turns of other connections that the replies of one wait for at most, so that a client that
+/// sleeps is woken once for the replies of several.
+const TOGETHER: usize = 32;
 /// What the system calls `wake`; connections are numbered from one on.
 const WAKE: u64 = 0;
 
@@ -104,6 +111,8 @@ enum Event {
     Readable,
     /// There are messages for it.
     Rung,
+    /// Its replies have not left yet.
+    Unsent,
 }
 
 /// A connection in the hands of a thread.
@@ -312,17 +321,19 @@ impl EventLoop {
         let Turn { id, stream, mut conversation, event } = turn;
         let open = match event {
             Event::Rung => conversation.deliver(),
+            Event::Unsent => conversation.send(),
             Event::Readable => match conversation.input().map(|input| stream.receive(input)) {
                 Some(Received::Nothing) => true,
                 Some(Received::End) => return None,
                 Some(Received::Bytes(got)) => {
                     self.shared.metrics.bytes_in.fetch_add(got as u64, Relaxed);
-                    conversation.process()
+                    conversation.run()
                 }
                 None => false,
             },
         };
         if self.shared.stopping.load(Relaxed) {
+            conversation.send();
             return None;
         }
         if let Some(bell) = conversation.bell().filter(|bell| !bell.has_listener()) {
@@ -410,6 +421,13 @@ impl EventLoop {
         let slot = state.connections.get_mut(&id)?;
         match open {
             Some(conversation) => {
+                if conversation.is_unsent() {
+                    let place = state.ready.len().min(TOGETHER);
+                    state.ready.insert(place, (id, Event::Unsent));
+                    if !leads {
+                        self.wake();
+                    }
+                }
                 slot.conversation = Some(conversation);
                 if std::mem::take(&mut slot.rung) {
                     state.ready.push_back((id, Event::Rung));

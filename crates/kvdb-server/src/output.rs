@@ -297,6 +297,14 @@ impl Output {
     pub fn is_broken(&self) -> bool {
         self.broken.is_some() || self.overfull || self.denied().is_some()
     }
+    /// Nothing has to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+    /// What has to be sent owes no sync, and may leave later.
+    pub fn may_wait(&self) -> bool {
+        self.unsynced.is_empty() && self.broken.is_none()
+    }
     /// Sends everything, after a sync where one is owed. `false` once the client is gone.
     pub fn flush(&mut self) -> bool {
         if let Some(position) = self.denied() {

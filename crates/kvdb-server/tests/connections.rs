@@ -100,6 +100,34 @@ fn a_command_that_waits_for_a_lock_holds_up_no_other_connection() {
 }
 
 #[test]
+fn replies_leave_though_the_next_connection_waits() {
+    let served = serve(ServerOptions::default());
+    let mut holder = connect(&served);
+    holder.expect(&[("SET k 0", "OK")]);
+    for round in 0..20 {
+        let id = holder.run("TXN BEGIN SER").replace("(integer) ", "");
+        holder.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("SET k 1", "OK")]);
+        // While the first of them is waited for, the others become ready in this order, at once.
+        let mut clients: Vec<Raw> = (0..2 * MANY).map(|_| connect(&served)).collect();
+        for (i, client) in clients.iter_mut().enumerate() {
+            match i % 2 {
+                0 => client.send(b"APPEND k x\r\n"),
+                _ => client.send(format!("ECHO {i}\r\n").as_bytes()),
+            }
+        }
+        for (i, client) in clients.iter_mut().enumerate().filter(|(i, _)| i % 2 == 1) {
+            let reply = show(&client.reply().expect("a reply while the lock is held"));
+            assert_eq!(reply, format!("\"{i}\""), "round {round}");
+        }
+        holder.expect(&[("TXN ABORT", "OK")]);
+        for client in clients.iter_mut().step_by(2) {
+            let reply = show(&client.reply().expect("a reply"));
+            assert!(reply.starts_with("(integer)"), "{reply}");
+        }
+    }
+}
+
+#[test]
 fn connections_that_block_hold_up_no_other_one() {
     let served = serve(ServerOptions::default());
     let before = threads();
