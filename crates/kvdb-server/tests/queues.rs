@@ -160,3 +160,30 @@ fn bounds_that_mean_nothing_are_errors() {
     }
     client.expect(&[("PING", "PONG")]);
 }
+
+#[test]
+fn a_list_with_a_gap_at_its_end_goes_on_behind_it() {
+    let db = Kvdb::in_memory();
+    let served = serve_db(db.clone(), ServerOptions::default());
+    let mut client = served.connect();
+    client.expect(&[("RPUSH q a b c", "(integer) 3"), ("LREM q 1 c", "(integer) 1")]);
+    let (elements, bounds) = numbers(&db);
+    assert!(elements.last() < bounds.last(), "LREM has left a gap: {elements:?}, {bounds:?}");
+    client.expect(&[
+        ("RPUSH q d", "(integer) 3"),
+        ("LREM q 1 d", "(integer) 1"),
+        ("LINSERT q AFTER b e", "(integer) 3"),
+        ("LREM q 1 e", "(integer) 1"),
+        ("LMOVE q q LEFT RIGHT", "\"a\""),
+        ("RPUSH q f", "(integer) 3"),
+        ("LRANGE q 0 -1", "[\"b\" \"a\" \"f\"]"),
+        ("LREM q -1 b", "(integer) 1"),
+        ("LPUSH q g", "(integer) 3"),
+        ("LREM q -1 g", "(integer) 1"),
+        ("LPOP q", "\"a\""),
+        ("LPOP q", "\"f\""),
+        ("EXISTS q", "(integer) 0"),
+        ("RPUSH q h", "(integer) 1"),
+    ]);
+    is_tight(&db, "a list that begins again");
+}

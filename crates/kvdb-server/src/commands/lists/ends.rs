@@ -105,12 +105,13 @@ pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
     }
 }
 
-/// The number of the element at an end; [`MIDDLE`] where there is none.
+/// A number that no element lies beyond at an end, which is that of the outermost one mostly;
+/// [`MIDDLE`] for a list that begins.
 pub fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
-    // As in `at_bound`, without the value.
-    if let Some(at) = bound(seen, of, end)?
-        && seen.has(of.types, &place(of, at))?
-    {
+    if of.live.count == 0 {
+        return Ok(MIDDLE);
+    }
+    if let Some(at) = bound(seen, of, end)? {
         return Ok(at);
     }
     let (first, last) = within(seen, of)?;
