@@ -6,7 +6,8 @@ KVFS   = target/release/kvfs
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants \
 	soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz \
 	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
-	bench-redis lint-bench lint-fuzz python lint-python install install-files deb packages clean
+	bench-redis lint-bench lint-fuzz python lint-python install install-files deb boot packages \
+	clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -241,6 +242,12 @@ install-files:
 ## make deb          a Debian package of the release build, in target/
 deb: build
 	sh scripts/deb.sh $(KVFS) target
+
+## make boot         install that package in a clean Debian system, boot it with systemd in a container
+##                   twice, with stores of the unit and of /etc/fstab, and remove it (root, mmdebstrap,
+##                   systemd-container; BASE=FILE keeps the bare system)
+boot: deb
+	bash scripts/boot.sh target/kvfs_*.deb
 
 ## make packages     package the crates as for a registry, and build each package by itself
 packages:
