@@ -6,8 +6,8 @@ KVFS   = target/release/kvfs
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants \
 	soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz \
 	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
-	bench-redis lint-bench lint-fuzz python lint-python install install-files deb boot packages \
-	clean
+	bench-redis lint-bench lint-fuzz python lint-python install install-files deb boot \
+	packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -243,9 +243,9 @@ install-files:
 deb: build
 	sh scripts/deb.sh $(KVFS) target
 
-## make boot         install that package in a clean Debian system, boot it with systemd in a container
-##                   twice, with stores of the unit and of /etc/fstab, and remove it (root, mmdebstrap,
-##                   systemd-container; BASE=FILE keeps the bare system)
+## make boot         install that package in a clean Debian system, boot that with systemd in a
+##                   container twice, with stores of the unit and of /etc/fstab, and remove it
+##                   (root; mmdebstrap, systemd-container; BASE=FILE keeps the bare system)
 boot: deb
 	bash scripts/boot.sh target/kvfs_*.deb
 

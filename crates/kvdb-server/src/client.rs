@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -121,6 +122,32 @@ impl Client {
                 io::ErrorKind::Unsupported,
                 "a store in this process sends no stream",
             )),
+        }
+    }
+
+    /// Sends one command over a socket, and behind its reply, unless that is an error, what `write`
+    /// writes; gives the reply to all of it.
+    pub fn send_stream(
+        mut self,
+        args: &[&[u8]],
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<Reply> {
+        let reply = self.call(args)?;
+        let Transport::Socket(mut stream) = self.transport else {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a store in this process takes no stream",
+            ));
+        };
+        if let Reply::Error(_) = reply {
+            return Ok(reply);
+        }
+        // A server that takes no more of it says why, and closes; its answer counts.
+        let written = write(stream.get_mut());
+        let shut = stream.get_mut().shutdown(Shutdown::Write);
+        match read_reply(&mut stream, 0) {
+            Err(error) => Err(written.and(shut).err().unwrap_or(error)),
+            reply => reply,
         }
     }
 

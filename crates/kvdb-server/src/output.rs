@@ -26,6 +26,10 @@ use crate::failure::{Failure, Outcome};
 /// Where the bytes go: a socket, or memory for a client inside this process.
 pub trait Sink: Send {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// What the client sends behind a command, as far as it has come; waits for some. 0: the end.
+    fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Waits until the bell rings, the client goes away, or so long; `None` is for ever.
     fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
         bell.wait(at_most);
@@ -371,6 +375,11 @@ impl Output {
         self.sink.send(bytes)?;
         self.sent += bytes.len() as u64;
         Ok(())
+    }
+
+    /// The bytes that the client sends behind the command under way, see [`Sink::receive`].
+    pub fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.sink.receive(into)
     }
 
     /// Turns every reply that waits for the sync into `error`.

@@ -75,6 +75,17 @@ impl Stream {
         }
     }
 
+    /// Reads what has come; waits until there is something. 0: the end.
+    fn wait_for_bytes(&self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::net::recv(self, &mut *into, RecvFlags::empty()) {
+                Ok((got, _)) => return Ok(got),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Writes as much as the socket takes at once, and gives how much that is.
     fn send_now(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut sent = 0;
@@ -162,6 +173,9 @@ impl Sink for StreamSink {
             self.stream.write_all(&bytes[sent..])?;
         }
         Ok(())
+    }
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.wait_for_bytes(into)
     }
     fn will_wait(&self) {
         (self.give_way)();

@@ -2,13 +2,14 @@
 //! are in one transaction share.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io::Read;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{
-    CommittedKey, DictionaryId, Durability, Isolation, Kvdb, Result, Savepoint, Transaction,
-    TransactionId, TransactionOptions,
+    CommittedKey, DictionaryId, Durability, Isolation, Kvdb, ReceiveOptions, ReceiveStats, Result,
+    Savepoint, Transaction, TransactionId, TransactionOptions,
 };
 
 use crate::effects::Effects;
@@ -193,6 +194,8 @@ pub trait Snapshots: Send + Sync {
     fn branch_off(&self, snapshot: &str, name: &str) -> Result<()>;
     /// Removes a clone.
     fn remove_clone(&self, name: &str) -> Result<()>;
+    /// Takes a stream of [`Kvdb::send`] into a clone.
+    fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats>;
     /// What differs in the files from a snapshot to another, or to what there is now; sorted by
     /// path.
     fn files(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>>;
@@ -214,6 +217,9 @@ impl Snapshots for Kvdb {
     }
     fn remove_clone(&self, name: &str) -> Result<()> {
         self.drop_branch(name)
+    }
+    fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
+        Kvdb::receive(self, input, options)
     }
     fn files(&self, _: &str, _: Option<&str>) -> Result<Vec<FileChange>> {
         Ok(Vec::new())

@@ -2,8 +2,10 @@
 
 mod served;
 
+use std::net::Shutdown;
+
 use kvdb_server::ServerOptions;
-use served::serve;
+use served::{serve, show};
 
 #[test]
 fn a_snapshot_keeps_a_state_to_compare_with_and_to_go_back_to() {
@@ -163,4 +165,59 @@ fn keys_of_snapshots_and_clones_are_read_in_place() {
     assert!(c.run("GET a").starts_with("(error) NOSNAPSHOT"), "{}", c.run("GET a"));
     assert!(c.run("SET a 1").starts_with("(error) NOSNAPSHOT"));
     c.expect(&[("CLONE LEAVE", "OK"), ("GET a", "\"10\"")]);
+}
+
+#[test]
+fn a_clone_is_received_beside_what_others_do() {
+    let (from, to) = (serve(ServerOptions::default()), serve(ServerOptions::default()));
+    let mut source = from.connect();
+    source.expect(&[("SET a 1", "OK"), ("RPUSH l x y", "(integer) 2")]);
+    source.expect(&[("SNAPSHOT CREATE monday", "OK")]);
+    let mut stream = Vec::new();
+    from.db.send("monday", None, &mut stream, None).expect("sent");
+    let receive = |words: &str, stream: &[u8]| {
+        let mut client = to.connect();
+        assert_eq!(client.run(&format!("SNAPSHOT RECEIVE {words}")), "OK");
+        client.send(stream);
+        client.0.get_mut().shutdown(Shutdown::Write).expect("shut");
+        let reply = show(&client.reply().expect("a reply"));
+        assert!(client.reply().is_err(), "the connection has ended");
+        reply
+    };
+    let mut c = to.connect();
+    c.expect(&[("SET a own", "OK")]);
+    for (words, error) in [
+        ("SNAPSHOT RECEIVE", "(error) ERR unknown subcommand"),
+        ("SNAPSHOT RECEIVE ''", "(error) ERR a clone is wanted"),
+        ("SNAPSHOT RECEIVE c AS", "(error) ERR syntax error"),
+        ("SNAPSHOT RECEIVE c REPLACE REPLACE", "(error) ERR syntax error"),
+        ("SNAPSHOT RECEIVE c FROM x", "(error) ERR syntax error"),
+    ] {
+        let said = c.run(words);
+        assert!(said.starts_with(error), "{words}: {said}");
+    }
+    // Not a stream, a part of one, nothing at all.
+    for bytes in [&b"*1\r\n$4\r\nPING\r\n"[..], &stream[..stream.len() - 1], b""] {
+        let said = receive("c", bytes);
+        assert!(said.starts_with("(error)"), "{said}");
+        c.expect(&[("CLONE LIST", "[]"), ("SNAPSHOT LIST", "[]"), ("GET a", "\"own\"")]);
+    }
+    assert!(c.run("SNAPSHOT RECEIVING").contains("\"chunks\""));
+    // One that has begun and sends nothing holds up no other, and ends with its client.
+    let mut stuck = to.connect();
+    assert_eq!(stuck.run("SNAPSHOT RECEIVE other"), "OK");
+    let said = receive("c AS mine", &stream);
+    assert!(said.starts_with("[[\"snapshot\" \"mine\" \"tuples\" (integer) "), "{said}");
+    c.expect(&[
+        ("SNAPSHOT RECEIVING", "[]"),
+        ("CLONE USE c GET a", "\"1\""),
+        ("CLONE USE c LRANGE l 0 -1", "[\"x\" \"y\"]"),
+        ("SNAPSHOT USE mine GET a", "\"1\""),
+        ("GET a", "\"own\""),
+        ("EXISTS l", "(integer) 0"),
+    ]);
+    stuck.0.get_mut().shutdown(Shutdown::Write).expect("shut");
+    assert!(show(&stuck.reply().expect("a reply")).starts_with("(error)"));
+    let said = receive("c", &stream);
+    assert!(said.contains("exists already"), "{said}");
 }

@@ -326,6 +326,23 @@ impl Connection {
         }
     }
 
+    /// Runs a command of a mounted store behind which `write` writes a stream of bytes; gives the
+    /// reply to that.
+    pub(crate) fn send_stream(
+        self,
+        words: &[&[u8]],
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Outcome<Reply> {
+        match self
+            .client
+            .send_stream(words, write)
+            .map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?
+        {
+            Reply::Error(text) => Err(refused(&text)),
+            reply => Ok(reply),
+        }
+    }
+
     /// The store, where it is opened here and not mounted.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.opened.as_ref()
@@ -346,7 +363,7 @@ fn no_such_key(dict: &str, keys: &[&OsStr]) -> Failure {
     Failure::new(Exit::NotFound, format!("no such key in dictionary {dict}: {}", keys.join(", ")))
 }
 
-fn unexpected(reply: &Reply) -> Failure {
+pub(crate) fn unexpected(reply: &Reply) -> Failure {
     Failure::new(
         Exit::Failed,
         format!("the store's daemon gave an unexpected reply: {}", reply_json(reply)),

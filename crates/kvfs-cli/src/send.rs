@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use kvdb::{ReceiveOptions, Received};
+use kvdb_server::Reply;
 use serde_json::json;
 
 use crate::failures;
 use crate::identity::{self, FileMode, Identity};
-use crate::kv::Connection;
+use crate::kv::{Connection, unexpected};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes;
 use crate::sockets;
@@ -48,11 +49,17 @@ pub struct SendArgs {
 /// Take what `kvfs send` has written: the snapshot, and the store or a clone as it is in it.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A stream of a whole snapshot goes to an empty store, or to a new clone; one of changes to where the base is, unchanged. A stream that is cut off or
-damaged changes nothing, and what came of it is kept: the same stream goes on with it, from its beginning or from the position that
---positions prints. Of several streams in one file or pipe all are received, one after the other.")]
+  kvfs send /mnt monday | kvfs receive backup.kvfs                   # a store that is not mounted
+  kvfs send /mnt monday | kvfs receive /backup --clone mnt           # a clone in one that is
+
+A stream of a whole snapshot goes to an empty store, or to a new clone; one of changes to where the
+base is, unchanged. A stream that is cut off or damaged changes nothing, and what came of it is
+kept: the same stream goes on with it, from its beginning or from the position that --positions
+prints. Of several streams in one file or pipe all are received, one after the other. The clone of a
+mounted store is to be seen in its .kvfs/clone/NAME; files that are open there are gone with the
+clone that is replaced.")]
 pub struct ReceiveArgs {
-    /// The file of a store, which must not be mounted.
+    /// The file of a store, or the directory that it is mounted on: then into a clone alone.
     store: PathBuf,
     /// Into a clone of this name instead of the store itself.
     #[arg(long, value_name = "NAME", default_value = "")]
@@ -180,10 +187,15 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
 }
 
 pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
-    if sockets::socket_of(&args.store)?.is_some() {
+    let mounted = sockets::socket_of(&args.store)?.is_some();
+    if mounted && args.positions {
+        return positions_of_mounted(&args, output);
+    }
+    if mounted && args.clone.is_empty() {
         let what =
             format!("{} is mounted: what is in use cannot be replaced", args.store.display());
-        return Err(Failure::new(Exit::Busy, what).hint("unmount it first"));
+        return Err(Failure::new(Exit::Busy, what)
+            .hint("receive into a clone (--clone NAME), or unmount it first"));
     }
     let input =
         args.input.as_deref().map_or_else(|| Identity::of_open(io::stdin()), Identity::of_path);
@@ -192,6 +204,9 @@ pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
         input,
         args.input.as_deref().unwrap_or(Path::new("standard input")),
     )?;
+    if mounted {
+        return take_mounted(&args, output);
+    }
     let opened = store::open_waiting(&args.store, store::Access::ReadWrite, None)?;
     let done = if args.positions {
         positions(&opened.db, output)
@@ -201,14 +216,83 @@ pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
     done.and(opened.close())
 }
 
-fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
-    let input: Box<dyn Read> = match &args.input {
+fn input(args: &ReceiveArgs) -> Outcome<Box<dyn Read>> {
+    Ok(match &args.input {
         Some(path) => Box::new(
             File::open(path)
                 .map_err(|e| Failure::io(format!("cannot read {}", path.display()), &e))?,
         ),
         None => Box::new(io::stdin().lock()),
-    };
+    })
+}
+
+/// Has the daemon of a mounted store take the streams.
+fn take_mounted(args: &ReceiveArgs, output: &Output) -> Outcome {
+    let mut input = input(args)?;
+    let bar = output.progress("receiving", None, true);
+    let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"RECEIVE", args.clone.as_bytes()];
+    if let Some(name) = &args.name {
+        words.extend([b"AS", name.as_bytes()]);
+    }
+    if args.replace {
+        words.push(b"REPLACE");
+    }
+    let mut unread = None;
+    let taken = Connection::open(&args.store, false)?.send_stream(&words, |daemon| {
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            match input.read(&mut piece) {
+                Ok(0) => return Ok(()),
+                Ok(got) => {
+                    daemon.write_all(&piece[..got])?;
+                    bar.inc(got as u64);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The daemon finds the stream cut off.
+                Err(error) => {
+                    unread = Some(error);
+                    return Ok(());
+                }
+            }
+        }
+    });
+    if let Some(error) = unread {
+        return Err(Failure::io("cannot read the stream", &error));
+    }
+    let reply = taken?;
+    let Reply::Array(all) = reply else { return Err(unexpected(&reply)) };
+    for received in &all {
+        let Some(Reply::Bulk(snapshot)) = field(received, "snapshot") else {
+            return Err(unexpected(received));
+        };
+        let snapshot = String::from_utf8_lossy(snapshot);
+        let (tuples, chunks) = (count(received, "tuples")?, count(received, "chunks")?);
+        said(output, &snapshot, tuples, chunks)?;
+    }
+    Ok(())
+}
+
+/// The value of a field in a map.
+fn field<'a>(reply: &'a Reply, name: &str) -> Option<&'a Reply> {
+    let Reply::Array(all) = reply else { return None };
+    let pairs = all.chunks_exact(2);
+    pairs.into_iter().find(|pair| pair[0] == Reply::Bulk(name.into())).map(|pair| &pair[1])
+}
+
+fn count(reply: &Reply, name: &str) -> Outcome<u64> {
+    match field(reply, name) {
+        Some(Reply::Integer(n)) => Ok(n.unsigned_abs()),
+        _ => Err(unexpected(reply)),
+    }
+}
+
+fn said(output: &Output, snapshot: &str, tuples: u64, chunks: u64) -> Outcome {
+    let text = format!("received snapshot {snapshot}: {tuples} tuples");
+    output.print(text, json!({"snapshot": snapshot, "tuples": tuples, "chunks": chunks}))
+}
+
+fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
+    let input = input(args)?;
     let bar = output.progress("receiving", None, true);
     let mut options = ReceiveOptions {
         branch: args.clone.clone(),
@@ -228,11 +312,7 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
             }
         })?;
         received += 1;
-        let text = format!("received snapshot {}: {} tuples", stats.snapshot, stats.tuples);
-        output.print(
-            text,
-            json!({"snapshot": stats.snapshot, "tuples": stats.tuples, "chunks": stats.chunks}),
-        )?;
+        said(output, &stats.snapshot, stats.tuples, stats.chunks)?;
         // Streams may follow one another in one pipe: none of them is left out.
         if input.0.fill_buf().map_err(|e| Failure::io("cannot read the stream", &e))?.is_empty() {
             return Ok(());
@@ -263,6 +343,20 @@ fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
 
 fn positions(db: &kvdb::Kvdb, output: &Output) -> Outcome {
     let all = db.receiving().map_err(|e| failures::of_database("cannot look into the store", e))?;
+    list_positions(&all, output)
+}
+
+fn positions_of_mounted(args: &ReceiveArgs, output: &Output) -> Outcome {
+    let reply = Connection::open(&args.store, false)?.call(&[b"SNAPSHOT", b"RECEIVING"])?;
+    let Reply::Array(all) = &reply else { return Err(unexpected(&reply)) };
+    let position = |one| match field(one, "position") {
+        Some(Reply::Bulk(bytes)) => Received::from_bytes(bytes).map_err(|_| unexpected(one)),
+        _ => Err(unexpected(one)),
+    };
+    list_positions(&all.iter().map(position).collect::<Outcome<Vec<_>>>()?, output)
+}
+
+fn list_positions(all: &[Received], output: &Output) -> Outcome {
     let hex =
         |r: &Received| r.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let value: Vec<_> = all

@@ -2,12 +2,13 @@
 //! that what programs have written reaches the transaction before it commits, and what it has
 //! changed reaches them.
 
+use std::io::Read;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{
-    CommittedKey, DictionaryId, Durability, Result, Savepoint, Transaction, TransactionId,
-    TransactionOptions,
+    CommittedKey, DictionaryId, Durability, ReceiveOptions, ReceiveStats, Result, Savepoint,
+    Transaction, TransactionId, TransactionOptions,
 };
 use kvdb_server::{
     Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
@@ -334,6 +335,9 @@ impl Snapshots for OverFiles {
     }
     fn remove_clone(&self, name: &str) -> Result<()> {
         self.0.drop_clone(name).map_err(of_snapshot(name))
+    }
+    fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
+        self.0.receive(input, options).map_err(of_store)
     }
     fn files(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>> {
         self.0.difference_of_snapshots(before, after).map(listed).map_err(of_snapshot(before))

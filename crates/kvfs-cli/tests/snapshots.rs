@@ -3,6 +3,7 @@
 mod mounted;
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -232,4 +233,93 @@ fn a_snapshot_that_is_here_is_named_by_the_name_it_has() {
     );
     let said = fails(1, &mut receive(&["--as", "mine"], "b.stream"));
     assert!(said.contains("another snapshot with the name mine exists already"), "{said}");
+}
+
+/// The clones of a mounted store go from stream to stream, while its own files and keys are in use.
+#[test]
+fn a_mounted_store_receives_into_a_clone() {
+    let (Some(from), Some(to)) = (Mount::new(), Mount::new()) else { return };
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let stream = |name: &str| directory.path().join(name);
+    let step = |name: &str, base: Option<&str>| {
+        fs::write(from.path("file"), name).expect("write");
+        fs::write(from.path(name), vec![7; 1 << 20]).expect("write");
+        succeeds(kvfs(&["kv", "put"]).arg(from.root()).args(["day", name]));
+        succeeds(kvfs(&["snapshot", "create"]).arg(from.root()).arg(name));
+        let mut send = kvfs(&["send"]);
+        send.arg(from.root()).arg(name).args(base.into_iter().flat_map(|base| ["--base", base]));
+        succeeds(send.arg("-o").arg(stream(name)));
+    };
+    step("monday", None);
+    step("tuesday", Some("monday"));
+    step("wednesday", Some("tuesday"));
+    let receive = |file: &Path, words: &[&str]| {
+        let mut command = kvfs(&["receive"]);
+        command.arg(to.root()).arg("-i").arg(file).args(words);
+        command
+    };
+    let copy = |name: &str| to.root().join(".kvfs/clone/copy").join(name);
+    let day = || {
+        let words = ["CLONE", "USE", "copy", "GET", "day"];
+        succeeds(kvfs(&["kv", "call"]).arg(to.root()).args(words)).trim().replace('"', "")
+    };
+    fs::write(to.path("file"), "its own").expect("write");
+
+    // What is in use is not replaced; and what is cut off is no clone.
+    let said = fails(4, &mut receive(&stream("monday"), &[]));
+    assert!(said.contains("--clone"), "{said}");
+    let whole = fs::read(stream("monday")).expect("a stream");
+    fs::write(stream("cut"), &whole[..whole.len() / 2]).expect("write");
+    fails(1, &mut receive(&stream("cut"), &["--clone", "copy"]));
+    assert!(!copy("file").exists());
+    let positions = || succeeds(kvfs(&["receive", "--positions"]).arg(to.root()));
+    assert_eq!(positions().lines().count(), 1);
+
+    let told = succeeds(&mut receive(&stream("monday"), &["--clone", "copy", "--json"]));
+    assert!(told.contains("\"snapshot\":\"monday\""), "{told}");
+    assert_eq!(positions(), "");
+    assert_eq!(read(copy("file")).as_deref(), Some("monday"));
+    assert_eq!(read(to.root().join(".kvfs/snapshot/monday/file")).as_deref(), Some("monday"));
+    assert_eq!(day(), "monday");
+    assert_eq!(read(to.path("file")).as_deref(), Some("its own"));
+
+    // The next one, of which a file is open in what it replaces.
+    let open = fs::File::open(copy("monday")).expect("open");
+    succeeds(&mut receive(&stream("tuesday"), &["--clone", "copy"]));
+    assert_eq!(read(copy("file")).as_deref(), Some("tuesday"));
+    assert_eq!(day(), "tuesday");
+    assert!(open.metadata().is_err(), "the file is of a clone that is gone");
+    drop(open);
+    fails(1, &mut receive(&stream("tuesday"), &["--clone", "copy"]));
+
+    // A clone that was changed here is replaced when that is asked for.
+    fs::write(copy("mine"), "kept").expect("write");
+    let said = fails(1, &mut receive(&stream("wednesday"), &["--clone", "copy"]));
+    assert!(said.contains("changed since snapshot tuesday"), "{said}");
+    assert_eq!(read(copy("mine")).as_deref(), Some("kept"));
+    succeeds(&mut receive(&stream("wednesday"), &["--clone", "copy", "--replace", "--as", "we"]));
+    assert_eq!(read(copy("file")).as_deref(), Some("wednesday"));
+    assert!(!copy("mine").exists());
+    assert_eq!(read(to.path("file")).as_deref(), Some("its own"));
+
+    // Several streams from a pipe; what is no stream behind them is not passed over.
+    let two = [fs::read(stream("monday")), fs::read(stream("tuesday"))];
+    let two = two.map(|stream| stream.expect("a stream")).concat();
+    let again = Mount::new().expect("as the others");
+    let mut piped = kvfs(&["receive", "--clone", "copy"]);
+    piped.arg(again.root()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut piped = piped.spawn().expect("it starts");
+    piped.stdin.take().expect("a pipe").write_all(&two).expect("written");
+    let told = piped.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&told.stdout).matches("received snapshot").count(), 2);
+    let wednesday = fs::read(stream("wednesday")).expect("a stream");
+    fs::write(stream("more"), [&wednesday[..], &[b'x'; 5 << 20]].concat()).expect("write");
+    let mut more = kvfs(&["receive", "--clone", "copy", "-i"]);
+    let said = fails(1, more.arg(stream("more")).arg(again.root()));
+    assert!(said.contains("no stream") && said.contains("1 streams before this one"), "{said}");
+    assert_eq!(read(again.root().join(".kvfs/clone/copy/file")).as_deref(), Some("wednesday"));
+    for mount in [from, to, again] {
+        let mount = mount.again();
+        succeeds(kvfs(&["check"]).arg(mount.root()));
+    }
 }

@@ -6,9 +6,10 @@
 //! begins. A rollback ends all transactions: what they have seen is no more. What is open shows the
 //! state of the snapshot at once, and files that were made since are stale.
 
+use std::io::Read;
 use std::sync::Arc;
 
-use kvdb::{BranchInfo, Durability, Kvdb, Scope, SnapshotInfo};
+use kvdb::{BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, SnapshotInfo};
 
 use crate::difference::{FileChange, difference_of_states};
 use crate::error::{Error, Result};
@@ -96,6 +97,43 @@ impl Views {
         self.shared.db.drop_branch(name)?;
         self.close(&view);
         Ok(())
+    }
+
+    /// Takes a stream of [`kvdb::Kvdb::send`] into the clone that the options name, which need not
+    /// be there, see [`kvdb::Kvdb::receive`]. The mainline is in use, and is not replaced.
+    pub fn receive(&self, input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
+        self.shared.mainline.writable()?;
+        if options.branch.is_empty() {
+            return Err(Error::Invalid("what is mounted is not replaced: name a clone"));
+        }
+        let view = ViewId::Clone(options.branch.clone());
+        let mut replaced = None;
+        let received = self.shared.db.receive_within(input, options, |replace| -> Result<()> {
+            // What the kernel holds back was written to what is going to be replaced.
+            self.write_back(Wait::ForAll)?;
+            // It is not opened in between.
+            let _one = self.shared.opening.lock();
+            let Some(entry) = self.entry(&view) else { return Ok(replace()?) };
+            let fs = &entry.fs;
+            {
+                let _call = fs.enter()?;
+                fs.commit_unlocked()?;
+            }
+            let mut frozen = fs.core.freeze_lock.freeze();
+            fs.commit_unlocked()?;
+            replace()?;
+            // Files that are open in the old one are gone, as where a clone is dropped.
+            frozen.end();
+            drop(frozen);
+            replaced = Some(entry);
+            Ok(())
+        })?;
+        match replaced {
+            Some(entry) => self.end_view(&entry, None),
+            None => self.tell(|watcher| watcher.appeared(&view)),
+        }
+        self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(received.snapshot.clone())));
+        Ok(received)
     }
 
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.

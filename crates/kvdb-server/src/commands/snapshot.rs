@@ -2,9 +2,9 @@
 //! of them differ in.
 
 use std::collections::BTreeSet;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
-use kvdb::{Durability, Received, SnapshotInfo};
+use kvdb::{Durability, ReceiveOptions, Received, SnapshotInfo};
 
 use super::txn::{arity, list_files, size, tell_all};
 use super::{changes, is};
@@ -15,7 +15,7 @@ use crate::request::Arguments;
 use crate::session::Session;
 
 pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] [FIELDS] | FILES snapshot [snapshot] | \
-     SEND name [BASE snapshot] [FROM position] | USE name [command ...] | LEAVE";
+     SEND name [BASE snapshot] [FROM position] | RECEIVE clone [AS name] [REPLACE] | RECEIVING | USE name [command ...] | LEAVE";
 pub const CLONE_USAGE: &str =
     "CREATE snapshot name | LIST | DROP name | USE name [command ...] | LEAVE";
 
@@ -56,6 +56,8 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             return Ok(());
         }
         (c, 3 | 5 | 7) if is(c, "send") => return send(s, args, out),
+        (c, 3..=6) if is(c, "receive") => return receive(s, args, out),
+        (c, 2) if is(c, "receiving") => return receiving(s, out),
         (c, 3..=5) if is(c, "changes") => return changes::of_snapshots(s, args, out),
         (c, 3..) if is(c, "use") => {
             let snapshot = name(args.at(2))?;
@@ -133,6 +135,100 @@ fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if let Err(error) = sent {
         // The client sees a stream without an end.
         tracing::warn!("snapshot {snapshot} could not be sent: {error}");
+    }
+    Ok(())
+}
+
+/// `SNAPSHOT RECEIVE clone [AS name] [REPLACE]`: the reply is `OK`, and behind it the client sends
+/// streams of [`kvdb::Kvdb::send`], one after the other, and ends its side of the connection. A
+/// second reply says what was received, or why no more was; then the connection ends.
+fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    struct Raw<'a>(&'a mut Output);
+    impl Read for Raw<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.0.receive(into)
+        }
+    }
+    let mut options =
+        ReceiveOptions { branch: name(args.at(2))?.into(), ..ReceiveOptions::default() };
+    let mut at = 3;
+    while at < args.len() {
+        match (args.at(at), args.get(at + 1)) {
+            (o, Some(as_name)) if is(o, "as") && options.snapshot.is_none() => {
+                options.snapshot = Some(name(as_name)?.into());
+                at += 2;
+            }
+            (o, _) if is(o, "replace") && !options.replace => {
+                options.replace = true;
+                at += 1;
+            }
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    if options.branch.is_empty() {
+        return Err(Failure::request("a clone is wanted: what is in use is not replaced"));
+    }
+    out.ok();
+    s.closing = true;
+    if !out.flush() {
+        return Ok(());
+    }
+    let snapshots = s.shared.snapshots.clone();
+    let mut input = BufReader::with_capacity(1 << 20, Raw(out));
+    let mut all = Vec::new();
+    let failed = loop {
+        match snapshots.receive(&mut input, &options) {
+            Ok(received) => all.push(received),
+            Err(error) => break Some(Failure::from(error)),
+        }
+        match input.fill_buf() {
+            Ok([]) => break None,
+            // A name is one snapshot's.
+            Ok(_) if options.snapshot.is_some() => {
+                let what = "more follows behind the stream, and was not taken: AS names one";
+                break Some(Failure::request(what));
+            }
+            Ok(_) => {}
+            Err(error) => break Some(kvdb::Error::Io(error).into()),
+        }
+    };
+    s.shared.waiters.wake_all();
+    if let Some(failure) = failed {
+        let before = match all.len() {
+            0 => String::new(),
+            n => format!(" ({n} streams before this one were received)"),
+        };
+        out.error(&format!("{failure}{before}"));
+        // What still comes is read, so that a client that is sending learns of it.
+        return Ok(());
+    }
+    out.array(all.len());
+    for received in all {
+        out.map(3);
+        out.bulk(b"snapshot");
+        out.bulk(received.snapshot.as_bytes());
+        size_of(b"tuples", received.tuples, out);
+        size_of(b"chunks", received.chunks, out);
+    }
+    Ok(())
+}
+
+fn size_of(what: &[u8], value: u64, out: &mut Output) {
+    out.bulk(what);
+    size(Some(value), out);
+}
+
+/// `SNAPSHOT RECEIVING`: streams that were cut off, with the position from which
+/// `SNAPSHOT SEND … FROM` of the other store goes on.
+fn receiving(s: &Session, out: &mut Output) -> Outcome {
+    let all = s.db().receiving()?;
+    out.array(all.len());
+    for received in all {
+        out.map(3);
+        out.bulk(b"position");
+        out.bulk(&received.to_bytes());
+        size_of(b"chunks", received.chunks, out);
+        size_of(b"tuples", received.tuples, out);
     }
     Ok(())
 }

@@ -73,7 +73,27 @@ impl Kvdb {
     /// A branch that has something of its own is replaced only when that is asked for: of a whole
     /// stream it must not exist (the main one: be empty), of changes it must still be as the base
     /// is.
-    pub fn receive(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
+    pub fn receive(&self, input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
+        self.receive_within(input, options, |replace| replace())
+    }
+
+    /// [`Kvdb::receive`], whose last step is done by `within`: it calls what it is given, at a
+    /// moment at which nothing that belongs to the branch is anywhere but in this store. What it
+    /// fails with is what this fails with.
+    pub fn receive_within<E: From<Error>>(
+        &self,
+        input: impl Read,
+        options: &ReceiveOptions,
+        within: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<ReceiveStats, E> {
+        let taken = self.take_stream(input, options)?;
+        within(&mut || self.replace_by(&taken, options))?;
+        let Taken { label, received, .. } = taken;
+        Ok(ReceiveStats { snapshot: label.name, chunks: received.chunks, tuples: received.tuples })
+    }
+
+    /// Takes a stream into its hidden branch.
+    fn take_stream(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<Taken> {
         let db = &self.db.0;
         db.health.writable()?;
         read_magic(&mut input)?;
@@ -127,18 +147,25 @@ impl Kvdb {
         outcome?;
         kept?;
         let received = taking.received;
+        let label = Label { name, branch: options.branch.clone(), ..header.label };
+        Ok(Taken { branch, base, label, received })
+    }
+
+    /// Puts what was taken in the place of a branch.
+    fn replace_by(&self, taken: &Taken, options: &ReceiveOptions) -> Result<()> {
+        let db = &self.db.0;
         // From here on the branch takes no commits: what was looked at in the beginning may have
         // changed while the stream came.
         let replaced: BTreeSet<DictionaryId> =
             self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
         let locked = db.transactions.lock_before_all(&replaced, REPLACED)?;
         if !options.replace {
-            self.may_replace(&options.branch, base.as_deref())?;
+            self.may_replace(&options.branch, taken.base.as_deref())?;
         }
-        let label = Label { name: name.clone(), branch: options.branch.clone(), ..header.label };
-        db.snapshotter.adopt(&branch, &options.branch, label, PROGRESS, &replaced)?;
+        let label = taken.label.clone();
+        db.snapshotter.adopt(&taken.branch, &options.branch, label, PROGRESS, &replaced)?;
         drop(locked);
-        Ok(ReceiveStats { snapshot: name, chunks: received.chunks, tuples: received.tuples })
+        Ok(())
     }
 
     /// Streams that were cut off, and how far they came: what of it is listed is on disk. For
@@ -236,6 +263,16 @@ impl Kvdb {
         }
         Ok(())
     }
+}
+
+/// A stream that has come whole.
+struct Taken {
+    /// The hidden branch.
+    branch: String,
+    /// The snapshot here that it builds upon.
+    base: Option<String>,
+    label: Label,
+    received: Received,
 }
 
 /// The tuples of a stream on their way into the hidden branch.
