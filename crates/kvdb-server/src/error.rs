@@ -35,6 +35,14 @@ pub enum Error {
         /// What the kernel said.
         error: io::Error,
     },
+    /// A certificate or a key cannot be used.
+    #[error("cannot use {path} for TLS: {why}")]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A thread or an event could not be made.
     #[error("could not start: {0}")]
     Start(#[from] io::Error),

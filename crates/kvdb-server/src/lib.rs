@@ -17,7 +17,8 @@
 //! # }
 //! ```
 //!
-//! It listens on a Unix socket (mode 0600), and with a password on TCP. It speaks RESP2, RESP3 and
+//! It listens on a Unix socket (mode 0600), and with a password on TCP, with TLS where it has a
+//! certificate. It speaks RESP2, RESP3 and
 //! inline commands, with pipelining. There are all of Redis' types but streams, with expiry, and
 //! commands on ranges of keys that Redis does not have (`RANGE`, `DELRANGE`). Dictionaries are
 //! chosen by `SELECT n` or `USE name`; those of the file system cannot be reached. Writes are on
@@ -67,6 +68,7 @@ mod slow_log;
 mod socket;
 mod stream;
 mod sweeper;
+mod tls;
 mod transactions;
 mod waiters;
 mod walk;
@@ -77,6 +79,7 @@ pub use glob::matches as matches_glob;
 pub use limits::Limits;
 pub use server::{Server, ServerOptions};
 pub use session::{Check, Describe, InfoSource};
+pub use tls::Tls;
 pub use transactions::{
     Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
     Whose,

@@ -23,6 +23,7 @@ use crate::session::{Check, Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
 use crate::stream::{Stream, StreamSink};
 use crate::sweeper::Sweeping;
+use crate::tls::Tls;
 use crate::transactions::{Snapshots, Transactions};
 
 /// More loops than this wait for one another's commits.
@@ -37,6 +38,8 @@ pub struct ServerOptions {
     /// Serve this TCP address, too; port 0 takes a free one (`Server::tcp_address`). Needs a
     /// password.
     pub tcp: Option<SocketAddr>,
+    /// Encrypt what goes over TCP; clients that do not are refused.
+    pub tls: Option<Tls>,
     /// Connections start with `DURABLE yes`: each write is on disk before its reply.
     pub durable: bool,
     /// What clients may use at most.
@@ -126,7 +129,8 @@ impl Server {
         }
         let (common, wake) = (server.common.clone(), server.wake.clone());
         let accepting = std::thread::Builder::new().name("resp-accept".into());
-        let accepting = accepting.spawn(move || accept(&common, socket, tcp, &wake))?;
+        let accepting =
+            accepting.spawn(move || accept(&common, socket, tcp, options.tls, &wake))?;
         server.accepting = Some(accepting);
         server.sweeping = Some(Sweeping::start(server.common.shared.clone())?);
         Ok(server)
@@ -161,7 +165,13 @@ impl Drop for Server {
 }
 
 /// Accepts until `wake` is readable. The socket goes with this thread.
-fn accept(common: &Common, socket: PrivateSocket, tcp: Option<TcpListener>, wake: &OwnedFd) {
+fn accept(
+    common: &Common,
+    socket: PrivateSocket,
+    tcp: Option<TcpListener>,
+    tls: Option<Tls>,
+    wake: &OwnedFd,
+) {
     loop {
         let mut polled =
             vec![PollFd::new(wake, PollFlags::IN), PollFd::new(&socket.listener, PollFlags::IN)];
@@ -183,7 +193,14 @@ fn accept(common: &Common, socket: PrivateSocket, tcp: Option<TcpListener>, wake
         take_all(common, unix);
         if let Some(tcp) = &tcp {
             take_all(common, || {
-                tcp.accept().map(|(s, address)| (Stream::Tcp(s), address.to_string(), true))
+                let (stream, address) = tcp.accept()?;
+                let stream = match &tls {
+                    None => Stream::Tcp(stream),
+                    Some(tls) => {
+                        Stream::Tls(tls.relay(stream, common.shared.limits.write_timeout)?)
+                    }
+                };
+                Ok((stream, address.to_string(), true))
             });
         }
     }

@@ -26,6 +26,8 @@ const LINGER: Duration = Duration::from_secs(1);
 pub enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    /// This end of what a thread relays to a client over TLS.
+    Tls(UnixStream),
 }
 
 /// What came of a look for bytes.
@@ -43,7 +45,7 @@ impl Stream {
     /// Makes ready what was accepted. A write that takes nothing for so long fails.
     pub fn prepare(&self, write_timeout: Duration) -> io::Result<()> {
         match self {
-            Stream::Unix(s) => {
+            Stream::Unix(s) | Stream::Tls(s) => {
                 s.set_nonblocking(false)?;
                 s.set_write_timeout(Some(write_timeout))
             }
@@ -61,7 +63,7 @@ impl Stream {
             Stream::Unix(s) => {
                 rustix::net::sockopt::socket_peercred(s).ok().map(|peer| peer.uid.as_raw())
             }
-            Stream::Tcp(_) => None,
+            Stream::Tcp(_) | Stream::Tls(_) => None,
         }
     }
 
@@ -104,14 +106,14 @@ impl Stream {
     /// Writes all of it, waiting for the client where need be.
     pub fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Stream::Unix(s) => (&*s).write_all(bytes),
+            Stream::Unix(s) | Stream::Tls(s) => (&*s).write_all(bytes),
             Stream::Tcp(s) => (&*s).write_all(bytes),
         }
     }
 
     pub fn shutdown(&self, how: Shutdown) {
         let _ = match self {
-            Stream::Unix(s) => s.shutdown(how),
+            Stream::Unix(s) | Stream::Tls(s) => s.shutdown(how),
             Stream::Tcp(s) => s.shutdown(how),
         };
     }
@@ -123,7 +125,7 @@ impl Stream {
         self.shutdown(Shutdown::Write);
         let timeout = Some(Duration::from_millis(200));
         let limited = match self {
-            Stream::Unix(s) => s.set_read_timeout(timeout),
+            Stream::Unix(s) | Stream::Tls(s) => s.set_read_timeout(timeout),
             Stream::Tcp(s) => s.set_read_timeout(timeout),
         };
         if limited.is_err() {
@@ -132,7 +134,7 @@ impl Stream {
         let mut dropped = [0; 4096];
         while Instant::now() < until {
             let read = match self {
-                Stream::Unix(s) => (&*s).read(&mut dropped),
+                Stream::Unix(s) | Stream::Tls(s) => (&*s).read(&mut dropped),
                 Stream::Tcp(s) => (&*s).read(&mut dropped),
             };
             if !matches!(read, Ok(got) if got > 0) {
@@ -145,7 +147,7 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Stream::Unix(s) => s.as_fd(),
+            Stream::Unix(s) | Stream::Tls(s) => s.as_fd(),
             Stream::Tcp(s) => s.as_fd(),
         }
     }

@@ -23,6 +23,7 @@ use crate::daemons::{self, Record};
 use crate::failures;
 use crate::metrics;
 use crate::mount_options::Options;
+use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
@@ -68,7 +69,7 @@ fn serve_logged(
     let fs = store.file_system_with(atime, options.zone_size)?;
     let views = Views::new(store.db.clone(), fs.clone());
     let figures: Arc<OnceLock<MountFigures>> = Arc::default();
-    let server = start_server(&store, &fs, &views, figures.clone())?;
+    let server = start_server(&store, &fs, &views, figures.clone(), &options.network)?;
     let sources = || metrics::Sources {
         db: store.db.clone(),
         fs: fs.clone(),
@@ -89,6 +90,8 @@ fn serve_logged(
     record.source = mount_options.source.clone().into();
     record.socket = server.as_ref().map(|s| s.path().to_path_buf());
     record.metrics = metrics.as_ref().map(|endpoint| endpoint.address().to_string());
+    record.listen =
+        server.as_ref().and_then(|s| s.tcp_address()).map(|address| address.to_string());
     record.log = log;
     record.recovery = store.recovery.clone();
     record.write().map_err(|e| {
@@ -275,6 +278,7 @@ fn start_server(
     fs: &kvfs::Fs,
     views: &Views,
     figures: Arc<OnceLock<MountFigures>>,
+    network: &Network,
 ) -> Outcome<Option<Server>> {
     let mut places = vec![];
     let next_to_it = sockets::socket_beside(&store.path);
@@ -292,7 +296,7 @@ fn start_server(
         Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
     for place in places {
         let over_files = Arc::new(OverFiles(views.clone()));
-        let options = ServerOptions {
+        let mut options = ServerOptions {
             info: Some(info.clone()),
             describe: Some(describe.clone()),
             check: Some(check.clone()),
@@ -301,10 +305,21 @@ fn start_server(
             scripts: Some(scripts::command()),
             ..Default::default()
         };
+        network.add_to(&mut options)?;
         match Server::start(store.db.clone(), &place, options) {
             Ok(server) => return Ok(Some(server)),
+            // What was asked for is not left out silently.
+            Err(e @ kvdb_server::Error::Tcp { .. }) => {
+                return Err(Failure::new(Exit::Failed, e.to_string()));
+            }
             Err(e) => tracing::warn!("no socket at {}: {e}", place.display()),
         }
     }
-    Ok(None)
+    match network.listen {
+        None => Ok(None),
+        Some(address) => {
+            let what = format!("no socket could be made, and so nothing listens at {address}");
+            Err(Failure::new(Exit::Failed, what).hint("see the log"))
+        }
+    }
 }

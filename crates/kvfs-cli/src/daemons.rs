@@ -43,6 +43,8 @@ pub struct Record {
     pub socket: Option<PathBuf>,
     /// Where figures are for Prometheus, as "127.0.0.1:9100".
     pub metrics: Option<String>,
+    /// The address at which keys are served over TCP.
+    pub listen: Option<String>,
     pub log: Option<PathBuf>,
     /// What opening the store had to repair, in one line; `None` after a proper close.
     pub recovery: Option<String>,
@@ -129,6 +131,7 @@ impl Record {
             closing: false,
             socket: None,
             metrics: None,
+            listen: None,
             log: None,
             recovery: None,
             failure: None,
@@ -295,6 +298,7 @@ impl Record {
             "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
             "file": self.file.map(|(device, inode)| [device, inode]),
             "mount_point": path(&self.mount_point), "source": path(&self.source), "closing": self.closing, "socket": self.socket.as_deref().map(path), "metrics": self.metrics,
+            "listen": self.listen,
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
             "failure": self.failure,
         })
@@ -313,6 +317,7 @@ impl Record {
             closing: v["closing"].as_bool().unwrap_or(false),
             socket: path(&v["socket"]),
             metrics: v["metrics"].as_str().map(Into::into),
+            listen: v["listen"].as_str().map(Into::into),
             log: path(&v["log"]),
             recovery: v["recovery"].as_str().map(Into::into),
             failure: v["failure"].as_str().map(Into::into),

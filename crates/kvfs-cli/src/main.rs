@@ -40,6 +40,7 @@ mod mount;
 mod mount_config;
 mod mount_options;
 mod mounted;
+mod network;
 mod output;
 mod pager;
 mod paths;

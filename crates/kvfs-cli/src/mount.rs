@@ -81,6 +81,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.memory = args.memory.or(options.memory);
     options.log = args.log.or(options.log);
     options.metrics = args.metrics.or(options.metrics);
+    options.network.check()?;
     if args.serving {
         return serve(store, dir, options);
     }
@@ -122,8 +123,12 @@ fn announce(output: &Output, record: &Record) -> Outcome {
     if let Some(metrics) = &record.metrics {
         said.push_str(&format!("\nmetrics at http://{metrics}/metrics"));
     }
+    if let Some(address) = &record.listen {
+        said.push_str(&format!("\nkeys at {address}"));
+    }
     let value = serde_json::json!({
         "pid": record.pid, "device": record.device, "metrics": record.metrics,
+        "listen": record.listen,
         "recovery": record.recovery,
     });
     let paths = [
@@ -335,7 +340,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
         ));
     };
     if fake {
-        return mount_options::parse(&options).map(drop);
+        return mount_options::parse(&options)?.network.check();
     }
     // mount(8) itself says nothing when all is well.
     let quiet = Output::quiet();

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice};
 
 use crate::failures;
+use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Interval;
 use crate::sizes;
@@ -31,6 +32,8 @@ pub struct Options {
     pub zone_size: Option<u64>,
     /// Where figures are given to Prometheus.
     pub metrics: Option<SocketAddr>,
+    /// Where clients of the socket's commands are served, too.
+    pub network: Network,
     /// How often everything is read again; `None`: never by itself.
     pub scrub: Option<Interval>,
 }
@@ -40,35 +43,53 @@ pub const HELP: &str = "\
 Options for -o, separated by commas:
   ro, rw                      read-only, writable (default)
   allow_other                 let other users in (the kernel checks permissions)
-  open_views                  with allow_other: let all users look into snapshots, clones and open transactions of others, as
-                              far as the modes of the files there allow (default: root, who mounts, and who began it)
-  nodefault_permissions       for root alone, whom modes do not bind: changes of names take a request less each, since the
-                              kernel checks no permissions. A uid 0 without CAP_DAC_OVERRIDE is not bound by modes then,
-                              either. Refused with allow_other, to other users, and to a root that modes bind
+  open_views                  with allow_other: let all users look into snapshots, clones and
+                              open transactions of others, as far as the modes of the files
+                              there allow (default: root, who mounts, and who began it)
+  nodefault_permissions       for root alone, whom modes do not bind: changes of names take a
+                              request less each, since the kernel checks no permissions. A uid 0
+                              without CAP_DAC_OVERRIDE is not bound by modes then, either.
+                              Refused with allow_other, to other users, and to a root that modes
+                              bind
   suid, nosuid, dev, nodev    honour set-user-ID bits and device nodes (default: neither)
   exec, noexec                allow programs to be run (default: allowed)
   sync, async, dirsync        write through at once, or not (default)
-  relatime, noatime           when reading updates access times (default: relatime): a read that the kernel
-                              answers out of its cache does not, so strictatime is refused
-  cache=through, back, auto   where a write is when it returns. through: with the daemon. back: with the kernel, which
-                              gathers: many small writes get cheaper, changes of names dearer, and more is lost when
-                              the machine or the daemon dies. auto (default): what wins over all programs that were
-                              measured, which is through. writeback and nowriteback are cache=back and cache=through
-  fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and kvfs;
-                              an empty subtype leaves the type plain `fuse`)
+  relatime, noatime           when reading updates access times (default: relatime): a read that
+                              the kernel answers out of its cache does not, so strictatime is
+                              refused
+  cache=through, back, auto   where a write is when it returns. through: with the daemon. back:
+                              with the kernel, which gathers: many small writes get cheaper,
+                              changes of names dearer, and more is lost when the machine or the
+                              daemon dies. auto (default): what wins over all programs that were
+                              measured, which is through. writeback and nowriteback are
+                              cache=back and cache=through
+  fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and
+                              kvfs; an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE, metrics=ADDRESS
                               as --memory, --log and --metrics
+  listen=ADDRESS, password_file=FILE
+                              serve keys at this address, too (127.0.0.1:6379), as on the
+                              store's socket, to clients that know the password in the first
+                              line of the file, which others may not use
+  tls_cert=FILE, tls_key=FILE encrypt what goes over that address: a certificate, with those
+                              that lead to a known authority behind it, and its key, in PEM
   transport=auto, uring, device
-                              how requests come from the kernel. uring: over io_uring, which takes Linux 6.14 and
-                              root, or that root has set /sys/module/fuse/parameters/enable_uring to Y; not with
-                              writeback. device: over /dev/fuse. auto (default): over io_uring where that is set
-  zone_size=SIZE              for how many bytes of small files a directory that is made now reserves a place, so that they
-                              lie together (default: as the store was made, see kvfs create); 0: for none
-  threads=N                   threads that answer requests of /dev/fuse (default: one a core, 2 to 8)
-  scrub=DAYS, scrub_rate=MIB  read everything again each so many days, at so many MiB a second (default: 30, 16
-                              where one of them is given; else never by itself): see kvfs scrub
+                              how requests come from the kernel. uring: over io_uring, which
+                              takes Linux 6.14 and root, or that root has set
+                              /sys/module/fuse/parameters/enable_uring to Y; not with writeback.
+                              device: over /dev/fuse. auto (default): over io_uring where that
+                              is set
+  zone_size=SIZE              for how many bytes of small files a directory that is made now
+                              reserves a place, so that they lie together (default: as the store
+                              was made, see kvfs create); 0: for none
+  threads=N                   threads that answer requests of /dev/fuse (default: one a core, 2
+                              to 8)
+  scrub=DAYS, scrub_rate=MIB  read everything again each so many days, at so many MiB a second
+                              (default: 30, 16 where one of them is given; else never by
+                              itself): see kvfs scrub
   noxattr                     no extended attributes: one request less for every new file
-Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are skipped.";
+Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are
+skipped.";
 
 /// Reads the words of all `-o` in order; a later one wins.
 pub fn parse(lists: &[OsString]) -> Outcome<Options> {
@@ -148,6 +169,21 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("metrics", Some(value)) => {
                 let address = parse_address(&value.to_string_lossy());
                 options.metrics = Some(address.map_err(bad)?);
+            }
+            ("listen", Some(value)) => {
+                let address = value.to_str().and_then(|text| text.parse().ok());
+                let wrong = || bad("write an address and a port, as 127.0.0.1:6379".into());
+                options.network.listen = Some(address.ok_or_else(wrong)?);
+            }
+            ("password_file" | "tls_cert" | "tls_key", Some(value)) => {
+                let path = std::path::absolute(value).map_err(|e| bad(e.to_string()))?;
+                let network = &mut options.network;
+                let place = match name.as_str() {
+                    "password_file" => &mut network.password_file,
+                    "tls_cert" => &mut network.tls_cert,
+                    _ => &mut network.tls_key,
+                };
+                *place = Some(path);
             }
             ("scrub", Some(value)) => {
                 let days = value
@@ -273,6 +309,10 @@ fn takes_a_value(name: &str) -> bool {
         "scrub",
         "scrub_rate",
         "metrics",
+        "listen",
+        "password_file",
+        "tls_cert",
+        "tls_key",
         "zone_size",
     ]
     .contains(&name)

@@ -1,0 +1,82 @@
+//! What a mounted store listens on besides its socket: an address, with a password, and encrypted
+//! where it has a certificate.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use kvdb_server::{ServerOptions, Tls};
+
+use crate::output::{Exit, Failure, Outcome};
+
+/// Bytes that a password has at most.
+const LONGEST: u64 = 4096;
+
+/// What the options of a mount say of it. The paths are absolute.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    pub listen: Option<SocketAddr>,
+    pub password_file: Option<PathBuf>,
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
+}
+
+impl Network {
+    /// Whether the options belong together.
+    pub fn check(&self) -> Outcome {
+        let wrong = |what: &str| Err(Failure::new(Exit::Usage, format!("mount options: {what}")));
+        let others = [&self.password_file, &self.tls_cert, &self.tls_key];
+        match self.listen {
+            None if others.iter().any(|other| other.is_some()) => wrong(
+                "password_file, tls_cert and tls_key are for listen=ADDRESS, which is not there",
+            ),
+            Some(_) if self.password_file.is_none() => wrong(
+                "listen needs password_file=FILE: whoever reaches the address could do everything",
+            ),
+            _ if self.tls_cert.is_some() != self.tls_key.is_some() => {
+                wrong("tls_cert and tls_key go together")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds it to the options of the server.
+    pub fn add_to(&self, options: &mut ServerOptions) -> Outcome {
+        let (Some(address), Some(password)) = (self.listen, &self.password_file) else {
+            return Ok(());
+        };
+        options.tcp = Some(address);
+        options.password = Some(read_password(password)?);
+        if let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            let tls = Tls::from_files(cert, key);
+            options.tls = Some(tls.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?);
+        }
+        Ok(())
+    }
+}
+
+/// The first line of a file that is not for everybody.
+fn read_password(path: &Path) -> Outcome<String> {
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot read {}", path.display()), &e);
+    let file = std::fs::File::open(path).map_err(cannot)?;
+    let metadata = file.metadata().map_err(cannot)?;
+    let refused = |what: String, hint: String| Err(Failure::new(Exit::Usage, what).hint(hint));
+    if metadata.permissions().mode() & 0o007 != 0 {
+        return refused(
+            format!("{} has a password, and every user may use the file", path.display()),
+            format!("chmod o= {}", path.display()),
+        );
+    }
+    let mut text = String::new();
+    if metadata.is_file() && metadata.size() <= LONGEST {
+        file.take(LONGEST).read_to_string(&mut text).map_err(cannot)?;
+    }
+    match text.lines().next().filter(|line| !line.is_empty()) {
+        Some(line) => Ok(line.into()),
+        None => refused(
+            format!("{} has no password in its first line", path.display()),
+            format!("write one of up to {LONGEST} bytes"),
+        ),
+    }
+}
