@@ -58,6 +58,12 @@ pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
         Error::NoRings(_, e) => Failure::new(Exit::of(e), text).hint(
             "it takes Linux 6.14, and root or `echo Y > /sys/module/fuse/parameters/enable_uring` by root; or use transport=auto",
         ),
+        Error::NoRoot(root) => {
+            let name = root.file_name().unwrap_or_default().display();
+            let kind = root.iter().nth(1).unwrap_or_default().display();
+            Failure::new(Exit::NotFound, format!("the store has no {kind} {name}"))
+                .hint(format!("list them: kvfs {kind} list STORE"))
+        }
         Error::NoFuse(e) => {
             Failure::new(Exit::of(e), text).hint("load the kernel's FUSE (modprobe fuse), or run where /dev/fuse exists")
         }

@@ -67,6 +67,9 @@ Options for -o, separated by commas:
                               kvfs; an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE, metrics=ADDRESS
                               as --memory, --log and --metrics
+  snapshot=NAME, clone=NAME   mount this view of the store and nothing else of its files (a
+                              snapshot read-only); takes the right to mount. Of a store that is
+                              mounted, see .kvfs in its root
   listen=ADDRESS, password_file=FILE
                               serve keys at this address, too (127.0.0.1:6379), as on the
                               store's socket, to clients that know the password in the first
@@ -169,6 +172,17 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("metrics", Some(value)) => {
                 let address = parse_address(&value.to_string_lossy());
                 options.metrics = Some(address.map_err(bad)?);
+            }
+            ("snapshot" | "clone", Some(value)) => {
+                let view = value.to_str().filter(|v| !v.is_empty() && !v.contains('/'));
+                let view = view.ok_or_else(|| bad("write the name of one".into()))?;
+                if !mount.root.as_os_str().is_empty() {
+                    return Err(
+                        bad("one view is mounted, and another one was named before".into()),
+                    );
+                }
+                mount.root = [".kvfs", &name, view].iter().collect();
+                mount.read_only |= name == "snapshot";
             }
             ("listen", Some(value)) => {
                 let address = value.to_str().and_then(|text| text.parse().ok());
@@ -309,6 +323,8 @@ fn takes_a_value(name: &str) -> bool {
         "scrub",
         "scrub_rate",
         "metrics",
+        "snapshot",
+        "clone",
         "listen",
         "password_file",
         "tls_cert",

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::fs::CWD;
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::abort_watchdog::AbortWatchdog;
@@ -50,6 +51,9 @@ pub enum Error {
     /// The mount call failed.
     #[error("cannot mount on {0}: {1}")]
     Mount(PathBuf, io::Error),
+    /// The directory that was to be the mount's root is not there.
+    #[error("there is no {0} in the file system")]
+    NoRoot(PathBuf),
     /// The unmount call failed.
     #[error("cannot unmount {0}: {1}")]
     Unmount(PathBuf, io::Error),
@@ -94,6 +98,9 @@ pub struct MountOptions {
     /// What the table of mounts shows. The times are kept by the handler, for the kernel leaves
     /// them to it.
     pub access_times: AccessTimes,
+    /// The directory of the file system that is to be the mount's root, relative to its own; empty:
+    /// that itself. Takes the right to mount.
+    pub root: PathBuf,
 }
 
 /// Which option for access times is shown.
@@ -120,6 +127,7 @@ impl Default for MountOptions {
             synchronous: false,
             dir_synchronous: false,
             access_times: AccessTimes::Relative,
+            root: PathBuf::new(),
         }
     }
 }
@@ -235,6 +243,15 @@ pub fn mount<H: Handler>(
     let session = Session::start(connection, dispatcher, policy).map_err(undo)?;
     // The kernel has agreed by now, if it does.
     drop(switch);
+    if !options.root.as_os_str().is_empty() {
+        narrow(&mount_point, &options.root).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => {
+                let _ = undo(e);
+                Error::NoRoot(options.root.clone())
+            }
+            _ => undo(e),
+        })?;
+    }
     let entry = mounts::mount_at(&mount_point)
         .map_err(undo)?
         .ok_or_else(|| undo(io::ErrorKind::NotFound.into()))?;
@@ -272,6 +289,15 @@ fn overrides_modes() -> bool {
     let all_users = std::fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
     rustix::process::geteuid().is_root() && capable && all_users
+}
+
+/// Mounts one directory of the file system in the place of all of it, which then is nowhere else.
+fn narrow(mount_point: &Path, root: &Path) -> io::Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = rustix::mount::open_tree(CWD, mount_point.join(root), flags)?;
+    rustix::mount::unmount(mount_point, UnmountFlags::DETACH)?;
+    let from_tree = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(&tree, "", CWD, mount_point, from_tree)?)
 }
 
 /// mount(2) on our own; `None` where that is not permitted.
