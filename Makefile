@@ -236,6 +236,7 @@ install-files:
 	$(KVFS) completions bash >$(SHARE)/bash-completion/completions/kvfs
 	$(KVFS) completions zsh >$(SHARE)/zsh/site-functions/_kvfs
 	$(KVFS) completions fish >$(SHARE)/fish/vendor_completions.d/kvfs.fish
+	install -D -m 644 packaging/grafana.json $(SHARE)/kvfs/grafana.json
 	install -d $(DESTDIR)$(UNITS)
 	sed 's,@BIN@,$(PREFIX)/bin,' packaging/kvfs@.service.in >$(DESTDIR)$(UNITS)/kvfs@.service
 

@@ -142,3 +142,45 @@ fn an_address_that_cannot_be_had_is_refused_before_anything_is_mounted() {
     assert!(p.entry().is_none());
     p.mounted();
 }
+
+#[test]
+fn the_board_for_grafana_asks_for_figures_that_there_are() {
+    let Some(p) = Place::new() else { return };
+    let board = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/grafana.json");
+    let board: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(board).expect("a board")).expect("JSON");
+    let address = mounted(&p, &["--metrics", "127.0.0.1:0"]);
+    fs::write(p.mnt().join("file"), [7; 5000]).expect("write");
+    let page = ask(&address, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let families: BTreeSet<&str> =
+        page.lines().filter_map(|l| l.strip_prefix("# HELP ")?.split(' ').next()).collect();
+    let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let (mut asked, mut places) = (BTreeSet::new(), BTreeSet::new());
+    for panel in board["panels"].as_array().expect("panels") {
+        let grid = &panel["gridPos"];
+        assert!(grid["x"].as_u64().zip(grid["w"].as_u64()).is_some_and(|(x, w)| x + w <= 24));
+        assert!(places.insert((grid["y"].as_u64(), grid["x"].as_u64())), "two panels in a place");
+        let targets = panel["targets"].as_array();
+        assert!(
+            targets.is_some() || panel["type"] == "row",
+            "{}: it shows nothing",
+            panel["title"]
+        );
+        for target in targets.into_iter().flatten() {
+            let expr = target["expr"].as_str().expect("an expression");
+            let words = expr.split(|c| !part(c)).filter(|word| word.starts_with("kvfs_"));
+            asked.extend(words.map(str::to_string));
+            // A label that is grouped by, and those of the legend, are labels of the figure.
+            let by = expr.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
+            let legend = target["legendFormat"].as_str().unwrap_or_default();
+            let shown = legend.strip_prefix("{{").and_then(|l| l.strip_suffix("}}"));
+            for label in by.chain(shown) {
+                assert!(page.contains(&format!("{label}=\"")), "{expr}: no label {label}");
+            }
+        }
+    }
+    assert!(asked.len() > 20, "{asked:?}");
+    let unknown: Vec<_> = asked.iter().filter(|name| !families.contains(name.as_str())).collect();
+    assert!(unknown.is_empty(), "figures that there are not: {unknown:?}");
+    succeeds(&mut p.umount());
+}
