@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import kvfs
 import pytest
+from kvfs import _store
 
 
 def test_a_closed_store_says_so(store: kvfs.Store) -> None:
@@ -106,6 +107,29 @@ listing = iter(store["d"].items())
     assert (done.returncode, done.stderr) == (0, "")
     with kvfs.open(store_path) as store:
         assert dict(store["d"]) == {b"k": b"v"} and store.fs.read_bytes("f") == b"x"
+
+
+def test_a_store_that_cannot_be_closed_keeps_no_other_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = []
+
+    class Open:
+        _pid = os.getpid()
+
+        def __init__(self, failure: Exception | None) -> None:
+            self.failure = failure
+
+        def close(self) -> None:
+            closed.append(self)
+            if self.failure is not None:
+                raise self.failure
+
+    stores = [Open(kvfs.Closed("it")), Open(kvfs.NoSpace(28, "full")), Open(None)]
+    monkeypatch.setattr(_store, "_OPEN", stores)
+    with pytest.raises(kvfs.NoSpace):
+        _store._close_all()
+    assert closed == stores
 
 
 def test_what_cannot_be_pickled_says_so(store: kvfs.Store) -> None:

@@ -133,6 +133,37 @@ def test_connecting_without_a_place_asks_for_one(monkeypatch: pytest.MonkeyPatch
         kvfs.connect()
 
 
+def test_a_mount_without_a_socket_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = os.stat(tmp_path).st_dev
+    record = tmp_path / f"{os.major(device)}:{os.minor(device)}.json"
+    monkeypatch.setattr("kvfs._resp._records", lambda: os.fsencode(tmp_path))
+    for text in ('{"socket": null, "mount_point": "/mnt"}', "{}", "[]", "null", "7", "no JSON"):
+        record.write_text(text)
+        with pytest.raises(FileNotFoundError, match="no store with a socket"):
+            kvfs.connect(tmp_path)
+
+
+def test_a_string_that_no_reply_has_room_for_is_told(
+    connected: kvfs.Store,
+) -> None:
+    d = connected["d"]
+    d.update({b"a": b"first", b"c": b"last"})
+    # A string that is zeros but for its end takes little room.
+    with connected._database.connection() as connection:
+        connection.use("d")
+        connection.call(b"SETRANGE", b"b", b"536870912", b"x")
+    for ask in (
+        lambda: list(d.items()),
+        lambda: list(d.values()),
+        lambda: d.get_many([b"a", b"b"]),
+        lambda: d[b"b"],
+    ):
+        with pytest.raises(kvfs.Limit, match="in parts"):
+            ask()
+    assert list(d) == [b"a", b"b", b"c"]
+    assert d[b"c"] == b"last"
+
+
 def test_a_store_that_is_read_only(store_path: str) -> None:
     with kvfs.open(store_path) as store:
         store["d"][b"k"] = b"v"

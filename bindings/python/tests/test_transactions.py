@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from typing import Any
 
 import kvfs
 import pytest
@@ -126,6 +127,37 @@ def test_savepoints_go_back(store: kvfs.Store) -> None:
             t["d"][b"d"] = b"4"
     assert dict(store["d"]) == {b"a": b"1", b"d": b"4"}
     assert store.fs.read_text("a") == "1"
+
+
+def test_each_who_has_joined_goes_back_to_savepoints_of_their_own(store: kvfs.Store) -> None:
+    first = store.transaction()
+    second = store.join(first.number)
+    first["d"][b"a"] = b"1"
+    ours = first.savepoint()
+    first["d"][b"a"] = b"2"
+    theirs = second.savepoint()
+    second["d"][b"a"] = b"3"
+    theirs.rollback()
+    assert first["d"][b"a"] == b"2"
+    ours.rollback()
+    assert first["d"][b"a"] == b"1"
+    first.abort()
+
+
+def test_a_transaction_that_cannot_begin_is_begun_again(
+    store: kvfs.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = kvfs.Store._begin
+    failures = [kvfs.Locked("not yet")]
+
+    def reluctant(self: kvfs.Store, *words: Any) -> kvfs.Transaction:
+        if failures:
+            raise failures.pop()
+        return begin(self, *words)
+
+    monkeypatch.setattr(kvfs.Store, "_begin", reluctant)
+    assert store.run(lambda t: t.number, "ser") > 0
+    assert failures == []
 
 
 @pytest.mark.parametrize("isolation", ["si", "ser"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -309,6 +310,7 @@ class TransactionScope(Held):
         super().__init__(database, connection, "the transaction")
         self.number = number
         self._savepoints = 0
+        self._own_name = secrets.token_hex(8).encode()
 
     def _gone(self) -> Error:
         return TransactionEnded(f"no transaction {self.number}: it has ended, or never was")
@@ -369,7 +371,8 @@ class TransactionScope(Held):
     def savepoint(self) -> bytes:
         with self._connection() as connection:
             self._savepoints += 1
-            name = b"python-%d" % self._savepoints
+            # Others that have joined the transaction have savepoints as well.
+            name = b"python-%s-%d" % (self._own_name, self._savepoints)
             connection.call(b"TXN", b"SAVEPOINT", name)
             return name
 

@@ -69,10 +69,11 @@ class Connection:
         self._socket.close()
 
     def call(self, *words: bytes) -> Any:
-        """Runs a command; an error reply is raised."""
+        """Runs a command; an error reply is raised, and so is one among several replies."""
         reply = self.exchange([words])[0]
-        if isinstance(reply, Exception):
-            raise reply
+        for one in reply if isinstance(reply, list) else (reply,):
+            if isinstance(one, Exception):
+                raise one
         return reply
 
     def exchange(self, commands: list[tuple[bytes, ...]]) -> list[Any]:
@@ -179,12 +180,15 @@ def found(where: Any) -> tuple[bytes, str | None]:
         try:
             with open(os.path.join(_records(), device), "rb") as file:
                 record = json.load(file)
-            socket_path = unquote_to_bytes(record["socket"])
-            return socket_path, os.fsdecode(unquote_to_bytes(record["mount_point"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            raise FileNotFoundError(
-                2, "no store with a socket is mounted there: mount it, or open its file", where
-            ) from None
+            # A mount whose socket could not be made has none.
+            socket_path = unquote_to_bytes(record["socket"] or "")
+            if socket_path:
+                return socket_path, os.fsdecode(unquote_to_bytes(record["mount_point"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise FileNotFoundError(
+            2, "no store with a socket is mounted there: mount it, or open its file", where
+        )
     neighbour = path + b".sock"
     if os.path.exists(neighbour):
         return neighbour, None

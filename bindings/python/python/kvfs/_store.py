@@ -371,6 +371,7 @@ class Store(_Keyed):
         if attempts < 1:
             raise Invalid(f"attempts is at least 1, not {attempts}")
         retry_of: int | None = None
+        number: int | None = None
         for attempt in range(attempts):
             try:
                 with self._begin(isolation, sync, True, label, lock_timeout, retry_of) as t:
@@ -587,7 +588,15 @@ def connect(
 
 @atexit.register
 def _close_all() -> None:
+    failure: Exception | None = None
     for store in list(_OPEN):
         if store._pid == os.getpid():
-            with contextlib.suppress(Closed, TransactionEnded):
+            try:
                 store.close()
+            except (Closed, TransactionEnded):
+                pass
+            except Exception as error:
+                # The others are closed all the same.
+                failure = failure or error
+    if failure is not None:
+        raise failure
