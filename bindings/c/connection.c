@@ -13,7 +13,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { LONGEST_VALUE = 64 << 20, LINE = 4096, MOST_ITEMS = 16 << 20, DEEPEST = 4 };
+/* The longest value is that of the server's replies; of a longer one it says so. */
+enum { LONGEST_VALUE = 512 << 20, LINE = 4096, MOST_ITEMS = 16 << 20, DEEPEST = 4 };
 
 int kvfs_fail(kvfs *store, int code, const char *format, ...) {
     va_list arguments;
@@ -235,12 +236,15 @@ static int read_reply(kvfs *store, int depth, struct reply *reply) {
         if (count > MOST_ITEMS || depth == DEEPEST ||
             (reply->items = calloc((size_t)count + 1, sizeof *reply)) == NULL)
             return kvfs_lost(store);
-        for (; reply->count < (size_t)count; reply->count++)
-            if ((code = read_reply(store, depth + 1, &reply->items[reply->count])) != KVFS_OK) {
-                reply->count++;
-                return code;
-            }
-        return KVFS_OK;
+        /* An error among the replies is that of the command. All of them are read, for what is left
+         * would be taken for the reply to the next command. */
+        while (reply->count < (size_t)count) {
+            int one = read_reply(store, depth + 1, &reply->items[reply->count++]);
+            if (one == KVFS_LOST)
+                return one;
+            code = code == KVFS_OK ? one : code;
+        }
+        return code;
     }
     case '-': {
         static const struct {

@@ -152,10 +152,19 @@ int kvfs_enter(kvfs *store, kvfs_txn txn, unsigned flags) {
     if (stat(view, &attributes) != 0) {
         code = kvfs_fail(store, KVFS_ERROR, "cannot find %s: %s", view, strerror(errno));
     } else if (flags & KVFS_CHROOT) {
-        store->old_root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-        if (store->old_root < 0 || chroot(view) != 0 || chdir("/") != 0)
+        int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (root < 0 || chroot(view) != 0) {
             code = kvfs_fail(store, KVFS_ERROR, "cannot make %s the root: %s", view,
                              strerror(errno));
+            /* The root is what it was, so there is no way back to go, which leads to `/`. */
+            if (root >= 0)
+                close(root);
+        } else {
+            store->old_root = root;
+            if (chdir("/") != 0)
+                code = kvfs_fail(store, KVFS_ERROR, "cannot go to the root of %s: %s", view,
+                                 strerror(errno));
+        }
     } else if ((code = own_mounts(store)) == KVFS_OK) {
         if (getcwd(here, sizeof here) == NULL)
             here[0] = '\0';

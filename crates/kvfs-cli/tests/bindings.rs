@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kvdb_server::{Client, Reply};
 use mounted::Mount;
 
 fn tree(path: &str) -> PathBuf {
@@ -396,4 +397,90 @@ fn the_shell_example_upgrades_when_the_tests_pass() {
         assert_eq!(fs::read_to_string(mount.path("app/VERSION")).expect("a version"), "1");
         assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("app:version")), "1");
     }
+}
+
+/// Replies that a program seldom gets: long ones, and errors among others.
+const REPLIES: &str = r#"
+#define _GNU_SOURCE
+#include <kvfs.h>
+#include <linux/capability.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define IS(what, want) do { int got = (what); if (got != (want)) { \
+    fprintf(stderr, "line %d: %s is %d: %s\n", __LINE__, #what, got, kvfs_error(s)); return 1; } } while (0)
+int main(int n, char **words) {
+    kvfs *s = n == 2 ? kvfs_open(words[1]) : NULL, *o = n == 2 ? kvfs_open(words[1]) : NULL;
+    if (s == NULL || o == NULL || chdir(words[1]) != 0) return 2;
+    void *value; size_t size; kvfs_txn t;
+    IS(kvfs_use(s, "long"), KVFS_OK);
+    IS(kvfs_get(s, "long", 4, &value, &size), KVFS_OK);
+    IS(size == (70 << 20) && ((char *)value)[size - 1] == 'x', 1);
+    free(value);
+    /* Of a range the second string is too long for a reply, which is said in its place. What
+     * follows it is read, and is no reply to the next command. */
+    IS(kvfs_use(s, "longer"), KVFS_OK);
+    const void *k, *v; size_t ks, vs; kvfs_cursor *c;
+    IS(kvfs_range(s, NULL, 0, NULL, 0, 0, &c), KVFS_OK);
+    for (int i = 0; i < 3; i++) {
+        IS(kvfs_next(c, &k, &ks, &v, &vs), KVFS_ERROR);
+        IS(strstr(kvfs_error(s), "read it in parts") != NULL, 1);
+    }
+    kvfs_cursor_close(c);
+    IS(kvfs_get(s, "a", 1, &value, &size), KVFS_OK);
+    IS(size == 5 && memcmp(value, "first", 5) == 0, 1);
+    free(value);
+    IS(kvfs_range(s, NULL, 0, NULL, 0, KVFS_KEYS, &c), KVFS_OK);
+    for (int i = 0; i < 3; i++) IS(kvfs_next(c, &k, &ks, &v, &vs), KVFS_OK);
+    IS(kvfs_next(c, &k, &ks, &v, &vs), KVFS_ABSENT);
+    kvfs_cursor_close(c);
+    /* A root that cannot be changed leaves the working directory what it is. */
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct have[2];
+    if (syscall(SYS_capget, &head, have) != 0) return 3;
+    have[0].effective &= ~(1u << CAP_SYS_CHROOT);
+    if (syscall(SYS_capset, &head, have) != 0) return 4;
+    IS(kvfs_begin(s, KVFS_SI, 0, &t), KVFS_OK);
+    IS(kvfs_enter(s, t, KVFS_CHROOT), KVFS_ERROR);
+    char *here = getcwd(NULL, 0);
+    IS(here != NULL && strcmp(here, words[1]) == 0, 1);
+    free(here);
+    IS(kvfs_abort(s, t), KVFS_OK);
+    kvfs_close(s);
+    kvfs_close(o);
+    puts("done");
+    return 0;
+}
+"#;
+
+#[test]
+fn replies_that_are_long_or_hold_an_error_are_read_to_their_end() {
+    let Some(mount) = Mount::new() else { return };
+    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let source = directory.path().join("replies.c");
+    fs::write(&source, REPLIES).expect("write");
+    let program = built(directory.path(), &source);
+    let mut client = Client::connect(&mount.root().with_file_name("store.sock")).expect("connect");
+    // Strings that are zeros but for their ends take little room.
+    for command in [
+        "USE long",
+        "SETRANGE long 73400319 x",
+        "USE longer",
+        "SET a first",
+        "SETRANGE b 536870912 x",
+        "SET c last",
+    ] {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        let reply = client.call(&words).expect("an answer");
+        assert!(!matches!(reply, Reply::Error(_)), "{command}: {reply:?}");
+    }
+    assert_eq!(
+        succeeds(Command::new(program).arg(mount.root().canonicalize().expect("the mount"))),
+        "done\n"
+    );
 }
