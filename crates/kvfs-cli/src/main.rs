@@ -134,7 +134,18 @@ enum Command {
     Man(manual::ManArgs),
 }
 
+/// Where the program that starts us has children's ends ignored, the kernel keeps no news of those,
+/// and what waits for a child would wait for ever, or not learn how it ended. The programs that we
+/// start have it as usual, too.
+fn hear_of_children() {
+    // SAFETY: the default has no handler, and no other thread is there yet.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+    }
+}
+
 fn main() -> ExitCode {
+    hear_of_children();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if let Some(code) = mount::run_as_mount_helper(&arguments, Cli::command) {
         return code;

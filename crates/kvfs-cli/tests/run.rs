@@ -174,6 +174,21 @@ fn signals_pass_through() {
 }
 
 #[test]
+fn the_end_of_a_program_is_heard_of_where_children_are_ignored() {
+    let Some(mount) = Mount::new() else { return };
+    let inside = "echo new >\"$1\"/f; exit 7";
+    let script = format!("trap '' CHLD; exec kvfs run \"$1\" -- sh -c '{inside}' sh \"$1\"");
+    // It would wait for ever.
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "30", "bash", "-c", &script, "bash"]).arg(mount.root());
+    command.stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    with_program(&mut command);
+    let (code, _, err) = ends(&mut command);
+    assert_eq!(code, Some(7), "{err}");
+    assert_eq!(read(mount.path("f")), None, "it was aborted");
+}
+
+#[test]
 fn a_runner_that_is_killed_leaves_no_transaction() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
