@@ -185,3 +185,29 @@ fn who_is_asked_takes_some_and_leaves_others() {
     let (said, _) = asked(&root, "rm gone", "s\nb\nn\n");
     assert!(said.contains("nothing was changed") && mount.path("gone").exists(), "{said}");
 }
+
+#[test]
+fn what_cannot_be_reverted_as_a_whole_stays_as_it_is() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    let id =
+        changed(&root, &[], "echo new > b/two; rm gone; mkdir new; echo 1 > new/1; echo 2 > moves");
+    let view = root.join(".kvfs/txn").join(&id);
+    let diff = || succeeds(kvfs(&["txn", "diff", "--patch"]).arg(&root).arg(&id));
+    let before = diff();
+    // In which something is mounted is not removed, and that is seen when others have been.
+    let umount = || Command::new("umount").arg(view.join("new")).status();
+    let mounted =
+        Command::new("mount").args(["-t", "tmpfs", "none"]).arg(view.join("new")).status();
+    assert!(mounted.expect("mount").success());
+    let mut revert = kvfs(&["txn", "revert"]);
+    revert.arg(&root).args([&id, "gone", "moves", "b/two", "new"]);
+    let failed = revert.output().expect("it runs");
+    assert!(umount().expect("umount").success());
+    assert!(!failed.status.success(), "{}", String::from_utf8_lossy(&failed.stdout));
+    assert_eq!(diff(), before);
+    succeeds(&mut revert);
+    assert_eq!(diff(), "nothing is changed\n");
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+}

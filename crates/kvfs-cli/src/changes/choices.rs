@@ -19,6 +19,9 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
 use crate::{beneath, text};
 
+/// The state to which a transaction goes back where a part of it cannot be taken out.
+const SAVEPOINT: &str = "kvfs-revert";
+
 /// What is taken or left as one.
 pub struct Choice {
     /// Entries of the list of files, or none: it is a key.
@@ -134,7 +137,8 @@ impl Changes {
         out
     }
 
-    /// Takes choices out of the transaction: there it is as if they had never been made.
+    /// Takes choices out of the transaction: there it is as if they had never been made. After an
+    /// error nothing is taken out.
     pub fn revert(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
         let number = id.to_string();
         // Before anything is changed.
@@ -147,22 +151,42 @@ impl Changes {
                 return Err(Failure::new(Exit::Usage, what));
             }
         }
+        mounted.txn(&["JOIN", &number])?;
+        let done = mounted.txn(&["SAVEPOINT", SAVEPOINT]).and_then(|_| {
+            // What is removed and not yet made again would be committed as removed.
+            let taken_out = self.take_out(mounted, id, choices);
+            if taken_out.is_err() {
+                mounted.txn(&["ROLLBACK", SAVEPOINT])?;
+            }
+            taken_out
+        });
+        let left = mounted.txn(&["LEAVE"]);
+        done.and(left.map(drop))
+    }
+
+    /// In the joined transaction.
+    fn take_out(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
+        let (number, view) = (id.to_string(), &mounted.view(id));
         let tops = || choices.iter().flat_map(|choice| &choice.tops).map(|n| &self.files[*n]);
         for file in tops().filter(|file| whole(file) && file.after.is_some()) {
             mounted.call(&[b"RMTREE", &file.path, b"TXN", number.as_bytes()])?;
         }
         for file in tops() {
             if !whole(file) {
-                self.revert_attributes(&mounted.view(id), file)?;
+                self.revert_attributes(view, file)?;
             } else if file.before.is_some() {
                 let from = [b"/.kvfs/beneath/", &file.path[..]].concat();
                 mounted.call(&[b"CLONETREE", &from, &file.path, b"TXN", number.as_bytes()])?;
             }
         }
-        for key in choices.iter().filter_map(|choice| choice.key) {
-            self.revert_key(mounted, &number, key)?;
-        }
-        Ok(())
+        choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
+            // A key goes with its elements and its deadline. Where others have changed it since the
+            // transaction began, that is a conflict at its commit.
+            let key = &self.keys[key];
+            let KeyChange::One(differs) = &key.what else { return Ok(()) };
+            mounted.call(&[b"USE", key.dictionary.as_bytes()])?;
+            mounted.call(&[b"TXN", b"REVERT", b"KEY", &differs.key]).map(drop)
+        })
     }
 
     /// Mode, owner and extended attributes of a directory that stays.
@@ -196,18 +220,5 @@ impl Changes {
             .map_err(cannot)?;
         }
         Ok(())
-    }
-
-    /// A key goes with its elements and its deadline.
-    fn revert_key(&self, mounted: &mut Mounted, number: &str, key: usize) -> Outcome {
-        let key = &self.keys[key];
-        let KeyChange::One(differs) = &key.what else { return Ok(()) };
-        // Where others have changed it since the transaction began, that is a conflict at its
-        // commit.
-        mounted.call(&[b"USE", key.dictionary.as_bytes()])?;
-        mounted.txn(&["JOIN", number])?;
-        let done = mounted.call(&[b"TXN", b"REVERT", b"KEY", &differs.key]);
-        mounted.txn(&["LEAVE"])?;
-        done.map(drop)
     }
 }
