@@ -1,7 +1,6 @@
 //! A mount that scrubs its store by itself, at an interval that goes on over unmounts.
 
-use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -41,10 +40,8 @@ impl Scrubbing {
         writable: bool,
     ) -> std::io::Result<Scrubbing> {
         let (end, ended) = mpsc::channel::<()>();
-        let ended = Arc::new(std::sync::Mutex::new(ended));
         let (own, fs) = (db.clone(), fs.clone());
         let run = move || {
-            let Ok(ended) = ended.lock() else { return };
             // Where nothing can be noted, the time of the mount counts.
             let mut last = match fs.last_scrub() {
                 Ok(Some((time, _))) => Duration::from_secs(time),
@@ -58,12 +55,7 @@ impl Scrubbing {
             loop {
                 let left = (last + interval.every).saturating_sub(now());
                 if left.is_zero() {
-                    let began = own
-                        .scrub(ScrubOptions { bytes_per_second: Some(interval.bytes_per_second) });
-                    if let Err(e) = began {
-                        tracing::warn!("the scrub could not begin: {e}");
-                    }
-                    own.wait_for_scrub();
+                    scrub(&own, &ended, interval.bytes_per_second);
                     last = now();
                     let progress = own.scrub_progress();
                     if progress.complete {
@@ -98,6 +90,18 @@ impl Drop for Scrubbing {
     }
 }
 
+/// Scrubs the store; returns when that has ended.
+fn scrub(db: &Kvdb, ended: &Receiver<()>, bytes_per_second: u64) {
+    if let Err(e) = db.scrub(ScrubOptions { bytes_per_second: Some(bytes_per_second) }) {
+        tracing::warn!("the scrub could not begin: {e}");
+    }
+    // The mount may have ended before it began, when there was nothing yet to be stopped.
+    if ended.try_recv() == Err(TryRecvError::Disconnected) {
+        db.stop_scrub();
+    }
+    db.wait_for_scrub();
+}
+
 fn note(fs: &Fs, faults: u64) {
     if let Err(e) = fs.note_scrub(faults) {
         tracing::warn!("the scrub could not be noted: {e}");
@@ -106,4 +110,41 @@ fn note(fs: &Fs, faults: u64) {
 
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use env::{Machine, Random};
+    use kvdb::CreateOptions;
+    use zones::MemoryDevice;
+
+    use super::*;
+
+    #[test]
+    fn a_mount_that_ends_before_its_scrub_begins_does_not_wait_for_it() {
+        let (device, machine) = (Arc::new(MemoryDevice::new()), Arc::new(Machine::default()));
+        let db = Kvdb::create(device, machine, CreateOptions::default()).expect("memory");
+        let (mut random, mut value) = (Random::new(1), vec![0; 1 << 20]);
+        random.fill(&mut value);
+        let dictionary = db.open_dictionary("d").expect("memory");
+        for key in 0..4u8 {
+            dictionary.insert(vec![key], value.clone()).expect("memory");
+        }
+        db.flush().expect("memory");
+        let (end, ended) = mpsc::channel::<()>();
+        drop(end);
+        db.stop_scrub();
+        let (done, waiting) = mpsc::channel();
+        let own = db.clone();
+        // At this rate it would take weeks.
+        std::thread::spawn(move || {
+            scrub(&own, &ended, 1);
+            let _ = done.send(());
+        });
+        assert_eq!(waiting.recv_timeout(Duration::from_secs(30)), Ok(()));
+        assert!(!db.scrub_progress().complete, "it was stopped");
+        db.close().expect("closed");
+    }
 }
