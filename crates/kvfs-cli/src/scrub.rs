@@ -62,6 +62,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let value = json!({"scrub": status, "faults": faults});
     output.print(lines, text::with_paths(value, &[("target", Some(&args.target))]))?;
     match of("faults") {
+        // Of what was not read nothing is known.
+        0 if !args.stop && !args.status && of("complete") == 0 => {
+            let what = format!(
+                "the scrub of {} was stopped before it had read everything",
+                args.target.display()
+            );
+            Err(Failure::new(Exit::Failed, what).hint("begin it again"))
+        }
         0 => Ok(()),
         n => Err(Failure::new(
             Exit::Damaged,
@@ -138,6 +146,7 @@ pub fn faults(connection: &mut Connection) -> Outcome<Vec<Value>> {
 fn keys(start: &[u8], end: &[u8]) -> String {
     match end.split_last() {
         Some((0, key)) if key == start => format!("key {}", text::show(start)),
+        None => format!("keys from {} on", text::show(start)),
         _ => format!("keys from {} up to {}", text::show(start), text::show(end)),
     }
 }
