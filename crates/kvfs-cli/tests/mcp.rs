@@ -477,3 +477,65 @@ fn tools_can_be_withheld_and_bad_options_are_refused() {
     let output = kvfs(&["mcp"]).arg(nowhere.path()).output().expect("it runs");
     assert_eq!(output.status.code(), Some(3));
 }
+
+#[test]
+fn a_request_that_is_cancelled_while_it_waits_is_not_done() {
+    let Some(mount) = Mount::new() else { return };
+    let mut client = Client::new(&mount, &[]);
+    let id = client.begin();
+    let request = |number: u64, name: &str, arguments: Value| {
+        let params = json!({"name": name, "arguments": arguments});
+        json!({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+            .to_string()
+    };
+    let started = mount.path("started");
+    let run = "echo >started; while [ ! -e go ]; do sleep 0.01; done";
+    let run = json!({"transaction": id, "command": run});
+    client.send(&request(901, "run", run));
+    until("the command runs", || mount.path(format!(".kvfs/txn/{id}/started")).exists());
+    assert!(!started.exists(), "it is in the transaction");
+    client.send(&request(902, "commit", json!({"transaction": id})));
+    client.send(&request(903, "transactions", json!({})));
+    let cancel = json!({"requestId": 902, "reason": "a slip"});
+    client.send(
+        &json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel})
+            .to_string(),
+    );
+    let input = client.input.as_ref().expect("open");
+    until("it has read all that", || rustix::io::ioctl_fionread(input).expect("a pipe") == 0);
+    fs::write(mount.path(format!(".kvfs/txn/{id}/go")), "").expect("written");
+    assert_eq!(client.receive()["id"], 901);
+    assert_eq!(client.receive()["id"], 903, "what was cancelled has no answer");
+    assert!(client.does("transactions", json!({})).contains(&format!("transaction {id}")));
+    assert!(!started.exists(), "it was not committed");
+}
+
+#[test]
+fn a_listing_has_a_line_for_each_name_whatever_it_is() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let Some(mount) = Mount::new() else { return };
+    let odd = "dir\nfile           7  forged";
+    fs::create_dir_all(mount.path(odd).join("below")).expect("made");
+    let latin = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    fs::create_dir(mount.path(latin)).expect("made");
+    fs::write(mount.path(latin).join("menu"), "").expect("written");
+    let mut client = Client::new(&mount, &[]);
+    let said = client.does("list_files", json!({"recursive": true}));
+    assert_eq!(said.lines().count(), 4, "{said}");
+    assert!(said.lines().all(|line| !line.ends_with("  forged")), "{said}");
+    assert!(said.contains("/below/\n") && said.contains("/menu\n"), "{said}");
+}
+
+#[test]
+fn a_file_is_read_on_however_little_is_asked_for() {
+    let Some(mount) = Mount::new() else { return };
+    fs::write(mount.path("text"), "\u{20ac}5").expect("written");
+    let mut client = Client::new(&mount, &[]);
+    let said = client.does("read_file", json!({"path": "text", "limit": 2}));
+    assert!(said.starts_with("base64:4oI=\n") && said.contains("offset 2]"), "{said}");
+    let said = client.does("read_file", json!({"path": "text", "limit": 4}));
+    assert_eq!(said, "\u{20ac}5");
+    let said = client.does("read_file", json!({"path": "text", "limit": 3}));
+    assert!(said.starts_with("\u{20ac}\n") && said.contains("offset 3]"), "{said}");
+}

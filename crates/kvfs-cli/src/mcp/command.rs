@@ -8,10 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use serde_json::Value;
 
 use super::arguments::{Arguments, Told, cut};
-use super::session::Session;
+use super::session::{MOST_WAITING, Session};
 use super::wire::Line;
 use crate::output::{Failure, Outcome};
 
@@ -19,8 +18,6 @@ use crate::output::{Failure, Outcome};
 const LOOK: Duration = Duration::from_millis(20);
 /// What is still in the pipes of a command that has ended is waited for so long.
 const PIPES: Duration = Duration::from_secs(2);
-/// Messages that are kept while a command runs.
-const MOST_WAITING: usize = 1024;
 
 /// What comes out of a pipe: its beginning is kept, the rest is counted.
 #[derive(Default)]
@@ -173,20 +170,9 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 /// Looks at what the client sends while a command runs, for a moment; other messages wait.
 fn listen(session: &mut Session) -> Option<Ended> {
     match session.lines.within(Some(LOOK)) {
-        Line::End => return Some(Ended::ClientGone),
-        Line::Text(line) => {
-            let message: Value = serde_json::from_slice(&line).unwrap_or_default();
-            if message["method"] == "notifications/cancelled" {
-                let ours = message["params"]["requestId"] == session.current;
-                return ours.then_some(Ended::Cancelled);
-            }
-            if session.waiting.len() < MOST_WAITING {
-                session.waiting.push_back(line);
-            } else {
-                return Some(Ended::Cancelled);
-            }
-        }
-        Line::TooLong | Line::Nothing => {}
+        Line::End => Some(Ended::ClientGone),
+        Line::Nothing => None,
+        _ if session.waiting.len() >= MOST_WAITING => Some(Ended::Cancelled),
+        line => session.put_off(line).then_some(Ended::Cancelled),
     }
-    None
 }

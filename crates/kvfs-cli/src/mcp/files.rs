@@ -94,9 +94,10 @@ pub fn read(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     file.take(limit).read_to_end(&mut bytes).map_err(io)?;
     let end = offset.saturating_add(bytes.len() as u64);
     if end < size {
-        // Not in the middle of a character.
+        // Not in the middle of a character, unless it is the first one.
         if let Err(e) = std::str::from_utf8(&bytes)
             && e.error_len().is_none()
+            && e.valid_up_to() > 0
         {
             bytes.truncate(e.valid_up_to());
         }
@@ -148,15 +149,21 @@ pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let top = &path(given)?;
     let root = directory(session, given)?;
     let most = session.limits.output;
-    let (mut out, mut todo) = (String::new(), vec![top.to_string()]);
+    let (mut out, mut todo) = (String::new(), vec![top.as_bytes().to_vec()]);
     let mut left_out = 0u64;
     while let Some(at) = todo.pop() {
-        let cannot = cannot("list", if at.is_empty() { "the root" } else { &at });
-        let name = if at.is_empty() { "." } else { &at };
-        let directory = match beneath::open(&root, name.as_bytes(), DIRECTORY, Mode::empty()) {
+        let is_top = at == top.as_bytes();
+        let shown = if at.is_empty() { "the root".into() } else { text::show(&at) };
+        let cannot = cannot("list", &shown);
+        let name = if at.is_empty() { &b"."[..] } else { &at[..] };
+        let directory = match beneath::open(&root, name, DIRECTORY, Mode::empty()) {
             Ok(directory) => directory,
-            // It has just been removed, or it may not be read.
-            Err(_) if at != *top => continue,
+            // It has just been removed.
+            Err(Errno::NOENT) if !is_top => continue,
+            Err(e) if !is_top => {
+                out.push_str(&format!("[{}]\n", cannot(e).message));
+                continue;
+            }
             Err(e) => return Err(cannot(e)),
         };
         let mut names = Vec::new();
@@ -173,17 +180,15 @@ pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             else {
                 continue;
             };
-            let below = if at.is_empty() || at == *top && !given.flag("recursive") {
+            let below = if at.is_empty() || is_top && !given.flag("recursive") {
                 text::show(&name)
             } else {
-                format!("{at}/{}", text::show(&name))
+                format!("{shown}/{}", text::show(&name))
             };
             let line = match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => {
-                    if let Ok(name) = std::str::from_utf8(&name) {
-                        let slash = if at.is_empty() { "" } else { "/" };
-                        directories.push(format!("{at}{slash}{name}"));
-                    }
+                    let slash: &[u8] = if at.is_empty() { b"" } else { b"/" };
+                    directories.push([&at, slash, &name].concat());
                     format!("directory            {below}/\n")
                 }
                 FileType::RegularFile => format!("file  {:>10}  {below}\n", stat.st_size),

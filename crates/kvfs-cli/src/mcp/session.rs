@@ -1,6 +1,7 @@
 //! A client's session: what it may ask, in which order, and what ends with it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -21,6 +22,9 @@ to the store before `commit`; what a command does outside of the store is done a
 conflict at `commit` means that others have changed the same since the transaction began: begin \
 anew from what is there now.";
 
+/// Messages that are kept while a command runs.
+pub const MOST_WAITING: usize = 1024;
+
 /// What a tool may use.
 pub struct Session {
     pub mounted: Mounted,
@@ -28,7 +32,7 @@ pub struct Session {
     without: Vec<String>,
     pub lines: Lines,
     /// Messages that came while a command ran.
-    pub waiting: VecDeque<Vec<u8>>,
+    pub waiting: VecDeque<Line>,
     /// The request that is worked on.
     pub current: Value,
     /// Transactions that were begun here and are open, as far as is known.
@@ -54,11 +58,7 @@ impl Session {
     /// store's daemon, so they end with this process however it ends.
     pub fn serve(&mut self, mut send: impl FnMut(&[u8]) -> Outcome) -> Outcome {
         loop {
-            let line = match self.waiting.pop_front() {
-                Some(line) => Line::Text(line),
-                None => self.lines.next(),
-            };
-            let answer = match line {
+            let answer = match self.next() {
                 Line::End => break,
                 Line::Nothing => None,
                 Line::TooLong => {
@@ -81,6 +81,35 @@ impl Session {
             let _ = self.mounted.txn(&["ABORT", &id.to_string()]);
         }
         Ok(())
+    }
+
+    /// Keeps a message for later, or drops one that it cancels: that is not done, and has no answer.
+    /// `true`: it cancels what is worked on.
+    pub fn put_off(&mut self, line: Line) -> bool {
+        if let Line::Text(text) = &line {
+            let message: Value = serde_json::from_slice(text).unwrap_or_default();
+            if message["method"] == "notifications/cancelled" {
+                let id = &message["params"]["requestId"];
+                if !id.is_null() {
+                    self.waiting.retain(|line| !is_request(line, id));
+                }
+                return !id.is_null() && *id == self.current;
+            }
+        }
+        self.waiting.push_back(line);
+        false
+    }
+
+    /// The next message. What has come behind one that waits is looked at before, for it may cancel
+    /// it.
+    fn next(&mut self) -> Line {
+        while !self.waiting.is_empty() && self.waiting.len() < MOST_WAITING {
+            match self.lines.within(Some(Duration::ZERO)) {
+                Line::End | Line::Nothing => break,
+                line => drop(self.put_off(line)),
+            }
+        }
+        self.waiting.pop_front().unwrap_or_else(|| self.lines.next())
     }
 
     fn answer(&mut self, request: Request) -> Option<Value> {
@@ -128,6 +157,11 @@ impl Session {
         };
         Ok(json!({"content": [{"type": "text", "text": text}], "isError": failed}))
     }
+}
+
+fn is_request(line: &Line, id: &Value) -> bool {
+    let Line::Text(text) = line else { return false };
+    serde_json::from_slice(text).is_ok_and(|message: Value| message["id"] == *id)
 }
 
 fn initialized(params: &Value) -> Value {
