@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use crate::output::{Exit, Failure};
 
-/// Opens what lies at `path` in an open directory: no symbolic link is followed, on the way or at
-/// its end.
+/// Opens what lies at `path` in an open directory, or with `.` the directory itself: no symbolic
+/// link is followed, on the way or at its end.
 pub fn open(
     directory: impl AsFd,
     path: &[u8],
@@ -24,7 +24,19 @@ pub fn open(
         Err(Errno::NOSYS) => {}
         opened => return opened,
     }
-    // Before Linux 5.6: name by name.
+    open_by_names(directory, path, flags, mode)
+}
+
+/// Before Linux 5.6: name by name.
+fn open_by_names(
+    directory: impl AsFd,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Errno> {
+    if path == b"." {
+        return rustix::fs::openat(&directory, path, flags, mode);
+    }
     let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at = rustix::fs::openat(&directory, ".", way, Mode::empty())?;
     let mut names = path.split(|c| *c == b'/').peekable();
@@ -120,6 +132,27 @@ mod tests {
             [("file", 6), ("directory", 7), ("link", 7), ("fifo", 7), ("../file", 7)]
         {
             assert!(read_file(directory.path(), name.as_bytes(), most).is_err(), "{name}");
+        }
+    }
+    #[test]
+    fn by_names_as_in_one_call() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(directory.path().join("a/b")).expect("directories");
+        std::fs::write(directory.path().join("a/b/file"), "content").expect("a file");
+        std::os::unix::fs::symlink("a", directory.path().join("link")).expect("a link");
+        let at = std::fs::File::open(directory.path()).expect("it is there");
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let what = |opened: Result<OwnedFd, Errno>| {
+            // Of a link on the way each says something else.
+            opened.and_then(rustix::fs::fstat).map(|stat| stat.st_ino).ok()
+        };
+        for path in [".", "a", "a/b", "a/b/file", "none", "a/none", "link/b", "link", "a/b/file/x"]
+        {
+            let by_names = what(open_by_names(&at, path.as_bytes(), flags, Mode::empty()));
+            assert_eq!(by_names, what(open(&at, path.as_bytes(), flags, Mode::empty())), "{path}");
+        }
+        for path in ["..", "a/../..", "/", ""] {
+            assert!(open_by_names(&at, path.as_bytes(), flags, Mode::empty()).is_err(), "{path}");
         }
     }
 }
