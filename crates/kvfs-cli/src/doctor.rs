@@ -283,8 +283,9 @@ impl Machine<'_> {
         let what = "open files";
         let limit = self.read("proc/self/limits").and_then(|text| {
             let line = text.lines().find(|line| line.starts_with("Max open files"))?;
-            let soft = line.split_whitespace().nth(3)?.to_string();
-            Some(if soft == "unlimited" { u64::MAX } else { soft.parse().ok()? })
+            // The daemon takes as many as it may have: the second of two limits counts.
+            let hard = line.split_whitespace().nth(4)?;
+            Some(if hard == "unlimited" { u64::MAX } else { hard.parse().ok()? })
         });
         match limit {
             Some(u64::MAX) => good(what, "no limit"),
@@ -293,7 +294,7 @@ impl Machine<'_> {
                 what,
                 Verdict::Warning,
                 format!("{limit} are few for the clients of a socket"),
-                format!("ulimit -n {OPEN_FILES}, or LimitNOFILE= in the unit"),
+                format!("as root: ulimit -n {OPEN_FILES}, or LimitNOFILE= in the unit"),
             ),
             None => bad(what, Verdict::Note, "the limit is not known", "mount /proc"),
         }

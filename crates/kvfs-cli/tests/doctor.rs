@@ -175,8 +175,13 @@ fn what_is_wrong_is_said_with_its_remedy() {
         assert_eq!(strict, Some(i32::from(verdict != "note")), "{check}");
     }
     let machine = Machine::new();
-    machine.write("proc/self/limits", "Max open files            256    524288   files\n");
+    machine.write("proc/self/limits", "Max open files            256    512   files\n");
     assert_eq!(machine.verdict("open files").0, "warning");
+    // The daemon raises the first limit to the second.
+    machine.write("proc/self/limits", "Max open files            256    524288   files\n");
+    assert_eq!(machine.verdict("open files").0, "ok");
+    machine.write("proc/self/limits", "Max open files            256    unlimited   files\n");
+    assert_eq!(machine.verdict("open files").0, "ok");
     machine.write("proc/self/limits", "nonsense\n");
     assert_eq!(machine.verdict("open files").0, "note");
 }
