@@ -13,6 +13,7 @@ use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, Body};
 use crate::namespace::{Unlinked, check_name};
+use crate::space_account::NAME_COST;
 
 /// A name's inode.
 struct NamedInode {
@@ -122,6 +123,10 @@ impl Fs {
     /// commits it.
     fn rename_once(&self, from: Place<'_>, to: Place<'_>, flags: RenameFlags) -> Result<()> {
         let _call = self.enter()?;
+        if flags.whiteout {
+            // It is a new inode.
+            self.reserve(NAME_COST)?;
+        }
         let _tree = self.core.tree.lock();
         let (dir, new_dir) = (self.inode(from.0)?, self.inode(to.0)?);
         let dir_state = self.lock_dir(&dir)?;
@@ -222,7 +227,7 @@ impl Fs {
             (attr.mtime, attr.ctime) = (now, now);
         }
 
-        if !locks.source.dirty {
+        if !locks.source.dirty && !flags.whiteout {
             // As many names as before, or one less.
             batch.releases_space();
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
-use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, SetAttr};
+use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, RenameFlags, SetAttr};
 use world::fails;
 use zones::MemoryDevice;
 
@@ -112,6 +112,25 @@ fn a_file_can_be_cut_in_a_full_store() {
         assert_eq!(fs.read(*ino, 0, 100).unwrap(), data[..10]);
     }
     assert!(fill_after(&fs) > 10 << 20);
+}
+
+#[test]
+fn a_whiteout_is_refused_in_a_full_store_and_a_new_name_is_not() {
+    let (db, fs) = small(14);
+    let files = fill(&fs, 300);
+    let rename =
+        |from: &str, to: &str, flags| fs.rename(ROOT, from.as_bytes(), ROOT, to.as_bytes(), flags);
+    let whiteout = RenameFlags { whiteout: true, ..RenameFlags::default() };
+    // One after the other they would take what is set aside for removing.
+    for (_, name, _) in &files[..100] {
+        fails(rename(name, &format!("to-{name}"), whiteout), libc::ENOSPC);
+        rename(name, &format!("to-{name}"), RenameFlags::default()).unwrap();
+    }
+    for (_, name, _) in &files[100..200] {
+        fs.unlink(ROOT, name.as_bytes()).unwrap();
+    }
+    let report = kvfs::verify(&db).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
 }
 
 fn fill_after(fs: &Fs) -> usize {
