@@ -94,19 +94,22 @@ struct Unlinking {
 
 impl Fs {
     /// Makes the transaction of this view ready to commit: everything the view has is in it
-    /// afterwards. The view is frozen. Gives the state to go back to when the view goes on, since
-    /// the commit has failed; `None`: nothing was removed.
-    pub(crate) fn prepare(&self, transaction: &Transaction) -> Result<Option<Savepoint>> {
+    /// afterwards. The view is frozen. `before`: the state to go back to when the view goes on,
+    /// since this or the commit has failed; `None`: nothing was removed.
+    pub(crate) fn prepare(
+        &self,
+        transaction: &Transaction,
+        before: &mut Option<Savepoint>,
+    ) -> Result<()> {
         self.commit_older_than(Duration::MAX)?;
         // Unlinked, but still open here: with the view their last users go. What they stored before
         // the transaction is the mainline's.
-        let mut before = None;
         for inode in self.core.inode_cache.all() {
             let state = inode.state.read();
             if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino)
             {
                 if before.is_none() {
-                    before = Some(transaction.savepoint()?);
+                    *before = Some(transaction.savepoint()?);
                 }
                 let mut batch = Batch::new();
                 self.core.layout.stage_removal(inode.ino, &mut batch);
@@ -114,7 +117,7 @@ impl Fs {
                 self.apply(batch)?;
             }
         }
-        Ok(before)
+        Ok(())
     }
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to

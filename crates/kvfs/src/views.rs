@@ -405,7 +405,8 @@ impl Views {
 #[cfg(test)]
 mod tests {
     use env::Simulated;
-    use kvdb::Durability;
+    use kvdb::{CreateOptions, Durability, OpenOptions};
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
     use super::*;
     use crate::{Caller, FileKind, FsOptions, ROOT};
@@ -461,6 +462,65 @@ mod tests {
         assert!(committed.is_err_and(|e| e.is_locked()));
         assert!(inside.read(open, 0, 30_000).unwrap()[..] == [7; 20_000]);
         views.abort(reader).unwrap();
+        views.commit(id, Durability::Buffered).unwrap();
+        assert_eq!(fs.verify().unwrap().findings, []);
+    }
+
+    #[test]
+    fn so_does_one_of_the_mainline_where_the_commit_could_be_undone() {
+        let (fs, views) = views();
+        closed_file(&fs, b"contended", b"1");
+        closed_file(&fs, b"f", &[7; 20_000]);
+        let isolation = Isolation::Serializable;
+        let reader = views.begin(kvdb::TransactionOptions { isolation, ..Default::default() });
+        let reader = reader.unwrap();
+        let undoable = kvdb::TransactionOptions { undoable: true, ..Default::default() };
+        let id = views.begin(undoable).unwrap();
+        let inside = views.fs(&ViewId::Transaction(id)).unwrap();
+        let open = inside.lookup(ROOT, b"f").unwrap().ino;
+        inside.unlink(ROOT, b"f").unwrap();
+        let contended = inside.resolve(b"contended").unwrap().ino;
+        inside.write(contended, 0, b"2", Default::default()).unwrap();
+        let read = views.fs(&ViewId::Transaction(reader)).unwrap().read(contended, 0, 1);
+        assert_eq!(read.unwrap()[..], *b"1");
+        let committed = views.commit(id, Durability::Buffered);
+        assert!(committed.is_err_and(|e| e.is_locked()));
+        assert!(inside.read(open, 0, 30_000).unwrap()[..] == [7; 20_000]);
+        views.abort(reader).unwrap();
+        views.commit(id, Durability::Buffered).unwrap();
+        assert_eq!(fs.verify().unwrap().findings, []);
+    }
+
+    #[test]
+    fn a_file_without_a_name_keeps_its_content_when_the_changes_of_its_view_cannot_be_read() {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let open = OpenOptions {
+            memory: 4 << 20,
+            threads: false,
+            zero_journal: false,
+            ..Default::default()
+        };
+        let env = Arc::new(Simulated::new(1));
+        let create = CreateOptions { open, ..Default::default() };
+        let db = Kvdb::create(device.clone(), env.clone(), create).unwrap();
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let views = Views::new(db, fs.clone());
+        let id = views.begin(Default::default()).unwrap();
+        let inside = views.fs(&ViewId::Transaction(id)).unwrap();
+        let caller = Caller::default();
+        let open = inside.mknod(ROOT, b"f", FileKind::File, 0o644, 0, caller).unwrap().ino;
+        inside.write(open, 0, &[7; 20_000], Default::default()).unwrap();
+        // More than stays in memory.
+        for n in 0..20_000 {
+            closed_file(&inside, format!("a file with a long name, {n}").as_bytes(), b"x");
+        }
+        views.change_set(id).unwrap();
+        inside.unlink(ROOT, b"f").unwrap();
+        device.inject(Fault::always(Operation::Read, FaultKind::Error));
+        let committed = views.commit(id, Durability::Buffered);
+        device.clear();
+        assert!(matches!(committed, Err(Error::Store(kvdb::Error::Io(_)))), "{committed:?}");
+        assert!(inside.read(open, 0, 30_000).unwrap()[..] == [7; 20_000]);
         views.commit(id, Durability::Buffered).unwrap();
         assert_eq!(fs.verify().unwrap().findings, []);
     }

@@ -61,12 +61,8 @@ impl Views {
         if frozen.ended() {
             return Err(kvdb::Error::NoTransaction(id).into());
         }
-        let before = entry.fs.prepare(&transaction)?;
-        let mut changes = ChangeSet::by(&transaction, &core.layout)?;
-        if transaction.is_undoable() {
-            self.remove_content(&transaction, &mut changes.orphans)?;
-        }
-        let committed = self.commit_to_mainline(&transaction, &changes);
+        let mut before = None;
+        let committed = self.commit_frozen(&entry, &transaction, &mut before);
         match &committed {
             Err(Error::Store(kvdb::Error::Conflict { .. })) => transaction.abort(),
             Err(_) if self.shared.db.transaction(id).is_ok() => {
@@ -80,8 +76,8 @@ impl Views {
         }
         frozen.end();
         drop(frozen);
-        self.end_view(&entry, committed.is_ok().then_some(&changes));
-        let (orphans, turn) = committed?;
+        self.end_view(&entry, committed.as_ref().ok().map(|(changes, ..)| changes));
+        let (_, orphans, turn) = committed?;
         drop(turn);
         if durability == Durability::Synced {
             self.shared.db.sync()?;
@@ -90,9 +86,29 @@ impl Views {
         Ok(())
     }
 
-    /// Commits a transaction whose view is frozen, and brings the mainline's memory up to it. Gives
-    /// inodes that have become orphans by it, and the turn, which ends after the watchers have been
-    /// told.
+    /// Commits a transaction whose view is frozen. `before`: the state to go back to where the view
+    /// goes on, since this has failed; `None`: nothing was removed.
+    fn commit_frozen<'a>(
+        &'a self,
+        entry: &OpenView,
+        transaction: &Transaction,
+        before: &mut Option<Savepoint>,
+    ) -> Result<(ChangeSet, Vec<Ino>, Option<ChangeTurn<'a>>)> {
+        entry.fs.prepare(transaction, before)?;
+        let mut changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
+        if transaction.is_undoable() && !changes.orphans.is_empty() {
+            // Some may be open in the view.
+            if before.is_none() {
+                *before = Some(transaction.savepoint()?);
+            }
+            self.remove_content(transaction, &mut changes.orphans)?;
+        }
+        let (orphans, turn) = self.commit_to_mainline(transaction, &changes)?;
+        Ok((changes, orphans, turn))
+    }
+
+    /// Commits a transaction, and brings the mainline's memory up to it. Gives inodes that have
+    /// become orphans by it, and the turn, which ends after the watchers have been told.
     fn commit_to_mainline<'a>(
         &'a self,
         transaction: &Transaction,
