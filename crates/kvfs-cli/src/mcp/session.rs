@@ -83,8 +83,8 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps a message for later, or drops one that it cancels: that is not done, and has no answer.
-    /// `true`: it cancels what is worked on.
+    /// Keeps a message for later, or drops the one that it cancels: that is not done, and has no
+    /// answer. `true`: it cancels what is worked on.
     pub fn put_off(&mut self, line: Line) -> bool {
         if let Line::Text(text) = &line {
             let message: Value = serde_json::from_slice(text).unwrap_or_default();
