@@ -89,6 +89,7 @@ impl Drop for Client {
 /// Answers until it is dropped; then no call of the handler is under way, and none begins.
 pub struct Listening {
     clients: Arc<Clients>,
+    listener: Arc<TcpListener>,
     address: SocketAddr,
     accepting: Option<JoinHandle<()>>,
 }
@@ -99,15 +100,15 @@ impl Listening {
         address: SocketAddr,
         handler: impl FnOnce(SocketAddr) -> Handler,
     ) -> io::Result<Listening> {
-        let listener = TcpListener::bind(address)?;
+        let listener = Arc::new(TcpListener::bind(address)?);
         let address = listener.local_addr()?;
         let handler = handler(address);
         let clients = Arc::new(Clients::default());
-        let accepted = clients.clone();
+        let (accepted, waiting) = (clients.clone(), listener.clone());
         let accepting = std::thread::Builder::new()
             .name("kvfs-http".into())
-            .spawn(move || accept(&listener, &accepted, &handler))?;
-        Ok(Listening { clients, address, accepting: Some(accepting) })
+            .spawn(move || accept(&waiting, &accepted, &handler))?;
+        Ok(Listening { clients, listener, address, accepting: Some(accepting) })
     }
 
     /// With the port that it has.
@@ -119,8 +120,11 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.clients.stop.store(true, Ordering::Release);
-        // It waits for a client.
-        drop(TcpStream::connect_timeout(&self.address, PATIENCE));
+        // It waits for a client, and now hears that none comes. (To be one would take a descriptor,
+        // of which there may be none.)
+        if let Err(e) = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both) {
+            tracing::debug!("the HTTP server waits for a client more: {e}");
+        }
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
         }
@@ -201,5 +205,21 @@ mod tests {
         assert!(begun.elapsed() < PATIENCE, "it does not wait until their time is up");
         assert_eq!(Arc::strong_count(&count), 1, "nothing of the handler is left");
         drop(silent);
+    }
+
+    #[test]
+    fn it_ends_where_no_connection_can_be_made() {
+        let handler: Handler = Arc::new(|request: &Request| Response::text(200, &request.path));
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let mut server = Listening::start(address, |_| handler).expect("it listens");
+        // Where none listens: that of a listener that is gone.
+        server.address =
+            TcpListener::bind(address).and_then(|gone| gone.local_addr()).expect("an address");
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(server);
+            let _ = done.send(());
+        });
+        assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(()));
     }
 }
