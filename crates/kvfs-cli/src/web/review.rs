@@ -1,6 +1,6 @@
 //! The review of an open transaction in a page: what it would change, in the lines of `kvfs txn
-//! diff`, and its end. What is committed is what was shown: a transaction that has changed since is
-//! not.
+//! diff`, and its end. It is compared with what was shown before it is committed: one that has
+//! changed since is not. What a program changes between that look and the commit goes with it.
 
 use serde_json::{Value, json};
 use sha1::{Digest, Sha1};
