@@ -9,7 +9,7 @@ use env::Simulated;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvdb_server::{Client, Limits, Reply, ServerOptions};
 use served::{serve, show};
-use zones::MemoryDevice;
+use zones::{CrashDevice, MemoryDevice};
 
 const WRONGTYPE: &str = "(error) WRONGTYPE Operation against a key holding the wrong kind of value";
 const NOT_INT: &str = "(error) ERR value is not an integer or out of range";
@@ -578,4 +578,51 @@ fn places_of_bits_before_the_beginning_are_the_first_one() {
         ("BITCOUNT s -1 -100", "(integer) 0"),
         ("BITCOUNT s -100 -1", "(integer) 3"),
     ]);
+}
+
+/// A dictionary and its types are two dictionaries of the store: one of the same name that is made
+/// after a power cut has nothing of the old one, wherever the power failed.
+#[test]
+fn a_power_cut_within_a_drop_leaves_no_types_for_the_next_dictionary_of_the_name() {
+    let open = || OpenOptions {
+        memory: 4 << 20,
+        threads: false,
+        zero_journal: false,
+        ..OpenOptions::default()
+    };
+    let (mut whole, mut gone) = (0, 0);
+    for cut in 0..6 {
+        let device = Arc::new(CrashDevice::new());
+        let create = CreateOptions { open: open(), ..CreateOptions::default() };
+        let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).expect("made");
+        let mut client = Client::local(db.clone());
+        let mut ask = |words: &[&[u8]]| client.call(words).expect("a reply");
+        assert_eq!(ask(&[b"USE", b"d"]), Reply::Status("OK".into()));
+        assert_eq!(ask(&[b"SET", b"string", b"old"]), Reply::Status("OK".into()));
+        assert_eq!(ask(&[b"HSET", b"hash", b"field", b"old"]), Reply::Integer(1));
+        db.flush().expect("flushed");
+        device.cut_power_after(cut);
+        let dropped = ask(&[b"DICT", b"DROP", b"d"]);
+        device.cut_power();
+        for seed in 0..8 {
+            let image = Arc::new(device.crash(seed));
+            let (again, _) =
+                Kvdb::open(image, Arc::new(Simulated::new(1)), open()).expect("opened");
+            let kept = again.dictionary("d").is_some();
+            let mut client = Client::local(again);
+            let mut ask = |words: &[&[u8]]| client.call(words).expect("a reply");
+            assert_eq!(ask(&[b"USE", b"d"]), Reply::Status("OK".into()));
+            assert_eq!(ask(&[b"SET", b"new", b"1"]), Reply::Status("OK".into()));
+            let old = if kept { Reply::Bulk(b"old".to_vec()) } else { Reply::Null };
+            assert_eq!(ask(&[b"GET", b"string"]), old, "cut {cut}, seed {seed}");
+            assert_eq!(ask(&[b"HGET", b"hash", b"field"]), old, "cut {cut}, seed {seed}");
+            if kept {
+                whole += 1
+            } else {
+                gone += 1
+            }
+            assert!(!kept || dropped != Reply::Status("OK".into()), "what was said is so");
+        }
+    }
+    assert!(whole > 0 && gone > 0, "the power has failed before and after: {whole}, {gone}");
 }

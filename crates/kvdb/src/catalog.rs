@@ -1,6 +1,7 @@
 //! The dictionaries that there are, in all branches: making and dropping them, and their options.
 //! Each change is an edit of the manifest, durable when the call returns.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use env::Env;
@@ -80,17 +81,24 @@ impl Catalog {
         made.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
-    /// Drops a dictionary and all that is in it.
-    pub(crate) fn remove(&self, dict: DictionaryId) -> Result<()> {
+    /// Drops dictionaries and all that is in them: all of them, or none.
+    pub(crate) fn remove(&self, dicts: &[DictionaryId]) -> Result<()> {
         self.health.writable()?;
-        let info = self.versions.load().tree(dict)?.info.clone();
-        // A snapshot that was made before has it.
+        let version = self.versions.load_full();
+        let mut followed = false;
+        for dict in dicts {
+            let info = &version.tree(*dict)?.info;
+            followed |= info.branch.is_empty() && !info.options.reserved;
+        }
+        drop(version);
+        // A snapshot that was made before has them.
         let naming = self.snapshotter.settled()?;
         self.versions.install(|state| {
-            let there = state.dictionaries.contains_key(&dict);
-            VersionEdit::of(there.then_some(Edit::DropDictionary(dict)))
+            let there: BTreeSet<_> =
+                dicts.iter().filter(|dict| state.dictionaries.contains_key(dict)).collect();
+            VersionEdit::of(there.into_iter().map(|dict| Edit::DropDictionary(*dict)))
         })?;
-        if info.branch.is_empty() && !info.options.reserved {
+        if followed {
             self.feed.lose(|| self.env.random());
         }
         drop(naming);

@@ -58,11 +58,10 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             // No command finds the one without the other, or puts something into what goes.
             let _held = s.shared.locks.all();
             let info = existing(s, args.at(2))?;
+            // As one change: types that were left behind would show in the next one of the name.
             let types = s.db().dictionary(&types_name(&info.name));
-            s.db().drop_dictionary(info.id)?;
-            if let Some(types) = types {
-                s.db().drop_dictionary(types)?;
-            }
+            let both: Vec<_> = [info.id].into_iter().chain(types).collect();
+            s.db().drop_dictionaries(&both)?;
             tell_all("delrange", [info.name], s);
             out.ok();
             Ok(())

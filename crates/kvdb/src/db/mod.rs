@@ -130,7 +130,13 @@ impl Kvdb {
     /// Drops a dictionary and everything in it (durable before this returns). Views that exist
     /// still see it.
     pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
-        self.db.0.catalog.remove(dict)
+        self.drop_dictionaries(&[dict])
+    }
+
+    /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, as one change: after a crash
+    /// all of them are gone, or none is.
+    pub fn drop_dictionaries(&self, dicts: &[DictionaryId]) -> Result<()> {
+        self.db.0.catalog.remove(dicts)
     }
 
     /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]);

@@ -277,7 +277,7 @@ impl Transactions {
         }
         for (log, name) in ended {
             match self.parts.snapshotter.drop_snapshot(&base_name(name)) {
-                Ok(()) | Err(Error::NoSnapshot(_)) => self.parts.catalog.remove(log)?,
+                Ok(()) | Err(Error::NoSnapshot(_)) => self.parts.catalog.remove(&[log])?,
                 Err(e) => return Err(e),
             }
         }
