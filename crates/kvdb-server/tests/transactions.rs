@@ -465,6 +465,21 @@ fn exec_does_nothing_when_a_watched_key_has_changed() {
     assert!(served.db.transactions().is_empty(), "nothing is left of any WATCH");
 }
 
+/// `TXN LIST` shows the number of a `WATCH`; it is of no use to other connections.
+#[test]
+fn no_other_connection_reaches_the_transaction_of_a_watch() {
+    let served = serve(ServerOptions::default());
+    let (mut a, mut b) = (served.connect(), served.connect());
+    a.expect(&[("SET k 1", "OK"), ("WATCH k", "OK")]);
+    let id = served.db.transactions()[0].id;
+    let refused = format!("(error) NOTXN no transaction {id}: it has ended, or never was");
+    for command in ["JOIN", "STATUS", "FILES", "CHANGES", "KEEP", "COMMIT", "ABORT"] {
+        assert_eq!(b.run(&format!("TXN {command} {id}")), refused, "{command}");
+    }
+    b.expect(&[("TXN STATUS", "(nil)"), ("SET other 1", "OK")]);
+    a.expect(&[("MULTI", "OK"), ("SET k 2", "QUEUED"), ("EXEC", "[OK]"), ("GET k", "\"2\"")]);
+}
+
 #[test]
 fn exec_works_in_a_joined_transaction() {
     let served = serve(ServerOptions::default());

@@ -56,7 +56,7 @@ use std::sync::{Arc, Weak};
 
 use env::sync::atomic::AtomicBool;
 use env::sync::{Mutex, RwLock};
-use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, Transaction, TransactionId};
+use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, Transaction, TransactionId, TransactionInfo};
 
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
@@ -221,7 +221,10 @@ impl Views {
 
     /// Every view but the mainline: open transactions, snapshots, clones.
     pub fn all(&self) -> Vec<ViewId> {
-        let transactions = self.list().into_iter().map(|info| ViewId::Transaction(info.id));
+        // Not those that no caller can join.
+        let joinable = |info: &TransactionInfo| self.shared.db.transaction(info.id).is_ok();
+        let transactions = self.list().into_iter().filter(joinable);
+        let transactions = transactions.map(|info| ViewId::Transaction(info.id));
         let snapshots = self.snapshots().into_iter().map(|info| ViewId::Snapshot(info.name));
         let clones = self.clones().into_iter().map(|info| ViewId::Clone(info.name));
         transactions.chain(snapshots).chain(clones).collect()

@@ -109,6 +109,7 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             }
             let options = TransactionOptions {
                 label: "WATCH".into(),
+                private: true,
                 idle_limit: Some(s.shared.limits.watch_time),
                 ..TransactionOptions::default()
             };
@@ -236,6 +237,7 @@ fn attempt(
         Some((transaction, _)) => transaction.clone(),
         None => s.db().begin_with(TransactionOptions {
             label: "EXEC".into(),
+            private: true,
             ..TransactionOptions::default()
         })?,
     };

@@ -301,6 +301,7 @@ pub fn retry_on_conflict<T>(
     for _ in 0..TRIES {
         let transaction = db.begin_with(TransactionOptions {
             label: "a command".into(),
+            private: true,
             check_conflicts: check_writes,
             ..TransactionOptions::default()
         })?;

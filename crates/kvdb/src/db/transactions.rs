@@ -22,7 +22,7 @@ impl Kvdb {
         self.db.0.transactions.begin(options)
     }
 
-    /// Joins an open transaction.
+    /// Joins an open transaction that is not [private](TransactionOptions::private).
     pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
         self.db.0.transactions.join(id).ok_or(Error::NoTransaction(id))
     }

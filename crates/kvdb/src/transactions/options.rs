@@ -29,6 +29,9 @@ pub struct TransactionOptions {
     /// It stays when its last handle is dropped, to be joined by its number, until it is ended or
     /// idle for too long. Otherwise it is aborted with its last handle.
     pub detached: bool,
+    /// Its handles alone reach it: it is listed, and not joined by its number. For what a program
+    /// does for itself in a store in which others join transactions.
+    pub private: bool,
     /// It is aborted after so long without a call. `None`: never.
     pub idle_limit: Option<Duration>,
     /// Serializable only: how long a call waits for a lock before it gives up with
@@ -58,6 +61,7 @@ impl Default for TransactionOptions {
             isolation: Isolation::Snapshot,
             check_conflicts: true,
             detached: false,
+            private: false,
             idle_limit: None,
             lock_timeout: Duration::from_secs(10),
             retry_of: None,

@@ -177,9 +177,10 @@ impl Transactions {
         Ok(TransactionState::handle(&transaction))
     }
 
-    /// Another handle of an open transaction.
+    /// Another handle of an open transaction, unless it is private.
     pub(crate) fn join(&self, id: TransactionId) -> Option<Transaction> {
-        self.find(id).map(|transaction| TransactionState::handle(&transaction))
+        let found = self.find(id).filter(|transaction| !transaction.options.private);
+        found.map(|transaction| TransactionState::handle(&transaction))
     }
 
     /// The open transactions, the oldest first.
