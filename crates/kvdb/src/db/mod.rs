@@ -422,6 +422,10 @@ impl Kvdb {
         &self.db.0.commits
     }
 
+    pub(crate) fn transaction_registry(&self) -> &crate::transactions::Transactions {
+        &self.db.0.transactions
+    }
+
     pub(crate) fn snapshot_set(&self) -> &crate::read::snapshot_set::Snapshots {
         &self.db.0.snapshots
     }

@@ -166,11 +166,16 @@ impl Transactions {
         });
         let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
         let with = logged.unwrap_or_else(|| Open::new(base));
+        let locks = options.isolation == Isolation::Serializable;
+        if locks {
+            // Before others find the transaction: its end, which they may bring about at once,
+            // releases this owner.
+            let age = options.retry_of.unwrap_or(id).0.min(id.0);
+            self.parts.locks.begin(Owner { id: id.0, age });
+        }
         let transaction = self.insert(&mut open, id, options, with, since);
         drop((open, logging));
-        if transaction.options.isolation == Isolation::Serializable {
-            let age = transaction.options.retry_of.unwrap_or(id).0.min(id.0);
-            self.parts.locks.begin(Owner { id: id.0, age });
+        if locks {
             // Commits that have seen no locks come to their end.
             self.parts.commits.drain();
         }
@@ -246,6 +251,12 @@ impl Transactions {
             .lock()
             .contains(&id)
             .then(|| Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")))
+    }
+
+    /// Whether any transaction can hold locks.
+    #[cfg(test)]
+    pub(crate) fn any_owner(&self) -> bool {
+        self.parts.locks.any()
     }
 
     fn all(&self) -> Vec<Arc<TransactionState>> {
@@ -334,5 +345,58 @@ impl Transactions {
     /// aborted.
     pub(crate) fn close(&self) {
         self.all().iter().for_each(|transaction| transaction.leave("the store was closed"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use env::{Scheduled, schedule, thread};
+    use zones::MemoryDevice;
+
+    use crate::{CreateOptions, Isolation, Kvdb, OpenOptions};
+
+    /// One thread begins serializable transactions, and another one aborts whatever is listed. What
+    /// is left of a transaction that has ended would have all later commits look for locks.
+    #[test]
+    fn a_serializable_transaction_that_is_ended_while_it_begins_leaves_no_owner() {
+        let mut aborted = 0;
+        for seed in 0..60 {
+            let ran = schedule::run(seed, || {
+                let open = OpenOptions {
+                    memory: 1 << 20,
+                    threads: false,
+                    zero_journal: false,
+                    ..OpenOptions::default()
+                };
+                let options = CreateOptions { open, ..CreateOptions::default() };
+                let device = Arc::new(MemoryDevice::new());
+                let db = Kvdb::create(device, Arc::new(Scheduled), options).expect("made");
+                let other = db.clone();
+                let aborts = thread::spawn(move || {
+                    let mut aborted = 0;
+                    for _ in 0..20 {
+                        for info in other.transactions() {
+                            if let Ok(transaction) = other.transaction(info.id) {
+                                transaction.abort();
+                                aborted += 1;
+                            }
+                        }
+                        thread::yield_now();
+                    }
+                    aborted
+                });
+                for _ in 0..4 {
+                    drop(db.begin(Isolation::Serializable).expect("begun"));
+                }
+                let aborted = aborts.join().expect("the thread");
+                assert!(db.transactions().is_empty());
+                assert!(!db.transaction_registry().any_owner(), "an owner is left");
+                aborted
+            });
+            aborted += ran.unwrap_or_else(|e| panic!("seed {seed}: {e}")).value;
+        }
+        assert!(aborted > 0, "none was found while it was open");
     }
 }
