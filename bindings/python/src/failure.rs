@@ -132,6 +132,7 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
         Error::Exists(_) => ("exists", 0),
         Error::NoSpace => ("no_space", ENOSPC),
         Error::ReadOnly(_) => ("read_only", EROFS),
+        Error::NotSynced(_) => ("device", EIO),
         Error::Corrupt(_) => ("corrupt", EIO),
         Error::Invalid(_) => ("invalid", 0),
         Error::Limit(_) => ("limit", 0),

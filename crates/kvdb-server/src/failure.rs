@@ -18,6 +18,9 @@ pub enum Failure {
     /// The store takes no more writes (`READONLY`).
     #[error("READONLY the store takes no more writes: {0}")]
     ReadOnly(String),
+    /// The transaction is committed, and may not be on disk (`NOTSYNCED`).
+    #[error("NOTSYNCED {0}")]
+    NotSynced(String),
     /// A checksum did not match (`CORRUPT`).
     #[error("CORRUPT {0}; run `kvfs check` on the store")]
     Corrupt(String),
@@ -64,12 +67,15 @@ impl Failure {
     }
     /// It is not the request's fault: the store could not do it, at least not now.
     pub fn is_of_the_store(&self) -> bool {
-        use Failure::{Conflict, Io, Limit, Locked, NoSpace, NoTransaction, ReadOnly, Undone};
+        use Failure::{
+            Conflict, Io, Limit, Locked, NoSpace, NoTransaction, NotSynced, ReadOnly, Undone,
+        };
         matches!(
             self,
             Limit(_)
                 | NoSpace
                 | ReadOnly(_)
+                | NotSynced(_)
                 | Conflict(_)
                 | Locked(_)
                 | NoTransaction(_)
@@ -91,6 +97,7 @@ impl From<kvdb::Error> for Failure {
         match error {
             kvdb::Error::NoSpace => Failure::NoSpace,
             kvdb::Error::ReadOnly(why) => Failure::ReadOnly(why),
+            kvdb::Error::NotSynced(_) => Failure::NotSynced(error.to_string()),
             kvdb::Error::Corrupt(what) => Failure::Corrupt(what),
             kvdb::Error::Io(error) => Failure::Io(error.to_string()),
             kvdb::Error::Conflict { .. } => {

@@ -2,12 +2,15 @@
 
 mod served;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdb::{Durability, Isolation};
+use env::Simulated;
+use kvdb::{CreateOptions, Durability, Isolation, Kvdb, OpenOptions};
 use kvdb_server::{Reply, ServerOptions};
-use served::{Raw, Served, serve};
+use served::{Raw, Served, serve, serve_db, show};
+use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
 const OVER: &str = "(error) NOTXN no transaction 1: it has ended, or never was";
 
@@ -959,4 +962,27 @@ fn an_exec_that_is_wrong_itself_discards_what_was_gathered() {
         ("EXEC now", "(error) ERR wrong number of arguments for 'exec' command"),
         ("GET a", "(nil)"),
     ]);
+}
+
+/// The sync of a commit fails: others see what it has changed, and are told of it; so the reply does
+/// not say that nothing has happened.
+#[test]
+fn a_commit_whose_sync_fails_is_made_all_the_same() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let open = OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() };
+    let create = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).expect("made");
+    let served = serve_db(db, ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    // The journal has its segment.
+    outside.expect(&[("SET k 0", "OK"), ("SYNC", "OK")]);
+    assert_eq!(outside.run("SUBSCRIBE news"), "[\"subscribe\" \"news\" (integer) 1]");
+    let id = begin(&mut inside, "");
+    assert_eq!(inside.run(&format!("TXN JOIN {id}")), "OK");
+    inside.expect(&[("SET k 1", "OK"), ("PUBLISH news made", "(integer) 1")]);
+    device.inject(Fault::always(Operation::Sync, FaultKind::Error));
+    let said = inside.run("TXN COMMIT SYNC");
+    assert!(said.starts_with("(error) NOTSYNCED committed and seen by all, but "), "{said}");
+    inside.expect(&[("TXN STATUS", "(nil)"), ("GET k", "\"1\"")]);
+    assert_eq!(show(&outside.reply().expect("it is told")), "[\"message\" \"news\" \"made\"]");
 }

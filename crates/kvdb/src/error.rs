@@ -28,6 +28,10 @@ pub enum Error {
     /// The store stopped accepting writes (a sync failed, say); reading goes on.
     #[error("the store takes no more writes: {0}")]
     ReadOnly(String),
+    /// A transaction is committed, and all see what it has changed; what failed came afterwards (its
+    /// sync, say), so it may not be there when the store is opened again.
+    #[error("committed and seen by all, but perhaps not on disk: {0}")]
+    NotSynced(String),
     /// Bytes on the device are not what was written there. The text names the place.
     #[error("corrupt: {0}")]
     Corrupt(String),
@@ -58,6 +62,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// As it is told to the caller of a commit that has happened all the same.
+    #[must_use]
+    pub fn after_commit(self) -> Error {
+        match self {
+            Error::NotSynced(why) | Error::ReadOnly(why) => Error::NotSynced(why),
+            other => Error::NotSynced(other.to_string()),
+        }
+    }
+
     /// Whether the same may succeed when the transaction is begun again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Conflict { .. } | Error::Locked(_))

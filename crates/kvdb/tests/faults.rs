@@ -344,3 +344,26 @@ fn a_failed_sync_is_never_forgotten() {
         assert!(again.snapshots().is_empty());
     }
 }
+
+/// A sync that fails takes nothing back: the commit is seen, by readers and by those who wait for
+/// what it locked, and the error says so.
+#[test]
+fn a_commit_whose_sync_fails_says_that_it_is_made() {
+    for isolation in [kvdb::Isolation::Snapshot, kvdb::Isolation::Serializable] {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let db = create(device.clone(), Arc::new(Simulated::new(1)), small()).unwrap();
+        let d = dictionaries(&db).unwrap()[0];
+        // The journal has its segment.
+        db.put(d, b"k", b"old", Durability::Synced).unwrap();
+        let transaction = db.begin(isolation).unwrap();
+        transaction.put(d, "k", "new").unwrap();
+        device.inject(Fault::always(Operation::Sync, FaultKind::Error));
+        let done = transaction.commit(Durability::Synced);
+        let Err(Error::NotSynced(why)) = done else { panic!("{done:?}") };
+        assert!(why.contains("open it again"), "{why}");
+        assert_eq!(db.get(d, b"k").unwrap().unwrap(), "new");
+        assert!(db.transactions().is_empty() && !db.is_locked(d, b"k"));
+        // The next one is refused before it has changed anything.
+        assert!(matches!(db.begin(isolation), Err(Error::ReadOnly(_))));
+    }
+}

@@ -27,7 +27,8 @@ In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCK
 store is mounted. `kvfs kv` in it works in the transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
 
 Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing was changed: 75 others have changed the
-same in that time, or needed what it had locked, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.")]
+same in that time, or needed what it had locked, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.
+After 125 the commit is made all the same where the message says \"committed\": then it was its sync that failed.")]
 pub struct Args {
     /// The directory a store is mounted on.
     mount: PathBuf,

@@ -17,6 +17,7 @@ _LONGEST_REPLY = 512 << 20
 _CODES = {
     "NOSPACE": ("no_space", 28),
     "READONLY": ("read_only", 30),
+    "NOTSYNCED": ("device", 5),
     "CORRUPT": ("corrupt", 5),
     "IOERR": ("device", 5),
     "CONFLICT": ("conflict", 0),

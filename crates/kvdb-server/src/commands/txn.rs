@@ -185,6 +185,11 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
     let id = id_of(s, id)?;
     let done = s.shared.transactions.commit(id, durability);
+    // It has happened all the same.
+    let (done, unsynced) = match done {
+        Err(error @ kvdb::Error::NotSynced(_)) => (Ok(()), Some(error)),
+        done => (done, None),
+    };
     match done {
         Err(kvdb::Error::Conflict { keys }) => {
             over(s, id);
@@ -206,6 +211,9 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             }
             s.shared.waiters.wake_all();
             over(s, id);
+            if let Some(error) = unsynced {
+                return Err(error.into());
+            }
             out.ok();
             Ok(())
         }

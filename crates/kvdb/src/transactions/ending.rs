@@ -66,11 +66,10 @@ impl TransactionState {
         state.open = None;
         drop(state);
         self.gone();
-        durable?;
-        match applied {
-            Some(applied) => self.registry.parts.admission.after_commit(applied),
-            None => Ok(()),
-        }
+        let Some(applied) = applied else { return durable };
+        durable
+            .and_then(|()| self.registry.parts.admission.after_commit(applied))
+            .map_err(Error::after_commit)
     }
 
     /// Commits the changes to the store; `None`: there were none. What they are joined with is not

@@ -374,6 +374,7 @@ impl Transaction {
 
     /// Makes its changes part of the store, all of them at once. It has ended then, also when this
     /// fails with [`Error::Conflict`]; after [`Error::NoSpace`] and the like it is still there.
+    /// [`Error::NotSynced`] says that it is committed, and perhaps not on disk.
     pub fn commit(&self, durability: Durability) -> Result<()> {
         self.shared.used()?;
         self.shared.commit(durability)

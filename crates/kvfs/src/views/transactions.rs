@@ -2,6 +2,7 @@
 //!
 //! The order of steps, and why it is that one, is in the documentation of `views`.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,16 @@ use crate::difference::{FileChange, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::FsOptions;
 use crate::fs::superseded::ChangeTurn;
+
+/// A commit that has happened.
+struct Committed<'a> {
+    /// Inodes that have become orphans by it.
+    orphans: Vec<Ino>,
+    /// Ends after the watchers have been told.
+    turn: Option<ChangeTurn<'a>>,
+    /// What failed behind it.
+    unsynced: Option<kvdb::Error>,
+}
 
 impl Views {
     /// Begins a transaction over files and keys. It stays open until it is ended, however many
@@ -42,7 +53,8 @@ impl Views {
     /// Commits a transaction, its files and its keys. With `Synced` it is on disk when this
     /// returns.
     ///
-    /// [`kvdb::Error::Conflict`] ends it; after other errors it is still open.
+    /// [`kvdb::Error::Conflict`] ends it; [`kvdb::Error::NotSynced`] says that it is committed all
+    /// the same; after other errors it is still open.
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
         let transaction = self.transaction(id)?;
         // Opened where it is not: caches are told by it.
@@ -76,11 +88,14 @@ impl Views {
         }
         frozen.end();
         drop(frozen);
-        self.end_view(&entry, committed.as_ref().ok().map(|(changes, ..)| changes));
-        let (_, orphans, turn) = committed?;
+        self.end_view(&entry, committed.as_ref().ok().map(|(changes, _)| changes));
+        let (_, Committed { orphans, turn, unsynced }) = committed?;
         drop(turn);
+        if let Some(error) = unsynced {
+            return Err(error.into());
+        }
         if durability == Durability::Synced {
-            self.shared.db.sync()?;
+            self.shared.db.sync().map_err(kvdb::Error::after_commit)?;
         }
         self.remove_orphans(orphans);
         Ok(())
@@ -93,7 +108,7 @@ impl Views {
         entry: &OpenView,
         transaction: &Transaction,
         before: &mut Option<Savepoint>,
-    ) -> Result<(ChangeSet, Vec<Ino>, Option<ChangeTurn<'a>>)> {
+    ) -> Result<(ChangeSet, Committed<'a>)> {
         entry.fs.prepare(transaction, before)?;
         let mut changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
         if transaction.is_undoable() && !changes.orphans.is_empty() {
@@ -103,22 +118,29 @@ impl Views {
             }
             self.remove_content(transaction, &mut changes.orphans)?;
         }
-        let (orphans, turn) = self.commit_to_mainline(transaction, &changes)?;
-        Ok((changes, orphans, turn))
+        let committed = self.commit_to_mainline(transaction, &changes)?;
+        Ok((changes, committed))
     }
 
-    /// Commits a transaction, and brings the mainline's memory up to it. Gives inodes that have
-    /// become orphans by it, and the turn, which ends after the watchers have been told.
+    /// Commits a transaction, and brings the mainline's memory up to it.
     fn commit_to_mainline<'a>(
         &'a self,
         transaction: &Transaction,
         changes: &ChangeSet,
-    ) -> Result<(Vec<Ino>, Option<ChangeTurn<'a>>)> {
+    ) -> Result<Committed<'a>> {
         let mainline = &self.shared.mainline;
-        let commit = || Ok(transaction.commit(Durability::Buffered)?);
+        let unsynced = Cell::new(None);
+        let commit = || match transaction.commit(Durability::Buffered) {
+            // It has happened: what is in memory follows it.
+            Err(error @ kvdb::Error::NotSynced(_)) => {
+                unsynced.set(Some(error));
+                Ok(())
+            }
+            committed => Ok(committed?),
+        };
         if changes.names.is_empty() && changes.inodes.is_empty() {
             commit()?;
-            return Ok((Vec::new(), None));
+            return Ok(Committed { orphans: Vec::new(), turn: None, unsynced: unsynced.take() });
         }
         // A serializable transaction may have locked what this one changes. To end it needs the
         // mainline's freeze lock and a turn, so both are let go of before each attempt.
@@ -131,7 +153,8 @@ impl Views {
                 applied => Ok(Ok((applied?, Some(turn)))),
             }
         };
-        mainline.retry_on_lock(attempt).flatten()
+        let (orphans, turn) = mainline.retry_on_lock(attempt).flatten()?;
+        Ok(Committed { orphans, turn, unsynced: unsynced.take() })
     }
 
     /// What a durable transaction has so far, files included, is on disk when this returns. Of
