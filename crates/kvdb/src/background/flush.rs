@@ -137,6 +137,7 @@ impl Flush {
             Ok(()) => recycling.finish(),
             Err(e) => {
                 recycling.undo();
+                flusher.recent.forget(self.runs.iter().map(|(_, run, _)| run));
                 Err(e)
             }
         }

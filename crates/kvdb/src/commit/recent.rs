@@ -101,11 +101,29 @@ impl RecentCommits {
         Remembered { _recent: recent }
     }
 
+    /// What was to lie in these runs will not: their flush has failed, and comes again with others.
+    pub(crate) fn forget<'a>(&self, runs: impl IntoIterator<Item = &'a Arc<Run>>) {
+        let mut recent = self.recent.lock();
+        let mut gone = Vec::new();
+        for run in runs {
+            gone.extend(recent.commits.extract_if(.., |c| Arc::ptr_eq(&c.run, run)));
+        }
+        drop(recent);
+        // Their zones are let go outside of the lock.
+        drop(gone);
+    }
+
     /// What was committed to a dictionary after `since`.
     pub(crate) fn of(&self, dict: DictionaryId, since: Seq) -> Vec<RecentCommit> {
         let recent = self.recent.lock();
         let commits = recent.commits.iter();
         commits.filter(|c| c.dict == dict && c.newest > since).cloned().collect()
+    }
+
+    /// How many are remembered.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.recent.lock().commits.len()
     }
 
     /// Whether a transaction could begin right now.

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use env::Simulated;
-use zones::{MemoryDevice, Priority, Purpose, ZONE_SIZE};
+use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Priority, Purpose, ZONE_SIZE};
 
 use super::*;
 use crate::manifest::Edit;
@@ -88,4 +88,31 @@ fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
     commits.writer.lock().arrived(coming);
     commits.prepare_segment().unwrap();
     assert!(room() > ZONE_SIZE as usize);
+}
+
+/// A flush that is tried again and again, while a transaction looks for conflicts, keeps the runs
+/// of no attempt but the last one: those of the others are space that a full store lacks.
+#[test]
+fn the_runs_of_a_flush_that_failed_are_not_remembered() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), options).unwrap();
+    let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let transaction = db.begin(crate::Isolation::Snapshot).unwrap();
+    db.put(dict, b"k", b"theirs", Durability::Buffered).unwrap();
+    transaction.put(dict, "k", "mine").unwrap();
+    let recent = &db.pipeline().recent;
+    for _ in 0..3 {
+        let fault = Fault::once(Operation::Write, FaultKind::NoSpace);
+        device.inject(fault.of(Purpose::Manifest));
+        assert!(matches!(db.flush(), Err(Error::NoSpace)));
+        device.clear();
+        assert_eq!(recent.len(), 0);
+    }
+    db.flush().unwrap();
+    assert_eq!(recent.len(), 1);
+    let conflict = transaction.commit(Durability::Buffered);
+    assert!(matches!(conflict, Err(Error::Conflict { .. })), "{conflict:?}");
+    assert_eq!(recent.len(), 0);
 }
