@@ -7,7 +7,7 @@
 //! client notes what it goes by long before it knows what it will write, and the commit is the
 //! moment at which all of it is checked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use super::registry::Transactions;
 use super::state::Open;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
+use crate::ids::TransactionId;
 use crate::locks::{KeyRangeRef, RangeSet};
 
 /// Bytes that the read set of a transaction may take.
@@ -165,8 +166,10 @@ impl Transaction {
     /// The commit of this transaction is a conflict, too, if by then others have changed what
     /// `other` has added so far with [`Transaction::read_conflict_key`], counted from the beginning
     /// of `other`; or if `other` has ended. It is kept until this one ends, and is not changed by
-    /// it.
+    /// it. Hence `other` must not depend on this one: [`Error::Invalid`].
     pub fn depend_on(&self, other: &Transaction) -> Result<()> {
+        // Two that depend on each other would keep each other open.
+        let _one = self.shared.registry.depending.lock();
         let reads = match &other.read()?.open {
             Some(open) => open.reads.clone(),
             None => return Err(Error::NoTransaction(other.id())),
@@ -174,11 +177,32 @@ impl Transaction {
         if reads.is_empty() || other.id() == self.id() {
             return Ok(());
         }
+        if other.keeps(self.id()) {
+            return Err(Error::Invalid(format!(
+                "transaction {} depends on transaction {}, which so cannot depend on it",
+                other.id(),
+                self.id()
+            )));
+        }
         let dependency = Dependency { reads, since: other.shared.since, of: Some(other.clone()) };
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
         open.depends.push(dependency);
         Ok(())
+    }
+
+    /// Whether it keeps that transaction, itself or through others.
+    fn keeps(&self, id: TransactionId) -> bool {
+        let (mut left, mut seen) = (vec![self.clone()], BTreeSet::new());
+        while let Some(one) = left.pop() {
+            if !seen.insert(one.id()) {
+                continue;
+            }
+            let state = one.shared.state.read();
+            let depends = state.open.iter().flat_map(|open| &open.depends);
+            left.extend(depends.filter_map(|dependency| dependency.of.clone()));
+        }
+        seen.contains(&id)
     }
 }
 
@@ -292,5 +316,24 @@ mod tests {
         watch.abort();
         t.put(d.id(), "k", "1").expect("put");
         assert!(!outcome(&t), "what was committed since is not known any more");
+    }
+
+    #[test]
+    fn two_that_would_keep_each_other_open_are_refused() {
+        let (db, d) = store();
+        let [a, b, c] = [(); 3].map(|()| {
+            let t = db.begin(Isolation::Snapshot).expect("begun");
+            t.read_conflict_key(d.id(), b"b").expect("noted");
+            t
+        });
+        a.depend_on(&b).expect("noted");
+        a.depend_on(&b).expect("noted again");
+        b.depend_on(&c).expect("noted");
+        assert!(matches!(b.depend_on(&a), Err(Error::Invalid(_))));
+        assert!(matches!(c.depend_on(&a), Err(Error::Invalid(_))), "through another one");
+        drop((b, c));
+        assert_eq!(db.transactions().len(), 3, "they are kept");
+        drop(a);
+        assert!(db.transactions().is_empty());
     }
 }

@@ -85,6 +85,8 @@ pub(crate) struct Transactions {
     /// none has.
     pub(super) logging: Mutex<()>,
     lost: Mutex<VecDeque<TransactionId>>,
+    /// Held while a transaction comes to depend on another one.
+    pub(super) depending: Mutex<()>,
     pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
 }
 
@@ -102,6 +104,7 @@ impl Transactions {
             nested_bytes: AtomicUsize::new(0),
             logging: Mutex::default(),
             lost: Mutex::default(),
+            depending: Mutex::default(),
             routines: RwLock::default(),
         }
     }
