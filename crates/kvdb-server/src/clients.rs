@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use env::sync::Mutex;
+use env::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use crate::bell::Bell;
 use crate::mailbox::Mailbox;
@@ -52,11 +53,20 @@ pub struct Connection {
     command: AtomicUsize,
     /// Milliseconds after `since` at which that came.
     active: AtomicU64,
-    /// It waits for a key.
-    blocked: AtomicBool,
-    /// 0: not; else what another connection has made of the wait.
-    unblocked: AtomicU8,
+    /// Whether it waits for a key, and what another connection has made of that: [`FREE`],
+    /// [`WAITS`], [`TIMED_OUT`] or [`REFUSED`]. One word, so that what ends a wait never meets the
+    /// next one.
+    wait: AtomicU64,
 }
+
+/// It waits for no key.
+const FREE: u64 = 0;
+/// It waits for a key.
+const WAITS: u64 = 1;
+/// It was to wait no longer, as if the time was up.
+const TIMED_OUT: u64 = 2;
+/// It was to wait no longer, with an error.
+const REFUSED: u64 = 3;
 
 impl Connection {
     pub fn new(id: u64, address: String, closer: Option<Closer>) -> Self {
@@ -70,8 +80,7 @@ impl Connection {
             closer,
             command: AtomicUsize::new(usize::MAX),
             active: AtomicU64::new(0),
-            blocked: AtomicBool::new(false),
-            unblocked: AtomicU8::new(0),
+            wait: AtomicU64::new(FREE),
         }
     }
 
@@ -105,29 +114,36 @@ impl Connection {
     }
 
     pub fn is_blocked(&self) -> bool {
-        self.blocked.load(Relaxed)
+        self.wait.load(SeqCst) != FREE
     }
-    /// A wait begins, or is over.
-    pub fn set_blocked(&self, blocked: bool) {
-        self.unblocked.store(0, Relaxed);
-        self.blocked.store(blocked, Relaxed);
+    /// A wait begins.
+    pub fn begin_wait(&self) {
+        self.wait.store(WAITS, SeqCst);
     }
-    /// Ends the wait of a connection; `false`: it does not wait.
+    /// The wait is over. Gives what another connection has made of it.
+    pub fn end_wait(&self) -> Option<Unblocked> {
+        unblocked(self.wait.swap(FREE, SeqCst))
+    }
+    /// Ends the wait of a connection; `false`: it does not wait, or for nothing more.
     pub fn unblock(&self, how: Unblocked) -> bool {
-        let waits = self.is_blocked();
-        if waits {
-            self.unblocked.store(if how == Unblocked::TimedOut { 1 } else { 2 }, Relaxed);
+        let how = if how == Unblocked::TimedOut { TIMED_OUT } else { REFUSED };
+        let waited = self.wait.compare_exchange(WAITS, how, SeqCst, SeqCst).is_ok();
+        if waited {
             self.bell.ring();
         }
-        waits
+        waited
     }
     /// What another connection has made of the wait.
     pub fn unblocked(&self) -> Option<Unblocked> {
-        match self.unblocked.load(Relaxed) {
-            0 => None,
-            1 => Some(Unblocked::TimedOut),
-            _ => Some(Unblocked::Refused),
-        }
+        unblocked(self.wait.load(SeqCst))
+    }
+}
+
+fn unblocked(wait: u64) -> Option<Unblocked> {
+    match wait {
+        TIMED_OUT => Some(Unblocked::TimedOut),
+        REFUSED => Some(Unblocked::Refused),
+        _ => None,
     }
 }
 
@@ -147,5 +163,38 @@ impl Clients {
     }
     pub fn get(&self, id: u64) -> Option<Arc<Connection>> {
         self.0.lock().get(&id).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::{schedule, thread};
+
+    use super::*;
+
+    /// One connection waits again and again, and another one ends its waits: each end that was
+    /// reported is that of one wait. One that came late would end a wait that it was not for.
+    #[test]
+    fn what_ends_a_wait_never_meets_the_next_one_whatever_the_schedule() {
+        let mut all = 0;
+        for seed in 0..200 {
+            let ran = schedule::run(seed, || {
+                let waits = Arc::new(Connection::new(1, String::new(), None));
+                let waiting = waits.clone();
+                let ends = thread::spawn(move || {
+                    (0..10).filter(|_| waiting.unblock(Unblocked::TimedOut)).count()
+                });
+                let mut ended = 0;
+                for _ in 0..10 {
+                    waits.begin_wait();
+                    thread::yield_now();
+                    ended += usize::from(waits.end_wait().is_some());
+                }
+                assert_eq!(ends.join().expect("the thread"), ended);
+                ended
+            });
+            all += ran.unwrap_or_else(|e| panic!("seed {seed}: {e}")).value;
+        }
+        assert!(all > 0, "no wait was ended");
     }
 }

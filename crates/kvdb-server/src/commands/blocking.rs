@@ -80,7 +80,7 @@ fn first_of<T>(
     };
     let begun = Instant::now();
     let place = shared.waiters.wait(&s.connection, wanted.keys.iter().map(awaited).collect());
-    s.connection.set_blocked(true);
+    s.connection.begin_wait();
     let mut tried = false;
     let found = loop {
         s.connection.bell.take();
@@ -116,7 +116,7 @@ fn first_of<T>(
         out.wait(&s.connection.bell, [left, look].into_iter().flatten().min());
         s.waited += slept.elapsed();
     };
-    s.connection.set_blocked(false);
+    s.connection.end_wait();
     found
 }
 
