@@ -30,8 +30,10 @@ pub(crate) struct Signals {
     /// again.
     memory_free: Condvar,
     stop: AtomicBool,
-    /// The last flush, or the last write of the journal, found no space.
-    pub blocked: AtomicBool,
+    /// The last flush found no space.
+    flush_blocked: AtomicBool,
+    /// The last write of the journal found no space.
+    journal_blocked: AtomicBool,
     /// Something was deleted since the last flush that idleness made.
     pub deletions: AtomicBool,
     /// Space may be gained by a reclaim: something was deleted or flushed since the last one.
@@ -53,8 +55,24 @@ impl Signals {
         self.stop.load(Ordering::Acquire)
     }
 
-    pub(crate) fn flush_blocked(&self) -> bool {
-        self.blocked.load(Ordering::Acquire)
+    /// The last flush, or the last write of the journal, found no space.
+    pub(crate) fn blocked(&self) -> bool {
+        self.flush_blocked.load(Ordering::Acquire) || self.journal_blocked.load(Ordering::Acquire)
+    }
+
+    /// A flush has ended. One that found space may have given the journal some, too.
+    pub(crate) fn flush_ended(&self, found_space: bool) {
+        self.flush_blocked.store(!found_space, Ordering::Release);
+        if found_space {
+            self.journal_blocked.store(false, Ordering::Release);
+        }
+    }
+
+    /// A write of the journal has ended; it says nothing of flushes.
+    pub(crate) fn journal_ended(&self, found_space: bool) {
+        if self.journal_blocked.load(Ordering::Relaxed) == found_space {
+            self.journal_blocked.store(!found_space, Ordering::Release);
+        }
     }
 
     /// What has gathered should be written; `seal`: and this generation closed.

@@ -246,7 +246,7 @@ impl Flusher {
     pub(crate) fn flushed(&self) {
         self.garbage.count_runs(&self.versions.load(), &self.counters);
         self.signals.reclaimable.store(true, Ordering::Release);
-        self.signals.blocked.store(false, Ordering::Release);
+        self.signals.flush_ended(true);
         self.signals.memory_is_free();
         self.signals.compaction_wanted();
     }
@@ -309,7 +309,7 @@ impl Flusher {
                 return;
             }
             let result = self.flush_sealed();
-            self.signals.blocked.store(matches!(result, Err(Error::NoSpace)), Ordering::Release);
+            self.signals.flush_ended(!matches!(result, Err(Error::NoSpace)));
             match result {
                 Ok(_) => failures = 0,
                 Err(e) => {

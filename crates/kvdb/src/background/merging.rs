@@ -329,7 +329,7 @@ impl Compactor {
     /// After a merge: what found no space may find some now.
     pub(super) fn compacted(&self) {
         self.garbage.count_runs(&self.versions.load(), &self.counters);
-        if self.signals.flush_blocked() {
+        if self.signals.blocked() {
             self.signals.flush_wanted();
         }
     }

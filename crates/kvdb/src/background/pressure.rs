@@ -116,7 +116,7 @@ impl Admission {
             self.health.writable()?;
             self.signals.journal_wanted(None);
             self.signals.wait_for_memory(Duration::from_millis(100), full);
-            if full() && self.signals.flush_blocked() {
+            if full() && self.signals.blocked() {
                 return Err(Error::NoSpace);
             }
         }
@@ -135,7 +135,7 @@ impl Admission {
         self.counters.stops.add(1);
         while full() {
             self.health.writable()?;
-            if self.signals.flush_blocked() {
+            if self.signals.blocked() {
                 // Deletions make room; they may use a little of what is set aside.
                 let limit = self.shares.memtables + self.shares.memtables / 8;
                 if deletes_only && self.commits.memtable_bytes() + bytes < limit {

@@ -225,6 +225,7 @@ impl CommitPipeline {
         stream: Vec<u8>,
     ) {
         pipeline.update_room(writer);
+        self.signals.journal_ended(true);
         if stream.capacity() <= 2 * self.shares.journal_buffer {
             pipeline.spare = stream;
         }

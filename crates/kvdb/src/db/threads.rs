@@ -134,7 +134,7 @@ impl Database {
                 Ok(()) => {}
                 Err(Error::NoSpace) => {
                     // Commits are told. What was deleted may make room.
-                    self.signals.blocked.store(true, Ordering::Release);
+                    self.signals.journal_ended(false);
                     self.admission.want_space();
                 }
                 Err(e) => tracing::warn!("writing the journal out failed: {e}"),
@@ -209,5 +209,62 @@ impl Database {
             return Ok(true);
         }
         self.compactor.compaction_steps(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use env::Machine;
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
+
+    use super::*;
+    use crate::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
+
+    fn options() -> CreateOptions {
+        // Its clock does nothing for as long as a test takes.
+        let open = OpenOptions {
+            memory: 64 << 20,
+            zero_journal: false,
+            flush_interval: Duration::from_secs(3600),
+            ..OpenOptions::default()
+        };
+        CreateOptions { open, ..CreateOptions::default() }
+    }
+
+    #[track_caller]
+    fn until(what: &str, done: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_journal_that_finds_space_again_holds_off_no_commits() {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options()).unwrap();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let signals = &db.db.0.signals;
+        device.inject(Fault::always(Operation::Write, FaultKind::NoSpace).of(Purpose::Pages));
+        db.put(dict, b"large", &[3; 5000], Durability::Buffered).unwrap();
+        signals.journal_wanted(None);
+        until("the journal finds no space", || signals.blocked());
+        device.clear();
+        db.sync().unwrap();
+        until("it has found space", || !signals.blocked());
+    }
+
+    #[test]
+    fn a_flush_that_finds_no_space_is_not_made_up_for_by_the_journal() {
+        let signals = Signals::default();
+        signals.flush_ended(false);
+        signals.journal_ended(true);
+        assert!(signals.blocked());
+        signals.journal_ended(false);
+        signals.flush_ended(true);
+        assert!(!signals.blocked());
     }
 }
