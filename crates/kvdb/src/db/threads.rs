@@ -43,11 +43,19 @@ impl Threads {
 }
 
 impl Database {
-    /// Starts the threads, if this store has any.
+    /// Starts the threads, if this store has any. After an error there are none: each of them would
+    /// hold the store, and with it the device and its lock, though no caller has it.
     pub(crate) fn start_threads(self: &Arc<Self>) -> Result<()> {
         if self.inline() || self.options.read_only {
             return Ok(());
         }
+        self.spawn_threads()
+            // So that the first synced commits find their space allocated as well.
+            .and_then(|()| self.commits.prepare_segment())
+            .inspect_err(|_| self.threads.stop(&self.signals))
+    }
+
+    fn spawn_threads(self: &Arc<Self>) -> Result<()> {
         let mut threads = self.threads.threads.lock();
         type Work = (&'static str, fn(&Database));
         let merge: Work = ("kvdb-merge", |db| db.compactor.compaction_loop());
@@ -71,9 +79,7 @@ impl Database {
             };
             threads.push(env::thread::Builder::new().name(name.into()).spawn(run)?);
         }
-        drop(threads);
-        // So that the first synced commits find their space allocated as well.
-        self.commits.prepare_segment()
+        Ok(())
     }
 
     fn clock_loop(&self) {
@@ -266,5 +272,23 @@ mod tests {
         signals.journal_ended(false);
         signals.flush_ended(true);
         assert!(!signals.blocked());
+    }
+
+    /// Whatever fails on the way: the device, and with it its lock, is let go.
+    #[test]
+    fn a_store_that_cannot_be_opened_is_not_held() {
+        let mut failed = 0;
+        for after in 0.. {
+            let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+            let fault = Fault::once(Operation::Write, FaultKind::Error);
+            device.inject(fault.of(Purpose::Manifest).after(after));
+            let made = Kvdb::create(device.clone(), Arc::new(Machine::default()), options());
+            if made.is_ok() {
+                break;
+            }
+            failed += 1;
+            assert_eq!(Arc::strong_count(&device), 1, "write {after} of the manifest failed");
+        }
+        assert!(failed > 1, "the manifest is written for the threads' first segment, too");
     }
 }
