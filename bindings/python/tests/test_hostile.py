@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import kvfs
 import pytest
+from kvfs._remote import Database
 
 
 def test_wrong_types_are_type_errors(store: kvfs.Store) -> None:
@@ -230,3 +235,52 @@ def test_a_damaged_store_is_never_silently_wrong(store_path: str) -> None:
             assert found < 200
     except kvfs.Error as damage:
         assert str(damage)
+
+
+def test_an_answer_that_an_exception_cuts_off_is_not_that_of_the_next_command(
+    tmp_path: Path,
+) -> None:
+    class Enough(Exception):
+        pass
+
+    def enough(*_: object) -> None:
+        raise Enough
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "daemon.sock"))
+    listener.listen()
+    cut = threading.Event()
+
+    def serve(connection: socket.socket, first: bool) -> None:
+        # The client may be gone by then.
+        with connection, contextlib.suppress(OSError):
+            while connection.recv(1 << 16):
+                if first:
+                    # Half an answer; the other half, when the handler has run.
+                    connection.sendall(b"$5\r\nol")
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                    cut.wait(20)
+                    connection.sendall(b"d..\r\n")
+                else:
+                    connection.sendall(b":1\r\n")
+
+    def accept() -> None:
+        for first in (True, False):
+            connection, _ = listener.accept()
+            threading.Thread(target=serve, args=(connection, first), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    database = Database(tmp_path / "daemon.sock", durable=False, timeout=20.0)
+    before = signal.signal(signal.SIGUSR1, enough)
+    try:
+        with pytest.raises(Enough), database.connection() as connection:
+            connection.call(b"GET", b"old")
+        cut.set()
+        with pytest.raises(kvfs.Disconnected):
+            connection.call(b"EXISTS", b"new")
+        with database.connection() as connection:
+            assert connection.call(b"EXISTS", b"new") == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        cut.set()
+        listener.close()

@@ -136,7 +136,12 @@ class Database:
             raise
         finally:
             with self._lock:
-                kept = kept and not self._closed and len(self._idle) < _IDLE_CONNECTIONS
+                kept = (
+                    kept
+                    and connection.whole
+                    and not self._closed
+                    and len(self._idle) < _IDLE_CONNECTIONS
+                )
                 if kept:
                     self._idle.append(connection)
             if not kept:

@@ -50,6 +50,8 @@ class Connection:
     def __init__(self, path: bytes, timeout: float | None) -> None:
         self.pid = os.getpid()
         self.dictionary: str | None = "0"
+        # No answer was cut off: what comes next belongs to the next command.
+        self.whole = True
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout)
@@ -86,6 +88,14 @@ class Connection:
                 request += b"$%d\r\n" % len(word)
                 request += word
                 request += b"\r\n"
+        if not self.whole:
+            self.close()
+            raise Disconnected(
+                "an exception has cut off an answer on this connection: what it was is not known"
+            )
+        # An exception of any kind may come from here on, from the handler of a signal for one: what
+        # is left of the answer must not be taken for that of the next command.
+        self.whole = False
         try:
             # A server that refuses a request answers and closes; its answer counts.
             unsent: OSError | None = None
@@ -94,7 +104,9 @@ class Connection:
             except OSError as error:
                 unsent = error
             try:
-                return [self._reply() for _ in commands]
+                replies = [self._reply() for _ in commands]
+                self.whole = True
+                return replies
             except (OSError, Disconnected) as error:
                 raise unsent or error from None
         except TimeoutError:
