@@ -16,12 +16,26 @@ use crate::world::{Dead, World};
 pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
     let Some((branch, dict, id)) = w.place() else { return Ok(()) };
     if w.history.newest().branches[&branch].len() > 2 && w.random.one_in(3) {
-        w.call("Kvdb::drop_dictionary");
+        let mut all = w.db.dictionaries_in(&branch).into_iter().filter(|info| info.id != id);
+        let other = if w.history.newest().branches[&branch].len() > 3 { all.next() } else { None };
+        let names: Vec<_> =
+            [dict].into_iter().chain(other.as_ref().map(|info| info.name.clone())).collect();
         let gone = |state: &mut ManifestState| {
-            drop(state.branches.get_mut(&branch).and_then(|b| b.remove(&dict)))
+            if let Some(branch) = state.branches.get_mut(&branch) {
+                branch.retain(|name, _| !names.contains(name));
+            }
         };
-        w.alter(gone, |w| w.db.drop_dictionary(id))?;
-        w.replaced(&branch, &dict);
+        match other {
+            None => {
+                w.call("Kvdb::drop_dictionary");
+                w.alter(gone, |w| w.db.drop_dictionary(id))?;
+            }
+            Some(other) => {
+                w.call("Kvdb::drop_dictionaries");
+                w.alter(gone, |w| w.db.drop_dictionaries(&[id, other.id]))?;
+            }
+        }
+        names.iter().for_each(|name| w.replaced(&branch, name));
         return Ok(());
     }
     if w.random.one_in(4) {
