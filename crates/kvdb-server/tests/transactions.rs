@@ -964,8 +964,8 @@ fn an_exec_that_is_wrong_itself_discards_what_was_gathered() {
     ]);
 }
 
-/// The sync of a commit fails: others see what it has changed, and are told of it; so the reply does
-/// not say that nothing has happened.
+/// The sync of a commit fails: others see what it has changed, and are told of it; so the reply
+/// does not say that nothing has happened.
 #[test]
 fn a_commit_whose_sync_fails_is_made_all_the_same() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
