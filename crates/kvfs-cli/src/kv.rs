@@ -517,16 +517,28 @@ fn estimate(connection: &mut Connection, start: &[u8], end: &[u8], output: &Outp
     )
 }
 
-/// A listing of any length: lines for people, one array for `--json`.
+/// A listing of any length: lines for people, one array for `--json`. One that is dropped before
+/// its end ends the array that it has begun: what was listed until an error is JSON, too.
 pub struct List<'a> {
     output: &'a Output,
     out: io::BufWriter<io::StdoutLock<'static>>,
     first: bool,
+    ended: bool,
+}
+
+impl Drop for List<'_> {
+    fn drop(&mut self) {
+        if !self.ended && !self.first && self.output.is_json() {
+            // The error that ended the listing is told; a reader that has hung up is none.
+            let _ = writeln!(self.out, "]").and_then(|()| self.out.flush());
+        }
+    }
 }
 
 impl<'a> List<'a> {
     pub fn begin(output: &'a Output) -> Outcome<Self> {
-        Ok(List { output, out: io::BufWriter::new(io::stdout().lock()), first: true })
+        let out = io::BufWriter::new(io::stdout().lock());
+        Ok(List { output, out, first: true, ended: false })
     }
 
     /// `false`: the reader has closed the pipe.
@@ -547,6 +559,7 @@ impl<'a> List<'a> {
     }
 
     pub fn end(mut self) -> Outcome {
+        self.ended = true;
         let written = match (self.output.is_json(), self.first) {
             (true, true) => writeln!(self.out, "[]"),
             (true, false) => writeln!(self.out, "]"),

@@ -330,3 +330,44 @@ fn what_is_said_on_a_terminal_cannot_act_on_it() {
     let err = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(err.contains("title") && !err.contains(['\u{1b}', '\u{7}']), "{err:?}");
 }
+
+/// What stands for the daemon of a store: gives one page of a listing, and goes away.
+fn half_a_listing(socket: &Path) -> std::thread::JoinHandle<()> {
+    use std::io::{BufRead, BufReader, Write};
+    let listener = std::os::unix::net::UnixListener::bind(socket).expect("bound");
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let connection = connection.expect("connected");
+            let mut answers = connection.try_clone().expect("a second handle");
+            let mut pages = 0;
+            for line in BufReader::new(connection).lines() {
+                let Ok(line) = line else { break };
+                let answer: &[u8] = match line.as_str() {
+                    "USE" => b"+OK\r\n",
+                    "SCAN" if pages == 1 => return,
+                    "SCAN" => {
+                        pages += 1;
+                        b"*2\r\n$1\r\n7\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n"
+                    }
+                    _ => continue,
+                };
+                answers.write_all(answer).expect("taken");
+            }
+        }
+    })
+}
+
+#[test]
+fn a_listing_that_fails_half_way_is_json_all_the_same() {
+    let lab = Lab::new();
+    let daemon = half_a_listing(&lab.path("s.kvfs.sock"));
+    let Output { status, stdout, stderr } =
+        kvfs(&["--json", "kv", "scan", lab.store.to_str().expect("text")].map(OsStr::new));
+    daemon.join().expect("no panic");
+    assert_eq!(status.code(), Some(1));
+    let said: serde_json::Value = serde_json::from_slice(&stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&stdout)));
+    assert_eq!(said, serde_json::json!([{"key": "a"}, {"key": "b"}]));
+    let told: serde_json::Value = serde_json::from_slice(&stderr).expect("one object");
+    assert_eq!(told["error"]["code"], "failed");
+}
