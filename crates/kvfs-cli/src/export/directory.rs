@@ -152,6 +152,9 @@ impl Directory<'_> {
         };
         match special {
             Err(Errno::PERM) if attr.kind != FileKind::Symlink => {
+                // Its next name, if it has one, finds nothing to link to.
+                // Its next name, if it has one, finds nothing to link to.
+                self.linked.remove(&attr.ino);
                 self.skipped.note(item.path, "only root may make devices");
                 return Ok(0);
             }
@@ -222,4 +225,65 @@ fn write_file(
     }
     rustix::fs::ftruncate(file, attr.size).map_err(cannot)?;
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvfs::Timestamp;
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::*;
+
+    /// Does `work` on a thread that may not make devices.
+    fn without_devices<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let mut sets = capabilities(None).expect("the thread's own");
+                sets.effective.remove(CapabilitySet::MKNOD);
+                set_capabilities(None, sets).expect("fewer are always allowed");
+                work()
+            });
+            thread.join().expect("no panic")
+        })
+    }
+
+    #[test]
+    fn every_name_of_a_device_that_cannot_be_made_is_left_out() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let at = rustix::fs::open(root.path(), OFlags::DIRECTORY, Mode::empty()).expect("opened");
+        let output = Output::silent();
+        let mut directory = Directory {
+            at: vec![at],
+            root: root.path().into(),
+            linked: HashMap::new(),
+            owner: false,
+            store: None,
+            skipped: Skipped::new(&output),
+        };
+        let attr = Attr {
+            ino: 7,
+            kind: FileKind::CharDevice,
+            perm: 0o600,
+            nlink: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0x103,
+            size: 0,
+            blocks: 0,
+            atime: Timestamp::default(),
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            btime: Timestamp::default(),
+        };
+        without_devices(|| {
+            for name in [&b"first"[..], b"second"] {
+                let (target, xattrs) = (Vec::new(), Vec::new());
+                let item = Item { path: name, name, attr, target, xattrs };
+                let made = directory.make(&item, &mut |_, _| Ok(0));
+                made.unwrap_or_else(|e| panic!("{}: {}", text::show(name), e.message));
+            }
+        });
+        assert_eq!(directory.skipped.count, 2);
+        assert_eq!(std::fs::read_dir(root.path()).expect("read").count(), 0);
+    }
 }
