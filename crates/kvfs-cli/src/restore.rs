@@ -74,7 +74,7 @@ fn restore(
     dry_run: bool,
 ) -> Outcome<Vec<Done>> {
     let mut all = Vec::new();
-    for path in paths {
+    for (at, path) in paths.iter().enumerate() {
         let done = match (store.was(path)?, store.is(path)?) {
             (true, true) => Done::Replaced,
             (true, false) => Done::MadeAgain,
@@ -91,7 +91,7 @@ fn restore(
         let brought = |other: &&Vec<u8>| {
             directory == &other[..] || directory.starts_with(&[&other[..], b"/"].concat())
         };
-        let waits = dry_run && paths.iter().any(|other| brought(&other));
+        let waits = dry_run && paths[..at].iter().any(|other| brought(&other));
         if done == Done::MadeAgain && !directory.is_empty() && !waits && !store.is(directory)? {
             let what = format!(
                 "cannot restore {}: its directory {} is not there",
@@ -253,7 +253,14 @@ fn live(args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
         },
     };
     let mut live = Live { mounted, id, snapshot: args.snapshot.clone() };
-    let done = restore(&mut live, &args.snapshot, &paths, args.dry_run);
+    // In a transaction that is the caller's, and goes on when this has failed, nothing may be left
+    // half done: what can be known before is looked for before. A savepoint would take back what
+    // other programs have done in the transaction at the same time.
+    let rehearsed = match entered {
+        Some(_) if !args.dry_run => restore(&mut live, &args.snapshot, &paths, true).map(drop),
+        _ => Ok(()),
+    };
+    let done = rehearsed.and_then(|()| restore(&mut live, &args.snapshot, &paths, args.dry_run));
     let number = id.to_string();
     match (&done, entered) {
         (_, Some(_)) => {}

@@ -136,6 +136,14 @@ fn one_path_that_fails_leaves_all_as_they_are() {
     command.arg(&root).args(["--", "sh", "-c", script, env!("CARGO_BIN_EXE_kvfs")]);
     fails(1, &mut command);
     assert_eq!(succeeds(kvfs(&["diff"]).arg(&root).arg("damaged")), "nothing is changed\n");
+    // One that fails leaves nothing in it, though the program goes on and commits.
+    for paths in ["d nowhere", "d fresh link/x d/deep/nowhere"] {
+        let script = format!("cd $KVFS_MOUNT && ! $0 restore . monday {paths} 2> /dev/null");
+        let mut command = kvfs(&["run"]);
+        command.arg(&root).args(["--", "sh", "-c", &script, env!("CARGO_BIN_EXE_kvfs")]);
+        succeeds(&mut command);
+        assert_eq!(succeeds(kvfs(&["diff"]).arg(&root).arg("damaged")), "nothing is changed\n");
+    }
 }
 
 #[test]
