@@ -136,6 +136,7 @@ impl CommitPipeline {
         // Versions of one key stay in order.
         pending.values.sort_by(|a, b| (a.dict, &a.key).cmp(&(b.dict, &b.key)));
         let mut pages = self.zones.extent_writer(Purpose::Pages, Priority::Flush);
+        let set_aside = writer.reserved.len();
         pages.supply(std::mem::take(&mut writer.reserved));
         let mut extents: Vec<ExtentRef> = Vec::with_capacity(pending.values.len());
         let mut packer = Packer::default();
@@ -143,10 +144,23 @@ impl CommitPipeline {
             extents.push(place_packed(&mut pages, &mut packer, v.codec, &v.value)?);
             Ok::<_, Error>(())
         });
-        // The next attempt has what is left of them.
         writer.reserved = pages.unused();
-        placed?;
-        let pin = pages.finish()?;
+        let placed = match placed {
+            Ok(()) => pages.finish().map_err(Error::from),
+            Err(e) => {
+                drop(pages);
+                Err(e)
+            }
+        };
+        let pin = placed.inspect_err(|_| {
+            // The next attempt needs as many, and other commits count on what they have admitted.
+            // What this one has used is free again.
+            while writer.reserved.len() < set_aside
+                && let Ok(zone) = self.zones.reserve_zone(Priority::Flush)
+            {
+                writer.reserved.push(zone);
+            }
+        })?;
         let mut generations: Vec<&Arc<Generation>> =
             pending.values.iter().map(|v| &v.layer.generation).collect();
         generations.dedup_by_key(|g| g.number);
