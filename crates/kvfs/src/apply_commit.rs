@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Batch, Changed, Savepoint, Scope, Transaction};
+use kvdb::{Batch, Changed, Savepoint, Scope, Transaction, View};
 
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
@@ -47,6 +47,13 @@ const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
 /// Directory and name; `true`: removed.
 type ChangedName = (Ino, Box<[u8]>, bool);
+
+/// Below this all numbers of a state are, and all that it says may have been given.
+fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
+    let largest = largest_ino(view, layout)?;
+    let noted = noted(view, layout)?.map_or(0, |noted| noted.bound);
+    Ok(largest.saturating_add(1).max(noted))
+}
 
 /// What a transaction has changed of a file system.
 #[derive(Clone, Debug, Default)]
@@ -349,13 +356,15 @@ impl Fs {
         if frozen.ended() {
             return Err(crate::Error::Stale(crate::ROOT));
         }
-        let mut names = self.known_names()?;
+        let mut names = Vec::new();
+        self.add_known_names(&mut names)?;
         let known = self.identities()?;
         // What is dirty here goes; but caches have read it. What cannot be committed now may come
         // back from there, and is no worse for it.
         let _ = kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX));
         let before = self.state_before_change(None)?;
         change()?;
+        // It has happened: no error ends this before what is in memory has followed it.
         turn.publish(before);
         // Nothing is locked by reading this. What a serializable transaction has in memory is
         // locked, or noted as not locked.
@@ -364,9 +373,13 @@ impl Fs {
             // What is back may have larger numbers than all that there was when the store was
             // opened.
             self.core.inode_allocator.clear_noted();
-            let largest = largest_ino(&view, &self.core.layout)?;
-            let noted = noted(&view, &self.core.layout)?.map_or(0, |noted| noted.bound);
-            self.core.inode_allocator.raise_next_to(largest.saturating_add(1).max(noted));
+            match numbers_below(&view, &self.core.layout) {
+                Ok(bound) => self.core.inode_allocator.raise_next_to(bound),
+                // A number might be given a second time.
+                Err(e) => self.core.db.halt(&format!(
+                    "the inode numbers of the state that is back cannot be read ({e}); unmount and mount again"
+                )),
+            }
             // What directories have reserved in the state that is back was used since.
             self.core.inode_allocator.void_reservations();
         }
@@ -404,7 +417,12 @@ impl Fs {
                 _ => self.core.inode_cache.strand(ino, before),
             }
         }
-        let after: HashSet<ChangedName> = self.known_names()?.into_iter().collect();
+        let mut after = Vec::new();
+        if let Err(e) = self.add_known_names(&mut after) {
+            // Those that cannot be read give an error to those who look for them, too.
+            tracing::warn!("not all names that are back can be told to caches: {e}");
+        }
+        let after: HashSet<ChangedName> = after.into_iter().collect();
         // Listings that stopped at a name that is gone must find where they were.
         for gone in names.iter().filter(|named| !after.contains(named)) {
             if let Some(dir) = self.core.inode_cache.get(gone.0) {
@@ -441,9 +459,9 @@ impl Fs {
         Ok(known)
     }
 
-    /// The names in all directories that the kernel refers to.
-    fn known_names(&self) -> Result<Vec<ChangedName>> {
-        let mut names = Vec::new();
+    /// Adds the names in all directories that the kernel refers to; after an error those that could
+    /// be read.
+    fn add_known_names(&self, names: &mut Vec<ChangedName>) -> Result<()> {
         let view = self.core.scope.view()?;
         for ino in self.referenced().into_iter().chain([crate::ROOT]) {
             let mut cursor = view.cursor(
@@ -455,7 +473,7 @@ impl Fs {
                 names.push((ino, layout::decode_name_key(&tuple.key)?.1.into(), false));
             }
         }
-        Ok(names)
+        Ok(())
     }
 
     /// Removes those of these inodes that are orphans and not open, with their records. One that a
@@ -500,7 +518,8 @@ mod tests {
     use std::time::Duration;
 
     use env::Simulated;
-    use kvdb::{Durability, Kvdb, Scope};
+    use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Scope};
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
     use crate::inode_allocator::InodeAllocator;
     use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
@@ -549,5 +568,56 @@ mod tests {
         fs.forget(b, 1);
         let back = fs.resolve(b"/a").unwrap();
         assert_eq!(&fs.read(back.ino, 0, 10).unwrap()[..], b"theirs");
+    }
+
+    /// The store has gone back, and little of it can be read at that moment: what is in memory goes
+    /// back all the same, and no number is given that is taken.
+    #[test]
+    fn a_rollback_after_which_nothing_can_be_read_is_followed() {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let open = OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() };
+        let options = CreateOptions { open: open.clone(), ..CreateOptions::default() };
+        let env = Arc::new(Simulated::new(1));
+        let db = Kvdb::create(device.clone(), env.clone(), options).unwrap();
+        let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+        let make = |fs: &Fs, name: &[u8]| {
+            fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino
+        };
+        let file = make(&fs, b"file");
+        fs.write(file, 0, b"old", Default::default()).unwrap();
+        fs.commit_older_than(Duration::MAX).unwrap();
+        db.snapshot("before").unwrap();
+        fs.write(file, 0, b"new, and longer", Default::default()).unwrap();
+        fs.commit_older_than(Duration::MAX).unwrap();
+        for dictionary in db.dictionaries() {
+            db.compact(dictionary.id).unwrap();
+        }
+        fs.shutdown().unwrap();
+        db.close().unwrap();
+        drop((fs, db));
+        // Nothing of the snapshot is in memory.
+        let (db, _) = Kvdb::open(device.clone(), env.clone(), open).unwrap();
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let file = fs.lookup(ROOT, b"file").unwrap().ino;
+        assert_eq!(&fs.read(file, 0, 100).unwrap()[..], b"new, and longer");
+        let turn = fs.core.superseded.turn();
+        let changes = fs.revert(&turn, || {
+            db.rollback("before")?;
+            device.inject(Fault::always(Operation::Read, FaultKind::Error));
+            Ok(())
+        });
+        assert!(device.struck() > 0, "all was in memory");
+        device.clear();
+        drop(turn);
+        assert!(
+            changes.unwrap().names.iter().any(|(dir, name, _)| *dir == ROOT && **name == *b"file")
+        );
+        let now = fs.lookup(ROOT, b"file").unwrap();
+        assert_eq!(&fs.read(now.ino, 0, 100).unwrap()[..], b"old");
+        let made = fs.mknod(ROOT, b"next", FileKind::File, 0o644, 0, Caller::default());
+        match made {
+            Ok(made) => assert_ne!(made.ino, now.ino),
+            Err(e) => assert_eq!(e.errno(), libc::EROFS, "{e}"),
+        }
     }
 }
