@@ -65,22 +65,58 @@ pub fn put(
         return Err(Failure::new(Exit::Failed, text)
             .hint("put the value into the store, or build it by SETRANGE (kvfs kv call)"));
     }
-    // In a transaction that the caller is in, it is a part of that.
-    let joined = connection.is_joined()?;
-    if !joined {
-        let id = super::integer(connection.call(&[b"TXN", b"BEGIN", b"ATTACHED"])?)?;
-        connection.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
+    if connection.is_joined()? {
+        return put_in_transaction(connection, key, (&first, next), new);
     }
+    let id = super::integer(connection.call(&[b"TXN", b"BEGIN", b"ATTACHED"])?)?;
+    connection.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
     if connection.call(&words)? == Reply::Null {
         return Ok(false);
     }
-    let mut next = next;
+    append(connection, key, next)?;
+    connection.call(&[b"TXN", b"COMMIT"])?;
+    Ok(true)
+}
+
+/// Appends `next` and all that comes behind it.
+fn append(connection: &mut Connection, key: &[u8], mut next: Vec<u8>) -> Outcome {
     while !next.is_empty() {
         connection.call(&[b"APPEND", key, &next])?;
         next = piece()?;
     }
-    if !joined {
-        connection.call(&[b"TXN", b"COMMIT"])?;
+    Ok(())
+}
+
+/// Sets a key in a transaction that is the caller's, and goes on when this has failed: the value is
+/// gathered under another name and gets its own in one step, for which nothing of it is copied. A
+/// savepoint would not do, since other programs may work in the transaction at the same time.
+fn put_in_transaction(
+    connection: &mut Connection,
+    key: &[u8],
+    (first, next): (&[u8], Vec<u8>),
+    new: bool,
+) -> Outcome<bool> {
+    if new && connection.call(&[b"EXISTS", key])? != Reply::Integer(0) {
+        return Ok(false);
     }
-    Ok(true)
+    let name = format!("kvfs kv put {} {}", std::process::id(), nanoseconds());
+    let name = name.as_bytes();
+    let put = connection
+        .call(&[b"SET", name, first])
+        .and_then(|_| append(connection, name, next))
+        .and_then(|()| {
+            let rename: &[u8] = if new { b"RENAMENX" } else { b"RENAME" };
+            Ok(connection.call(&[rename, name, key])? != Reply::Integer(0))
+        });
+    if !matches!(put, Ok(true)) {
+        // As far as it goes: where the transaction has ended, it is gone with that.
+        let _ = connection.call(&[b"DEL", name]);
+    }
+    put
+}
+
+/// Of the clock, for a name that no other program has.
+fn nanoseconds() -> u128 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_nanos())
 }
