@@ -439,3 +439,120 @@ fn changes_bring_the_options_of_dictionaries_with_them() {
     other.receive(&send(&db, "two", Some("one"))[..], &into("")).unwrap();
     assert_eq!(other.dictionaries()[0].options, options);
 }
+
+/// What came of one stream of a snapshot is no part of another one, though as many tuples of the
+/// same size are in each chunk of both.
+#[test]
+fn what_came_of_a_whole_stream_is_no_part_of_the_changes_and_the_other_way_round() {
+    let db = store(1);
+    let d = db.open_dictionary("d").unwrap();
+    let fill = |keys: std::ops::Range<u32>, byte| {
+        keys.for_each(|i| d.insert(i.to_be_bytes().to_vec(), vec![byte; 300]).unwrap())
+    };
+    fill(0..4000, 1);
+    db.snapshot("one").unwrap();
+    fill(0..3000, 2);
+    (3900..4000u32).for_each(|i| d.remove(i.to_be_bytes().to_vec()).unwrap());
+    db.snapshot("two").unwrap();
+    let (one, whole, changes) =
+        (send(&db, "one", None), send(&db, "two", None), send(&db, "two", Some("one")));
+    let cut = |other: &Kvdb, stream: &[u8], to: &str| {
+        assert!(other.receive(&stream[..stream.len() / 3], &into(to)).is_err());
+        let came = other.receiving().unwrap();
+        assert!(came.len() == 1 && came[0].chunks > 1, "{came:?}");
+    };
+
+    let other = store(2);
+    other.receive(&one[..], &into("")).unwrap();
+    cut(&other, &whole, "copy");
+    other.receive(&changes[..], &into("")).unwrap();
+    assert!(of(&other, "two") == of(&db, "two"), "the changes, behind a part of all");
+    assert_eq!(other.receiving().unwrap(), [], "the other stream is of no use any more");
+
+    let other = store(3);
+    other.receive(&one[..], &into("")).unwrap();
+    cut(&other, &changes, "");
+    other.receive(&whole[..], &into("copy")).unwrap();
+    assert!(of(&other, "two") == of(&db, "two"), "all, behind a part of the changes");
+    assert_eq!(other.receiving().unwrap(), []);
+
+    // One goes on whatever came of the other.
+    let other = store(4);
+    other.receive(&one[..], &into("")).unwrap();
+    cut(&other, &changes, "");
+    let position = other.receiving().unwrap().remove(0);
+    assert!(other.receive(&whole[..whole.len() / 3], &into("copy")).is_err());
+    let mut rest = Vec::new();
+    db.send("two", Some("one"), &mut rest, Some(&position)).unwrap();
+    other.receive(&rest[..], &into("")).unwrap();
+    assert!(of(&other, "two") == of(&db, "two"), "the rest of the changes");
+
+    // Both are given up together.
+    let other = store(5);
+    other.receive(&one[..], &into("")).unwrap();
+    cut(&other, &changes, "");
+    assert!(other.receive(&whole[..whole.len() / 3], &into("copy")).is_err());
+    other.forget_received(&position).unwrap();
+    assert_eq!(other.receiving().unwrap(), []);
+    assert!(other.view().dictionaries().iter().all(|d| d.branch.is_empty()));
+}
+
+/// The snapshot that a stream of changes builds upon is dropped while the stream comes, and another
+/// one gets its name: what the branch has is compared with what it was.
+#[test]
+fn a_base_that_is_made_again_while_a_stream_comes_is_another_snapshot() {
+    let (db, other) = (store(1), store(2));
+    let d = db.open_dictionary("d").unwrap();
+    (0..100u32).for_each(|i| d.insert(i.to_be_bytes().to_vec(), vec![7; 100]).unwrap());
+    db.snapshot("one").unwrap();
+    (0..100u32).for_each(|i| d.insert(i.to_be_bytes().to_vec(), vec![8; 100]).unwrap());
+    db.snapshot("two").unwrap();
+    let (one, two) = (send(&db, "one", None), send(&db, "two", Some("one")));
+    other.receive(&one[..], &into("")).unwrap();
+    let there = other.open_dictionary("d").unwrap();
+    let again = || {
+        there.insert("mine", "v").unwrap();
+        other.drop_snapshot("one").unwrap();
+        other.snapshot("one").unwrap();
+    };
+    let outcome = other.receive(Amid { stream: &two, then: Some(Box::new(again)) }, &into(""));
+    assert!(
+        matches!(&outcome, Err(Error::Invalid(why)) if why.contains("changed since")),
+        "{outcome:?}"
+    );
+    assert_eq!(there.get("mine").unwrap().unwrap(), "v");
+}
+
+/// A branch for a stream of changes is a clone of the base, whose space it keeps.
+#[test]
+fn a_stream_of_which_nothing_came_keeps_no_space() {
+    let (db, device) = (store(1), Arc::new(MemoryDevice::new()));
+    let other = create(device.clone(), Arc::new(Simulated::new(2)), small()).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    d.insert("k", "1").unwrap();
+    db.snapshot("one").unwrap();
+    d.insert("k", "2").unwrap();
+    db.snapshot("two").unwrap();
+    let (one, two) = (send(&db, "one", None), send(&db, "two", Some("one")));
+    other.receive(&one[..], &into("")).unwrap();
+    let hidden = |db: &Kvdb| db.view().dictionaries().iter().any(|d| !d.branch.is_empty());
+
+    // As a kill leaves it, when the branch is there and nothing has come.
+    let mut image = None;
+    let copy = || image = Some(MemoryDevice::clone(&device));
+    // All but the end of the only chunk, and the end.
+    let stream = &two[..two.len() - 20];
+    assert!(other.receive(Amid { stream, then: Some(Box::new(copy)) }, &into("")).is_err());
+    assert!(!hidden(&other) && other.receiving().unwrap().is_empty());
+
+    let image = Arc::new(image.unwrap());
+    let (killed, _) = Kvdb::open(image, Arc::new(Simulated::new(3)), small()).unwrap();
+    if hidden(&killed) {
+        let left = killed.receiving().unwrap();
+        assert_eq!(left.iter().map(|r| (r.chunks, r.tuples)).collect::<Vec<_>>(), [(0, 0)]);
+        killed.forget_received(&left[0]).unwrap();
+    }
+    assert!(!hidden(&killed) && killed.receiving().unwrap().is_empty());
+    other.receive(&two[..], &into("")).unwrap();
+    assert_eq!(of(&other, "two"), of(&db, "two"));
+}

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -17,12 +18,14 @@ use crate::db::Kvdb;
 use crate::dictionary::{DictionaryId, DictionaryOptions};
 use crate::error::{Error, Result};
 use crate::ids::Label;
+use crate::read::snapshot_set::Snapshot;
 use crate::snapshots::check_name;
 use crate::snapshots::stream::{Frame, Received, StreamHeader, read_magic};
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 
 /// The branch of a stream that is being received begins with this; its name goes on with the
-/// snapshot's id.
+/// snapshot's id and, of a stream of changes, the id of its base: the chunks of two streams of one
+/// snapshot are not the same.
 const PREFIX: &str = ".receive-";
 /// A dictionary of that branch, with one key: how far it came.
 const PROGRESS: &str = ".progress";
@@ -59,8 +62,24 @@ pub struct ReceiveStats {
     pub tuples: u64,
 }
 
-fn branch_of(id: &[u8; 16]) -> String {
-    id.iter().fold(PREFIX.to_owned(), |name, byte| name + &format!("{byte:02x}"))
+fn hex(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What the names of all branches begin with that receive the snapshot of this id.
+fn branches_of(id: &[u8; 16]) -> String {
+    PREFIX.to_owned() + &hex(id)
+}
+
+/// The branch that receives a stream. `base`: the id of the snapshot that its changes are made to.
+fn branch_of(id: &[u8; 16], base: Option<&[u8; 16]>) -> String {
+    branches_of(id) + &base.map(|base| format!("-{}", hex(base))).unwrap_or_default()
+}
+
+/// The id of the snapshot that a branch receives.
+fn id_of(branch: &str) -> Option<[u8; 16]> {
+    let digits = branch.strip_prefix(PREFIX)?.get(..32)?;
+    u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
 }
 
 impl Kvdb {
@@ -120,33 +139,16 @@ impl Kvdb {
         }
         let base = self.base(&header)?;
         if !options.replace {
-            self.may_replace(&options.branch, base.as_deref())?;
+            self.may_replace(&options.branch, base.as_ref())?;
         }
-        let branch = branch_of(&header.label.id);
-        self.prepare(&branch, base.as_deref(), &header)?;
-        let of = |name: &str| {
-            self.dictionary_in(&branch, name).ok_or_else(|| Error::NoDictionary(name.into()))
+        let branch = branch_of(&header.label.id, base.as_ref().map(|base| &base.label.id));
+        let received = match self.receive_into(&branch, &mut input, &header, base.as_ref()) {
+            Ok(received) => received,
+            Err(e) => {
+                self.drop_if_nothing_came(&branch);
+                return Err(e);
+            }
         };
-        let dicts: Vec<DictionaryId> =
-            header.dictionaries.iter().map(|d| of(&d.name)).collect::<Result<_>>()?;
-        let progress =
-            self.create_dictionary_in(&branch, PROGRESS, DictionaryOptions::default())?;
-        let received = self
-            .progress(&branch)?
-            .unwrap_or(Received { id: header.label.id, ..Received::default() });
-        if header.first > received.chunks {
-            let (first, next) = (header.first, received.chunks);
-            return Err(Error::Invalid(format!(
-                "the stream begins with chunk {first}, but chunk {next} is the next one wanted"
-            )));
-        }
-        let mut taking = Taking { db: self, progress, received, taken: 0, open: None };
-        let outcome = taking.all(&mut input, &dicts);
-        // What came before an error stays, too.
-        let kept = taking.commit();
-        outcome?;
-        kept?;
-        let received = taking.received;
         let label = Label { name, branch: options.branch.clone(), ..header.label };
         Ok(Taken { branch, base, label, received })
     }
@@ -160,12 +162,62 @@ impl Kvdb {
             self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
         let locked = db.transactions.lock_before_all(&replaced, REPLACED)?;
         if !options.replace {
-            self.may_replace(&options.branch, taken.base.as_deref())?;
+            self.may_replace(&options.branch, taken.base.as_ref())?;
         }
         let label = taken.label.clone();
         db.snapshotter.adopt(&taken.branch, &options.branch, label, PROGRESS, &replaced)?;
         drop(locked);
+        // Another stream of the same snapshot is of no use any more.
+        if let Err(e) = self.forget(&taken.received.id) {
+            let name = &taken.label.name;
+            tracing::warn!("what came of another stream of snapshot {name} stays: {e}");
+        }
         Ok(())
+    }
+
+    /// Takes the rest of a stream into its branch; how far that came.
+    fn receive_into(
+        &self,
+        branch: &str,
+        input: &mut impl Read,
+        header: &StreamHeader,
+        base: Option<&Arc<Snapshot>>,
+    ) -> Result<Received> {
+        self.prepare(branch, base, header)?;
+        let of = |name: &str| {
+            self.dictionary_in(branch, name).ok_or_else(|| Error::NoDictionary(name.into()))
+        };
+        let dicts: Vec<DictionaryId> =
+            header.dictionaries.iter().map(|d| of(&d.name)).collect::<Result<_>>()?;
+        let progress = self.create_dictionary_in(branch, PROGRESS, DictionaryOptions::default())?;
+        let received = self
+            .progress(branch)?
+            .unwrap_or(Received { id: header.label.id, ..Received::default() });
+        if header.first > received.chunks {
+            let (first, next) = (header.first, received.chunks);
+            return Err(Error::Invalid(format!(
+                "the stream begins with chunk {first}, but chunk {next} is the next one wanted"
+            )));
+        }
+        let mut taking = Taking { db: self, progress, received, taken: 0, open: None };
+        let outcome = taking.all(input, &dicts);
+        // What came before an error stays, too.
+        let kept = taking.commit();
+        outcome?;
+        kept?;
+        Ok(taking.received)
+    }
+
+    /// Drops the branch of a stream that was cut off before anything of it came: a clone of the
+    /// base would keep that for nothing.
+    fn drop_if_nothing_came(&self, branch: &str) {
+        let db = &self.db.0;
+        if db.versions.load().has_branch(branch)
+            && self.progress(branch).is_ok_and(|came| came.is_none())
+            && let Err(e) = db.snapshotter.drop_branch(branch)
+        {
+            tracing::warn!("the branch of a stream of which nothing came stays: {e}");
+        }
     }
 
     /// Streams that were cut off, and how far they came: what of it is listed is on disk. For
@@ -173,13 +225,30 @@ impl Kvdb {
     pub fn receiving(&self) -> Result<Vec<Received>> {
         self.sync()?;
         let all = self.db.0.versions.load().branches.clone();
-        let branches = all.keys().filter(|name| name.starts_with(PREFIX));
-        branches.filter_map(|branch| self.progress(branch).transpose()).collect()
+        // A crash may have left a branch of which nothing came.
+        let branches = all.keys().filter_map(|name| Some((name, id_of(name)?)));
+        let came = branches.map(|(branch, id)| {
+            let came = self.progress(branch)?;
+            Ok(came.unwrap_or(Received { id, ..Received::default() }))
+        });
+        came.collect()
     }
 
-    /// Gives up a stream that was cut off.
+    /// Gives up the streams of a snapshot that were cut off.
     pub fn forget_received(&self, received: &Received) -> Result<()> {
-        self.db.0.snapshotter.drop_branch(&branch_of(&received.id))
+        match self.forget(&received.id)? {
+            0 => Err(Error::NoBranch(branches_of(&received.id))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops the branches that receive the snapshot of this id; how many there were.
+    fn forget(&self, id: &[u8; 16]) -> Result<usize> {
+        let all = self.db.0.versions.load().branches.clone();
+        let branches: Vec<&String> =
+            all.keys().filter(|name| name.starts_with(&branches_of(id))).collect();
+        branches.iter().try_for_each(|branch| self.db.0.snapshotter.drop_branch(branch))?;
+        Ok(branches.len())
     }
 
     fn progress(&self, branch: &str) -> Result<Option<Received>> {
@@ -187,20 +256,16 @@ impl Kvdb {
         self.get(dict, KEY)?.map(|bytes| Received::from_bytes(&bytes)).transpose()
     }
 
-    /// The name here of the snapshot that the stream's changes are made to.
-    fn base(&self, header: &StreamHeader) -> Result<Option<String>> {
+    /// The snapshot that the stream's changes are made to. It is held, since by its name another
+    /// one may be found before the stream has come.
+    fn base(&self, header: &StreamHeader) -> Result<Option<Arc<Snapshot>>> {
         let Some((id, name)) = &header.base else { return Ok(None) };
         let found = self.db.0.snapshots.list().into_iter().find(|s| s.label.id == *id);
-        Ok(Some(
-            found
-                .ok_or_else(|| Error::NoSnapshot(format!("{name}, which the stream builds upon")))?
-                .label
-                .name
-                .clone(),
-        ))
+        let none = || Error::NoSnapshot(format!("{name}, which the stream builds upon"));
+        found.ok_or_else(none).map(Some)
     }
 
-    fn may_replace(&self, branch: &str, base: Option<&str>) -> Result<()> {
+    fn may_replace(&self, branch: &str, base: Option<&Arc<Snapshot>>) -> Result<()> {
         let dictionaries = self.dictionaries_in(branch);
         let Some(base) = base else {
             let free = if branch.is_empty() {
@@ -218,7 +283,8 @@ impl Kvdb {
         if !self.db.0.versions.load().has_branch(branch) {
             return Ok(());
         }
-        let (before, now) = (self.open_snapshot(base)?, self.view());
+        let (before, now) = (self.db.0.snapshotter.open(base), self.view());
+        let base = &base.label.name;
         let names: BTreeSet<String> =
             before.dictionaries().into_iter().chain(dictionaries).map(|d| d.name).collect();
         for name in names {
@@ -239,11 +305,21 @@ impl Kvdb {
     }
 
     /// The hidden branch, with the dictionaries of the header.
-    fn prepare(&self, branch: &str, base: Option<&str>, header: &StreamHeader) -> Result<()> {
+    fn prepare(
+        &self,
+        branch: &str,
+        base: Option<&Arc<Snapshot>>,
+        header: &StreamHeader,
+    ) -> Result<()> {
         let db = &self.db.0;
+        // An older version gave both kinds of streams the same branch.
+        let of = db.versions.load().branches.get(branch).cloned();
+        if of.is_some_and(|of| base.is_none() && !of.is_empty()) {
+            db.snapshotter.drop_branch(branch)?;
+        }
         if !db.versions.load().has_branch(branch) {
             match base {
-                Some(base) => db.snapshotter.clone_snapshot(base, branch)?,
+                Some(base) => db.snapshotter.clone_exactly(base, branch)?,
                 None => db.snapshotter.create_branch(branch)?,
             }
         }
@@ -270,7 +346,7 @@ struct Taken {
     /// The hidden branch.
     branch: String,
     /// The snapshot here that it builds upon.
-    base: Option<String>,
+    base: Option<Arc<Snapshot>>,
     label: Label,
     received: Received,
 }

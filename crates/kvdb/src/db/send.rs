@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use crate::db::Kvdb;
 use crate::error::{Error, Result};
+use crate::snapshots::check_visible;
 use crate::snapshots::stream::{Frame, Received, StreamHeader, write_magic};
 
 /// Bytes of tuples after which a chunk ends.
@@ -83,12 +84,14 @@ impl Kvdb {
         from: Option<&Received>,
     ) -> Result<SendStats> {
         let db = &self.db.0;
-        let known =
-            |name: &str| db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()));
-        let (label, view) = (known(snapshot)?.label.clone(), self.open_snapshot(snapshot)?);
-        let base = base
-            .map(|name| Ok::<_, Error>((known(name)?.label.clone(), self.open_snapshot(name)?)))
-            .transpose()?;
+        // Looked up once: by the time of a second look another one may have the name.
+        let known = |name: &str| {
+            check_visible(name)?;
+            let found = db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
+            Ok::<_, Error>((found.label.clone(), db.snapshotter.open(&found)))
+        };
+        let (label, view) = known(snapshot)?;
+        let base = base.map(known).transpose()?;
         if let Some(from) = from.filter(|from| from.id != label.id) {
             return Err(Error::Invalid(format!(
                 "what was received is of snapshot {:02x?}, not of {snapshot}",

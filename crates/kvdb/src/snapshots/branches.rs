@@ -31,17 +31,26 @@ fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
 
 impl Snapshotter {
     pub(crate) fn clone_snapshot(&self, snapshot: &str, branch: &str) -> Result<()> {
+        let of = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
+        self.clone_exactly(&of, branch)
+    }
+
+    /// Makes a branch of this snapshot, and of no other one that has its name by now.
+    pub(crate) fn clone_exactly(&self, of: &Arc<Snapshot>, branch: &str) -> Result<()> {
         self.health.writable()?;
         let _naming = self.settled()?;
-        let of = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
+        let snapshot = &of.label.name;
+        if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, of)) {
+            return Err(Error::NoSnapshot(snapshot.clone()));
+        }
         if self.versions.load().has_branch(branch) {
             return Err(Error::Exists(format!("branch {branch}")));
         }
         self.versions.install(|state| {
             let first = state.next_dictionary;
-            let edit = Edit::Clone { snapshot: snapshot.into(), branch: branch.into(), first };
+            let edit = Edit::Clone { snapshot: snapshot.clone(), branch: branch.into(), first };
             let mut change = VersionEdit::of([edit]);
-            know(&mut change, state, &of);
+            know(&mut change, state, of);
             change
         })
     }

@@ -140,9 +140,14 @@ impl Snapshotter {
 
     pub(crate) fn open_snapshot(&self, name: &str) -> Result<View> {
         let snapshot = self.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
+        Ok(self.open(&snapshot))
+    }
+
+    /// What a snapshot has, whether or not it is dropped by now.
+    pub(crate) fn open(&self, snapshot: &Snapshot) -> View {
         let mut view = self.versions.view();
         view.version.version = snapshot.version();
-        Ok(view)
+        view
     }
 
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
