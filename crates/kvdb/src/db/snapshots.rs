@@ -153,3 +153,43 @@ impl Kvdb {
         version.trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.clone()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use env::Simulated;
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
+
+    use super::*;
+    use crate::{CreateOptions, OpenOptions};
+
+    /// A snapshot waits for a flush that will not come, since the journal that it ends could not be
+    /// written. Those that wait for it are told so; they have asked when the store still took
+    /// writes.
+    #[test]
+    fn what_waits_for_a_snapshot_ends_when_that_can_not_be_written() {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let open = OpenOptions { threads: false, memory: 32 << 20, ..OpenOptions::default() };
+        let create = CreateOptions { open, ..CreateOptions::default() };
+        let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
+        let d = db.open_dictionary("d").unwrap();
+        d.insert("k", "v").unwrap();
+        db.snapshot("before").unwrap();
+        db.flush().unwrap();
+        d.insert("k", "w").unwrap();
+        db.sync().unwrap();
+        device.inject(Fault::always(Operation::Write, FaultKind::Error).of(Purpose::Journal));
+        assert!(db.snapshot("s").is_err());
+        let (done, outcome) = mpsc::channel();
+        // Not joined: it may go on for ever.
+        std::thread::spawn(move || {
+            let settled = db.db.0.snapshotter.settled().map(drop);
+            done.send(settled).unwrap();
+        });
+        let outcome = outcome.recv_timeout(Duration::from_secs(20));
+        let outcome = outcome.expect("it waits for ever");
+        assert!(outcome.is_err(), "the store takes no more writes");
+    }
+}

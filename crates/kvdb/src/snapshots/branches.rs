@@ -118,6 +118,7 @@ impl Snapshotter {
             }
             drop(naming);
             self.flusher.flush_sealed_locked()?;
+            self.health.check()?;
         };
         if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
             return Err(Error::NoSnapshot(snapshot.into()));

@@ -135,6 +135,8 @@ impl Snapshotter {
             }
             drop(naming);
             self.flusher.flush_sealed()?;
+            // One whose journal could not be written is never flushed.
+            self.health.check()?;
         }
     }
 
