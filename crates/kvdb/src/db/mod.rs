@@ -429,4 +429,8 @@ impl Kvdb {
     pub(crate) fn snapshot_set(&self) -> &crate::read::snapshot_set::Snapshots {
         &self.db.0.snapshots
     }
+
+    pub(crate) fn defragmenter(&self) -> &crate::background::Defragmenter {
+        &self.db.0.defragmenter
+    }
 }

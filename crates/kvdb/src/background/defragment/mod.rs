@@ -155,7 +155,7 @@ impl Defragmenter {
     /// Rounds of it until nothing is to be gained, or it is to stop.
     fn defragment(&self, options: DefragOptions) -> Result<()> {
         let fullest = u64::from(options.fullest_percent.min(99));
-        let stop = || self.signals.stopping() || self.stopping();
+        let stop = || self.signals.stopping() || self.stopping() || self.is_superseded();
         let update = |change: &dyn Fn(&mut DefragProgress)| change(&mut self.state.lock().progress);
         if !self.progress().automatic && !self.inline {
             let before = self.counters.copied.get();
@@ -328,6 +328,7 @@ impl Defragmenter {
 
     /// The thread.
     pub(crate) fn defragment_loop(&self) {
+        let _over = Over(self);
         while let Some(options) = self.wait(|| self.signals.stopping()) {
             match self.defragment(options) {
                 Ok(()) => {}
@@ -358,5 +359,14 @@ impl Defragmenter {
                 Err(e) => return Err(e),
             }
         }
+    }
+}
+
+/// Callers that wait for a defragmentation are told of its end also when its thread ends first.
+struct Over<'a>(&'a Defragmenter);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
