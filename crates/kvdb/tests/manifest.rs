@@ -1,5 +1,6 @@
 //! The manifest's move to another zone, when the one it lies in is full of edits.
 
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -146,4 +147,72 @@ fn a_manifest_that_goes_on_behind_a_close_is_searched_again() {
         }
     }
     assert!(spoiled >= 4, "two edits, each twice: {spoiled}");
+}
+
+/// A device on which some sectors cannot be read.
+struct BadSectors {
+    memory: MemoryDevice,
+    bad: Vec<u64>,
+}
+
+impl Device for BadSectors {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset + buf.len() as u64;
+        match self.bad.iter().any(|&at| at < end && offset < at + 4096) {
+            true => Err(io::Error::from_raw_os_error(5)),
+            false => self.memory.read_at(purpose, offset, buf),
+        }
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}
+
+/// Every chunk of the manifest is there twice. A medium that fails gives an error where a sector is
+/// bad, seldom other bytes.
+#[test]
+fn a_chunk_of_the_manifest_is_read_from_the_copy_that_can_be_read() {
+    let world = World::new();
+    (1..=3).for_each(|number| _ = world.edit(number).unwrap());
+    let image: MemoryDevice = world.device.crash(1);
+    let mut sector = [0; 4096];
+    let begins: Vec<u64> = (0..image.len().unwrap())
+        .step_by(4096)
+        .filter(|&at| {
+            image.read_at(Purpose::Manifest, at, &mut sector).unwrap();
+            sector.starts_with(MANIFEST_CHUNK)
+        })
+        .collect();
+    assert!(begins.len() >= 10, "a checkpoint and four edits, each twice: {begins:?}");
+    let open = |bad: &[u64]| {
+        let device = Arc::new(BadSectors { memory: image.clone(), bad: bad.to_vec() });
+        let report = kvdb::check(device.clone(), &mut |_, _| {});
+        (report, Kvdb::open(device, Arc::new(Simulated::new(2)), options()))
+    };
+    let mut found = 0;
+    for (n, &at) in begins.iter().enumerate() {
+        let (report, opened) = open(&[at]);
+        let (db, _) = opened.unwrap_or_else(|e| panic!("without the sector at {at:#x}: {e}"));
+        assert_eq!(setting(&db), 3, "without the sector at {at:#x}");
+        // The last chunk is one that a crash may have left torn.
+        found += usize::from(report.faults.iter().any(|f| f.place == "manifest"));
+        // Without both copies it is not known what the store consists of.
+        if n + 1 < begins.len() && (n == 0 || begins[n - 1] + 4096 != at || n % 2 == 0) {
+            let (report, opened) = open(&[at, begins[n + 1]]);
+            assert!(!report.is_clean() && opened.is_err(), "without {at:#x} and what follows");
+        }
+    }
+    assert!(found + 2 >= begins.len(), "{found} of {}", begins.len());
 }

@@ -95,11 +95,17 @@ impl ReadBuffer {
             let want = len.max(READ_AHEAD).min(zone.end() - addr);
             self.bytes.resize(want as usize, 0);
             self.addr = addr;
-            let read = match medium {
-                true => zones.read_medium(purpose, addr, &mut self.bytes),
-                false => zones.read(purpose, addr, &mut self.bytes),
+            let read = |bytes: &mut [u8]| match medium {
+                true => zones.read_medium(purpose, addr, bytes),
+                false => zones.read(purpose, addr, bytes),
             };
-            if let Err(e) = read {
+            let mut done = read(&mut self.bytes);
+            if done.is_err() && want > len {
+                // What is bad may lie in what was read ahead.
+                self.bytes.truncate(len as usize);
+                done = read(&mut self.bytes);
+            }
+            if let Err(e) = done {
                 self.bytes.clear();
                 return Err(e.into());
             }
@@ -240,30 +246,47 @@ impl<'a> StreamReader<'a> {
             return Ok(found);
         }
         let expected = self.offset;
-        if let Some((header, piece)) = self.chunk_here(part)? {
+        // Where reading fails the other copy may be read. If there is none, it is not known what
+        // the manifest says, and no end of it.
+        let mut failed = None;
+        let mut or_failed = |read: Result<Option<(Header, Bytes)>>| {
+            read.unwrap_or_else(|e| {
+                failed.get_or_insert(e);
+                None
+            })
+        };
+        if let Some((header, piece)) = or_failed(self.chunk_here(part)) {
             self.offset += header.size();
-            if self.chunk_here(part)?.is_none_or(|(h, _)| h.position != header.position) {
+            let second = self.chunk_here(part).unwrap_or_default();
+            if second.is_none_or(|(h, _)| h.position != header.position) {
                 self.damaged.push((part.zone.start() + self.offset, header.position));
             }
             self.offset += header.size();
             return Ok(Some((header, piece)));
         }
         if self.closed {
-            return Ok(None);
+            return failed.map_or(Ok(None), Err);
         }
         let mut headers = Vec::new();
         while self.offset + SECTOR <= ZONE_SIZE {
-            if let Some(header) = self.header(part, self.offset)? {
-                if let Some((header, piece)) = self.chunk_here(part)? {
-                    self.damaged.push((part.zone.start() + expected, header.position));
-                    self.offset += header.size();
-                    return Ok(Some((header, piece)));
+            match self.header(part, self.offset) {
+                Ok(None) => {}
+                Ok(Some(header)) => {
+                    if let Some((header, piece)) = or_failed(self.chunk_here(part)) {
+                        self.damaged.push((part.zone.start() + expected, header.position));
+                        self.offset += header.size();
+                        return Ok(Some((header, piece)));
+                    }
+                    headers.push((part.zone.start() + self.offset, header));
                 }
-                headers.push((part.zone.start() + self.offset, header));
+                Err(e) => _ = or_failed(Err(e)),
             }
             self.offset += SECTOR;
         }
         self.offset = expected;
+        if let Some(e) = failed {
+            return Err(e);
+        }
         self.searched = Some(Searched { part: self.part, offset: expected, headers });
         Ok(None)
     }
