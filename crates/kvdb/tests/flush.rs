@@ -3,7 +3,8 @@
 
 mod held;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use env::{Random, Simulated, schedule};
 use held::HeldSync;
@@ -108,4 +109,29 @@ fn a_dictionary_that_is_dropped_while_it_is_flushed_hinders_nothing() {
         });
         done.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
+}
+
+/// Who asks for a flush waits for what was committed before, however fast others commit.
+#[test]
+fn a_flush_ends_although_others_go_on_committing() {
+    let device = Arc::new(HeldSync::over(MemoryDevice::new()));
+    let create = CreateOptions { open: options(32 << 20), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    d.insert("k", "before").unwrap();
+    device.hold_behind(Purpose::Tuples);
+    let (done, flushed) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| done.send(db.flush()).unwrap());
+        device.wait_until_held();
+        // Another generation is closed during the flush of the first one, as writers do.
+        d.insert("k", "during").unwrap();
+        db.snapshot_of("", "closes", Durability::Buffered).unwrap();
+        device.release_and_hold_behind(Purpose::Tuples);
+        let flushed = flushed.recv_timeout(Duration::from_secs(20));
+        device.release();
+        flushed.expect("it waits for what was committed since").unwrap();
+    });
+    db.flush().unwrap();
+    assert_eq!(d.get("k").unwrap().unwrap(), "during");
 }

@@ -234,7 +234,8 @@ impl Flusher {
         if !empty {
             self.commits.seal(number)?;
         }
-        while self.flush_sealed()? {}
+        // What others close in the meantime was committed later: it could go on for ever.
+        while self.commits.sealed_upto(number).is_some() && self.flush_sealed()? {}
         debug_assert!(
             self.versions.manifest()?.state().start.position >= unflushed,
             "the journal has records to be replayed over what comes above the runs now"

@@ -45,6 +45,12 @@ impl<D> HeldSync<D> {
         *self.state.lock() = Hold { on: Some(purpose), ..Hold::default() };
     }
 
+    /// Lets the sync go on that is held, and holds the next one behind a write for `purpose`.
+    pub fn release_and_hold_behind(&self, purpose: Purpose) {
+        self.hold_behind(purpose);
+        self.changed.notify_all();
+    }
+
     /// Returns when a sync is held.
     pub fn wait_until_held(&self) {
         let mut state = self.state.lock();
