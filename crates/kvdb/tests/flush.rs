@@ -4,12 +4,14 @@
 mod held;
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use env::{Random, Simulated, schedule};
+use env::{Machine, Random, Simulated, schedule};
 use held::HeldSync;
 use kvdb::{CreateOptions, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions};
-use zones::{CrashDevice, MemoryDevice, Purpose, ZONE_SIZE};
+use zones::{
+    CrashDevice, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, ZONE_SIZE,
+};
 
 fn options(memory: usize) -> OpenOptions {
     OpenOptions {
@@ -134,4 +136,37 @@ fn a_flush_ends_although_others_go_on_committing() {
     });
     db.flush().unwrap();
     assert_eq!(d.get("k").unwrap().unwrap(), "during");
+}
+
+/// A full store is full for as long as it takes; then a flush may still fail as often as any other.
+#[test]
+fn a_flush_that_found_no_space_for_long_may_fail_once_more() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+    let open = OpenOptions { threads: true, ..options(32 << 20) };
+    let create = CreateOptions { open, ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), create).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    d.insert("k", "v").unwrap();
+    let wait_for = |struck: u64| {
+        let begun = Instant::now();
+        while device.struck() < struck {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "{} of {struck}: the flush is not tried again",
+                device.struck()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    device.inject(Fault::always(Operation::Write, FaultKind::NoSpace).of(Purpose::Tuples));
+    // Closes the generation.
+    db.snapshot_of("", "closes", Durability::Buffered).unwrap();
+    wait_for(5);
+    device.clear();
+    let struck = device.struck();
+    device.inject(Fault::once(Operation::Write, FaultKind::Error).of(Purpose::Tuples));
+    wait_for(struck + 1);
+    d.insert("k", "w").expect("the store takes writes");
+    db.flush().expect("it is tried again");
+    assert_eq!(d.get("k").unwrap().unwrap(), "w");
 }

@@ -30,7 +30,8 @@ use crate::read::version::{Generation, Layer};
 use crate::read::version_set::{VersionEdit, VersionSet};
 use crate::signals::Signals;
 
-/// A failed flush is tried this often before the store stops taking writes.
+/// A flush that fails, and not for want of space, is tried this often before the store stops taking
+/// writes.
 const ATTEMPTS: u32 = 5;
 
 /// A flush under way.
@@ -292,7 +293,8 @@ impl Flusher {
 
     /// The thread that flushes.
     pub(crate) fn flush_loop(&self) {
-        let mut failures = 0u32;
+        // One after the other, and those of them that were no want of space.
+        let (mut failures, mut errors) = (0u32, 0);
         loop {
             {
                 let mut wanted = self.signals.wanted.lock();
@@ -312,11 +314,12 @@ impl Flusher {
             let result = self.flush_sealed();
             self.signals.flush_ended(!matches!(result, Err(Error::NoSpace)));
             match result {
-                Ok(_) => failures = 0,
+                Ok(_) => (failures, errors) = (0, 0),
                 Err(e) => {
                     failures += 1;
+                    errors += u32::from(!matches!(e, Error::NoSpace));
                     tracing::warn!("a flush failed and will be tried again: {e}");
-                    if failures >= ATTEMPTS && !matches!(e, Error::NoSpace) {
+                    if errors >= ATTEMPTS {
                         self.health.fail("flushing", &e);
                         return;
                     }
