@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{Durability, Error, Kvdb};
+use kvdb::{CreateOptions, Cursor, Durability, Error, Kvdb, OpenOptions};
 use model::*;
 use zones::{CrashDevice, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, SECTOR};
 
@@ -365,5 +365,87 @@ fn a_commit_whose_sync_fails_says_that_it_is_made() {
         assert!(db.transactions().is_empty() && !db.is_locked(d, b"k"));
         // The next one is refused before it has changed anything.
         assert!(matches!(db.begin(isolation), Err(Error::ReadOnly(_))));
+    }
+}
+
+/// A cursor that has met an error does not know where its runs stand. It says so until it is moved,
+/// and never gives what a run hides that could not be read.
+#[test]
+fn a_cursor_gives_nothing_after_an_error_until_it_is_moved() {
+    let memory = Arc::new(MemoryDevice::new());
+    let open = OpenOptions { memory: 32 << 20, threads: false, ..OpenOptions::default() };
+    let create = CreateOptions { open: open.clone(), ..CreateOptions::default() };
+    let db = Kvdb::create(memory.clone(), Arc::new(Simulated::new(1)), create).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    let key = |i: u32| i.to_be_bytes().to_vec();
+    (0..3000).for_each(|i| d.insert(key(i), vec![b'o'; 100]).unwrap());
+    db.flush().unwrap();
+    (0..3000).for_each(|i| match i % 2 {
+        0 => d.insert(key(i), vec![b'n'; 100]).unwrap(),
+        _ => d.remove(key(i)).unwrap(),
+    });
+    db.flush().unwrap();
+    let id = d.id();
+    db.close().unwrap();
+    drop((d, db));
+    for forward in [true, false] {
+        // Nothing is cached.
+        let device = Arc::new(FaultDevice::new(memory.clone(), 1));
+        let (db, _) =
+            Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), open.clone()).unwrap();
+        for after in 0..8 {
+            let mut cursor = db.view().cursor(id, b"", b"").unwrap();
+            if !forward {
+                cursor.seek_to_end().unwrap();
+            }
+            let step = |cursor: &mut Cursor| match forward {
+                true => cursor.next(),
+                false => cursor.prev(),
+            };
+            device.inject(Fault::once(Operation::Read, FaultKind::Error).after(after));
+            let mut last = None;
+            let failed = loop {
+                match step(&mut cursor) {
+                    Ok(Some(tuple)) => last = Some(tuple.key),
+                    Ok(None) => break false,
+                    Err(_) => break true,
+                }
+            };
+            device.clear();
+            if !failed {
+                // All of it is cached by now.
+                assert!(after > 0);
+                break;
+            }
+            for _ in 0..3 {
+                let outcome = step(&mut cursor);
+                assert!(outcome.is_err(), "{forward}, {after}: {outcome:?} behind {last:?}");
+            }
+            match (&last, forward) {
+                (Some(last), true) => cursor.seek(&[&last[..], &[0]].concat()).unwrap(),
+                (Some(last), false) => cursor.seek(last).unwrap(),
+                (None, true) => cursor.seek(b"").unwrap(),
+                (None, false) => cursor.seek_to_end().unwrap(),
+            }
+            let mut rest = Vec::new();
+            while let Some(tuple) = step(&mut cursor).unwrap() {
+                assert_eq!(tuple.value().unwrap()[0], b'n');
+                rest.push(tuple.key.to_vec());
+            }
+            if !forward {
+                rest.reverse();
+            }
+            let expected: Vec<Vec<u8>> = (0..3000)
+                .step_by(2)
+                .map(key)
+                .filter(|k| {
+                    last.as_ref().is_none_or(|last| match forward {
+                        true => k[..] > last[..],
+                        false => k[..] < last[..],
+                    })
+                })
+                .collect();
+            assert_eq!(rest, expected, "{forward}, {after}");
+        }
     }
 }

@@ -86,6 +86,8 @@ impl Reader {
 enum Stop {
     End,
     Failed(Error),
+    /// The error was given: where the tree stands is not known.
+    Lost,
 }
 
 /// A tuple that was read ahead, and the update that its large value waits for.
@@ -134,6 +136,17 @@ impl Ahead {
     /// `true` when the tree is not where the cursor is.
     pub fn in_use(&self) -> bool {
         !self.queue.is_empty() || self.stop.is_some()
+    }
+
+    /// The tree has failed. Nothing more is given until the cursor goes elsewhere.
+    #[cold]
+    pub fn lose(&mut self) {
+        self.stop = Some(Stop::Lost);
+    }
+
+    /// `true` when nothing is known of where the tree stands.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.stop, Some(Stop::Lost))
     }
 
     /// A large value is handed out.
@@ -209,7 +222,14 @@ impl Ahead {
                 Ok(Some((tuple, update)))
             }
             None => match self.stop.take() {
-                Some(Stop::Failed(e)) => Err(e),
+                Some(Stop::Failed(e)) => {
+                    self.lose();
+                    Err(e)
+                }
+                Some(Stop::Lost) => {
+                    self.lose();
+                    Err(Error::Invalid("a cursor that has met an error must be moved first".into()))
+                }
                 _ => Ok(None),
             },
         }

@@ -13,6 +13,8 @@ use crate::read::ahead::{Ahead, Queued, Reader};
 use crate::read::view::View;
 
 /// A position between tuples, in a range of a view, which it and its tuples keep; it holds no lock.
+/// After an error it gives nothing but errors until it is moved by [`Cursor::seek`] or
+/// [`Cursor::seek_to_end`].
 pub struct Cursor {
     tree: TreeCursor,
     start: Bytes,
@@ -175,7 +177,7 @@ impl Cursor {
 
     #[inline]
     fn step(&mut self, forward: bool) -> Result<Step> {
-        if self.ahead.forward != forward {
+        if self.ahead.forward != forward && !self.ahead.is_lost() {
             self.turn(forward);
         }
         let (tree, start, end) = (&mut self.tree, &self.start, &self.end);
@@ -193,8 +195,13 @@ impl Cursor {
                 None => Step::End,
             });
         }
-        if !walk(tree, start, end, forward)? {
-            return Ok(Step::End);
+        match walk(tree, start, end, forward) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Step::End),
+            Err(e) => {
+                self.ahead.lose();
+                return Err(e);
+            }
         }
         if let Some(TupleRef { value: ValueRef::Extent(e), .. }) = self.tree.current() {
             self.ahead.gives(u64::from(e.len));
