@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import kvfs
+import kvfs.aio
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -28,6 +29,11 @@ def test_the_session_of_the_package(temporary_directory: None) -> None:
     assert done.failed == 0 and done.attempted >= 5
 
 
+def test_the_session_of_asyncio(temporary_directory: None) -> None:
+    done = doctest.testmod(kvfs.aio)
+    assert done.failed == 0 and done.attempted >= 3
+
+
 def test_the_example(store: kvfs.Store, capsys: pytest.CaptureFixture[str]) -> None:
     source = HERE.parents[2] / "examples" / "python" / "ledger.py"
     names: dict[str, object] = {"__name__": "example"}
@@ -45,8 +51,8 @@ def test_the_example(store: kvfs.Store, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_everything_public_is_described() -> None:
     missing = []
-    for name in kvfs.__all__:
-        thing = getattr(kvfs, name)
+    for module, name in [(m, name) for m in (kvfs, kvfs.aio) for name in m.__all__]:
+        thing = getattr(module, name)
         if not thing.__doc__:
             missing.append(name)
         for member, value in vars(thing).items() if isinstance(thing, type) else ():
