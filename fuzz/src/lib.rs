@@ -30,6 +30,8 @@ mod importer;
 mod mount_options;
 #[path = "../../crates/kvfs-cli/src/mounted.rs"]
 mod mounted;
+#[path = "../../crates/kvfs-cli/src/network.rs"]
+mod network;
 #[path = "../../crates/kvfs-cli/src/output.rs"]
 mod output;
 #[path = "../../crates/kvfs-cli/src/paths.rs"]

@@ -223,9 +223,9 @@ impl Flusher {
 
     /// Everything committed before is in runs afterwards, and the journal begins behind it.
     pub(crate) fn flush_all(&self) -> Result<()> {
-        // Empty memtables are not enough: a replay flushes what it has read and leaves the journal
-        // as it is. What comes above those runs (an ingest) would lie beneath what is replayed when
-        // the store is opened again. So the journal's start must have passed this position, too.
+        // Empty memtables are not enough. What comes above the runs (an ingest) would lie beneath
+        // what is replayed when the store is opened again, so the journal's start must have passed
+        // this position, too, however the memtables came to be empty.
         let unflushed = self.commits.unflushed_end();
         let version = self.versions.load_full();
         let number = version.generation.number;

@@ -158,6 +158,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     for name in [
         "Kvdb::send",
         "Kvdb::receive",
+        "Kvdb::receive_within",
         "Kvdb::receiving",
         "Kvdb::forget_received",
         "Kvdb::in_memory",
@@ -218,7 +219,10 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
             s.branches.insert(back.clone(), state.clone());
             s.snapshots.insert(back.clone(), (back.clone(), state.clone()));
         },
-        |w| w.db.receive(&stream[..], &options).map(drop),
+        |w| {
+            let last = |replace: &mut dyn FnMut() -> kvdb::Result<()>| replace();
+            w.db.receive_within(&stream[..], &options, last).map(drop)
+        },
     )?;
     if !came {
         return everything(w);

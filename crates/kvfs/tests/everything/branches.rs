@@ -266,7 +266,8 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
         s.branches.insert(back.clone(), tree.clone());
         s.snapshots.insert(back.clone(), (back.clone(), tree.clone()));
     };
-    if w.add(alter, |w| Ok(w.db.receive(&stream[..], &options).map(drop)?))? {
+    w.call(&["Views::receive"]);
+    if w.add(alter, |w| w.views.receive(&stream[..], &options).map(drop))? {
         w.numbers_of(&back);
     }
     Ok(())
