@@ -13,8 +13,9 @@ use crate::{text, tree};
 /// Print files of a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the file of a store, mounted or not, or a directory of a mounted one, of which paths begin then; also one of a view, such as
-/mnt/.kvfs/snapshot/monday. Of a mounted store files are read through the mount, as far as their modes let you.")]
+TARGET is the file of a store, mounted or not, or a directory of a mounted one, of which paths \
+begin then; also one of a view, such as /mnt/.kvfs/snapshot/monday. Of a mounted store files are \
+read through the mount, as far as their modes let you.")]
 pub struct Args {
     /// The store's file, or a directory where it is mounted.
     target: PathBuf,

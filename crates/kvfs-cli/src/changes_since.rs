@@ -14,12 +14,14 @@ use crate::text;
 /// Show which files and keys commits to a mounted store have changed, one a line.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A line has the number of the commit, and a path with what has become of it (made, changed, removed), or a dictionary and a key with its type
-now; of a deleted range its bounds. What they hold is read where it is. --json prints an object a line; the last one has the position
-behind them, from which --since goes on.
+A line has the number of the commit, and a path with what has become of it (made, changed, \
+removed), or a dictionary and a key with its type now; of a deleted range its bounds. What they \
+hold is read where it is. --json prints an object a line; the last one has the position behind \
+them, from which --since goes on.
 
-The daemon keeps the newest commits, from the first use of this command on, and forgets them when it ends. What is not kept any more is an error
-and never left out: begin anew then, and compare with a snapshot (kvfs diff).
+The daemon keeps the newest commits, from the first use of this command on, and forgets them \
+when it ends. What is not kept any more is an error and never left out: begin anew then, and \
+compare with a snapshot (kvfs diff).
 
   kvfs changes /mnt --follow                        # as they come
   at=$(kvfs changes /mnt); make; kvfs changes /mnt --since $at")]

@@ -21,13 +21,16 @@ use crate::tree;
 /// Verify every byte of a store, and make a damaged one usable again.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Reads the whole store and changes nothing, unless it is to repair. Damage is listed with its place, and the exit code is 5.
-A mounted store is read by its daemon while it is in use: everything that is alive, and the file system as it is committed when that is done. What
-only openings read (older superblocks and manifests, the journal) is looked at when it is not mounted, and only then can it be repaired.
---repair takes out what cannot be read, and names it; that is lost then, so bring out first what salvage can read, and look for a backup.
-Entries that lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. What is sound stays as it is.
-The repaired store takes the place of the old one at once: when anything stops it before, the old one is there. A store of which
-superblock, manifest or journal cannot be read at all is not repaired: see kvfs salvage.")]
+Reads the whole store and changes nothing, unless it is to repair. Damage is listed with its \
+place, and the exit code is 5. A mounted store is read by its daemon while it is in use: \
+everything that is alive, and the file system as it is committed when that is done. What only \
+openings read (older superblocks and manifests, the journal) is looked at when it is not \
+mounted, and only then can it be repaired. --repair takes out what cannot be read, and names it; \
+that is lost then, so bring out first what salvage can read, and look for a backup. Entries that \
+lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. \
+What is sound stays as it is. The repaired store takes the place of the old one at once: when \
+anything stops it before, the old one is there. A store of which superblock, manifest or journal \
+cannot be read at all is not repaired: see kvfs salvage.")]
 pub struct Args {
     /// The store's file, or a directory where it is mounted.
     store: PathBuf,

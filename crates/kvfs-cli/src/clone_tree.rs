@@ -16,9 +16,11 @@ use crate::sizes::human_size;
 /// is copied.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Both lie in one mounted store, and in one view of it (the mainline, or one transaction). The copy appears whole or not at all; it has the owners,
-modes, times and extended attributes of the original. From then on each goes its own way, and data is kept for as long as one of them has it.
-What has several names in SRC has them in DST; links that lead out of SRC do not lead back into it.
+Both lie in one mounted store, and in one view of it (the mainline, or one transaction). The \
+copy appears whole or not at all; it has the owners, modes, times and extended attributes of the \
+original. From then on each goes its own way, and data is kept for as long as one of them has \
+it. What has several names in SRC has them in DST; links that lead out of SRC do not lead back \
+into it.
 
   kvfs clone-tree /mnt/project /mnt/project.try")]
 pub struct Args {

@@ -14,8 +14,9 @@ use crate::text::with_paths;
 /// Move together what lies in zones that are mostly holes, and give their space back.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the directory a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
-A store does the same by itself, slowly, when much of it is holes. What was moved stays moved when this is stopped.")]
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted. \
+Programs that use the store go on during it. A store does the same by itself, slowly, when much \
+of it is holes. What was moved stays moved when this is stopped.")]
 pub struct Args {
     target: PathBuf,
     /// Move at most so many MiB in a second, zone by zone; without it, values that lie scattered

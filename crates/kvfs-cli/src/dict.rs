@@ -18,11 +18,12 @@ use crate::txn::fields;
 /// List, make, change and drop the dictionaries of keys.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the directory a store is mounted on, or the file of a store that is not mounted.
-A dictionary is a key space of its own, with options that say how it keeps its tuples. Options are durable when the command ends, and
-hold for what is written from then on; `kvfs compact` writes what is stored already again. The options are those of DICT on the socket.
-The file system's own dictionaries are not listed and cannot be changed. In a program that `kvfs run` has started, these commands
-change the store itself, at once.
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted. A \
+dictionary is a key space of its own, with options that say how it keeps its tuples. Options are \
+durable when the command ends, and hold for what is written from then on; `kvfs compact` writes \
+what is stored already again. The options are those of DICT on the socket. The file system's own \
+dictionaries are not listed and cannot be changed. In a program that `kvfs run` has started, \
+these commands change the store itself, at once.
 
   kvfs dict create my.kvfs log --stitch-at never --compression zstd
   kvfs dict set my.kvfs photos --separate-at 4K    # values from 4 KiB on lie outside their block
@@ -208,11 +209,12 @@ fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
 /// Merge the runs of a store, of one dictionary, or of a range of its keys, at once.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the directory a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
-What was deleted gives its space back, reads meet one run, and changed options of a dictionary (`kvfs dict set`) hold for what was
-stored before. A store merges by itself as it is written; this does it now, and ends when it is done.
-Without DICT all dictionaries are merged, those of the file system as well; clones keep theirs as they are.
-The range is from FROM up to TO, without TO; `-` as FROM and `+` as TO stand for no bound.")]
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted. \
+Programs that use the store go on during it. What was deleted gives its space back, reads meet \
+one run, and changed options of a dictionary (`kvfs dict set`) hold for what was stored before. \
+A store merges by itself as it is written; this does it now, and ends when it is done. Without \
+DICT all dictionaries are merged, those of the file system as well; clones keep theirs as they \
+are. The range is from FROM up to TO, without TO; `-` as FROM and `+` as TO stand for no bound.")]
 pub struct CompactArgs {
     target: PathBuf,
     /// A dictionary of keys.

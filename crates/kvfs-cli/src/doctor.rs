@@ -12,8 +12,9 @@ use crate::output::{Exit, Failure, Outcome, Output};
 /// Look whether this machine has what KVFS needs: what is wrong, and how to mend it.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Every line has a verdict: `ok`; `note`, something that could be had and is not needed; `warning`, something works worse than it could, or only
-for root; `error`, a store cannot be mounted or used. Exit code 1 when there is an error, with --strict also for a warning.")]
+Every line has a verdict: `ok`; `note`, something that could be had and is not needed; \
+`warning`, something works worse than it could, or only for root; `error`, a store cannot be \
+mounted or used. Exit code 1 when there is an error, with --strict also for a warning.")]
 pub struct Args {
     /// Judge as for a user without the rights of root.
     #[arg(long)]

@@ -17,9 +17,10 @@ use crate::walks::{Walk, joined};
 /// Show what directories hold: bytes, files and directories.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); all of it is read from one state, without a call for
-each file. A file counts once, whatever names it has. Stored is what its content takes: holes do not count, and what files share by reference counts
-for each of them.
+A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
+all of it is read from one state, without a call for each file. A file counts once, whatever \
+names it has. Stored is what its content takes: holes do not count, and what files share by \
+reference counts for each of them.
 
   kvfs du /mnt/project --depth 1
   kvfs du --store my.kvfs /                 a store that is not mounted")]

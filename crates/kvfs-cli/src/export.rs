@@ -39,15 +39,17 @@ pub(crate) use stream::Stream;
 /// Copy files of a store into a tar stream or a directory.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Of a mounted store the tar stream is made by its daemon, without a call for each file, of one state: what changes while it is written is as it
-was when it began. Into a directory: kvfs export /mnt/work - | tar x -C DIRECTORY.
+Of a mounted store the tar stream is made by its daemon, without a call for each file, of one \
+state: what changes while it is written is as it was when it began. Into a directory: kvfs \
+export /mnt/work - | tar x -C DIRECTORY.
 
   kvfs export my.kvfs project/ --from /project     a store that is not mounted, into a directory
   kvfs export /mnt/work/project project.tar        a directory of a mounted one
   kvfs export /mnt/work/.kvfs/snapshot/monday -    a snapshot
 
-Keeps owners (as numbers; into a directory only as root), modes, times, hard links, symbolic links, devices, extended attributes
-and holes. A directory that exists is added to; a path that ends in a slash is made a directory.")]
+Keeps owners (as numbers; into a directory only as root), modes, times, hard links, symbolic \
+links, devices, extended attributes and holes. A directory that exists is added to; a path that \
+ends in a slash is made a directory.")]
 pub struct Args {
     /// The store's file; or a directory on a mounted store, or in any of its views.
     store: PathBuf,

@@ -18,8 +18,9 @@ use crate::{text, tree};
 /// Find files and directories by name, kind, size and age.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); all of it is read from one state, without a call for
-each file. What is found meets all conditions; they may be written with one dash, as find(1) has them.
+A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
+all of it is read from one state, without a call for each file. What is found meets all \
+conditions; they may be written with one dash, as find(1) has them.
 
   kvfs find /mnt/project -name '*.o' -size +1M
   kvfs find /mnt/.kvfs/snapshot/monday -type f -newer 1700000000 -print0 | xargs -0 ...

@@ -15,11 +15,12 @@ use crate::text;
 /// each of them keeps.
 #[derive(clap::Args)]
 #[command(after_help = "\
-HELD is what the store would give back if that snapshot were dropped alone, or if that commit could not be undone any more. --changes compares
-each snapshot with the one before it, and now with the newest; it costs what has changed.
+HELD is what the store would give back if that snapshot were dropped alone, or if that commit \
+could not be undone any more. --changes compares each snapshot with the one before it, and now \
+with the newest; it costs what has changed.
 
-A commit is named by its number. It stands here for a day at most, while it is one of the newest 16, and until the store is full; a snapshot
-stays until it is dropped.
+A commit is named by its number. It stands here for a day at most, while it is one of the newest \
+16, and until the store is full; a snapshot stays until it is dropped.
 
   kvfs history /mnt --changes
   kvfs diff /mnt monday tuesday        # all of it

@@ -29,17 +29,18 @@ use crate::tree;
 
 /// Copy a tar stream or a directory into a store.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Keeps owners (as numbers), modes, times, hard links, symbolic links, devices, extended attributes and holes. What exists already is
-treated as tar does: a directory is kept and gets the new attributes, everything else is replaced.
+#[command(after_help = "\
+Keeps owners (as numbers), modes, times, hard links, symbolic links, devices, extended \
+attributes and holes. What exists already is treated as tar does: a directory is kept and gets \
+the new attributes, everything else is replaced.
 
-Into a mounted store it is one transaction: everything appears at once and is on disk then, or nothing is changed, whatever happens; of any size,
-in little memory. Into a view of an open transaction (.kvfs/txn/ID, or in `kvfs run`) it is a part of that. There, and in a store that is not
-mounted, what had come before a failure stays.
+Into a mounted store it is one transaction: everything appears at once and is on disk then, or \
+nothing is changed, whatever happens; of any size, in little memory. Into a view of an open \
+transaction (.kvfs/txn/ID, or in `kvfs run`) it is a part of that. There, and in a store that is \
+not mounted, what had come before a failure stays.
 
   kvfs import my.kvfs tree.tar --to /backup      a store that is not mounted
-  zcat tree.tar.gz | kvfs import /mnt/backup -   a directory of one that is"
-)]
+  zcat tree.tar.gz | kvfs import /mnt/backup -   a directory of one that is")]
 pub struct Args {
     /// The store's file, or a directory of a mounted store.
     store: PathBuf,

@@ -28,12 +28,12 @@ use long_value::NewValue;
 /// Get, put, delete and list keys of a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the directory a store is mounted on, or the file of a store that is not mounted.
-Keys and values are any bytes; listings show what does not print as escapes (\\n, \\xff), --json loses nothing.
-A range is from START up to END, without END; leave a bound out, or give an empty one, for no bound.
-Writes are on disk when the command ends, unless --no-sync is given. In a program that `kvfs run` has started, and for its store, they
-are part of the transaction instead.
-What begins with a dash comes behind `--`: kvfs kv put my.kvfs -- -key -value")]
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted. Keys \
+and values are any bytes; listings show what does not print as escapes (\\n, \\xff), --json \
+loses nothing. A range is from START up to END, without END; leave a bound out, or give an empty \
+one, for no bound. Writes are on disk when the command ends, unless --no-sync is given. In a \
+program that `kvfs run` has started, and for its store, they are part of the transaction \
+instead. What begins with a dash comes behind `--`: kvfs kv put my.kvfs -- -key -value")]
 pub struct Args {
     /// The dictionary: a key space of its own. Made by the first write.
     #[arg(long, short = 'd', global = true, value_name = "NAME", default_value = "0")]

@@ -15,8 +15,9 @@ use crate::{text, tree};
 /// List a directory of a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the file of a store, mounted or not, or a directory of a mounted one, of which PATH begins then; also one of a view, such as
-/mnt/.kvfs/snapshot/monday. A mounted store is looked at through the mount, as far as the modes of its directories let you.")]
+TARGET is the file of a store, mounted or not, or a directory of a mounted one, of which PATH \
+begins then; also one of a view, such as /mnt/.kvfs/snapshot/monday. A mounted store is looked \
+at through the mount, as far as the modes of its directories let you.")]
 pub struct Args {
     /// The store's file, or a directory where it is mounted.
     target: PathBuf,

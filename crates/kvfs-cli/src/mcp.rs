@@ -22,17 +22,20 @@ use session::Session;
 /// Serve a mounted store to an agent: the Model Context Protocol on standard input and output.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The agent's program starts it, and speaks with it over the pipes. In the configuration of such a program:
+The agent's program starts it, and speaks with it over the pipes. In the configuration of such a \
+program:
 
   {\"mcpServers\": {\"kvfs\": {\"command\": \"kvfs\", \"args\": [\"mcp\", \"/mnt\"]}}}
 
-Its tools begin transactions, run commands in them, show what they would change, read and write files and keys, commit and abort, make
-snapshots and go back to them. Nothing is written outside of a transaction, and what was not committed when the agent's program goes away is
-aborted, but for transactions that it was told to keep. To decide about commits yourself:
+Its tools begin transactions, run commands in them, show what they would change, read and write \
+files and keys, commit and abort, make snapshots and go back to them. Nothing is written outside \
+of a transaction, and what was not committed when the agent's program goes away is aborted, but \
+for transactions that it was told to keep. To decide about commits yourself:
 
   kvfs mcp /mnt --without commit --without rollback
 
-Then the agent keeps its transaction, and you look at it and end it: kvfs txn diff /mnt 17; kvfs txn commit /mnt 17")]
+Then the agent keeps its transaction, and you look at it and end it: kvfs txn diff /mnt 17; kvfs \
+txn commit /mnt 17")]
 pub struct Args {
     /// The directory a store is mounted on.
     mount: PathBuf,

@@ -22,8 +22,9 @@ use crate::{text, tree};
 /// Make files and directories again what they were in a snapshot, at once and by reference.
 #[derive(clap::Args)]
 #[command(after_help = "\
-What lies at a path now is replaced, a directory with all that is in it; what did not exist in the snapshot is removed. All paths are restored
-in one transaction, and no content is copied: it takes the time of the names. Owners, modes, times and extended attributes are those of then.
+What lies at a path now is replaced, a directory with all that is in it; what did not exist in \
+the snapshot is removed. All paths are restored in one transaction, and no content is copied: it \
+takes the time of the names. Owners, modes, times and extended attributes are those of then.
 
   kvfs restore /mnt monday etc/config src
   kvfs restore --dry-run my.kvfs monday src

@@ -19,12 +19,15 @@ use crate::{text, tree};
 /// Remove files and whole directories: each path in one commit.
 #[derive(clap::Args)]
 #[command(after_help = "\
-On a mounted store a path is one in the mount, or in the view of a transaction (.kvfs/txn/ID); in `kvfs run` it is the transaction's. A directory
-goes with everything in it at once: others see all of it or nothing, and so does a store that loses power. That costs a walk over its names, not
-one call for each file; while it lasts, other calls wait. Files that are open keep their content until they are closed, and files with names
-elsewhere keep these. Snapshots have what they had.
+On a mounted store a path is one in the mount, or in the view of a transaction (.kvfs/txn/ID); \
+in `kvfs run` it is the transaction's. A directory goes with everything in it at once: others \
+see all of it or nothing, and so does a store that loses power. That costs a walk over its \
+names, not one call for each file; while it lasts, other calls wait. Files that are open keep \
+their content until they are closed, and files with names elsewhere keep these. Snapshots have \
+what they had.
 
-A directory with more than four million names below it is refused: remove the directories in it one by one.
+A directory with more than four million names below it is refused: remove the directories in it \
+one by one.
 
   kvfs rm /mnt/build /mnt/build.old
   kvfs rm --store my.kvfs /build            a store that is not mounted")]

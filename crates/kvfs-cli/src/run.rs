@@ -17,18 +17,22 @@ use crate::text::with_paths;
 /// and never were when it fails.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The program and its children see the mounted store, at the same paths as ever, as the transaction sees it; no other program sees what they
-change before it commits. Programs that know nothing of it need nothing: kvfs run /mnt -- make install
+The program and its children see the mounted store, at the same paths as ever, as the \
+transaction sees it; no other program sees what they change before it commits. Programs that \
+know nothing of it need nothing: kvfs run /mnt -- make install
 
-By default exit code 0 commits and anything else aborts. Of two transactions that change the same file or key, the first to commit wins (si), or
-the younger one waits (ser).
+By default exit code 0 commits and anything else aborts. Of two transactions that change the \
+same file or key, the first to commit wins (si), or the younger one waits (ser).
 
-In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCKET, where the store's daemon listens; KVFS_MOUNT, where the
-store is mounted. `kvfs kv` in it works in the transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
+In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCKET, where the \
+store's daemon listens; KVFS_MOUNT, where the store is mounted. `kvfs kv` in it works in the \
+transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
 
-Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing was changed: 75 others have changed the
-same in that time, or needed what it had locked, so run it again; 125 something else failed; 126 the program cannot be run; 127 there is no such program.
-After 125 the commit is made all the same where the message says \"committed\": then it was its sync that failed.")]
+Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing \
+was changed: 75 others have changed the same in that time, or needed what it had locked, so run \
+it again; 125 something else failed; 126 the program cannot be run; 127 there is no such \
+program. After 125 the commit is made all the same where the message says \"committed\": then it \
+was its sync that failed.")]
 pub struct Args {
     /// The directory a store is mounted on.
     mount: PathBuf,

@@ -27,10 +27,12 @@ use report::Report;
 /// Bring out what is readable of a damaged store, into a directory.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Nothing is written to the store. What lies under damaged blocks is left out, and listed: a file of which a part cannot be read has the
-rest of its bytes where they belong, zeros in between, and its missing ranges are given. Files whose names are lost go to lost+found.
-Where the superblock or the manifest cannot be read, an older one is looked for; the report says so. The exit code is 5 when anything is
-missing or may be older than it was. Snapshots and clones are not brought out.")]
+Nothing is written to the store. What lies under damaged blocks is left out, and listed: a file \
+of which a part cannot be read has the rest of its bytes where they belong, zeros in between, \
+and its missing ranges are given. Files whose names are lost go to lost+found. Where the \
+superblock or the manifest cannot be read, an older one is looked for; the report says so. The \
+exit code is 5 when anything is missing or may be older than it was. Snapshots and clones are \
+not brought out.")]
 pub struct Args {
     /// The store's file.
     store: PathBuf,

@@ -15,10 +15,12 @@ use crate::text;
 /// Read everything again and compare it with its checksums, while the store is in use.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the directory a store is mounted on, or the file of a store that is not mounted. Programs that use the store go on during it.
-Finds what the disk has lost in places that are seldom read. Nothing is changed. What is found is listed with its place, and with the
-files and keys that depend on it; the exit code is 5 then. `kvfs check` looks at an unmounted store more closely; `kvfs salvage` brings
-out what is readable. A mount does it by itself with -o scrub=DAYS.")]
+TARGET is the directory a store is mounted on, or the file of a store that is not mounted. \
+Programs that use the store go on during it. Finds what the disk has lost in places that are \
+seldom read. Nothing is changed. What is found is listed with its place, and with the files and \
+keys that depend on it; the exit code is 5 then. `kvfs check` looks at an unmounted store more \
+closely; `kvfs salvage` brings out what is readable. A mount does it by itself with -o \
+scrub=DAYS.")]
 pub struct Args {
     target: PathBuf,
     /// Read at most so many MiB in a second.

@@ -52,12 +52,12 @@ pub struct SendArgs {
   kvfs send /mnt monday | kvfs receive backup.kvfs                   # a store that is not mounted
   kvfs send /mnt monday | kvfs receive /backup --clone mnt           # a clone in one that is
 
-A stream of a whole snapshot goes to an empty store, or to a new clone; one of changes to where the
-base is, unchanged. A stream that is cut off or damaged changes nothing, and what came of it is
-kept: the same stream goes on with it, from its beginning or from the position that --positions
-prints. Of several streams in one file or pipe all are received, one after the other. The clone of a
-mounted store is to be seen in its .kvfs/clone/NAME; files that are open there are gone with the
-clone that is replaced.")]
+A stream of a whole snapshot goes to an empty store, or to a new clone; one of changes to where \
+the base is, unchanged. A stream that is cut off or damaged changes nothing, and what came of it \
+is kept: the same stream goes on with it, from its beginning or from the position that \
+--positions prints. Of several streams in one file or pipe all are received, one after the other. \
+The clone of a mounted store is to be seen in its .kvfs/clone/NAME; files that are open there are \
+gone with the clone that is replaced.")]
 pub struct ReceiveArgs {
     /// The file of a store, or the directory that it is mounted on: then into a clone alone.
     store: PathBuf,

@@ -22,8 +22,9 @@ use crate::txn::fields;
 /// Make, list and drop snapshots of a store, and go back to them.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A snapshot is made and dropped in the time of a sync, whatever the store holds, and shares all data with it. It has files and keys.
-While the store is mounted, /mnt/.kvfs/snapshot/NAME is the file system as it was.
+A snapshot is made and dropped in the time of a sync, whatever the store holds, and shares all \
+data with it. It has files and keys. While the store is mounted, /mnt/.kvfs/snapshot/NAME is the \
+file system as it was.
 
   kvfs snapshot create /mnt before-upgrade
   kvfs diff /mnt before-upgrade                    # what has changed since
@@ -79,8 +80,8 @@ enum Action {
 /// Make, list and drop clones: writable branches of a snapshot.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A clone shares all data with the snapshot that it is made of, and goes its own way from there. While the store is mounted, it lies in
-/mnt/.kvfs/clone/NAME.")]
+A clone shares all data with the snapshot that it is made of, and goes its own way from there. \
+While the store is mounted, it lies in /mnt/.kvfs/clone/NAME.")]
 pub struct CloneArgs {
     #[command(subcommand)]
     action: CloneAction,

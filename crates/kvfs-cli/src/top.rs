@@ -22,16 +22,19 @@ use screen::Screen;
 #[command(after_help = "\
 Keys: q ends it, the space bar stops and goes on.
 
-Operations are the requests of the kernel (in small letters) and the commands of clients of the socket (in capitals). The time is how long the
-daemon took on average to answer those of the last interval. Of the zones each sign is one, or several where there are many: how full it is of
-what is alive (from \u{2581} to \u{2588}), and how old, by its colour: yellow is the newest, then green, cyan and blue; grey is from before the mount. A dot
-is a free zone, a blank one whose space was given back to the host.
+Operations are the requests of the kernel (in small letters) and the commands of clients of the \
+socket (in capitals). The time is how long the daemon took on average to answer those of the \
+last interval. Of the zones each sign is one, or several where there are many: how full it is of \
+what is alive (from \u{2581} to \u{2588}), and how old, by its colour: yellow is the newest, \
+then green, cyan and blue; grey is from before the mount. A dot is a free zone, a blank one \
+whose space was given back to the host.
 
   kvfs top /mnt
   kvfs top /mnt --once               # one screen, as text
   kvfs top /mnt --json | jq .per_second
 
-Where standard output is no terminal it is --once. For longer times see kvfs mount --metrics, for more kvfs web and kvfs stat.")]
+Where standard output is no terminal it is --once. For longer times see kvfs mount --metrics, \
+for more kvfs web and kvfs stat.")]
 pub struct Args {
     /// The directory a store is mounted on.
     mount: PathBuf,

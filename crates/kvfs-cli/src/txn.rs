@@ -30,7 +30,8 @@ A transaction stays open until a command ends it, however many programs work in 
   kvfs txn revert /mnt $id notes tmp      # not these
   kvfs txn commit /mnt $id                # or abort
 
-Inside of `kvfs run` and `kvfs txn exec` the number may be left out, and where the path says it: /mnt/.kvfs/txn/17")]
+Inside of `kvfs run` and `kvfs txn exec` the number may be left out, and where the path says it: \
+/mnt/.kvfs/txn/17")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,

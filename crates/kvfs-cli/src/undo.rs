@@ -18,8 +18,9 @@ use crate::{place, tree};
 /// Undo the last commit of a transaction, files and keys, by a new commit.
 #[derive(clap::Args)]
 #[command(after_help = "\
-What the transaction has changed becomes what it was, and all that others have done since stays. Where they have changed the same file or
-key, nothing is undone, and it is said which. Undoing is a commit itself: done twice, it brings back what was undone.
+What the transaction has changed becomes what it was, and all that others have done since stays. \
+Where they have changed the same file or key, nothing is undone, and it is said which. Undoing \
+is a commit itself: done twice, it brings back what was undone.
 
   kvfs run /mnt -- make install
   kvfs undo /mnt --dry-run            # what would be undone?
@@ -27,8 +28,9 @@ key, nothing is undone, and it is said which. Undoing is a commit itself: done t
   kvfs history /mnt                   # the commits that can be undone
   kvfs undo /mnt --commit 1843
 
-The commits of `kvfs run`, `txn commit`, `restore`, `import`, `undo`, of agents and of clients that ask for it can be undone (TXN BEGIN UNDOABLE):
-the newest 16, for a day, and none in a store that was full since. Until then the space of what they have removed is kept.")]
+The commits of `kvfs run`, `txn commit`, `restore`, `import`, `undo`, of agents and of clients \
+that ask for it can be undone (TXN BEGIN UNDOABLE): the newest 16, for a day, and none in a \
+store that was full since. Until then the space of what they have removed is kept.")]
 pub struct Args {
     /// The directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,

@@ -35,10 +35,13 @@ It prints an address; open it in a browser of this machine. Ctrl-C ends it.
   kvfs web /mnt --read-only              # to look only
   ssh -L 8080:127.0.0.1:8080 server      # from another machine, with --address as above
 
-What is behind the # of the address is a token, new for each start. Without it no question is answered, so give the address to no one who
-may not see the names in the store and end transactions; a browser does not send that part of an address anywhere. The page shows the zones by
-age and use, levels and spans, requests and commands with their times, and snapshots. An open transaction is shown with all that it would change
-(as by kvfs txn diff), and can be committed and aborted there: what has changed since it was shown is not committed.")]
+What is behind the # of the address is a token, new for each start. Without it no question is \
+answered, so give the address to no one who may not see the names in the store and end \
+transactions; a browser does not send that part of an address anywhere. The page shows the zones \
+by age and use, levels and spans, requests and commands with their times, and snapshots. An open \
+transaction is shown with all that it would change (as by kvfs txn diff), and can be committed \
+and aborted there: it is looked at once more just before, and not committed where it has changed \
+since it was shown.")]
 pub struct Args {
     /// The directory a store is mounted on.
     mount: PathBuf,
