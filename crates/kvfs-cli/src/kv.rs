@@ -296,14 +296,7 @@ impl Connection {
 
     /// Runs a command; an error reply is a failure.
     pub(crate) fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
-        match self
-            .client
-            .call(words)
-            .map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?
-        {
-            Reply::Error(text) => Err(refused(&text)),
-            reply => Ok(reply),
-        }
+        answered(self.client.call(words))
     }
 
     /// Whether commands work in a transaction.
@@ -333,14 +326,7 @@ impl Connection {
         words: &[&[u8]],
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Outcome<Reply> {
-        match self
-            .client
-            .send_stream(words, write)
-            .map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?
-        {
-            Reply::Error(text) => Err(refused(&text)),
-            reply => Ok(reply),
-        }
+        answered(self.client.send_stream(words, write))
     }
 
     /// The store, where it is opened here and not mounted.
@@ -351,6 +337,14 @@ impl Connection {
     pub(crate) fn close(self) -> Outcome {
         drop(self.client);
         self.opened.map_or(Ok(()), Store::close)
+    }
+}
+
+/// An error reply is a failure, and so is none.
+fn answered(reply: io::Result<Reply>) -> Outcome<Reply> {
+    match reply.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
+        Reply::Error(text) => Err(refused(&text)),
+        reply => Ok(reply),
     }
 }
 

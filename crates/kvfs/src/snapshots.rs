@@ -4,7 +4,8 @@
 //!
 //! A snapshot has what was written before it, in the kernel's memory, too, as a transaction that
 //! begins. A rollback ends all transactions: what they have seen is no more. What is open shows the
-//! state of the snapshot at once, and files that were made since are stale.
+//! state of the snapshot at once, and files that were made since are stale. What is received from
+//! another store takes the place of a clone, whose files are brought to rest before.
 
 use std::io::Read;
 use std::sync::Arc;
