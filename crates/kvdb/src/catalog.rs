@@ -4,41 +4,43 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use env::Env;
+use zones::Priority;
 
-use crate::commit::feed::Feed;
+use crate::background::Admission;
+use crate::commit::CommitPipeline;
+use crate::commit::order::Changed;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
 use crate::health::Health;
-use crate::manifest::Edit;
+use crate::manifest::{Edit, ManifestState};
 use crate::read::version_set::{VersionEdit, VersionSet};
 use crate::signals::Signals;
 use crate::snapshots::Snapshotter;
 
 /// Makes, changes and drops dictionaries.
 pub(crate) struct Catalog {
-    env: Arc<dyn Env>,
     health: Arc<Health>,
     signals: Arc<Signals>,
     versions: Arc<VersionSet>,
-    feed: Arc<Feed>,
+    commits: Arc<CommitPipeline>,
+    admission: Arc<Admission>,
     snapshotter: Arc<Snapshotter>,
 }
 
 /// The parts of the engine that it needs.
 pub(crate) struct CatalogParts {
-    pub env: Arc<dyn Env>,
     pub health: Arc<Health>,
     pub signals: Arc<Signals>,
     pub versions: Arc<VersionSet>,
-    pub feed: Arc<Feed>,
+    pub commits: Arc<CommitPipeline>,
+    pub admission: Arc<Admission>,
     pub snapshotter: Arc<Snapshotter>,
 }
 
 impl Catalog {
     pub(crate) fn new(parts: CatalogParts) -> Catalog {
-        let CatalogParts { env, health, signals, versions, feed, snapshotter } = parts;
-        Catalog { env, health, signals, versions, feed, snapshotter }
+        let CatalogParts { health, signals, versions, commits, admission, snapshotter } = parts;
+        Catalog { health, signals, versions, commits, admission, snapshotter }
     }
 
     /// The dictionary of that name in a branch, made if it does not exist.
@@ -58,8 +60,9 @@ impl Catalog {
                 name.len()
             )));
         }
+        self.commits.flush_before_edit(&*self.admission)?;
         let mut made = None;
-        self.versions.install(|state| {
+        self.commits.install(|state| {
             // Another thread may have been quicker.
             let there = state
                 .dictionaries
@@ -81,26 +84,42 @@ impl Catalog {
         made.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
-    /// Drops dictionaries and all that is in them: all of them, or none.
-    pub(crate) fn remove(&self, dicts: &[DictionaryId]) -> Result<()> {
+    /// Drops dictionaries and all that is in them: all of them, or none. `lock` locks them against
+    /// transactions until what it gives is dropped.
+    pub(crate) fn remove<L>(
+        &self,
+        dicts: &[DictionaryId],
+        lock: impl FnOnce(&BTreeSet<DictionaryId>) -> Result<L>,
+    ) -> Result<()> {
         self.health.writable()?;
         let version = self.versions.load_full();
-        let mut followed = false;
+        let mut changed = Changed::Unfollowed;
         for dict in dicts {
             let info = &version.tree(*dict)?.info;
-            followed |= info.branch.is_empty() && !info.options.reserved;
+            if info.branch.is_empty() && !info.options.reserved {
+                changed = Changed::Unlisted;
+            }
         }
         drop(version);
+        let locked = lock(&dicts.iter().copied().collect())?;
+        self.snapshotter.prepare_drop()?;
         // A snapshot that was made before has them.
         let naming = self.snapshotter.settled()?;
-        self.versions.install(|state| {
-            let there: BTreeSet<_> =
-                dicts.iter().filter(|dict| state.dictionaries.contains_key(dict)).collect();
-            VersionEdit::of(there.into_iter().map(|dict| Edit::DropDictionary(*dict)))
-        })?;
-        if followed {
-            self.feed.lose(|| self.env.random());
-        }
+        // It is a commit: who has read what is dropped can tell.
+        let entered = self.commits.enter_in_order(Priority::Flush)?;
+        let installed =
+            self.commits.install_commit(entered, changed, |state| Ok(drops(state, dicts)))?;
+        drop((naming, locked));
+        self.signals.compaction_wanted();
+        installed.finish(&*self.admission)
+    }
+
+    /// Drops a dictionary of the store's own, which no commit of others and no transaction knows.
+    pub(crate) fn remove_own(&self, dict: DictionaryId) -> Result<()> {
+        self.health.writable()?;
+        self.commits.flush_before_edit(&*self.admission)?;
+        let naming = self.snapshotter.settled()?;
+        self.commits.install(|state| drops(state, &[dict]))?;
         drop(naming);
         self.signals.compaction_wanted();
         Ok(())
@@ -110,7 +129,8 @@ impl Catalog {
     pub(crate) fn set_stitch_at(&self, dict: DictionaryId, stitch_at: u64) -> Result<()> {
         self.health.writable()?;
         self.versions.load().tree(dict)?;
-        self.versions.install(|state| {
+        self.commits.flush_before_edit(&*self.admission)?;
+        self.commits.install(|state| {
             let there = state.dictionaries.contains_key(&dict);
             VersionEdit::of(there.then_some(Edit::StitchAt { dict, stitch_at }))
         })
@@ -126,10 +146,18 @@ impl Catalog {
                 "whether a dictionary is reserved is decided when it is made".into(),
             ));
         }
-        self.versions.install(|state| {
+        self.commits.flush_before_edit(&*self.admission)?;
+        self.commits.install(|state| {
             let there = state.dictionaries.get(&dict);
             let info = there.map(|d| DictionaryInfo { options, ..d.info.clone() });
             VersionEdit::of(info.map(Edit::Options))
         })
     }
+}
+
+/// The edits that drop those of the dictionaries that are still there.
+fn drops(state: &ManifestState, dicts: &[DictionaryId]) -> VersionEdit {
+    let there: BTreeSet<_> =
+        dicts.iter().filter(|dict| state.dictionaries.contains_key(dict)).collect();
+    VersionEdit::of(there.into_iter().map(|dict| Edit::DropDictionary(*dict)))
 }

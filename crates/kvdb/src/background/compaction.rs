@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::Edit;
 use crate::read::version::NumberedRun;
-use crate::read::version_set::VersionEdit;
+use crate::read::version_set::{Order, VersionEdit};
 
 /// When not even a part of this size finds room, there is none.
 const SMALLEST: u64 = 256 << 10;
@@ -193,7 +193,7 @@ impl CompactionState {
             .map(|(p, level)| (p, level + down))
             .collect();
         let levels = moves.iter().map(|(p, level)| (p.id, *level)).collect::<Vec<_>>();
-        compactor.versions.install(|state| {
+        compactor.versions.install(Order::OfPlaces, |state| {
             let mut change = VersionEdit::default();
             if state.dictionaries.contains_key(&dict) {
                 for (NumberedRun { id, run }, level) in &moves {

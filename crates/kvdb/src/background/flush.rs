@@ -26,8 +26,8 @@ use crate::ids::RunId;
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
 use crate::read::snapshot_set::{Snapshot, Snapshots};
-use crate::read::version::{Generation, Layer};
-use crate::read::version_set::{VersionEdit, VersionSet};
+use crate::read::version::{Generation, Layer, Version};
+use crate::read::version_set::{Order, VersionEdit, VersionSet};
 use crate::signals::Signals;
 
 /// A flush that fails, and not for want of space, is tried this often before the store stops taking
@@ -133,7 +133,10 @@ impl Flush {
             change.edits.extend(self.snapshot.iter().map(|s| s.edit()));
             change
         };
-        let outcome = flusher.versions.install_and(plan, |version| version.drop_layers(self.upto));
+        // The runs have all commits up to where the journal begins afterwards; with the sync above
+        // they are durable.
+        let drop_layers = |version: &mut Version| version.drop_layers(self.upto);
+        let outcome = flusher.versions.install_and(Order::OfRuns, plan, drop_layers);
         match outcome {
             Ok(()) => recycling.finish(),
             Err(e) => {

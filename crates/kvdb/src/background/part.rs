@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
 use crate::read::version::NumberedRun;
-use crate::read::version_set::VersionEdit;
+use crate::read::version_set::{Order, VersionEdit};
 
 /// What a part of a merge makes of the runs of a dictionary.
 pub(crate) struct MergedPart {
@@ -125,7 +125,7 @@ impl Compactor {
         // Not if short values have gone outside again during the merge.
         let short = self.versions.load().trees.get(&dict).map(|tree| tree.short.clone());
         let short = short.filter(|short| gathered && short.are_being_gathered());
-        self.versions.install(|state| {
+        self.versions.install(Order::OfPlaces, |state| {
             let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
             if let Some(d) = state.dictionaries.get(&dict) {
                 if short.is_some() {

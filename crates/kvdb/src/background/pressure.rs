@@ -182,6 +182,7 @@ impl Admission {
         if self.snapshots.around_commits().is_empty() {
             return Ok(());
         }
+        self.commits.flush_before_edit(self)?;
         // Those that wait for it are in the manifest then.
         self.flusher.flush_sealed()?;
         let naming = self.snapshots.naming.lock();
@@ -190,7 +191,7 @@ impl Admission {
         }
         let pairs = self.snapshots.around_commits();
         let names = pairs.iter().flatten().map(|snapshot| snapshot.label.name.clone());
-        self.versions.install(|_| VersionEdit::of(names.map(Edit::DropSnapshot)))?;
+        self.commits.install(|_| VersionEdit::of(names.map(Edit::DropSnapshot)))?;
         drop(naming);
         // Their runs are let go outside of all locks.
         drop(pairs);

@@ -25,7 +25,7 @@ impl CommitPipeline {
 
     /// Enters for changes that only delete, of which the journal may be written wherever flushes
     /// may write: what they flush, the journal's old segment among it, gives a zone back.
-    pub(super) fn enter_to_delete(
+    pub(crate) fn enter_to_delete(
         &self,
         engine: &impl CommitEnv,
         need: usize,
@@ -60,14 +60,6 @@ impl CommitPipeline {
             }
             made => made,
         }
-    }
-
-    /// Enters for a caller that keeps flushes and merges away, which could make room in a full
-    /// store.
-    pub(crate) fn enter_at_once(&self, need: usize) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, 0, |need| {
-            self.make_room(need, (0, SpaceClaim::default()), Priority::Log)
-        })
     }
 
     pub(super) fn enter_with(

@@ -179,16 +179,6 @@ impl Feed {
         }
     }
 
-    /// Something was changed that is no commit: a dictionary was dropped, or replaced.
-    pub(crate) fn lose(&self, feed: impl FnOnce() -> u64) {
-        if self.on.load(Ordering::Acquire) {
-            let mut kept = self.kept.lock();
-            let to = kept.to;
-            kept.lose(to, feed());
-            self.grown.notify_all();
-        }
-    }
-
     fn is_followed(&self, version: &Version, dict: DictionaryId) -> bool {
         is_open(version, dict) || self.also.lock().contains(&dict)
     }

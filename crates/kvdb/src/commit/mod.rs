@@ -12,7 +12,7 @@
 //! `pipeline` (write, sync; `early`: before a sync asks for it) and `sealing`, with which
 //! `short_values` decides when these go outside their blocks. `recent` is what transactions look
 //! for conflicts in, `locking` the locks that a commit waits for, `conditional` a commit that looks
-//! for conflicts without a transaction.
+//! for conflicts without a transaction, `order` what keeps edits of the manifest behind commits.
 
 pub(crate) mod batch;
 pub(crate) mod conditional;
@@ -22,6 +22,7 @@ mod enter;
 pub(crate) mod feed;
 pub(crate) mod locking;
 mod memtables;
+pub(crate) mod order;
 pub(crate) mod pipeline;
 mod place;
 mod put;
@@ -53,7 +54,7 @@ use self::early::ExpectedSyncs;
 use self::feed::{CommitPosition, Feed};
 pub(crate) use self::memtables::write_memtables;
 use self::pipeline::Pipeline;
-use self::recent::{RecentCommit, RecentCommits};
+use self::recent::RecentCommits;
 use self::sealing::Sealed;
 pub use self::validate::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
@@ -67,11 +68,9 @@ use crate::journal::Writer;
 use crate::journal::record::{self, Op, Ops};
 use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
-use crate::manifest::ManifestState;
 use crate::options::{OpenOptions, Shares};
-use crate::read::snapshot_set::Snapshot;
 use crate::read::version::Version;
-use crate::read::version_set::{VersionEdit, VersionSet};
+use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 
 /// What a commit needs of the engine around it.
@@ -333,49 +332,6 @@ impl CommitPipeline {
         let cost = pipeline.pending.cost;
         let (end, sync_follows) = (pipeline.end(), false);
         Applied { end, pending, gathered, cost, deferred, sync_follows, seal }
-    }
-
-    /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
-    /// visible. The caller has entered the pipeline with room for [`number_alone`]. `recent`: what
-    /// it changes, for those who look for conflicts. Gives the snapshots that were dropped, to be
-    /// let go of outside of locks.
-    pub(crate) fn install_commit(
-        &self,
-        pipeline: &mut Pipeline,
-        recent: impl FnOnce(Seq) -> Option<RecentCommit>,
-        plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
-    ) -> Result<Vec<Arc<Snapshot>>> {
-        self.install_commit_with(pipeline, recent, plan, || ())
-    }
-
-    /// `between` is what others do before the commit, which is noted, becomes visible.
-    fn install_commit_with(
-        &self,
-        pipeline: &mut Pipeline,
-        recent: impl FnOnce(Seq) -> Option<RecentCommit>,
-        plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
-        between: impl FnOnce(),
-    ) -> Result<Vec<Arc<Snapshot>>> {
-        let seq = pipeline.next_seq;
-        let recent = recent(seq);
-        let changed = recent.as_ref().map(|recent| recent.dict);
-        // The commit is durable. Until it is visible, readers see all of the state before it.
-        let logged = |pipeline: &mut Pipeline| {
-            if self.options.journal {
-                record::encode(&number_alone(), pipeline.stream(), |_| {});
-            }
-            self.recent.remember(recent)
-        };
-        let show = |pipeline: &mut Pipeline, version: &Version| {
-            between();
-            self.publish(pipeline, version, 1, 0, 0);
-        };
-        let gone = self.versions.install_commit(seq, pipeline, plan, logged, show)?;
-        let version = self.versions.load();
-        self.feed.note_unlisted(&version, changed.as_ref().map(std::slice::from_ref), seq, || {
-            self.env.random()
-        });
-        Ok(gone)
     }
 
     /// The second stage of a commit.

@@ -8,7 +8,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::Edit;
 use crate::read::version::{Tree, Version};
-use crate::read::version_set::VersionEdit;
+use crate::read::version_set::{Order, VersionEdit};
 
 /// Short values of a memtable that is full of them are this part of it, at the least.
 const PART: usize = 4;
@@ -33,7 +33,7 @@ impl CommitPipeline {
         if due.is_empty() {
             return Ok(());
         }
-        let noted = self.versions.install(|state| {
+        let noted = self.versions.install(Order::OfPlaces, |state| {
             let infos = due.iter().filter_map(|(dict, _)| state.dictionaries.get(dict));
             let outside =
                 |info: &DictionaryInfo| DictionaryInfo { short_outside: true, ..info.clone() };

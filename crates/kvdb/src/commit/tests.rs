@@ -8,7 +8,9 @@ use env::Simulated;
 use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Priority, Purpose, ZONE_SIZE};
 
 use super::*;
-use crate::manifest::Edit;
+use crate::commit::order::Changed;
+use crate::manifest::{Edit, ManifestState};
+use crate::read::version_set::VersionEdit;
 use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
 
 /// A transaction that began between the two would read the state before the commit and find no
@@ -17,14 +19,14 @@ use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
 fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
     let db = Kvdb::in_memory();
     let inner = db.pipeline();
-    let mut pipeline = inner.enter_at_once(record::size(&number_alone())).expect("entered");
+    let entered = inner.enter_in_order(Priority::Log).expect("entered");
     let asked = Cell::new(false);
     let between = || {
         asked.set(true);
         assert!(!inner.recent.may_begin(), "the commit is noted and not visible yet");
     };
     let plan = |_: &ManifestState| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
-    inner.install_commit_with(&mut pipeline, |_| None, plan, between).expect("installed");
+    inner.install_commit_with(entered, Changed::Unlisted, plan, between).expect("installed");
     assert!(asked.get());
     assert!(inner.recent.may_begin(), "it is visible");
 }

@@ -124,17 +124,16 @@ impl Database {
             versions: versions.clone(),
             snapshots: snapshots.clone(),
             commits: commits.clone(),
-            feed: feed.clone(),
             flusher: flusher.clone(),
             compactor: compactor.clone(),
             admission: admission.clone(),
         }));
         let catalog = Arc::new(Catalog::new(CatalogParts {
-            env: parts.env.clone(),
             health: parts.health.clone(),
             signals: signals.clone(),
             versions: versions.clone(),
-            feed: feed.clone(),
+            commits: commits.clone(),
+            admission: admission.clone(),
             snapshotter: snapshotter.clone(),
         }));
         let scrubber = Scrubber::new(ScrubParts {

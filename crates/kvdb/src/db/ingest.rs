@@ -16,7 +16,7 @@ use zones::Priority;
 
 use crate::commit::CommitEnv;
 use crate::commit::number_alone;
-use crate::commit::recent::RecentCommit;
+use crate::commit::order::Changed;
 use crate::commit::{MAX_KEY, MAX_VALUE, SpaceClaim};
 use crate::db::database::Database;
 use crate::db::{Handle, Kvdb};
@@ -241,14 +241,12 @@ impl Database {
                 break naming;
             }
         };
-        {
+        let installed = {
             // It has a number of its own, so that transactions which began before find a conflict
             // with it. Under the pipeline's lock: nothing is committed between what it lies above
             // and itself.
-            let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
-            let recent =
-                |newest| Some(RecentCommit { dict, run: run.clone(), newest, one_seq: true });
-            self.commits.install_commit(&mut pipeline, recent, |state| {
+            let entered = self.commits.enter_in_order(Priority::Log)?;
+            self.commits.install_commit(entered, Changed::Run(dict, run.clone()), |state| {
                 if !state.dictionaries.contains_key(&dict) {
                     return Err(Error::NoDictionary(format!(
                         "{} (by number): dropped during the ingest",
@@ -259,11 +257,11 @@ impl Database {
                 let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
                 change.add_run(dict, 0, id, &run);
                 Ok(change)
-            })?;
-        }
+            })?
+        };
         drop((naming, flushing));
         self.signals.reclaimable.store(true, Ordering::Release);
         self.flusher.flushed();
-        Ok(())
+        installed.finish(&*self.admission)
     }
 }

@@ -28,6 +28,7 @@ use zones::{Device, MemoryDevice, ZoneInfo};
 
 use self::database::Database;
 use self::recovery::Recovery;
+use self::snapshots::DROPPED;
 use self::stats::Stats;
 use crate::background::defragment::{DefragOptions, DefragProgress};
 use crate::commit::CommitEnv;
@@ -127,8 +128,10 @@ impl Kvdb {
         self.db.0.catalog.create("", name, options)
     }
 
-    /// Drops a dictionary and everything in it (durable before this returns). Views that exist
-    /// still see it.
+    /// Drops a dictionary and everything in it. Durable before this returns, and so is everything
+    /// that was committed before: what was copied elsewhere is never lost together with what it was
+    /// copied from. Views that exist still see it. Serializable transactions that have read or
+    /// changed it are aborted.
     pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.drop_dictionaries(&[dict])
     }
@@ -136,7 +139,8 @@ impl Kvdb {
     /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, as one change: after a crash
     /// all of them are gone, or none is.
     pub fn drop_dictionaries(&self, dicts: &[DictionaryId]) -> Result<()> {
-        self.db.0.catalog.remove(dicts)
+        let db = &self.db.0;
+        db.catalog.remove(dicts, |dicts| db.transactions.lock_before_all(dicts, DROPPED))
     }
 
     /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]);

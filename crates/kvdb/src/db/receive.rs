@@ -214,7 +214,7 @@ impl Kvdb {
         let db = &self.db.0;
         if db.versions.load().has_branch(branch)
             && self.progress(branch).is_ok_and(|came| came.is_none())
-            && let Err(e) = db.snapshotter.drop_branch(branch)
+            && let Err(e) = db.snapshotter.drop_branch(branch, |_| Ok(()))
         {
             tracing::warn!("the branch of a stream of which nothing came stays: {e}");
         }
@@ -247,7 +247,9 @@ impl Kvdb {
         let all = self.db.0.versions.load().branches.clone();
         let branches: Vec<&String> =
             all.keys().filter(|name| name.starts_with(&branches_of(id))).collect();
-        branches.iter().try_for_each(|branch| self.db.0.snapshotter.drop_branch(branch))?;
+        branches
+            .iter()
+            .try_for_each(|branch| self.db.0.snapshotter.drop_branch(branch, |_| Ok(())))?;
         Ok(branches.len())
     }
 
@@ -315,7 +317,7 @@ impl Kvdb {
         // An older version gave both kinds of streams the same branch.
         let of = db.versions.load().branches.get(branch).cloned();
         if of.is_some_and(|of| base.is_none() && !of.is_empty()) {
-            db.snapshotter.drop_branch(branch)?;
+            db.snapshotter.drop_branch(branch, |_| Ok(()))?;
         }
         if !db.versions.load().has_branch(branch) {
             match base {

@@ -10,6 +10,8 @@ use crate::snapshots::{BranchInfo, SnapshotInfo, check_name, check_visible, is_o
 
 /// Why serializable transactions end.
 const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
+pub(super) const DROPPED: &str =
+    "a dictionary that it has read or changed was dropped: begin it again";
 
 impl Kvdb {
     /// Makes a snapshot of the main branch: everything committed before this call, for as long as
@@ -97,10 +99,12 @@ impl Kvdb {
         all.map(|(name, from)| BranchInfo { name: name.clone(), snapshot: of(from) }).collect()
     }
 
-    /// Drops a branch and its dictionaries, durably. Its snapshots stay.
+    /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. Its
+    /// snapshots stay.
     pub fn drop_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
-        self.db.0.snapshotter.drop_branch(name)
+        let db = &self.db.0;
+        db.snapshotter.drop_branch(name, |dicts| db.transactions.lock_before_all(dicts, DROPPED))
     }
 
     /// Gives the branch that the snapshot is of the state that it had then, durably and as one

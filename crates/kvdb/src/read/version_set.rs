@@ -3,6 +3,9 @@
 //! follow from what the manifest says then ([`Version::follow`], [`Snapshots::follow`]). What only
 //! memory knows, the memtables, is changed by [`VersionSet::change`].
 //!
+//! The manifest is durable by itself. An edit that changes what a reader finds must not be, while a
+//! commit before it is not: whoever installs an edit says why it keeps the order ([`Order`]).
+//!
 //! Commits that are a change of the version itself (an ingest, a rollback, runs of a transaction)
 //! become visible with it, see [`VersionSet::change_by_commit`]; all others are seen by their
 //! number alone.
@@ -27,6 +30,44 @@ use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
 use crate::read::snapshot_set::{Snapshot, Snapshots};
 use crate::read::version::{Version, read};
 use crate::read::view::View;
+
+/// Why an edit may become durable: wherever it is there after a power cut, all commits before it
+/// are there, too.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// It says how and where things are kept. A reader finds the same without it.
+    OfPlaces,
+    /// What it tells is in runs with all that was committed before.
+    OfRuns,
+    /// It has its place among the commits, and those before it are durable.
+    AfterCommits(CommitsSynced),
+}
+
+impl Order {
+    /// Whether edits of this kind keep the order for that reason.
+    fn allows(&self, edit: &Edit) -> bool {
+        use Edit::{AddRun, DropRun, DropSegments, JournalStart, Options, Segment, Streams};
+        match self {
+            Order::OfPlaces => {
+                matches!(edit, AddRun { .. } | DropRun { .. } | Streams(_) | Options(_))
+            }
+            Order::OfRuns => matches!(
+                edit,
+                AddRun { .. }
+                    | Streams(_)
+                    | JournalStart(_)
+                    | DropSegments { .. }
+                    | Segment(_)
+                    | Edit::Snapshot { .. }
+            ),
+            Order::AfterCommits(_) => true,
+        }
+    }
+}
+
+/// The commits before an edit are durable. Made in `commit::order` alone.
+#[derive(Debug)]
+pub(crate) struct CommitsSynced(pub(crate) ());
 
 /// A change of what the store consists of.
 #[derive(Default)]
@@ -219,14 +260,19 @@ impl VersionSet {
 
     /// Makes the edits that `plan` draws up durable, then changes the version and the snapshots
     /// accordingly. Whatever they let go of is free only after the edits are durable.
-    pub(crate) fn install(&self, plan: impl FnOnce(&ManifestState) -> VersionEdit) -> Result<()> {
-        self.install_and(plan, |_| ())
+    pub(crate) fn install(
+        &self,
+        order: Order,
+        plan: impl FnOnce(&ManifestState) -> VersionEdit,
+    ) -> Result<()> {
+        self.install_and(order, plan, |_| ())
     }
 
     /// Makes the edits that `plan` draws up durable, then changes the version accordingly, and by
     /// `also` what only memory knows of it.
     pub(crate) fn install_and(
         &self,
+        order: Order,
         plan: impl FnOnce(&ManifestState) -> VersionEdit,
         also: impl FnOnce(&mut Version),
     ) -> Result<()> {
@@ -234,6 +280,7 @@ impl VersionSet {
         let mut gone = Vec::new();
         let mut manifest = self.manifest()?;
         let VersionEdit { edits, runs } = plan(manifest.state());
+        debug_assert!(edits.iter().all(|edit| order.allows(edit)), "{order:?}: {edits:?}");
         manifest.commit(edits)?;
         self.swap(|version| {
             gone = self.follow(version, manifest.state(), &runs)?;
@@ -248,6 +295,7 @@ impl VersionSet {
     /// outside of locks.
     pub(crate) fn install_commit<P, L>(
         &self,
+        _: CommitsSynced,
         seq: Seq,
         pipeline: &mut P,
         plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,

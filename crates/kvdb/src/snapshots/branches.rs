@@ -5,9 +5,12 @@ use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use zones::Priority;
+
 use super::Snapshotter;
 use crate::commit::SpaceClaim;
 use crate::commit::number_alone;
+use crate::commit::order::Changed;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::Label;
@@ -38,6 +41,7 @@ impl Snapshotter {
     /// Makes a branch of this snapshot, and of no other one that has its name by now.
     pub(crate) fn clone_exactly(&self, of: &Arc<Snapshot>, branch: &str) -> Result<()> {
         self.health.writable()?;
+        self.commits.flush_before_edit(&*self.admission)?;
         let _naming = self.settled()?;
         let snapshot = &of.label.name;
         if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, of)) {
@@ -46,7 +50,7 @@ impl Snapshotter {
         if self.versions.load().has_branch(branch) {
             return Err(Error::Exists(format!("branch {branch}")));
         }
-        self.versions.install(|state| {
+        self.commits.install(|state| {
             let first = state.next_dictionary;
             let edit = Edit::Clone { snapshot: snapshot.clone(), branch: branch.into(), first };
             let mut change = VersionEdit::of([edit]);
@@ -57,25 +61,53 @@ impl Snapshotter {
 
     pub(crate) fn create_branch(&self, name: &str) -> Result<()> {
         self.health.writable()?;
+        self.commits.flush_before_edit(&*self.admission)?;
         let _naming = self.snapshots.naming.lock();
         if self.versions.load().has_branch(name) {
             return Err(Error::Exists(format!("branch {name}")));
         }
         let edit = Edit::Branch { name: name.into(), of: String::new() };
-        self.versions.install(|_| VersionEdit::of([edit]))
+        self.commits.install(|_| VersionEdit::of([edit]))
     }
 
-    pub(crate) fn drop_branch(&self, name: &str) -> Result<()> {
+    /// Drops a branch. `lock` locks its dictionaries against transactions until what it gives is
+    /// dropped.
+    pub(crate) fn drop_branch<L>(
+        &self,
+        name: &str,
+        lock: impl FnOnce(&BTreeSet<DictionaryId>) -> Result<L>,
+    ) -> Result<()> {
         self.health.writable()?;
-        // A snapshot of it that was made before has its dictionaries.
-        let naming = self.settled()?;
         if name.is_empty() || !self.versions.load().has_branch(name) {
             return Err(Error::NoBranch(name.into()));
         }
-        self.versions.install(|_| VersionEdit::of([Edit::DropBranch(name.into())]))?;
-        drop(naming);
+        let locked = lock(&self.dictionaries_of(name))?;
+        self.prepare_drop()?;
+        // A snapshot of it that was made before has its dictionaries.
+        let naming = self.settled()?;
+        let entered = self.commits.enter_in_order(Priority::Flush)?;
+        let plan = |state: &ManifestState| match state.branches.contains_key(name) {
+            true => Ok(VersionEdit::of([Edit::DropBranch(name.into())])),
+            false => Err(Error::NoBranch(name.into())),
+        };
+        let installed = self.commits.install_commit(entered, Changed::Unfollowed, plan)?;
+        drop((naming, locked));
         self.signals.reclaimable.store(true, Ordering::Release);
+        installed.finish(&*self.admission)
+    }
+
+    /// To be called before any lock is taken, for a drop that becomes a commit: there is room for
+    /// its record, which a full store makes by a flush.
+    pub(crate) fn prepare_drop(&self) -> Result<()> {
+        self.commits.flush_before_edit(&*self.admission)?;
+        drop(self.commits.enter_to_delete(&*self.admission, record::size(&number_alone()))?);
         Ok(())
+    }
+
+    fn dictionaries_of(&self, branch: &str) -> BTreeSet<DictionaryId> {
+        let version = self.versions.load();
+        let infos = version.trees.values().map(|tree| &tree.info);
+        infos.filter(|info| info.branch == branch).map(|info| info.id).collect()
     }
 
     /// Gives a branch the state of one of its snapshots. `lock` locks dictionaries against
@@ -92,15 +124,9 @@ impl Snapshotter {
         let to = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
         let branch = to.label.branch.clone();
         let mut dicts: BTreeSet<DictionaryId> = to.version().trees.keys().copied().collect();
-        dicts.extend(
-            self.versions
-                .load()
-                .trees
-                .values()
-                .filter(|t| t.info.branch == branch)
-                .map(|t| t.info.id),
-        );
+        dicts.extend(self.dictionaries_of(&branch));
         let locked = lock(&dicts)?;
+        self.commits.flush_before_edit(&*self.admission)?;
         // While space can still be looked for.
         drop(self.commits.enter(
             &*self.admission,
@@ -127,11 +153,11 @@ impl Snapshotter {
         // that would bring back has other things under its numbers.
         let around: Vec<String> =
             self.undoable_of(&branch).iter().map(|s| s.label.name.clone()).collect();
-        let gone = {
+        let installed = {
             // Every commit is before or after: those before are void, in memory and in the journal.
             // It has a number of its own, so that transactions which began before it can tell.
-            let mut pipeline = self.commits.enter_at_once(record::size(&number_alone()))?;
-            let seq = pipeline.next_seq;
+            let entered = self.commits.enter_in_order(Priority::Log)?;
+            let seq = entered.seq();
             let plan = |state: &ManifestState| {
                 let mut infos = state.dictionaries.values().map(|d| &d.info);
                 let made =
@@ -148,12 +174,12 @@ impl Snapshotter {
                 know(&mut change, state, &to);
                 Ok(change)
             };
-            self.commits.install_commit(&mut pipeline, |_| None, plan)?
+            self.commits.install_commit(entered, Changed::Unlisted, plan)?
         };
-        drop((naming, flushing, alone, locked, gone));
+        drop((naming, flushing, alone, locked));
         self.signals.reclaimable.store(true, Ordering::Release);
         self.flusher.flushed();
-        Ok(())
+        installed.finish(&*self.admission)
     }
 
     /// The states around commits to a branch, which nothing can undo once it is replaced.
@@ -174,21 +200,24 @@ impl Snapshotter {
         replaced: &BTreeSet<DictionaryId>,
     ) -> Result<()> {
         self.flusher.flush_all()?;
+        self.prepare_drop()?;
         let naming = self.settled()?;
         if self.snapshots.get(&label.name).is_some() {
             return Err(Error::Exists(format!("snapshot {}", label.name)));
         }
-        let label = Label { seq: self.versions.visible.load(Ordering::Acquire), ..label };
         let undoable = self.undoable_of(to);
-        let mut fresh = None;
+        // It is a commit: who has read what is replaced can tell.
+        let entered = self.commits.enter_in_order(Priority::Flush)?;
+        let label = Label { seq: entered.seq(), ..label };
         let plan = |state: &ManifestState| {
             // Made since the others were locked.
             let mut of_branch =
                 state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
-            fresh =
-                of_branch.find(|info| !replaced.contains(&info.id)).map(|info| info.name.clone());
-            if fresh.is_some() {
-                return VersionEdit::default();
+            if let Some(fresh) = of_branch.find(|info| !replaced.contains(&info.id)) {
+                return Err(Error::Locked(format!(
+                    "dictionary {} was made while the stream ended: try again",
+                    fresh.name
+                )));
             }
             let below = state.next_dictionary;
             let infos = state.dictionaries.values().map(|d| &d.info);
@@ -197,21 +226,14 @@ impl Snapshotter {
             edits.push(Edit::Adopt { from: from.into(), to: to.into() });
             edits.push(Edit::Snapshot { label, below });
             edits.extend(undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone())));
-            VersionEdit::of(edits)
+            Ok(VersionEdit::of(edits))
         };
-        self.versions.install(plan)?;
+        let changed = if to.is_empty() { Changed::Unlisted } else { Changed::Unfollowed };
+        let installed = self.commits.install_commit(entered, changed, plan)?;
         drop(naming);
         // Their runs are let go outside of all locks.
         drop(undoable);
-        if to.is_empty() {
-            self.feed.lose(|| self.env.random());
-        }
-        if let Some(name) = fresh {
-            return Err(Error::Locked(format!(
-                "dictionary {name} was made while the stream ended: try again"
-            )));
-        }
         self.signals.reclaimable.store(true, Ordering::Release);
-        Ok(())
+        installed.finish(&*self.admission)
     }
 }

@@ -23,7 +23,7 @@ use crate::lock_order::MutexGuard;
 use crate::manifest::Edit;
 use crate::read::snapshot_set::{Snapshot, Snapshots, above};
 use crate::read::version::Version;
-use crate::read::version_set::VersionEdit;
+use crate::read::version_set::{Order, VersionEdit};
 use crate::read::view::View;
 
 /// The snapshot that a generation ends with, which is being closed.
@@ -121,7 +121,7 @@ impl Snapshotter {
         }
         // What is committed in the meantime stays in memory.
         let edit = Edit::Snapshot { label: label.clone(), below: above(&version) };
-        self.versions.install(|_| VersionEdit::of([edit]))?;
+        self.versions.install(Order::OfRuns, |_| VersionEdit::of([edit]))?;
         Ok(true)
     }
 
@@ -154,11 +154,12 @@ impl Snapshotter {
 
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
         self.health.writable()?;
+        self.commits.flush_before_edit(&*self.admission)?;
         let naming = self.settled()?;
         let Some(gone) = self.snapshots.get(name) else {
             return Err(Error::NoSnapshot(name.into()));
         };
-        self.versions.install(|_| VersionEdit::of([Edit::DropSnapshot(name.into())]))?;
+        self.commits.install(|_| VersionEdit::of([Edit::DropSnapshot(name.into())]))?;
         drop(naming);
         // Its runs are let go outside of all locks.
         drop(gone);

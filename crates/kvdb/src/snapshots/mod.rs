@@ -29,7 +29,6 @@ pub use stream::Received;
 
 use crate::background::{Admission, Compactor, Flusher};
 use crate::commit::CommitPipeline;
-use crate::commit::feed::Feed;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -49,7 +48,6 @@ pub(crate) struct Snapshotter {
     versions: Arc<VersionSet>,
     snapshots: Arc<Snapshots>,
     commits: Arc<CommitPipeline>,
-    feed: Arc<Feed>,
     flusher: Arc<Flusher>,
     compactor: Arc<Compactor>,
     admission: Arc<Admission>,
@@ -63,7 +61,6 @@ pub(crate) struct SnapshotterParts {
     pub versions: Arc<VersionSet>,
     pub snapshots: Arc<Snapshots>,
     pub commits: Arc<CommitPipeline>,
-    pub feed: Arc<Feed>,
     pub flusher: Arc<Flusher>,
     pub compactor: Arc<Compactor>,
     pub admission: Arc<Admission>,
@@ -78,7 +75,6 @@ impl Snapshotter {
             versions,
             snapshots,
             commits,
-            feed,
             flusher,
             compactor,
             admission,
@@ -90,7 +86,6 @@ impl Snapshotter {
             versions,
             snapshots,
             commits,
-            feed,
             flusher,
             compactor,
             admission,

@@ -270,14 +270,9 @@ impl Transactions {
             }
         }
         drop(view);
-        if !ended.is_empty() {
-            // Dropping is on disk at once. What ended them must be there before, or a crash would
-            // leave a log without what it reads.
-            self.sync()?;
-        }
         for (log, name) in ended {
             match self.parts.snapshotter.drop_snapshot(&base_name(name)) {
-                Ok(()) | Err(Error::NoSnapshot(_)) => self.parts.catalog.remove(&[log])?,
+                Ok(()) | Err(Error::NoSnapshot(_)) => self.parts.catalog.remove_own(log)?,
                 Err(e) => return Err(e),
             }
         }

@@ -31,23 +31,6 @@ impl<S: Clone> Possible<S> {
         self.states.pop();
     }
 
-    /// Something is about to be done that is on disk by itself, whatever else of what came before
-    /// is.
-    pub fn attempt_everywhere(&mut self, change: &dyn Fn(&mut S)) -> usize {
-        let before = self.states.len();
-        for at in 0..before {
-            let mut next = self.states[at].clone();
-            change(&mut next);
-            self.states.push(next);
-        }
-        before
-    }
-
-    /// It is done. `before`: what the attempt gave.
-    pub fn done_everywhere(&mut self, before: usize) {
-        self.states.drain(..before);
-    }
-
     /// The newest state is on disk.
     pub fn certain(&mut self) {
         self.states.drain(..self.states.len() - 1);

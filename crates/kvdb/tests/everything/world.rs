@@ -253,16 +253,17 @@ impl World {
         Ok(())
     }
 
-    /// Makes a change of more than tuples, which is on disk by itself when `work` returns.
+    /// Makes a change of more than tuples, which is on disk when `work` returns, with everything
+    /// that was committed before.
     pub fn alter(
         &mut self,
         alter: impl Fn(&mut ManifestState),
         work: impl FnOnce(&mut World) -> kvdb::Result<()>,
     ) -> Result<(), Dead> {
-        let before = self.history.attempt_everywhere(&alter);
+        self.history.attempt(alter);
         let done = work(self);
         self.ok(done)?;
-        self.history.done_everywhere(before);
+        self.history.certain();
         Ok(())
     }
 
@@ -272,12 +273,12 @@ impl World {
         alter: impl Fn(&mut ManifestState),
         work: impl FnOnce(&mut World) -> kvdb::Result<()>,
     ) -> Result<bool, Dead> {
-        let before = self.history.attempt_everywhere(&alter);
+        self.history.attempt(alter);
         let done = work(self);
         let done = self.unless_full(done)?.is_some();
         match done {
-            true => self.history.done_everywhere(before),
-            false => self.history.states.truncate(before),
+            true => self.history.certain(),
+            false => self.history.refused(),
         }
         Ok(done)
     }

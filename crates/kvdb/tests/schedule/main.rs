@@ -40,7 +40,7 @@ fn run_all(usual: u64, kind: program::Kind) {
 }
 
 /// The mainline: plain commits, both kinds of transactions, range deletes, ingests, snapshots,
-/// rollbacks, views, flushes, merges.
+/// rollbacks, views, drops, flushes, merges.
 #[test]
 fn the_store_has_one_order_of_operations_whatever_the_schedule() {
     run_all(300, program::Kind::Mainline);

@@ -25,7 +25,7 @@ pub enum Kind {
 const THREADS: u64 = 3;
 const OPERATIONS: u64 = 5;
 /// So many kinds of operations are drawn from, some of them more than once.
-const CHOICES: u64 = 19;
+const CHOICES: u64 = 20;
 const SNAPSHOT: &str = "s";
 
 fn key(register: usize) -> Vec<u8> {
@@ -236,6 +236,17 @@ impl World {
         Ok(Effect::Change { read: Vec::new(), wrote })
     }
 
+    /// Makes a branch and drops it. It changes no register.
+    fn make_and_drop(&self, random: &mut Random) -> kvdb::Result<Effect> {
+        let name = format!("b{}", self.number());
+        self.db.create_branch(&name)?;
+        if random.one_in(2) {
+            self.db.create_dictionary_in(&name, "d", DictionaryOptions::default())?;
+        }
+        self.db.drop_branch(&name)?;
+        Ok(Effect::Change { read: Vec::new(), wrote: Vec::new() })
+    }
+
     /// Reads and changes in a nested batch: all that it reads of others is of one moment, and what
     /// it changed appears at one moment.
     fn nested_batch(&self, t: &Transaction, random: &mut Random) -> kvdb::Result<Vec<Effect>> {
@@ -335,6 +346,11 @@ impl World {
                 ("defragment", self.db.defragment(DefragOptions::default()).map(|_| Vec::new()))
             }
             (None, 16) => ("sync", self.db.sync().map(|()| Vec::new())),
+            (None, 17) => {
+                // An edit of the manifest is on disk with all that was done before it.
+                synced = true;
+                ("drop", self.make_and_drop(random).map(|e| vec![e]))
+            }
             (None, _) => {
                 synced = false;
                 ("conditional commit", self.commit_if_unchanged(random))
@@ -404,6 +420,7 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
         "apply",
         "nested batch",
         "conditional commit",
+        "drop",
     ];
     names
         .into_iter()

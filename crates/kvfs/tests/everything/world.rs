@@ -403,8 +403,8 @@ impl World {
         }
     }
 
-    /// The newest state becomes this, as one step that is on disk by itself when `work` returns,
-    /// whatever else of what came before is. It removes, and so is not refused for want of space.
+    /// The newest state becomes this, as one step that is on disk when `work` returns, with all that
+    /// was committed before. It removes, and so is not refused for want of space.
     pub fn alter(
         &mut self,
         alter: impl Fn(&mut State),
@@ -428,10 +428,10 @@ impl World {
         work: impl FnOnce(&mut World) -> kvfs::Result<()>,
         adds: bool,
     ) -> Result<bool, Dead> {
-        let before = self.history.attempt_everywhere(&alter);
+        self.history.attempt(alter);
         match work(self) {
             Ok(()) => {
-                self.history.done_everywhere(before);
+                self.history.certain();
                 Ok(true)
             }
             Err(e) => {
@@ -440,7 +440,7 @@ impl World {
                     true => self.judge(&mainline(), e, what, &[])?,
                     false => self.judge_removal(&mainline(), e, what, &[])?,
                 }
-                self.history.states.truncate(before);
+                self.history.refused();
                 Ok(false)
             }
         }

@@ -1,0 +1,196 @@
+//! Where edits of the manifest stand among the commits.
+//!
+//! The manifest is durable by itself, while commits are durable when the journal is synced. If an
+//! edit that drops something were durable before the commits that came before it, a power cut could
+//! leave a store from which the tuples are gone that had been copied elsewhere, and the copies with
+//! them. So there is one rule: an edit that changes what a reader finds becomes durable after all
+//! commits that were visible before it. Edits that only say where things are kept, and those of
+//! flushes, which bring all commits up to some number into runs, need no sync (see
+//! [`Order`](crate::read::version_set::Order)).
+//!
+//! There are two ways. [`CommitPipeline::install`] syncs what was committed before the call: enough
+//! for what is added, or is dropped unseen by commits. Drops, rollbacks and ingests are commits
+//! themselves: [`CommitPipeline::enter_in_order`] lets no other commit in between.
+
+use env::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use vt_tree::{Run, Seq};
+use zones::Priority;
+
+use super::pipeline::Pipeline;
+use super::{Applied, CommitEnv, CommitPipeline, number_alone};
+use crate::commit::recent::RecentCommit;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::{self, Writer, record};
+use crate::lock_order::MutexGuard;
+use crate::manifest::ManifestState;
+use crate::read::snapshot_set::Snapshot;
+use crate::read::version::Version;
+use crate::read::version_set::{CommitsSynced, Order, VersionEdit};
+
+/// What a commit that is an edit of the manifest changes, for those who look for conflicts or
+/// follow the commits.
+pub(crate) enum Changed {
+    /// What is in this run, of one dictionary.
+    Run(DictionaryId, Arc<Run>),
+    /// Something of which there is no list.
+    Unlisted,
+    /// Nothing that is followed.
+    Unfollowed,
+}
+
+impl CommitPipeline {
+    /// To be called before an edit that is not [`Order::OfPlaces`], and before any lock: what was
+    /// committed is durable afterwards, where the store has no journal that can be synced later.
+    pub(crate) fn flush_before_edit(&self, engine: &impl CommitEnv) -> Result<()> {
+        if self.options.journal { Ok(()) } else { engine.flush_all() }
+    }
+
+    /// Makes the edits durable that `plan` draws up, after all that was committed before this call,
+    /// and changes the version and the snapshots accordingly.
+    pub(crate) fn install(&self, plan: impl FnOnce(&ManifestState) -> VersionEdit) -> Result<()> {
+        self.versions.install(Order::AfterCommits(self.sync_commits()?), plan)
+    }
+
+    /// Syncs the journal. Costs nothing while nothing was committed since the last sync.
+    fn sync_commits(&self) -> Result<CommitsSynced> {
+        if self.options.journal {
+            self.sync_journal_to(self.end())?;
+        }
+        Ok(CommitsSynced(()))
+    }
+
+    /// Takes the pipeline's lock for a commit that is an edit of the manifest: with all commits
+    /// before it durable, and with room for its record, [`number_alone`]. Segments are taken from
+    /// as deep in the reserve as `depth` allows.
+    pub(crate) fn enter_in_order(&self, depth: Priority) -> Result<InOrder<'_>> {
+        // Most of it while others go on committing.
+        let synced = self.sync_commits()?;
+        if !self.options.journal {
+            let pipeline = self.enter_with(0, 0, |_| Ok(()))?;
+            return Ok(InOrder { pipeline, synced });
+        }
+        let need = journal::cost(record::size(&number_alone()) + record::NUMBER_SIZE);
+        let mut writer = self.writer.lock();
+        let mut pipeline = loop {
+            self.write_out_with(&mut writer)?;
+            while writer.room() < journal::cost(0) + need {
+                self.add_segment(&mut writer, depth)?;
+            }
+            let pipeline = self.pipeline.lock();
+            // Other commits may have filled the room since.
+            if writer.room() >= journal::cost(pipeline.pending.len()) + need {
+                break pipeline;
+            }
+        };
+        self.health.writable()?;
+        self.sync_rest(&mut writer, &mut pipeline)?;
+        Ok(InOrder { pipeline, synced })
+    }
+
+    /// Writes and syncs what is pending, while nothing else is committed. It is short.
+    fn sync_rest(&self, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<()> {
+        if !pipeline.pending.is_empty() {
+            let mut rest = pipeline.take(writer);
+            self.discard_hidden(&mut rest);
+            if let Err(e) = self.place_values(&mut rest, writer) {
+                pipeline.put_back(rest, writer);
+                return Err(self.fail_unless_full("writing values", e));
+            }
+            self.write_stream(writer, &mut rest.stream)?;
+            writer.is_whole();
+            self.update_after_write(pipeline, writer, rest.stream);
+        }
+        let end = pipeline.end();
+        if end > self.durable.load(Ordering::Acquire) {
+            self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
+            self.counters.syncs.add(1);
+            self.durable.fetch_max(end, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+/// The pipeline's lock, and all commits so far are durable.
+pub(crate) struct InOrder<'a> {
+    pipeline: MutexGuard<'a, Pipeline>,
+    synced: CommitsSynced,
+}
+
+impl InOrder<'_> {
+    /// The number of the commit that comes.
+    pub(crate) fn seq(&self) -> Seq {
+        self.pipeline.next_seq
+    }
+}
+
+/// What a commit that is an edit of the manifest has left behind, for when all locks are free.
+pub(crate) struct Installed {
+    applied: Option<Applied>,
+    /// The snapshots that were dropped: their runs are let go with them.
+    gone: Vec<Arc<Snapshot>>,
+}
+
+impl Installed {
+    /// To be called outside of all locks.
+    pub(crate) fn finish(self, engine: &impl CommitEnv) -> Result<()> {
+        drop(self.gone);
+        let due = self.applied.map_or(Ok(()), |applied| engine.after_commit(applied));
+        due.map_err(Error::after_commit)
+    }
+}
+
+impl CommitPipeline {
+    /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
+    /// visible.
+    pub(crate) fn install_commit(
+        &self,
+        entered: InOrder<'_>,
+        changed: Changed,
+        plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
+    ) -> Result<Installed> {
+        self.install_commit_with(entered, changed, plan, || ())
+    }
+
+    /// `between` is what others do before the commit, which is noted, becomes visible.
+    pub(super) fn install_commit_with(
+        &self,
+        entered: InOrder<'_>,
+        changed: Changed,
+        plan: impl FnOnce(&ManifestState) -> Result<VersionEdit>,
+        between: impl FnOnce(),
+    ) -> Result<Installed> {
+        let InOrder { mut pipeline, synced } = entered;
+        let seq = pipeline.next_seq;
+        // The commit is durable. Until it is visible, readers see all of the state before it.
+        let recent = match &changed {
+            Changed::Run(dict, run) => {
+                Some(RecentCommit { dict: *dict, run: run.clone(), newest: seq, one_seq: true })
+            }
+            Changed::Unlisted | Changed::Unfollowed => None,
+        };
+        let logged = |pipeline: &mut Pipeline| {
+            if self.options.journal {
+                record::encode(&number_alone(), pipeline.stream(), |_| {});
+            }
+            self.recent.remember(recent)
+        };
+        let mut applied = None;
+        let show = |pipeline: &mut Pipeline, version: &Version| {
+            between();
+            applied = Some(self.publish(pipeline, version, 1, 0, 0));
+        };
+        let pipeline = &mut *pipeline;
+        let gone = self.versions.install_commit(synced, seq, pipeline, plan, logged, show)?;
+        let version = self.versions.load();
+        let listed = match &changed {
+            Changed::Run(dict, _) => Some(std::slice::from_ref(dict)),
+            Changed::Unfollowed => Some(&[][..]),
+            Changed::Unlisted => None,
+        };
+        self.feed.note_unlisted(&version, listed, seq, || self.env.random());
+        Ok(Installed { applied, gone })
+    }
+}
