@@ -72,6 +72,8 @@ impl Views {
 
     /// Drops a snapshot. Clones of it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
+        self.write_back(Wait::ButForLocks)?;
+        self.commit_others(None);
         self.shared.db.drop_snapshot(name)?;
         self.close(&ViewId::Snapshot(name.into()));
         Ok(())
@@ -94,6 +96,8 @@ impl Views {
         // Its view is closed first, so that no call writes to a dropped branch; and again, for it
         // may have been opened in between.
         let view = ViewId::Clone(name.into());
+        self.write_back(Wait::ButForLocks)?;
+        self.commit_others(Some(&view));
         self.close(&view);
         self.shared.db.drop_branch(name)?;
         self.close(&view);
@@ -112,6 +116,7 @@ impl Views {
         let received = self.shared.db.receive_within(input, options, |replace| -> Result<()> {
             // What the kernel holds back was written to what is going to be replaced.
             self.write_back(Wait::ForAll)?;
+            self.commit_others(Some(&view));
             // It is not opened in between.
             let _one = self.shared.opening.lock();
             let Some(entry) = self.entry(&view) else { return Ok(replace()?) };
@@ -164,6 +169,7 @@ impl Views {
         self.write_back(Wait::ForAll)?;
         let view =
             if info.branch.is_empty() { ViewId::Mainline } else { ViewId::Clone(info.branch) };
+        self.commit_others(Some(&view));
         let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         let turn = fs.core.superseded.turn();
         let mut begun = Vec::new();
@@ -204,6 +210,24 @@ impl Views {
         }
         self.shutdown()?;
         Ok(self.shared.db.sync()?)
+    }
+
+    /// Commits what was written so far, but to the view that is about to be dropped or replaced.
+    /// That is on disk at once, with all commits before it: what was copied out of the view must be
+    /// among them. What cannot be committed stays in memory and is tried again, as for want of
+    /// space, which the drop may make; or what a transaction has locked, which waits for its end.
+    fn commit_others(&self, gone: Option<&ViewId>) {
+        let entries: Vec<Arc<OpenView>> =
+            self.shared.open.read().by_number.values().cloned().collect();
+        let of_mainline = (gone != Some(&ViewId::Mainline)).then_some(&self.shared.mainline);
+        let others = entries.iter().filter(|entry| Some(&entry.view) != gone);
+        for fs in of_mainline.into_iter().chain(others.map(|entry| &entry.fs)) {
+            if !fs.core.options.read_only
+                && let Err(e) = fs.enter().and_then(|_call| fs.commit_unlocked())
+            {
+                tracing::warn!("committing what was written failed, will be tried again: {e}");
+            }
+        }
     }
 
     /// Commits everything in all clones, and syncs it. The mainline and the transactions are their

@@ -102,6 +102,7 @@ pub fn drop_snapshot(w: &mut World) -> Result<(), Dead> {
     w.note(format!("drop snapshot {name}"));
     w.call(&["Views::drop_snapshot"]);
     w.alter(|s| drop(s.snapshots.remove(&name)), |w| w.views.drop_snapshot(&name))?;
+    w.written_before_a_drop();
     assert!(w.views.fs(&ViewId::Snapshot(name)).is_err(), "{}", w.what());
     Ok(())
 }
@@ -156,6 +157,7 @@ pub fn drop_clone(w: &mut World) -> Result<(), Dead> {
     if w.alter(|s| drop(s.branches.remove(&name)), |w| w.views.drop_clone(&name))? {
         w.view_is_over(&Site::Branch(name.clone()), number);
         w.taken.remove(&name);
+        w.written_before_a_drop();
     }
     Ok(())
 }

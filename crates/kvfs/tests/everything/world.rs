@@ -453,6 +453,16 @@ impl World {
         self.history.attempt(|s| drop(s.branches.insert(branch.into(), Arc::new(tree))));
     }
 
+    /// A snapshot or clone is dropped: what was written to files before, which may have come from
+    /// it, is on disk, but for what there is no space for or a transaction has locked.
+    pub fn written_before_a_drop(&mut self) {
+        if !self.limited && !self.serializable_is_open() {
+            let branches: Vec<String> = self.history.newest().branches.keys().cloned().collect();
+            branches.iter().for_each(|branch| self.settle(branch));
+            self.history.certain();
+        }
+    }
+
     /// What should have done that was refused: some of it may be committed, and the rest still
     /// waits. `tree`: as the branch was before.
     pub fn unsettle(&mut self, branch: &str, tree: Arc<Tree>) {
