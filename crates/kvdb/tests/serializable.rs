@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvdb::{
-    Batch, DictionaryId, Durability, Error, Isolation, Kvdb, Transaction, TransactionOptions,
+    Batch, DictionaryId, DictionaryOptions, Durability, Error, Isolation, Kvdb, Transaction,
+    TransactionOptions,
 };
 
 fn store() -> (Kvdb, DictionaryId) {
@@ -172,4 +173,74 @@ fn two_that_read_both_and_write_one_cannot_both_commit() {
     t.commit(Durability::Buffered).unwrap();
     assert!(u.commit(Durability::Buffered).is_err(), "the older one wrote what it had read");
     assert_eq!((text(&db, d, "a"), text(&db, d, "b")), ("0".into(), "1".into()));
+}
+
+/// A drop is a change of all that is in a dictionary: whoever has read or changed something there
+/// is aborted, and does not read another state than before.
+#[test]
+fn a_drop_ends_transactions_that_have_read_or_changed_what_is_dropped() {
+    type Way = fn(&Kvdb, DictionaryId);
+    let ways: [(&str, Way); 2] =
+        [("", |db, d| db.drop_dictionary(d).unwrap()), ("b", |db, _| db.drop_branch("b").unwrap())];
+    for (branch, drop) in ways {
+        for writes in [false, true] {
+            let db = Kvdb::in_memory();
+            db.create_branch("b").unwrap();
+            let make = |branch: &str, name: &str| {
+                db.create_dictionary_in(branch, name, DictionaryOptions::default()).unwrap()
+            };
+            let (d, other) = (make(branch, "d"), make("", "other"));
+            db.put(d, b"k", b"1", Durability::Buffered).unwrap();
+            let t = db.begin(Isolation::Serializable).unwrap();
+            let bystander = db.begin(Isolation::Serializable).unwrap();
+            assert_eq!(bystander.get(other, b"k").unwrap(), None);
+            match writes {
+                true => t.put(d, "k", "2").unwrap(),
+                false => assert!(t.get(d, b"k").unwrap().is_some()),
+            }
+            drop(&db, d);
+            assert!(matches!(t.get(d, b"k"), Err(Error::NoTransaction(_) | Error::Locked(_))));
+            assert!(t.put(other, "k", "from t").is_err());
+            assert!(t.commit(Durability::Buffered).is_err());
+            assert_eq!(db.get(other, b"k").unwrap(), None);
+            bystander.put(other, "k", "1").unwrap();
+            bystander.commit(Durability::Buffered).unwrap();
+        }
+    }
+}
+
+/// A read of a dictionary that is gone says so, however it is read: no answer looks like that of an
+/// empty dictionary.
+#[test]
+fn every_read_of_a_dictionary_that_is_gone_says_so() {
+    let db = Kvdb::in_memory();
+    let d = db.open_dictionary("d").unwrap();
+    d.insert("k", "v").unwrap();
+    let before = db.view();
+    let old = db.begin(Isolation::Snapshot).unwrap();
+    db.drop_dictionary(d.id()).unwrap();
+    fn gone<T: std::fmt::Debug>(answer: kvdb::Result<T>) {
+        assert!(matches!(answer, Err(Error::NoDictionary(_))), "{answer:?}");
+    }
+    gone(d.get("k"));
+    gone(d.contains("k"));
+    gone(d.iter().collect::<kvdb::Result<Vec<_>>>());
+    gone(db.multi_get(d.id(), &["k"]));
+    let view = db.view();
+    gone(view.get(d.id(), b"k"));
+    gone(view.stored(d.id(), b"k").map(|found| found.is_some()));
+    gone(view.value_len(d.id(), b"k"));
+    for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+        let t = db.begin(isolation).unwrap();
+        gone(t.get(d.id(), b"k"));
+        gone(t.scan(d.id(), b"", b"", 10));
+        gone(t.cursor(d.id(), b"", b"").map(|_| ()));
+    }
+    assert!(before.get(d.id(), b"k").unwrap().is_some(), "a view keeps what it has");
+    assert!(old.get(d.id(), b"k").unwrap().is_some(), "and so does what a transaction reads");
+    // What is made since is there, and empty, for a transaction that began before.
+    let made = db.open_dictionary("made").unwrap();
+    made.insert("k", "v").unwrap();
+    assert_eq!(old.get(made.id(), b"k").unwrap(), None);
+    assert!(old.scan(made.id(), b"", b"", 10).unwrap().is_empty());
 }

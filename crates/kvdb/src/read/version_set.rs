@@ -389,10 +389,8 @@ impl VersionSet {
         // The version first, see `view`.
         let version = self.current.load();
         let at = self.visible.load(Ordering::Acquire);
-        match version.trees.get(&dict) {
-            None => Ok(None),
-            Some(tree) => tree.get(&self.cache, key, at)?.map(|v| read(&self.cache, v)).transpose(),
-        }
+        let found = version.tree(dict)?.get(&self.cache, key, at)?;
+        found.map(|value| read(&self.cache, value)).transpose()
     }
 
     /// The dictionary of that name in a branch.

@@ -10,7 +10,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::cursor::{Cursor, Tuple};
 use crate::read::read_snapshots::PinnedVersion;
-use crate::read::version::read;
+use crate::read::version::{Tree, read};
 use crate::read::write_set::WriteSet;
 
 /// A pinned, immutable state of the whole store: reads through it see one commit boundary, take no
@@ -69,13 +69,22 @@ impl View {
         View { write_set: None, ..self.clone() }
     }
 
+    /// What it sees of a dictionary below what a transaction has written. That may have written to
+    /// one that was made after the state that it reads; otherwise the dictionary must be there.
+    fn tree(&self, dict: DictionaryId) -> Result<Option<&Tree>> {
+        match &self.write_set {
+            Some(_) => Ok(self.version.trees.get(&dict).map(|tree| &**tree)),
+            None => self.version.tree(dict).map(|tree| Some(&**tree)),
+        }
+    }
+
     /// The value of `key`, or the place where it lies.
     fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
         let own = match &self.write_set {
             Some(write_set) => write_set.get(dict, key)?,
             None => Lookup::Absent,
         };
-        match self.version.trees.get(&dict) {
+        match self.tree(dict)? {
             Some(tree) if matches!(own, Lookup::Absent) => tree.get(&self.cache, key, self.at),
             Some(tree) if !own.is_final() => {
                 Ok(self.cache.resolve(own.over(tree.lookup(key, self.at)?))?)
@@ -90,16 +99,20 @@ impl View {
             Some(write_set) => write_set.get(dict, key)?,
             None => Lookup::Absent,
         };
-        match self.version.trees.get(&dict) {
+        match self.tree(dict)? {
             Some(tree) if !own.is_final() => Ok(own.over(tree.lookup(key, self.at)?)),
             _ => Ok(own),
         }
     }
 
-    /// The value of a key, if it has one. A dictionary that does not exist, or no longer, has no
-    /// keys.
+    /// The value of a key, if it has one.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.find(dict, key)?.map(|v| read(&self.cache, v)).transpose()
+    }
+
+    /// The value of a key, if it has one here, and its dictionary is there.
+    pub(crate) fn get_if_there(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
+        if self.version.trees.contains_key(&dict) { self.get(dict, key) } else { Ok(None) }
     }
 
     /// The value of `key` where it is stored; a large one is not read.
@@ -151,10 +164,7 @@ impl View {
     /// Everything that a cursor reads below what a transaction has written, newest first. A
     /// transaction may have written to a dictionary that was made after the state that it reads.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Result<Vec<Input>> {
-        match &self.write_set {
-            Some(_) if !self.version.trees.contains_key(&dict) => Ok(Vec::new()),
-            _ => Ok(self.version.tree(dict)?.inputs()),
-        }
+        Ok(self.tree(dict)?.map(Tree::inputs).unwrap_or_default())
     }
 
     /// Up to `limit` tuples of `[start, end)` in order, values read with as few large reads as
@@ -250,10 +260,7 @@ impl View {
         dict: DictionaryId,
         keys: &[K],
     ) -> Result<Vec<Option<Bytes>>> {
-        let tree = match &self.write_set {
-            Some(_) => self.version.trees.get(&dict),
-            None => Some(self.version.tree(dict)?),
-        };
+        let tree = self.tree(dict)?;
         let mut order: Vec<usize> = (0..keys.len()).collect();
         order.sort_unstable_by_key(|&i| keys[i].as_ref());
         if let Some(tree) = tree.filter(|_| keys.len() > 1) {

@@ -239,7 +239,7 @@ fn changed_since(write_set: &WriteSet, base: &View, now: &View, found: &mut Both
                 }
             }
             BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
-                if base.get(dict, item.key)? != now.get(dict, item.key)? {
+                if base.get_if_there(dict, item.key)? != now.get_if_there(dict, item.key)? {
                     found.points.insert((dict, Bytes::copy_from_slice(item.key)));
                 }
             }
@@ -292,7 +292,8 @@ pub(super) fn reconcile(
         let merged = match routine(registry, dict) {
             None => Merged::Conflict,
             Some(routine) => {
-                let (base, theirs) = (base.get(dict, &key)?, now.get(dict, &key)?);
+                let (base, theirs) =
+                    (base.get_if_there(dict, &key)?, now.get_if_there(dict, &key)?);
                 let below = match &base {
                     Some(value) => Lookup::Found(0, vt_tree::Value::Inline(value.clone())),
                     None => Lookup::Deleted(0),

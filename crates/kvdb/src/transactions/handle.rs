@@ -128,8 +128,20 @@ impl Transaction {
             Lookup::Absent => {}
         }
         match &open.base {
-            Some(view) => view.get(dict, key),
+            Some(view) if view.version.trees.contains_key(&dict) => view.get(dict, key),
+            // Made since it began, where it is there at all.
+            Some(_) => self.shared.registry.parts.versions.load().tree(dict).map(|_| None),
             None => self.shared.registry.parts.versions.get(dict, key),
+        }
+    }
+
+    /// An error where the transaction finds no such dictionary: neither in the state that it reads,
+    /// nor among those that were made since.
+    fn find_dictionary(&self, dict: DictionaryId) -> Result<()> {
+        let base = self.read()?.open.as_ref().and_then(|open| open.base.clone());
+        match base.is_some_and(|base| base.version.trees.contains_key(&dict)) {
+            true => Ok(()),
+            false => self.shared.registry.parts.versions.load().tree(dict).map(drop),
         }
     }
 
@@ -143,6 +155,7 @@ impl Transaction {
         limit: usize,
     ) -> Result<Vec<(Bytes, Bytes)>> {
         if self.isolation() == Isolation::Snapshot {
+            self.find_dictionary(dict)?;
             return self.view()?.scan(dict, start, end, limit);
         }
         // What is seen before it is locked may change until it is.
@@ -162,6 +175,7 @@ impl Transaction {
                 }
                 (None, _) => {
                     self.lock_range(dict, start, end, false)?;
+                    self.find_dictionary(dict)?;
                     return self.view()?.scan(dict, start, end, limit);
                 }
             }
@@ -172,6 +186,7 @@ impl Transaction {
     /// the range.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         self.lock_range(dict, start, end, false)?;
+        self.find_dictionary(dict)?;
         self.view()?.cursor(dict, start, end)
     }
 
