@@ -192,14 +192,6 @@ fn a_long_range_is_searched_only_where_something_was_committed() {
 }
 
 #[test]
-fn a_batch_of_nothing_is_made_whatever_has_changed() {
-    let (db, d) = store();
-    let state = db.view();
-    db.put(d, b"b", b"1", BUFFERED).unwrap();
-    assert!(db.commit_if_unchanged(Batch::new(), state, key(d, "b")).unwrap());
-}
-
-#[test]
 fn a_state_that_is_not_the_stores_own_is_refused() {
     let (db, d) = store();
     let t = db.begin(Isolation::Snapshot).unwrap();
@@ -301,4 +293,21 @@ fn no_update_is_lost_between_threads() {
     let sum: u64 =
         (0..3).map(|i| number(db.get(d, format!("counter{i}").as_bytes()).unwrap())).sum();
     assert_eq!(sum, 4 * TIMES);
+}
+
+/// A batch without changes asks whether what was read still holds: a lease, say.
+#[test]
+fn an_empty_batch_fails_when_what_was_read_has_changed() {
+    let (db, d) = store();
+    let lease = || key(d, "a");
+    let state = db.view();
+    assert!(db.commit_if_unchanged(Batch::new(), state.clone(), lease()).unwrap());
+    db.put(d, b"b", b"1", BUFFERED).unwrap();
+    assert!(db.commit_if_unchanged(Batch::new(), state.clone(), lease()).unwrap(), "another key");
+    db.put(d, b"a", b"1", BUFFERED).unwrap();
+    assert!(!db.commit_if_unchanged(Batch::new(), state.clone(), lease()).unwrap());
+    assert!(db.commit_if_unchanged(Batch::new(), state, Reads::default()).unwrap(), "of nothing");
+    let state = db.view();
+    db.drop_dictionary(d).unwrap();
+    assert!(!db.commit_if_unchanged(Batch::new(), state, lease()).unwrap(), "all of it is gone");
 }

@@ -9,6 +9,7 @@
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use env::sync::atomic::Ordering;
 use vt_tree::{Lookup, Memtable, Seq, Source};
 
 use super::locking::{lock_owner, range_of};
@@ -143,7 +144,12 @@ impl CommitPipeline {
         drop(state);
         let valid = self.validate(&self.versions.load(), batch)?;
         if valid.changes.is_empty() {
-            return Ok(true);
+            // A question alone: whether what was read still holds.
+            if condition.reads.0.is_empty() {
+                return Ok(true);
+            }
+            let newest = self.versions.visible.load(Ordering::Acquire);
+            return condition.holds(newest, &self.versions.load(), &valid.changes);
         }
         self.fold_updates(engine, &valid.changes)?;
         let still =
