@@ -179,6 +179,17 @@ impl Feed {
         }
     }
 
+    /// The store is closed: nothing is kept any more, and who waits is told so.
+    pub(crate) fn close(&self) {
+        if self.on.load(Ordering::Acquire) {
+            let mut kept = self.kept.lock();
+            let (to, feed) = (kept.to, kept.feed.wrapping_add(1));
+            kept.lose(to, feed);
+            kept.most = 0;
+            self.grown.notify_all();
+        }
+    }
+
     fn is_followed(&self, version: &Version, dict: DictionaryId) -> bool {
         is_open(version, dict) || self.also.lock().contains(&dict)
     }
@@ -230,6 +241,7 @@ impl Feed {
         let there = |kept: &FeedState| {
             since.feed != kept.feed
                 || since.number < kept.from
+                || kept.most == 0
                 || kept.commits.back().is_some_and(|(commit, _)| commit.number > since.number)
         };
         if !there(&kept) {
@@ -254,5 +266,32 @@ fn len(change: &CommittedKey) -> usize {
         CommittedKey::Put(key) | CommittedKey::Delete(key) => key.len(),
         CommittedKey::DeleteRange(start, end) => start.len() + end.len(),
         CommittedKey::Unlisted => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use crate::Kvdb;
+
+    #[test]
+    fn who_waits_for_commits_is_woken_when_the_store_is_closed() {
+        const LONG: Duration = Duration::from_secs(600);
+        let db = Kvdb::in_memory();
+        db.open_dictionary("d").expect("made");
+        let start = db.follow_commits(1 << 20);
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| db.wait_for_commits(start, LONG));
+            while !waits.is_finished() && db.commits_since(start, 1).is_some() {
+                std::thread::yield_now();
+                db.close().expect("closed");
+            }
+            assert!(waits.join().expect("it ends"), "nothing is kept any more");
+        });
+        assert!(db.wait_for_commits(start, LONG), "nor later");
+        assert!(db.commits_since(start, 1).is_none());
+        assert!(started.elapsed() < LONG);
     }
 }

@@ -197,6 +197,7 @@ impl Database {
     /// readable.
     pub(super) fn close(&self) -> Result<()> {
         self.transactions.close();
+        self.feed.close();
         self.signals.stop_soon();
         self.scrubber.close();
         self.defragmenter.wake();

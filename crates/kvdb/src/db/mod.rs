@@ -200,13 +200,13 @@ impl Kvdb {
     /// commits. A reader of a key then finds what that commit has put, or something newer. `None`:
     /// they are not kept: it was followed too late or is followed too slowly, there was a rollback,
     /// an ingest, or a transaction larger than memory, a dictionary was dropped, or the store was
-    /// opened anew. Compare with a snapshot then, or read everything.
+    /// closed or opened anew. Compare with a snapshot then, or read everything.
     pub fn commits_since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
         self.db.0.feed.since(since, most)
     }
 
-    /// Waits until there are commits behind a position, or it is not kept any more; `false`: it was
-    /// waited for so long.
+    /// Waits until there are commits behind a position, or it is not kept any more, as when the
+    /// store is closed; `false`: it was waited for so long.
     pub fn wait_for_commits(&self, since: CommitPosition, at_most: Duration) -> bool {
         self.db.0.feed.wait(since, at_most)
     }
