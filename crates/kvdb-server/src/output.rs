@@ -319,7 +319,8 @@ impl Output {
         if held.is_some() || !self.unsynced.is_empty() {
             self.sink.will_wait();
             if let Err(error) = self.db.sync() {
-                let error = Failure::from(error).to_string();
+                // What the replies are for is done, and seen by all.
+                let error = Failure::from(error.after_commit()).to_string();
                 if let Some(reply) = held {
                     self.bytes.truncate(reply.position);
                     let denied = Some(error.clone());

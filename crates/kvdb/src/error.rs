@@ -28,8 +28,8 @@ pub enum Error {
     /// The store stopped accepting writes (a sync failed, say); reading goes on.
     #[error("the store takes no more writes: {0}")]
     ReadOnly(String),
-    /// A transaction is committed, and all see what it has changed; what failed came afterwards
-    /// (its sync, say), so it may not be there when the store is opened again.
+    /// A commit has happened, and all see what it has changed; what failed came afterwards (its
+    /// sync, say), so it may not be there when the store is opened again.
     #[error("committed and seen by all, but perhaps not on disk: {0}")]
     NotSynced(String),
     /// Bytes on the device are not what was written there. The text names the place.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Random, Simulated};
-use kvdb::{CreateOptions, Cursor, Durability, Error, Kvdb, OpenOptions};
+use kvdb::{Batch, CreateOptions, Cursor, DictionaryId, Durability, Error, Kvdb, OpenOptions};
 use model::*;
 use zones::{CrashDevice, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose, SECTOR};
 
@@ -231,7 +231,8 @@ fn failing_writes_lose_nothing_acknowledged() {
                         "seed {seed}: what was acknowledged is seen"
                     );
                 }
-                Err(Error::ReadOnly(_)) => {
+                // Committed, perhaps, when the store stopped.
+                Err(Error::ReadOnly(_) | Error::NotSynced(_)) => {
                     let mut maybe = model.clone();
                     apply(&mut maybe, &changes);
                     possible.push(maybe);
@@ -325,7 +326,7 @@ fn a_failed_sync_is_never_forgotten() {
         device.inject(Fault::once(Operation::Sync, kind));
         let put = |key: &str, durability| db.put(d, key.as_bytes(), b"1", durability);
         let failed = put("lost?", Durability::Synced);
-        assert!(matches!(failed, Err(Error::ReadOnly(_))), "{failed:?}");
+        assert!(matches!(failed, Err(Error::NotSynced(_))), "{failed:?}");
         assert_eq!(device.struck(), 1);
         for durability in [Durability::Buffered, Durability::Synced] {
             let outcome = put("later", durability);
@@ -447,5 +448,34 @@ fn a_cursor_gives_nothing_after_an_error_until_it_is_moved() {
                 .collect();
             assert_eq!(rest, expected, "{forward}, {after}");
         }
+    }
+}
+
+/// Everybody sees a synced commit before its sync has ended. If that fails, the commit is not
+/// refused: the answer is that it may not be on disk.
+#[test]
+fn a_synced_commit_whose_sync_fails_is_said_to_be_committed() {
+    type Commit = fn(&Kvdb, DictionaryId) -> kvdb::Result<()>;
+    let commits: [Commit; 2] = [
+        |db, d| db.put(d, b"k", b"v", Durability::Synced),
+        |db, d| {
+            let mut batch = Batch::new();
+            batch.put(d, "k", "v");
+            batch.put(d, "l", "v");
+            db.commit(batch, Durability::Synced)
+        },
+    ];
+    for commit in commits {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let db = create(device.clone(), Arc::new(Simulated::new(1)), small()).unwrap();
+        let d = db.create_dictionary("d", Default::default()).unwrap();
+        // The journal has its segment.
+        db.put(d, b"first", b"v", Durability::Synced).unwrap();
+        device.inject(Fault::always(Operation::Sync, FaultKind::Error));
+        let failed = commit(&db, d);
+        assert!(matches!(failed, Err(Error::NotSynced(_))), "{failed:?}");
+        assert!(db.get(d, b"k").unwrap().is_some(), "all see it");
+        let refused = commit(&db, d);
+        assert!(matches!(refused, Err(Error::ReadOnly(_))), "{refused:?}");
     }
 }

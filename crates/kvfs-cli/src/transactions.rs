@@ -29,7 +29,7 @@ fn of_store(error: kvfs::Error) -> kvdb::Error {
     match error {
         kvfs::Error::Store(error) => error,
         kvfs::Error::NoSpace => kvdb::Error::NoSpace,
-        kvfs::Error::NotSynced(why) => kvdb::Error::ReadOnly(why),
+        kvfs::Error::NotSynced(why) => kvdb::Error::NotSynced(why),
         kvfs::Error::ReadOnly => kvdb::Error::ReadOnly("the file system is read-only".into()),
         kvfs::Error::Corrupt { .. } => kvdb::Error::Corrupt(error.to_string()),
         other => kvdb::Error::Invalid(other.to_string()),

@@ -277,12 +277,18 @@ impl CommitEnv for Admission {
             if write || seal.is_some() {
                 self.signals.journal_wanted(seal);
             }
-            if applied.pending >= self.shares.journal_buffer {
-                self.commits.write_out()?;
+            let written = if applied.pending >= self.shares.journal_buffer {
+                self.commits.write_out().map(drop)
             } else if self.commits.leaves_much(&applied) {
-                self.commits.write_gathered()?;
-            }
-            return Ok(());
+                self.commits.write_gathered()
+            } else {
+                Ok(())
+            };
+            return match written {
+                // Without space for it, it stays as it is until there is some.
+                Err(Error::NoSpace) => Ok(()),
+                written => written,
+            };
         }
         if write {
             // Without space for it, it stays as it is until there is some.

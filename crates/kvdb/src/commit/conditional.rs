@@ -156,7 +156,9 @@ impl CommitPipeline {
             |newest: Seq, changes: &Ops| condition.holds(newest, &self.versions.load(), changes);
         match self.commit_changes(engine, valid, Durability::Buffered, lock_owner(), still)? {
             Outcome::Stale => Ok(false),
-            Outcome::Applied(applied) => engine.after_commit(applied).map(|()| true),
+            Outcome::Applied(applied) => {
+                self.finish(engine, Durability::Buffered, applied).map(|()| true)
+            }
         }
     }
 }

@@ -238,8 +238,7 @@ impl CommitPipeline {
                 self.synced_commits.store(true, Ordering::Relaxed);
                 self.expected_syncs.awaited();
             }
-            self.sync_if(engine, durability, &applied)?;
-            engine.after_commit(applied)?;
+            self.finish(engine, durability, applied)?;
         }
         Ok(())
     }
@@ -332,6 +331,18 @@ impl CommitPipeline {
         let cost = pipeline.pending.cost;
         let (end, sync_follows) = (pipeline.end(), false);
         Applied { end, pending, gathered, cost, deferred, sync_follows, seal }
+    }
+
+    /// What comes after a commit that all see: its sync, if `durability` asks for it, and what it
+    /// has made due. An error says that it is committed, and perhaps not on disk.
+    pub(crate) fn finish(
+        &self,
+        engine: &impl CommitEnv,
+        durability: Durability,
+        applied: Applied,
+    ) -> Result<()> {
+        let synced = self.sync_if(engine, durability, &applied);
+        synced.and_then(|()| engine.after_commit(applied)).map_err(Error::after_commit)
     }
 
     /// The second stage of a commit.

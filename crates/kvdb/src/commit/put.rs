@@ -91,8 +91,7 @@ impl CommitPipeline {
         };
         self.counters.commits.add(1);
         self.counters.user_bytes.add((key.len() + value.len()) as u64);
-        self.sync_if(engine, durability, &applied)?;
-        engine.after_commit(applied)
+        self.finish(engine, durability, applied)
     }
 
     /// Commits a put as a batch of one change: its value has to be placed first, or it has to wait
