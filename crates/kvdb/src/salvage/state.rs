@@ -32,19 +32,10 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
     let mut notes: Vec<String> = errors.into_iter().map(|e| Error::from(e).to_string()).collect();
     let cache = BlockCache::new(zones.clone(), CACHE);
     let state = find_state(&zones, &mut notes, progress)?;
-    let (version, bound) = journal(&zones, &cache, &state, &mut notes);
+    let (version, mut bound) = journal(&zones, &cache, &state, &mut notes);
     let mut dictionaries = Vec::new();
     for d in state.dictionaries.values().filter(|d| d.info.branch.is_empty()) {
-        let mut sources = Vec::new();
-        for layer in version.trees.get(&d.info.id).iter().flat_map(|tree| &tree.layers) {
-            if !layer.memtable.is_empty() {
-                sources.push(Source::Memtable(layer.memtable.clone()));
-            }
-            sources.extend(layer.bound.iter().cloned().map(Source::Run));
-        }
-        if bound.lost.contains(&d.info.id) {
-            sources.push(Source::Lost("runs that the journal binds cannot be read".into()));
-        }
+        let mut sources = of_journal(&version, &mut bound, d.info.id);
         // Within a level the newest first; the higher the level, the older.
         let mut runs: Vec<_> = d
             .runs
@@ -77,6 +68,26 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
         left_out,
         recent: Mutex::new(SalvageCache::default()),
     })
+}
+
+/// What a dictionary has of the journal, newest first. A lost run that the journal binds, too, lies
+/// above what was committed before it: what it may hide is not the newest.
+fn of_journal(
+    version: &Version,
+    bound: &mut BoundSources,
+    dict: crate::DictionaryId,
+) -> Vec<Source> {
+    let mut generations: BTreeMap<u64, Vec<Source>> = BTreeMap::new();
+    for layer in version.trees.get(&dict).iter().flat_map(|tree| &tree.layers) {
+        if !layer.memtable.is_empty() {
+            let memtable = Source::Memtable(layer.memtable.clone());
+            generations.entry(layer.generation.number).or_default().push(memtable);
+        }
+    }
+    for (generation, runs) in bound.remove(&dict).into_iter().flatten() {
+        generations.entry(generation).or_default().extend(runs);
+    }
+    generations.into_values().rev().flatten().collect()
 }
 
 fn decode(cache: &Arc<BlockCache>, bytes: &Bytes) -> Result<Arc<Run>> {
@@ -178,11 +189,9 @@ fn first_header(zones: &Zones, zone: ZoneId, deep: bool) -> Option<Header> {
     None
 }
 
-/// What the journal binds and cannot be read.
-#[derive(Default)]
-struct Unbound {
-    lost: Vec<crate::DictionaryId>,
-}
+/// The runs that the journal binds, newest first, and those of them that are lost: for each
+/// dictionary the generations beneath whose memtables they lie.
+type BoundSources = HashMap<crate::DictionaryId, Vec<(u64, Vec<Source>)>>;
 
 /// The journal's commits, in memtables. A sound journal gives what recovery would replay; of
 /// another what comes before its damage, and what comes behind that where its place is certain.
@@ -191,7 +200,7 @@ fn journal(
     cache: &Arc<BlockCache>,
     state: &ManifestState,
     notes: &mut Vec<String>,
-) -> (Version, Unbound) {
+) -> (Version, BoundSources) {
     let generation = Generation::first();
     let trees = state
         .dictionaries
@@ -203,7 +212,7 @@ fn journal(
         cache: cache.clone(),
         version: Version::of(trees, generation),
         next: state.start.seq + 1,
-        unbound: Unbound::default(),
+        bound: BoundSources::new(),
     };
     let whole = read_journal(zones, cache, state, &mut Recovery::default(), &mut |_| {});
     let end = match &whole {
@@ -260,7 +269,7 @@ fn journal(
             None => break,
         }
     }
-    (replay.version, replay.unbound)
+    (replay.version, replay.bound)
 }
 
 /// The next chunk behind a place in the journal that begins a write: part, offset and position.
@@ -304,7 +313,7 @@ struct Replay<'a> {
     cache: Arc<BlockCache>,
     version: Version,
     next: Seq,
-    unbound: Unbound,
+    bound: BoundSources,
 }
 
 impl Replay<'_> {
@@ -352,17 +361,61 @@ impl Replay<'_> {
 
     fn bind(&mut self, bound: &Bound) -> Result<()> {
         let seq = self.advance(1)?;
-        let mut runs = Vec::new();
-        for (dict, roots) in bound.runs.iter().filter(|(dict, _)| self.state.takes(*dict, seq)) {
-            let opened: Result<Vec<_>> =
-                roots.iter().map(|root| decode(&self.cache, root)).collect();
-            match opened {
-                Ok(opened) => runs.push((*dict, opened)),
-                Err(_) => self.unbound.lost.push(*dict),
-            }
-        }
         self.version = self.version.sealed();
-        self.version.add_runs(&runs);
+        let generation = self.version.generation.number;
+        for (dict, roots) in bound.runs.iter().filter(|(dict, _)| self.state.takes(*dict, seq)) {
+            let source = |root| match decode(&self.cache, root) {
+                Ok(run) => Source::Run(run),
+                Err(e) => Source::Lost(format!("a run that the journal binds: {e}")),
+            };
+            let runs = roots.iter().map(source).collect();
+            self.bound.entry(*dict).or_default().push((generation, runs));
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Remnant, Scan};
+    use super::*;
+    use crate::{DictionaryId, Kvdb};
+
+    /// What was committed before runs that are lost may be hidden by them; what came after is not.
+    #[test]
+    fn lost_runs_lie_above_what_was_committed_before_them_alone() {
+        let db = Kvdb::in_memory();
+        let d = db.open_dictionary("d").expect("made");
+        let dict = d.id();
+        let mut state = ManifestState::new();
+        state.apply(Edit::Dictionary(d.info().expect("there"))).expect("made");
+        let generation = Generation::first();
+        let tree = Arc::new(Tree::new(d.info().expect("there"), &generation));
+        let mut replay = Replay {
+            state: &state,
+            cache: db.view().cache.clone(),
+            version: Version::of(BTreeMap::from([(dict, tree)]), generation),
+            next: 1,
+            bound: BoundSources::new(),
+        };
+        let put = |key: &'static str| {
+            let value = Value::Inline(Bytes::from_static(b"value"));
+            vec![(dict, Op::Put(Bytes::from_static(key.as_bytes()), value))]
+        };
+        let lost: Vec<(DictionaryId, Vec<Bytes>)> =
+            vec![(dict, vec![Bytes::from_static(b"no run")])];
+        replay.commit(put("before")).expect("replayed");
+        replay.bind(&Bound { places: Vec::new(), runs: lost.clone() }).expect("replayed");
+        replay.bind(&Bound { places: Vec::new(), runs: lost }).expect("replayed");
+        replay.commit(put("behind")).expect("replayed");
+        let sources = of_journal(&replay.version, &mut replay.bound, dict);
+        let recent = Mutex::new(SalvageCache::default());
+        let found: Vec<(Bytes, bool)> = Scan::new(&recent, &sources, b"", b"")
+            .filter_map(|remnant| match remnant {
+                Remnant::Tuple { key, stale, .. } => Some((key, stale)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(found, [("before".into(), true), ("behind".into(), false)]);
     }
 }
