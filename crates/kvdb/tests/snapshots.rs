@@ -603,3 +603,24 @@ fn opening_a_store_reads_a_list_of_its_snapshots_and_nothing_that_is_in_them() {
         db.close().unwrap();
     }
 }
+
+#[test]
+fn a_clone_is_never_said_to_be_of_another_snapshot_that_has_the_name_of_its_own() {
+    let (device, env) = (Arc::new(CrashDevice::new()), Arc::new(Simulated::new(1)));
+    let db = create(device.clone(), env.clone(), small()).unwrap();
+    let origin = |db: &Kvdb| db.branches().pop().expect("there").snapshot;
+    db.open_dictionary("d").unwrap().insert("k", "v").unwrap();
+    db.snapshot("s").unwrap();
+    db.clone_snapshot("s", "clone").unwrap();
+    db.drop_snapshot("s").unwrap();
+    assert_eq!(origin(&db).as_deref(), Some("s"), "as it was called");
+    db.snapshot("s").unwrap();
+    db.flush().unwrap();
+    assert_eq!(origin(&db), None, "that is another one");
+    db.close().unwrap();
+    drop(db);
+    let (db, _) = Kvdb::open(device, env, small()).unwrap();
+    assert_eq!(origin(&db), None);
+    db.clone_snapshot("s", "later").unwrap();
+    assert_eq!(origin(&db).as_deref(), Some("s"));
+}

@@ -120,7 +120,8 @@ pub struct SnapshotInfo {
 pub struct BranchInfo {
     /// Its name.
     pub name: String,
-    /// The snapshot that it was cloned from, if it was.
+    /// The name of the snapshot that it was cloned from, if it was. That one may be gone; once
+    /// another one has its name, it is not told any more.
     pub snapshot: Option<String>,
 }
 

@@ -12,6 +12,7 @@ impl ManifestState {
     pub(super) fn apply_branching(&mut self, edit: Edit) -> Result<()> {
         match edit {
             Edit::Snapshot { label, below } => {
+                self.forget_origin(&label.name);
                 let of = |d: &DictionaryState| d.info.branch == label.branch && d.info.id.0 < below;
                 let dictionaries = self
                     .dictionaries
@@ -119,6 +120,15 @@ impl ManifestState {
             Some(twice) => {
                 Err(contradiction(format!("snapshot {} is made twice", twice.label.name)))
             }
+        }
+    }
+
+    /// A snapshot is about to be made: what was cloned from an earlier one of that name was not
+    /// cloned from this one.
+    fn forget_origin(&mut self, name: &str) {
+        if !name.is_empty() && self.branches.values().any(|of| of == name) {
+            let all = Arc::make_mut(&mut self.branches).values_mut();
+            all.filter(|of| *of == name).for_each(String::clear);
         }
     }
 
