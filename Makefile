@@ -3,8 +3,8 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io mutants \
-	soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz \
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
+	mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz \
 	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
 	bench-redis lint-bench lint-fuzz python lint-python install install-files deb boot \
 	packages clean
@@ -75,6 +75,11 @@ ace:
 every-io:
 	KVFS_SEEDS=$${KVFS_SEEDS:-6} KVFS_IO_STEP=1 \
 		$(SIMULATION) -p kvfs --test power_cut every_io -- --nocapture
+
+## make rest         every job of the background, run to rest on stores of many shapes: what it
+##                   writes is bounded (KVFS_SEEDS=100)
+rest:
+	KVFS_SEEDS=$${KVFS_SEEDS:-100} $(CARGO) test --release -p kvdb --test rest -- --nocapture
 
 ## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is
 ##                   not run again (ONLY=name)

@@ -46,6 +46,8 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
         .collect();
     io.insert("syncs".into(), stats.io.syncs.into());
     io.insert("discarded_bytes".into(), stats.io.discarded_bytes.into());
+    let written_by_job: Map<String, Value> =
+        stats.io.jobs().map(|(job, bytes)| (job.name().to_string(), bytes.into())).collect();
     let all = json!({
         "device": {"profile": device_profile::name(stats.profile), "seek_bytes": stats.seek_bytes},
         "space": {"total": stats.space.total, "free": stats.space.free},
@@ -57,6 +59,7 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
             "bytes_total": stats.scrub.bytes_total, "faults": stats.scrub.faults, "completed": stats.scrub.completed,
         },
         "io": io,
+        "written_by_job": written_by_job,
         "commits": {
             "count": stats.commits, "bytes": stats.user_bytes, "bound_in_place_bytes": stats.bound_bytes, "discarded_bytes": stats.discarded_bytes, "syncs": stats.syncs,
             "delays": stats.delays, "delayed_micros": stats.delayed_micros, "stops": stats.stops,

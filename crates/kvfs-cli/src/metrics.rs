@@ -149,6 +149,11 @@ fn text(sources: &Sources) -> String {
             page.labelled(name, &[("purpose", purpose.name())], value);
         }
     }
+    let name = "kvfs_written_bytes_by_job_total";
+    page.family(name, "counter", "Bytes written to the device, by what wrote them.");
+    for (job, bytes) in stats.io.jobs() {
+        page.labelled(name, &[("job", job.name())], bytes);
+    }
     page.counter("kvfs_device_syncs_total", "Syncs of the device.", stats.io.syncs);
     page.counter(
         "kvfs_device_discarded_bytes_total",

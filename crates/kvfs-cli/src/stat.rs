@@ -223,6 +223,14 @@ fn show(all: &Map<String, Value>) -> String {
             ),
         );
     }
+    if let Some(jobs) = all["written_by_job"].as_object() {
+        let wrote = jobs.iter().filter(|(_, of)| count(of) > 0);
+        let wrote: Vec<String> =
+            wrote.map(|(job, of)| format!("{} {}", job.replace('_', " "), bytes(of))).collect();
+        if !wrote.is_empty() {
+            line("written by", wrote.join(", "));
+        }
+    }
     if let Some(scrub) = all["scrub"].as_object().filter(|s| count(&s["bytes"]) > 0) {
         let state = match (scrub["running"].as_bool(), scrub["complete"].as_bool()) {
             (Some(true), _) => "under way, ",

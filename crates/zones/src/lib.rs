@@ -44,6 +44,7 @@ mod checksum;
 mod device;
 mod error;
 mod extent_writer;
+mod job;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod pin;
@@ -63,6 +64,7 @@ pub use device::{
 };
 pub use error::{Error, Result};
 pub use extent_writer::ExtentWriter;
+pub use job::{AtJob, Job};
 pub use pin::ZonePin;
 pub use space::Space;
 pub use stats::{IoStats, PurposeStats};

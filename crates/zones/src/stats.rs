@@ -1,7 +1,7 @@
 //! I/O statistics of the device by purpose, from which write amplification and the cost of a scan
 //! follow.
 
-use crate::Purpose;
+use crate::{Job, Purpose};
 
 /// I/O of one purpose since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct PurposeStats {
 pub struct IoStats {
     /// In the order of [`Purpose::ALL`].
     pub by_purpose: [PurposeStats; Purpose::ALL.len()],
+    /// Bytes written, in the order of [`Job::ALL`].
+    pub written_by_job: [u64; Job::ALL.len()],
     /// Syncs.
     pub syncs: u64,
     /// Ranges given back to the host.
@@ -39,6 +41,16 @@ impl IoStats {
     /// The I/O of one purpose.
     pub fn of(&self, purpose: Purpose) -> &PurposeStats {
         &self.by_purpose[purpose as usize]
+    }
+
+    /// The bytes that one job has written.
+    pub fn written_by(&self, job: Job) -> u64 {
+        self.written_by_job[job as usize]
+    }
+
+    /// The bytes that each job has written.
+    pub fn jobs(&self) -> impl Iterator<Item = (Job, u64)> {
+        Job::ALL.into_iter().zip(self.written_by_job)
     }
 
     /// The sum over all purposes.

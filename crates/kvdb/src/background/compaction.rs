@@ -20,7 +20,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::Mutex;
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run, split_points};
-use zones::{Priority, ZONE_SIZE};
+use zones::{Job, Priority, ZONE_SIZE};
 
 use super::Compactor;
 use super::part::MergedPart;
@@ -50,6 +50,8 @@ pub(crate) struct Compaction {
     pub number: u64,
     /// It is in no hurry.
     pub may_wait: bool,
+    /// What it writes counts for this.
+    pub job: Job,
     /// The youngest level that it takes runs from.
     from: AtomicUsize,
     /// Bytes that a subcompaction writes before the next install.
@@ -117,7 +119,7 @@ impl Compaction {
             compactor.garbage.items(&plan.inputs),
             plan.inputs.iter().map(|p| p.run.stats().items).sum(),
         );
-        let (from, may_wait) = (AtomicUsize::new(plan.from()), plan.may_wait);
+        let (from, may_wait, job) = (AtomicUsize::new(plan.from()), plan.may_wait, plan.job());
         let state = CompactionState {
             plan,
             ranges: vec![SubcompactionRange::default()],
@@ -129,6 +131,7 @@ impl Compaction {
         let whole = Arc::new(Compaction {
             number,
             may_wait,
+            job,
             from,
             part,
             workers: Mutex::new(workers),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vt_tree::{BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run};
-use zones::{Priority, Zones};
+use zones::{Job, Priority, Zones};
 
 use super::BackgroundParts;
 use super::defragment::Holes;
@@ -219,6 +219,7 @@ impl Flusher {
     /// Writes all generations up to `upto` into runs. The caller sees to it that no other flush is
     /// under way.
     pub(crate) fn flush_upto(&self, upto: u64, sealed: Option<Sealed>) -> Result<()> {
+        let _job = Job::Flushes.begin();
         let mut flush = Flush::begin(self, upto, sealed)?;
         flush.run(self)?;
         flush.install(self)

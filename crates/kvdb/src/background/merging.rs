@@ -246,6 +246,7 @@ impl Compactor {
             }
         }
         let Some(subcompaction) = stack.merges.last_mut() else { return Ok(false) };
+        let _job = subcompaction.whole().job.begin();
         let new = subcompaction.prepare(self);
         if self.inline {
             subcompaction.rotate();

@@ -1,6 +1,7 @@
 //! Compactions that a caller waits for. The caller merges alone.
 
 use vt_tree::Placement;
+use zones::Job;
 
 use super::Compactor;
 use super::compaction::{Compaction, Subcompaction};
@@ -27,6 +28,8 @@ impl Compactor {
     /// Carries out a plan to its end, a large one by several threads; `false` when the store is
     /// being closed, or `stop` says so: then the rest of it is given up.
     fn compact_now(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
+        let _job = plan.job().begin_unless_part();
+        let job = Job::current();
         let (mut first, _) = Compaction::begin(self, plan, 0);
         first.prepare(self)?;
         let whole = first.whole().clone();
@@ -58,7 +61,10 @@ impl Compactor {
                 .filter_map(|_| {
                     env::thread::Builder::new()
                         .name("kvdb-merge".into())
-                        .spawn_scoped(scope, || work(None))
+                        .spawn_scoped(scope, || {
+                            let _job = job.begin();
+                            work(None)
+                        })
                         .ok()
                 })
                 .collect();

@@ -11,7 +11,7 @@
 //! during it is merged among itself, however long the large merge takes.
 
 use vt_tree::{ADAPTIVE, MergeOptions, Placement};
-use zones::{Lifetime, ZONE_SIZE, Zones};
+use zones::{Job, Lifetime, ZONE_SIZE, Zones};
 
 use super::garbage::Garbage;
 use crate::dictionary::{DictionaryId, SHORT_VALUES};
@@ -147,6 +147,15 @@ impl CompactionPlan {
     /// The level that the input lies at.
     pub(crate) fn level_of(&self, id: RunId) -> usize {
         self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
+    }
+
+    /// What it is done for.
+    pub(crate) fn job(&self) -> Job {
+        match self {
+            _ if self.gathers => Job::Gathering,
+            _ if self.may_wait => Job::QuietMerges,
+            _ => Job::Merges,
+        }
     }
 
     /// For a store that is short of space: copies short spans of key blocks, each of which would

@@ -6,7 +6,7 @@
 use env::sync::atomic::Ordering;
 
 use vt_tree::{Input, KeyRange, Merge, MergeOptions, Run};
-use zones::Priority;
+use zones::{Job, Priority};
 
 use super::Compactor;
 use super::part::MergedPart;
@@ -45,6 +45,7 @@ impl Compactor {
     /// Merges what lies in `range` into the bottom run.
     pub(crate) fn compact_range(&self, dict: DictionaryId, range: KeyRange) -> Result<()> {
         let _alone = self.merge_alone();
+        let _job = Job::Merges.begin_unless_part();
         let mut rest = Some(range);
         while let Some(range) = rest {
             rest = match bounds::is_empty(&range) || self.signals.stopping() {

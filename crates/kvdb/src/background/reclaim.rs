@@ -1,6 +1,6 @@
 //! Reclaiming space: what a full store does before it says so.
 
-use zones::ZONE_SIZE;
+use zones::{Job, ZONE_SIZE};
 
 use super::Admission;
 use super::on_demand::none_if_full;
@@ -17,6 +17,7 @@ impl Admission {
     /// is left to gain. Done when a commit finds the store full, before it is told so. `true`:
     /// there may be more to gain.
     pub(super) fn reclaim(&self) -> Result<bool> {
+        let _job = Job::Reclaiming.begin();
         let mut free = 0;
         for _ in 0..ROUNDS {
             // Without room for a flush, merges may make some.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use zones::ZoneId;
+use zones::{SECTOR, ZoneId};
 
 use crate::Result;
 use crate::index::entry::Entry;
@@ -14,7 +14,8 @@ use crate::run::Run;
 /// What runs have in one zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneWeight {
-    /// Bytes in the zone.
+    /// Bytes in the zone, those of each run rounded up to whole sectors: no two runs are written to
+    /// one sector.
     pub bytes: u64,
     /// An estimate of the contiguous spans: those of a subtree are divided among its zones in
     /// proportion to their bytes.
@@ -22,8 +23,24 @@ pub struct ZoneWeight {
 }
 
 impl Run {
+    /// The bytes of the run by zone, in whole sectors.
+    pub fn sectors(&self) -> impl Iterator<Item = (ZoneId, u64)> + '_ {
+        self.uses().iter().map(|(zone, bytes)| (zone, whole_sectors(bytes)))
+    }
+
     /// Adds the weight of this run in each zone to `out`.
     pub fn weigh_zones(&self, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()> {
+        let mut run = BTreeMap::new();
+        self.weigh(&mut run)?;
+        for (zone, ZoneWeight { bytes, spans }) in run {
+            let weight = out.entry(zone).or_default();
+            weight.bytes = weight.bytes.saturating_add(whole_sectors(bytes));
+            weight.spans = weight.spans.saturating_add(spans);
+        }
+        Ok(())
+    }
+
+    fn weigh(&self, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()> {
         let (root, level) = self.root();
         let own = |at: FramePointer, out: &mut BTreeMap<ZoneId, ZoneWeight>| {
             let weight = out.entry(ZoneId::of(at.addr)).or_default();
@@ -50,6 +67,10 @@ impl Run {
         }
         Ok(())
     }
+}
+
+fn whole_sectors(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX)
 }
 
 fn share_out(entry: &Entry, out: &mut BTreeMap<ZoneId, ZoneWeight>) -> Result<()> {

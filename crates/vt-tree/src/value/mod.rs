@@ -5,10 +5,13 @@ pub(crate) mod compression;
 mod placing;
 
 use bytes::Bytes;
+use zones::ZoneUse;
 
 pub use compression::{Compression, Packer};
 pub(crate) use placing::place_stored;
 pub use placing::{place_packed, place_value};
+
+use crate::block::contiguous;
 
 /// A reference to a large value on the device, which is written once and raw; merges move the
 /// reference and not the value.
@@ -66,6 +69,20 @@ impl ExtentRef {
             page
         } else {
             SMALL_ALIGN
+        }
+    }
+
+    /// Adds what the extent takes on the device to `uses`: its bytes, those up to the next unit of
+    /// alignment, and those that alignment has left between it and `before`, the extent before it
+    /// in the order of keys, if it lies directly behind that. All of it would be taken again if the
+    /// two were written to another place, so none of it is a hole.
+    pub(crate) fn add_room(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
+        let unit = u64::from(SMALL_ALIGN);
+        let padded = |e: &ExtentRef| e.end().checked_next_multiple_of(unit).unwrap_or(u64::MAX);
+        uses.add_extent(self.addr, padded(self).saturating_sub(self.addr));
+        if let Some(before) = before.filter(|before| contiguous(before, self)) {
+            let end = padded(before);
+            uses.add_extent(end, self.addr.saturating_sub(end));
         }
     }
 

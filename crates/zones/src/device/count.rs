@@ -1,19 +1,20 @@
-//! Counts operations, bytes and seeks by purpose, with a few relaxed atomic operations each, so
-//! that it is always on.
+//! Counts operations, bytes and seeks by purpose, and bytes written by job, with a few relaxed
+//! atomic operations each, so that it is always on.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Device, Reading};
-use crate::Purpose;
 use crate::stats::{IoStats, PurposeStats};
+use crate::{Job, Purpose};
 
 /// A device that counts the operations on another one. A seek is an access that does not begin
 /// where the one before it ended, as on a disk with one head.
 pub struct CountDevice {
     inner: Arc<dyn Device>,
     by_purpose: [Counters; Purpose::ALL.len()],
+    written_by_job: [AtomicU64; Job::ALL.len()],
     head: AtomicU64,
     syncs: AtomicU64,
     discards: AtomicU64,
@@ -37,6 +38,7 @@ impl CountDevice {
         CountDevice {
             inner,
             by_purpose: Default::default(),
+            written_by_job: Default::default(),
             head: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             discards: AtomicU64::new(0),
@@ -60,6 +62,7 @@ impl CountDevice {
         };
         IoStats {
             by_purpose: Purpose::ALL.map(purpose),
+            written_by_job: Job::ALL.map(|job| self.written_by_job[job as usize].load(Relaxed)),
             syncs: self.syncs.load(Relaxed),
             discards: self.discards.load(Relaxed),
             discarded_bytes: self.discarded_bytes.load(Relaxed),
@@ -70,6 +73,7 @@ impl CountDevice {
         let counters = &self.by_purpose[purpose as usize];
         counters.write_ops.fetch_add(1, Relaxed);
         counters.write_bytes.fetch_add(len as u64, Relaxed);
+        self.written_by_job[Job::current() as usize].fetch_add(len as u64, Relaxed);
         self.moved(counters, offset, len);
     }
 

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
 use vt_tree::{BlockCache, Placement, RunStats};
-use zones::{ZONE_SIZE, Zones};
+use zones::{Job, ZONE_SIZE, Zones};
 
 pub(crate) use victims::Holes;
 
@@ -154,6 +154,7 @@ impl Defragmenter {
 
     /// Rounds of it until nothing is to be gained, or it is to stop.
     fn defragment(&self, options: DefragOptions) -> Result<()> {
+        let _job = Job::Defragmentation.begin();
         let fullest = u64::from(options.fullest_percent.min(99));
         let stop = || self.signals.stopping() || self.stopping() || self.is_superseded();
         let update = |change: &dyn Fn(&mut DefragProgress)| change(&mut self.state.lock().progress);
@@ -178,6 +179,7 @@ impl Defragmenter {
                 return Ok(());
             }
             let rate = self.state.lock().request.and_then(|r| r.bytes_per_second);
+            let before = self.written();
             self.evacuate(
                 &victims,
                 PART.min(self.compactor.part_size()),
@@ -193,13 +195,30 @@ impl Defragmenter {
                     !stop()
                 },
             )?;
-            if !stop() {
-                update(&|p| {
-                    p.zones_reclaimed += victims.gain();
-                    p.rounds += 1;
-                });
+            if stop() {
+                return Ok(());
+            }
+            let written = self.written().saturating_sub(before);
+            let emptied = self.emptied(&victims.zones);
+            update(&|p| {
+                // What the round was chosen for, or less.
+                let gained = emptied.saturating_sub(written / ZONE_SIZE);
+                p.zones_reclaimed += gained.min(victims.gain());
+                p.rounds += 1;
+            });
+            // What is weighed is an estimate. Where it is wrong, the zones that a round has filled
+            // are the victims of the next one.
+            if !was_worth_it(written, emptied * ZONE_SIZE, fullest) {
+                let left = self.holes().bytes();
+                self.state.lock().in_vain = Some(left);
+                return Ok(());
             }
         }
+    }
+
+    /// Bytes that defragmentation has written.
+    fn written(&self) -> u64 {
+        self.zones.io().written_by(Job::Defragmentation)
     }
 
     /// Merges key blocks where that costs little compared with the values that they refer to: which
@@ -298,10 +317,15 @@ impl Defragmenter {
             return false;
         }
         let holes = self.holes();
+        let state = self.state.lock();
         holes.percent() >= BEGIN_PERCENT
             && holes.reclaimable() >= BEGIN_ZONES
             // Not the same as when the last one ended.
-            && self.state.lock().seen != (holes.zones, holes.live)
+            && state.seen != (holes.zones, holes.live)
+            // Nor those of which nothing could be had, and few more.
+            && state
+                .in_vain
+                .is_none_or(|before| holes.bytes() >= before + BEGIN_ZONES * ZONE_SIZE)
     }
 
     /// It is not under way, and has no reason to begin; no zone is kept for use again.
@@ -342,10 +366,13 @@ impl Defragmenter {
         }
     }
 
-    /// One round on the spot, for a store that has run short; `false`: nothing was to be gained.
-    /// The caller merges alone.
+    /// One round on the spot, for a store that has run short; `false`: nothing was to be gained, or
+    /// hardly anything was. The caller merges alone.
     pub(crate) fn empty_zones(&self) -> Result<bool> {
-        let victims = self.victims(self.round_size(), 87)?;
+        const FULLEST: u64 = 87;
+        let job = Job::current();
+        let before = self.zones.io().written_by(job);
+        let victims = self.victims(self.round_size(), FULLEST)?;
         if victims.zones.is_empty() {
             return Ok(false);
         }
@@ -354,12 +381,25 @@ impl Defragmenter {
             match self
                 .evacuate(&victims, part, OtherMerges::Excluded, &mut |_| !self.signals.stopping())
             {
-                Ok(_) => return Ok(!self.signals.stopping()),
+                Ok(_) => {
+                    let written = self.zones.io().written_by(job).saturating_sub(before);
+                    let emptied = self.emptied(&victims.zones) * ZONE_SIZE;
+                    let worth_it = was_worth_it(written, emptied, FULLEST);
+                    return Ok(worth_it && !self.signals.stopping());
+                }
                 Err(Error::NoSpace) if part > SMALLEST => part /= 4,
                 Err(e) => return Err(e),
             }
         }
     }
+}
+
+/// Whether a round that wrote so many bytes and has emptied zones of so many was worth it: it has
+/// gained a quarter of what emptying the fullest zones that it may take would have gained.
+fn was_worth_it(written: u64, emptied: u64, fullest_percent: u64) -> bool {
+    let gained = u128::from(emptied.saturating_sub(written));
+    let full = u128::from(fullest_percent.max(1));
+    gained > 0 && gained * 4 * full >= u128::from(written) * (100 - full)
 }
 
 /// Callers that wait for a defragmentation are told of its end also when its thread ends first.

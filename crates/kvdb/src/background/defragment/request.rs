@@ -8,6 +8,8 @@ use super::{DefragOptions, DefragProgress, Defragmenter};
 pub(super) struct DefragState {
     /// The holes when it began by itself the last time: zones, and bytes alive in them.
     pub(super) seen: (u64, u64),
+    /// Bytes of holes when a round had gained nothing the last time: they cannot be had.
+    pub(super) in_vain: Option<u64>,
     pub(super) request: Option<DefragOptions>,
     /// Another one was asked for than its thread has begun with.
     superseded: bool,

@@ -35,9 +35,10 @@ impl Holes {
     pub(in crate::background) fn of(version: &Version) -> Holes {
         let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
         for tree in version.trees.values() {
-            tree.runs()
-                .flat_map(|p| p.run.uses().iter())
-                .for_each(|(zone, bytes)| *zones.entry(zone).or_default() += bytes);
+            tree.runs().flat_map(|p| p.run.sectors()).for_each(|(zone, bytes)| {
+                let sum = zones.entry(zone).or_default();
+                *sum = sum.saturating_add(bytes);
+            });
         }
         Holes {
             zones: zones.len() as u64,
@@ -45,9 +46,13 @@ impl Holes {
         }
     }
 
+    /// Bytes of these zones in which nothing is alive.
+    pub(super) fn bytes(&self) -> u64 {
+        (self.zones * ZONE_SIZE).saturating_sub(self.live)
+    }
+
     pub(super) fn percent(&self) -> u64 {
-        let held = self.zones * ZONE_SIZE;
-        held.saturating_sub(self.live) * 100 / held.max(1)
+        self.bytes() * 100 / (self.zones * ZONE_SIZE).max(1)
     }
 
     /// Zones that could be free if the rest were full.
@@ -60,6 +65,20 @@ impl Defragmenter {
     /// What the runs of the store hold.
     pub(crate) fn holes(&self) -> Holes {
         Holes::of(&self.versions.load())
+    }
+
+    /// How many of `zones` no run uses any more.
+    pub(super) fn emptied(&self, zones: &BTreeSet<ZoneId>) -> u64 {
+        let version = self.versions.load();
+        let used: BTreeSet<ZoneId> = version
+            .trees
+            .values()
+            .flat_map(|tree| tree.runs())
+            .flat_map(|p| p.run.uses().iter())
+            .map(|(zone, _)| zone)
+            .filter(|zone| zones.contains(zone))
+            .collect();
+        (zones.len() - used.len()) as u64
     }
 
     /// The cheapest zones to empty, `most` bytes of them; none when nothing is to be gained.

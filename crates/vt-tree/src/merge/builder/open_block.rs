@@ -73,8 +73,8 @@ impl RunBuilder {
                 b.value_bytes += u64::from(e.stored);
                 b.value_spans +=
                     u64::from(!b.last_extent.is_some_and(|last| contiguous(&last, &e)));
+                e.add_room(b.last_extent.as_ref(), &mut b.zones);
                 b.last_extent = Some(e);
-                b.zones.add_extent(e.addr, u64::from(e.stored));
             }
             BodyRef::Delete => b.tombstones = true,
             _ => {}
