@@ -403,8 +403,8 @@ impl World {
         }
     }
 
-    /// The newest state becomes this, as one step that is on disk when `work` returns, with all that
-    /// was committed before. It removes, and so is not refused for want of space.
+    /// The newest state becomes this, as one step that is on disk when `work` returns, with all
+    /// that was committed before. It removes, and so is not refused for want of space.
     pub fn alter(
         &mut self,
         alter: impl Fn(&mut State),
