@@ -9,9 +9,10 @@
 //! - free and *written*: it had data. Overwriting that costs the host no metadata, so such zones
 //!   are taken first;
 //! - free and *fresh*: preallocated, never written;
-//! - free and *unknown*: it was free when the store was opened, and the host may or may not have
-//!   allocated space for it;
-//! - free and *punched*: given back to the host.
+//! - free and *unknown*: it was free when the store was opened, or was in use at its close, and the
+//!   host may or may not have allocated all of its space;
+//! - free and *punched*: given back to the host. A store that was closed has given back all that was
+//!   free then.
 //!
 //! Written and fresh zones are *backed*: writes to them do not fail for lack of space. The reserve
 //! is a number of backed free zones that user data must leave.
@@ -38,6 +39,8 @@ pub(crate) struct Allocator {
 
 pub(crate) struct AllocatorState {
     pub started: bool,
+    /// Before the start: what is free was given back to the host.
+    pub given_back: bool,
     /// The zones that the capacity allows, including zone 0.
     pub limit: u32,
     pub reserve: u32,
@@ -64,6 +67,8 @@ pub(crate) struct Zone {
     pub live: u64,
     pub open: bool,
     pub written: bool,
+    /// The host may lack space for a part of it, which was given back.
+    pub partial: bool,
     /// How many zones had been taken when this one was, itself included; 0: it was not taken since
     /// the store was opened.
     taken: u64,
@@ -98,6 +103,7 @@ impl Allocator {
         let promised = Arc::new(AtomicU64::new(0));
         let state = AllocatorState {
             started: false,
+            given_back: false,
             limit,
             reserve,
             promised: promised.clone(),
@@ -229,12 +235,13 @@ impl Allocator {
         for zone in 1..state.zones.len() as u32 {
             let known = &state.zones[zone as usize];
             if known.pins == 0 && !known.open {
-                state.unknown.insert(zone);
+                let free = if state.given_back { &mut state.punched } else { &mut state.unknown };
+                free.insert(zone);
             }
         }
         // How deep in the reserve the zones were taken is not known: at most as deep as the store
         // is now.
-        let depth = state.depth(state.unknown.len() + 1);
+        let depth = state.depth(state.unknown.len() + state.punched.len() + 1);
         state.streams.iter_mut().for_each(|(_, stream)| stream.set_depth(depth));
         state.seen.clear();
     }
@@ -395,9 +402,39 @@ impl AllocatorState {
         }
     }
 
+    /// Closes the stream that fills this zone; what is left of the zone may lack space.
+    pub fn close_stream(&mut self, zone: ZoneId) {
+        let streams = self.streams.iter_mut().map(|(_, stream)| stream);
+        streams.filter(|s| s.zone() == Some(zone.0)).for_each(|stream| stream.close());
+        let Some(known) = self.zones.get_mut(zone.0 as usize) else { return };
+        (known.open, known.partial) = (false, true);
+        if known.pins == 0 {
+            self.make_free(zone.0);
+        }
+    }
+
+    /// The ranges in which nothing lies, as addresses: free zones, and what streams have left of
+    /// theirs. The free zones count as given back from here on.
+    pub fn take_unused(&mut self) -> Vec<(u64, u64)> {
+        let mut unused: Vec<(u64, u64)> =
+            self.streams.iter_mut().flat_map(|(_, stream)| stream.unused()).collect();
+        for set in [&mut self.written, &mut self.fresh, &mut self.unknown] {
+            self.punched.append(set);
+        }
+        unused.extend(self.punched.iter().map(|&z| (ZoneId(z).start(), ZoneId(z).end())));
+        for &zone in &self.punched {
+            self.zones[zone as usize].written = false;
+        }
+        unused
+    }
+
     fn make_free(&mut self, zone: u32) {
-        let set =
-            if self.zones[zone as usize].written { &mut self.written } else { &mut self.fresh };
+        let known = &mut self.zones[zone as usize];
+        if std::mem::take(&mut known.partial) {
+            self.unknown.insert(zone);
+            return;
+        }
+        let set = if known.written { &mut self.written } else { &mut self.fresh };
         let new = set.insert(zone);
         debug_assert!(new, "a zone is freed once");
     }

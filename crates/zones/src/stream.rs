@@ -91,6 +91,15 @@ impl Stream {
         self.open = None;
     }
 
+    /// The ranges of the zone in which nothing lies, as addresses.
+    pub fn unused(&self) -> Vec<(u64, u64)> {
+        let Some(open) = &self.open else { return Vec::new() };
+        let base = ZoneId(open.zone).start();
+        let gaps = open.gaps.iter().map(|(&start, &end)| (start, end));
+        let all = gaps.chain([(open.next, ZONE_SIZE)]).filter(|(start, end)| start < end);
+        all.map(|(start, end)| (base + start, base + end)).collect()
+    }
+
     /// Restarts at the beginning of the zone, in which nothing is alive or reserved.
     pub fn rewind(&mut self) {
         if let Some(open) = &mut self.open {

@@ -36,6 +36,12 @@ pub const MAX_ROOT: usize = 2048;
 /// The addresses of the copies.
 pub(crate) const COPIES: [u64; 2] = [0, 4 << 20];
 
+/// The ranges of zone 0 in which no superblock lies, as addresses.
+pub(crate) fn unused() -> [(u64, u64); 2] {
+    let size = SIZE as u64;
+    [(COPIES[0] + size, COPIES[1]), (COPIES[1] + size, ZONE_SIZE)]
+}
+
 pub(crate) const SIZE: usize = SECTOR as usize;
 pub(crate) const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
 const ROOT_AT: usize = 72;

@@ -209,6 +209,8 @@ impl CommitPipeline {
     pub(super) fn write_stream(&self, writer: &mut Writer, stream: &mut Vec<u8>) -> Result<()> {
         if stream.len() > crate::log::chunk::HEADER {
             let synced = self.durable.load(Ordering::Acquire);
+            writer.settle =
+                self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed);
             writer
                 .write(stream, synced)
                 .map_err(|e| self.health.fail("writing the journal", &e))?;

@@ -21,9 +21,10 @@ impl CommitPipeline {
     /// Takes the segments before number `before` from the writer.
     pub(crate) fn begin_recycling(&self, before: u64) -> Recycling<'_> {
         let mut writer = self.writer.lock();
-        let mut reused = writer.release(before);
+        let (mut reused, mut rest): (Vec<Owned>, Vec<Owned>) =
+            writer.release(before).into_iter().partition(|owned| owned.reusable);
         let wanted = writer.announce(self.stock(), reused.len());
-        let rest = reused.split_off(wanted);
+        rest.extend(reused.drain(wanted..));
         Recycling { commits: self, reused, segments: Vec::new(), rest }
     }
 }
@@ -47,7 +48,7 @@ impl Recycling<'_> {
         writer.arrived(self.reused.len());
         let pins = self.reused.into_iter().map(|old| old.pin);
         let owned = self.segments.into_iter().zip(pins);
-        let owned = owned.map(|(segment, pin)| Owned { segment, pin }).collect();
+        let owned = owned.map(|(segment, pin)| Owned::settled(segment, pin)).collect();
         commits.give_to(&mut writer, owned)?;
         commits.counters.journal_device.set(writer.bytes());
         Ok(())
@@ -57,6 +58,8 @@ impl Recycling<'_> {
     pub(crate) fn undo(self) {
         let mut writer = self.commits.writer.lock();
         writer.arrived(self.reused.len());
-        writer.take_back(self.reused.into_iter().chain(self.rest).collect());
+        let mut released: Vec<Owned> = self.reused.into_iter().chain(self.rest).collect();
+        released.sort_by_key(|owned| owned.segment.number);
+        writer.take_back(released);
     }
 }

@@ -109,7 +109,7 @@ impl CommitPipeline {
             end: None,
         };
         manifest.commit(vec![Edit::Segment(segment)])?;
-        Ok(Owned { segment, pin })
+        Ok(Owned::new(segment, pin))
     }
 
     /// Gives listed segments to the writer; those that come too late for it are no segments any
@@ -144,13 +144,16 @@ impl CommitPipeline {
             Err(zones::Error::NoSpace) => return Ok(None),
             Err(e) => return Err(e.into()),
         };
-        if self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed) {
+        let settle = self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed);
+        if settle {
             let zeros = vec![0; 1 << 20];
             for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
                 self.zones.write(Purpose::Journal, zone.start() + offset, &zeros)?;
             }
         }
-        self.list_segment(zone, pin).map(Some)
+        let owned = self.list_segment(zone, pin)?;
+        let settled = if settle { ZONE_SIZE } else { owned.settled };
+        Ok(Some(Owned { settled, ..owned }))
     }
 
     /// The number of prepared segments that the writer should have.

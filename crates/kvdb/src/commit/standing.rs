@@ -58,6 +58,13 @@ impl CommitPipeline {
         self.value_buffers.lock().keep(0);
     }
 
+    /// The ranges of the journal's segments that are not needed once the store is closed, as
+    /// addresses. `start`: where a replay begins.
+    pub(crate) fn unneeded_journal(&self, start: u64) -> Vec<(u64, u64)> {
+        let writer = self.writer.lock();
+        writer.unneeded(start >= writer.position().position)
+    }
+
     /// Does `then` with the number of the segment that was written last, and the position where the
     /// stream stands. Nothing is written in the meantime.
     pub(crate) fn at_end_of_journal<T>(&self, then: impl FnOnce(Option<(u64, u64)>) -> T) -> T {

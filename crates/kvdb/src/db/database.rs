@@ -220,7 +220,7 @@ impl Database {
             Err(Error::NoSpace) => {}
             other => other?,
         }
-        self.commits.at_end_of_journal(|last_used| {
+        let closed = self.commits.at_end_of_journal(|last_used| {
             let mut edits = Vec::new();
             if let Some((number, position)) = last_used {
                 edits.push(Edit::SegmentEnds { number, position });
@@ -229,12 +229,27 @@ impl Database {
             edits.push(Edit::Closed);
             let mut manifest = self.versions.manifest()?;
             match manifest.commit(edits) {
-                Ok(()) => manifest.vouch(),
+                Ok(()) => manifest.vouch().map(|()| true),
                 // Without this note the next open finds the journal's end for itself.
-                Err(Error::NoSpace) => Ok(()),
-                other => other,
+                Err(Error::NoSpace) => Ok(false),
+                Err(e) => Err(e),
             }
-        })
+        })?;
+        if closed && let Err(e) = self.give_all_back() {
+            tracing::warn!("space in which nothing lies is not given back: {e}");
+        }
+        Ok(())
+    }
+
+    /// Leaves of a closed store nothing on the host but what it holds.
+    fn give_all_back(&self) -> Result<()> {
+        self.commits.return_reserved_zones();
+        let (start, manifest) = {
+            let manifest = self.versions.manifest()?;
+            (manifest.state().start.position, manifest.unused())
+        };
+        let rest = self.commits.unneeded_journal(start);
+        Ok(self.zones.give_all_back(rest.into_iter().chain(manifest))?)
     }
 }
 

@@ -14,7 +14,28 @@ use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 pub(crate) struct Owned {
     pub segment: Segment,
     pub pin: ZonePin,
+    /// Up to this offset the host has space for it that was written to before, so that a sync of
+    /// what is written there does not wait for the host's own journal.
+    pub settled: u64,
+    /// Its zone may be a segment's again without an allocation.
+    pub reusable: bool,
 }
+
+impl Owned {
+    /// A segment in a zone that was just taken.
+    pub(crate) fn new(segment: Segment, pin: ZonePin) -> Owned {
+        Owned { segment, pin, settled: 0, reusable: true }
+    }
+
+    /// A segment in a zone that was written to from its beginning to its end.
+    pub(crate) fn settled(segment: Segment, pin: ZonePin) -> Owned {
+        Owned { settled: SEGMENT_SIZE, ..Owned::new(segment, pin) }
+    }
+}
+
+/// Where syncs are expected, so many bytes ahead of the stream are filled with zeros at once, in a
+/// segment that was not prepared: one sync in hundreds waits for the host then.
+const SETTLE: u64 = 1 << 20;
 
 pub(crate) struct Writer {
     zones: Arc<Zones>,
@@ -32,6 +53,8 @@ pub(crate) struct Writer {
     whole: u64,
     /// Zones for values that wait for their place: they go to the device together with the stream.
     pub reserved: Vec<ZonePin>,
+    /// Syncs are expected: see [`SETTLE`].
+    pub settle: bool,
 }
 
 /// Where the writer stands.
@@ -54,6 +77,7 @@ impl Writer {
             position,
             whole: position,
             reserved: Vec::new(),
+            settle: false,
         }
     }
 
@@ -145,12 +169,19 @@ impl Writer {
 
     fn write_chunk(&mut self, chunk: &mut Vec<u8>, synced: u64) -> Result<()> {
         let len = (chunk.len() - HEADER) as u64;
-        let Some(current) = self.used.back() else {
+        let Some(current) = self.used.back_mut() else {
             return Err(crate::Error::Invalid("the journal has no segment to write to".into()));
         };
         chunk::seal(Kind::Journal, chunk, current.segment.epoch, self.position, synced);
-        self.zones.write(Purpose::Journal, current.segment.zone.start() + self.offset, chunk)?;
+        let start = current.segment.zone.start();
+        self.zones.write(Purpose::Journal, start + self.offset, chunk)?;
         self.offset += chunk.len() as u64;
+        if self.settle && current.settled <= self.offset && self.offset < SEGMENT_SIZE {
+            let to = (self.offset + SETTLE).min(SEGMENT_SIZE);
+            let zeros = vec![0; (to - self.offset) as usize];
+            self.zones.write(Purpose::Journal, start + self.offset, &zeros)?;
+            current.settled = to;
+        }
         self.position += len;
         Ok(())
     }
@@ -179,6 +210,19 @@ impl Writer {
         for segment in released.into_iter().rev() {
             self.used.push_front(segment);
         }
+    }
+
+    /// The ranges of its segments that are not needed once the store is closed, as addresses.
+    /// `flushed`: nothing of the stream is.
+    pub(crate) fn unneeded(&self, flushed: bool) -> Vec<(u64, u64)> {
+        let whole = |owned: &Owned| (owned.segment.zone.start(), owned.segment.zone.end());
+        let used = match (flushed, self.used.back()) {
+            (true, _) => self.used.iter().map(whole).collect(),
+            (false, Some(last)) => vec![(whole(last).0 + self.offset, whole(last).1)],
+            (false, None) => Vec::new(),
+        };
+        let ranges = used.into_iter().chain(self.ready.iter().map(whole));
+        ranges.filter(|(start, end)| start < end).collect()
     }
 
     /// The segment last written to, and the position where the stream stands.

@@ -476,7 +476,7 @@ mod tests {
             let number = self.segments.len() as u64;
             let segment = Segment { number, zone, epoch: 77 + number, end: None };
             self.segments.push(segment);
-            assert!(self.writer.add(Owned { segment, pin }).is_none());
+            assert!(self.writer.add(Owned::new(segment, pin)).is_none());
         }
 
         fn write(&mut self, len: usize, random: &mut Random, synced: u64) {

@@ -192,6 +192,12 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// What is left of the zone that it fills, from one address to another.
+    pub(crate) fn unused(&self) -> Option<(u64, u64)> {
+        let zone = self.root.zones.last()?;
+        (self.offset < ZONE_SIZE).then(|| (zone.start() + self.offset, zone.end()))
+    }
+
     /// Where it lies, and the position up to which it is durable.
     pub(crate) fn place(&self) -> (Root, u64) {
         (self.root.clone(), self.position)

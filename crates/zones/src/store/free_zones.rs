@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Zones;
 use crate::allocator::Growth;
+use crate::superblock;
 use crate::{
     Device, Error, Lifetime, Priority, Purpose, Result, Space, ZONE_SIZE, ZoneId, ZoneInfo,
     ZonePin, ZoneUse,
@@ -68,6 +69,30 @@ impl Zones {
             }
         }
         Ok(given)
+    }
+
+    /// Gives everything back to the host in which nothing lies, for a store that is being closed:
+    /// free zones, the reserve among them; what is left of the zones that streams fill; zone 0 but
+    /// for the superblocks; and `rest`, ranges of zones in use, from one address to another, that
+    /// the caller needs no more. Nothing may be written afterwards; whoever opens the store next
+    /// says so by [`Zones::was_given_back`]. A device whose size is fixed keeps everything.
+    pub fn give_all_back(&self, rest: impl IntoIterator<Item = (u64, u64)>) -> Result<()> {
+        if !self.device.can_grow() {
+            return Ok(());
+        }
+        let _growing = self.growing.lock();
+        let mut unused: Vec<(u64, u64)> = self.allocator.lock().take_unused();
+        unused.extend(superblock::unused());
+        unused.extend(rest);
+        unused.sort_unstable();
+        // Neighbouring ranges are given back together.
+        for adjacent in unused.chunk_by(|a, b| a.1 == b.0) {
+            let (Some(first), Some(last)) = (adjacent.first(), adjacent.last()) else { continue };
+            self.device
+                .discard(first.0, last.1 - first.0)
+                .map_err(|e| Error::io("giving space back to the host", e))?;
+        }
+        Ok(())
     }
 
     /// The free and used space now.

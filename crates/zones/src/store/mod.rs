@@ -280,10 +280,32 @@ impl Zones {
         }
     }
 
+    /// Before [`Zones::start`]: the store was closed with [`Zones::give_all_back`], so the host has
+    /// space for nothing but what is in use. `partly`: zones of which it may lack a part, which
+    /// must be pinned. When these are free they are allocated again before they are used.
+    pub fn was_given_back(&self, partly: impl IntoIterator<Item = ZoneId>) {
+        let mut state = self.allocator.lock();
+        state.given_back = true;
+        for zone in partly {
+            if let Some(known) = state.zones.get_mut(zone.0 as usize) {
+                known.partial = true;
+            }
+        }
+    }
+
     /// Frees all zones that are not pinned, and allows allocation. Recovery calls it after it has
     /// pinned all data that is alive.
     pub fn start(&self) {
         self.allocator.start();
+        let given_back = self.allocator.lock().given_back;
+        let streams = if given_back { self.positions() } else { Vec::new() };
+        for (_, addr) in streams {
+            let zone = ZoneId::of(addr);
+            // Without space for the rest of its zone a stream goes on elsewhere.
+            if self.device.allocate(addr, zone.end() - addr).is_err() {
+                self.allocator.lock().close_stream(zone);
+            }
+        }
     }
 
     /// The position of each open stream, for [`Zones::resume`]: all that was placed so far lies in

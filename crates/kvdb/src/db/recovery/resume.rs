@@ -27,9 +27,13 @@ pub(super) fn resume(
     for (purpose, addr) in &state.streams {
         zones.resume(*purpose, *addr);
     }
+    if state.closed {
+        let journal = segments.iter().map(|(segment, _)| segment.zone);
+        zones.was_given_back(journal.chain(loaded.root.zones.iter().copied()));
+    }
     zones.start();
     let Divided { mut edits, old, fresh } =
-        divide(segments, &journal.used, state.next_segment, &**env);
+        divide(segments, &journal.used, state.next_segment, state.closed, &**env);
     // A rollback is on disk before the journal's end, which it made void, need be: numbers that
     // were lost are given again.
     let last = next_seq - 1;
@@ -71,11 +75,12 @@ struct Divided {
 
 /// Segments that hold part of the stream stay as they are, their ends noted; the others begin a new
 /// life, numbered from `number` on, since what a crash left in them could be taken for part of what
-/// follows.
+/// follows. Of a store that was closed the host has got their space back, so it takes others.
 fn divide(
     segments: Vec<(Segment, ZonePin)>,
     used: &[Segment],
     mut number: u64,
+    closed: bool,
     env: &dyn Env,
 ) -> Divided {
     let (mut edits, mut old, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
@@ -84,14 +89,14 @@ fn divide(
             edits.extend(
                 segment.end.map(|position| Edit::SegmentEnds { number: segment.number, position }),
             );
-            old.push(Owned { segment, pin });
+            old.push(Owned { reusable: !closed, ..Owned::settled(segment, pin) });
             continue;
         }
         edits.push(Edit::ForgetSegment { number: segment.number });
-        if fresh.len() < 2 {
+        if fresh.len() < 2 && !closed {
             let segment = Segment { number, zone: segment.zone, epoch: env.random(), end: None };
             number += 1;
-            fresh.push(Owned { segment, pin });
+            fresh.push(Owned::settled(segment, pin));
         }
     }
     edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
