@@ -39,11 +39,24 @@ pub(crate) struct Counters {
     pub journal_device: Counter,
     /// Most runs that any dictionary has at its youngest level.
     pub young_runs: Counter,
+    /// Bytes in runs that are alive, by the same sample.
+    pub alive_bytes: Counter,
     /// Dead bytes in runs for a hundred alive.
     pub dead_percent: Counter,
 }
 
+/// Large values that commits may place before what they overwrite is looked for: at least this
+/// many bytes.
+const HELD_AT_LEAST: u64 = 64 << 20;
+
 impl Counters {
+    /// How many bytes of large values one generation of memtables may hold. What is overwritten in
+    /// it is not free before its flush, so it is flushed when it holds half of what is alive,
+    /// however few its keys are.
+    pub(crate) fn most_held(&self) -> u64 {
+        HELD_AT_LEAST.max(self.alive_bytes.get() / 2)
+    }
+
     pub(crate) fn merged(&self, m: &MergeStats) {
         self.stitched.add(m.stitched);
         self.copied.add(m.written());

@@ -83,6 +83,7 @@ impl GarbageEstimate {
             dead: sum.dead + d.dead,
             all: sum.all + d.all,
         });
+        counters.alive_bytes.set(dead.all - dead.dead);
         counters.dead_percent.set(dead.percent());
     }
 }

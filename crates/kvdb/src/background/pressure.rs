@@ -123,11 +123,20 @@ impl Admission {
         Ok(())
     }
 
+    /// Flushes lag behind commits that place large values: what these overwrite takes as much again
+    /// as what is alive.
+    fn holds_too_much(&self) -> bool {
+        let held = self.versions.load().generation.held_by_all();
+        held > 3 * self.counters.most_held() && self.commits.newest_sealed().is_some()
+    }
+
     fn admit_memory(&self, bytes: usize, deletes_only: bool) -> Result<()> {
         let full = || {
             let memory = self.commits.memtable_bytes() + bytes > self.shares.memtables
                 && self.commits.sealed_bytes() > 0;
-            memory || self.counters.journal_device.get() > 2 * self.shares.journal_device
+            memory
+                || self.counters.journal_device.get() > 2 * self.shares.journal_device
+                || self.holds_too_much()
         };
         if !full() {
             return Ok(());
@@ -297,7 +306,11 @@ impl CommitEnv for Admission {
         if let Some(generation) = seal {
             Self::warn_of_failed_work(self.commits.seal(generation));
         }
-        if tight || long || self.commits.memtable_bytes() > self.shares.memtables {
+        if tight
+            || long
+            || self.commits.memtable_bytes() > self.shares.memtables
+            || self.holds_too_much()
+        {
             Self::warn_of_failed_work(self.flusher.flush_sealed());
         }
         let runs = self.counters.young_runs.get() as usize

@@ -324,7 +324,8 @@ impl CommitPipeline {
         self.versions.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
         let deferred = self.deferred_bytes.fetch_add(deferred, Ordering::Relaxed) + deferred;
-        let full = active + deferred.min(self.shares.window) >= self.shares.seal_at;
+        let full = active + deferred.min(self.shares.window) >= self.shares.seal_at
+            || version.generation.held() > self.counters.most_held();
         let seal = full.then_some(version.generation.number);
         let pending = pipeline.pending.len();
         let gathered = pending - pipeline.pending.looked_at;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::Mutex;
+use env::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vt_tree::{
     BlockCache, Input, Lookup, Memtable, MergeOptions, Placement, Pool, Probe, Run, Seq, Value,
 };
@@ -30,11 +31,26 @@ pub(crate) struct Generation {
     pool: Arc<Pool>,
     /// What late binding placed for commits of this generation stays until the runs refer to it.
     pins: Mutex<ZonePin>,
+    /// The bytes of `pins`, and those of all generations that are there.
+    held: AtomicU64,
+    held_by_all: Arc<AtomicU64>,
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.held_by_all.fetch_sub(self.held(), Relaxed);
+    }
 }
 
 impl Generation {
     pub(crate) fn first() -> Arc<Generation> {
-        Arc::new(Generation { number: 1, pool: Pool::new(), pins: Mutex::default() })
+        Arc::new(Generation {
+            number: 1,
+            pool: Pool::new(),
+            pins: Mutex::default(),
+            held: AtomicU64::default(),
+            held_by_all: Arc::default(),
+        })
     }
 
     fn next(&self) -> Arc<Generation> {
@@ -42,6 +58,8 @@ impl Generation {
             number: self.number + 1,
             pool: self.pool.clone(),
             pins: Mutex::default(),
+            held: AtomicU64::default(),
+            held_by_all: self.held_by_all.clone(),
         })
     }
 
@@ -61,10 +79,19 @@ impl Generation {
 
     /// Bytes that late binding placed for commits of this generation.
     pub(crate) fn held(&self) -> u64 {
-        self.pins.lock().uses().total_bytes()
+        self.held.load(Relaxed)
+    }
+
+    /// The same of all generations that are not gone: those that wait for their flush, and those
+    /// that a reader still has.
+    pub(crate) fn held_by_all(&self) -> u64 {
+        self.held_by_all.load(Relaxed)
     }
 
     pub(crate) fn pin(&self, pin: ZonePin) {
+        let bytes = pin.uses().total_bytes();
+        self.held.fetch_add(bytes, Relaxed);
+        self.held_by_all.fetch_add(bytes, Relaxed);
         self.pins.lock().merge(pin);
     }
 }
