@@ -296,6 +296,40 @@ fn the_list_tells_what_dropping_gives_back() {
     assert!(db.snapshots().iter().all(|s| s.unique_bytes == 0));
 }
 
+/// Long before a merge shows which zones only a snapshot keeps.
+#[test]
+fn the_list_tells_what_a_snapshot_holds_before_any_merge() {
+    let options = OpenOptions { memory: 64 << 20, ..small() };
+    let db = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), options).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    let value = |fill: u8| vec![fill; 16 << 10];
+    let key = |i: u32| i.to_be_bytes().to_vec();
+    let alone = |name: &str| {
+        let all = db.snapshots();
+        all.iter().find(|s| s.name == name).unwrap().unique_bytes
+    };
+    let whole = 3200 * (16 << 10);
+    (0..3200).for_each(|i| d.insert(key(i), value(1)).unwrap());
+    db.flush().unwrap();
+    db.snapshot("first").unwrap();
+    assert_eq!(alone("first"), 0, "the store has all of it");
+    // Half of it is deleted at once, a quarter is overwritten.
+    d.remove_range(key(0)..key(1600)).unwrap();
+    (1600..2400).for_each(|i| d.insert(key(i), value(2)).unwrap());
+    let about = |bytes: u64| bytes / 10 * 9..bytes / 10 * 11;
+    assert!(about(whole / 4 * 3).contains(&alone("first")), "{}", alone("first"));
+    db.flush().unwrap();
+    assert!(about(whole / 4 * 3).contains(&alone("first")), "flushed: {}", alone("first"));
+    // What both have is given back by neither alone; what the second one has for itself is.
+    db.snapshot("second").unwrap();
+    d.remove_range(key(2400)..).unwrap();
+    assert!(about(whole / 4 * 3).contains(&alone("first")), "{}", alone("first"));
+    assert!(alone("second") < whole / 10, "{}", alone("second"));
+    // A clone has all that the first one has.
+    db.clone_snapshot("first", "clone").unwrap();
+    assert_eq!(alone("first"), 0);
+}
+
 /// A model of a store with branches and snapshots.
 #[derive(Clone, Default)]
 struct World {

@@ -7,11 +7,9 @@
 
 use env::sync::atomic::Ordering;
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use vt_tree::{Run, Seq};
-use zones::{ZONE_SIZE, ZoneId};
+use vt_tree::Seq;
 
 use super::{SnapshotInfo, Snapshotter};
 use crate::commit::SnapshotMaker;
@@ -190,41 +188,5 @@ impl Snapshotter {
             }
         };
         all.into_iter().zip(unique).map(info).collect()
-    }
-
-    /// For each group of snapshots the bytes that dropping just these gives back, as far as is
-    /// known without reading: whole zones that nothing else keeps.
-    pub(crate) fn held_by<const N: usize>(&self, groups: &[[Arc<Snapshot>; N]]) -> Vec<u64> {
-        /// Who keeps a zone: one of the groups, or several, or the store itself, or another
-        /// snapshot.
-        const SHARED: usize = usize::MAX;
-        let group_of = |snapshot: &Arc<Snapshot>| {
-            let has = |group: &[Arc<Snapshot>; N]| group.iter().any(|s| Arc::ptr_eq(s, snapshot));
-            groups.iter().position(has).unwrap_or(SHARED)
-        };
-        let all: Vec<(usize, Arc<Version>)> =
-            self.snapshots.list().iter().map(|s| (group_of(s), s.version())).collect();
-        let live = self.versions.load_full();
-        let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
-        for run in live.trees.values().flat_map(|t| t.runs()) {
-            runs.insert(Arc::as_ptr(&run.run), (&run.run, SHARED));
-        }
-        for (group, version) in &all {
-            for numbered in version.trees.values().flat_map(|t| t.runs()) {
-                let entry =
-                    runs.entry(Arc::as_ptr(&numbered.run)).or_insert((&numbered.run, *group));
-                entry.1 = if entry.1 == *group { *group } else { SHARED };
-            }
-        }
-        let mut zones: HashMap<ZoneId, usize> = HashMap::new();
-        for (run, by) in runs.values() {
-            for (zone, _) in run.uses().iter() {
-                let keeper = zones.entry(zone).or_insert(*by);
-                *keeper = if keeper == by { *by } else { SHARED };
-            }
-        }
-        let mut held = vec![0; groups.len()];
-        zones.values().filter(|by| **by != SHARED).for_each(|by| held[*by] += ZONE_SIZE);
-        held
     }
 }

@@ -10,12 +10,14 @@
 //!
 //! - `create`: making, opening and dropping them;
 //! - `branches`: clones, rollbacks;
+//! - `held`: what they keep of the device that nothing else keeps;
 //! - `difference`: what two states differ in;
 //! - `stream`: their form on the way to another store (`db::send`, `db::receive`).
 
 mod branches;
 mod create;
 mod difference;
+mod held;
 pub(crate) mod stream;
 
 use std::sync::Arc;
@@ -110,8 +112,9 @@ pub struct SnapshotInfo {
     pub dictionaries: usize,
     /// Bytes of its runs, shared with others or not.
     pub bytes: u64,
-    /// Bytes that dropping it alone gives back, as far as is known without reading: whole zones
-    /// that nothing else keeps.
+    /// About the bytes that dropping it alone gives back: whole zones that nothing else keeps, and
+    /// what was overwritten or deleted since and lies in zones that others have, too, by a sample.
+    /// The latter comes back with the next merge or defragmentation.
     pub unique_bytes: u64,
 }
 
