@@ -13,9 +13,14 @@
 //! throughout are returned exactly once. Only a position whose entry was removed before the last
 //! mount, or that is thousands of removals old, is in none of them; such a listing begins again,
 //! since an entry seen twice does less harm than one never seen.
+//!
+//! A position has two parts, the name's hash and the number of the listing (`listing_table`), which
+//! leaves out names that were added after it began. The last entry has a position of its own, after
+//! which there is nothing, whatever was added.
 
 use std::hash::Hasher;
 
+use kvdb::Tuple;
 use siphasher::sip::SipHasher13;
 
 use crate::attr::{DirEntry, FileKind, Ino};
@@ -24,11 +29,16 @@ use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout;
 use crate::listing::Emitted;
+use crate::listing_table::Listed;
 
 /// Positions after `.` and `..`; those of names come behind.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
 const FIRST_HASH: u64 = 3;
+/// After all entries.
+const AT_END: u64 = i64::MAX as u64;
+/// Bits of a position that are the name's; those above are the number of the listing.
+const NAME_BITS: u32 = 48;
 /// A directory of so many entries is large: its listing says from the start what it will read.
 const LARGE: u64 = 1024;
 /// What an entry takes in the store, about, its name and its node each, bytes.
@@ -59,12 +69,23 @@ impl Fs {
             // POSIX: a removed directory has no entries, not even these two.
             return Ok(());
         }
-        // Before the cursor is opened, so that every name removed from now on is remembered.
+        if cookie == AT_END {
+            return Ok(());
+        }
+        // Before the cursor is opened, so that every name removed or added from now on is
+        // remembered.
         dir.listing.lock().get_or_insert_default();
-        for (position, name, ino) in [(AFTER_DOT, &b"."[..], ino), (AFTER_DOTS, b"..", parent)] {
-            if cookie < position {
+        let (number, after) = (cookie >> NAME_BITS, cookie & ((1 << NAME_BITS) - 1));
+        let listings = &self.core.listings;
+        let known = u16::try_from(number).ok().filter(|number| *number > 0);
+        let known = known.and_then(|number| listings.find(ino, number));
+        let listing = known.unwrap_or_else(|| listings.begin(ino));
+        let first = [(AFTER_DOT, &b"."[..], ino), (AFTER_DOTS, b"..", parent)];
+        for (position, name, ino) in first {
+            if after < position {
                 let attr = if plus { self.attr_of(ino).ok() } else { None };
-                if !emit(DirEntry { ino, kind: FileKind::Dir, name, cookie: position, attr }) {
+                let cookie = at(listing, position);
+                if !emit(DirEntry { ino, kind: FileKind::Dir, name, cookie, attr }) {
                     return Ok(());
                 }
             }
@@ -75,25 +96,34 @@ impl Fs {
             LARGE.. => entries.saturating_mul(ENTRY_BYTES),
             _ => 0,
         };
-        kvdb::read_onward(ahead, || self.list_names((ino, &dir), cookie, plus, emit))
+        let ended = kvdb::read_onward(ahead, || {
+            self.list_names((ino, &dir), (listing, after), plus, emit)
+        })?;
+        if ended && cookie == 0 {
+            // One call was enough, and whoever goes on from one of its positions has stopped
+            // within what that returned.
+            listings.end(ino, listing);
+        }
+        Ok(())
     }
 
-    /// The names of a directory behind a position, which is not one of the first.
+    /// The names of a directory behind a position of a listing, which is not one of the first.
+    /// `true`: it has come to the end.
     fn list_names(
         &self,
         (ino, dir): (Ino, &Inode),
-        cookie: u64,
+        (listing, after): (Listed, u64),
         plus: bool,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
         let mut cursor = self.core.scope.cursor(self.core.layout.nmap, &start, &end)?;
-        if cookie >= FIRST_HASH {
+        if after >= FIRST_HASH {
             let known = dir
                 .listing
                 .lock()
                 .as_ref()
-                .and_then(|listing| listing.find(cookie))
+                .and_then(|listing| listing.find(after))
                 .map(|name| layout::name_key(ino, name));
             match known {
                 Some(mut key) => {
@@ -105,8 +135,9 @@ impl Fs {
                     let found = loop {
                         match cursor.next()? {
                             Some(tuple)
-                                if self.position(layout::decode_name_key(&tuple.key)?.1)
-                                    == cookie =>
+                                if position(
+                                    self.name_hash(layout::decode_name_key(&tuple.key)?.1),
+                                ) == after =>
                             {
                                 break true;
                             }
@@ -120,20 +151,34 @@ impl Fs {
                 }
             }
         }
+        // Names that were added since are behind the cursor's opening, or known by now.
+        let added = self.core.listings.has_added(ino, listing);
+        let mut next = || -> Result<Option<(Tuple, u64)>> {
+            loop {
+                let Some(tuple) = cursor.next()? else { return Ok(None) };
+                let name = self.name_hash(layout::decode_name_key(&tuple.key)?.1);
+                if !(added && self.core.listings.is_added(ino, listing, name)) {
+                    return Ok(Some((tuple, position(name))));
+                }
+            }
+        };
         let mut emitted = Emitted::default();
-        while let Some(tuple) = cursor.next()? {
+        let mut ahead = next()?;
+        while let Some((tuple, position)) = ahead {
+            // The last entry is known by its position.
+            ahead = next()?;
+            let cookie = if ahead.is_some() { at(listing, position) } else { AT_END };
             let (_, name) = layout::decode_name_key(&tuple.key)?;
             let (child, kind) = layout::decode_name(ino, &tuple.value()?)?;
             // `None`: it vanished since the cursor was opened.
             let attr = if plus { self.reference(child).ok() } else { None };
-            let position = self.position(name);
-            if !emit(DirEntry { ino: child, kind, name, cookie: position, attr }) {
+            if !emit(DirEntry { ino: child, kind, name, cookie, attr }) {
                 if attr.is_some() {
                     self.release(child, 1);
                 }
                 let mut listing = dir.listing.lock();
                 listing.get_or_insert_default().push_emitted(emitted);
-                return Ok(());
+                return Ok(false);
             }
             emitted.push(position, name);
         }
@@ -142,14 +187,19 @@ impl Fs {
         if let Some(listing) = &mut *dir.listing.lock() {
             listing.clear_emitted();
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn position(&self, name: &[u8]) -> u64 {
+    fn name_hash(&self, name: &[u8]) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.core.hash_key);
         hasher.write(name);
-        // Positive as a signed offset, and not one of the first.
-        (hasher.finish() >> 1).max(FIRST_HASH)
+        hasher.finish()
+    }
+
+    /// A name that a directory has not got is about to be added to it. Call before the commit; of a
+    /// name that replaces another one nothing has to be said.
+    pub(crate) fn remember_added(&self, dir: Ino, name: &[u8]) {
+        self.core.listings.add(dir, || self.name_hash(name));
     }
 
     /// A name was removed: listings that stopped at it must find where they were. Call before the
@@ -157,7 +207,17 @@ impl Fs {
     /// the position of a name is always the same.
     pub(crate) fn remember_removed(&self, dir: &Inode, name: &[u8]) {
         if let Some(listing) = &mut *dir.listing.lock() {
-            listing.push_removed(self.position(name), name);
+            listing.push_removed(position(self.name_hash(name)), name);
         }
     }
+}
+
+/// What a position says of a name: not one of the first.
+fn position(name: u64) -> u64 {
+    (name & ((1 << NAME_BITS) - 1)).max(FIRST_HASH)
+}
+
+/// A position of a listing; positive as a signed offset.
+fn at(listing: Listed, position: u64) -> u64 {
+    u64::from(listing.number) << NAME_BITS | position
 }

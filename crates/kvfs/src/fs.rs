@@ -27,6 +27,7 @@ use crate::inode::{Inode, InodeState};
 use crate::inode_allocator::InodeAllocator;
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Layout};
+use crate::listing_table::ListingTable;
 use crate::lost::Lost;
 use crate::space_account::SpaceAccount;
 use crate::ticker::Ticker;
@@ -49,6 +50,7 @@ pub(crate) struct Core {
     pub dirty: DirtyQueue,
     pub space: SpaceAccount,
     pub lost: Lost,
+    pub listings: ListingTable,
     pub hash_key: [u8; 16],
     pub counters: Counters,
     ticker: Arc<Ticker>,

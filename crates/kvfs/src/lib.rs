@@ -20,8 +20,9 @@
 //! and nothing else. Permission checks are left to the kernel. How things are stored is the
 //! business of the `layout` module alone, and described in `docs/format.md`.
 //!
-//! - Calls: `namespace`, `rename`, `directory` (on `listing`), `data`, `attributes`, `xattr`,
-//!   `allocate`, `reflink`, `statfs`. Every call begins in `fs`, `freeze_lock` and `locks`.
+//! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data`,
+//!   `attributes`, `xattr`, `allocate`, `reflink`, `statfs`. Every call begins in `fs`,
+//!   `freeze_lock` and `locks`.
 //! - In memory: `inode` (with the order of locks), `partial_page`, `inode_cache`,
 //!   `inode_allocator` (on `reservation`); what is not committed yet: `dirty`, `dirty_queue`,
 //!   `sync`, `free_space` on `space_account`; writes out of a cache: `cached_writes`, `lost`; the
@@ -61,6 +62,7 @@ mod inode_allocator;
 mod inode_cache;
 mod layout;
 mod listing;
+mod listing_table;
 mod locks;
 mod lost;
 mod merge;

@@ -211,6 +211,7 @@ impl Fs {
         // In the cache before a lookup can find the name.
         let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
+        self.remember_added(parent, name);
         if let Err(e) = self.apply(batch) {
             self.discard(&mut inode.state.write());
             self.core.inode_cache.remove(&inode);
@@ -315,6 +316,7 @@ impl Fs {
         batch.put(self.core.layout.nmap, key, layout::encode_name(ino, attr.kind));
         self.stage(ino, &mut state, &attr, &mut batch)?;
         self.stage(new_parent, &mut dir_state, &dir_attr, &mut batch)?;
+        self.remember_added(new_parent, new_name);
         self.apply(batch)?;
         self.mark_committed(&mut state, attr);
         self.mark_committed(&mut dir_state, dir_attr);

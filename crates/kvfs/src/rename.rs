@@ -157,6 +157,9 @@ impl Fs {
         if !flags.exchange && !flags.whiteout {
             self.remember_removed(&dir, from.1);
         }
+        if rename.target.is_none() {
+            self.remember_added(to.0, to.1);
+        }
         self.apply(batch)?;
         self.renamed(&rename, locks, renamed);
         Ok(())

@@ -5,7 +5,7 @@ mod world;
 use std::collections::BTreeMap;
 
 use kvdb::Durability;
-use kvfs::{FileKind, ROOT, ViewId, Views};
+use kvfs::{FileKind, Fs, ROOT, ViewId, Views};
 use world::{USER, World};
 
 /// One call that takes at most `most` entries; gives them and the position to go on from.
@@ -210,4 +210,90 @@ fn a_listing_goes_on_where_it_was_after_a_rollback_has_taken_its_last_name() {
     views.rollback_to(id, &savepoint).unwrap();
     assert_eq!(page(&t, ROOT, at, 10).0, ["e"]);
     std::mem::forget(t);
+}
+
+/// Renames every entry that a listing of the root returns, and gives how often.
+fn rename_all(fs: &Fs, most: usize, to: impl Fn(&str) -> String) -> usize {
+    let (mut cookie, mut renamed) = (0, 0);
+    loop {
+        let (mut names, mut at) = (Vec::new(), cookie);
+        fs.readdir(ROOT, cookie, false, &mut |e| {
+            let room = names.len() < most;
+            if room {
+                names.push(String::from_utf8_lossy(e.name).into_owned());
+                at = e.cookie;
+            }
+            room
+        })
+        .unwrap();
+        if names.is_empty() {
+            return renamed;
+        }
+        for name in names.iter().filter(|name| !name.starts_with('.')) {
+            let new = to(name);
+            fs.rename(ROOT, name.as_bytes(), ROOT, new.as_bytes(), Default::default()).unwrap();
+            renamed += 1;
+            assert!(renamed <= 10_000, "it does not end");
+        }
+        cookie = at;
+    }
+}
+
+#[test]
+fn a_loop_that_renames_what_it_lists_renames_each_entry_once() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    for n in 0..2000 {
+        w.file(ROOT, &format!("f{n:04}"));
+    }
+    let id = views.begin(Default::default()).unwrap();
+    views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).unwrap();
+    views.clone_snapshot("s", "c").unwrap();
+    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
+    let clone = views.fs(&ViewId::Clone("c".into())).unwrap();
+    for fs in [&w.fs, &inside, &clone] {
+        for most in [1, 7, 300, 1999, 2002, 5000] {
+            assert_eq!(rename_all(fs, most, |name| format!("{name}.b")), 2000, "{most} a call");
+            assert_eq!(rename_all(fs, most, |name| format!("z{name}")), 2000, "{most} a call");
+        }
+    }
+}
+
+#[test]
+fn a_loop_that_renames_ends_whatever_else_is_listed_and_loaded_in_between() {
+    // Hardly an inode stays in memory.
+    let w = World::with(kvfs::FsOptions { inode_memory: 0, ..Default::default() });
+    let other = w.dir(ROOT, ".other");
+    for n in 0..3000 {
+        w.file(other, &format!("o{n:04}"));
+        w.file(ROOT, &format!("f{n:04}"));
+    }
+    let renamed = rename_all(&w.fs, 100, |name| {
+        for ino in 0..50 {
+            let _ = w.fs.getattr(2 + (ino * 131) % 6000);
+        }
+        let _ = page(&w, other, 0, 10);
+        let _ = page(&w, ROOT, 0, 5);
+        format!("z{name}")
+    });
+    // All its listings are held while no more than there may be have come since.
+    assert_eq!(renamed, 3000);
+}
+
+#[test]
+fn what_replaces_an_entry_is_listed_in_its_place() {
+    let w = World::new();
+    for n in 0..100 {
+        w.file(ROOT, &format!("f{n:02}"));
+    }
+    let (names, at) = page(&w, ROOT, 0, 10);
+    assert_eq!(names.len(), 10);
+    let new = w.file(ROOT, "new");
+    w.fs.rename(ROOT, b"new", ROOT, b"f50", Default::default()).unwrap();
+    w.file(ROOT, "g");
+    w.fs.link(new, ROOT, b"h").unwrap();
+    let (rest, at) = page(&w, ROOT, at, 200);
+    assert_eq!(rest, (8..100).map(|n| format!("f{n:02}")).collect::<Vec<_>>());
+    assert!(page(&w, ROOT, at, 10).0.is_empty(), "also when names were added at the end");
+    assert_eq!(page(&w, ROOT, 0, 200).0.len(), 104, "the next listing has them");
 }

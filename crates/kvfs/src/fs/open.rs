@@ -19,6 +19,7 @@ use crate::freeze_lock::FreezeLock;
 use crate::inode_allocator::InodeAllocator;
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
+use crate::listing_table::ListingTable;
 use crate::lost::Lost;
 use crate::space_account::SpaceAccount;
 
@@ -132,6 +133,7 @@ impl Fs {
     ) -> Fs {
         let inode_cache = InodeCache::new(options.inode_memory);
         let space = SpaceAccount::new(db.promised_space());
+        let listings = ListingTable::new(options.inode_memory);
         let core = Core {
             db,
             scope,
@@ -147,6 +149,7 @@ impl Fs {
             dirty: DirtyQueue::default(),
             space,
             lost: Lost::default(),
+            listings,
             hash_key,
             counters: Counters::default(),
             ticker: Arc::default(),

@@ -1,0 +1,209 @@
+//! The listings of directories that are under way, and the names that were added since each began.
+//!
+//! A program that renames what it lists must come to an end: `a` becomes `a.bak`, which would be
+//! listed, too, and become `a.bak.bak`. So a listing does not return a name that was added after
+//! it began. It is known by a number, which is a part of all its positions. For each directory
+//! that has such listings this table holds the hashes of the names that were added, with a clock
+//! that says when, so a listing is held by a few bytes and pins no state of the store.
+//!
+//! A kernel may keep the positions of a listing that has ended for later readers of an unchanged
+//! directory, so the listing stays in the table until others need its room. One that finds its
+//! listing gone goes on as one that begins now: it misses nothing, and may see names that were
+//! added before.
+
+use std::collections::HashMap;
+
+use env::sync::Mutex;
+use env::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::attr::Ino;
+
+/// Listings that are held.
+const LISTINGS: usize = 256;
+/// Names that are held however small the budget.
+const LEAST_NAMES: usize = 1 << 16;
+/// Bytes of the budget for inodes in memory for each name that may be held.
+const BUDGET_OF_NAME: usize = 16;
+/// The largest number of a listing; it has 15 bits, and one value is that of the last position.
+const LARGEST: u16 = 0x7ffe;
+
+/// A listing, and when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub number: u16,
+    since: u64,
+}
+
+struct Held {
+    listing: Listed,
+    used: u64,
+}
+
+#[derive(Default)]
+struct Directory {
+    listings: Vec<Held>,
+    /// Hashes of names, and when each was added last.
+    added: HashMap<u64, u64>,
+    newest: u64,
+}
+
+#[derive(Default)]
+struct Table {
+    clock: u64,
+    last: u16,
+    directories: HashMap<Ino, Directory>,
+    names: usize,
+}
+
+pub(crate) struct ListingTable {
+    table: Mutex<Table>,
+    /// How many there are, to be looked at without the lock.
+    listings: AtomicUsize,
+    most_names: usize,
+}
+
+impl ListingTable {
+    /// `memory`: the budget for inodes in memory.
+    pub fn new(memory: usize) -> ListingTable {
+        ListingTable {
+            table: Mutex::default(),
+            listings: AtomicUsize::new(0),
+            most_names: (memory / BUDGET_OF_NAME).max(LEAST_NAMES),
+        }
+    }
+
+    /// A listing of `dir` begins: names that are added from now on are none of its entries.
+    pub fn begin(&self, dir: Ino) -> Listed {
+        let mut table = self.table.lock();
+        table.clock += 1;
+        table.last = table.last % LARGEST + 1;
+        let listing = Listed { number: table.last, since: table.clock };
+        let held = Held { listing, used: table.clock };
+        table.directories.entry(dir).or_default().listings.push(held);
+        if self.listings.fetch_add(1, Ordering::Relaxed) >= LISTINGS {
+            self.drop_oldest(&mut table);
+        }
+        listing
+    }
+
+    /// The listing of `dir` with this number, which goes on.
+    pub fn find(&self, dir: Ino, number: u16) -> Option<Listed> {
+        let mut table = self.table.lock();
+        table.clock += 1;
+        let now = table.clock;
+        let held = table.directories.get_mut(&dir)?.listings.iter_mut();
+        let held = held.rev().find(|held| held.listing.number == number)?;
+        held.used = now;
+        Some(held.listing)
+    }
+
+    /// No position of the listing is known to anyone.
+    pub fn end(&self, dir: Ino, listing: Listed) {
+        self.remove(&mut self.table.lock(), dir, listing);
+    }
+
+    /// A name is about to be added to a directory that has not got it.
+    pub fn add(&self, dir: Ino, name: impl FnOnce() -> u64) {
+        if self.listings.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut table = self.table.lock();
+        table.clock += 1;
+        let now = table.clock;
+        let Some(directory) = table.directories.get_mut(&dir) else { return };
+        directory.newest = now;
+        if directory.added.insert(name(), now).is_none() {
+            table.names += 1;
+        }
+        while table.names > self.most_names {
+            self.drop_oldest(&mut table);
+        }
+    }
+
+    /// Whether anything was added to `dir` since the listing began.
+    pub fn has_added(&self, dir: Ino, listing: Listed) -> bool {
+        let table = self.table.lock();
+        table.directories.get(&dir).is_some_and(|directory| directory.newest > listing.since)
+    }
+
+    /// Whether this name was.
+    pub fn is_added(&self, dir: Ino, listing: Listed, name: u64) -> bool {
+        let table = self.table.lock();
+        let added = table.directories.get(&dir).and_then(|directory| directory.added.get(&name));
+        added.is_some_and(|added| *added > listing.since)
+    }
+
+    fn drop_oldest(&self, table: &mut Table) {
+        let all = table.directories.iter().flat_map(|(dir, directory)| {
+            directory.listings.iter().map(|held| (held.used, *dir, held.listing))
+        });
+        if let Some((_, dir, listing)) = all.min_by_key(|(used, ..)| *used) {
+            self.remove(table, dir, listing);
+        }
+    }
+
+    fn remove(&self, table: &mut Table, dir: Ino, listing: Listed) {
+        let Some(directory) = table.directories.get_mut(&dir) else { return };
+        let before = (directory.listings.len(), directory.added.len());
+        directory.listings.retain(|held| held.listing != listing);
+        let left = directory.listings.len();
+        match directory.listings.iter().map(|held| held.listing.since).min() {
+            Some(oldest) => directory.added.retain(|_, added| *added > oldest),
+            None => directory.added.clear(),
+        }
+        table.names -= before.1 - directory.added.len();
+        self.listings.fetch_sub(before.0 - left, Ordering::Relaxed);
+        if left == 0 {
+            table.directories.remove(&dir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_added_for_the_listings_that_had_begun() {
+        let table = ListingTable::new(0);
+        table.add(1, || panic!("no listing wants to know"));
+        let first = table.begin(1);
+        table.add(1, || 10);
+        let second = table.begin(1);
+        assert!(table.has_added(1, first) && !table.has_added(1, second));
+        table.add(2, || panic!("a directory that has no listing"));
+        table.add(1, || 20);
+        assert_eq!([10, 20, 30].map(|name| table.is_added(1, first, name)), [true, true, false]);
+        assert_eq!([10, 20].map(|name| table.is_added(1, second, name)), [false, true]);
+        assert_eq!(table.find(1, first.number), Some(first));
+        table.end(1, first);
+        assert_eq!(table.find(1, first.number), None);
+        assert_eq!(table.table.lock().names, 1, "no listing asks for the first name any more");
+        table.end(1, second);
+        assert_eq!(table.table.lock().names, 0);
+        assert!(table.table.lock().directories.is_empty());
+    }
+
+    #[test]
+    fn the_table_has_a_bound() {
+        let table = ListingTable::new(0);
+        for dir in 1..=1000 {
+            table.begin(dir);
+        }
+        assert_eq!(table.listings.load(Ordering::Relaxed), LISTINGS);
+        assert!(table.find(1, 1).is_none() && table.find(1000, 1000).is_some());
+        let used = table.find(900, 900).unwrap();
+        for name in 0..LEAST_NAMES as u64 {
+            table.add(1000, || name);
+        }
+        table.find(900, 900).unwrap();
+        assert!(table.find(1000, 1000).is_some());
+        table.add(900, || 1);
+        assert_eq!(table.find(900, 900), Some(used));
+        for name in 0..=LEAST_NAMES as u64 {
+            table.add(1000, || name + (1 << 32));
+        }
+        assert!(table.find(1000, 1000).is_none(), "it has more names than there may be");
+        assert_eq!(table.table.lock().names, 1);
+    }
+}
