@@ -57,6 +57,10 @@ class Image:
         with open(self.path, "wb") as f:
             f.truncate(size)
 
+    def stored(self):
+        """Bytes of it that were ever written, and not given back."""
+        return self.path.stat().st_blocks * 512
+
     def remove(self):
         self.path.unlink(missing_ok=True)
 

@@ -62,6 +62,9 @@ def arguments():
         help="kvdb_shape of bench/measure, a release build",
     )
     p.add_argument("--options", default="allow_other", help="mount options of kvfs")
+    p.add_argument(
+        "--memory", help="the memory of kvfs, as its --memory; its own default when not given"
+    )
     p.add_argument("--record", help="measure, and append to this file")
     p.add_argument("--report", help="only report what this file has")
     p.add_argument("--out", help="where the tables go")
@@ -109,6 +112,8 @@ class Bench:
                 "commit": report.commit(),
                 "sizes": self.sizes._asdict(),
                 "profile": a.profile,
+                "host_memory": report.host_memory(),
+                "memory": a.memory or "default",
             }
         )
 
@@ -206,7 +211,10 @@ class Bench:
     def run(self, group, name, round_):
         line = {"profile": self.a.profile, "round": round_, "group": group.name, "system": name}
         with self.directory(f"{group.name}-{name}") as directory:
-            fs = systems.make(name, directory, self.a.kvfs, self.a.options)
+            options = self.a.options
+            if self.a.memory:
+                options += f",memory={self.a.memory}"
+            fs = systems.make(name, directory, self.a.kvfs, options)
             image, slow = disk.Image(directory, self.sizes.disk << 30), None
             try:
                 begun = time.monotonic()
@@ -218,7 +226,7 @@ class Bench:
                 slow = disk.SlowDisk(self.slowdisk, image, self.a.profile, directory)
                 for step in made:
                     if step.only in ("", name):
-                        self.step(step, fs, slow, line)
+                        self.step(step, fs, slow, {**line, "stored": image.stored()})
             finally:
                 fs.remove()
                 if slow:

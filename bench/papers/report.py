@@ -53,6 +53,32 @@ def machine():
     return f"{os.cpu_count()} cores ({next(models, '?')}), Linux {os.uname().release}"
 
 
+def host_memory():
+    """Bytes of memory that the machine has."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def memory(measured):
+    """Under which memory something was measured, and how large the stores were."""
+
+    def size(n):
+        return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"
+
+    host = unique(x["host_memory"] for x in measured if x.get("host_memory"))
+    given = unique(x["memory"] for x in measured if x.get("memory"))
+    if all(x["group"] == "kvdb" for x in measured):
+        # The database alone, with the options that its cases name.
+        given = ["–"]
+    ours = (x for x in measured if x.get("system") in (OURS, OVER_URING))
+    stored = [x["stored"] for x in ours if x.get("stored")]
+    words = [", ".join(size(n) for n in host) or "not recorded", ", ".join(given) or "default"]
+    words.append(f"{size(min(stored))}–{size(max(stored))}" if stored else "not recorded")
+    return words
+
+
 def commit():
     """The last commit that changed what is measured."""
     here = Path(__file__).resolve().parents[2]
@@ -251,12 +277,14 @@ def rounds(by_profile):
     for r in by_profile:
         by_what = {}
         for group, what in r.rounds().items():
-            by_what.setdefault((what[0], ", ".join(what[1])), []).append(group)
+            under = tuple(memory([x for x in r.lines if x["group"] == group]))
+            by_what.setdefault((what[0], ", ".join(what[1]), under), []).append(group)
         rows += [
-            [r.profile, ", ".join(groups), str(n), commits]
-            for (n, commits), groups in by_what.items()
+            [r.profile, ", ".join(groups), str(n), commits, *under]
+            for (n, commits, under), groups in by_what.items()
         ]
-    return table(["disk", "groups of cases", "rounds", "commits"], rows)
+    head = ["disk", "groups of cases", "rounds", "commits"]
+    return table([*head, "memory of the machine", "of kvfs", "store"], rows)
 
 
 def builds(results):
@@ -321,7 +349,12 @@ def report(lines, out=None):
         "others used as well. So in addition to the ratio "
         "of times there is that of the time for which the disk was busy, and the processor time of "
         "the client and of the daemon of kvfs. "
-        "“With the mount” adds what mounting took, which is not part of a case.\n",
+        "“With the mount” adds what mounting took, which is not part of a case. The memory of kvfs "
+        "is its `--memory`, 320 MiB by default. Where the memory of the machine was not recorded, "
+        "all that is known is that it held the image of the disk (8 GiB, sparse, in a tmpfs) as well as "
+        "the page cache: each case began with a fresh mount and nothing cached, and no store was "
+        "larger than the memory of its machine. What a store larger than memory does was not "
+        "measured here.\n",
         *rounds(by_profile),
         "\n## Aims\n",
         "The ratio of kvfs over /dev/fuse; the one over io_uring where it was measured; the aim.\n",

@@ -8,6 +8,8 @@ OURS = "kvfs"
 OVER_URING = "kvfs-uring"
 PEERS = ("ext4", "btrfs", "xfs")
 ORDER = (OURS, *PEERS)
+# What a run says of the memory that it had, for each of its measurements.
+UNDER = ("host_memory", "memory")
 
 
 def read(path):
@@ -16,14 +18,18 @@ def read(path):
     path, run, lines = Path(path), None, []
     for line in path.read_text().splitlines() if path.exists() else []:
         x = json.loads(line)
+        under = {}
         if "sizes" in x:
             run = len(lines)
+        elif run is not None:
+            under = {name: lines[run][name] for name in UNDER if name in lines[run]}
         lines.append(
             {
                 **x,
                 "run": run,
                 "commit": x.get("commit")
                 or (lines[run].get("commit", "?") if run is not None else "?"),
+                **under,
             }
         )
     return lines
