@@ -18,6 +18,7 @@ use crate::commands;
 use crate::conversation::Conversation;
 use crate::limits::Limits;
 use crate::output::Sink;
+use crate::peer;
 use crate::scripts::Scripts;
 use crate::session::{Describe, Shared};
 use crate::transactions::Transactions;
@@ -64,10 +65,9 @@ impl Client {
     /// keys.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = UnixStream::connect(path)?;
-        let (us, them) =
-            (rustix::process::geteuid(), rustix::net::sockopt::socket_peercred(&stream)?.uid);
-        if them != us && !them.is_root() && !us.is_root() {
-            let what = format!("the server there runs as user {}, not as you", them.as_raw());
+        let (us, them) = (rustix::process::geteuid().as_raw(), peer::user(&stream)?);
+        if them != us && them != 0 && us != 0 {
+            let what = format!("the server there runs as user {them}, not as you");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }
         Ok(Client { transport: Transport::Socket(BufReader::with_capacity(64 << 10, stream)) })

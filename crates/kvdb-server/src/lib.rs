@@ -56,6 +56,7 @@ mod output;
 #[doc(hidden)]
 pub mod parsers;
 mod pause;
+mod peer;
 mod request;
 mod review;
 #[cfg(all(test, debug_assertions))]

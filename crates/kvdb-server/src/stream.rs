@@ -15,6 +15,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::bell::Bell;
 use crate::clients::Closer;
 use crate::output::Sink;
+use crate::peer;
 
 /// How long a connection sleeps at most where it has no descriptor to wait with.
 const LOOK: Duration = Duration::from_millis(50);
@@ -60,9 +61,7 @@ impl Stream {
     /// The user of the system at the other end.
     pub fn user(&self) -> Option<u32> {
         match self {
-            Stream::Unix(s) => {
-                rustix::net::sockopt::socket_peercred(s).ok().map(|peer| peer.uid.as_raw())
-            }
+            Stream::Unix(s) => peer::user(s).ok(),
             Stream::Tcp(_) | Stream::Tls(_) => None,
         }
     }
