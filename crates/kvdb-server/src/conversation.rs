@@ -1,8 +1,10 @@
 //! Bytes in, bytes out: a client's requests are taken from a buffer as they become whole, run in
 //! order, and answered in one write.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use crate::bell::Bell;
 use crate::commands;
@@ -89,9 +91,30 @@ impl Conversation {
         self.run() && self.send()
     }
 
-    /// Runs every request that is whole. `false` when the conversation is over; otherwise its
-    /// replies may still have to be sent, see [`Conversation::is_unsent`].
+    /// Runs every request that is whole, those that were read ahead with them. `false` when the
+    /// conversation is over; otherwise its replies may still have to be sent, see
+    /// [`Conversation::is_unsent`].
     pub fn run(&mut self) -> bool {
+        self.out.heard();
+        let mut open = self.run_whole();
+        while open && self.out.has_ahead() {
+            open = self.take_ahead() && self.run_whole();
+        }
+        open
+    }
+
+    /// Takes some of what was read ahead. `false`: there is no memory for the request; the client
+    /// has been told, and the conversation is over.
+    fn take_ahead(&mut self) -> bool {
+        if self.input().is_none() {
+            return false;
+        }
+        let got = self.out.take_ahead(&mut self.input);
+        self.session.shared.metrics.bytes_in.fetch_add(got as u64, Relaxed);
+        true
+    }
+
+    fn run_whole(&mut self) -> bool {
         let mut at = 0;
         let mut open = true;
         while open {
@@ -121,7 +144,7 @@ impl Conversation {
         }
         match open && self.out.may_wait() {
             true => true,
-            false => open & self.send(),
+            false => open & self.flush(),
         }
     }
 
@@ -130,12 +153,41 @@ impl Conversation {
         !self.out.is_empty()
     }
 
-    /// Sends the replies. `false` when the conversation is over.
+    /// Sends the replies, and runs what the client sent while it was waited for. `false` when the
+    /// conversation is over.
     pub fn send(&mut self) -> bool {
+        self.flush() && (!self.out.has_ahead() || self.run())
+    }
+
+    fn flush(&mut self) -> bool {
         let sent = self.out.sent;
         let open = self.out.flush();
         self.session.shared.metrics.bytes_out.fetch_add(self.out.sent - sent, Relaxed);
+        if let Some(error) = self.out.broken() {
+            self.say(error);
+        }
         open
+    }
+
+    /// Says why the client was given up, if it was.
+    fn say(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            let (id, address) = (self.id(), &self.session.connection.address);
+            tracing::warn!("RESP connection {id} ({address}) is closed: {error}");
+        }
+    }
+
+    /// When the client is given up, if it neither takes nor sends anything until then.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.out.deadline()
+    }
+    /// Whether the client is still waited for. `false`: the conversation is over.
+    pub fn is_patient(&self) -> bool {
+        self.out.check().inspect_err(|error| self.say(error)).is_ok()
+    }
+    /// Nothing more comes: waits until the client has its last replies, or is given up.
+    pub fn finish(&mut self) {
+        self.out.finish();
     }
 
     fn release(&mut self) {
@@ -151,8 +203,6 @@ impl Drop for Conversation {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use env::sync::Mutex;
     use kvdb::Kvdb;
     use proptest::prelude::*;
@@ -167,7 +217,7 @@ mod tests {
             Ok(())
         }
         // What waits finds its client gone.
-        fn wait(&self, _: &Bell, _: Option<std::time::Duration>) {}
+        fn wait(&mut self, _: &Bell, _: Option<std::time::Duration>) {}
         fn is_gone(&self) -> bool {
             true
         }

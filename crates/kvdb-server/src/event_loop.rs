@@ -12,6 +12,9 @@
 //! or [`TOGETHER`] of them: most clients that sleep sleep for several connections, and to wake one
 //! costs more than a command.
 //!
+//! Replies that a client does not take at once wait with its connection (`stream_sink`), whose next
+//! commands are run meanwhile; the loop sends them on when the system says that more is taken.
+//!
 //! The former leader goes on with the connection that it is at, and gives it back in the end. Until
 //! then the loop does not look at that connection, so its commands keep their order. Afterwards the
 //! thread stands by, or ends where enough others do. A loop whose commands wait for
@@ -25,7 +28,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::buffer::spare_capacity;
@@ -74,6 +77,8 @@ pub struct EventLoop {
 #[derive(Default)]
 struct LoopState {
     connections: HashMap<u64, LoopConnection>,
+    /// Those for whose clients replies wait, and when these are given up.
+    waiting: HashMap<u64, Instant>,
     /// What the leader has to do before it asks the system again.
     ready: VecDeque<(u64, Event)>,
     /// The number of the lead: it is another one for each thread that takes it.
@@ -102,6 +107,8 @@ struct LoopConnection {
     conversation: Option<Box<Conversation>>,
     /// Messages have come while a thread was at it.
     rung: bool,
+    /// The system says when it takes more replies.
+    hears_out: bool,
 }
 
 /// Why a connection has its turn.
@@ -111,8 +118,10 @@ enum Event {
     Readable,
     /// There are messages for it.
     Rung,
-    /// Its replies have not left yet.
+    /// Its replies have not left yet, or have not been taken and more may be.
     Unsent,
+    /// It has taken none of its replies for as long as is waited for that.
+    Idle,
 }
 
 /// A connection in the hands of a thread.
@@ -154,16 +163,26 @@ impl EventLoop {
         let id = conversation.id();
         let mut state = self.state.lock();
         // The first event may be had before this returns; it waits for the state's lock.
-        self.listen(id, &stream)?;
+        self.listen(id, &stream, false)?;
         self.shared.metrics.connected.fetch_add(1, Relaxed);
-        let conversation = Some(conversation);
-        state.connections.insert(id, LoopConnection { stream, conversation, rung: false });
+        let slot = LoopConnection {
+            stream,
+            conversation: Some(conversation),
+            rung: false,
+            hears_out: false,
+        };
+        state.connections.insert(id, slot);
         Ok(())
     }
 
-    fn listen(&self, id: u64, stream: &Stream) -> io::Result<()> {
+    fn listen(&self, id: u64, stream: &Stream, out: bool) -> io::Result<()> {
         let data = epoll::EventData::new_u64(id);
-        Ok(epoll::add(&self.epoll, stream, data, epoll::EventFlags::IN)?)
+        Ok(epoll::add(&self.epoll, stream, data, wanted_events(out))?)
+    }
+
+    fn listen_again(&self, id: u64, stream: &Stream, out: bool) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(id);
+        Ok(epoll::modify(&self.epoll, stream, data, wanted_events(out))?)
     }
 
     /// The system says nothing more of the connection. It fails only where that is so already.
@@ -322,9 +341,14 @@ impl EventLoop {
         let open = match event {
             Event::Rung => conversation.deliver(),
             Event::Unsent => conversation.send(),
+            Event::Idle if !conversation.is_patient() => return None,
+            Event::Idle => true,
             Event::Readable => match conversation.input().map(|input| stream.receive(input)) {
                 Some(Received::Nothing) => true,
-                Some(Received::End) => return None,
+                Some(Received::End) => {
+                    conversation.finish();
+                    return None;
+                }
                 Some(Received::Bytes(got)) => {
                     self.shared.metrics.bytes_in.fetch_add(got as u64, Relaxed);
                     conversation.run()
@@ -349,6 +373,7 @@ impl EventLoop {
         if open {
             return Some(conversation);
         }
+        conversation.finish();
         drop(conversation);
         self.give_way();
         stream.linger();
@@ -376,9 +401,10 @@ impl EventLoop {
                 break Some(turn);
             }
             state.idle = true;
+            let until = state.waiting.values().min().copied();
             MutexGuard::unlocked(&mut state, || {
                 drop(ended.take());
-                self.wait(events);
+                self.wait(until, events);
             });
             state.idle = false;
             if state.asleep {
@@ -405,20 +431,30 @@ impl EventLoop {
         if leads {
             state.current = None;
         }
+        let waits = conversation.as_ref().and_then(|conversation| conversation.deadline());
+        match waits {
+            Some(until) => state.waiting.insert(id, until),
+            None => state.waiting.remove(&id),
+        };
+        let waits = waits.is_some();
+        let heard_out = state.connections.get(&id).is_some_and(|slot| slot.hears_out);
         let heard = match (&conversation, leads) {
             (None, true) => {
                 self.ignore(stream);
                 Ok(())
             }
-            (None, false) | (Some(_), true) => Ok(()),
+            (None, false) => Ok(()),
+            (Some(_), true) if waits != heard_out => self.listen_again(id, stream, waits),
+            (Some(_), true) => Ok(()),
             // What has come by now is reported at once.
-            (Some(_), false) => self.listen(id, stream),
+            (Some(_), false) => self.listen(id, stream, waits),
         };
         if let Err(error) = &heard {
             tracing::warn!("a RESP connection had to be closed: {error}");
         }
         let open = conversation.filter(|_| heard.is_ok());
         let slot = state.connections.get_mut(&id)?;
+        slot.hears_out = waits;
         match open {
             Some(conversation) => {
                 if conversation.is_unsent() {
@@ -442,10 +478,12 @@ impl EventLoop {
         }
     }
 
-    /// Waits for the system.
-    fn wait(&self, events: &mut Vec<epoll::Event>) {
+    /// Waits for the system, at most until then.
+    fn wait(&self, until: Option<Instant>, events: &mut Vec<epoll::Event>) {
         events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(events), None) {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| left.try_into().ok());
+        match epoll::wait(&self.epoll, spare_capacity(events), left.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 tracing::error!("RESP connections are not heard: epoll_wait failed: {error}");
@@ -463,10 +501,36 @@ impl EventLoop {
                     let rung = std::mem::take(&mut *self.rung.lock());
                     state.ready.extend(rung.into_iter().map(|id| (id, Event::Rung)));
                 }
-                id => state.ready.push_back((id, Event::Readable)),
+                id => {
+                    let flags = event.flags;
+                    if flags.contains(epoll::EventFlags::OUT) {
+                        state.ready.push_back((id, Event::Unsent));
+                    }
+                    if flags.intersects(!epoll::EventFlags::OUT) {
+                        state.ready.push_back((id, Event::Readable));
+                    }
+                }
             }
         }
+        if !state.waiting.is_empty() {
+            let now = Instant::now();
+            let LoopState { waiting, ready, .. } = state;
+            waiting.retain(|id, until| {
+                let up = *until <= now;
+                if up {
+                    ready.push_back((*id, Event::Idle));
+                }
+                !up
+            });
+        }
     }
+}
+
+/// What the system is to say of a connection.
+fn wanted_events(out: bool) -> epoll::EventFlags {
+    let mut events = epoll::EventFlags::IN;
+    events.set(epoll::EventFlags::OUT, out);
+    events
 }
 
 impl LoopState {

@@ -29,10 +29,12 @@
 //! The modules, in the order in which a request passes them: `socket` and `server` accept, `tls`
 //! relays where connections are encrypted, `event_loop` waits for bytes of a `stream` and gives a
 //! connection its turn, `conversation` holds a client's buffer, `request` finds the commands in it,
-//! `commands` admits and runs them in a `session`, `output` collects the replies.
+//! `commands` admits and runs them in a `session`, `output` collects the replies, and a `backlog`
+//! has those that the client does not take yet.
 
 #![warn(missing_docs)]
 
+mod backlog;
 mod bell;
 mod channels;
 mod client;
@@ -67,6 +69,7 @@ mod session;
 mod slow_log;
 mod socket;
 mod stream;
+mod stream_sink;
 mod sweeper;
 mod tls;
 mod transactions;

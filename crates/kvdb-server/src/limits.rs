@@ -30,8 +30,20 @@ pub struct Limits {
     /// Replies are sent on as soon as this many bytes are ready, so that a long one is never held
     /// in memory as a whole.
     pub reply: usize,
-    /// A client that takes nothing of its replies for this long is disconnected.
+    /// A client for which replies wait, and that neither takes nor sends anything for this long, is
+    /// disconnected.
     pub write_timeout: Duration,
+    /// Bytes of replies that wait for one client while its next commands are run.
+    pub unsent: usize,
+    /// Of all connections together, but for 16 KiB of each.
+    pub all_unsent: usize,
+    /// Bytes of requests of one client that are read while it does not take its replies.
+    pub ahead: usize,
+    /// Of all connections together, but for 16 KiB of each.
+    pub all_ahead: usize,
+    /// A client that sends more than that, and takes nothing of its replies for this long, waits
+    /// for ever: it is disconnected.
+    pub stall: Duration,
     /// `WATCH` commands that are in force, of all connections together.
     pub watches: usize,
     /// A `WATCH` that is kept for longer than this without an `EXEC` counts as broken: the store
@@ -78,6 +90,11 @@ impl Default for Limits {
             whole_replies: 64 << 20,
             reply: 1 << 20,
             write_timeout: Duration::from_secs(60),
+            unsent: 16 << 20,
+            all_unsent: 64 << 20,
+            ahead: 32 << 20,
+            all_ahead: 128 << 20,
+            stall: Duration::from_secs(10),
             watches: 4096,
             watch_time: Duration::from_secs(300),
             cursors: 16 << 10,

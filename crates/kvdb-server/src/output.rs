@@ -14,7 +14,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdb::Kvdb;
 
@@ -25,13 +25,40 @@ use crate::failure::{Failure, Outcome};
 
 /// Where the bytes go: a socket, or memory for a client inside this process.
 pub trait Sink: Send {
+    /// Sends these bytes, or keeps them until the client takes them. They come behind those that
+    /// were kept before; without bytes, as many of those leave as the client takes now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Bytes are kept that the client has not taken.
+    fn is_waiting(&self) -> bool {
+        false
+    }
+    /// When the client is given up, if it neither takes nor sends anything until then; `None`:
+    /// nothing waits for it.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+    /// An error: that time has come.
+    fn check(&self) -> io::Result<()> {
+        Ok(())
+    }
+    /// The client has sent something.
+    fn heard(&mut self) {}
+    /// The client has sent something while it was waited for.
+    fn has_ahead(&self) -> bool {
+        false
+    }
+    /// Appends what that was, up to the capacity of `into`; returns how much.
+    fn take_ahead(&mut self, _into: &mut Vec<u8>) -> usize {
+        0
+    }
+    /// Waits until the client has taken what is kept, or is given up.
+    fn finish(&mut self) {}
     /// What the client sends behind a command, as far as it has come; waits for some. 0: the end.
     fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Waits until the bell rings, the client goes away, or so long; `None` is for ever.
-    fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
+    fn wait(&mut self, bell: &Bell, at_most: Option<Duration>) {
         bell.wait(at_most);
     }
     /// The thread is about to wait for something else than the client.
@@ -56,14 +83,14 @@ impl Budget {
     pub fn new(most: usize) -> Self {
         Budget { used: AtomicUsize::new(0), most }
     }
-    fn take(&self, bytes: usize) -> bool {
+    pub fn take(&self, bytes: usize) -> bool {
         let fits = self.used.fetch_add(bytes, Relaxed) + bytes <= self.most;
         if !fits {
             self.give_back(bytes);
         }
         fits
     }
-    fn give_back(&self, bytes: usize) {
+    pub fn give_back(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Relaxed);
     }
     #[cfg(test)]
@@ -279,6 +306,36 @@ impl Output {
             self.flush();
         }
     }
+    /// See [`Sink::deadline`].
+    pub fn deadline(&self) -> Option<Instant> {
+        self.sink.deadline()
+    }
+    /// See [`Sink::check`].
+    pub fn check(&self) -> io::Result<()> {
+        self.sink.check()
+    }
+    /// See [`Sink::heard`].
+    pub fn heard(&mut self) {
+        self.sink.heard();
+    }
+    /// Why the client gets nothing any more.
+    pub fn broken(&self) -> Option<&io::Error> {
+        self.broken.as_ref()
+    }
+    /// See [`Sink::has_ahead`].
+    pub fn has_ahead(&self) -> bool {
+        self.sink.has_ahead()
+    }
+    /// See [`Sink::take_ahead`].
+    pub fn take_ahead(&mut self, into: &mut Vec<u8>) -> usize {
+        self.sink.take_ahead(into)
+    }
+    /// Sends everything, and waits until the client has taken it or is given up.
+    pub fn finish(&mut self) {
+        if self.flush() {
+            self.sink.finish();
+        }
+    }
     /// The command under way is about to wait, or to take long: other connections go on.
     pub fn will_wait(&self) {
         self.sink.will_wait();
@@ -330,9 +387,10 @@ impl Output {
             }
             self.unsynced.clear();
         }
-        if !self.bytes.is_empty() && self.broken.is_none() && !self.muted {
-            match self.sink.send(&self.bytes) {
-                Ok(()) => self.sent += self.bytes.len() as u64,
+        let bytes: &[u8] = if self.muted { &[] } else { &self.bytes };
+        if self.broken.is_none() && (!bytes.is_empty() || self.sink.is_waiting()) {
+            match self.sink.send(bytes) {
+                Ok(()) => self.sent += bytes.len() as u64,
                 Err(error) => self.broken = Some(error),
             }
         }

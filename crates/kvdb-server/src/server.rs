@@ -21,7 +21,8 @@ use crate::limits::Limits;
 use crate::scripts::Scripts;
 use crate::session::{Check, Describe, InfoSource, Shared};
 use crate::socket::PrivateSocket;
-use crate::stream::{Stream, StreamSink};
+use crate::stream::Stream;
+use crate::stream_sink::StreamSink;
 use crate::sweeper::Sweeping;
 use crate::tls::Tls;
 use crate::transactions::{Snapshots, Transactions};
@@ -250,7 +251,7 @@ fn welcome(common: &Common, stream: Stream, address: String, needs_password: boo
     };
     let conversation = Conversation::new(
         shared.clone(),
-        Box::new(StreamSink::new(stream.clone(), give_way)),
+        Box::new(StreamSink::new(stream.clone(), shared, give_way)),
         address,
         needs_password,
     );

@@ -81,6 +81,10 @@ pub struct Shared {
     pub request_bytes: AtomicUsize,
     /// Bytes of replies that must be whole (`Limits::whole_replies`).
     pub whole_replies: Arc<Budget>,
+    /// Bytes of replies that wait for clients (`Limits::all_unsent`).
+    pub unsent: Arc<Budget>,
+    /// Bytes of requests that were read ahead (`Limits::all_ahead`).
+    pub ahead: Arc<Budget>,
     /// `WATCH` commands that are in force.
     pub watches: AtomicUsize,
     /// Set when the server stops, so that long commands end.
@@ -104,6 +108,8 @@ impl Shared {
             snapshots: Arc::new(db.clone()),
             db,
             whole_replies: Arc::new(Budget::new(limits.whole_replies)),
+            unsent: Arc::new(Budget::new(limits.all_unsent)),
+            ahead: Arc::new(Budget::new(limits.all_ahead)),
             watches: AtomicUsize::new(0),
             cursors: Cursors::new(limits.cursors, limits.cursor_bytes),
             scripts: Scripts::new(None, &limits),

@@ -1,24 +1,16 @@
-//! The socket of a client: what comes from it, and where its replies go.
+//! The socket of a client.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::bell::Bell;
-use crate::clients::Closer;
-use crate::output::Sink;
 use crate::peer;
-
-/// How long a connection sleeps at most where it has no descriptor to wait with.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// How long what a client sends is read and dropped when its connection has ended.
 const LINGER: Duration = Duration::from_secs(1);
@@ -76,19 +68,8 @@ impl Stream {
         }
     }
 
-    /// Reads what has come; waits until there is something. 0: the end.
-    fn wait_for_bytes(&self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match rustix::net::recv(self, &mut *into, RecvFlags::empty()) {
-                Ok((got, _)) => return Ok(got),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
     /// Writes as much as the socket takes at once, and gives how much that is.
-    fn send_now(&self, bytes: &[u8]) -> io::Result<usize> {
+    pub fn send_now(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut sent = 0;
         while sent < bytes.len() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -149,65 +130,5 @@ impl AsFd for Stream {
             Stream::Unix(s) | Stream::Tls(s) => s.as_fd(),
             Stream::Tcp(s) => s.as_fd(),
         }
-    }
-}
-
-/// The replies of a connection go into its socket.
-pub struct StreamSink {
-    stream: Arc<Stream>,
-    /// Called before the thread waits.
-    give_way: Box<dyn Fn() + Send>,
-}
-
-impl StreamSink {
-    pub fn new(stream: Arc<Stream>, give_way: Box<dyn Fn() + Send>) -> Self {
-        StreamSink { stream, give_way }
-    }
-}
-
-impl Sink for StreamSink {
-    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let sent = self.stream.send_now(bytes)?;
-        if sent < bytes.len() {
-            // The client is slow in taking its replies.
-            (self.give_way)();
-            self.stream.write_all(&bytes[sent..])?;
-        }
-        Ok(())
-    }
-    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.stream.wait_for_bytes(into)
-    }
-    fn will_wait(&self) {
-        (self.give_way)();
-    }
-    fn is_gone(&self) -> bool {
-        // What it has sent before may still have to be read.
-        let mut polled = [PollFd::new(&*self.stream, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
-    }
-    fn wait(&self, bell: &Bell, at_most: Option<Duration>) {
-        (self.give_way)();
-        let rings = bell.descriptor().ok();
-        if bell.take() {
-            return;
-        }
-        // Half a connection is none: the client's next bytes may wait, but not its end.
-        let mut polled = vec![PollFd::new(&*self.stream, PollFlags::RDHUP)];
-        polled.extend(rings.as_ref().map(|rings| PollFd::new(rings, PollFlags::IN)));
-        // Out of descriptors: the bell is heard a little later.
-        let at_most =
-            if rings.is_none() { Some(at_most.map_or(LOOK, |t| t.min(LOOK))) } else { at_most };
-        let at_most = at_most.and_then(|time| time.try_into().ok());
-        let _ = rustix::event::poll(&mut polled, at_most.as_ref());
-    }
-    fn closer(&self) -> Option<Closer> {
-        let stream = Arc::downgrade(&self.stream);
-        Some(Box::new(move || {
-            if let Some(stream) = stream.upgrade() {
-                stream.shutdown(Shutdown::Both);
-            }
-        }))
     }
 }
