@@ -153,7 +153,7 @@ impl Head {
         Some(head)
     }
     pub fn is_expired(&self, now: u64) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= now)
+        self.deadline.is_some_and(|deadline| is_past(deadline, now))
     }
     /// The keys `[start, end)` of what is kept under its id: elements, or pages.
     pub fn beneath(&self) -> Option<(Vec<u8>, Vec<u8>)> {
@@ -167,6 +167,12 @@ impl Head {
 
 pub fn head_key(key: &[u8]) -> Vec<u8> {
     [b"k", key].concat()
+}
+
+/// Whether a deadline is over. Both are whole milliseconds, rounded down, so within the millisecond
+/// of the deadline the key is there still: else it would be gone up to a millisecond early.
+pub fn is_past(deadline: u64, now: u64) -> bool {
+    deadline < now
 }
 
 pub fn deadline_key(deadline: u64, key: &[u8]) -> Vec<u8> {

@@ -13,7 +13,9 @@ use bytes::Bytes;
 use kvdb::{Changed, DictionaryId, Transaction, View};
 
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Head, Kind, count_key, elements, head_key, owner_key, parse_element, whole};
+use crate::keyspace::{
+    Head, Kind, count_key, elements, head_key, is_past, owner_key, parse_element, whole,
+};
 use crate::request::integer;
 
 /// One state of a dictionary, with its types.
@@ -135,7 +137,9 @@ impl TypedState<'_> {
     /// What a key is at a time, milliseconds since 1970.
     pub fn kind_at(&self, key: &[u8], now: u64) -> Result<Option<Kind>, Failure> {
         let standing = self.standing(key)?;
-        Ok(standing.kind.filter(|_| standing.deadline.is_none_or(|deadline| deadline > now)))
+        Ok(standing
+            .kind
+            .filter(|_| standing.deadline.is_none_or(|deadline| !is_past(deadline, now))))
     }
     fn standing(&self, key: &[u8]) -> Result<Standing, Failure> {
         let head = self.head(key)?;

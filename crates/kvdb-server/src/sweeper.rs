@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::dictionaries::{self, Selected};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{deadline_key, head_key, parse_deadline_key};
+use crate::keyspace::{deadline_key, head_key, is_past, parse_deadline_key};
 use crate::session::{Session, Shared};
 
 /// Keys that one step removes of a dictionary at most.
@@ -32,7 +32,7 @@ pub struct Swept {
     pub removed: usize,
     /// There is more to do at once.
     pub more: bool,
-    /// The next deadline, milliseconds since 1970.
+    /// When the next deadline is over, milliseconds since 1970.
     pub next: Option<u64>,
 }
 
@@ -69,8 +69,8 @@ fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
     for _ in 0..most * 2 {
         let Some(tuple) = cursor.next()? else { break };
         let Some((deadline, key)) = parse_deadline_key(&tuple.key) else { continue };
-        if deadline > now {
-            swept.next = Some(deadline);
+        if !is_past(deadline, now) {
+            swept.next = Some(deadline.saturating_add(1));
             break;
         }
         if due.len() == most {

@@ -9,7 +9,7 @@ use kvdb::{DictionaryId, Isolation, Transaction, View};
 use super::{Session, Shared};
 use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Head, Keyspace, Kind, head_key};
+use crate::keyspace::{Head, Keyspace, Kind, head_key, is_past};
 use crate::request::Request;
 
 /// What is gathered between `MULTI` and `EXEC`.
@@ -102,7 +102,7 @@ impl Watch {
     /// Whether a key has changed, as `now` sees it. That nothing changes from here on is up to what
     /// `now` depends on.
     pub fn is_broken(&self, now: &Transaction, s: &Session) -> Result<bool, Failure> {
-        if self.expires.is_some_and(|at| at <= s.now()) {
+        if self.expires.is_some_and(|at| is_past(at, s.now())) {
             return Ok(true);
         }
         match &self.state {
