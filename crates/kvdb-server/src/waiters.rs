@@ -34,9 +34,24 @@ pub struct Awaited {
 /// Of all connections of a server.
 #[derive(Default)]
 pub struct Waiters {
-    queues: Mutex<HashMap<Awaited, VecDeque<Arc<Connection>>>>,
+    queues: Mutex<Queues>,
     /// Connections that wait.
     count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queues {
+    all: HashMap<Awaited, Queue>,
+    /// Counts what [`Waiters::wake`] is told.
+    filled: u64,
+}
+
+/// Those that wait for a key.
+#[derive(Default)]
+struct Queue {
+    connections: VecDeque<Arc<Connection>>,
+    /// When there came something under the key, among all of them, since it was last found empty.
+    filled: Option<u64>,
 }
 
 impl Waiters {
@@ -53,7 +68,7 @@ impl Waiters {
         let mut kept: Vec<Awaited> = Vec::with_capacity(awaited.len());
         for one in awaited {
             // A key that is named twice is waited for once.
-            let queue = queues.entry(one.clone()).or_default();
+            let queue = &mut queues.all.entry(one.clone()).or_default().connections;
             if queue.back().is_none_or(|last| last.id != connection.id) {
                 queue.push_back(connection.clone());
                 kept.push(one);
@@ -64,7 +79,12 @@ impl Waiters {
 
     /// There may be something under the key: wakes the one that has waited for longest.
     pub fn wake(&self, awaited: &Awaited) {
-        if let Some(first) = self.queues.lock().get(awaited).and_then(VecDeque::front) {
+        let mut queues = self.queues.lock();
+        queues.filled += 1;
+        let now = queues.filled;
+        let Some(queue) = queues.all.get_mut(awaited) else { return };
+        queue.filled.get_or_insert(now);
+        if let Some(first) = queue.connections.front() {
             first.bell.ring();
         }
     }
@@ -73,7 +93,8 @@ impl Waiters {
     pub fn wake_all(&self) {
         if self.count() > 0 {
             let queues = self.queues.lock();
-            queues.values().filter_map(VecDeque::front).for_each(|first| first.bell.ring());
+            let first = queues.all.values().filter_map(|queue| queue.connections.front());
+            first.for_each(|first| first.bell.ring());
         }
     }
 }
@@ -86,14 +107,28 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The keys whose first waiter this connection is, in the order in which it has named them.
+    /// The keys whose first waiter this connection is, in the order in which there came something
+    /// under them, and behind these the others, in the order in which it has named them. Of several
+    /// keys that one transaction fills a client is to get the one that was written first.
     pub fn turns(&self) -> Vec<Bytes> {
         let queues = self.waiters.queues.lock();
-        let is_first = |one: &&Awaited| {
-            let first = queues.get(*one).and_then(VecDeque::front);
-            first.is_some_and(|first| first.id == self.connection.id)
+        let turn = |one: &Awaited| {
+            let queue = queues.all.get(one)?;
+            let first = queue.connections.front()?;
+            (first.id == self.connection.id).then(|| (queue.filled, one.key.clone()))
         };
-        self.awaited.iter().filter(is_first).map(|one| one.key.clone()).collect()
+        let mut turns: Vec<_> = self.awaited.iter().filter_map(turn).collect();
+        turns.sort_by_key(|(filled, _)| filled.unwrap_or(u64::MAX));
+        turns.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// Nothing was found under a key.
+    pub fn found_empty(&self, key: &[u8]) {
+        let mut queues = self.waiters.queues.lock();
+        let one = self.awaited.iter().find(|one| one.key == key);
+        if let Some(queue) = one.and_then(|one| queues.all.get_mut(one)) {
+            queue.filled = None;
+        }
     }
 }
 
@@ -101,12 +136,12 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut queues = self.waiters.queues.lock();
         for one in &self.awaited {
-            let Some(queue) = queues.get_mut(one) else { continue };
-            queue.retain(|waiting| waiting.id != self.connection.id);
-            match queue.front() {
+            let Some(queue) = queues.all.get_mut(one) else { continue };
+            queue.connections.retain(|waiting| waiting.id != self.connection.id);
+            match queue.connections.front() {
                 // There may be more than one has taken.
                 Some(next) => next.bell.ring(),
-                None => drop(queues.remove(one)),
+                None => drop(queues.all.remove(one)),
             }
         }
         self.waiters.count.fetch_sub(1, Ordering::SeqCst);

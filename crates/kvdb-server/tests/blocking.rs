@@ -401,3 +401,30 @@ fn who_waits_in_a_clone_hears_that_it_is_gone() {
         assert!(reply(c).starts_with("(error) NOSNAPSHOT "), "it waits for nothing");
     }
 }
+
+#[test]
+fn of_keys_that_one_transaction_fills_the_first_one_is_taken() {
+    let served = serve(ServerOptions::default());
+    let mut other = served.connect();
+    for (first, second) in [("a", "b"), ("b", "a")] {
+        for _ in 0..5 {
+            let mut waits = waiting(&served, &mut other, "BLPOP a b 0", 1);
+            other.expect(&[
+                ("MULTI", "OK"),
+                (&format!("RPUSH {first} x"), "QUEUED"),
+                (&format!("RPUSH {second} y"), "QUEUED"),
+                (&format!("RPUSH {first} z"), "QUEUED"),
+                ("EXEC", "[(integer) 1 (integer) 1 (integer) 2]"),
+            ]);
+            assert_eq!(reply(&mut waits), format!("[\"{first}\" \"x\"]"));
+            other.expect(&[("DEL a b", "(integer) 2")]);
+        }
+    }
+    // What was filled and emptied before counts no more.
+    let mut waits = waiting(&served, &mut other, "BLPOP a b 0", 1);
+    other.expect(&[("MULTI", "OK"), ("RPUSH a x", "QUEUED"), ("DEL a", "QUEUED")]);
+    other.expect(&[("EXEC", "[(integer) 1 (integer) 1]")]);
+    other.expect(&[("MULTI", "OK"), ("RPUSH b y", "QUEUED"), ("RPUSH a z", "QUEUED")]);
+    other.run("EXEC");
+    assert_eq!(reply(&mut waits), "[\"b\" \"y\"]");
+}

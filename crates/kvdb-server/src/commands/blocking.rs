@@ -20,7 +20,7 @@ use crate::keyspace::Kind;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::waiters::{Awaited, Spot};
+use crate::waiters::{Awaited, Place as Turns, Spot};
 
 /// In a transaction or a clone, how often it is looked whether that is still there.
 const LOOK: Duration = Duration::from_millis(200);
@@ -88,7 +88,7 @@ fn first_of<T>(
             s.closing = true;
             break Err(Failure::request("the client is gone"));
         }
-        match try_turns(s, wanted, &place.turns(), tried, &take) {
+        match try_turns(s, wanted, &place, tried, &take) {
             Ok(None) => {}
             found => break found,
         }
@@ -125,20 +125,23 @@ fn first_of<T>(
 fn try_turns<T>(
     s: &Session,
     wanted: &Wanted<'_>,
-    turns: &[Bytes],
+    place: &Turns<'_>,
     tried: bool,
     take: impl Fn(&Session, &[u8]) -> Result<Option<T>, Failure>,
 ) -> Result<Option<T>, Failure> {
-    for key in &wanted.keys {
+    let turns = place.turns();
+    let order: Vec<&[u8]> =
+        if tried { turns.iter().map(|key| &key[..]).collect() } else { wanted.keys.clone() };
+    for key in order {
         let mine = turns.iter().any(|turn| turn == key);
-        if tried && !mine {
-            continue;
-        }
         let there = s.see()?.collection(key, wanted.kind);
         let there = match there {
             Err(failure) if tried && failure.is_wrong_type() => continue,
             there => there?.is_some(),
         };
+        if mine && !there {
+            place.found_empty(key);
+        }
         if mine
             && there
             && let Some(found) = take(s, key)?
