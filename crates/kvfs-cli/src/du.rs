@@ -19,8 +19,9 @@ use crate::walks::{Walk, joined};
 #[command(after_help = "\
 A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
 all of it is read from one state, without a call for each file. A file counts once, whatever \
-names it has. Stored is what its content takes: holes do not count, and what files share by \
-reference counts for each of them.
+names it has. Stored is what its content takes, before compression: holes do not count, what is \
+small lies among its neighbours and counts with its bytes, and what files share by reference \
+counts for each of them.
 
   kvfs du /mnt/project --depth 1
   kvfs du --store my.kvfs /                 a store that is not mounted")]
@@ -78,7 +79,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             _ => Sum {
                 files: 1,
                 bytes: attr.size,
-                stored: attr.blocks.saturating_mul(512),
+                stored: stored(attr.size, attr.blocks.saturating_mul(512)),
                 directories: 0,
             },
         };
@@ -94,6 +95,18 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     bar.finish_and_clear();
     list.end()?;
     walk.close()
+}
+
+/// Values from this length on lie by themselves, in units of 512 bytes; shorter ones lie among
+/// their neighbours.
+const BY_ITSELF: u64 = 2048;
+
+/// What the content of a file takes, given its size and what `st_blocks` has of it, both in bytes.
+/// The latter counts in units of 512 bytes, into which the end of a file is rounded up that lies
+/// among its neighbours.
+fn stored(size: u64, blocks: u64) -> u64 {
+    let end = size % 4096;
+    if blocks >= size && blocks - size < 512 && end < BY_ITSELF { size } else { blocks }
 }
 
 fn is_below(path: &[u8], directory: &[u8]) -> bool {
@@ -129,4 +142,20 @@ fn close(open: &mut Vec<(Vec<u8>, Sum)>, args: &Args, list: &mut List<'_>) -> Ou
         Value::Object(object)
     })
     .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stored;
+
+    #[test]
+    fn the_end_of_a_file_counts_with_its_bytes_where_it_lies_among_others() {
+        assert_eq!(stored(550, 1024), 550);
+        assert_eq!(stored(2100, 2560), 2560);
+        assert_eq!(stored(8192, 8192), 8192);
+        assert_eq!(stored(8192 + 100, 8192 + 512), 8192 + 100);
+        // Holes.
+        assert_eq!(stored(1 << 30, 4096), 4096);
+        assert_eq!(stored(0, 0), 0);
+    }
 }

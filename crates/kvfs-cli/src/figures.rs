@@ -47,7 +47,7 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
     io.insert("syncs".into(), stats.io.syncs.into());
     io.insert("discarded_bytes".into(), stats.io.discarded_bytes.into());
     let written_by_job: Map<String, Value> =
-        stats.io.jobs().map(|(job, bytes)| (job.name().to_string(), bytes.into())).collect();
+        stats.io.jobs().map(|(job, bytes)| (job.name().to_string(), Value::from(bytes))).collect();
     let all = json!({
         "device": {"profile": device_profile::name(stats.profile), "seek_bytes": stats.seek_bytes},
         "space": {"total": stats.space.total, "free": stats.space.free},

@@ -50,8 +50,7 @@ fn every_size_around_the_borders_is_kept() {
                 (size as u64, true),
                 "{size}"
             );
-            let blocks = if size <= 512 { size.div_ceil(512) } else { size.div_ceil(4096) * 8 };
-            assert_eq!(attr.blocks, blocks as u64, "{size}");
+            assert_eq!(attr.blocks, size.div_ceil(512) as u64, "{size}");
         }
     }
 }
@@ -82,7 +81,7 @@ fn overwrites_of_any_place_change_only_that_place() {
             assert!(w.read_all(f) == model, "{offset}+{len}");
             w.fs.sync_all().unwrap();
             assert!(w.read_all(f) == model, "{offset}+{len}, committed");
-            assert_eq!(w.fs.getattr(f).unwrap().blocks, model.len().div_ceil(4096) as u64 * 8);
+            assert_eq!(w.fs.getattr(f).unwrap().blocks, model.len().div_ceil(512) as u64);
             assert_eq!(
                 w.read(f, offset as u64 + 3, 5000),
                 model[model.len().min(offset + 3)..model.len().min(offset + 5003)]
@@ -104,6 +103,18 @@ fn reading_behind_the_end_gives_nothing() {
     fails(w.fs.write(f, u64::MAX, b"x", Default::default()), libc::EFBIG);
     let fifo = w.fs.mknod(ROOT, b"p", FileKind::Fifo, 0o600, 0, USER).unwrap().ino;
     fails(w.fs.read(fifo, 0, 1), libc::EINVAL);
+}
+
+/// What `du` says of a tree of small files is about what they take, and not a page each.
+#[test]
+fn a_small_file_takes_no_whole_page() {
+    let mut w = World::new();
+    w.file_with(ROOT, "small", &pattern(550, 1));
+    w.file_with(ROOT, "large", &pattern(10_000, 1));
+    for _ in 0..2 {
+        assert_eq!((w.stat("small").blocks, w.stat("large").blocks), (2, 20));
+        w.remount();
+    }
 }
 
 #[test]

@@ -30,6 +30,9 @@ struct Content {
 impl Content {
     fn blocks(&self) -> u64 {
         match &self.pages {
+            Some(pages) if pages.len() == self.data.len().div_ceil(PAGE) => {
+                self.data.len().div_ceil(512) as u64
+            }
             Some(pages) => pages.len() as u64 * 8,
             None => self.inline.div_ceil(512) as u64,
         }
@@ -440,14 +443,24 @@ impl Model {
             assert!(self.nodes[&ino].now.data.iter().all(|&byte| byte == 0));
             return self.node(ino).now.truncate(0);
         }
+        if self.nodes[&ino].now.pages.is_none() && data_end <= INLINE && blocks <= 1 {
+            // Whether it lies in its node or in a page cannot be seen: it is written anew.
+            let data = self.nodes[&ino].now.data.clone();
+            for size in [0, size as u64] {
+                let cut = SetAttr { size: Some(size), ..Default::default() };
+                self.w.fs.setattr(ino, &cut, USER).unwrap();
+                if size == 0 {
+                    self.w.write(ino, 0, &data[..data_end]);
+                }
+            }
+            self.w.fs.fsync(ino, false).unwrap();
+            self.node(ino).now.inline = data_end;
+            return;
+        }
         let now = &mut self.node(ino).now;
         assert!((0..size).all(|n| now.data[n] == 0 || stored.contains(&(n / PAGE))));
-        if now.pages.is_none() && data_end <= INLINE && blocks <= 1 {
-            now.inline = data_end;
-        } else {
-            assert_eq!(blocks, stored.len() as u64 * 8);
-            now.pages = Some(stored);
-        }
+        now.pages = Some(stored);
+        assert_eq!(blocks, now.blocks());
     }
 
     fn attributes(&mut self) {

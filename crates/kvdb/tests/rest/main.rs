@@ -66,8 +66,14 @@ impl Store<'_> {
         let begun = Instant::now();
         // At rest for a while: some of it begins after a pause.
         let mut quiet = 0;
-        while quiet < 20 {
-            so_far();
+        // A full store may have a merge that is due and finds no room: it is tried again every 5 s,
+        // and must write nothing then.
+        let mut last = (so_far(), Instant::now());
+        while quiet < 20 && !(self.shape.full && last.1.elapsed() > Duration::from_secs(6)) {
+            let written = so_far();
+            if written != last.0 {
+                last = (written, Instant::now());
+            }
             quiet = if self.db.stats().at_rest { quiet + 1 } else { 0 };
             assert!(
                 begun.elapsed() < Duration::from_secs(240),
@@ -124,7 +130,8 @@ fn comes_to_rest(shape: &Shape) {
     if std::env::var_os("KVFS_TELL").is_some() {
         println!(
             "seed {}: {:?} of {} MiB put: filled {} MiB ({jobs}), size {} MiB, flushed {} KiB, \
-             defragmented {} KiB, again {} KiB, again {} KiB, scrubbed {} KiB, quiet {} KiB, opened {} KiB",
+             defragmented {} KiB, again {} KiB, again {} KiB, scrubbed {} KiB, quiet {} KiB, \
+             opened {} KiB",
             shape.seed,
             shape.lengths,
             put / MIB,
@@ -139,8 +146,10 @@ fn comes_to_rest(shape: &Shape) {
             opened >> 10,
         );
     }
-    // Everything may be written some times over, and not without end.
-    assert!(filled <= put * 8 + 256 * MIB, "filling wrote {} MiB: {shape:?}", filled / MIB);
+    // Everything may be written some times over, and not without end; of many dictionaries each
+    // flush writes a few sectors.
+    let times = if shape.dictionaries > 100 { 32 } else { 8 };
+    assert!(filled <= put * times + 256 * MIB, "filling wrote {} MiB: {shape:?}", filled / MIB);
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl Attributes {
             size: self.size,
             blocks: match self.body {
                 Body::Inline(len) => u64::from(len).div_ceil(512),
-                Body::Paged(pages) => pages * 8,
+                Body::Paged(pages) => sectors_of(pages, self.size),
             },
             atime: self.atime,
             mtime: self.mtime,
@@ -85,6 +85,14 @@ impl Attributes {
             btime: self.btime,
         }
     }
+}
+
+/// What that many pages of a file of `size` bytes take, in units of 512 bytes. Of a file without
+/// holes the last page is as long as the file goes; of one with holes it is not known whether the
+/// last page is there.
+fn sectors_of(pages: u64, size: u64) -> u64 {
+    let dense = pages > 0 && pages == crate::layout::blocks_of(size);
+    if dense { size.div_ceil(512) } else { pages * 8 }
 }
 
 /// Extended attributes by name.
