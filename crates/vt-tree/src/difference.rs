@@ -23,7 +23,7 @@ use crate::cursor::{TreeCursor, TreeTuple};
 use crate::filter::hash;
 use crate::index::entry::Entry;
 use crate::index::index_node::ChildPointer;
-use crate::input::Input;
+use crate::input::{Input, KeyRange};
 use crate::item::{Body, Item, Lookup, Seq};
 use crate::memtable::{Memtable, MemtableCursor};
 use crate::source::Source;
@@ -134,6 +134,8 @@ pub struct Difference {
     pending: BinaryHeap<Reverse<Pending>>,
     /// All keys below this one were compared.
     done: Bytes,
+    /// The first key that is not compared; `None`: there is none.
+    end: Option<Bytes>,
     range: Option<RangeComparison>,
     opened: u64,
 }
@@ -152,6 +154,17 @@ fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
 impl Difference {
     /// Begins a comparison of the states `before` and `after`.
     pub fn new(cache: &Arc<BlockCache>, before: Side, after: Side) -> Result<Difference> {
+        Difference::between(cache, before, after, &KeyRange::all())
+    }
+
+    /// Begins a comparison of what the states `before` and `after` have in `range`. What lies
+    /// before and after it is not read.
+    pub fn between(
+        cache: &Arc<BlockCache>,
+        before: Side,
+        after: Side,
+        range: &KeyRange,
+    ) -> Result<Difference> {
         let mut pending = BinaryHeap::new();
         let sides = [before, after];
         for (side, inputs) in sides.iter().enumerate() {
@@ -160,7 +173,7 @@ impl Difference {
                     Input::Memtable(m) if m.is_empty() || is_shared(m, *at, &sides[1 - side]) => {}
                     Input::Memtable(m) => {
                         let mut cursor = m.cursor(*at);
-                        cursor.first()?;
+                        cursor.seek(&range.start)?;
                         push(&mut pending, side, RemainingItems::Memtable(Box::new(cursor)))?;
                     }
                     Input::Run(run) => {
@@ -175,7 +188,8 @@ impl Difference {
             cache: cache.clone(),
             sides,
             pending,
-            done: Bytes::new(),
+            done: range.start.clone(),
+            end: range.end.clone(),
             range: None,
             opened: 0,
         })
@@ -197,6 +211,11 @@ impl Difference {
                 }
             }
             let Some(Reverse(first)) = self.pending.pop() else { return Ok(None) };
+            // All others begin there or later.
+            if self.end.as_ref().is_some_and(|end| first.key >= end) {
+                self.pending.clear();
+                return Ok(None);
+            }
             match first.content {
                 PendingElement::Subtree(entry, level) => {
                     let first = Pending { content: PendingElement::Subtree(entry, level), ..first };
@@ -275,6 +294,7 @@ impl Difference {
 
     fn begin_range(&mut self, start: Bytes, end: Bytes) -> Result<()> {
         let start = start.max(self.done.clone());
+        let end = self.end.iter().fold(end, |end, last| end.min(last.clone()));
         let [a, b] = &self.sides;
         let mut cursors = [a, b].map(|side| TreeCursor::as_of(&self.cache, side.iter().cloned()));
         let mut heads = [None, None];

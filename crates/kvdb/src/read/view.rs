@@ -112,7 +112,22 @@ impl View {
 
     /// The value of a key, if it has one here, and its dictionary is there.
     pub(crate) fn get_if_there(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        if self.version.trees.contains_key(&dict) { self.get(dict, key) } else { Ok(None) }
+        self.find_if_there(dict, key)?.map(|v| read(&self.cache, v)).transpose()
+    }
+
+    fn find_if_there(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
+        if self.version.trees.contains_key(&dict) { self.find(dict, key) } else { Ok(None) }
+    }
+
+    /// Whether `key` has the same value here and in `other`, or is in neither, as in a dictionary
+    /// that is not there. Values that lie in one place are not read for it.
+    pub(crate) fn has_same(&self, other: &View, dict: DictionaryId, key: &[u8]) -> Result<bool> {
+        Ok(match (self.find_if_there(dict, key)?, other.find_if_there(dict, key)?) {
+            (Some(a), Some(b)) if a.len() == b.len() => {
+                a == b || read(&self.cache, a)? == read(&other.cache, b)?
+            }
+            (a, b) => a.is_none() && b.is_none(),
+        })
     }
 
     /// The value of `key` where it is stored; a large one is not read.

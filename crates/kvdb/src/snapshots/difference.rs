@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{Input, KeyChange};
+use vt_tree::{Input, KeyChange, KeyRange};
 
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -61,7 +61,19 @@ impl View {
         after: &View,
         dict_after: DictionaryId,
     ) -> Result<Difference> {
-        let inner = vt_tree::Difference::new(&self.cache, self.side(dict), after.side(dict_after))?;
+        self.difference_in(dict, after, dict_after, &KeyRange::all())
+    }
+
+    /// [`View::difference`], of a range of keys.
+    pub(crate) fn difference_in(
+        &self,
+        dict: DictionaryId,
+        after: &View,
+        dict_after: DictionaryId,
+        range: &KeyRange,
+    ) -> Result<Difference> {
+        let (before_side, after_side) = (self.side(dict), after.side(dict_after));
+        let inner = vt_tree::Difference::between(&self.cache, before_side, after_side, range)?;
         Ok(Difference {
             inner,
             before: Reader::new(self, dict),

@@ -3,11 +3,13 @@
 //! that a commit costs what both have changed and not what the store holds. Where a dictionary has
 //! a merge routine, a key that both have changed is no conflict when the routine can join the two.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{BodyRef, KeyRange, Lookup, Memtable, Run, RunCursor, Seq, Source};
+use zones::ZonePin;
 
 use super::durable;
 use super::reads::ReadSet;
@@ -104,58 +106,52 @@ fn newer(registry: &Transactions, dict: DictionaryId, since: Seq) -> Vec<Newer> 
     all
 }
 
-/// Keys that both sides have changed.
-#[derive(Default)]
-struct Both {
-    points: BTreeSet<(DictionaryId, Bytes)>,
-    /// Where one of them deleted a range: nothing can join that.
-    ranges: BTreeSet<(DictionaryId, Bytes)>,
+/// Something that both sides have changed, as it is found; what several parts have is found several
+/// times.
+enum Found<'a> {
+    Point(&'a [u8]),
+    /// One of them deleted a range that begins there: nothing can join that.
+    Range(&'a [u8]),
 }
 
-impl Both {
-    fn enough(&self) -> bool {
-        self.ranges.len() >= NAMED
-    }
+/// Takes what is found, and may end the search.
+type Visit<'v> = dyn FnMut(DictionaryId, Found<'_>) -> Result<ControlFlow<()>> + 'v;
 
-    /// Takes out keys that `write_set` changes only by updates that commute with what others have
-    /// done: these apply to whatever the value is when it commits.
-    fn leave_commuting(&mut self, write_set: &WriteSet) -> Result<()> {
-        for (dict, key) in std::mem::take(&mut self.points) {
-            if !write_set.commutes(dict, &key)? {
-                self.points.insert((dict, key));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What `write_set` changes and others have changed after `since`.
-fn both(registry: &Transactions, write_set: &WriteSet, since: Seq) -> Result<Both> {
-    let mut found = Both::default();
+/// Shows what `write_set` changes and others have changed after `since`. Keys are left out that
+/// `write_set` changes only by updates that commute with what others have done: these apply to
+/// whatever the value is when it commits.
+fn both(
+    registry: &Transactions,
+    write_set: &WriteSet,
+    since: Seq,
+    visit: &mut Visit<'_>,
+) -> Result<ControlFlow<()>> {
     for (&dict, parts) in &*write_set.trees {
         let mine: u64 = parts.iter().map(Part::items).sum();
         if mine == 0 {
             continue;
         }
-        if registry.parts.versions.load().trees.get(&dict).is_some_and(|t| t.since > since) {
+        if registry.parts.versions.load().trees.get(&dict).is_some_and(|t| t.since > since)
             // Rolled back since: all of it was changed.
-            found.ranges.insert((dict, Bytes::new()));
+            && visit(dict, Found::Range(&[]))?.is_break()
+        {
+            return Ok(ControlFlow::Break(()));
         }
         for newer in newer(registry, dict, since) {
-            if found.enough() {
-                return Ok(found);
-            }
             if newer.items() < mine {
-                through_theirs(write_set, dict, &newer, since, &mut found)?;
-            } else {
-                for part in parts {
-                    through_mine(write_set, dict, part, &newer, since, &mut found)?;
+                if through_theirs(write_set, dict, &newer, since, visit)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                continue;
+            }
+            for part in parts {
+                if through_mine(write_set, dict, part, &newer, since, visit)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
                 }
             }
         }
     }
-    found.leave_commuting(write_set)?;
-    Ok(found)
+    Ok(ControlFlow::Continue(()))
 }
 
 /// Walks what they have changed, and asks whether we have, too.
@@ -164,28 +160,33 @@ fn through_theirs(
     dict: DictionaryId,
     newer: &Newer,
     since: Seq,
-    found: &mut Both,
-) -> Result<()> {
+    visit: &mut Visit<'_>,
+) -> Result<ControlFlow<()>> {
     let mut source = newer.source();
     source.first()?;
     while let Some(item) = source.item() {
-        if newer.counts(item.seq, since) && !found.enough() {
-            match item.body {
+        if newer.counts(item.seq, since) {
+            let found = match item.body {
                 BodyRef::DeleteRange { end } => {
-                    if write_set.touches(dict, item.key, end)? {
-                        found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
-                    }
+                    write_set.touches(dict, item.key, end)?.then_some(Found::Range(item.key))
                 }
                 BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
-                    if write_set.get(dict, item.key)? != Lookup::Absent {
-                        found.points.insert((dict, Bytes::copy_from_slice(item.key)));
+                    match write_set.get(dict, item.key)? {
+                        Lookup::Absent => None,
+                        Lookup::Updated { base: None, update, .. } if update.commutes() => None,
+                        _ => Some(Found::Point(item.key)),
                     }
                 }
+            };
+            if let Some(found) = found
+                && visit(dict, found)?.is_break()
+            {
+                return Ok(ControlFlow::Break(()));
             }
         }
         source.next()?;
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
 /// Walks what we have changed, and asks whether they have, too.
@@ -195,57 +196,79 @@ fn through_mine(
     part: &Part,
     newer: &Newer,
     since: Seq,
-    found: &mut Both,
-) -> Result<()> {
+    visit: &mut Visit<'_>,
+) -> Result<ControlFlow<()>> {
     let mut source = part.source(write_set.at)?;
     let mut theirs = newer.source();
     while let Some(item) = source.item() {
-        match item.body {
+        let found = match item.body {
             BodyRef::DeleteRange { end } => {
                 theirs.seek(item.key)?;
+                let mut found = None;
                 while let Some(their) = theirs.item().filter(|their| their.key < end) {
                     if newer.counts(their.seq, since) {
-                        found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
+                        found = Some(Found::Range(item.key));
                         break;
                     }
                     theirs.next()?;
                 }
+                found
             }
-            BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
-                if newer.changed(item.key, since)? {
-                    found.points.insert((dict, Bytes::copy_from_slice(item.key)));
-                }
+            BodyRef::Update { .. } => {
+                let changed = newer.changed(item.key, since)?;
+                (changed && !write_set.commutes(dict, item.key)?).then_some(Found::Point(item.key))
             }
-        }
-        if found.enough() {
-            return Ok(());
+            BodyRef::Put(_) | BodyRef::Delete => {
+                newer.changed(item.key, since)?.then_some(Found::Point(item.key))
+            }
+        };
+        if let Some(found) = found
+            && visit(dict, found)?.is_break()
+        {
+            return Ok(ControlFlow::Break(()));
         }
         source.next()?;
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
-/// Keys of `write_set` that are not in `now` as they were in `base`.
-fn changed_since(write_set: &WriteSet, base: &View, now: &View, found: &mut Both) -> Result<()> {
+/// Shows the keys of `write_set` that are not in `now` as they were in `base`, but for those of
+/// logs. Takes the time that it takes to read what the two states differ in, up to the first change
+/// of each range, and no memory for it.
+fn changed_since(
+    write_set: &WriteSet,
+    base: &View,
+    now: &View,
+    visit: &mut Visit<'_>,
+) -> Result<ControlFlow<()>> {
+    let mut flow = ControlFlow::Continue(());
     write_set.for_each(|dict, item| {
-        match item.body {
+        if flow.is_break() || is_log(now, dict) {
+            return Ok(());
+        }
+        let found = match item.body {
             BodyRef::DeleteRange { end } => {
-                let all = |view: &View| match view.version.trees.contains_key(&dict) {
-                    true => view.scan(dict, item.key, end, usize::MAX),
-                    false => Ok(Vec::new()),
-                };
-                if all(base)? != all(now)? {
-                    found.ranges.insert((dict, Bytes::copy_from_slice(item.key)));
-                }
+                let range =
+                    KeyRange::new(Bytes::copy_from_slice(item.key), Bytes::copy_from_slice(end));
+                let mut difference = base.difference_in(dict, now, dict, &range)?;
+                difference.next().transpose()?.map(|_| Found::Range(item.key))
             }
+            BodyRef::Update { .. } if write_set.commutes(dict, item.key)? => None,
             BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
-                if base.get_if_there(dict, item.key)? != now.get_if_there(dict, item.key)? {
-                    found.points.insert((dict, Bytes::copy_from_slice(item.key)));
-                }
+                (!base.has_same(now, dict, item.key)?).then_some(Found::Point(item.key))
             }
+        };
+        if let Some(found) = found {
+            flow = visit(dict, found)?;
         }
         Ok(())
-    })
+    })?;
+    Ok(flow)
+}
+
+/// Whether a dictionary is the log of a durable transaction, which belongs to that one alone.
+fn is_log(now: &View, dict: DictionaryId) -> bool {
+    now.version.trees.get(&dict).is_some_and(|tree| tree.info.branch == durable::BRANCH)
 }
 
 /// What joins two changes of one key of a dictionary, if anything does.
@@ -262,9 +285,45 @@ pub(super) fn routine(
     }
 }
 
-/// What others have changed is joined with what `write_set` changes: the changes that `write_set`
-/// needs besides, or [`Error::Conflict`]. `base`: the store as it was when the transaction began or
-/// was last looked at; `now`: as it is. `by_value`: `base` may be older than `since`.
+/// Changes that join a transaction's with those of others: above a copy of its write set, which is
+/// written out where it grows.
+struct Joined<'a> {
+    registry: &'a Transactions,
+    mine: &'a WriteSet,
+    with: Option<WriteSet>,
+    changes: Ops,
+    bytes: usize,
+}
+
+impl Joined<'_> {
+    /// Changes that are kept before they enter the write set, bytes.
+    const TOGETHER: usize = 64 << 10;
+
+    fn push(&mut self, dict: DictionaryId, op: Op) -> Result<()> {
+        self.bytes += op.bytes();
+        self.changes.push((dict, op));
+        if self.bytes >= Self::TOGETHER { self.write() } else { Ok(()) }
+    }
+
+    fn write(&mut self) -> Result<()> {
+        if self.changes.is_empty() {
+            return Ok(());
+        }
+        let with = self.with.get_or_insert_with(|| self.mine.fork());
+        with.write(&self.changes, ZonePin::default());
+        self.changes.clear();
+        self.bytes = 0;
+        if with.is_full(self.registry.share()) {
+            with.spill(&self.registry.run_writer(), &BTreeMap::new())?;
+        }
+        Ok(())
+    }
+}
+
+/// What others have changed is joined with what `write_set` changes: `write_set` with the changes
+/// above it that it needs besides, if it needs any, or [`Error::Conflict`]. `base`: the store as it
+/// was when the transaction began or was last looked at; `now`: as it is. `by_value`: `base` may be
+/// older than `since`.
 pub(super) fn reconcile(
     registry: &Transactions,
     write_set: &WriteSet,
@@ -272,59 +331,72 @@ pub(super) fn reconcile(
     by_value: bool,
     base: &View,
     now: &View,
-) -> Result<Ops> {
-    let mut found = both(registry, write_set, since)?;
-    if by_value {
-        changed_since(write_set, base, now, &mut found)?;
-        found.leave_commuting(write_set)?;
-    }
-    // A log belongs to one transaction alone.
-    let log = |dict: &DictionaryId| {
-        now.version.trees.get(dict).is_some_and(|t| t.info.branch == durable::BRANCH)
-    };
-    let found = Both {
-        points: found.points.into_iter().filter(|(dict, _)| !log(dict)).collect(),
-        ranges: found.ranges.into_iter().filter(|(dict, _)| !log(dict)).collect(),
-    };
-    let mut conflicts: Vec<(DictionaryId, Bytes)> = found.ranges.into_iter().collect();
-    let mut changes = Ops::new();
-    for (dict, key) in found.points {
-        let merged = match routine(registry, dict) {
-            None => Merged::Conflict,
-            Some(routine) => {
-                let (base, theirs) =
-                    (base.get_if_there(dict, &key)?, now.get_if_there(dict, &key)?);
-                let below = match &base {
-                    Some(value) => Lookup::Found(0, vt_tree::Value::Inline(value.clone())),
-                    None => Lookup::Deleted(0),
-                };
-                let mine = match write_set.get(dict, &key)? {
-                    Lookup::Absent => None,
-                    own => registry.parts.cache.resolve(own.over(below))?,
-                };
-                let mine = mine.map(|value| read(&registry.parts.cache, value)).transpose()?;
-                routine.merge(&key, base.as_deref(), mine.as_deref(), theirs.as_deref())
-            }
+) -> Result<Option<WriteSet>> {
+    let mut conflicts: BTreeSet<(DictionaryId, Bytes)> = BTreeSet::new();
+    let mut joined =
+        Joined { registry, mine: write_set, with: None, changes: Ops::new(), bytes: 0 };
+    let mut visit = |dict: DictionaryId, found: Found<'_>| {
+        if is_log(now, dict) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let (Found::Point(key) | Found::Range(key)) = found;
+        let key = Bytes::copy_from_slice(key);
+        let merged = match found {
+            Found::Range(_) => Merged::Conflict,
+            Found::Point(_) => match routine(registry, dict) {
+                None => Merged::Conflict,
+                Some(routine) => join(registry, &*routine, write_set, dict, &key, base, now)?,
+            },
         };
         match merged {
-            Merged::Put(value) => changes.push((dict, Op::Put(key, vt_tree::Value::Inline(value)))),
-            Merged::Delete => changes.push((dict, Op::Delete(key))),
-            Merged::Conflict => conflicts.push((dict, key)),
+            Merged::Put(value) => {
+                joined.push(dict, Op::Put(key, vt_tree::Value::Inline(value)))?;
+            }
+            Merged::Delete => joined.push(dict, Op::Delete(key))?,
+            Merged::Conflict => _ = conflicts.insert((dict, key)),
         }
-        if conflicts.len() >= NAMED {
-            break;
-        }
+        Ok(match conflicts.len() >= NAMED {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })
+    };
+    if both(registry, write_set, since, &mut visit)?.is_continue() && by_value {
+        _ = changed_since(write_set, base, now, &mut visit)?;
     }
-    match conflicts.is_empty() {
-        true => Ok(changes),
-        false => Err(Error::Conflict { keys: conflicts }),
+    if !conflicts.is_empty() {
+        return Err(Error::Conflict { keys: conflicts.into_iter().collect() });
     }
+    joined.write()?;
+    Ok(joined.with)
+}
+
+/// What becomes of a key that `write_set` and others have changed.
+fn join(
+    registry: &Transactions,
+    routine: &dyn MergeRoutine,
+    write_set: &WriteSet,
+    dict: DictionaryId,
+    key: &[u8],
+    base: &View,
+    now: &View,
+) -> Result<Merged> {
+    let (base, theirs) = (base.get_if_there(dict, key)?, now.get_if_there(dict, key)?);
+    let below = match &base {
+        Some(value) => Lookup::Found(0, vt_tree::Value::Inline(value.clone())),
+        None => Lookup::Deleted(0),
+    };
+    let mine = match write_set.get(dict, key)? {
+        Lookup::Absent => None,
+        own => registry.parts.cache.resolve(own.over(below))?,
+    };
+    let mine = mine.map(|value| read(&registry.parts.cache, value)).transpose()?;
+    Ok(routine.merge(key, base.as_deref(), mine.as_deref(), theirs.as_deref()))
 }
 
 /// Whether others have changed after `since` what `write_set` changes.
 pub(super) fn any(registry: &Transactions, write_set: &WriteSet, since: Seq) -> Result<bool> {
-    let found = both(registry, write_set, since)?;
-    Ok(!found.points.is_empty() || !found.ranges.is_empty())
+    let mut first = |_: DictionaryId, _: Found<'_>| Ok(ControlFlow::Break(()));
+    Ok(both(registry, write_set, since, &mut first)?.is_break())
 }
 
 /// The first key or range of `reads` that others have changed after `since`.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use vt_tree::{BlockCache, Value};
+use vt_tree::{BlockCache, Seq, Value};
 use zones::ZonePin;
 
 use super::options::{Isolation, TransactionOptions};
@@ -103,13 +103,13 @@ fn whole(cache: &BlockCache, changes: &Ops) -> Result<Ops> {
 }
 
 impl Transactions {
-    /// Begins the log of a transaction, and keeps what it reads: durable when this returns. The
-    /// caller has `logging`.
+    /// Begins the log of a transaction, and keeps what it reads: durable when this returns. Gives
+    /// the newest commit that it reads, too. The caller has `logging`.
     pub(super) fn begin_log(
         &self,
         id: TransactionId,
         options: &TransactionOptions,
-    ) -> Result<Open> {
+    ) -> Result<(Open, Seq)> {
         if options.isolation == Isolation::Serializable {
             return Err(Error::Invalid(
                 "a durable transaction cannot be serializable: its locks would not survive".into(),
@@ -125,13 +125,15 @@ impl Transactions {
         let mut batch = Batch::new();
         batch.put(log, BEGINNING, encode(options));
         self.commit(batch, Durability::Synced)?;
-        self.open_logged(id, log)
+        let snapshot = self.parts.snapshots.get(&base_name(id));
+        let seq = snapshot.ok_or_else(|| Error::NoSnapshot(base_name(id)))?.label.seq;
+        Ok((self.open_logged(id, log)?, seq))
     }
 
     /// A transaction as it begins: it reads the same before and after a restart.
     fn open_logged(&self, id: TransactionId, log: DictionaryId) -> Result<Open> {
         let base = self.parts.snapshotter.open_snapshot(&base_name(id))?;
-        Ok(Open { log: Some(log), by_value: true, ..Open::new(Some(base)) })
+        Ok(Open { log: Some(log), ..Open::new(Some(base)) })
     }
 
     /// Logs changes that a transaction is about to make; `at`: how many it has made before.
@@ -218,7 +220,8 @@ impl Transactions {
         log: DictionaryId,
         beginning: &[u8],
     ) -> Result<()> {
-        let mut open = self.open_logged(id, log)?;
+        // What was committed between its beginning and this opening is not known by number.
+        let mut open = Open { by_value: true, ..self.open_logged(id, log)? };
         let share = self.share();
         let mut cursor = self.parts.versions.view().cursor(log, &[0], b"")?;
         while let Some(tuple) = cursor.next()? {

@@ -123,10 +123,9 @@ impl TransactionState {
                 if checks && (seen > since || by_value) {
                     let joined =
                         conflicts::reconcile(registry, &write_set, since, by_value, &base, &now)?;
-                    if !joined.is_empty() {
-                        write_set = write_set.fork();
-                        write_set.write(&joined, ZonePin::default());
-                        bound |= write_set.memory() > BIND_AT;
+                    if let Some(joined) = joined {
+                        write_set = joined;
+                        bound |= !write_set.in_memory() || write_set.memory() > BIND_AT;
                     }
                 }
                 if seen > since || by_value {

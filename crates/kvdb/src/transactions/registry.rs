@@ -90,6 +90,28 @@ pub(crate) struct Transactions {
     pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
 }
 
+/// While it lives, what is committed is remembered as for an open transaction.
+struct Remembering<'a> {
+    recent: &'a RecentCommits,
+    since: Seq,
+}
+
+impl<'a> Remembering<'a> {
+    fn begin(parts: &'a TransactionParts) -> Remembering<'a> {
+        let since = parts.recent.begin(|| {
+            let at = parts.versions.exact_view().at;
+            (Some(at), at)
+        });
+        Remembering { recent: &parts.recent, since }
+    }
+}
+
+impl Drop for Remembering<'_> {
+    fn drop(&mut self) {
+        self.recent.end(self.since);
+    }
+}
+
 impl Transactions {
     pub(crate) fn new(parts: TransactionParts) -> Transactions {
         Transactions {
@@ -153,6 +175,8 @@ impl Transactions {
         }
         let id = TransactionId(self.number());
         let logging = options.durable.then(|| self.logging.lock());
+        // What is committed while the log begins is remembered.
+        let remembering = options.durable.then(|| Remembering::begin(&self.parts));
         let logged = options.durable.then(|| self.begin_log(id, &options)).transpose()?;
         let mut open = self.open.lock();
         // Once more, since others may have begun in between; a log that is there already is let be,
@@ -162,13 +186,16 @@ impl Transactions {
         {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
-        let base = self.parts.recent.begin(|| {
-            let base = (options.isolation == Isolation::Snapshot)
-                .then(|| self.parts.versions.exact_view());
-            (base.as_ref().map(|view| view.at), base)
+        let (with, since) = self.parts.recent.begin(|| match logged {
+            Some((with, since)) => (Some(since), (with, since)),
+            None if options.isolation == Isolation::Snapshot => {
+                let base = self.parts.versions.exact_view();
+                let since = base.at;
+                (Some(since), (Open::new(Some(base)), since))
+            }
+            None => (None, (Open::new(None), Seq::MAX)),
         });
-        let since = base.as_ref().map_or(Seq::MAX, |view| view.at);
-        let with = logged.unwrap_or_else(|| Open::new(base));
+        drop(remembering);
         let locks = options.isolation == Isolation::Serializable;
         if locks {
             // Before others find the transaction: its end, which they may bring about at once,

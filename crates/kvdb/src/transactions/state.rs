@@ -79,8 +79,8 @@ pub(super) struct Open {
     pub depends: Vec<Dependency>,
     /// Where its changes are logged.
     pub log: Option<DictionaryId>,
-    /// What it reads may be older than the number that conflicts are looked for from: what others
-    /// have changed is told by values as well.
+    /// It began before the store was opened: what it reads is older than the number that conflicts
+    /// are looked for from, and what others have changed is told by values as well.
     pub by_value: bool,
     pub(super) savepoints: Vec<Mark>,
     pub(super) next_savepoint: u64,

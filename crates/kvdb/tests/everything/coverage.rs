@@ -26,6 +26,7 @@ pub fn public_operations(types: &[&'static str]) -> BTreeSet<String> {
                 let name = rest
                     .trim_start_matches("<'a>")
                     .trim()
+                    .trim_start_matches("crate::")
                     .split(['<', ' ', '{'])
                     .next()
                     .unwrap_or_default();
