@@ -1,0 +1,219 @@
+//! Bounded memory: every public operation on ranges and values that together are a hundred times
+//! the store's memory, each with the most that the heap held while it ran. An operation that the
+//! tables do not name fails the test.
+//!
+//! By default the step of durable transactions alone is run. `KVFS_ONLY=change_back` runs those that
+//! have an operation of that name, `KVFS_ONLY=` all of them, and `KVFS_BOUNDED=8` with eight times
+//! the data and the same bound.
+
+#[path = "../everything/coverage.rs"]
+mod coverage;
+mod maintenance;
+mod transactions;
+mod tuples;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvdb::{
+    Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions,
+    Result,
+};
+
+/// Counts what is allocated and not freed, and how much that was at most.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: as required of the caller.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as required of the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What the store is told that it may take.
+const MEMORY: usize = 1 << 20;
+/// What an operation may take beside that, however much it works on: buffers of the devices, a
+/// record of the journal, values that are being read or written, index nodes on the way to a key.
+const BESIDE: usize = 15 << 20;
+/// Tuples of a small value, and of a large one: of each kind a hundred times the memory.
+const SMALL: u64 = 300_000;
+const LARGE: u64 = 100;
+
+/// What operations work on.
+pub struct World {
+    pub db: Kvdb,
+    pub directory: tempfile::TempDir,
+    /// Many small values, few large ones, and what belongs to nobody.
+    pub small: DictionaryId,
+    pub large: DictionaryId,
+    pub free: DictionaryId,
+    /// How many times the usual data there is.
+    pub times: u64,
+}
+
+pub fn options() -> OpenOptions {
+    OpenOptions { memory: MEMORY, threads: false, ..OpenOptions::default() }
+}
+
+/// The small tuples, in order; `mark` tells values from others.
+pub fn small(times: u64, mark: u8) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+    (0..SMALL * times).map(move |i| (key(i), vec![mark; 330]))
+}
+
+/// The large tuples, in order.
+pub fn large(times: u64, mark: u8) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+    (0..LARGE * times).map(move |i| (key(i), vec![mark; 1 << 20]))
+}
+
+pub fn key(i: u64) -> Vec<u8> {
+    format!("key{i:017}").into_bytes()
+}
+
+impl World {
+    fn new(times: u64) -> World {
+        let directory = tempfile::tempdir().expect("a directory");
+        let create = CreateOptions { open: options(), ..CreateOptions::default() };
+        let db = Kvdb::create_path(directory.path().join("s.kvfs"), create).expect("made");
+        let make = |name| db.create_dictionary(name, DictionaryOptions::default()).expect("made");
+        let (small, large, free) = (make("small"), make("large"), make("free"));
+        World { db, directory, small, large, free, times }
+    }
+
+    /// All of the data as it was in the beginning.
+    pub fn filled(&self) -> Result<()> {
+        self.db.ingest(self.small, small(self.times, 1))?;
+        self.db.ingest(self.large, large(self.times, 1))?;
+        self.db.ingest(self.free, large(self.times, 3))?;
+        self.settled()
+    }
+
+    /// What is due in the background is done.
+    pub fn settled(&self) -> Result<()> {
+        while self.db.step()? {}
+        Ok(())
+    }
+
+    /// Deletes all that there is.
+    pub fn delete_all(&self) -> Batch {
+        let mut batch = Batch::new();
+        for dict in [self.small, self.large, self.free] {
+            batch.delete_range(dict, "", "z");
+        }
+        batch
+    }
+
+    pub fn commit(&self, batch: Batch) -> Result<()> {
+        self.db.commit(batch, Durability::Buffered)
+    }
+}
+
+/// A limit that is named is a bound, too.
+pub fn within_limits(outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(Error::Limit(_)) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// The operations that a step calls on much data, and the step.
+pub type Step = (&'static [&'static str], fn(&mut World) -> Result<()>);
+
+/// What works on a name, a number or one tuple, or only tells something: nothing that grows with
+/// the data is in its hands.
+const OF_ONE: &[&str] = &[
+    "Kvdb::create",
+    "Kvdb::create_path",
+    "Kvdb::in_memory",
+    "Kvdb::dictionary",
+    "Kvdb::dictionary_in",
+    "Kvdb::dictionaries",
+    "Kvdb::dictionaries_in",
+    "Kvdb::has_dictionary",
+    "Kvdb::create_dictionary",
+    "Kvdb::create_dictionary_in",
+    "Kvdb::open_dictionary",
+    "Kvdb::open_dictionary_in",
+    "Kvdb::open_dictionary_with",
+    "Kvdb::set_dictionary_options",
+    "Kvdb::set_stitch_at",
+    "Kvdb::create_branch",
+    "Kvdb::branches",
+    "Kvdb::defrag_progress",
+    "Kvdb::stop_defragment",
+    "Kvdb::wait_for_defragment",
+    "Kvdb::stop_scrub",
+    "Kvdb::scrub_progress",
+    "Kvdb::wait_for_scrub",
+    "Kvdb::get",
+    "Kvdb::is_locked",
+    "Kvdb::lost_to_another",
+    "Kvdb::wait_for_commits",
+    "Kvdb::promised_space",
+    "Kvdb::random",
+    "Kvdb::wall_clock",
+    "Kvdb::takes_writes",
+    "Kvdb::halt",
+    "Kvdb::transaction",
+    "Scope::get",
+    "Scope::writable",
+    "Transaction::get",
+    "Transaction::id",
+    "Transaction::isolation",
+    "Transaction::checks_conflicts",
+    "Transaction::is_durable",
+    "Transaction::is_undoable",
+    "Transaction::takes_bulk",
+    "Transaction::user",
+    "Transaction::past_its_locks",
+];
+
+#[test]
+fn no_operation_takes_memory_for_all_that_it_works_on() {
+    let times = std::env::var("KVFS_BOUNDED").ok().and_then(|v| v.parse().ok()).unwrap_or(1);
+    let steps: Vec<Step> = [tuples::STEPS, transactions::STEPS, maintenance::STEPS]
+        .into_iter()
+        .flatten()
+        .copied()
+        .collect();
+    let named: BTreeSet<&str> =
+        steps.iter().flat_map(|(names, _)| *names).chain(OF_ONE).copied().collect();
+    let all = coverage::public_operations(&["Kvdb", "Transaction", "Scope"]);
+    let missing: Vec<_> = all.iter().filter(|name| !named.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "no step has these operations: {missing:?}");
+    let unknown: Vec<_> = named.iter().filter(|name| !all.contains(**name)).collect();
+    assert!(unknown.is_empty(), "there are no such operations: {unknown:?}");
+
+    let mut w = World::new(times);
+    w.filled().expect("filled");
+    let mut above = Vec::new();
+    let only = std::env::var("KVFS_ONLY").unwrap_or_else(|_| "begin_with".into());
+    for (names, step) in steps {
+        if !names.iter().any(|name| name.contains(&only)) {
+            continue;
+        }
+        MOST.store(NOW.load(Ordering::Relaxed), Ordering::Relaxed);
+        let begun = std::time::Instant::now();
+        step(&mut w).unwrap_or_else(|e| panic!("{names:?}: {e}"));
+        let (most, took) = (MOST.load(Ordering::Relaxed), begun.elapsed());
+        println!("{:7.1} MiB {:6.2} s  {names:?}", most as f64 / 1048576.0, took.as_secs_f64());
+        if most > MEMORY + BESIDE {
+            above.push((names, most >> 20));
+        }
+    }
+    assert!(above.is_empty(), "more than {} MiB: {above:?}", (MEMORY + BESIDE) >> 20);
+}

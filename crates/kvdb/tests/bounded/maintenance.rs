@@ -1,0 +1,191 @@
+//! Snapshots and branches, copies, streams, and what is done for the store's own sake.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use kvdb::{
+    Batch, CheckpointStats, CreateOptions, DefragOptions, DictionaryOptions, Durability, Kvdb,
+    ReceiveOptions, Result, ScrubOptions,
+};
+use zones::FileDevice;
+
+use crate::{Step, World, large, options, small};
+
+pub const STEPS: &[Step] = &[
+    (&["Kvdb::flush", "Kvdb::write_out", "Kvdb::sync", "Kvdb::sync_at_interval"], flush),
+    (&["Kvdb::step"], step),
+    (&["Kvdb::compact"], compact),
+    (&["Kvdb::compact_range"], compact_range),
+    (&["Kvdb::reclaim", "Kvdb::defragment"], defragment),
+    (&["Kvdb::scrub", "Kvdb::scrub_faults"], scrub),
+    (&["Kvdb::stats", "Kvdb::space", "Kvdb::zone_map"], stats),
+    (&["Kvdb::snapshot", "Kvdb::snapshot_of", "Kvdb::snapshots", "Kvdb::open_snapshot"], snapshot),
+    (&["Kvdb::clone_snapshot", "Kvdb::drop_branch", "Kvdb::rollback"], clone),
+    (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
+    (
+        &[
+            "Kvdb::send",
+            "Kvdb::receive",
+            "Kvdb::receive_within",
+            "Kvdb::receiving",
+            "Kvdb::forget_received",
+        ],
+        send,
+    ),
+    (&["Kvdb::drop_snapshot", "Kvdb::drop_dictionary", "Kvdb::drop_dictionaries"], drop_all),
+    (&["Kvdb::close", "Kvdb::open", "Kvdb::open_path", "Kvdb::open_path_with"], reopen),
+    (&["Kvdb::repair"], repair),
+];
+
+fn flush(w: &mut World) -> Result<()> {
+    for (i, (key, value)) in small(w.times, 30).enumerate().step_by(10) {
+        w.db.put(w.small, &key, &value, Durability::Buffered)?;
+        match i % 30_000 {
+            0 => w.db.flush()?,
+            10_000 => w.db.write_out()?,
+            20_000 => w.db.sync()?,
+            _ => w.db.sync_at_interval()?,
+        }
+    }
+    w.db.flush()
+}
+
+fn step(w: &mut World) -> Result<()> {
+    for (key, value) in large(w.times, 31) {
+        w.db.put(w.large, &key, &value, Durability::Buffered)?;
+        w.db.step()?;
+    }
+    w.settled()
+}
+
+fn compact(w: &mut World) -> Result<()> {
+    [w.small, w.large].iter().try_for_each(|dict| w.db.compact(*dict))
+}
+
+fn compact_range(w: &mut World) -> Result<()> {
+    w.db.ingest(w.small, small(w.times, 32))?;
+    [w.small, w.large].iter().try_for_each(|dict| w.db.compact_range(*dict, "a".."z"))
+}
+
+fn defragment(w: &mut World) -> Result<()> {
+    let mut batch = Batch::new();
+    small(w.times, 0).step_by(3).for_each(|(key, _)| batch.delete(w.small, key));
+    large(w.times, 0).step_by(3).for_each(|(key, _)| batch.delete(w.large, key));
+    // The batch itself is the caller's.
+    w.commit(batch)?;
+    compact(w)?;
+    w.db.defragment(DefragOptions::default())?;
+    w.db.reclaim();
+    w.filled()
+}
+
+fn scrub(w: &mut World) -> Result<()> {
+    w.db.scrub(ScrubOptions::default())?;
+    w.settled()?;
+    w.db.wait_for_scrub();
+    assert!(w.db.scrub_faults().is_empty());
+    Ok(())
+}
+
+fn stats(w: &mut World) -> Result<()> {
+    w.db.stats();
+    w.db.space();
+    assert!(!w.db.zone_map().is_empty());
+    Ok(())
+}
+
+fn snapshot(w: &mut World) -> Result<()> {
+    w.db.put(w.small, b"k", b"v", Durability::Buffered)?;
+    w.db.snapshot("one")?;
+    w.db.snapshot_of("", "two", Durability::Synced)?;
+    w.db.flush()?;
+    w.db.ingest(w.large, large(w.times, 33))?;
+    assert_eq!(w.db.snapshots().len(), 2);
+    let view = w.db.open_snapshot("one")?;
+    let changes = view.difference(w.large, &w.db.view(), w.large)?;
+    assert_eq!(changes.count() as u64, 100 * w.times);
+    Ok(())
+}
+
+fn clone(w: &mut World) -> Result<()> {
+    w.db.clone_snapshot("two", "branch")?;
+    let there = w.db.dictionary_in("branch", "large").expect("it is there");
+    w.db.ingest(there, large(w.times, 34))?;
+    w.db.drop_branch("branch")?;
+    w.db.rollback("one")?;
+    w.settled()
+}
+
+fn checkpoint(w: &mut World) -> Result<()> {
+    let path = w.directory.path().join("copy.kvfs");
+    let CheckpointStats { .. } = w.db.checkpoint(&path)?;
+    std::fs::remove_file(&path)?;
+    w.db.checkpoint_to(Arc::new(FileDevice::create(&path)?))?;
+    Ok(std::fs::remove_file(&path)?)
+}
+
+fn send(w: &mut World) -> Result<()> {
+    let path = w.directory.path().join("stream");
+    let copy = w.directory.path().join("copy.kvfs");
+    let create = CreateOptions { open: options(), ..CreateOptions::default() };
+    let other = Kvdb::create_path(&copy, create)?;
+    for within in [false, true] {
+        w.db.ingest(w.large, large(w.times, 35 + u8::from(within)))?;
+        let name = if within { "second" } else { "first" };
+        w.db.snapshot(name)?;
+        w.db.send(name, within.then_some("first"), File::create(&path)?, None)?;
+        let (stream, options) = (File::open(&path)?, ReceiveOptions::default());
+        match within {
+            false => other.receive(stream, &options)?,
+            true => other.receive_within(stream, &options, |replace| replace())?,
+        };
+    }
+    for received in other.receiving()? {
+        other.forget_received(&received)?;
+    }
+    drop(other);
+    std::fs::remove_file(&path)?;
+    Ok(std::fs::remove_file(&copy)?)
+}
+
+fn drop_all(w: &mut World) -> Result<()> {
+    for name in ["first", "second", "one", "two"] {
+        w.db.drop_snapshot(name)?;
+    }
+    w.db.drop_dictionary(w.small)?;
+    w.db.drop_dictionaries(&[w.large, w.free])?;
+    let make = |name| w.db.create_dictionary(name, DictionaryOptions::default());
+    (w.small, w.large, w.free) = (make("small")?, make("large")?, make("free")?);
+    w.filled()
+}
+
+fn reopen(w: &mut World) -> Result<()> {
+    let path = w.directory.path().join("s.kvfs");
+    for how in 0..3 {
+        let all = large(w.times, 40 + how);
+        for (key, value) in all {
+            w.db.put(w.large, &key, &value, Durability::Buffered)?;
+        }
+        if how > 0 {
+            w.db.close()?;
+        }
+        w.db = Kvdb::in_memory();
+        w.db = match how {
+            0 => Kvdb::open_path_with(&path, options())?,
+            1 => {
+                let device = Arc::new(FileDevice::open(&path, false)?);
+                Kvdb::open(device, Arc::new(env::Machine::default()), options())?.0
+            }
+            _ => {
+                // With 256 MiB of memory, and what works in the background.
+                drop(Kvdb::open_path(&path)?);
+                Kvdb::open_path_with(&path, options())?
+            }
+        };
+    }
+    Ok(())
+}
+
+fn repair(w: &mut World) -> Result<()> {
+    w.db.repair(|_| Ok::<_, kvdb::Error>(Batch::new())).map(drop)
+}
