@@ -4,7 +4,8 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	mutants soak crash-live crash-transactions pages full real-world posix syscalls hostile fuzz \
+	mutants redis-fuzz soak crash-live crash-transactions pages full real-world posix syscalls \
+	hostile fuzz \
 	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
 	bench-redis lint-bench lint-fuzz python lint-python install install-files deb boot \
 	packages clean
@@ -80,6 +81,12 @@ every-io:
 ##                   writes is bounded (KVFS_SEEDS=100)
 rest:
 	KVFS_SEEDS=$${KVFS_SEEDS:-100} $(CARGO) test --release -p kvdb --test rest -- --nocapture
+
+## make redis-fuzz   a million random commands on a store and on redis-server: replies and keys are
+##                   the same (KVFS_COMMANDS=1000000, KVFS_SEED=n)
+redis-fuzz: setup
+	KVFS_COMMANDS=$${KVFS_COMMANDS:-1000000} KVFS_SEED=$${KVFS_SEED:-1} \
+		$(CARGO) test --release -p kvdb-server --test beside_redis -- --nocapture
 
 ## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is
 ##                   not run again (ONLY=name)

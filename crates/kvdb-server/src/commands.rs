@@ -27,6 +27,7 @@ mod introspection;
 mod keys;
 mod lcs;
 mod lists;
+mod long_double;
 mod multi;
 mod numbers;
 mod pubsub;

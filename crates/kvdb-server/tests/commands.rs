@@ -148,10 +148,14 @@ fn counters() {
         ("INCRBYFLOAT f 2.0e2", "\"5200\""),
         ("INCRBYFLOAT g 0.1", "\"0.1\""),
         ("INCRBYFLOAT g 0.2", "\"0.3\""),
+        ("INCRBYFLOAT g 0x1p3", "\"8.3\""),
+        ("INCRBYFLOAT g -8", "\"0.3\""),
+        ("INCRBYFLOAT many 1e-18", "\"0\""),
+        ("INCRBYFLOAT many 123456789.123456789", "\"123456789.12345678899873747\""),
         ("INCRBYFLOAT g x", "(error) ERR value is not a valid float"),
         ("INCRBYFLOAT g inf", "(error) ERR increment would produce NaN or Infinity"),
-        ("SET h 1e308", "OK"),
-        ("INCRBYFLOAT h 1e308", "(error) ERR increment would produce NaN or Infinity"),
+        ("SET h 1e4932", "OK"),
+        ("INCRBYFLOAT h 1e4932", "(error) ERR increment would produce NaN or Infinity"),
     ]);
 }
 

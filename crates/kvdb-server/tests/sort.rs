@@ -124,3 +124,15 @@ fn what_is_gathered_is_bounded() {
     }
     assert_eq!(c.run("EXISTS to"), "(integer) 0");
 }
+
+#[test]
+fn elements_are_numbers_as_c_reads_them() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("RPUSH l 2 '' ' 1' \"\\x00\" 0x10", "(integer) 5"),
+        ("SORT l", "[\"\" \"\\x00\" \" 1\" \"2\" \"0x10\"]"),
+        ("RPUSH l ' '", "(integer) 6"),
+        ("SORT l", "(error) ERR One or more scores can't be converted into double"),
+    ]);
+}

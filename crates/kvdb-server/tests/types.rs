@@ -626,3 +626,33 @@ fn a_power_cut_within_a_drop_leaves_no_types_for_the_next_dictionary_of_the_name
     }
     assert!(whole > 0 && gone > 0, "the power has failed before and after: {whole}, {gone}");
 }
+
+#[test]
+fn numbers_are_read_as_c_reads_them() {
+    let served = serve(ServerOptions::default());
+    served.connect().expect(&[
+        ("HINCRBYFLOAT h f 0x1p-1", "\"0.5\""),
+        ("HINCRBYFLOAT h f inf", "(error) ERR value is NaN or Infinity"),
+        ("ZADD z 0x10 a -0x1.8p1 b", "(integer) 2"),
+        ("ZSCORE z a", "\"16\""),
+        ("ZSCORE z b", "\"-3\""),
+        ("ZADD z 0x c", "(error) ERR value is not a valid float"),
+        ("ZRANGEBYSCORE z ( 0x20", "[\"a\"]"),
+        ("ZCOUNT z ( 100", "(integer) 1"),
+        ("ZUNION 1 z WEIGHTS 0x2 WITHSCORES", "[\"b\" \"-6\" \"a\" \"32\"]"),
+    ]);
+}
+
+#[test]
+fn where_there_is_no_key_the_places_in_it_are_not_looked_at() {
+    let served = serve(ServerOptions::default());
+    served.connect().expect(&[
+        ("GETEX none EX x", "(nil)"),
+        ("GETEX none EX 0", "(nil)"),
+        ("GETEX none NONSENSE 0", "(error) ERR syntax error"),
+        ("BITCOUNT none 2", "(integer) 0"),
+        ("BITPOS none 1 x", "(integer) -1"),
+        ("BITPOS none 0 BIT", "(integer) 0"),
+        ("LINDEX none x", "(nil)"),
+    ]);
+}

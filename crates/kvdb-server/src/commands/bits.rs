@@ -107,6 +107,13 @@ fn unit(text: Option<&[u8]>) -> Result<bool, Failure> {
 
 /// `BITCOUNT key [start end [BYTE|BIT]]`
 pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (key, seen) = (args.at(1), s.see()?);
+    let text = seen.text(key)?.1;
+    // As in Redis, the places are not looked at where there is no key.
+    if !text.exists() {
+        out.integer(0);
+        return Ok(());
+    }
     let (start, end, in_bits) = match args.len() {
         2 => (0, -1, false),
         4 | 5 => {
@@ -115,8 +122,6 @@ pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         }
         _ => return Err(Failure::SYNTAX),
     };
-    let (key, seen) = (args.at(1), s.see()?);
-    let text = seen.text(key)?.1;
     // Only here: `BITPOS` takes both for the first place of a value that is shorter.
     let bits = match start < 0 && end < start {
         true => 0..0,
@@ -148,6 +153,12 @@ pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         Some(_) => return Err(Failure::request("The bit argument must be 1 or 0.")),
         None => return Err(Failure::NOT_AN_INTEGER),
     };
+    let (key, seen) = (args.at(1), s.see()?);
+    let text = seen.text(key)?.1;
+    if !text.exists() {
+        out.integer(if bit == 1 { -1 } else { 0 });
+        return Ok(());
+    }
     if args.len() > 6 {
         return Err(Failure::SYNTAX);
     }
@@ -155,12 +166,6 @@ pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         args.get(i).map_or(Some(usual), integer).ok_or(Failure::NOT_AN_INTEGER)
     };
     let (start, end, in_bits) = (place(3, 0)?, place(4, -1)?, unit(args.get(5))?);
-    let (key, seen) = (args.at(1), s.see()?);
-    let text = seen.text(key)?.1;
-    if !text.exists() {
-        out.integer(if bit == 1 { -1 } else { 0 });
-        return Ok(());
-    }
     let bits = bit_range(text.len() as usize, start, end, in_bits);
     let (behind, empty) = (bits.end, bits.is_empty());
     let mut found = None;

@@ -9,7 +9,7 @@ use kvdb::Batch;
 use super::collections::{
     answer_all, check_element, draw, name, remove_elements, scan as scan_elements, wanted,
 };
-use super::numbers::{Decimal, is_infinite};
+use super::long_double::LongDouble;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, element_key};
@@ -104,17 +104,15 @@ pub fn hincrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 }
 
 pub fn hincrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    if is_infinite(args.at(3)) {
+    let by = LongDouble::parse(args.at(3)).ok_or(Failure::NOT_A_FLOAT)?;
+    if by.is_infinite() {
         return Err(Failure::request("value is NaN or Infinity"));
     }
-    let by = Decimal::parse(args.at(3)).ok_or(Failure::NOT_A_FLOAT)?;
     let sum = rewrite(s, args.at(1), args.at(2), "hincrbyfloat", |old| {
-        let old = old
-            .map_or(Some(Decimal::Exact(0)), Decimal::parse)
-            .ok_or(Failure::request("hash value is not a float"))?;
-        let sum =
-            old.plus(by).ok_or(Failure::request("increment would produce NaN or Infinity"))?;
-        Ok((Some(sum.clone().into_bytes()), sum))
+        let old = old.map_or(Some(LongDouble::ZERO), LongDouble::parse);
+        let sum = old.ok_or(Failure::request("hash value is not a float"))?.plus(by);
+        let sum = sum.ok_or(Failure::request("increment would produce NaN or Infinity"))?;
+        Ok((Some(sum.text().into_bytes()), sum.text()))
     })?;
     out.bulk(sum.as_bytes());
     Ok(())

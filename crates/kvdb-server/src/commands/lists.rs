@@ -250,11 +250,13 @@ fn nth(
 }
 
 pub fn lindex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let index = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
     let seen = s.see()?;
     let found = match seen.collection(args.at(1), Kind::List)? {
         None => None,
-        Some(of) => nth(s, &seen, &of, index)?,
+        Some(of) => {
+            let index = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+            nth(s, &seen, &of, index)?
+        }
     };
     let value = found.map(|tuple| tuple.value()).transpose()?;
     out.value(value.as_deref());

@@ -161,9 +161,10 @@ const NO_NUMBER: Failure = Failure::Request(std::borrow::Cow::Borrowed(
     "One or more scores can't be converted into double",
 ));
 
-/// A number as the C library reads it, to which nothing is zero.
+/// A number as the C library reads it: up to a NUL, behind blanks, and nothing is zero.
 fn number(text: &[u8]) -> Option<f64> {
-    if text.is_empty() { Some(0.0) } else { sorted_sets::number(text) }
+    let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+    if text.is_empty() { Some(0.0) } else { sorted_sets::number(text.trim_ascii_start()) }
 }
 
 /// By what an element is sorted.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
 use super::collections::{Room, check_element, draw, name, scan as scan_elements, visit, wanted};
+use super::long_double::LongDouble;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{ELEMENT, Kind, element_key, from_sortable, order_key, ordered, sortable};
@@ -25,7 +26,7 @@ pub use ranges::*;
 
 /// A number as Redis reads it: no NaN, and nothing that is too large for the type, or too small.
 pub fn number(text: &[u8]) -> Option<f64> {
-    let number = parsed(text)?;
+    let number = parsed(text).filter(|_| !text.is_empty())?;
     let digits = || text.iter().take_while(|c| !b"eE".contains(c)).filter(|c| c.is_ascii_digit());
     let lost = match number {
         n if n.is_infinite() => digits().next().is_some(),
@@ -36,6 +37,14 @@ pub fn number(text: &[u8]) -> Option<f64> {
 
 /// A bound among numbers: what is too large is infinite, as in Redis.
 pub fn parsed(text: &[u8]) -> Option<f64> {
+    if text.is_empty() {
+        // C reads no digits as none, and so does Redis where a bound is meant.
+        return Some(0.0);
+    }
+    let unsigned = text.strip_prefix(b"-").or(text.strip_prefix(b"+")).unwrap_or(text);
+    if let [b'0', b'x' | b'X', ..] = unsigned {
+        return LongDouble::parse(text).map(LongDouble::double);
+    }
     let number: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     (!number.is_nan()).then_some(number)
 }

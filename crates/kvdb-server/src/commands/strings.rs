@@ -238,7 +238,15 @@ pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         (Some(o), 3) if is(o, "persist") => None,
         (Some(o), 4) => {
             let unit = time_option(o).ok_or(Failure::SYNTAX)?;
-            Some(unit.deadline(args.at(3), s.now(), "getex")?)
+            match unit.deadline(args.at(3), s.now(), "getex") {
+                Ok(deadline) => Some(deadline),
+                // As in Redis, the time is not looked at where there is no key.
+                Err(_) if s.see()?.string(key)?.1.is_none() => {
+                    out.null();
+                    return Ok(());
+                }
+                Err(failure) => return Err(failure),
+            }
         }
         _ => return Err(Failure::SYNTAX),
     };

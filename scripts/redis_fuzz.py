@@ -1,0 +1,430 @@
+#!/usr/bin/env python3
+"""Runs random commands on a store's socket and on redis-server and compares what they answer.
+
+    scripts/redis_fuzz.py SOCKET [--commands N] [--seed S]
+
+`make redis-fuzz` runs it on a store in memory, and so does a test with fewer commands.
+
+Every reply is compared, in RESP2 and in RESP3 in turn, and now and then all keys with their types,
+their times to live and what they hold. The first difference of each command is printed with the
+commands that led to it for its key, and the exit code is 1. Where redis-server is not installed
+nothing is compared, which is said, and the exit code is 0.
+"""
+
+import argparse
+import contextlib
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+KEYS = [b"", b"a", b"b", b"c", b"k:1", b"k:2", "é".encode(), b"\x00\xff", b"{t}1", b"sp ace"]
+FIELDS = [b"", b"f", b"g", b"1", "é".encode(), b"\x00", b"field:2"]
+VALUES = [b"", b"0", b"1", b"-1", b"10", b"1.5", b"abc", b"xyz", "é".encode(), b"\xff\x00", b" 1",
+          b"1 ", b"3.0e3", b"9223372036854775807", b"v" * 70, b"01", b"+1", b"-0", b"1e5", b"inf"]
+NUMBERS = [b"0", b"1", b"-1", b"2", b"5", b"10", b"100", b"-7", b"9223372036854775807",
+           b"-9223372036854775808", b"9223372036854775808", b"x", b"", b"1.0", b"+5", b"007"]
+FLOATS = [b"0", b"1", b"-1", b"0.1", b"0.2", b"1.5", b"-2.25", b"3.0e3", b"1e-5", b"5.0e-7",
+          b"0x1p3", b"0x10", b"-0x1.8p1", b"1e17", b"123456789.123456789", b"0.12345678901234567",
+          b"1e-17", b"1e-18", b"0.1234567890123456789", b"1e400", b"inf", b"-inf", b"nan", b"",
+          b"x", b" 1", b"1 ", b"1e", b".5", b"5.", b"+3", b"--1", b"infinity", b"1e20", b"1e30",
+          b"9007199254740993", b"0x", b"0x1p-20", b"1e-300", b"4.9e-324", b"0.30000000000000004"]
+SCORES = [b"0", b"1", b"2", b"3", b"-1", b"1.5", b"-2.5", b"10", b"inf", b"-inf", b"+inf", b"nan",
+          b"x", b"1e3", b"0x10", b"3.0000000000000001", b"", b"1e300", b"0.1", b"17179869184"]
+BOUNDS = [b"-inf", b"+inf", b"0", b"(0", b"1", b"(1", b"2", b"(2.5", b"10", b"x", b"(inf", b"("]
+LEX = [b"-", b"+", b"[a", b"(a", b"[f", b"(g", b"[", b"(", b"x", b"[" + "é".encode(), b"[1"]
+INDEXES = [b"0", b"1", b"-1", b"2", b"-2", b"3", b"10", b"-10", b"100", b"x", b"-100"]
+COUNTS = [b"0", b"1", b"2", b"5", b"-1", b"x", b"100"]
+TIMES = [b"1000", b"5000", b"100000", b"0", b"-1", b"x", b"9223372036854775807", b"20000", b""]
+# A string may be longer than 512 MiB here, so no offset lies beyond that.
+BITS = [b"0", b"1", b"7", b"8", b"15", b"100", b"-1", b"x", b"9223372036854775808"]
+KINDS = {"k": KEYS, "f": FIELDS, "v": VALUES, "n": NUMBERS, "x": FLOATS, "s": SCORES, "b": BOUNDS,
+         "l": LEX, "i": INDEXES, "c": COUNTS, "t": TIMES, "o": BITS}
+
+# Ranges of names are those of one score: of several they are unspecified, so `lex` has one.
+# What stands in brackets is there now and then; `%k` is one of the keys, and so on; `*` behind a
+# word has it up to three times; `a|b` is one of both.
+GRAMMAR = """
+GET %k
+SET %k %v [NX|XX] [GET] [KEEPTTL]
+SET %k %v [EX|PX] [%t]
+SETNX %k %v
+SETEX %k %t %v
+PSETEX %k %t %v
+GETSET %k %v
+GETDEL %k
+GETEX %k [PERSIST]
+GETEX %k EX|PX %t
+MGET %k*
+MSET %k %v %k %v
+MSETNX %k %v %k %v
+STRLEN %k
+APPEND %k %v
+GETRANGE %k %i %i
+SUBSTR %k %i %i
+SETRANGE %k %o %v
+LCS %k %k [LEN]
+LCS %k %k IDX [MINMATCHLEN] [%c] [WITHMATCHLEN]
+INCR %k
+DECR %k
+INCRBY %k %n
+DECRBY %k %n
+INCRBYFLOAT %k %x
+SETBIT %k %o 0|1
+GETBIT %k %o
+BITCOUNT %k [%i] [%i] [BIT|BYTE]
+BITPOS %k 0|1 [%i] [%i] [BIT|BYTE]
+BITOP AND|OR|XOR|NOT %k %k*
+BITFIELD %k GET u8|i5|u4|i64|u64|x #1|0|3|100
+BITFIELD %k SET u8|i5|u4|i64 #1|0|3 %n
+BITFIELD %k [OVERFLOW] [WRAP|SAT|FAIL] INCRBY u8|i5|u4|i64 #1|0|3 %n
+BITFIELD_RO %k GET u8|i5 0|#1
+DEL %k*
+UNLINK %k*
+EXISTS %k*
+TOUCH %k*
+TYPE %k
+RENAME %k %k
+RENAMENX %k %k
+COPY %k %k [REPLACE]
+EXPIRE %k %t [NX|XX]
+PEXPIRE %k %t [NX|XX]
+EXPIREAT %k %t [NX|XX]
+EXPIREAT %k 9999999997|9999999998|9999999999 [NX|XX|GT|LT]
+PERSIST %k
+TTL %k
+PTTL %k
+HSET %k %f %v [%f] [%v]
+HMSET %k %f %v
+HSETNX %k %f %v
+HGET %k %f
+HMGET %k %f*
+HGETALL %k
+HKEYS %k
+HVALS %k
+HLEN %k
+HEXISTS %k %f
+HSTRLEN %k %f
+HDEL %k %f*
+HINCRBY %k %f %n
+HINCRBYFLOAT %k %f %x
+SADD %k %f*
+SREM %k %f*
+SCARD %k
+SISMEMBER %k %f
+SMISMEMBER %k %f*
+SMEMBERS %k
+SPOP %k [%c]
+SRANDMEMBER %k [%c]
+SMOVE %k %k %f
+SINTER %k*
+SUNION %k*
+SDIFF %k*
+SINTERSTORE %k %k*
+SUNIONSTORE %k %k*
+SDIFFSTORE %k %k*
+SINTERCARD 2 %k %k [LIMIT] [%c]
+ZADD %k [NX|XX] [GT|LT] [CH] [INCR] %s %f
+ZADD %k %s %f %s %f
+ZINCRBY %k %s %f
+ZREM %k %f*
+ZCARD %k
+ZSCORE %k %f
+ZMSCORE %k %f*
+ZRANK %k %f
+ZREVRANK %k %f
+ZCOUNT %k %b %b
+ZADD lex 0 %f 0 %f
+ZREM lex %f
+ZLEXCOUNT lex %l %l
+ZRANGE %k %i %i [REV] [WITHSCORES]
+ZRANGE %k %b %b BYSCORE [REV] [LIMIT] [%i] [%i]
+ZRANGE lex %l %l BYLEX [REV]
+ZRANGESTORE %k %k %i %i [REV]
+ZREVRANGE %k %i %i [WITHSCORES]
+ZRANGEBYSCORE %k %b %b [WITHSCORES]
+ZREVRANGEBYSCORE %k %b %b [LIMIT] [%i] [%c]
+ZRANGEBYLEX lex %l %l
+ZREVRANGEBYLEX lex %l %l
+ZREMRANGEBYRANK %k %i %i
+ZREMRANGEBYSCORE %k %b %b
+ZREMRANGEBYLEX lex %l %l
+ZPOPMIN %k [%c]
+ZPOPMAX %k [%c]
+ZMPOP 2 %k %k MIN|MAX [COUNT] [%c]
+ZRANDMEMBER %k [%c]
+ZUNION 2 %k %k [WEIGHTS] [%x] [%x] [AGGREGATE] [SUM|MIN|MAX] [WITHSCORES]
+ZINTER 2 %k %k [AGGREGATE] [SUM|MIN|MAX] [WITHSCORES]
+ZDIFF 2 %k %k [WITHSCORES]
+ZUNIONSTORE %k 2 %k %k [WEIGHTS] [%s] [%s] [AGGREGATE] [SUM|MIN|MAX]
+ZINTERSTORE %k 2 %k %k [AGGREGATE] [SUM|MIN|MAX]
+ZDIFFSTORE %k 2 %k %k
+ZINTERCARD 2 %k %k [LIMIT] [%c]
+LPUSH %k %v*
+RPUSH %k %v*
+LPUSHX %k %v
+RPUSHX %k %v
+LPOP %k [%c]
+RPOP %k [%c]
+LLEN %k
+LRANGE %k %i %i
+LINDEX %k %i
+LSET %k %i %v
+LREM %k %i %v
+LTRIM %k %i %i
+LINSERT %k BEFORE|AFTER %v %v
+LMOVE %k %k LEFT|RIGHT LEFT|RIGHT
+LMPOP 2 %k %k LEFT|RIGHT [COUNT] [%c]
+RPOPLPUSH %k %k
+LPOS %k %v [RANK] [%i] [COUNT] [%c] [MAXLEN] [%c]
+SORT %k [LIMIT] [%i] [%i] [DESC]
+KEYS *|a*|k:?
+DBSIZE
+MULTI
+EXEC
+DISCARD
+""".strip().splitlines()
+
+# Their elements have another order here, or none.
+SORTED = {"KEYS", "SMEMBERS", "SINTER", "SUNION", "SDIFF", "HKEYS", "HVALS"}
+RANDOM = {"SPOP", "SRANDMEMBER", "ZRANDMEMBER"}
+CLOSE = {"TTL", "PTTL"}
+
+
+class Server:
+    """A connection that sends commands and reads replies."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(path))
+        self.file = self.socket.makefile("rb")
+
+    def send(self, commands):
+        out = []
+        for words in commands:
+            out.append(b"*%d\r\n" % len(words))
+            out.extend(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+        self.socket.sendall(b"".join(out))
+
+    def read(self):
+        line = self.file.readline()[:-2]
+        kind, text = line[:1], line[1:]
+        if kind == b"-":
+            return ("error", text)
+        if kind in b"$=":
+            if text == b"-1":
+                return ("null",)
+            data = self.file.read(int(text) + 2)[:-2]
+            return ("bulk", data)
+        if kind in b"*~%>":
+            if text == b"-1":
+                return ("null",)
+            count = int(text) * (2 if kind == b"%" else 1)
+            return ("list" + kind.decode(), [self.read() for _ in range(count)])
+        return (kind.decode(), text)
+
+    def call(self, *words):
+        self.send([[w.encode() if isinstance(w, str) else w for w in words]])
+        return self.read()
+
+
+def made(rng, line):
+    """A command of a line of the grammar."""
+    words = []
+    for word in line.split():
+        times = 1
+        if word.startswith("["):
+            if rng.random() < 0.6:
+                continue
+            word = word[1:-1]
+        if word.endswith("*") and word != "*" and word.startswith("%"):
+            word, times = word[:-1], rng.randint(1, 3)
+        for _ in range(times):
+            choice = rng.choice(word.split("|"))
+            known = KINDS.get(choice[1:]) if choice.startswith("%") else None
+            words.append(rng.choice(known) if known else choice.encode())
+    return words
+
+
+def plain(reply):
+    """A reply whose elements can be put in order."""
+    return repr(reply)
+
+
+def canonical(words, reply):
+    """A reply without what may differ."""
+    name = words[0].decode()
+    kind = reply[0]
+    if kind == "error":
+        # Its code counts: sentences may differ, and so may which of two faults is told.
+        code = reply[1].split(b" ")[0]
+        return ("error", b"ERR" if code == b"WRONGTYPE" else code)
+    if name == "HGETALL" and kind.startswith("list"):
+        flat = reply[1]
+        pairs = sorted(zip(map(plain, flat[::2]), map(plain, flat[1::2]), strict=True))
+        return (kind, pairs)
+    if name in SORTED and kind.startswith("list"):
+        return (kind, sorted(map(plain, reply[1])))
+    if name in RANDOM:
+        return (kind, len(reply[1]) if kind.startswith("list") else 0)
+    if name.startswith("Z"):
+        return (kind, shortest(reply[1])) if len(reply) > 1 else reply
+    return reply
+
+
+def shortest(part):
+    """A reply with its numbers as Redis shows them from 7.2 on: in the fewest digits."""
+    if isinstance(part, (list, tuple)):
+        return [shortest(one) for one in part]
+    try:
+        return repr(float(part))
+    except (TypeError, ValueError):
+        return part
+
+
+def same(words, ours, theirs, queued=()):
+    if ours == theirs:
+        return True
+    if words == [b"EXEC"] and ours[0] == theirs[0] == "list*":
+        each = zip(queued, ours[1], theirs[1], strict=False)
+        alike = len(ours[1]) == len(theirs[1]) == len(queued)
+        return alike and all(same(*one) for one in each)
+    a, b = canonical(words, ours), canonical(words, theirs)
+    if words[0].decode() in CLOSE and a[0] == b[0] == ":":
+        return abs(int(a[1]) - int(b[1])) <= 5000 and (int(a[1]) < 0) == (int(b[1]) < 0)
+    return a == b
+
+
+def content(server, key):
+    """The type of a key, whether it expires, and what it holds, in an order of its own."""
+    kind = server.call("TYPE", key)[1]
+    expires = int(server.call("PTTL", key)[1])
+    reads = {b"string": ["GET", key], b"list": ["LRANGE", key, "0", "-1"],
+             b"set": ["SMEMBERS", key], b"hash": ["HGETALL", key],
+             b"zset": ["ZRANGE", key, "0", "-1", "WITHSCORES"]}
+    words = [w.encode() if isinstance(w, str) else w for w in reads.get(kind, ["TYPE", key])]
+    held = server.call(*words)
+    return kind, expires, canonical(words, held)
+
+
+def compare_all(ours, theirs):
+    """What differs between the keys of both; `None`: nothing does."""
+    listed = [sorted(element[1] for element in s.call("KEYS", "*")[1]) for s in (ours, theirs)]
+    if listed[0] != listed[1]:
+        return f"keys {listed[0]} here, {listed[1]} in Redis"
+    for key in listed[0]:
+        here, there = content(ours, key), content(theirs, key)
+        if here[0] != there[0] or here[2] != there[2] or abs(here[1] - there[1]) > 5000:
+            return f"{key!r}: {here} here, {there} in Redis"
+    return None
+
+
+@contextlib.contextmanager
+def redis_server():
+    """A redis-server, and the path of its socket."""
+    with tempfile.TemporaryDirectory(prefix="kvfs-fuzz") as directory:
+        path = Path(directory) / "redis.sock"
+        redis = subprocess.Popen(
+            ["redis-server", "--port", "0", "--unixsocket", path, "--save", "",
+             "--appendonly", "no", "--dir", directory], stdout=subprocess.DEVNULL)
+        try:
+            until = time.monotonic() + 30
+            while not path.exists():
+                if time.monotonic() > until or redis.poll() is not None:
+                    sys.exit("redis-server does not listen")
+                time.sleep(0.05)
+            yield path
+        finally:
+            redis.terminate()
+            redis.wait()
+
+
+def same_start(servers):
+    """Makes both empty; what was written before does not count."""
+    for server in servers:
+        server.call("DISCARD")
+        server.call("FLUSHALL")
+
+
+def fuzz(paths, seed, commands, most):
+    rng = random.Random(seed)
+    ours, theirs = both = [Server(path) for path in paths]
+    found, history, count, compared = {}, [], 0, 0
+    same_start(both)
+    while count < commands and len(found) < most:
+        if rng.random() < 0.001:
+            same_start(both)
+            version = rng.choice(["2", "3"])
+            for server in both:
+                server.call("HELLO", version)
+            history = []
+        batch = [made(rng, rng.choice(GRAMMAR)) for _ in range(rng.randint(1, 60))]
+        # What is drawn differs, and so may all that follows until the key is removed.
+        drawn = next((i for i, words in enumerate(batch) if words[0] == b"SPOP"), len(batch))
+        batch = [*batch[: drawn + 1], [b"EXEC"], [b"PING"]]
+        for server in both:
+            server.send(batch)
+        queued, drawn, differs = [], [], False
+        for words in batch:
+            name = words[0].decode()
+            here, there = ours.read(), theirs.read()
+            history.append(words)
+            count += 1
+            if not differs and not same(words, here, there, queued):
+                differs = True
+                found.setdefault(name, (words, here, there, history[-2000:]))
+            if there == ("+", b"QUEUED"):
+                queued.append(words)
+            elif name in ("EXEC", "DISCARD"):
+                queued = []
+            if name == "SPOP":
+                drawn.append(words[1])
+        # An element that was drawn is another one there.
+        if drawn:
+            for server in both:
+                server.call("DEL", *drawn)
+            history.append([b"DEL", *drawn])
+        if not differs and count - compared > 2000:
+            compared = count
+            difference = compare_all(ours, theirs)
+            if difference:
+                differs = True
+                found.setdefault("all keys", ([b"all keys"], difference, "", history[-2000:]))
+        if differs:
+            same_start(both)
+            history = []
+    return count, found
+
+
+def shown(words):
+    return " ".join(repr(word)[1:] for word in words)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("socket", help="of a store that may be emptied")
+    parser.add_argument("--commands", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--most", type=int, default=20, help="kinds of differences to look for")
+    args = parser.parse_args()
+    if shutil.which("redis-server") is None:
+        print("SKIPPED: redis-server is not installed, so nothing is compared")
+        return 0
+    print(f"seed {args.seed}", flush=True)
+    with redis_server() as path:
+        count, found = fuzz((args.socket, path), args.seed, args.commands, args.most)
+    for words, here, there, history in found.values():
+        print(f"\n{shown(words)}\n    here:  {str(here)[:300]}\n    Redis: {str(there)[:300]}")
+        keys = set(words[1:]) & set(KEYS)
+        led = [w for w in history[:-1] if keys & set(w[1:])][-12:]
+        print("".join(f"    after {shown(w)}\n" for w in led), end="")
+    print(f"{count} commands, {len(found)} kinds of differences")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
