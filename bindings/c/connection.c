@@ -15,6 +15,8 @@
 
 /* The longest value is that of the server's replies; of a longer one it says so. */
 enum { LONGEST_VALUE = 512 << 20, LINE = 4096, MOST_ITEMS = 16 << 20, DEEPEST = 4 };
+/* What the server takes of a command at most. It closes the connection on more. */
+enum { LONGEST_WORD = 4 << 20, LONGEST_COMMAND = 32 << 20, MOST_WORDS = 128 << 10, FRAMING = 32 };
 
 int kvfs_fail(kvfs *store, int code, const char *format, ...) {
     va_list arguments;
@@ -275,6 +277,18 @@ void kvfs_reply_free(struct reply *reply) {
 
 int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply *reply) {
     memset(reply, 0, sizeof *reply);
+    size_t all = FRAMING;
+    for (size_t i = 0; i < count; i++) {
+        all += words[i].size + FRAMING;
+        if (words[i].size > LONGEST_WORD)
+            return kvfs_fail(store, KVFS_ERROR,
+                             "%zu bytes are longer than a key or value may be here, which is %d: "
+                             "write it in parts, or as a file",
+                             words[i].size, (int)LONGEST_WORD);
+    }
+    if (all > LONGEST_COMMAND || count > MOST_WORDS)
+        return kvfs_fail(store, KVFS_ERROR, "%zu bytes are more than one command takes, which is %d",
+                         all, (int)LONGEST_COMMAND);
     fprintf(store->out, "*%zu\r\n", count);
     for (size_t i = 0; i < count; i++) {
         fprintf(store->out, "$%zu\r\n", words[i].size);

@@ -290,6 +290,54 @@ fn every_call_of_the_c_library() {
     );
 }
 
+/// A value that is too long for a command, between two others.
+const LONG: &str = r#"
+#include <kvfs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int n, char **words) {
+    size_t longest = 4 << 20;
+    char *value = calloc(1, longest + 1);
+    kvfs *s = n == 2 ? kvfs_open(words[1]) : NULL;
+    if (s == NULL || kvfs_put(s, "key", 3, value, longest) != KVFS_OK) return 2;
+    if (kvfs_put(s, "key", 3, value, longest + 1) != KVFS_ERROR) return 3;
+    if (strstr(kvfs_error(s), "4194304") == NULL) return 4;
+    if (kvfs_put(s, "key", 3, "value", 5) != KVFS_OK) return 5;
+    kvfs_close(s);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_value_that_is_too_long_is_refused_and_the_connection_goes_on() {
+    let Some(mount) = Mount::new() else { return };
+    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let source = directory.path().join("long.c");
+    fs::write(&source, LONG).expect("write");
+    succeeds(Command::new(built(directory.path(), &source)).arg(mount.root()));
+}
+
+#[test]
+fn the_c_library_says_where_it_was_installed_last() {
+    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    for name in ["one", "other"] {
+        let prefix = directory.path().join(name);
+        let mut make = Command::new("make");
+        make.arg("-C").arg(tree("bindings/c")).arg("install");
+        make.arg(format!("BUILD={}", directory.path().join("build").display()));
+        succeeds(make.arg(format!("PREFIX={}", prefix.display())));
+        let said = fs::read_to_string(prefix.join("lib/pkgconfig/libkvfs.pc")).expect("installed");
+        assert!(said.starts_with(&format!("prefix={}\n", prefix.display())), "{said}");
+    }
+}
+
 /// A daemon that goes away between two calls.
 const GONE: &str = r#"
 #include <kvfs.h>
