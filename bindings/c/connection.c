@@ -287,8 +287,8 @@ int kvfs_call(kvfs *store, const struct word *words, size_t count, struct reply 
                              words[i].size, (int)LONGEST_WORD);
     }
     if (all > LONGEST_COMMAND || count > MOST_WORDS)
-        return kvfs_fail(store, KVFS_ERROR, "%zu bytes are more than one command takes, which is %d",
-                         all, (int)LONGEST_COMMAND);
+        return kvfs_fail(store, KVFS_ERROR,
+                         "%zu words of %zu bytes are more than one command takes", count, all);
     fprintf(store->out, "*%zu\r\n", count);
     for (size_t i = 0; i < count; i++) {
         fprintf(store->out, "$%zu\r\n", words[i].size);

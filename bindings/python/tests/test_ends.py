@@ -6,8 +6,10 @@ import gc
 import multiprocessing
 import os
 import pickle
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -301,8 +303,6 @@ def test_a_call_that_waits_lets_other_threads_run(embedded: kvfs.Store) -> None:
 
 
 def test_the_daemon_that_is_gone_is_told_of(mount: object) -> None:
-    import socket
-    import tempfile
 
     with tempfile.TemporaryDirectory() as directory:
         path = directory + "/s"
@@ -344,3 +344,29 @@ def test_the_daemon_that_is_gone_is_told_of(mount: object) -> None:
         listener.close()
     with pytest.raises(FileNotFoundError):
         kvfs.connect(path)
+
+
+def test_a_daemon_that_is_gone_is_a_connection_error_on_old_and_new_connections() -> None:
+    assert issubclass(kvfs.Disconnected, ConnectionError)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "s.kvfs.sock")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            peer.recv(1 << 16)
+            peer.sendall(b"$1\r\nv\r\n")
+            listener.close()
+            peer.close()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with kvfs.connect(path) as store:
+            assert store["0"][b"k"] == b"v"
+            server.join(60)
+            # The first time on the connection that there is, then on none.
+            for _ in range(3):
+                with pytest.raises(kvfs.Disconnected, match="gone|closed"):
+                    store["0"][b"k"]

@@ -98,6 +98,8 @@ class Database:
         self.where = os.fsdecode(self._path)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        # The daemon has answered once, so where it does not any more it is gone.
+        self._reached = False
         self._held: weakref.WeakSet[Held] = weakref.WeakSet()
         self._closed = False
         # One is made now, to see whether that works.
@@ -109,7 +111,14 @@ class Database:
     def _connect(self) -> Connection:
         if len(self._path) > 107:
             raise Invalid(f"the path of a socket has at most 107 bytes: {self.where}")
-        return Connection(self._path, self._timeout)
+        try:
+            connection = Connection(self._path, self._timeout)
+        except (FileNotFoundError, ConnectionError) as error:
+            if not self._reached:
+                raise
+            raise Disconnected(f"the store's daemon is gone: {error}") from None
+        self._reached = True
+        return connection
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:

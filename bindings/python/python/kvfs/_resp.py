@@ -113,6 +113,8 @@ class Connection:
             raise Disconnected(
                 "the store's daemon gave no reply in time: whether it has done it is not known"
             ) from None
+        except Disconnected:
+            raise
         except OSError as error:
             raise Disconnected(f"the store's daemon is gone: {error}") from None
 

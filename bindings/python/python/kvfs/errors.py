@@ -66,7 +66,7 @@ class Unsupported(Error):
     """It cannot be done through this kind of connection; the text says how it can."""
 
 
-class Disconnected(Error):
+class Disconnected(Error, ConnectionError):
     """The daemon of the mount is gone, or gave a reply that makes no sense. Whether the last change
     was made is not known."""
 
@@ -116,6 +116,6 @@ def make(word: str, text: str, errno: int = 0, path: bytes | None = None) -> Exc
         # OSError itself chooses FileNotFoundError and the like.
         return OSError(errno, text) if name is None else OSError(errno, text, name)
     kind = _BY_WORD.get(word, Error)
-    if issubclass(kind, OSError):
+    if issubclass(kind, OSError) and errno != 0:
         return kind(errno, text) if name is None else kind(errno, text, name)
     return kind(text)
