@@ -303,7 +303,6 @@ def test_a_call_that_waits_lets_other_threads_run(embedded: kvfs.Store) -> None:
 
 
 def test_the_daemon_that_is_gone_is_told_of(mount: object) -> None:
-
     with tempfile.TemporaryDirectory() as directory:
         path = directory + "/s"
         listener = socket.socket(socket.AF_UNIX)
