@@ -215,7 +215,10 @@ pub static COMMANDS: &[Command] = &[
     reads("changes", feed::USAGE, -1, NONE, feed::changes),
     reads("client", client::USAGE, -2, NONE, client::client),
     in_multi(InMulti::Refused, reads("clone", snapshot::CLONE_USAGE, -2, NONE, snapshot::clone)),
-    in_multi(InMulti::Refused, writes("clonetree", "from to [TXN id]", -3, NONE, tree::clonetree)),
+    in_multi(
+        InMulti::Refused,
+        writes("clonetree", "from to [from to ...] [TXN id]", -3, NONE, tree::clonetree),
+    ),
     reads(
         "command",
         "[COUNT | LIST [FILTERBY PATTERN pattern] | INFO [name ...] | DOCS [name ...] | GETKEYS command ...]",

@@ -148,6 +148,12 @@ pub trait Transactions: Send + Sync {
         let _ = (id, from, to);
         Err(no_files())
     }
+    /// The same for several trees of one earlier state, `from` and `to` of each; hard links among
+    /// them stay links.
+    fn clone_trees(&self, id: TransactionId, places: &[(&[u8], &[u8])]) -> Result<Cloned> {
+        let _ = (id, places);
+        Err(no_files())
+    }
     /// Begins to import files into the directory at a path from the root, which is made if need be:
     /// in a transaction, or in one of its own that `user` has begun.
     fn import(

@@ -48,7 +48,8 @@ trait Restoring {
     fn was(&mut self, path: &[u8]) -> Outcome<bool>;
     fn is(&mut self, path: &[u8]) -> Outcome<bool>;
     fn remove(&mut self, path: &[u8]) -> Outcome;
-    fn copy(&mut self, path: &[u8]) -> Outcome;
+    /// Together, so that hard links among them stay links.
+    fn copy(&mut self, paths: &[&[u8]]) -> Outcome;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,8 +75,12 @@ fn restore(
     paths: &[Vec<u8>],
     dry_run: bool,
 ) -> Outcome<Vec<Done>> {
+    // What lies below another one comes with that.
+    let comes_along = |path: &[u8]| {
+        paths.iter().any(|other| path.strip_prefix(&other[..]).is_some_and(|r| r.starts_with(b"/")))
+    };
     let mut all = Vec::new();
-    for (at, path) in paths.iter().enumerate() {
+    for path in paths {
         let done = match (store.was(path)?, store.is(path)?) {
             (true, true) => Done::Replaced,
             (true, false) => Done::MadeAgain,
@@ -88,12 +93,8 @@ fn restore(
         };
         let directory =
             path.iter().rposition(|&byte| byte == b'/').map_or(&b""[..], |at| &path[..at]);
-        // One that an earlier path brings back is there by then, but for a rehearsal.
-        let brought = |other: &&Vec<u8>| {
-            directory == &other[..] || directory.starts_with(&[&other[..], b"/"].concat())
-        };
-        let waits = dry_run && paths[..at].iter().any(|other| brought(&other));
-        if done == Done::MadeAgain && !directory.is_empty() && !waits && !store.is(directory)? {
+        let waits = directory.is_empty() || comes_along(path);
+        if done == Done::MadeAgain && !waits && !store.is(directory)? {
             let what = format!(
                 "cannot restore {}: its directory {} is not there",
                 text::show(path),
@@ -102,15 +103,22 @@ fn restore(
             return Err(Failure::new(Exit::NotFound, what)
                 .hint("make the directory, or restore it, with all that is in it"));
         }
-        if !dry_run {
-            if done != Done::MadeAgain {
-                store.remove(path)?;
-            }
-            if done != Done::Removed {
-                store.copy(path)?;
-            }
-        }
         all.push(done);
+    }
+    if dry_run {
+        return Ok(all);
+    }
+    let mut copied = Vec::new();
+    for (path, done) in paths.iter().zip(&all).filter(|(path, _)| !comes_along(path)) {
+        if *done != Done::MadeAgain {
+            store.remove(path)?;
+        }
+        if *done != Done::Removed {
+            copied.push(&path[..]);
+        }
+    }
+    if !copied.is_empty() {
+        store.copy(&copied)?;
     }
     Ok(all)
 }
@@ -153,10 +161,13 @@ impl Restoring for Live {
         self.mounted.call(&[b"RMTREE", path, b"TXN", id.as_bytes()]).map(drop)
     }
 
-    fn copy(&mut self, path: &[u8]) -> Outcome {
+    fn copy(&mut self, paths: &[&[u8]]) -> Outcome {
         let id = self.id.to_string();
-        let from = [b"/.kvfs/snapshot/", self.snapshot.as_bytes(), b"/", path].concat();
-        self.mounted.call(&[b"CLONETREE", &from, path, b"TXN", id.as_bytes()]).map(drop)
+        let from = sources(&self.snapshot, paths);
+        let mut words = vec![&b"CLONETREE"[..]];
+        words.extend(from.iter().zip(paths).flat_map(|(from, to)| [&from[..], to]));
+        words.extend([&b"TXN"[..], id.as_bytes()]);
+        self.mounted.call(&words).map(drop)
     }
 }
 
@@ -194,12 +205,24 @@ impl Restoring for Here {
             .map_err(|e| failures::of_database(format!("cannot replace {}", text::show(path)), e))
     }
 
-    fn copy(&mut self, path: &[u8]) -> Outcome {
-        let from = [b"/.kvfs/snapshot/", self.snapshot.as_bytes(), b"/", path].concat();
-        let made = self.over.clone_tree(Some(self.id), &from, path);
-        made.map(drop)
-            .map_err(|e| failures::of_database(format!("cannot restore {}", text::show(path)), e))
+    fn copy(&mut self, paths: &[&[u8]]) -> Outcome {
+        let from = sources(&self.snapshot, paths);
+        let places: Vec<(&[u8], &[u8])> =
+            from.iter().map(Vec::as_slice).zip(paths.iter().copied()).collect();
+        let made = self.over.clone_trees(self.id, &places);
+        let what = || match paths {
+            [path] => text::show(path),
+            [path, rest @ ..] => format!("{} and {} more", text::show(path), rest.len()),
+            [] => String::new(),
+        };
+        made.map(drop).map_err(|e| failures::of_database(format!("cannot restore {}", what()), e))
     }
+}
+
+/// Where these lie in a snapshot, for `CLONETREE`.
+fn sources(snapshot: &str, paths: &[&[u8]]) -> Vec<Vec<u8>> {
+    let from = |path: &&[u8]| [b"/.kvfs/snapshot/", snapshot.as_bytes(), b"/", path].concat();
+    paths.iter().map(from).collect()
 }
 
 /// Paths from the root, without slashes at their ends, each once.

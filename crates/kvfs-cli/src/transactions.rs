@@ -97,6 +97,24 @@ impl Transactions for OverFiles {
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 
+    fn clone_trees(&self, id: TransactionId, places: &[(&[u8], &[u8])]) -> Result<Cloned> {
+        let invalid = || kvdb::Error::Invalid("several trees come from one earlier state".into());
+        let (mut state, mut found) = (None, Vec::with_capacity(places.len()));
+        for (from, to) in places {
+            let (of, from) = earlier(from)?.ok_or_else(invalid)?;
+            if *state.get_or_insert_with(|| of.clone()) != of {
+                return Err(invalid());
+            }
+            found.push((from, *to));
+        }
+        let state = state.ok_or_else(invalid)?;
+        let stats = self
+            .0
+            .clone_several_earlier(&ViewId::Transaction(id), &state, &found)
+            .map_err(of_store)?;
+        Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
+    }
+
     fn import(
         &self,
         id: Option<TransactionId>,

@@ -106,6 +106,66 @@ fn a_store_that_is_not_mounted_is_restored_alike() {
 }
 
 #[test]
+fn files_with_several_names_keep_them_when_all_are_restored() {
+    let Some(p) = Place::new() else { return };
+    for mounted in [true, false] {
+        p.mounted();
+        let root = p.mnt();
+        let (d, e, x) = (root.join("d"), root.join("e"), root.join("x"));
+        [&d, &e].iter().for_each(|dir| fs::create_dir_all(dir).expect("a directory"));
+        fs::write(&x, vec![b'x'; 20_000]).expect("a file");
+        for link in [d.join("1"), d.join("2"), e.join("a"), e.join("b")] {
+            fs::hard_link(&x, link).expect("a link");
+        }
+        let mtime = fs::metadata(&d).expect("there").mtime();
+        succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("monday"));
+        let restore = |paths: &[&str]| {
+            for path in ["d/1", "d/2", "e/a", "e/b", "x"] {
+                fs::remove_file(root.join(path)).expect("removed");
+                fs::write(root.join(path), "changed").expect("a file");
+            }
+            if !mounted {
+                succeeds(&mut p.umount());
+            }
+            let target = if mounted { root.clone() } else { p.store() };
+            succeeds(kvfs(&["restore"]).arg(target).arg("monday").args(paths));
+            if !mounted {
+                p.mounted();
+            }
+        };
+        let file = |name: &str| {
+            let it = fs::metadata(root.join(name)).expect("there");
+            (it.ino(), it.nlink(), it.len())
+        };
+        restore(&["d", "x", "e/b"]);
+        let (ino, ..) = file("x");
+        for name in ["d/1", "d/2", "e/b", "x"] {
+            assert_eq!(file(name), (ino, 4, 20_000), "{name}");
+        }
+        assert_eq!(file("e/a").1, 1, "it was not restored");
+        // In any order, and named twice.
+        restore(&["e/a", "x", "e", "d/2", "d", "e/b"]);
+        let (ino, ..) = file("e/a");
+        for name in ["d/1", "d/2", "e/a", "e/b", "x"] {
+            assert_eq!(file(name), (ino, 5, 20_000), "{name}");
+        }
+        assert_eq!(succeeds(kvfs(&["diff"]).arg(&root).arg("monday")), "nothing is changed\n");
+        assert_eq!(fs::metadata(&d).expect("there").mtime(), mtime);
+        // They are one file: what is written by one name is read by the others.
+        fs::write(d.join("1"), "one").expect("a file");
+        assert_eq!(fs::read(&x).expect("there"), b"one");
+        for name in ["d/1", "d/2", "e/a", "e/b"] {
+            fs::remove_file(root.join(name)).expect("removed");
+        }
+        assert_eq!(file("x").1, 1);
+        succeeds(kvfs(&["snapshot", "drop"]).arg(&root).arg("monday"));
+        fs::remove_file(&x).expect("removed");
+        succeeds(&mut p.umount());
+        succeeds(kvfs(&["check"]).arg(p.store()));
+    }
+}
+
+#[test]
 fn one_path_that_fails_leaves_all_as_they_are() {
     let Some(p) = Place::new() else { return };
     p.mounted();

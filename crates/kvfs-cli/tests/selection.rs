@@ -129,6 +129,34 @@ fn everything_can_be_reverted_and_nothing_is_left() {
 }
 
 #[test]
+fn a_file_with_several_names_is_one_again_when_all_of_them_are_reverted() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    fs::create_dir(mount.path("c")).expect("a directory");
+    fs::hard_link(mount.path("three"), mount.path("c/third")).expect("a link");
+    let script = "echo more >> three; rm same; rm -r c";
+    let id = changed(&root, &[], script);
+    succeeds(kvfs(&["txn", "revert"]).arg(&root).args([&id, "three", "same", "c"]));
+    let said = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+    assert_eq!(said, "nothing is changed\n");
+    succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&id));
+    let same = || {
+        let files = ["three", "same", "c/third"].map(|name| {
+            let it = fs::metadata(mount.path(name)).expect("there");
+            (it.ino(), it.nlink())
+        });
+        assert!(files.iter().all(|file| *file == (files[0].0, 3)), "{files:?}");
+    };
+    same();
+    // Nothing is taken of what is shown.
+    let (said, code) = asked(&root, script, "s\nl\n");
+    assert_eq!(code, 0, "{said}");
+    assert!(!said.contains("links"), "{said}");
+    same();
+}
+
+#[test]
 fn what_goes_with_something_else_is_not_reverted_alone() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();

@@ -12,8 +12,10 @@
 //! may be anywhere in the tree.
 //!
 //! What is copied is what was committed when the call began. Hard links among the copied files stay
-//! links among the copies; links to files outside do not reach into them.
+//! links among the copies, also where several trees are copied together; links to files outside do
+//! not reach into them.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,21 +59,25 @@ impl Fs {
     /// Makes `name` in `parent` a copy of `from`, which may be a directory, with all below it, or
     /// anything else. It has the owners, modes and times of the original, and a birth of its own.
     pub fn clone_tree(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
-        self.clone_of(None, from, parent, name)
+        self.clone_of(None, from, parent, name, &mut Linked::new()).map(|copied| copied.stats)
     }
 
     /// `earlier`: the state and the dictionaries that have `from`, where it is not what this view
-    /// sees now.
+    /// sees now. `linked`: of the files copied before, those that have other names elsewhere.
     fn clone_of(
         &self,
         earlier: Option<&(Arc<kvdb::View>, Layout)>,
         from: Ino,
         parent: Ino,
         name: &[u8],
-    ) -> Result<CloneStats> {
+        linked: &mut Linked,
+    ) -> Result<Copied> {
         self.writable()?;
         check_name(name)?;
-        self.retry_on_lock(|| self.clone_tree_once(earlier, from, parent, name))
+        let copied =
+            self.retry_on_lock(|| self.clone_tree_once(earlier, from, parent, name, linked))?;
+        linked.extend(copied.linked.iter().copied());
+        Ok(copied)
     }
 
     fn clone_tree_once(
@@ -80,7 +86,8 @@ impl Fs {
         from: Ino,
         parent: Ino,
         name: &[u8],
-    ) -> Result<CloneStats> {
+        linked: &Linked,
+    ) -> Result<Copied> {
         let _call = self.enter()?;
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
@@ -124,6 +131,7 @@ impl Fs {
             tree,
             order,
             copies,
+            linked,
             parent,
             now: self.now(),
         };
@@ -143,12 +151,28 @@ impl Fs {
             let mut dir_attr = state.attr;
             add_entry(&mut dir_attr, &copied.top);
             self.stage(parent, &mut state, &dir_attr, &mut batch)?;
+            // Copies of an earlier call get more names.
+            let named = copied.named.iter().map(|(ino, names)| Ok((self.inode(*ino)?, *names)));
+            let named = named.collect::<Result<Vec<_>>>()?;
+            let mut states = Vec::with_capacity(named.len());
+            for (inode, names) in &named {
+                let mut state = self.lock(inode)?;
+                let nlink = state.attr.nlink.saturating_add(*names);
+                if nlink > self.core.options.max_links {
+                    return Err(Error::TooManyLinks);
+                }
+                let attr = Attributes { nlink, ctime: self.now(), ..state.attr };
+                self.stage(inode.ino, &mut state, &attr, &mut batch)?;
+                states.push((state, attr));
+            }
             transaction.apply(batch)?;
             if alone {
                 transaction.commit(kvdb::Durability::Buffered)?;
             }
             self.mark_committed(&mut state, dir_attr);
-            Ok(copied.stats)
+            states.iter_mut().for_each(|(state, attr)| self.mark_committed(state, *attr));
+            drop(states);
+            Ok(copied)
         });
         if outcome.is_err() {
             if alone {
@@ -173,7 +197,7 @@ impl Views {
     /// Copies a tree within a view, by paths from its root; kernels that know the place are told.
     /// The last part of `to` must not be there.
     pub fn clone_tree(&self, view: &ViewId, from: &[u8], to: &[u8]) -> Result<CloneStats> {
-        self.clone_into(view, None, from, to)
+        self.clone_into(view, None, from, to, &mut Linked::new())
     }
 
     /// Copies what lay at `from` in an earlier state, where no symbolic link is followed on the
@@ -185,7 +209,25 @@ impl Views {
         from: &[u8],
         to: &[u8],
     ) -> Result<CloneStats> {
-        self.clone_into(view, Some(earlier), from, to)
+        self.clone_into(view, Some(earlier), from, to, &mut Linked::new())
+    }
+
+    /// The same for several places, `from` and `to` of each, one after the other: what were hard
+    /// links among all of them are links among the copies.
+    pub fn clone_several_earlier(
+        &self,
+        view: &ViewId,
+        earlier: &Earlier,
+        places: &[(&[u8], &[u8])],
+    ) -> Result<CloneStats> {
+        let (mut all, mut linked) = (CloneStats::default(), Linked::new());
+        for (from, to) in places {
+            let stats = self.clone_into(view, Some(earlier), from, to, &mut linked)?;
+            all.directories += stats.directories;
+            all.files += stats.files;
+            all.bytes = all.bytes.saturating_add(stats.bytes);
+        }
+        Ok(all)
     }
 
     fn clone_into(
@@ -194,6 +236,7 @@ impl Views {
         earlier: Option<&Earlier>,
         from: &[u8],
         to: &[u8],
+        linked: &mut Linked,
     ) -> Result<CloneStats> {
         let to = to.strip_suffix(b"/").unwrap_or(to);
         let (parent, name) = to
@@ -204,23 +247,24 @@ impl Views {
         self.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let parent = fs.resolve(parent)?.ino;
-        let stats = match earlier {
-            None => fs.clone_tree(fs.resolve(from)?.ino, parent, name)?,
+        let copied = match earlier {
+            None => fs.clone_of(None, fs.resolve(from)?.ino, parent, name, linked)?,
             Some(earlier) => {
                 let state = self.state_of(view, earlier)?;
                 let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
                 let side = Side::new(state, layout);
                 let ino = side.find(from)?.ok_or(Error::NotFound)?.ino;
-                fs.clone_of(Some(&(Arc::new(side.state), layout)), ino, parent, name)?
+                fs.clone_of(Some(&(Arc::new(side.state), layout)), ino, parent, name, linked)?
             }
         };
+        let more_names = copied.named.iter().map(|(ino, _)| (*ino, false));
         let changes = ChangeSet {
             names: vec![(parent, name.into(), false)],
-            inodes: vec![(parent, false)],
+            inodes: std::iter::once((parent, false)).chain(more_names).collect(),
             ..ChangeSet::default()
         };
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
-        Ok(stats)
+        Ok(copied.stats)
     }
 }
 
@@ -245,6 +289,9 @@ impl Views {
         }
     }
 }
+
+/// Files that have names elsewhere than in what was copied: originals, and their copies.
+type Linked = HashMap<Ino, Ino>;
 
 /// Where the tuples of a dictionary go.
 enum Sink<'a> {
@@ -302,6 +349,10 @@ struct Copied {
     top: Attributes,
     stats: CloneStats,
     pages: u64,
+    /// Files copied now that have names elsewhere.
+    linked: Vec<(Ino, Ino)>,
+    /// Copies of an earlier call, ascending, and how many names they get here.
+    named: Vec<(Ino, u32)>,
 }
 
 /// A tree on its way into a transaction.
@@ -317,6 +368,8 @@ struct Copying<'a> {
     order: TreeOrder,
     /// The copies' numbers, by their positions in the order.
     copies: Range<Ino>,
+    /// What was copied before, and is linked to where it has a name here, too.
+    linked: &'a Linked,
     /// Where the copy of the top gets its name.
     parent: Ino,
     now: Timestamp,
@@ -324,6 +377,9 @@ struct Copying<'a> {
 
 impl Copying<'_> {
     fn copy_of(&self, ino: Ino) -> Result<Ino> {
+        if let Some(copy) = self.linked.get(&ino) {
+            return Ok(*copy);
+        }
         self.order.position_of(&self.tree, ino).map(|position| self.copy_at(position))
     }
 
@@ -394,11 +450,16 @@ impl Copying<'_> {
     fn copy_nodes(&self, mut sink: Sink<'_>) -> Result<(Copied, Option<BulkRun>)> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let (mut top, mut stats, mut pages) = (None, CloneStats::default(), 0);
+        let (mut linked, mut named) = (Vec::new(), Vec::new());
         // The one whose node is expected.
         let (mut next, all) = (0, 0..self.order.len());
         let original = |position| self.tree.inodes[self.order.at(position)];
         self.order.for_each(&self.view, self.source.imap, &self.tree, all, |at, tuple| {
             let (node, copy) = (original(at), self.copy_at(at));
+            let before = self.linked.get(&node.ino);
+            if before.is_some() && tuple.key.len() > 8 {
+                return Ok(());
+            }
             key.clear();
             key.extend_from_slice(&copy.to_be_bytes());
             if tuple.key.len() > 8 {
@@ -426,16 +487,24 @@ impl Copying<'_> {
             if attr.kind == FileKind::Dir {
                 stats.directories += 1;
             } else {
+                match before {
+                    Some(copy) => named.push((*copy, node.names)),
+                    None if attr.nlink > node.names => linked.push((node.ino, copy)),
+                    None => {}
+                }
                 attr.nlink = node.names;
                 stats.files += u64::from(node.names);
                 // Files of holes may have any size.
                 stats.bytes = stats.bytes.saturating_add(attr.size);
             }
-            if let Body::Paged(count) = attr.body {
-                pages += count;
-            }
             if node.parent == 0 {
                 top = Some(attr);
+            }
+            if before.is_some() {
+                return Ok(());
+            }
+            if let Body::Paged(count) = attr.body {
+                pages += count;
             }
             value.clear();
             layout::put_node(&mut value, &attr, xattrs.as_ref(), content);
@@ -443,7 +512,8 @@ impl Copying<'_> {
         })?;
         match top {
             Some(top) if next == self.order.len() => {
-                Ok((Copied { top, stats, pages }, sink.finish()?))
+                named.sort_unstable();
+                Ok((Copied { top, stats, pages, linked, named }, sink.finish()?))
             }
             _ => Err(Error::Stale(if next < self.order.len() { original(next).ino } else { 0 })),
         }
@@ -453,6 +523,9 @@ impl Copying<'_> {
     fn copy_pages(&self, mut sink: Sink<'_>, positions: Range<usize>) -> Result<Option<BulkRun>> {
         let (mut pages, dmap) = (0, self.source.dmap);
         self.order.for_each(&self.view, dmap, &self.tree, positions, |at, tuple| {
+            if self.linked.contains_key(&self.tree.inodes[self.order.at(at)].ino) {
+                return Ok(());
+            }
             let (_, block) = layout::decode_page_key(tuple.key)?;
             if matches!(sink, Sink::Run(_)) && pages % AT_ONCE == 0 {
                 self.fs.reserve(PAGE_COST * AT_ONCE as u64)?;

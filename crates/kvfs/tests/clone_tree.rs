@@ -417,6 +417,53 @@ fn a_copy_does_not_stand_in_the_way_of_a_transaction_that_has_looked_for_its_nam
 }
 
 #[test]
+fn links_among_several_places_of_one_state_are_links_among_the_copies() {
+    // Also where the copies are built straight into runs.
+    for files in [0, 3000] {
+        let world = World::new();
+        let top = make(&world);
+        for n in 0..files {
+            world.file_with(top, &format!("many-{n}"), format!("content {n}").as_bytes());
+        }
+        // Of one file names in two directories and beside them, with a long attribute.
+        let other = world.dir(ROOT, "other");
+        let file = world.file_with(other, "a", &content(7, 50_000));
+        world.fs.setxattr(file, b"user.long", &content(4, 30_000), Default::default()).unwrap();
+        world.fs.link(file, other, b"b").unwrap();
+        world.fs.link(file, top, b"c").unwrap();
+        world.fs.link(file, ROOT, b"d").unwrap();
+        let views = Views::new(world.db.clone(), world.fs.clone());
+        views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
+        let id = views.begin(TransactionOptions::default()).unwrap();
+        let inside = ViewId::Transaction(id);
+        let names: [&[u8]; 4] = [b"d", b"top", b"other", b"outside"];
+        names.iter().for_each(|name| drop(views.remove_tree(&inside, name).unwrap()));
+        let places: Vec<(&[u8], &[u8])> = names.iter().map(|name| (*name, *name)).collect();
+        let snapshot = Earlier::Snapshot("before".into());
+        views.clone_several_earlier(&inside, &snapshot, &places).unwrap();
+        views.commit(id, Durability::Synced).unwrap();
+        is_the_tree(&world, "/top");
+        let found = world.stat("/d");
+        assert_ne!(found.ino, file);
+        assert_eq!(found.nlink, 4);
+        for name in ["/top/c", "/other/a", "/other/b"] {
+            assert_eq!(world.stat(name).ino, found.ino, "{name}");
+        }
+        assert_eq!(world.read_all(found.ino), content(7, 50_000));
+        assert_eq!(world.fs.getxattr(found.ino, b"user.long").unwrap(), content(4, 30_000));
+        assert_eq!(world.stat("/outside").ino, world.stat("/top/sub/outside").ino);
+        world.fs.sync_all().unwrap();
+        is_sound(&world);
+        // One by one they come apart.
+        views.clone_earlier(&ViewId::Mainline, &snapshot, b"d", b"alone").unwrap();
+        assert_eq!(world.stat("/alone").nlink, 1);
+        views.drop_snapshot("before").unwrap();
+        world.fs.sync_all().unwrap();
+        is_sound(&world);
+    }
+}
+
+#[test]
 fn what_an_earlier_state_had_is_copied_out_of_it_and_outlives_it() {
     // Also where the copies are built straight into runs.
     for files in [0, 3000] {

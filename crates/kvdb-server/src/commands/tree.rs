@@ -38,12 +38,25 @@ fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `CLONETREE from to [TXN id]`, by paths from the root of the file system, in the transaction of
-/// that number, or the joined one, or the mainline. Names and numbers in turn: what was copied.
+/// `CLONETREE from to [from to ...] [TXN id]`, by paths from the root of the file system, in the
+/// transaction of that number, or the joined one, or the mainline. Several trees come from one
+/// earlier state into a transaction. Names and numbers in turn: what was copied.
 pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    let id = transaction(s, &args, 3)?;
-    let made = s.shared.transactions.clone_tree(id, args.at(1), args.at(2))?;
+    if args.len().is_multiple_of(2) {
+        return Err(Failure::SYNTAX);
+    }
+    let last = args.len() - 2;
+    let named = last > 1 && is(args.at(last), "txn");
+    let end = if named { last } else { args.len() };
+    let id = transaction(s, &args, end)?;
+    let places: Vec<(&[u8], &[u8])> =
+        (1..end).step_by(2).map(|at| (args.at(at), args.at(at + 1))).collect();
+    let made = match (&places[..], id) {
+        ([(from, to)], _) => s.shared.transactions.clone_tree(id, from, to)?,
+        (_, Some(id)) => s.shared.transactions.clone_trees(id, &places)?,
+        (_, None) => return Err(Failure::request("several trees are copied in a transaction")),
+    };
     counted(&[("directories", made.directories), ("files", made.files), ("bytes", made.bytes)], out)
 }
 

@@ -171,13 +171,19 @@ impl Changes {
         for file in tops().filter(|file| whole(file) && file.after.is_some()) {
             mounted.call(&[b"RMTREE", &file.path, b"TXN", number.as_bytes()])?;
         }
-        for file in tops() {
-            if !whole(file) {
-                self.revert_attributes(view, file)?;
-            } else if file.before.is_some() {
-                let from = [b"/.kvfs/beneath/", &file.path[..]].concat();
-                mounted.call(&[b"CLONETREE", &from, &file.path, b"TXN", number.as_bytes()])?;
-            }
+        // Together, so that hard links among them stay links.
+        let again = tops().filter(|file| whole(file) && file.before.is_some());
+        let places: Vec<Vec<u8>> = again
+            .flat_map(|file| [[b"/.kvfs/beneath/", &file.path[..]].concat(), file.path.clone()])
+            .collect();
+        if !places.is_empty() {
+            let mut words = vec![&b"CLONETREE"[..]];
+            words.extend(places.iter().map(Vec::as_slice));
+            words.extend([&b"TXN"[..], number.as_bytes()]);
+            mounted.call(&words)?;
+        }
+        for file in tops().filter(|file| !whole(file)) {
+            self.revert_attributes(view, file)?;
         }
         choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
             // A key goes with its elements and its deadline. Where others have changed it since the
