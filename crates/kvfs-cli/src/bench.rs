@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::output::{Failure, Outcome, Output};
+use crate::output::{Exit, Failure, Outcome, Output};
 
 /// Time file operations in a directory, of a mount or of any other file system.
 #[derive(clap::Args)]
@@ -111,8 +111,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let cases = if args.cases.is_empty() { ALL } else { &args.cases };
     let failed =
         |what: Case, e: io::Error| Failure::io(format!("{what:?} in {}", root.display()), &e);
-    fs::create_dir_all(&root)
-        .map_err(|e| Failure::io(format!("cannot make {}", root.display()), &e))?;
+    begin(&args.dir, &root)?;
     let bench = Bench { root: root.clone(), files: args.files, mib: args.mib.max(1) };
     let mut timings = Vec::new();
     for &case in cases {
@@ -136,6 +135,32 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         })
         .collect();
     output.print(text, &timings)
+}
+
+/// In the directory that we make: what lies there is ours to write onto and to remove.
+const MARK: &str = "made-by-kvfs-bench";
+
+/// Makes the directory to work in, or takes up one that an earlier call has left.
+fn begin(dir: &Path, root: &Path) -> Outcome {
+    if !dir.is_dir() {
+        let what = format!("there is no directory {}", dir.display());
+        return Err(Failure::new(Exit::NotFound, what).hint("make it, or give another"));
+    }
+    let cannot = |e: io::Error| Failure::io(format!("cannot make {}", root.display()), &e);
+    match fs::create_dir(root) {
+        Ok(()) => File::create_new(root.join(MARK)).map(drop).map_err(cannot),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            let ours = fs::symlink_metadata(root).is_ok_and(|meta| meta.is_dir())
+                && fs::symlink_metadata(root.join(MARK)).is_ok_and(|meta| meta.is_file());
+            let what = format!("{} is there, and not of an earlier bench", root.display());
+            match ours {
+                true => Ok(()),
+                false => Err(Failure::new(Exit::Usage, what)
+                    .hint("move it away, or give another directory; nothing was written")),
+            }
+        }
+        Err(e) => Err(cannot(e)),
+    }
 }
 
 struct Bench {

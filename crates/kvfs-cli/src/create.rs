@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::destination::{self, Making};
 use crate::device_profile::{self, Asked};
-use crate::identity::FileMode;
 use crate::output::{Outcome, Output};
 use crate::sizes;
 use crate::store;
@@ -29,13 +29,14 @@ pub struct Args {
     #[arg(long, value_parser = sizes::parse_size)]
     zone_size: Option<u64>,
     #[command(flatten)]
-    mode: FileMode,
+    making: Making,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
+    destination::make_room(&args.store, args.making)?;
     let (size, profile) = store::create(&args.store, args.size, args.profile, args.zone_size)?;
     if args.store.is_file() {
-        args.mode.apply(&args.store)?;
+        args.making.apply(&args.store)?;
     }
     let room = size.map_or("growing as far as its host lets it".into(), |s| {
         format!("up to {}", sizes::human_size(s))

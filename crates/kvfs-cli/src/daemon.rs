@@ -20,6 +20,7 @@ use signal_hook::iterator::Signals;
 
 use crate::check;
 use crate::daemons::{self, Record};
+use crate::destination;
 use crate::failures;
 use crate::metrics;
 use crate::mount_options::Options;
@@ -214,7 +215,7 @@ fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     let started = match path {
         Some(path) => {
-            let file = open_log(path)?;
+            let file = destination::append(path)?;
             builder.with_ansi(false).with_writer(std::sync::Mutex::new(file)).try_init()
         }
         None => builder.with_writer(std::io::stderr).try_init(),
@@ -227,11 +228,6 @@ fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
         to_stderr(panic);
     }));
     Ok(path.map(Path::to_path_buf))
-}
-
-fn open_log(path: &Path) -> Outcome<File> {
-    let opened = File::options().append(true).create(true).open(path);
-    opened.map_err(|e| Failure::io(format!("cannot write the log {}", path.display()), &e))
 }
 
 /// Lets go of the terminal: the program that started us waits for the end of these streams.

@@ -26,7 +26,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::identity::{self, FileMode, Identity};
+use crate::destination::{self, Judge, Making};
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long)]
     keep_going: bool,
     #[command(flatten)]
-    mode: FileMode,
+    making: Making,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -75,7 +75,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let fs = store.file_system()?;
     let root = tree::find(&fs, args.from.as_bytes())?;
     let stdout = args.to.as_os_str() == "-";
-    let itself = Identity::of_path(&args.store);
+    let judge = Judge::reading(&args.store, args.making);
     let bar = output.progress("exporting", None, true);
     let cannot = |e: io::Error| Failure::io(format!("cannot write {}", args.to.display()), &e);
     let name = tree::names(args.from.as_bytes()).last().unwrap_or(b"file").to_vec();
@@ -105,17 +105,17 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             root: args.to.clone(),
             linked: HashMap::new(),
             owner: is_root(),
-            store: itself,
+            judge,
             skipped: Skipped::new(output),
         };
         walk().run(&mut directory, root, &name)?
     } else if stdout {
-        tar(standard_output(itself)?, "standard output")?
+        tar(standard_output()?, "standard output")?
     } else {
-        let file = identity::create(&args.to, args.mode, itself)?;
+        let file = destination::create(&args.to, args.making, judge)?;
         let writer = file.try_clone().map_err(cannot)?;
         tar(writer, &args.to.display().to_string())
-            .inspect_err(|_| identity::discard(&file, &args.to))?
+            .inspect_err(|_| destination::discard(&file, &args.to))?
     };
     bar.finish_and_clear();
     drop(fs);
@@ -143,12 +143,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 }
 
 /// Standard output, where a stream may go there.
-fn standard_output(store: Option<Identity>) -> Outcome<File> {
+fn standard_output() -> Outcome<File> {
     if std::io::IsTerminal::is_terminal(&io::stdout()) {
         return Err(Failure::new(Exit::Usage, "a tar stream is not for a terminal")
             .hint("give a file's name instead of -, or use a pipe"));
     }
-    identity::refuse(store, Identity::of_open(io::stdout()), Path::new("standard output"))?;
     let out = io::stdout().as_fd().try_clone_to_owned();
     out.map(File::from).map_err(|e| Failure::io("cannot write standard output", &e))
 }
@@ -166,13 +165,15 @@ fn of_mounted(args: &Args, directory: PathBuf, output: &Output) -> Outcome {
     }
     let from = tree::names(args.from.as_bytes()).map(std::ffi::OsStr::from_bytes);
     let path = from.fold(directory, |path, name| path.join(name));
-    let itself = Identity::of_path(&args.store);
+    let judge = Judge::reading(&args.store, args.making);
     let stdout = args.to.as_os_str() == "-";
     // What is to be exported is looked for before a file that is there loses what it has.
     let mounted = walks::begin(&path, "EXPORT")?;
     let (file, shown) = match stdout {
-        true => (standard_output(itself)?, "standard output".to_string()),
-        false => (identity::create(&args.to, args.mode, itself)?, args.to.display().to_string()),
+        true => (standard_output()?, "standard output".to_string()),
+        false => {
+            (destination::create(&args.to, args.making, judge)?, args.to.display().to_string())
+        }
     };
     let bar = output.progress("exporting", None, true);
     let written = mounted::write(
@@ -183,7 +184,7 @@ fn of_mounted(args: &Args, directory: PathBuf, output: &Output) -> Outcome {
     );
     bar.finish_and_clear();
     if written.is_err() && !stdout {
-        identity::discard(&file, &args.to);
+        destination::discard(&file, &args.to);
     }
     let written = written?;
     if stdout {

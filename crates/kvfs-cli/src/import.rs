@@ -22,6 +22,7 @@ use crate::import_items::{BATCH, Item};
 use crate::import_mounted::{self, Target};
 use crate::importer::{self, Counts, Importer};
 use crate::output::{Failure, Outcome, Output};
+use crate::place;
 use crate::sizes::human_size;
 use crate::sources::Source;
 use crate::store::{self, Access};
@@ -37,7 +38,8 @@ the new attributes, everything else is replaced.
 Into a mounted store it is one transaction: everything appears at once and is on disk then, or \
 nothing is changed, whatever happens; of any size, in little memory. Into a view of an open \
 transaction (.kvfs/txn/ID, or in `kvfs run`) it is a part of that. There, and in a store that is \
-not mounted, what had come before a failure stays.
+not mounted, what had come before a failure stays. Where the second one is a store and the first \
+is none, they are taken the other way around, as cp has it.
 
   kvfs import my.kvfs tree.tar --to /backup      a store that is not mounted
   zcat tree.tar.gz | kvfs import /mnt/backup -   a directory of one that is")]
@@ -51,7 +53,8 @@ pub struct Args {
     to: OsString,
 }
 
-pub fn run(args: Args, output: &Output) -> Outcome {
+pub fn run(mut args: Args, output: &Output) -> Outcome {
+    (args.store, args.from) = place::store_first(args.store, args.from);
     let directory = args.from.is_dir();
     let stdin = args.from.as_os_str() == "-";
     let tar = match () {
@@ -67,7 +70,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let begun = Instant::now();
     let target = import_mounted::target(&args.store)?;
     if let (Some((file, _)), None) = (&tar, &target) {
-        identity::refuse(Identity::of_path(&args.store), Identity::of_open(file), &args.from)?;
+        identity::must_be_another(&args.store, Identity::of_open(file), &args.from)?;
     }
     let in_root = target.as_ref().is_none_or(Target::is_root)
         && tree::names(args.to.as_bytes()).next().is_none();

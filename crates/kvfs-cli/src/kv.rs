@@ -120,6 +120,20 @@ enum Action {
     },
 }
 
+/// A key or value `--` at the end, as a shell hands it over: alone it would say that what follows
+/// is no option, and nothing follows.
+pub fn with_dashes(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    const TAKE_WORDS: [&str; 4] = ["get", "put", "del", "incr"];
+    let mut words = arguments.iter().skip(1).filter(|word| !word.as_bytes().starts_with(b"-"));
+    let is_kv = words.next().is_some_and(|word| word == "kv")
+        && words.any(|word| TAKE_WORDS.iter().any(|taken| word == taken));
+    let dashes = arguments.iter().filter(|word| *word == "--").count();
+    if is_kv && dashes == 1 && arguments.last().is_some_and(|word| word == "--") {
+        arguments.push("--".into());
+    }
+    arguments
+}
+
 pub fn run(args: Args, output: &Output) -> Outcome {
     let (target, writes) = match &args.action {
         Action::Get { target, .. }

@@ -14,6 +14,7 @@ mod create;
 mod daemon;
 mod daemons;
 mod defrag;
+mod destination;
 mod device_profile;
 mod dict;
 mod doctor;
@@ -31,6 +32,7 @@ mod import_items;
 mod import_mounted;
 mod importer;
 mod kv;
+mod list;
 mod live;
 mod ls;
 mod manual;
@@ -98,6 +100,7 @@ enum Command {
     Create(create::Args),
     Mount(mount::Args),
     Umount(umount::Args),
+    List(list::Args),
     Kv(kv::Args),
     Dict(dict::Args),
     Run(run::Args),
@@ -155,11 +158,14 @@ fn main() -> ExitCode {
     {
         return kvdb_lua::run_worker();
     }
-    let cli = match Cli::try_parse_from(find::as_options(arguments.clone())) {
+    let cli = match Cli::try_parse_from(kv::with_dashes(find::as_options(arguments.clone()))) {
         Ok(cli) => cli,
         Err(error) => return usage::wrong(error, &arguments),
     };
     let output = Output::new(cli.json);
+    if let Err(failure) = destination::judge_standard_output() {
+        return output.finish(Err(failure));
+    }
     let outcome = match cli.command {
         // They end with exit codes of other programs.
         Command::Run(args) => return run::run(args, &output),
@@ -167,6 +173,7 @@ fn main() -> ExitCode {
         Command::Create(args) => create::run(args, &output),
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),
+        Command::List(args) => list::run(args, &output),
         Command::Mcp(args) => mcp::run(args, &output),
         Command::Web(args) => web::run(args, &output),
         Command::Top(args) => top::run(args, &output),

@@ -1,10 +1,12 @@
 //! `kvfs completions` and `kvfs man`: what shells and `man` know of the commands, made from their
 //! own descriptions.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use clap_complete::Shell;
 
+use crate::destination::{self, Judge, Making};
 use crate::output::{Failure, Outcome, Output};
 use crate::text::with_paths;
 
@@ -29,10 +31,26 @@ pub struct ManArgs {
     directory: PathBuf,
 }
 
+/// The page of a command, and those of the commands below it.
+fn pages_of(command: &clap::Command, directory: &Path) -> Outcome {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        pages_of(below, directory)?;
+    }
+    let man = clap_mangen::Man::new(command.clone());
+    let path = directory.join(man.get_filename());
+    let cannot = |e| Failure::io(format!("cannot write {}", path.display()), &e);
+    let mut page = Vec::new();
+    man.render(&mut page).map_err(cannot)?;
+    let mut file = destination::create(&path, Making::PUBLIC, Judge::strict())?;
+    file.write_all(&page).map_err(cannot)
+}
+
 pub fn man(args: ManArgs, commands: clap::Command, output: &Output) -> Outcome {
     let cannot = |e| Failure::io(format!("cannot write to {}", args.directory.display()), &e);
     std::fs::create_dir_all(&args.directory).map_err(cannot)?;
-    clap_mangen::generate_to(commands, &args.directory).map_err(cannot)?;
+    let mut commands = commands.disable_help_subcommand(true);
+    commands.build();
+    pages_of(&commands, &args.directory)?;
     output.print(
         format!("wrote the manual pages to {}", args.directory.display()),
         with_paths(serde_json::json!({}), &[("directory", Some(&args.directory))]),

@@ -17,8 +17,8 @@ use kvfs_fuse::{Unmount, mounts, unmount};
 
 use crate::daemon;
 use crate::daemons::Record;
+use crate::destination::Judge;
 use crate::failures;
-use crate::identity::{self, Identity};
 use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -103,7 +103,8 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         None => None,
     };
     if let Some(log) = &options.log {
-        identity::refuse(Identity::of_path(&store), Identity::of_path(log), log)?;
+        // Here it can still be told.
+        Judge::strict().judge_path(log)?;
     }
     if args.foreground {
         let mut say = |record: &Record| announce(output, record);

@@ -64,6 +64,20 @@ impl Mounted {
         self.mount_point.join(".kvfs/txn").join(id.to_string())
     }
 
+    /// Fails where the mount shows one clone or snapshot alone: what a transaction has of files is
+    /// out of reach there.
+    pub fn must_have_views(&self) -> Outcome {
+        if self.mount_point.join(".kvfs").is_dir() {
+            return Ok(());
+        }
+        let what = format!(
+            "{} shows one clone or snapshot alone (-o clone=, snapshot=), and no views of transactions",
+            self.mount_point.display()
+        );
+        Err(Failure::new(Exit::Usage, what)
+            .hint("a program runs in a transaction where the whole store is mounted"))
+    }
+
     /// Runs a command; an error reply is a failure.
     pub fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
         judged(self.client.call(words))

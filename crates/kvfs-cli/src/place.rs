@@ -11,6 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use kvfs_fuse::mounts::{self, MountEntry};
 
+use crate::destination;
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 
@@ -97,6 +98,24 @@ pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
     let path = paths::full_path(target).map_err(cannot)?;
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
+}
+
+/// Whether a path means a store: a file that holds one, or a directory in a mount.
+pub fn means_a_store(target: &Path) -> bool {
+    match target.is_dir() {
+        true => of_target(target).is_ok_and(|place| place.is_some()),
+        false => destination::is_store(target),
+    }
+}
+
+/// The store first and what is put into it after that, also where they were given the other way
+/// around, as cp and tar have it: where one is a store and the other is none, they cannot be
+/// mistaken.
+pub fn store_first(store: PathBuf, other: PathBuf) -> (PathBuf, PathBuf) {
+    match !means_a_store(&store) && means_a_store(&other) {
+        true => (other, store),
+        false => (store, other),
+    }
 }
 
 /// Fails when a path names a view, for what is done to the whole store.

@@ -41,6 +41,9 @@ pub struct Args {
     /// What does not exist is no error.
     #[arg(short, long)]
     force: bool,
+    /// Taken as rm(1) has it: a directory goes with everything in it anyway.
+    #[arg(short, long, short_alias = 'R')]
+    recursive: bool,
 }
 
 #[derive(Clone, Copy, Default, Serialize)]

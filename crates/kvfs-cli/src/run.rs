@@ -131,6 +131,7 @@ pub fn enter(
     command: &[OsString],
     output: &Output,
 ) -> Outcome<sandbox::Code> {
+    mounted.must_have_views()?;
     let view = mounted.view(id);
     if !view.is_dir() {
         return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.display())));
@@ -171,6 +172,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         return Err(Failure::new(Exit::Usage, what)
             .hint("a transaction in a transaction is not possible; run the program as it is"));
     }
+    mounted.must_have_views()?;
     let mut terminal = if args.end.ask { Some(Terminal::open()?) } else { None };
     let label =
         args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
@@ -18,10 +18,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zones::FileDevice;
 
+use crate::destination::{self, Judge, Making};
 use crate::export::{Directory, Item, Skipped, Target, is_root, raise_open_files};
 use crate::failures;
-use crate::identity::{FileMode, Identity};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::paths;
 use report::Report;
 
 /// Bring out what is readable of a damaged store, into a directory.
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(flatten)]
-    mode: FileMode,
+    making: Making,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -59,7 +60,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             ));
         }
     };
-    let itself = Identity::of_path(&args.store);
+    let judge = Judge::reading(&args.store, args.making);
     let cannot =
         |e: std::io::Error| Failure::io(format!("cannot write {}", args.directory.display()), &e);
     std::fs::DirBuilder::new()
@@ -74,6 +75,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         )
         .hint("give a new directory"));
     }
+    // Made before hours of work, and where no file of the store can have its name.
+    let keys = args.keys.as_deref().map(|path| keys_file(path, &args, judge)).transpose()?;
     let bar = output.progress("looking for what is left", Some(0), false);
     let found = Salvage::open(Arc::new(device), &mut |done, all| {
         bar.set_length(all);
@@ -97,7 +100,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             root: args.directory.clone(),
             linked: HashMap::new(),
             owner: is_root(),
-            store: itself,
+            judge,
             skipped: Skipped::new(output),
         };
         Walk {
@@ -111,15 +114,25 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         .run()?;
     }
-    keys::bring_out(
-        remains.salvage(),
-        args.keys.as_deref().map(|path| (path, args.mode)),
-        itself,
-        &bar,
-        &mut report,
-    )?;
+    keys::bring_out(remains.salvage(), args.keys.as_deref().zip(keys), &bar, &mut report)?;
     bar.finish_and_clear();
     report.finish(&args.store, &args.directory, output)
+}
+
+fn keys_file(path: &Path, args: &Args, judge: Judge) -> Outcome<File> {
+    let full = |path: &Path| {
+        let found = paths::full_path(path).or_else(|_| paths::path_beside(path));
+        found.map_err(|e| Failure::io(format!("cannot write {}", path.display()), &e))
+    };
+    if full(path)?.starts_with(full(&args.directory)?) {
+        let what = format!(
+            "{} lies in {}, where a file of the store could have its name",
+            path.display(),
+            args.directory.display()
+        );
+        return Err(Failure::new(Exit::Usage, what).hint("write the keys to another directory"));
+    }
+    destination::create(path, args.making, judge)
 }
 
 /// Files on their way out.

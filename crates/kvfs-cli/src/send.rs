@@ -10,10 +10,12 @@ use kvdb::{ReceiveOptions, Received};
 use kvdb_server::Reply;
 use serde_json::json;
 
+use crate::destination::{self, Judge, Making};
 use crate::failures;
-use crate::identity::{self, FileMode, Identity};
+use crate::identity::{self, Identity};
 use crate::kv::{Connection, unexpected};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place;
 use crate::sizes;
 use crate::sockets;
 use crate::store;
@@ -43,7 +45,7 @@ pub struct SendArgs {
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
-    mode: FileMode,
+    making: Making,
 }
 
 /// Take what `kvfs send` has written: the snapshot, and the store or a clone as it is in it.
@@ -61,6 +63,9 @@ gone with the clone that is replaced.")]
 pub struct ReceiveArgs {
     /// The file of a store, or the directory that it is mounted on: then into a clone alone.
     store: PathBuf,
+    /// A file to read the stream from; standard input, when none is given.
+    #[arg(conflicts_with = "input")]
+    file: Option<PathBuf>,
     /// Into a clone of this name instead of the store itself.
     #[arg(long, value_name = "NAME", default_value = "")]
     clone: String,
@@ -70,7 +75,7 @@ pub struct ReceiveArgs {
     /// Give up what was changed here.
     #[arg(long)]
     replace: bool,
-    /// From this file instead of standard input.
+    /// The same as FILE.
     #[arg(long, short = 'i', value_name = "FILE")]
     input: Option<PathBuf>,
     /// Print how far streams that were cut off came, and nothing else.
@@ -146,20 +151,17 @@ impl Sending {
 
 pub fn send(args: SendArgs, output: &Output) -> Outcome {
     let from = args.from.as_deref().map(position).transpose()?;
-    let store = Identity::of_store(&args.target);
+    let judge = Judge::reading(&args.target, args.making);
     // What is to be sent is looked for first: a file that is there keeps what it has until then.
     let mut source = Sending::of(&args, from.as_ref())?;
     let out: Box<dyn Write> = match &args.output {
-        Some(path) => Box::new(identity::create(path, args.mode, store)?),
+        Some(path) => Box::new(destination::create(path, args.making, judge)?),
         None if io::stdout().is_terminal() => {
             let what = "a stream of bytes is nothing for a terminal";
             return Err(Failure::new(Exit::Usage, what)
                 .hint("pipe it into `kvfs receive`, or give --output FILE"));
         }
-        None => {
-            identity::refuse(store, Identity::of_open(io::stdout()), Path::new("standard output"))?;
-            Box::new(io::stdout().lock())
-        }
+        None => Box::new(io::stdout().lock()),
     };
     let bar = output.progress(&args.snapshot, None, true);
     let mut out = Counted(BufWriter::with_capacity(1 << 20, out), bar);
@@ -186,7 +188,11 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
     }
 }
 
-pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
+pub fn receive(mut args: ReceiveArgs, output: &Output) -> Outcome {
+    if let Some(file) = args.file.take() {
+        let (store, file) = place::store_first(args.store, file);
+        (args.store, args.input) = (store, Some(file).filter(|file| file.as_os_str() != "-"));
+    }
     let mounted = sockets::socket_of(&args.store)?.is_some();
     if mounted && args.positions {
         return positions_of_mounted(&args, output);
@@ -199,8 +205,8 @@ pub fn receive(args: ReceiveArgs, output: &Output) -> Outcome {
     }
     let input =
         args.input.as_deref().map_or_else(|| Identity::of_open(io::stdin()), Identity::of_path);
-    identity::refuse(
-        Identity::of_path(&args.store),
+    identity::must_be_another(
+        &args.store,
         input,
         args.input.as_deref().unwrap_or(Path::new("standard input")),
     )?;

@@ -83,6 +83,13 @@ pub struct Superblock {
 }
 
 impl Superblock {
+    /// Whether a store lies in a file or device: one of the copies begins as a superblock does,
+    /// whole or not. `read` fills the bytes at an offset, and returns `false` if there are none.
+    pub fn is_one(mut read: impl FnMut(u64, &mut [u8]) -> bool) -> bool {
+        let mut begins = [0; MAGIC.len()];
+        COPIES.into_iter().any(|addr| read(addr, &mut begins) && begins == MAGIC)
+    }
+
     pub(crate) fn encode(&self, addr: u64) -> [u8; SIZE] {
         let mut block = [0; SIZE];
         let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);

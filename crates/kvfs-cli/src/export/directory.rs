@@ -14,8 +14,8 @@ pub(crate) struct Directory<'a> {
     pub(crate) linked: HashMap<Ino, Vec<u8>>,
     /// Owners can be set.
     pub(crate) owner: bool,
-    /// What is read, and must stay.
-    pub(crate) store: Option<Identity>,
+    /// What must stay, though an entry has its name.
+    pub(crate) judge: Judge,
     pub(crate) skipped: Skipped<'a>,
 }
 
@@ -89,7 +89,7 @@ impl Directory<'_> {
             self.at.push(fd);
             return Ok(0);
         }
-        identity::refuse(self.store, Identity::of_entry(&parent, item.name), &path)?;
+        self.judge.judge_entry(&parent, item.name, &path)?;
         match rustix::fs::unlinkat(&parent, item.name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(e) => return Err(cannot(e)),
@@ -257,7 +257,7 @@ mod tests {
             root: root.path().into(),
             linked: HashMap::new(),
             owner: false,
-            store: None,
+            judge: Judge::strict(),
             skipped: Skipped::new(&output),
         };
         let attr = Attr {

@@ -1,5 +1,6 @@
 //! Keys and values on their way out.
 
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -8,7 +9,6 @@ use kvdb::{Remnant, Salvage};
 use serde_json::{Map, Value};
 
 use super::report::Report;
-use crate::identity::{self, FileMode, Identity};
 use crate::output::{Failure, Outcome};
 use crate::text;
 
@@ -18,18 +18,14 @@ const FILES: [&str; 3] = ["nmap", "imap", "dmap"];
 /// Reads all keys, and writes them to a file, if one is given: a line of JSON for each.
 pub fn bring_out(
     salvage: &Salvage,
-    to: Option<(&Path, FileMode)>,
-    store: Option<Identity>,
+    to: Option<(&Path, File)>,
     bar: &ProgressBar,
     report: &mut Report,
 ) -> Outcome {
     let cannot = |path: &Path, e: std::io::Error| {
         Failure::io(format!("cannot write {}", path.display()), &e)
     };
-    let mut out = match to {
-        Some((path, mode)) => Some((path, BufWriter::new(identity::create(path, mode, store)?))),
-        None => None,
-    };
+    let mut out = to.map(|(path, file)| (path, BufWriter::new(file)));
     for dictionary in
         salvage.dictionaries().into_iter().filter(|name| !FILES.contains(&name.as_str()))
     {
