@@ -64,6 +64,11 @@ impl Health {
     /// Stops writes because of `cause`, met while `doing`; the first cause stays. Gives the error
     /// for the caller.
     pub(crate) fn fail(&self, doing: &str, cause: &Error) -> Error {
+        // What to do when a store is full is no help here: what it takes is an opening.
+        let cause = match cause {
+            Error::NoSpace => "its host gave no more space: make room there".to_string(),
+            cause => cause.to_string(),
+        };
         self.stop(|| format!("{doing} failed ({cause}); close the store and open it again, which recovers what is on disk"));
         self.error()
     }
@@ -77,5 +82,19 @@ impl Health {
             *why = Some(reason);
             self.failed.store(true, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_has_failed_for_want_of_space_says_where_and_to_open_it_again() {
+        let health = Health::default();
+        health.fail("the write of the journal", &Error::NoSpace);
+        let said = health.writable().expect_err("it takes no more writes").to_string();
+        assert!(said.contains("its host gave no more space"), "{said}");
+        assert!(said.contains("open it again") && !said.contains("delete something"), "{said}");
     }
 }
