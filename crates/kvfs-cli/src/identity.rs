@@ -1,5 +1,5 @@
-//! Which file a path leads to, whatever names lead there: a name, a symbolic link, a hard link and a
-//! second node of one device are all the same file.
+//! Which file a path leads to, whatever names lead there: a name, a symbolic link, a hard link and
+//! a second node of one device are all the same file.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
