@@ -9,10 +9,12 @@ pub use mounted::of_files;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use zones::{Device, FileDevice};
 
+use crate::kv::Connection;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::scrub;
 use crate::sizes::human_size;
 use crate::store::{self, Access};
 use crate::text::with_paths;
@@ -26,8 +28,10 @@ place, and the exit code is 5. A mounted store is read by its daemon while it is
 everything that is alive, and the file system as it is committed when that is done. What only \
 openings read (older superblocks and manifests, the journal) is looked at when it is not \
 mounted, and only then can it be repaired. --repair takes out what cannot be read, and names it; \
-that is lost then, so bring out first what salvage can read, and look for a backup. Entries that \
-lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. \
+that is lost then, so bring out first what salvage can read, and look for a backup. Reading lost \
+bytes of a file fails (EIO) until they are written again, and what is lost is kept as a list: \
+check and kvfs stat show it, and the exit code of check is 5, until nothing of it is lost any more \
+or --accept-losses is given. Entries that lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. \
 What is sound stays as it is. The repaired store takes the place of the old one at once: when \
 anything stops it before, the old one is there. A store of which superblock, manifest or journal \
 cannot be read at all is not repaired: see kvfs salvage.")]
@@ -41,6 +45,10 @@ pub struct Args {
     /// With --repair: do not ask.
     #[arg(long, requires = "repair")]
     yes: bool,
+    /// With --repair: what is lost, now or since an earlier repair, is given up. Lost bytes of
+    /// files read as zeros, and there is no list of them.
+    #[arg(long, requires = "repair")]
+    accept_losses: bool,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -49,7 +57,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     let found = examine(&args.store, output)?;
     if args.repair {
-        return repair::run(&args.store, args.yes, found, output);
+        let losses = match args.accept_losses {
+            true => kvfs::Losses::Accept,
+            false => kvfs::Losses::Keep,
+        };
+        return repair::run(&args.store, args.yes, losses, found, output);
     }
     found.tell(&args.store, output)
 }
@@ -63,6 +75,10 @@ fn place_of(ino: u64) -> String {
 struct Found {
     /// Places, and what is wrong there.
     faults: Vec<(String, String)>,
+    /// Which bytes of which files, and which keys, depend on what is damaged.
+    concerns: Vec<String>,
+    /// What earlier repairs could not bring back.
+    losses: Vec<Loss>,
     /// The store can be opened.
     opened: bool,
     report: kvdb::CheckReport,
@@ -98,9 +114,11 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
 
     let mut faults: Vec<(String, String)> =
         report.faults.iter().map(|f| (f.place.clone(), f.what.clone())).collect();
-    let mut files = None;
+    let (mut files, mut losses) = (None, Vec::new());
     if opened {
         let store = store::open_waiting(store_path, Access::ReadOnly, None)?;
+        // A file system that cannot be read has no list; that it cannot is told below.
+        losses = kvfs::losses(&store.db).unwrap_or_default().into_iter().map(Loss::from).collect();
         match kvfs::verify(&store.db) {
             Ok(found) => {
                 faults.extend(found.findings.iter().map(|f| (place_of(f.ino), f.what.clone())));
@@ -118,20 +136,82 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
             "it cannot be opened, though every part of it that was found is whole".into(),
         ));
     }
-    Ok(Found { faults, opened, report, journal: true, files })
+    let concerns =
+        if opened && !faults.is_empty() { concerns(store_path, output)? } else { Vec::new() };
+    Ok(Found { faults, concerns, losses, opened, report, journal: true, files })
+}
+
+/// Which files and keys depend on what is damaged: a scrub knows the keys of what it reads.
+fn concerns(path: &Path, output: &Output) -> Outcome<Vec<String>> {
+    let mut connection = Connection::open(path, false)?;
+    scrub::whole(&mut connection, 0, output)?;
+    let faults = scrub::faults(&mut connection)?;
+    connection.close()?;
+    Ok(concerned(&faults))
+}
+
+fn concerned(faults: &[Value]) -> Vec<String> {
+    let name = |fault: &Value| {
+        ["concerns", "keys"].iter().find_map(|of| Some(fault[*of].as_str()?.to_string()))
+    };
+    let mut all: Vec<String> =
+        faults.iter().filter_map(name).filter(|name| !name.is_empty()).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// Something that a repair could not bring back.
+pub struct Loss {
+    time: u64,
+    what: String,
+}
+
+impl From<kvfs::Loss> for Loss {
+    fn from(loss: kvfs::Loss) -> Loss {
+        Loss { time: loss.time, what: loss.what }
+    }
+}
+
+impl Loss {
+    pub fn to_json(&self) -> Value {
+        json!({"time": self.time, "what": self.what})
+    }
+
+    fn of_json(value: &Value) -> Option<Loss> {
+        Some(Loss { time: value["time"].as_u64()?, what: value["what"].as_str()?.into() })
+    }
+
+    fn line(&self) -> String {
+        let time = kvfs::Timestamp { secs: self.time as i64, nanos: 0 };
+        format!("lost: {} (noted at {} UTC)\n", self.what, tree::time_text(time))
+    }
 }
 
 impl Found {
+    /// Pages that nobody can read are there, on a list or not.
+    fn has_losses(&self) -> bool {
+        !self.losses.is_empty() || self.files.as_ref().is_some_and(|files| files.lost_pages > 0)
+    }
+
     fn tell(self, path: &Path, output: &Output) -> Outcome {
-        let Found { faults, report, journal, files, .. } = self;
-        let clean = faults.is_empty();
+        let lost = self.has_losses();
+        let Found { faults, concerns, losses, report, journal, files, .. } = self;
+        let clean = faults.is_empty() && !lost;
         let mut text: String =
             faults.iter().map(|(place, what)| format!("{place}: {what}\n")).collect();
-        text += &format!(
-            "{}: {}",
-            path.display(),
-            if clean { "clean".to_string() } else { format!("{} faults", faults.len()) }
-        );
+        concerns.iter().for_each(|what| text += &format!("damaged: {what}\n"));
+        losses.iter().for_each(|loss| text += &loss.line());
+        let pages = files.as_ref().map_or(0, |files| files.lost_pages);
+        let state = match (clean, pages) {
+            (true, _) => "clean".to_string(),
+            (false, 0) => format!("{} faults, {} losses", faults.len(), losses.len()),
+            (false, pages) => {
+                let losses = losses.len();
+                format!("{} faults, {losses} losses, {pages} lost pages of files", faults.len())
+            }
+        };
+        text += &format!("{}: {state}", path.display());
         text += &format!(
             "; {} in {} runs of {} dictionaries",
             human_size(report.bytes),
@@ -158,16 +238,25 @@ impl Found {
         let value = json!({
             "clean": clean,
             "faults": faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect::<Vec<_>>(),
+            "concerns": concerns, "lost": losses.iter().map(Loss::to_json).collect::<Vec<_>>(),
             "dictionaries": report.dictionaries, "runs": report.runs, "items": report.items, "bytes": report.bytes,
             "journal_records": journal.then_some(report.journal_records), "torn_bytes": report.torn_bytes,
             "files": files.map(|f| json!({
                 "directories": f.directories, "files": f.files, "others": f.others, "names": f.names, "pages": f.pages, "bytes": f.bytes,
-                "orphans": f.orphans,
+                "orphans": f.orphans, "lost_pages": f.lost_pages,
             })),
         });
         output.print(text, with_paths(value, &[("store", Some(path))]))?;
         if clean {
             return Ok(());
+        }
+        if faults.is_empty() {
+            let what =
+                format!("something is lost in {}, as an earlier repair noted", path.display());
+            return Err(Failure::new(Exit::Damaged, what).hint(
+                "bring it back from a backup; what stays lost is given up by: \
+                 kvfs check --repair --accept-losses",
+            ));
         }
         let failure =
             Failure::new(Exit::Damaged, format!("{} faults in {}", faults.len(), path.display()));

@@ -18,6 +18,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use crate::sizes::human_size;
 use crate::sockets;
+use crate::statistics;
 use crate::store::{self, Access};
 use crate::{text, tree};
 
@@ -82,6 +83,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         (None, None) => {
             let store = store::open_waiting(&args.target, Access::ReadOnly, None)?;
             all.extend(figures::engine(&store.db.stats()));
+            let losses = kvfs::losses(&store.db).unwrap_or_default();
+            all.insert("lost".into(), statistics::lost(losses));
             store.close()?;
         }
     }
@@ -95,7 +98,10 @@ fn daemon(record: &Record) -> Value {
         ("socket", record.socket.as_deref()),
         ("log", record.log.as_deref()),
     ];
-    text::with_paths(json!({"pid": record.pid}), &paths)
+    let value = json!({
+        "pid": record.pid, "listen": record.listen, "metrics": record.metrics,
+    });
+    text::with_paths(value, &paths)
 }
 
 fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
@@ -159,9 +165,23 @@ fn show(all: &Map<String, Value>) -> String {
         line("store", place("store"));
         line("mounted on", format!("{} (process {pid})", place("mount_point")));
         line("socket", place("socket"));
+        for (name, what) in [("listen", "keys at"), ("metrics", "figures at")] {
+            if let Some(address) = daemon[name].as_str() {
+                line(what, text::show_line(address));
+            }
+        }
     }
     if let Some(why) = all["failed"].as_str() {
         line("FAILED", format!("the store takes no more writes: {why}"));
+    }
+    if let Some(lost) = all["lost"].as_array().filter(|lost| !lost.is_empty()) {
+        let first = lost[0]["what"].as_str().unwrap_or_default();
+        let more = if lost.len() > 1 {
+            format!(" and {} more: kvfs check lists them", lost.len() - 1)
+        } else {
+            String::new()
+        };
+        line("LOST", format!("{}{more}", text::show_line(first)));
     }
     if all["space"].is_object() {
         let (total, free) = (count(&all["space"]["total"]), count(&all["space"]["free"]));

@@ -7,6 +7,7 @@ use kvdb::Kvdb;
 use kvfs::Fs;
 use kvfs_fuse::{Counters, KernelNotifier};
 
+use crate::check;
 use crate::figures;
 
 /// Where the figures of a mount come from.
@@ -14,6 +15,11 @@ pub struct MountFigures {
     pub requests: Arc<Counters>,
     pub notifier: Arc<KernelNotifier>,
     pub uses_rings: bool,
+}
+
+/// What a store has lost, as `kvfs check` lists it.
+pub fn lost(losses: Vec<kvfs::Loss>) -> serde_json::Value {
+    losses.into_iter().map(|loss| check::Loss::from(loss).to_json()).collect()
 }
 
 /// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the
@@ -27,6 +33,8 @@ pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> Str
             "pages_patched": s.pages_patched, "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino, "zone_size": s.zone_size,
         });
     }
+    let losses = fs.map_or_else(|| kvfs::losses(db), Fs::losses).unwrap_or_default();
+    all["lost"] = lost(losses);
     if let Some(MountFigures { requests, notifier, uses_rings }) = mount {
         let round_trip = notifier.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);
         let transport = if *uses_rings { "io_uring" } else { "/dev/fuse" };

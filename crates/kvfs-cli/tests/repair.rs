@@ -68,11 +68,33 @@ impl Lab {
         fs::write(&self.store, bytes).expect("the store");
     }
 
+    /// Something was lost by what is repaired, and that is said until it is given up.
     fn repair(&self) -> Value {
         let out = self.run("check", &["--repair".as_ref(), "--yes".as_ref(), "--json".as_ref()]);
+        let err = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(DAMAGED), "{err}");
+        assert!(err.contains("--accept-losses"), "{err}");
+        let report: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        assert_eq!(report["faults"].as_array().map(Vec::len), Some(0), "{report}");
+        let lost = report["lost"].as_array().expect("a list").len();
+        assert!(lost > 0, "{report}");
+        for command in ["check", "stat"] {
+            let out = self.run(command, &["--json".as_ref()]);
+            let code = if command == "check" { Some(DAMAGED) } else { Some(0) };
+            assert_eq!(out.status.code(), code, "{command}");
+            let said: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+            assert_eq!(said["lost"], report["lost"], "{command}");
+        }
+        let again = self.run("check", &["--repair".as_ref()]);
+        assert_eq!(again.status.code(), Some(DAMAGED), "nothing to repair, and still lost");
+        report
+    }
+
+    fn accept(&self) {
+        let out =
+            self.run("check", &["--repair".as_ref(), "--yes".as_ref(), "--accept-losses".as_ref()]);
         assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
         assert_eq!(self.run("check", &[]).status.code(), Some(0), "clean afterwards");
-        serde_json::from_slice(&out.stdout).expect("JSON")
     }
 }
 
@@ -81,7 +103,11 @@ fn a_file_without_its_bad_page_and_the_others_as_they_were() {
     let lab = Lab::new();
     let content = noise(1, 40 * 4096);
     lab.damage(&content[5 * 4096..][..64]);
-    assert_eq!(lab.run("check", &[]).status.code(), Some(DAMAGED));
+    let out = lab.run("check", &[]);
+    assert_eq!(out.status.code(), Some(DAMAGED));
+    let bytes = format!("bytes {}..{} of /directory/large", 5 * 4096, 6 * 4096);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(said.contains(&format!("damaged: {bytes}")), "{said}");
     let before = fs::read(&lab.store).expect("the store");
     // No user is there to be asked, so nothing happens.
     let mut unattended = Command::new("setsid");
@@ -97,6 +123,11 @@ fn a_file_without_its_bad_page_and_the_others_as_they_were() {
         report["removed"][0]["concerns"],
         format!("bytes {}..{} of /directory/large", 5 * 4096, 6 * 4096)
     );
+    // What is gone is no zeros, until somebody says so.
+    assert_eq!(report["lost"][0]["what"], bytes);
+    let out = lab.run("cat", &["directory/large".as_ref()]);
+    assert_eq!(out.status.code(), Some(DAMAGED), "{}", String::from_utf8_lossy(&out.stderr));
+    lab.accept();
     let mut wanted = content;
     wanted[5 * 4096..6 * 4096].fill(0);
     assert!(lab.run("cat", &["directory/large".as_ref()]).stdout == wanted);
@@ -121,6 +152,7 @@ fn files_whose_names_were_lost_are_in_lost_and_found() {
         contents.contains(&noise(1, 40 * 4096)) && contents.contains(&noise(2, 10 * 4096)),
         "{names}: {report}"
     );
+    lab.accept();
 }
 
 #[test]

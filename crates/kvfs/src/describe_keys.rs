@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use kvdb::Kvdb;
+use kvdb::{Kvdb, View};
 
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::difference::{Side, joined};
@@ -11,8 +11,18 @@ use crate::layout::{Layout, PAGE};
 /// What the keys from `start` up to `end` of a dictionary are, in words: which bytes of which file.
 /// `None`: the dictionary is not the file system's.
 pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> Option<String> {
-    let layout = Layout::find(db)?;
-    let side = Side::new(db.view(), layout);
+    describe_keys_in(db.view(), Layout::find(db)?, dictionary, start, end)
+}
+
+/// The same in one state of the store.
+pub(crate) fn describe_keys_in(
+    view: View,
+    layout: Layout,
+    dictionary: &str,
+    start: &[u8],
+    end: &[u8],
+) -> Option<String> {
+    let side = Side::new(view, layout);
     let number = |key: &[u8]| Some(Ino::from_be_bytes(*key.first_chunk::<8>()?));
     let first = number(start).unwrap_or(0);
     // The last one that has a key below the end.

@@ -30,7 +30,7 @@
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
-//! - Checking: `verify`, `repair`, `salvage`, `scrub_note`, `describe_keys`.
+//! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
 //! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
 //! marks that dirty (`dirty`). A `sync`, the interval, or a writer that finds too much waiting has
@@ -64,6 +64,7 @@ mod layout;
 mod listing;
 mod listing_table;
 mod locks;
+mod losses;
 mod lost;
 mod merge;
 mod namespace;
@@ -103,8 +104,9 @@ pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
 pub use going_down::GoingDown;
 pub use kvdb::TransactionId;
+pub use losses::{Loss, losses};
 pub use remove_tree::RemoveStats;
-pub use repair::{Repaired, repair};
+pub use repair::{Losses, Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use sync::FSync;
 pub use verify::{Finding, Report, verify};

@@ -30,6 +30,7 @@ pub fn keys(data: &[u8]) {
         Ok(ImapKey::Node(ino)) => assert_eq!(node_key(ino), data),
         Ok(ImapKey::Xattr(ino, name)) => assert_eq!(xattr_key(ino, name), data),
         Ok(ImapKey::Orphan(ino)) => assert_eq!(orphan_key(ino), data),
+        Ok(ImapKey::Loss(number)) => assert_eq!(loss_key(number), data),
         Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers) => {
             assert_eq!(data.len(), 9)
         }

@@ -2,11 +2,12 @@
 //! after anything else that the checker finds. It changes what contradicts something else and
 //! nothing that is sound, and it takes away only what means nothing: names that lead nowhere,
 //! values that nothing refers to. What has lost its name gets one in `lost+found`; data that has
-//! lost its node gets a new one.
+//! lost its node gets a new one. What is gone is noted (`lost`), and reading a lost page fails.
 //!
 //! All of it is one batch over one view: first the tuples (`tuples`), then the tree that they make
 //! (`tree`). Memory is that of the checker: an entry for each inode.
 
+mod lost;
 mod tree;
 mod tuples;
 
@@ -31,18 +32,28 @@ pub struct Repaired {
     pub mended: Vec<Finding>,
 }
 
+/// What becomes of content that is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Losses {
+    /// Reading it fails, until it is written again, and what was lost is kept as a list.
+    Keep,
+    /// It reads as zeros, and so does what earlier repairs have noted; there is no list any more.
+    Accept,
+}
+
 /// Repairs the store and the file system in it, if there is one. All of it takes effect at once, or
 /// nothing.
-pub fn repair(db: &Kvdb, env: &dyn Env) -> Result<Repaired> {
+pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let mut mended = Vec::new();
     let layout = Layout::find(db);
-    let store = db.repair(|view| -> Result<Batch> {
+    let store = db.repair(|view, removed| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
         let largest =
             largest_ino(view, &layout)?.max(largest_kept(db, "").0).max(largest_taken(db, &layout));
         let largest = noted(view, &layout)?.map_or(largest, |noted| largest.max(noted.bound - 1));
-        let mut mend = Mend::new(view, layout, env, largest);
+        let mut mend = Mend::new(view, layout, env, largest, losses);
         mend.nodes()?;
+        mend.lost(removed)?;
         mend.pages()?;
         mend.names()?;
         mend.tree();
@@ -78,6 +89,7 @@ struct Mend<'a> {
     random: [u64; 2],
     largest: Ino,
     numbers: Option<Numbers>,
+    losses: Losses,
     batch: Batch,
     mended: Vec<Finding>,
     inodes: BTreeMap<Ino, Examined>,
@@ -85,7 +97,13 @@ struct Mend<'a> {
 }
 
 impl<'a> Mend<'a> {
-    fn new(view: &'a View, layout: Layout, env: &dyn Env, largest: Ino) -> Mend<'a> {
+    fn new(
+        view: &'a View,
+        layout: Layout,
+        env: &dyn Env,
+        largest: Ino,
+        losses: Losses,
+    ) -> Mend<'a> {
         let random = [env.random(), env.random()];
         Mend {
             view,
@@ -94,6 +112,7 @@ impl<'a> Mend<'a> {
             random,
             largest,
             numbers: None,
+            losses,
             batch: Batch::new(),
             mended: Vec::new(),
             inodes: BTreeMap::new(),

@@ -203,6 +203,9 @@ impl Remains {
                     }
                     let most = (size - at).min(PAGE) as usize;
                     match self.salvage.value(&value) {
+                        Ok(bytes) if layout::is_lost_page(bytes.len() as u64) => {
+                            add(&mut missing, at..at + most as u64)
+                        }
                         Ok(bytes) => visit(at, &bytes[..bytes.len().min(most)])?,
                         Err(_) => add(&mut missing, at..at + (value.len() as u64).min(most as u64)),
                     }

@@ -37,6 +37,9 @@ pub struct Report {
     pub pages: u64,
     /// Bytes of data stored, in pages and nodes.
     pub bytes: u64,
+    /// Of these pages those whose content is lost, and was lost before an earlier repair: reading
+    /// them is an error.
+    pub lost_pages: u64,
     /// Unlinked inodes that the next mount removes.
     pub orphans: u64,
     /// Everything that is wrong.
@@ -124,7 +127,7 @@ impl Check {
                     Ok(_) => has_super = true,
                     Err(e) => self.report.find(0, e.to_string()),
                 },
-                Ok(ImapKey::Moves) => {}
+                Ok(ImapKey::Moves | ImapKey::Loss(_)) => {}
                 Ok(ImapKey::Scrub) if layout::decode_scrub(&tuple.value()?).is_some() => {}
                 Ok(ImapKey::Scrub) => {
                     self.report.find(0, "the note of the last scrub is malformed")
@@ -283,7 +286,9 @@ impl Check {
                 Some(Some(seen)) => {
                     seen.pages += 1;
                     let size = seen.attr.size;
-                    if len > PAGE {
+                    if layout::is_lost_page(len) {
+                        self.report.lost_pages += 1;
+                    } else if len > PAGE {
                         self.report.find(ino, format!("page {block} has {len} bytes"));
                     } else if block >= blocks_of(size)
                         || (block * PAGE).checked_add(len).is_none_or(|end| end > size)

@@ -31,7 +31,7 @@ fn whatever_contradicts_itself_is_a_file_system_afterwards() {
         if !content::spoil(&mut Random::new(seed), &db, known) {
             continue;
         }
-        match kvfs::repair(&db, &*env) {
+        match kvfs::repair(&db, &*env, kvfs::Losses::Keep) {
             Ok(repaired) => mended += repaired.mended.len(),
             // The record of another version is not for this one to mend.
             Err(e) => {
@@ -47,7 +47,7 @@ fn whatever_contradicts_itself_is_a_file_system_afterwards() {
         }
         let found = kvfs::verify(&db).expect("readable");
         assert!(found.findings.is_empty(), "seed {seed}: {:?}", found.findings);
-        let again = kvfs::repair(&db, &*env).expect("again");
+        let again = kvfs::repair(&db, &*env, kvfs::Losses::Keep).expect("again");
         assert!(again.mended.is_empty(), "seed {seed}: {:?}", again.mended);
         let fs = Fs::open(db, env, FsOptions::default());
         assert!(fs.is_ok(), "seed {seed}: {:?}", fs.err());

@@ -41,7 +41,7 @@ pub struct RepairReport {
 impl Database {
     fn repair<E: From<Error>>(
         &self,
-        mend: impl FnOnce(&View) -> std::result::Result<Batch, E>,
+        mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
         if !self.inline() {
             return Err(Error::Invalid(
@@ -90,7 +90,7 @@ impl Database {
         state.replace_runs(&instead);
         // As it will be, for those who mend what is above.
         let view = self.versions.preview(&state, &change)?;
-        let batch = mend(&view)?;
+        let batch = mend(&view, &report.removed)?;
         report.changes = batch.len() as u64;
         if report.runs == 0 && batch.is_empty() {
             return Ok(report);
@@ -181,19 +181,19 @@ impl Database {
 impl crate::Kvdb {
     /// Makes the store usable again whose blocks are damaged: what cannot be read is deleted, and
     /// named in the report; everything else stays. `mend` is shown the store as it is without it,
-    /// and gives the changes that make it whole again above. All of it takes effect at once, or,
-    /// when anything fails, nothing. Of a store that nothing else uses, opened without threads;
-    /// best closed right after.
+    /// and what was removed, and gives the changes that make it whole again above. All of it takes
+    /// effect at once, or, when anything fails, nothing. Of a store that nothing else uses, opened
+    /// without threads; best closed right after.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
-    /// let report = db.repair(|_view| Ok::<_, kvdb::Error>(kvdb::Batch::new()))?;
+    /// let report = db.repair(|_view, _removed| Ok::<_, kvdb::Error>(kvdb::Batch::new()))?;
     /// assert_eq!(report, kvdb::RepairReport::default(), "nothing was damaged");
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn repair<E: From<Error>>(
         &self,
-        mend: impl FnOnce(&View) -> std::result::Result<Batch, E>,
+        mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
         self.db.0.repair(mend)
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Found, place_of};
+use super::{Found, Loss, concerned, place_of};
 use crate::kv::Connection;
 use crate::live::{count, object};
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -17,12 +17,18 @@ pub fn of_files(fs: &kvfs::Fs) -> kvdb::Result<String> {
         kvfs::Error::Store(error) => error,
         other => kvdb::Error::Corrupt(other.to_string()),
     })?;
+    let losses = fs.losses().map_err(|e| match e {
+        kvfs::Error::Store(error) => error,
+        other => kvdb::Error::Corrupt(other.to_string()),
+    })?;
+    let losses: Vec<Value> = losses.into_iter().map(|loss| Loss::from(loss).to_json()).collect();
     let findings: Vec<Value> =
         report.findings.iter().map(|f| json!({"ino": f.ino, "what": f.what})).collect();
     Ok(json!({
         "findings": findings, "directories": report.directories, "files": report.files,
         "others": report.others, "names": report.names, "pages": report.pages,
-        "bytes": report.bytes, "orphans": report.orphans,
+        "bytes": report.bytes, "orphans": report.orphans, "lost_pages": report.lost_pages,
+        "losses": losses,
     })
     .to_string())
 }
@@ -40,6 +46,7 @@ pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<F
     scrub::whole(&mut connection, 0, output)?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
     let faults = scrub::faults(&mut connection)?;
+    let concerns = concerned(&faults);
     let mut faults: Vec<(String, String)> =
         faults.iter().map(|fault| (text(&fault["place"]), text(&fault["what"]))).collect();
     let status = scrub::status(&mut connection)?;
@@ -63,6 +70,8 @@ pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<F
     for finding in files.iter().flat_map(|files| files["findings"].as_array()).flatten() {
         faults.push((place_of(count(&finding["ino"])), text(&finding["what"])));
     }
+    let losses = files.iter().flat_map(|files| files["losses"].as_array()).flatten();
+    let losses = losses.filter_map(Loss::of_json).collect();
     let stat = object(connection.call(&[b"KVFS.STAT"])?)?["store"].take();
     connection.close()?;
     let dictionaries: Vec<&Value> = stat["dictionaries"].as_array().into_iter().flatten().collect();
@@ -85,9 +94,10 @@ pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<F
         names: count(&f["names"]),
         pages: count(&f["pages"]),
         bytes: count(&f["bytes"]),
+        lost_pages: count(&f["lost_pages"]),
         // Of these programs have some open.
         orphans: count(&f["orphans"]),
         findings: Vec::new(),
     });
-    Ok(Some(Found { faults, opened: true, report, journal: false, files }))
+    Ok(Some(Found { faults, concerns, losses, opened: true, report, journal: false, files }))
 }

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use env::Machine;
 use kvdb::{Kvdb, OpenOptions};
-use kvfs::Repaired;
+use kvfs::{Losses, Repaired};
 use serde_json::{Value, json};
 use zones::FileDevice;
 
-use super::{Found, examine};
+use super::{Found, Loss, examine};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{failures, text, tree};
 
-pub fn run(path: &Path, yes: bool, found: Found, output: &Output) -> Outcome {
-    if found.faults.is_empty() {
+pub fn run(path: &Path, yes: bool, losses: Losses, found: Found, output: &Output) -> Outcome {
+    let gives_up = losses == Losses::Accept && found.has_losses();
+    if found.faults.is_empty() && !gives_up {
         return found.tell(path, output);
     }
     if !found.opened {
@@ -29,7 +30,7 @@ pub fn run(path: &Path, yes: bool, found: Found, output: &Output) -> Outcome {
         )
         .hint("bring out what is readable, and make a new store: kvfs salvage STORE DIRECTORY"));
     }
-    if !yes && !ask(&found)? {
+    if !yes && !ask(&found, losses)? {
         return Err(Failure::new(Exit::Damaged, format!("{} was not changed", path.display())));
     }
     let device = FileDevice::open(path, false)
@@ -38,7 +39,7 @@ pub fn run(path: &Path, yes: bool, found: Found, output: &Output) -> Outcome {
     let failed = |e| failures::of_database(format!("cannot repair {}", path.display()), e);
     let (db, _) =
         Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options).map_err(failed)?;
-    let repaired = kvfs::repair(&db, &Machine::default());
+    let repaired = kvfs::repair(&db, &Machine::default(), losses);
     let repaired = repaired.map_err(|e| {
         tree::failure(format!("cannot repair {}: it is as it was", path.display()), e)
     })?;
@@ -90,13 +91,14 @@ fn tell(
         lines += &format!("{place}: {}\n", finding.what);
     }
     let clean = after.faults.is_empty();
+    let lost = after.has_losses();
     lines += &format!(
         "{}: {}; {} places taken out, {} findings mended",
         path.display(),
-        if clean {
-            "repaired, and clean now".to_string()
-        } else {
-            format!("{} faults are left", after.faults.len())
+        match (clean, lost) {
+            (true, false) => "repaired, and clean now".to_string(),
+            (true, true) => "repaired; what is lost is noted, and reading it fails".to_string(),
+            (false, _) => format!("{} faults are left", after.faults.len()),
         },
         removed.len(),
         repaired.mended.len()
@@ -105,11 +107,22 @@ fn tell(
         repaired.mended.iter().map(|f| json!({"inode": f.ino, "what": f.what})).collect();
     let left: Vec<Value> =
         after.faults.iter().map(|(place, what)| json!({"place": place, "what": what})).collect();
-    let value = json!({"clean": clean, "removed": removed, "mended": mended, "faults": left});
+    let noted: Vec<Value> = after.losses.iter().map(Loss::to_json).collect();
+    let value = json!({
+        "clean": clean && !lost, "removed": removed, "mended": mended, "faults": left,
+        "lost": noted,
+    });
     output.print(lines, text::with_paths(value, &[("store", Some(path))]))?;
-    match clean {
-        true => Ok(()),
-        false => Err(Failure::new(
+    match (clean, lost) {
+        (true, false) => Ok(()),
+        (true, true) => {
+            let what = format!("something is lost in {}: see the list", path.display());
+            Err(Failure::new(Exit::Damaged, what).hint(
+                "bring it back from a backup; what stays lost is given up by: \
+                 kvfs check --repair --accept-losses",
+            ))
+        }
+        (false, _) => Err(Failure::new(
             Exit::Damaged,
             format!("{} faults are left in {}", after.faults.len(), path.display()),
         )),
@@ -117,7 +130,7 @@ fn tell(
 }
 
 /// Shows what is wrong, and asks on the terminal, wherever standard input and output lead to.
-fn ask(found: &Found) -> Outcome<bool> {
+fn ask(found: &Found, losses: Losses) -> Outcome<bool> {
     let cannot = |e: std::io::Error| {
         Failure::new(Exit::Usage, format!("cannot ask: there is no terminal: {e}"))
             .hint("decide beforehand: --yes")
@@ -131,7 +144,13 @@ fn ask(found: &Found) -> Outcome<bool> {
     if found.faults.len() > 50 {
         shown += &format!("and {} more\n", found.faults.len() - 50);
     }
-    shown += "What cannot be read is taken out and lost then. Repair? [y]es, [n]o: ";
+    found.concerns.iter().take(50).for_each(|what| shown += &format!("damaged: {what}\n"));
+    found.losses.iter().take(50).for_each(|loss| shown += &loss.line());
+    shown += match losses {
+        Losses::Keep => "What cannot be read is taken out and lost then.",
+        Losses::Accept => "What is lost is given up: lost bytes of files read as zeros.",
+    };
+    shown += " Repair? [y]es, [n]o: ";
     terminal
         .write_all(text::show_line(&shown).as_bytes())
         .and_then(|()| terminal.flush())

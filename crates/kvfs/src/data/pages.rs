@@ -135,6 +135,9 @@ impl Fs {
 
 /// The value of a page, which may not be longer than a page.
 pub(super) fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
+    if layout::is_lost_page(page.len() as u64) {
+        return Err(Error::Corrupt { ino, what: "this part of its content is lost".into() });
+    }
     if page.len() as u64 > PAGE {
         return Err(Error::Corrupt { ino, what: format!("a page of {} bytes", page.len()) });
     }

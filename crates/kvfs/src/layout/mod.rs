@@ -10,9 +10,11 @@
 //!                                  inode number
 //!        0(8) 'c'                  the last scrub that came to its end: when, and how much it
 //!                                  found
+//!        0(8) 'l' n(8, BE)         something that a repair could not bring back
 //!        0(8) 'n'                  bound below which all inode numbers lie that were given, and
 //!                                  the first one that a directory may have reserved
-//! dmap   ino(8, BE) block(8, BE)   page: up to 4096 bytes, what is missing at its end is zero
+//! dmap   ino(8, BE) block(8, BE)   page: up to 4096 bytes, what is missing at its end is zero; one
+//!                                  more byte: its content is lost
 //! ```
 //!
 //! Everything above speaks of inodes, names and blocks, so that keys by zone and relative path can
@@ -46,6 +48,7 @@ const ORPHAN: u8 = b'o';
 const MOVES: u8 = b'm';
 const SCRUB: u8 = b'c';
 const NUMBERS: u8 = b'n';
+const LOSS: u8 = b'l';
 /// Version of a record with the default zone size, which has no field for it.
 const SUPER_VERSION: u8 = 3;
 /// Version of a record with another zone size.
@@ -208,6 +211,7 @@ pub(crate) enum ImapKey<'a> {
     Moves,
     Scrub,
     Numbers,
+    Loss(u64),
     Orphan(Ino),
     Node(Ino),
     Xattr(Ino, &'a [u8]),
@@ -222,6 +226,10 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
         (0, [MOVES]) => Ok(ImapKey::Moves),
         (0, [SCRUB]) => Ok(ImapKey::Scrub),
         (0, [NUMBERS]) => Ok(ImapKey::Numbers),
+        (0, [LOSS, number @ ..]) => {
+            let number = number.try_into().map_err(|_| corrupt(0))?;
+            Ok(ImapKey::Loss(u64::from_be_bytes(number)))
+        }
         (0, [ORPHAN, orphan @ ..]) => {
             let orphan = u64::from_be_bytes(orphan.try_into().map_err(|_| corrupt(0))?);
             // Others are never removed: with number 0 the file system's own records would go.
@@ -262,6 +270,15 @@ pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
 /// The range of all orphan records.
 pub(crate) fn orphan_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, ORPHAN], [0, 0, 0, 0, 0, 0, 0, 0, ORPHAN + 1])
+}
+
+pub(crate) fn loss_key(number: u64) -> Vec<u8> {
+    [&[0, 0, 0, 0, 0, 0, 0, 0, LOSS][..], &number.to_be_bytes()].concat()
+}
+
+/// The range of all notes of losses.
+pub(crate) fn loss_range() -> ([u8; 9], [u8; 9]) {
+    ([0, 0, 0, 0, 0, 0, 0, 0, LOSS], [0, 0, 0, 0, 0, 0, 0, 0, LOSS + 1])
 }
 
 pub(crate) const SCRUB_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SCRUB];
@@ -382,6 +399,16 @@ pub(crate) fn decode_page_key(key: &[u8]) -> Result<(Ino, u64)> {
         }
         _ => Err(Error::Corrupt { ino: 0, what: format!("page key of {} bytes", key.len()) }),
     }
+}
+
+/// The value of a page whose content is lost: longer than any page, so that no reader takes it for
+/// content.
+pub(crate) const LOST_PAGE: [u8; PAGE as usize + 1] = [0; PAGE as usize + 1];
+
+/// Whether the value of a page says that its content is lost. Small writes may have been put over
+/// it since, as updates; they leave its length.
+pub(crate) fn is_lost_page(len: u64) -> bool {
+    len == PAGE + 1
 }
 
 /// Makes many page keys out of one allocation.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Mend, seen, word};
+use super::{Losses, Mend, seen, word};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::Result;
 use crate::layout::{self, Body, ImapKey, PAGE, Super, XattrValue};
@@ -42,6 +42,8 @@ impl Mend<'_> {
                     Err(_) => {}
                 },
                 Ok(ImapKey::Moves) => {}
+                Ok(ImapKey::Loss(_)) if self.losses == Losses::Keep => {}
+                Ok(ImapKey::Loss(_)) => self.batch.delete(imap, tuple.key),
                 Ok(ImapKey::Scrub) => {
                     if layout::decode_scrub(&tuple.value()?).is_none() {
                         self.note(0, "the note of the last scrub was malformed: removed");
@@ -140,7 +142,21 @@ impl Mend<'_> {
         let dmap = self.layout.dmap;
         let mut cursor = self.view.cursor(dmap, &[], &[])?;
         while let Some(tuple) = cursor.next()? {
-            let len = tuple.value_len() as u64;
+            let mut len = tuple.value_len() as u64;
+            if layout::is_lost_page(len) {
+                if self.losses == Losses::Accept {
+                    self.batch.delete(dmap, tuple.key);
+                    continue;
+                }
+                // As long as a page can be here, for what follows.
+                len = layout::decode_page_key(&tuple.key)
+                    .ok()
+                    .and_then(|(ino, block)| {
+                        let size = self.inodes.get(&ino)?.attr.size;
+                        size.checked_sub(block.checked_mul(PAGE)?)
+                    })
+                    .map_or(PAGE, |left| left.min(PAGE));
+            }
             let page = layout::decode_page_key(&tuple.key).ok().filter(|(ino, block)| {
                 let fits = block.checked_mul(PAGE).is_some_and(|at| at <= i64::MAX as u64 - PAGE);
                 (ROOT + 1..INO_LIMIT).contains(ino) && fits && len <= PAGE

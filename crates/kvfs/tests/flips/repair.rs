@@ -20,7 +20,7 @@ fn repair(image: &Image, device: Arc<dyn Device>) -> kvfs::Result<Repaired> {
     let options = OpenOptions { threads: false, flush_on_close: true, ..image.options() };
     let env = Arc::new(Simulated::new(77));
     let (db, _) = Kvdb::open(device, env.clone(), options)?;
-    let repaired = kvfs::repair(&db, &*env)?;
+    let repaired = kvfs::repair(&db, &*env, kvfs::Losses::Keep)?;
     db.close()?;
     Ok(repaired)
 }

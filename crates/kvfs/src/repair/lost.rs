@@ -1,0 +1,124 @@
+//! What could not be read and is gone: which pages of files it were, as far as that is known, and
+//! the list of it that the store keeps.
+
+use bytes::Bytes;
+use kvdb::ScrubFault;
+
+use super::{Losses, Mend};
+use crate::attr::{FileKind, Ino, ROOT};
+use crate::describe_keys::describe_keys_in;
+use crate::error::Result;
+use crate::layout::{self, Body, PAGE, blocks_of};
+use crate::losses::{Loss, Pages};
+use crate::reservation::INO_LIMIT;
+
+/// Pages that are marked at most: where more are lost, the rest is listed and reads as zeros.
+const MOST_PAGES: u64 = 1 << 20;
+/// Entries of the list that one repair adds at most.
+const MOST_NOTED: usize = 10_000;
+
+impl Mend<'_> {
+    /// Notes what was removed from the store, and marks the pages among it. Call when the nodes
+    /// are known, and before the pages are.
+    pub(super) fn lost(&mut self, removed: &[ScrubFault]) -> Result<()> {
+        if self.losses == Losses::Accept {
+            return Ok(());
+        }
+        let content: Bytes = Bytes::from_static(&layout::LOST_PAGE);
+        let mut number = self.first_free()?;
+        let mut marked = 0;
+        for (n, fault) in removed.iter().enumerate() {
+            let Some(keys) = &fault.keys else { continue };
+            let (start, end) = (&keys.start[..], &keys.end[..]);
+            let mut pages = Vec::new();
+            if keys.dictionary == "dmap" {
+                for (ino, from, to) in self.files_between(start, end) {
+                    for block in from..to {
+                        let key = layout::page_key(ino, block);
+                        // Another run may have it.
+                        let there = self.view.get(self.layout.dmap, &key);
+                        if marked == MOST_PAGES || there?.is_some() {
+                            continue;
+                        }
+                        marked += 1;
+                        self.batch.put(self.layout.dmap, key.to_vec(), content.clone());
+                        if let Some(seen) = self.inodes.get_mut(&ino) {
+                            seen.pages += 1;
+                        }
+                    }
+                    pages.push(Pages { ino, from, to });
+                }
+            }
+            if n >= MOST_NOTED {
+                continue;
+            }
+            let view = self.view.clone();
+            let what = describe_keys_in(view, self.layout, &keys.dictionary, start, end);
+            let what = what.unwrap_or_else(|| {
+                let dictionary = &keys.dictionary;
+                match end.split_last() {
+                    Some((0, key)) if key == start => {
+                        format!("key {} of dictionary {dictionary}", start.escape_ascii())
+                    }
+                    _ => format!(
+                        "keys of dictionary {dictionary} from {} up to {}",
+                        start.escape_ascii(),
+                        end.escape_ascii()
+                    ),
+                }
+            });
+            let pages = match &pages[..] {
+                [one] => Some(*one),
+                _ => None,
+            };
+            let time = u64::try_from(self.now.secs).unwrap_or(0);
+            let loss = Loss { time, what, pages };
+            self.batch.put(self.layout.imap, layout::loss_key(number), loss.encode());
+            number += 1;
+        }
+        Ok(())
+    }
+
+    /// The first number that no note has.
+    fn first_free(&self) -> Result<u64> {
+        let (start, end) = layout::loss_range();
+        let mut cursor = self.view.cursor(self.layout.imap, &start, &end)?;
+        let mut free = 0;
+        while let Some(tuple) = cursor.next()? {
+            if let Ok(layout::ImapKey::Loss(number)) = layout::decode_imap_key(&tuple.key) {
+                free = number.saturating_add(1);
+            }
+        }
+        Ok(free)
+    }
+
+    /// The files whose pages lie between two keys of `dmap`, and which of their blocks do.
+    fn files_between(&self, start: &[u8], end: &[u8]) -> Vec<(Ino, u64, u64)> {
+        let number = |key: &[u8]| key.first_chunk::<8>().map(|ino| Ino::from_be_bytes(*ino));
+        let block = |key: &[u8]| {
+            key.get(8..16).and_then(|block| block.try_into().ok()).map_or(0, u64::from_be_bytes)
+        };
+        let first = number(start).unwrap_or(0).max(ROOT + 1);
+        let last = number(end).unwrap_or(INO_LIMIT);
+        if first > last {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for (&ino, seen) in self.inodes.range(first..=last) {
+            if seen.attr.kind != FileKind::File || !matches!(seen.attr.body, Body::Paged(_)) {
+                continue;
+            }
+            let from = if number(start) == Some(ino) { block(start) } else { 0 };
+            let to = match number(end) {
+                // The end of one key is that key with a zero byte after it.
+                Some(of) if of == ino => block(end) + u64::from(end.len() > 16),
+                _ => u64::MAX / PAGE,
+            };
+            let to = to.min(blocks_of(seen.attr.size));
+            if from < to {
+                found.push((ino, from, to));
+            }
+        }
+        found
+    }
+}
