@@ -221,7 +221,7 @@ impl Database {
         after: Option<&str>,
     ) -> PyResult<Vec<ChangedFile>> {
         self.call(py, |open| {
-            let changes = open.views()?.difference_of_snapshots(before, after)?;
+            let changes = open.views()?.difference_of_snapshots(before, after, Default::default())?;
             Ok(changes.into_iter().map(changed_file).collect())
         })
     }

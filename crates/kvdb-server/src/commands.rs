@@ -35,6 +35,7 @@ mod ranges;
 mod revert;
 mod scan;
 mod scrub;
+mod sealed;
 mod server;
 mod sets;
 mod snapshot;

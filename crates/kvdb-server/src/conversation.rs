@@ -41,9 +41,11 @@ impl Conversation {
         Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
     }
 
-    /// With this user of the system.
-    pub fn with(mut self, user: Option<u32>) -> Self {
-        self.session.user = user;
+    /// With this user of the system and this process of theirs.
+    pub fn with(mut self, user: Option<u32>, process: Option<i32>) -> Self {
+        let confined = self.session.shared.seals.confine(process);
+        (self.session.user, self.session.process) = (user, process);
+        self.session.confined = confined;
         self
     }
 

@@ -64,6 +64,7 @@ mod review;
 #[cfg(all(test, debug_assertions))]
 mod schedule_tests;
 mod scripts;
+mod seals;
 mod server;
 mod session;
 mod slow_log;

@@ -243,7 +243,7 @@ fn welcome(common: &Common, stream: Stream, address: String, needs_password: boo
         return;
     }
     let Some(serving) = common.loops.iter().min_by_key(|one| one.connections()) else { return };
-    let user = stream.user();
+    let (user, process) = (stream.user(), stream.process());
     let stream = Arc::new(stream);
     let give_way = {
         let serving = serving.clone();
@@ -255,7 +255,7 @@ fn welcome(common: &Common, stream: Stream, address: String, needs_password: boo
         address,
         needs_password,
     );
-    let conversation = Box::new(conversation.with(user));
+    let conversation = Box::new(conversation.with(user, process));
     if let Err(error) = serving.add(stream, conversation) {
         tracing::warn!("could not serve a RESP connection: {error}");
     }

@@ -23,6 +23,7 @@ use crate::notifications::{Classes, Notifications};
 use crate::output::Budget;
 use crate::pause::Pause;
 use crate::scripts::{Scripts, Slot};
+use crate::seals::{Confined, Seals};
 use crate::slow_log::SlowLog;
 use crate::transactions::{
     Importing, Snapshots, TransactionState, TransactionStates, Transactions, Walking,
@@ -65,6 +66,7 @@ pub struct Shared {
     pub locks: KeyLocks,
     pub transactions: Arc<dyn Transactions>,
     pub transaction_states: TransactionStates,
+    pub seals: Seals,
     pub snapshots: Arc<dyn Snapshots>,
     pub cursors: Cursors,
     pub scripts: Scripts,
@@ -105,6 +107,7 @@ impl Shared {
         Shared {
             transactions: Arc::new(db.clone()),
             transaction_states: TransactionStates::of_store(&db),
+            seals: Seals::default(),
             snapshots: Arc::new(db.clone()),
             db,
             whole_replies: Arc::new(Budget::new(limits.whole_replies)),
@@ -147,6 +150,10 @@ impl Shared {
 pub struct Session {
     /// The user of the system at the other end, where the connection tells.
     pub user: Option<u32>,
+    /// The process there, likewise.
+    pub process: Option<i32>,
+    /// By a seal, to some transactions.
+    pub confined: Option<Confined>,
     pub shared: Arc<Shared>,
     pub id: u64,
     /// The connection as others see it.
@@ -240,6 +247,8 @@ impl Session {
             replies: Replies::On,
             effects: RefCell::default(),
             user: None,
+            process: None,
+            confined: None,
             name: String::new(),
             library: Default::default(),
             dictionary: Selected::default(),
@@ -528,6 +537,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.unsubscribe_all();
         self.shared.clients.remove(self.id);
+        self.shared.seals.end(self.id);
         self.let_go();
     }
 }

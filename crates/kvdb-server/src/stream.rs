@@ -58,6 +58,17 @@ impl Stream {
         }
     }
 
+    /// The process at the other end, as it is numbered here.
+    pub fn process(&self) -> Option<i32> {
+        match self {
+            Stream::Unix(s) => {
+                let peer = rustix::net::sockopt::socket_peercred(s).ok()?;
+                Some(peer.pid.as_raw_nonzero().get())
+            }
+            Stream::Tcp(_) | Stream::Tls(_) => None,
+        }
+    }
+
     /// Appends what has come, up to the capacity of `input`; does not wait.
     pub fn receive(&self, input: &mut Vec<u8>) -> Received {
         match rustix::net::recv(self, spare_capacity(input), RecvFlags::DONTWAIT) {

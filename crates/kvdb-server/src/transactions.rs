@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{
-    CommittedKey, DictionaryId, Durability, Isolation, Kvdb, ReceiveOptions, ReceiveStats, Result,
-    Savepoint, Transaction, TransactionId, TransactionOptions,
+    CommitOptions, CommittedKey, DictionaryId, Durability, Isolation, Kvdb, ReceiveOptions,
+    ReceiveStats, Result, Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
 };
 
 use crate::effects::Effects;
@@ -33,8 +33,9 @@ pub struct FileChange {
 
 /// One thing in which a file differs: `kind`, `mode`, `owner`, `device`, `content` (without
 /// values), `target`, `links` (how many; the same number twice where they are others), `linked-to`
-/// (another path of the same file), `time` (of the last change), or `xattr:` and the name of an
-/// extended attribute.
+/// (another path of the same file), `below` (of a directory, what lies below it and is not listed:
+/// files, directories, bytes, and what has moved with it), `time` (of the last change), or `xattr:`
+/// and the name of an extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDetail {
     /// In what it differs.
@@ -113,7 +114,9 @@ pub trait Transactions: Send + Sync {
     /// Begins one that stays until it is ended (`detached` is set).
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
     /// Commits one and ends it.
-    fn commit(&self, id: TransactionId, durability: Durability) -> Result<()>;
+    fn commit(&self, id: TransactionId, options: CommitOptions) -> Result<()>;
+    /// The state of what it has changed, files included.
+    fn revision(&self, id: TransactionId) -> Result<Revision>;
     /// Ends one without a trace.
     fn abort(&self, id: TransactionId) -> Result<()>;
     /// Begins one that undoes a commit (by its number, see [`Kvdb::undoable_commits`]) when it
@@ -129,8 +132,9 @@ pub trait Transactions: Send + Sync {
     fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint>;
     /// Takes it back to a savepoint.
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
-    /// What it has changed of the files, sorted by path.
-    fn files(&self, id: TransactionId) -> Result<Vec<FileChange>>;
+    /// What it has changed of the files, sorted by path. `collapsed`: what lies below a directory
+    /// that was added or removed is mostly counted.
+    fn files(&self, id: TransactionId, collapsed: bool) -> Result<Vec<FileChange>>;
     /// Reserved dictionaries whose keys tell what commits have changed of the files.
     fn followed(&self) -> Vec<DictionaryId> {
         Vec::new()
@@ -203,8 +207,8 @@ pub trait Snapshots: Send + Sync {
     /// Takes a stream of [`Kvdb::send`] into a clone.
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats>;
     /// What differs in the files from a snapshot to another, or to what there is now; sorted by
-    /// path.
-    fn files(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>>;
+    /// path. `collapsed`: as of a transaction.
+    fn files(&self, before: &str, after: Option<&str>, collapsed: bool) -> Result<Vec<FileChange>>;
 }
 
 /// A store without files.
@@ -227,7 +231,7 @@ impl Snapshots for Kvdb {
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         Kvdb::receive(self, input, options)
     }
-    fn files(&self, _: &str, _: Option<&str>) -> Result<Vec<FileChange>> {
+    fn files(&self, _: &str, _: Option<&str>, _: bool) -> Result<Vec<FileChange>> {
         Ok(Vec::new())
     }
 }
@@ -237,8 +241,11 @@ impl Transactions for Kvdb {
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         Ok(self.begin_with(options)?.id())
     }
-    fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
-        self.transaction(id)?.commit(durability)
+    fn commit(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
+        self.transaction(id)?.commit_with(options)
+    }
+    fn revision(&self, id: TransactionId) -> Result<Revision> {
+        self.transaction(id)?.revision()
     }
     fn abort(&self, id: TransactionId) -> Result<()> {
         self.transaction(id)?.abort();
@@ -268,7 +275,7 @@ impl Transactions for Kvdb {
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()> {
         transaction.rollback_to(to)
     }
-    fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
+    fn files(&self, id: TransactionId, _: bool) -> Result<Vec<FileChange>> {
         self.transaction(id).map(|_| Vec::new())
     }
     fn sync(&self) -> Result<()> {

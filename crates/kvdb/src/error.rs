@@ -53,6 +53,10 @@ pub enum Error {
     /// one took what this one held, which is over then. Try again.
     #[error("locked: {0}")]
     Locked(String),
+    /// The transaction is in another state than the one that was to be committed; it is open, and
+    /// nothing was committed.
+    #[error("transaction {0} has changed since it was looked at, and was not committed")]
+    Changed(TransactionId),
     /// There is no such transaction.
     #[error("no transaction {0}: it has ended, or never was")]
     NoTransaction(TransactionId),

@@ -41,6 +41,9 @@ pub struct Detail {
     /// Also what differs in nothing but the time of its last change.
     #[arg(long)]
     times: bool,
+    /// Also what lies below directories that were added or removed, which is only counted else.
+    #[arg(long, short = 'a')]
+    all: bool,
     /// What was renamed as something removed and something added.
     #[arg(long)]
     no_renames: bool,
@@ -59,25 +62,20 @@ impl Detail {
         patch: false,
         fields: false,
         times: false,
+        all: false,
         no_renames: false,
         color: When::Auto,
         no_pager: true,
     };
 
-    /// Everything, what differs in nothing but a time as well.
-    pub const WITH_TIMES: Detail = Detail {
-        stat: false,
-        patch: false,
-        times: true,
-        fields: false,
-        no_renames: false,
-        color: When::Auto,
-        no_pager: true,
-    };
+    /// Of what was undone.
+    pub fn of_undo(stat: bool, no_pager: bool) -> Detail {
+        Detail { stat, no_pager, ..Detail::default() }
+    }
 
-    /// Whether the elements of collections are shown.
-    pub fn has_fields(self) -> bool {
-        self.fields || self.patch
+    /// What is asked for.
+    pub fn wanted(self) -> Wanted {
+        Wanted { fields: self.fields || self.patch, all: self.all || self.patch }
     }
 
     /// These settings, with contents shown as a patch.
@@ -91,9 +89,24 @@ impl Detail {
     }
 }
 
+/// What a list is to have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted {
+    /// The elements of collections.
+    pub fields: bool,
+    /// Everything below directories that were added or removed.
+    pub all: bool,
+}
+
+impl Wanted {
+    pub const ALL: Wanted = Wanted { fields: true, all: true };
+}
+
 pub struct Changes {
     files: Vec<File>,
     keys: Vec<Key>,
+    /// Which state of the transaction it is, where it is one's.
+    pub state: Option<String>,
     /// The directories in which files are as they were and as they are, for `--patch`.
     roots: Option<Roots>,
 }
@@ -134,24 +147,28 @@ impl Changes {
         roots: Option<Roots>,
     ) -> Outcome<Changes> {
         let keys = Gathered::between(keys_reply)?;
-        Ok(Changes { files: files(files_reply)?, keys, roots })
+        Ok(Changes { files: files(files_reply)?, keys, state: None, roots })
     }
 
-    /// Of a transaction; `fields`: with the elements of collections.
-    pub fn of(mounted: &mut Mounted, id: u64, fields: bool) -> Outcome<Changes> {
+    /// Of a transaction.
+    pub fn of(mounted: &mut Mounted, id: u64, wanted: Wanted) -> Outcome<Changes> {
         let roots = Some((mounted.mount_point.clone(), mounted.view(id)));
+        // First: what changes while it is listed makes it another one.
+        let state = Some(mounted.state(id)?);
         let id = id.to_string();
-        let files = files(mounted.txn(&["FILES", &id])?)?;
+        let mut words = vec!["FILES", &id];
+        words.extend((!wanted.all).then_some("COLLAPSED"));
+        let files = files(mounted.txn(&words)?)?;
         let mut words = vec!["CHANGES", &id, "BEFORE"];
-        words.extend(fields.then_some("FIELDS"));
+        words.extend(wanted.fields.then_some("FIELDS"));
         let keys = Gathered::of_transaction(mounted.txn(&words)?)?;
-        Ok(Changes { files, keys, roots })
+        Ok(Changes { files, keys, state, roots })
     }
 
     /// Of a transaction, from the replies to `TXN FILES` and `TXN CHANGES BEFORE`.
     pub fn of_replies(files_reply: Reply, keys_reply: Reply) -> Outcome<Changes> {
         let keys = Gathered::of_transaction(keys_reply)?;
-        Ok(Changes { files: files(files_reply)?, keys, roots: None })
+        Ok(Changes { files: files(files_reply)?, keys, state: None, roots: None })
     }
 
     /// Those that are to be shown.
@@ -240,7 +257,8 @@ impl Changes {
     fn summary(&self, files: &[File]) -> String {
         let mut parts = Vec::new();
         let mut count = |what: &str, letter: char| {
-            let n = files.iter().filter(|f| f.letter() == letter).count();
+            let own = |file: &File| u64::from(file.letter() == letter);
+            let n: u64 = files.iter().map(|file| own(file) + file.counted_as(letter)).sum();
             if n > 0 {
                 parts.push(format!("{n} {} {what}", if n == 1 { "file" } else { "files" }));
             }
@@ -257,10 +275,14 @@ impl Changes {
     }
 
     pub fn json(&self, detail: Detail) -> Value {
-        json!({
+        let mut object = json!({
             "files": self.shown(detail).iter().map(|file| file.json(detail.times)).collect::<Vec<_>>(),
             "keys": self.keys.iter().map(Key::json).collect::<Vec<_>>(),
-        })
+        });
+        if let Some(state) = &self.state {
+            object["state"] = json!(state);
+        }
+        object
     }
 }
 

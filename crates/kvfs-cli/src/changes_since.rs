@@ -86,12 +86,13 @@ fn described(row: &Reply) -> Outcome<(String, Value)> {
             put("key", first);
             put("type", second);
             let kind = if *second == Reply::Null { "removed".into() } else { shown(second) };
-            format!("{kind:8}{dictionary}: {}", shown(first))
+            format!("{kind:8}{}: {}", text::show(dictionary.as_bytes()), shown(first))
         }
         "range" => {
             put("dictionary", &Reply::Bulk(dictionary.clone().into_bytes()));
             put("start", first);
             put("end", second);
+            let dictionary = text::show(dictionary.as_bytes());
             format!("{:8}{dictionary}: from {} to {}", "removed", shown(first), shown(second))
         }
         _ => return Err(odd()),
@@ -126,7 +127,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         let mut said = String::new();
         for row in rows {
             let (line, object) = described(row)?;
-            said.push_str(&if output.is_json() { format!("{object}\n") } else { line });
+            said.push_str(&match output.is_json() {
+                true => format!("{}\n", text::show_json(&object).unwrap_or_default()),
+                false => line,
+            });
         }
         let is_end = next == position;
         position = next;

@@ -86,7 +86,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             Entry::Snapshot { at } => {
                 let before = at.checked_sub(1).and_then(|before| names.get(before));
                 let changes = since(before, names.get(at))?;
-                let name = format!("{}{}", names[at], summary(&changes));
+                let name = format!("{}{}", text::show(names[at].as_bytes()), summary(&changes));
                 list.push(described(&all[at], changes));
                 (number(&all[at], "unique_bytes"), name)
             }

@@ -553,7 +553,8 @@ impl<'a> List<'a> {
     pub fn item(&mut self, line: &str, value: impl FnOnce() -> Value) -> Outcome<bool> {
         let written = if self.output.is_json() {
             let before = if self.first { "[" } else { ",\n" };
-            write!(self.out, "{before}{}", value())
+            let value = text::show_json(&value()).map_err(io::Error::from);
+            value.and_then(|value| write!(self.out, "{before}{value}"))
         } else {
             writeln!(self.out, "{line}")
         };
@@ -587,13 +588,17 @@ fn reply_text(reply: &Reply, depth: usize) -> String {
         // What is text of several lines, as INFO is, stays so.
         Reply::Bulk(b) => match std::str::from_utf8(b) {
             Ok(s) if !s.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) => {
-                format!("{indent}{s}\n")
+                format!("{indent}{}\n", s.replace("\r\n", "\n"))
             }
             _ => format!("{indent}{}\n", text::show(b)),
         },
         Reply::Array(items) => items
             .iter()
-            .map(|item| reply_text(item, depth + usize::from(matches!(item, Reply::Array(_)))))
+            .map(|item| match item {
+                // One of several is one line.
+                Reply::Bulk(b) => format!("{indent}{}\n", text::show(b)),
+                item => reply_text(item, depth + usize::from(matches!(item, Reply::Array(_)))),
+            })
             .collect(),
     }
 }

@@ -63,11 +63,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, format!("there is no tool `{unknown}`"))
             .hint(format!("the tools are: {}", tools::names().join(", "))));
     }
-    let mounted = Mounted::find(&args.mount)?;
+    let mut mounted = Mounted::find(&args.mount)?;
     if let Some(id) = mounted.entered() {
         return Err(Failure::new(Exit::Usage, format!("this already runs in transaction {id}"))
             .hint("start it outside of kvfs run: it begins transactions itself"));
     }
+    // What `run` starts is to write in transactions alone, and to end none.
+    mounted.seal()?;
     let limits = Limits {
         timeout: args.timeout.max(1),
         output: usize::try_from(args.output_limit).unwrap_or(usize::MAX),

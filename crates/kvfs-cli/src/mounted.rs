@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use kvdb_server::{Client, Reply};
 
 use crate::daemons::Record;
+use crate::descendants;
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 use crate::place::{self, View};
@@ -17,6 +18,24 @@ pub const TRANSACTION: &str = "KVFS_TXN";
 pub const SOCKET: &str = "KVFS_SOCKET";
 /// Where the store is mounted.
 pub const MOUNT: &str = "KVFS_MOUNT";
+
+/// Why a transaction was not committed.
+pub enum NotCommitted {
+    /// It was in another state, and is open.
+    Changed(Failure),
+    /// Others have changed the same.
+    Conflict(Failure),
+    Failed(Failure),
+}
+
+impl From<NotCommitted> for Failure {
+    fn from(why: NotCommitted) -> Failure {
+        match why {
+            NotCommitted::Changed(failure) => failure.hint("look at it again"),
+            NotCommitted::Conflict(failure) | NotCommitted::Failed(failure) => failure,
+        }
+    }
+}
 
 pub struct Mounted {
     pub mount_point: PathBuf,
@@ -98,6 +117,49 @@ impl Mounted {
         self.call(&words)
     }
 
+    /// The state of what a transaction has changed so far, files included.
+    pub fn state(&mut self, id: u64) -> Outcome<String> {
+        match self.txn(&["STATE", &id.to_string()])? {
+            Reply::Bulk(state) => Ok(String::from_utf8_lossy(&state).into_owned()),
+            _ => Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")),
+        }
+    }
+
+    /// Commits a transaction: with a `state` in that one only, with `stay` so that it is open after
+    /// a conflict.
+    pub fn commit(
+        &mut self,
+        id: u64,
+        sync: bool,
+        state: Option<&str>,
+        stay: bool,
+    ) -> Result<(), NotCommitted> {
+        let number = id.to_string();
+        let mut words: Vec<&[u8]> = vec![b"TXN", b"COMMIT", number.as_bytes()];
+        words.extend(sync.then_some(&b"SYNC"[..]));
+        words.extend(stay.then_some(&b"STAY"[..]));
+        words.extend(state.iter().flat_map(|state| [&b"IF"[..], state.as_bytes()]));
+        let reply = self.client.call(&words);
+        let cannot = |e| NotCommitted::Failed(Failure::io("cannot talk to the store's daemon", &e));
+        match reply.map_err(cannot)? {
+            Reply::Error(text) if text.starts_with("CHANGED ") => {
+                Err(NotCommitted::Changed(refused(&text)))
+            }
+            Reply::Error(text) if text.starts_with("CONFLICT ") => {
+                Err(NotCommitted::Conflict(refused(&text)))
+            }
+            Reply::Error(text) => Err(NotCommitted::Failed(refused(&text))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What this process starts from here on writes in the transactions that it begins, and ends
+    /// none of them, as long as it runs.
+    pub fn seal(&mut self) -> Outcome {
+        descendants::keep_together()?;
+        self.txn(&["SEAL"]).map(drop)
+    }
+
     /// The transaction that this process was started in, if it is one of this store.
     pub fn entered(&self) -> Option<u64> {
         entered(&self.socket)
@@ -127,8 +189,8 @@ pub fn refused(text: &str) -> Failure {
     let exit = match code {
         "NOSPACE" => Exit::NoSpace,
         "CORRUPT" => Exit::Damaged,
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => Exit::NotPermitted,
-        "CONFLICT" | "LOCKED" => Exit::Conflict,
+        "NOAUTH" | "WRONGPASS" | "NOPERM" | "SEALED" => Exit::NotPermitted,
+        "CONFLICT" | "LOCKED" | "CHANGED" => Exit::Conflict,
         "NOTXN" | "NOSNAPSHOT" | "NOCOMMIT" => Exit::NotFound,
         _ if rest.starts_with("there is no dictionary") => Exit::NotFound,
         _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,

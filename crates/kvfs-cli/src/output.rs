@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::text::show_line;
+use crate::text::{show_json, show_line, show_message};
 
 /// Shown below `kvfs --help`: the codes are part of the interface.
 pub const EXIT_CODES: &str = "\
@@ -171,11 +171,11 @@ impl Output {
         }
         let mut out = io::stdout().lock();
         let written = if self.json {
-            let line = serde_json::to_string(&value)
-                .map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
+            let line = show_json(&value).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
             writeln!(out, "{line}")
         } else {
-            let text = text.to_string();
+            // Names in it, shown or forgotten to be, do not act on the terminal.
+            let text = show_line(&text.to_string());
             let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
             write!(out, "{text}{end}")
         };
@@ -193,7 +193,7 @@ impl Output {
     /// A remark that is not part of the result, for people only.
     pub fn note(&self, text: impl Display) {
         if !self.json && !self.silent {
-            eprintln!("kvfs: {}", show_line(&text.to_string()));
+            eprintln!("kvfs: {}", show_message(&text.to_string()));
         }
     }
 
@@ -235,12 +235,12 @@ impl Output {
             let error = serde_json::json!({"error": {
                 "code": failure.exit.name(), "exit": failure.exit as i32, "message": failure.message, "hint": failure.hint,
             }});
-            eprintln!("{error}");
+            eprintln!("{}", show_json(&error).unwrap_or_default());
         } else {
             // Names in it may be another's, and must not act on the terminal.
-            eprintln!("kvfs: {}", show_line(&failure.message));
+            eprintln!("kvfs: {}", show_message(&failure.message));
             if let Some(hint) = &failure.hint {
-                eprintln!("  {}", show_line(hint));
+                eprintln!("  {}", show_message(hint));
             }
         }
     }

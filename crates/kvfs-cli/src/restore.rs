@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use kvdb::{Durability, TransactionId, TransactionOptions};
+use kvdb::{CommitOptions, Durability, TransactionId, TransactionOptions};
 use kvdb_server::{Reply, Transactions};
 use kvfs::{ViewId, Views};
 use serde_json::json;
@@ -319,7 +319,10 @@ fn here(store: &Store, args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
     let mut here = Here { over, id, snapshot: args.snapshot.clone() };
     let done = restore(&mut here, &args.snapshot, &paths, args.dry_run);
     let ended = match &done {
-        Ok(_) if !args.dry_run => here.over.commit(id, Durability::Synced),
+        Ok(_) if !args.dry_run => {
+            let durability = Durability::Synced;
+            here.over.commit(id, CommitOptions { durability, ..CommitOptions::default() })
+        }
         _ => here.over.abort(id),
     };
     drop(here);

@@ -1,16 +1,17 @@
 //! `kvfs run`: a program in a transaction.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::changes::{Changes, Choice, Detail, Style};
-use crate::mounted::{self, Mounted};
+use crate::changes::{Changes, Choice, Detail, Style, Wanted};
+use crate::descendants;
+use crate::mounted::{self, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sandbox::{self, Namespace};
+use crate::terminal::Terminal;
 use crate::text::with_paths;
 
 /// Run a program in a transaction: its files and keys become part of the store when it succeeds,
@@ -30,7 +31,7 @@ transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
 
 Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing \
 was changed: 75 others have changed the same in that time, or needed what it had locked, so run \
-it again; 125 something else failed; 126 the program cannot be run; 127 there is no such \
+it again (what it did is kept as an open transaction, whose number is told, but with --no-keep); 125 something else failed; 126 the program cannot be run; 127 there is no such \
 program. After 125 the commit is made all the same where the message says \"committed\": then it \
 was its sync that failed.")]
 pub struct Args {
@@ -43,6 +44,10 @@ pub struct Args {
     /// Do not wait until the commit is on disk; it will be there within the flush interval.
     #[arg(long)]
     no_sync: bool,
+    /// After a conflict leave nothing; without this the transaction stays open then, with what the
+    /// program did.
+    #[arg(long)]
+    no_keep: bool,
     /// Make the view the root of the program (chroot), for where name spaces are not to be had. The
     /// program must lie in the store.
     #[arg(long)]
@@ -173,9 +178,16 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
             .hint("a transaction in a transaction is not possible; run the program as it is"));
     }
     mounted.must_have_views()?;
-    let mut terminal = if args.end.ask { Some(Terminal::open()?) } else { None };
+    let terminal = match args.end.ask {
+        true => Some(Terminal::open("decide beforehand: --commit, --abort, or --keep")?),
+        false => None,
+    };
     let label =
         args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    if terminal.is_some() {
+        // It is not to commit itself, or to write past the question.
+        mounted.seal()?;
+    }
     // Attached: if we are killed, it ends with us.
     let id = args.how.begin(&mut mounted, true, &label)?;
     let code = match enter(&mounted, id, args.chroot, &args.command, output) {
@@ -186,18 +198,31 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         }
     };
     let number = id.to_string();
-    let end = match &mut terminal {
-        Some(terminal) => terminal.ask(&mut mounted, id, code)?,
-        None if args.end.keep => Answer::Keep,
-        None if args.end.commit || code == 0 && !args.end.abort => Answer::Commit,
-        None => Answer::Abort,
+    let mut asked = terminal.map(|terminal| Question { terminal, id, code });
+    let (end, state) = loop {
+        let (end, state) = match &mut asked {
+            Some(question) => question.ask(&mut mounted).map_err(|failure| {
+                // What the program did is not lost for a list that cannot be shown.
+                match mounted.txn(&["KEEP", &number]) {
+                    Ok(_) => failure.hint(format!("it is kept as transaction {id}")),
+                    Err(_) => failure,
+                }
+            })?,
+            None if args.end.keep => (Answer::Keep, None),
+            None if args.end.commit || code == 0 && !args.end.abort => (Answer::Commit, None),
+            None => (Answer::Abort, None),
+        };
+        let (Answer::Commit, Some(question)) = (end, &mut asked) else { break (end, state) };
+        match commit(&mut mounted, id, args, state.as_deref()) {
+            Err(NotCommitted::Changed(_)) => {
+                question.terminal.say("It has changed since it was shown, and is shown again:")?;
+            }
+            done => return done.map(|()| code).map_err(|why| kept(&mut mounted, id, args, why)),
+        }
     };
     match end {
-        Answer::Commit => {
-            let mut words = vec!["COMMIT", &number];
-            words.extend((!args.no_sync).then_some("SYNC"));
-            mounted.txn(&words)?;
-        }
+        Answer::Commit => commit(&mut mounted, id, args, state.as_deref())
+            .map_err(|why| kept(&mut mounted, id, args, why))?,
         Answer::Abort => {
             mounted.txn(&["ABORT", &number])?;
             match (args.end.abort, args.end.ask) {
@@ -215,6 +240,33 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     Ok(code)
 }
 
+fn commit(
+    mounted: &mut Mounted,
+    id: u64,
+    args: &Args,
+    state: Option<&str>,
+) -> Result<(), NotCommitted> {
+    mounted.commit(id, !args.no_sync, state, !args.no_keep)
+}
+
+/// What the program has done is kept where others have changed the same: it may have taken hours.
+fn kept(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failure {
+    let conflict = match why {
+        NotCommitted::Conflict(failure) if !args.no_keep => failure,
+        other => return other.into(),
+    };
+    // A serializable one that gave way to another is over.
+    if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
+        return conflict;
+    }
+    let mount = mounted.mount_point.display();
+    conflict.hint(format!(
+        "run it again; what it did is kept as transaction {id}: kvfs txn diff {mount} {id} shows \
+         it, its files are in {}, and kvfs txn abort {mount} {id} ends it",
+        mounted.view(id).display()
+    ))
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Commit,
@@ -222,95 +274,122 @@ enum Answer {
     Keep,
 }
 
-/// Where the question is asked: the terminal, wherever standard input and output lead to.
-struct Terminal {
-    input: BufReader<std::fs::File>,
-    output: std::fs::File,
+/// What is asked when the program has ended.
+struct Question {
+    terminal: Terminal,
+    id: u64,
+    code: sandbox::Code,
 }
 
-impl Terminal {
-    fn open() -> Outcome<Terminal> {
-        let cannot = |e: std::io::Error| {
-            Failure::io("cannot ask: there is no terminal", &e)
-                .hint("decide beforehand: --commit, --abort, or --keep")
-        };
-        let output =
-            std::fs::File::options().read(true).write(true).open("/dev/tty").map_err(cannot)?;
-        if !output.is_terminal() {
-            return Err(cannot(std::io::ErrorKind::Unsupported.into()));
-        }
-        let input = BufReader::new(output.try_clone().map_err(cannot)?);
-        Ok(Terminal { input, output })
-    }
+/// What is taken and left of the changes, one by one.
+enum Selected {
+    /// These are to be left out of the commit.
+    Without(Vec<Choice>),
+    /// Nothing was decided.
+    Nothing,
+}
 
-    fn ask(&mut self, mounted: &mut Mounted, id: u64, code: sandbox::Code) -> Outcome<Answer> {
-        let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
-        let mut changes = Changes::of(mounted, id, false)?;
+const HELP: &str = "\
+y  commit what is shown, and nothing else
+n  abort: nothing was changed
+s  go through the changes one by one, and take only some of them
+k  leave the transaction open, and print its number
+d  show the lines that differ
+e  end the programs that still run
+?  show this\n";
+
+const SELECT_HELP: &str = "\
+y  take it
+n  leave it out of the commit
+a  take it and all that follow
+l  leave it and all that follow
+d  show the lines that differ in it
+q  stop here: take what was taken so far, and leave the rest
+b  back to the question, as if nothing was selected
+?  show this\n";
+
+impl Question {
+    /// The answer, and the state of the transaction that it is for.
+    fn ask(&mut self, mounted: &mut Mounted) -> Outcome<(Answer, Option<String>)> {
+        let mut changes = Changes::of(mounted, self.id, Wanted::default())?;
         let (detail, style) = (Detail::default(), Detail::default().style_of_terminal());
         let mut shown = changes.text(detail, style);
-        if code != 0 {
-            shown.extend_from_slice(format!("The program ended with {code}.\n").as_bytes());
+        if self.code != 0 {
+            shown.extend_from_slice(format!("The program ended with {}.\n", self.code).as_bytes());
         }
         loop {
-            self.output.write_all(&shown).map_err(cannot)?;
+            self.terminal.show(&shown)?;
+            let running = descendants::all();
+            let end = if running.is_empty() { "" } else { ", [e]nd what runs" };
+            if !running.is_empty() {
+                let told = descendants::told(&running);
+                self.terminal.say(&format!("It has left programs that still run: {told}"))?;
+            }
+            let question =
+                format!("Commit? [y]es, [n]o, [s]elect, [k]eep it open, [d]ifferences{end}: ");
             // The end of the input is no consent.
-            let question = "Commit? [y]es, [n]o, [s]elect, [k]eep it open, [d]ifferences: ";
-            let Some(answer) = self.answer(question)? else { return Ok(Answer::Abort) };
+            let Some(answer) = self.terminal.ask(&question)? else {
+                return Ok((Answer::Abort, None));
+            };
             shown = match answer.as_str() {
-                "y" | "yes" => return Ok(Answer::Commit),
-                "n" | "no" => return Ok(Answer::Abort),
-                "k" | "keep" => return Ok(Answer::Keep),
+                "y" | "yes" => return Ok((Answer::Commit, changes.state)),
+                "n" | "no" => return Ok((Answer::Abort, None)),
+                "k" | "keep" => return Ok((Answer::Keep, None)),
                 "s" | "select" => {
-                    let Some(left) = self.select(&changes, style)? else { continue };
-                    changes.revert(mounted, id, &left)?;
-                    changes = Changes::of(mounted, id, false)?;
+                    // With what lies below new directories, where that is not too much.
+                    let all = Changes::of(mounted, self.id, Wanted { fields: false, all: true });
+                    changes = all.unwrap_or(changes);
+                    let Selected::Without(left) = self.select(&changes, style)? else {
+                        continue;
+                    };
+                    changes.revert(mounted, self.id, &left)?;
+                    changes = Changes::of(mounted, self.id, Wanted::default())?;
                     changes.text(detail, style)
                 }
                 "d" | "diff" | "differences" => {
-                    Changes::of(mounted, id, true)?.text(detail.with_patch(), style)
+                    changes = Changes::of(mounted, self.id, Wanted::ALL)?;
+                    changes.text(detail.with_patch(), style)
                 }
+                "e" | "end" => {
+                    descendants::end_all();
+                    changes = Changes::of(mounted, self.id, Wanted::default())?;
+                    changes.text(detail, style)
+                }
+                "?" | "h" | "help" => HELP.into(),
                 _ => Vec::new(),
             };
         }
     }
 
-    /// The answer to a question; `None`: the input has ended.
-    fn answer(&mut self, question: &str) -> Outcome<Option<String>> {
-        let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
-        write!(self.output, "{question}").map_err(cannot)?;
-        self.output.flush().map_err(cannot)?;
-        let mut line = String::new();
-        let read = self.input.read_line(&mut line).map_err(cannot)?;
-        Ok((read > 0).then(|| line.trim().to_ascii_lowercase()))
-    }
-
-    /// What is to be left out of the commit; `None`: nothing was decided.
-    fn select(&mut self, changes: &Changes, style: Style) -> Outcome<Option<Vec<Choice>>> {
-        let cannot = |e: std::io::Error| Failure::io("cannot ask on the terminal", &e);
+    fn select(&mut self, changes: &Changes, style: Style) -> Outcome<Selected> {
         let mut left = Vec::new();
         let mut all = changes.choices().into_iter();
         while let Some(choice) = all.next() {
-            self.output.write_all(&changes.describe(&choice, style)).map_err(cannot)?;
+            self.terminal.show(&changes.describe(&choice, style))?;
             loop {
-                let question =
-                    "Take it? [y]es, [n]o, [a]ll of the rest, [l]eave the rest, [b]ack: ";
-                match self.answer(question)?.as_deref() {
+                let question = "Take it? [y]es, [n]o, [a]ll of the rest, [l]eave the rest, \
+                                [d]ifferences, [q]uit, [b]ack, [?]: ";
+                match self.terminal.ask(question)?.as_deref() {
                     Some("y" | "yes") => break,
                     Some("n" | "no") => {
                         left.push(choice);
                         break;
                     }
-                    Some("a" | "all") => return Ok(Some(left)),
-                    Some("l" | "leave") => {
+                    Some("a" | "all") => return Ok(Selected::Without(left)),
+                    Some("l" | "leave" | "q" | "quit") => {
                         left.push(choice);
                         left.extend(all);
-                        return Ok(Some(left));
+                        return Ok(Selected::Without(left));
                     }
-                    Some("b" | "back") | None => return Ok(None),
+                    Some("b" | "back") | None => return Ok(Selected::Nothing),
+                    Some("d" | "diff" | "differences") => {
+                        self.terminal.show(&changes.patch_of(&choice, style))?;
+                    }
+                    Some("?" | "h" | "help") => self.terminal.show(SELECT_HELP.as_bytes())?,
                     Some(_) => {}
                 }
             }
         }
-        Ok(Some(left))
+        Ok(Selected::Without(left))
     }
 }

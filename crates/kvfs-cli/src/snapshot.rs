@@ -7,7 +7,7 @@ use clap::Subcommand;
 use kvdb_server::Reply;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, Detail};
+use crate::changes::{Changes, Detail, Wanted};
 use crate::failures;
 use crate::kv::Connection;
 use crate::mounted::Mounted;
@@ -15,7 +15,8 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::retention::Rules;
 use crate::sizes::human_size;
-use crate::transactions::listed;
+use crate::text::show;
+use crate::transactions::{listed, listing};
 use crate::tree;
 use crate::txn::fields;
 
@@ -193,9 +194,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                 let clone = info["clone"]
                     .as_str()
                     .filter(|clone| !clone.is_empty())
-                    .map(|clone| format!("  of clone {clone}"));
+                    .map(|clone| format!("  of clone {}", show(clone.as_bytes())));
                 let (name, created) = (
-                    info["name"].as_str().unwrap_or(""),
+                    show(info["name"].as_str().unwrap_or("").as_bytes()),
                     time(info["created"].as_u64().unwrap_or(0)),
                 );
                 format!(
@@ -243,8 +244,10 @@ fn automatic(target: &Path, keep: &Rules, prefix: &str, dry_run: bool, output: &
         }
         dropped.push(name);
     }
-    let mut text = if is_new { format!("made {name}\n") } else { format!("{name} is there\n") };
-    dropped.iter().for_each(|name| text.push_str(&format!("dropped {name}\n")));
+    let told = show(name.as_bytes());
+    let mut text = if is_new { format!("made {told}\n") } else { format!("{told} is there\n") };
+    let line = |name: &&String| format!("dropped {}\n", show(name.as_bytes()));
+    dropped.iter().for_each(|name| text.push_str(&line(name)));
     if dry_run {
         text.push_str("nothing was changed\n");
     }
@@ -294,9 +297,9 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
             let line = |info: &serde_json::Map<String, Value>| {
                 let of = info["snapshot"]
                     .as_str()
-                    .map(|snapshot| format!("  of snapshot {snapshot}"))
+                    .map(|snapshot| format!("  of snapshot {}", show(snapshot.as_bytes())))
                     .unwrap_or_default();
-                format!("{}{of}\n", info["name"].as_str().unwrap_or(""))
+                format!("{}{of}\n", show(info["name"].as_str().unwrap_or("").as_bytes()))
             };
             output.print(all.iter().map(line).collect::<String>(), all)
         }
@@ -316,7 +319,7 @@ pub fn commits(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
 /// What differs between two snapshots, or between one and now.
 pub fn between(target: &Path, before: &str, after: Option<&str>) -> Outcome<Changes> {
     let mut connection = Connection::open(target, false)?;
-    let changes = difference(&mut connection, target, before, after, false);
+    let changes = difference(&mut connection, target, before, after, Wanted::default());
     let closed = connection.close();
     changes.and_then(|changes| closed.map(|()| changes))
 }
@@ -332,8 +335,8 @@ pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, what)
             .hint("`kvfs txn diff` shows what a transaction would change"));
     }
-    let (after, fields) = (args.after.as_deref(), args.detail.has_fields());
-    let changes = difference(&mut connection, &args.target, &args.before, after, fields);
+    let (after, wanted) = (args.after.as_deref(), args.detail.wanted());
+    let changes = difference(&mut connection, &args.target, &args.before, after, wanted);
     let closed = connection.close();
     let changes = changes?;
     closed?;
@@ -345,7 +348,7 @@ fn difference(
     target: &Path,
     before: &str,
     after: Option<&str>,
-    fields: bool,
+    wanted: Wanted,
 ) -> Outcome<Changes> {
     let words = |what: &'static str| {
         let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", what.as_bytes(), before.as_bytes()];
@@ -353,14 +356,16 @@ fn difference(
         words
     };
     let mut changes = words("CHANGES");
-    changes.extend(fields.then_some(&b"FIELDS"[..]));
+    changes.extend(wanted.fields.then_some(&b"FIELDS"[..]));
     let keys = connection.call(&changes)?;
     let Some(store) = connection.store() else {
         let roots = Mounted::find(target).ok().map(|mounted| {
             let root = |name: &str| mounted.mount_point.join(".kvfs/snapshot").join(name);
             (root(before), after.map_or(mounted.mount_point.clone(), root))
         });
-        return Changes::between(connection.call(&words("FILES"))?, keys, roots);
+        let mut files = words("FILES");
+        files.extend((!wanted.all).then_some(&b"COLLAPSED"[..]));
+        return Changes::between(connection.call(&files)?, keys, roots);
     };
     let cannot = |e: kvdb::Error| failures::of_database("cannot compare", e);
     let before = store.db.open_snapshot(before).map_err(cannot)?;
@@ -368,7 +373,7 @@ fn difference(
         Some(name) => store.db.open_snapshot(name).map_err(cannot)?,
         None => store.db.view(),
     };
-    let files = kvfs::difference_of_states(&before, &after)
+    let files = kvfs::difference_of_states(&before, &after, listing(!wanted.all))
         .map_err(|e| tree::failure("cannot compare the files", e))?;
     let size = |size: Option<u64>| {
         size.map_or(Reply::Null, |size| Reply::Integer(i64::try_from(size).unwrap_or(i64::MAX)))

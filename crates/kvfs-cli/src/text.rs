@@ -43,6 +43,31 @@ pub fn show_line(line: &str) -> String {
     out
 }
 
+/// A message that is one sentence, in one line: a name in it cannot begin another one.
+pub fn show_message(message: &str) -> String {
+    show_line(message).replace('\n', "\\n").replace('\t', "\\t")
+}
+
+/// JSON in one line, with escapes for what would act on a terminal that shows it. It means the
+/// same.
+pub fn show_json(value: &impl serde::Serialize) -> serde_json::Result<String> {
+    let line = serde_json::to_string(value)?;
+    if !line.chars().any(|c| c.is_control() || hides(c)) {
+        return Ok(line);
+    }
+    let mut out = String::with_capacity(line.len() + 16);
+    for c in line.chars() {
+        // They are in strings: all else is ASCII, and written without such.
+        if c.is_control() || hides(c) {
+            let units = &mut [0; 2];
+            c.encode_utf16(units).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
+        } else {
+            out.push(c);
+        }
+    }
+    Ok(out)
+}
+
 /// Characters that are not seen, or make others be seen in another order.
 fn hides(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -100,6 +125,15 @@ mod tests {
     fn nothing_hides_what_stands_beside_it() {
         assert_eq!(show("a\u{202e}b\u{200b}c".as_bytes()), "a\\xe2\\x80\\xaeb\\xe2\\x80\\x8bc");
         assert_eq!(show_line("+a\tb\r\x1b[2K\u{2066}\n"), "+a\tb\\u{d}\\u{1b}[2K\\u{2066}\n");
+    }
+
+    #[test]
+    fn a_message_is_one_line_and_json_means_what_it_meant() {
+        assert_eq!(show_message("no a\n\x1b[2Jkvfs: done"), "no a\\n\\u{1b}[2Jkvfs: done");
+        let hostile = "a\n\u{7f}\u{9b}\u{202e}\u{200b}gr\u{fc}n";
+        let shown = show_json(&hostile).expect("JSON");
+        assert_eq!(shown, "\"a\\n\\u007f\\u009b\\u202e\\u200bgr\u{fc}n\"");
+        assert_eq!(serde_json::from_str::<String>(&shown).expect("JSON"), hostile);
     }
 
     #[test]

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{
-    CommittedKey, DictionaryId, Durability, ReceiveOptions, ReceiveStats, Result, Savepoint,
-    Transaction, TransactionId, TransactionOptions,
+    CommitOptions, CommittedKey, DictionaryId, Durability, ReceiveOptions, ReceiveStats, Result,
+    Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
 };
 use kvdb_server::{
     Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
     Whose,
 };
-use kvfs::{Attr, Caller, Earlier, FileKind, ViewId, Views};
+use kvfs::{Attr, Below, Caller, Earlier, FileKind, Listing, ViewId, Views};
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -41,8 +41,12 @@ impl Transactions for OverFiles {
         self.0.begin(options).map_err(of_store)
     }
 
-    fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
-        self.0.commit(id, durability).map_err(of_store)
+    fn commit(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
+        self.0.commit_with(id, options).map_err(of_store)
+    }
+
+    fn revision(&self, id: TransactionId) -> Result<Revision> {
+        self.0.revision(id).map_err(of_store)
     }
 
     fn abort(&self, id: TransactionId) -> Result<()> {
@@ -79,8 +83,8 @@ impl Transactions for OverFiles {
         self.0.rollback_to(transaction.id(), to).map_err(of_store)
     }
 
-    fn files(&self, id: TransactionId) -> Result<Vec<FileChange>> {
-        Ok(listed(self.0.difference(id).map_err(of_store)?))
+    fn files(&self, id: TransactionId, collapsed: bool) -> Result<Vec<FileChange>> {
+        Ok(listed(self.0.difference(id, listing(collapsed)).map_err(of_store)?))
     }
 
     fn sync(&self) -> Result<()> {
@@ -357,9 +361,14 @@ impl Snapshots for OverFiles {
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         self.0.receive(input, options).map_err(of_store)
     }
-    fn files(&self, before: &str, after: Option<&str>) -> Result<Vec<FileChange>> {
-        self.0.difference_of_snapshots(before, after).map(listed).map_err(of_snapshot(before))
+    fn files(&self, before: &str, after: Option<&str>, collapsed: bool) -> Result<Vec<FileChange>> {
+        let changes = self.0.difference_of_snapshots(before, after, listing(collapsed));
+        changes.map(listed).map_err(of_snapshot(before))
     }
+}
+
+pub fn listing(collapsed: bool) -> Listing {
+    if collapsed { Listing::Collapsed } else { Listing::All }
 }
 
 /// As the socket's clients are told.
@@ -426,6 +435,12 @@ fn details(change: &kvfs::FileChange) -> Vec<FileDetail> {
     if let Some(other) = &change.moved {
         let is = after.is_some();
         put(b"moved", is.then(|| other.clone()), (!is).then(|| other.clone()));
+    }
+    if change.below != Below::default() {
+        let Below { files, directories, bytes, moved } = change.below;
+        let told = Some(format!("{files} {directories} {bytes} {moved}").into_bytes());
+        let is = after.is_some();
+        put(b"below", (!is).then(|| told.clone()).flatten(), is.then_some(told).flatten());
     }
     for xattr in &change.xattrs {
         put(&[b"xattr:", &xattr.name[..]].concat(), owned(&xattr.before), owned(&xattr.after));

@@ -241,6 +241,26 @@ pub fn time_text(time: Timestamp) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
 }
 
+/// The seconds of what [`time_text`] gives.
+pub fn time_of_text(text: &str) -> Option<i64> {
+    let (date, clock) = text.split_once(' ')?;
+    let (date, day) = date.rsplit_once('-')?;
+    let (year, month) = date.rsplit_once('-')?;
+    let (year, month, day): (i64, i64, i64) =
+        (year.parse().ok()?, month.parse().ok()?, day.parse().ok()?);
+    let mut parts = clock.split(':').map(|part| part.parse::<i64>().ok());
+    let (hour, minute, second) = (parts.next()??, parts.next()??, parts.next()??);
+    // Days of years that begin in March, as in `time_text`.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (era, of_era) = (y.div_euclid(400), y.rem_euclid(400));
+    let day_of_era = of_era * 365 + of_era / 4 - of_era / 100 + (153 * m + 2) / 5 + day - 1;
+    let days = era * 146_097 + day_of_era - 719_468;
+    let seconds = days * 86_400 + hour * 3600 + minute * 60 + second;
+    // What is not written as it would be here is no time, the 30th of February included.
+    let same = time_text(Timestamp { secs: seconds, nanos: 0 }) == text;
+    same.then_some(seconds)
+}
+
 /// Everything that `stat` knows, as JSON.
 pub fn attr_json(attr: &Attr) -> serde_json::Map<String, serde_json::Value> {
     let time = |t: Timestamp| serde_json::json!({"secs": t.secs, "nanos": t.nanos});

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
-use crate::changes::{Changes, Choice, Detail};
+use crate::changes::{Changes, Choice, Detail, Wanted};
 use crate::mounted::{self, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
@@ -28,7 +28,7 @@ A transaction stays open until a command ends it, however many programs work in 
   kvfs txn exec /mnt $id -- make          # or work in /mnt/.kvfs/txn/$id
   kvfs txn diff /mnt $id
   kvfs txn revert /mnt $id notes tmp      # not these
-  kvfs txn commit /mnt $id                # or abort
+  kvfs txn commit /mnt $id                # or abort; --if STATE: only what diff has shown
 
 Inside of `kvfs run` and `kvfs txn exec` the number may be left out, and where the path says it: \
 /mnt/.kvfs/txn/17")]
@@ -66,6 +66,8 @@ enum Action {
     Diff {
         mount: PathBuf,
         id: Option<u64>,
+        /// At these paths and below them alone, from the root of the store.
+        paths: Vec<OsString>,
         #[command(flatten)]
         detail: Detail,
     },
@@ -81,6 +83,10 @@ enum Action {
     Commit {
         mount: PathBuf,
         id: Option<u64>,
+        /// Only if it is in this state still, which `kvfs txn diff` has told: so what is committed
+        /// is what was looked at.
+        #[arg(long = "if", value_name = "STATE")]
+        only_if: Option<String>,
         /// Do not wait until it is on disk; it will be there within the flush interval.
         #[arg(long)]
         no_sync: bool,
@@ -188,14 +194,24 @@ fn act(action: Action, output: &Output) -> Outcome {
             );
             output.print(text, info)
         }
-        Action::Diff { mount, id, detail } => {
+        Action::Diff { mount, id, paths, detail } => {
             let (mut mounted, id) = named(&mount, id)?;
-            let changes = Changes::of(&mut mounted, id, detail.has_fields())?;
-            changes.print(detail, output)
+            let mut wanted = detail.wanted();
+            wanted.all |= !paths.is_empty();
+            let mut changes = Changes::of(&mut mounted, id, wanted)?;
+            if !paths.is_empty() {
+                changes.keep(&paths.iter().map(|path| path.as_bytes()).collect::<Vec<_>>())?;
+            }
+            changes.print(detail, output)?;
+            if let Some(state) = &changes.state {
+                output
+                    .note(format!("state {state}: to commit this and nothing else, --if {state}"));
+            }
+            Ok(())
         }
         Action::Revert { mount, id, paths } => {
             let (mut mounted, id) = named(&mount, Some(id))?;
-            let changes = Changes::of(&mut mounted, id, false)?;
+            let changes = Changes::of(&mut mounted, id, Wanted::default())?;
             // All of them are looked up before anything is taken back.
             let mut choices = Vec::new();
             for path in &paths {
@@ -206,12 +222,9 @@ fn act(action: Action, output: &Output) -> Outcome {
             changes.revert(&mut mounted, id, &Choice::distinct(choices))?;
             output.print("", json!({"reverted": paths.len()}))
         }
-        Action::Commit { mount, id, no_sync } => {
+        Action::Commit { mount, id, only_if, no_sync } => {
             let (mut mounted, id) = named(&mount, id)?;
-            let number = id.to_string();
-            let mut words = vec!["COMMIT", &number];
-            words.extend((!no_sync).then_some("SYNC"));
-            mounted.txn(&words)?;
+            mounted.commit(id, !no_sync, only_if.as_deref(), false)?;
             output.print("", json!({"committed": id}))
         }
         Action::Abort { mount, id } => {

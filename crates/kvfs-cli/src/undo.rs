@@ -7,11 +7,12 @@ use kvdb_server::{Client, Reply};
 use kvfs::Views;
 use serde_json::json;
 
-use crate::changes::{Changes, Detail, Style};
+use crate::changes::{Changes, Detail};
 use crate::mounted::{self, refused};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sockets;
 use crate::store::{self, Access, Store};
+use crate::text::show;
 use crate::transactions::OverFiles;
 use crate::{place, tree};
 
@@ -37,6 +38,15 @@ pub struct Args {
     /// Not the last commit but this one, by its number in `kvfs history`.
     #[arg(long, short = 'c', value_name = "NUMBER")]
     commit: Option<u64>,
+    /// One line for all: how much was added, changed, removed.
+    #[arg(long)]
+    stat: bool,
+    /// Also what lies below directories that are added or removed by it.
+    #[arg(long, short = 'a')]
+    all: bool,
+    /// Not through a pager: on a terminal it is KVFS_PAGER, PAGER or less.
+    #[arg(long)]
+    no_pager: bool,
     /// Say what would be undone, and do nothing.
     #[arg(long)]
     dry_run: bool,
@@ -78,8 +88,10 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
     };
     let (id, number) = (id.to_string(), u64::try_from(*number).unwrap_or(0));
     let label = String::from_utf8_lossy(label).into_owned();
+    let mut files = vec!["TXN", "FILES", &id];
+    files.extend((!args.all).then_some("COLLAPSED"));
     let looked = match changed.is_empty() {
-        true => call(client, &["TXN", "FILES", &id]).and_then(|files| {
+        true => call(client, &files).and_then(|files| {
             Changes::of_replies(files, call(client, &["TXN", "CHANGES", &id, "BEFORE"])?)
         }),
         false => Err(stands_against(number, &label, changed)),
@@ -99,7 +111,7 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
 pub fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
     const SHOWN: usize = 8;
     let names = changed.iter().filter_map(|name| match name {
-        Reply::Bulk(name) => Some(String::from_utf8_lossy(name).into_owned()),
+        Reply::Bulk(name) => Some(show(name)),
         _ => None,
     });
     let names: Vec<String> = names.collect();
@@ -107,7 +119,8 @@ pub fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
     let which = names[..names.len().min(SHOWN)].join(", ");
     let what = format!(
-        "commit {number} ({label}) cannot be undone: it was changed since then: {which}{more}"
+        "commit {number} ({}) cannot be undone: it was changed since then: {which}{more}",
+        show(label.as_bytes())
     );
     Failure::new(Exit::Conflict, what)
         .hint("nothing was changed; bring single files back from a snapshot with kvfs restore")
@@ -170,10 +183,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
     };
     let Undone { number, label, changes } = undone;
-    let shown = changes.text(Detail::default(), Style::default());
+    let detail = Detail::of_undo(args.stat, args.no_pager);
     let end = if args.dry_run { "nothing was changed" } else { "undone" };
-    let text = format!("{}commit {number} ({label}): {end}\n", String::from_utf8_lossy(&shown));
-    let changes = changes.json(Detail::default());
+    if !output.is_json() {
+        changes.print(detail, output)?;
+    }
+    let text = format!("commit {number} ({}): {end}\n", show(label.as_bytes()));
+    let changes = changes.json(detail);
     output.print(
         text,
         json!({"commit": number, "label": label, "changes": changes, "dry_run": args.dry_run}),

@@ -1,25 +1,29 @@
 //! A command line that is wrong, told in the form that was asked for.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use crate::output::{Exit, Failure, Output};
+use crate::text;
 
 /// Says what is wrong with a command line, as JSON where `--json` is among its words; shows help
 /// and the version, which come this way, too.
 pub fn wrong(error: clap::Error, arguments: &[OsString]) -> ExitCode {
     let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
-    if !json || !error.use_stderr() {
+    // A name that a shell has put there may be another's.
+    let is_plain = |word: &OsString| text::show(word.as_bytes()).len() == word.len();
+    if !json && arguments.iter().all(is_plain) || !error.use_stderr() {
         error.exit();
     }
-    let text = error.render().to_string();
+    let told = error.render().to_string();
     // The first paragraph says what is wrong; others how the command is used.
-    let (what, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let (what, rest) = told.split_once("\n\n").unwrap_or((&told, ""));
     let what = what.strip_prefix("error: ").unwrap_or(what);
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let failure = Failure::new(Exit::Usage, words(what));
     let hint = words(rest);
     let failure = if hint.is_empty() { failure } else { failure.hint(hint) };
-    Output::new(true).print_error(&failure);
+    Output::new(json).print_error(&failure);
     ExitCode::from(Exit::Usage as u8)
 }

@@ -40,8 +40,7 @@ answered, so give the address to no one who may not see the names in the store a
 transactions; a browser does not send that part of an address anywhere. The page shows the zones \
 by age and use, levels and spans, requests and commands with their times, and snapshots. An open \
 transaction is shown with all that it would change (as by kvfs txn diff), and can be committed \
-and aborted there: it is looked at once more just before, and not committed where it has changed \
-since it was shown.")]
+and aborted there: what is committed is what was shown, and nothing where it has changed since.")]
 pub struct Args {
     /// The directory a store is mounted on.
     mount: PathBuf,

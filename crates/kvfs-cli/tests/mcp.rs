@@ -195,7 +195,7 @@ fn a_whole_session() {
     assert_eq!(keys, "built\tyes\nbytes\tbase64:/wD+\n");
 
     let diff = client.does("diff", json!({"transaction": id}));
-    for line in ["M  src/main", "R  old → new", "A  tools/build.sh", "A  key 0:built"] {
+    for line in ["M  src/main", "R  old → new", "A  tools/", "A  key 0:built", "state "] {
         assert!(diff.contains(line), "{diff}");
     }
     let patch = client.does("diff", json!({"transaction": id, "patch": true}));
@@ -334,7 +334,8 @@ fn what_fails_in_a_tool_is_told_and_changes_nothing() {
         let said = client.fails(tool, arguments.clone());
         assert!(said.contains(says), "{tool} {arguments}: {said}");
     }
-    assert_eq!(client.does("diff", json!({"transaction": id})), "nothing is changed\n");
+    let said = client.does("diff", json!({"transaction": id}));
+    assert!(said.starts_with("nothing is changed\nstate "), "{said}");
     // Another one commits first: what collides is lost here, and only here.
     client.does("write_file", json!({"transaction": id, "path": "file", "content": "mine"}));
     fs::write(mount.path("file"), "theirs").expect("a file");
@@ -451,6 +452,85 @@ fn what_was_not_committed_ends_with_the_session() {
         succeeds(kvfs(&["txn", "commit"]).arg(mount.root()).arg(kept.to_string()));
         assert!(mount.path(format!("of-{kept}")).exists(), "{way}");
         assert!(!mount.path(format!("of-{id}")).exists(), "{way}");
+    }
+}
+
+/// Says something at the socket itself, as any client can.
+const RAW: &str = "import os, socket, sys
+client = socket.socket(socket.AF_UNIX)
+client.connect(os.environ['KVFS_SOCKET'])
+for line in sys.argv[1:]:
+    client.sendall((line + '\\r\\n').encode())
+    print(client.recv(4096).decode().strip())";
+
+#[test]
+fn what_a_command_says_at_the_socket_ends_no_transaction_and_writes_nothing_outside() {
+    let Some(mount) = Mount::new() else { return };
+    let mut client = Client::new(&mount, &["--without", "commit", "--without", "rollback"]);
+    let id = client.begin();
+    let kvfs = env!("CARGO_BIN_EXE_kvfs");
+    let run = |client: &mut Client, command: &str| {
+        client.tool("run", json!({"transaction": id, "command": command})).0
+    };
+    let said = run(&mut client, "echo 1 > file");
+    assert!(said.contains("exit code 0"), "{said}");
+    for end in ["commit", "abort"] {
+        let said = run(&mut client, &format!("{kvfs} txn {end} $KVFS_MOUNT $KVFS_TXN"));
+        assert!(said.contains("was started in a sealed transaction"), "{said}");
+    }
+    // Whatever has become of its parents, and what it says of itself.
+    let file = mount.root().with_file_name("raw.py");
+    fs::write(&file, RAW).expect("written");
+    let commit = format!("TXN COMMIT {id}");
+    let words = [
+        "SET outside 1",
+        &commit,
+        "SNAPSHOT CREATE s",
+        &format!("TXN KEEP {id}"),
+        "FLUSHALL",
+        "TXN BEGIN",
+        "GET outside",
+        &format!("TXN JOIN {id}"),
+        "SET inside 1",
+    ];
+    let words = words.map(|word| format!("'{word}'")).join(" ");
+    let raw = format!("python3 {} {words}", file.display());
+    let away = format!(
+        "(setsid sh -c \"env -i KVFS_SOCKET=$KVFS_SOCKET PATH=$PATH {raw} >said 2>&1; echo done >>said\" &)
+        while ! grep -q done said; do sleep 0.02; done; cat said"
+    );
+    for command in [raw, away] {
+        let said = run(&mut client, &command);
+        assert_eq!(said.matches("-SEALED").count(), 6, "{said}");
+        assert_eq!(said.matches("+OK").count(), 2, "{said}");
+    }
+    assert!(!mount.path("file").exists());
+    let key = |key: &str| kvfs_ends(&["kv", "get"], &mount, key);
+    assert_eq!(key("outside"), Some(3));
+    // The person does.
+    client.does("keep", json!({"transaction": id}));
+    succeeds(Command::new(kvfs).args(["txn", "commit"]).arg(mount.root()).arg(id.to_string()));
+    assert!(mount.path("file").exists());
+    assert_eq!((key("inside"), key("outside")), (Some(0), Some(3)));
+}
+
+fn kvfs_ends(words: &[&str], mount: &Mount, last: &str) -> Option<i32> {
+    kvfs(words).arg(mount.root()).arg(last).output().expect("it runs").status.code()
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_ended_in_a_session_of_its_own_too() {
+    let Some(mount) = Mount::new() else { return };
+    let mut client = Client::new(&mount, &[]);
+    let id = client.begin();
+    let script =
+        "setsid sh -c 'while :; do date +%N > late; sleep 0.02; done' </dev/null >/dev/null 2>&1 &
+        while ! test -e late; do sleep 0.02; done";
+    client.does("run", json!({"transaction": id, "command": script}));
+    let read = || fs::read_to_string(mount.path(format!(".kvfs/txn/{id}/late"))).expect("there");
+    let (first, until) = (read(), Instant::now() + Duration::from_millis(300));
+    while Instant::now() < until {
+        assert_eq!(read(), first, "it writes on");
     }
 }
 

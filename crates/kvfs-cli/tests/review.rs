@@ -45,7 +45,7 @@ fn review(mount: &Mount, script: &str) -> (Vec<String>, Value) {
         &format!("cd $KVFS_MOUNT\n{script}"),
     ]));
     let text = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(id.trim()));
-    let json = succeeds(kvfs(&["txn", "diff", "--json"]).arg(&root).arg(id.trim()));
+    let json = succeeds(kvfs(&["txn", "diff", "--json", "--all"]).arg(&root).arg(id.trim()));
     succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(id.trim()));
     assert_eq!(succeeds(kvfs(&["diff"]).arg(&root).arg("before")), text);
     succeeds(kvfs(&["snapshot", "drop"]).arg(&root).arg("before"));
@@ -187,13 +187,11 @@ fn whatever_differs_is_said() {
         lines,
         [
             "M attributed xattr user.changed 1 → 2, -xattr user.gone 1, +xattr user.new 3",
-            "M directory directory → file, mode 0755 → 0644",
-            "D directory/below/",
+            "M directory directory → file, mode 0755 → 0644, with 1 directory below",
             "M file file → fifo",
             "M link target here → there",
             "M mode mode 0644 → 4755",
-            "M outside file → directory, mode 0644 → 0755",
-            "A outside/in 2 B",
+            "M outside file → directory, mode 0644 → 0755, with 1 file, 2 B below",
             "M owner owner 0:0 → 12:34",
             "A stolen -> /etc/shadow",
             "A suid 2 B, mode 4755",

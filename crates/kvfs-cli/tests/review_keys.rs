@@ -1,11 +1,13 @@
 //! Reviews of keys that are no plain strings: hashes, sets, sorted sets, lists, deadlines; and
 //! taking one of them back.
 
+mod asked;
 mod mounted;
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
+use asked::Asked;
 use kvdb_server::{Client, Reply};
 use mounted::Mount;
 use serde_json::{Value, json};
@@ -133,19 +135,10 @@ fn a_key_that_is_left_out_keeps_its_elements_and_its_deadline() {
     let script = format!("{kvfs} kv del . hash; {kvfs} kv del . set; {kvfs} kv put . zset string");
     let program =
         format!("{kvfs} run --ask {} -- sh -ec 'cd $KVFS_MOUNT; {script}'", root.display());
-    let mut child = Command::new("script")
-        .args(["-qec", &program, "/dev/null"])
-        .env("NO_COLOR", "1")
-        .env_remove("KVFS_TXN")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("script(1)");
+    let mut asked = Asked::start(&program).expect("script(1)");
     // hash, set, zset: no, yes, no.
-    let answers = b"s\nn\ny\nn\ny\n";
-    child.stdin.as_mut().expect("a pipe").write_all(answers).expect("written");
-    let said = child.wait_with_output().expect("it ends").stdout;
-    let said = String::from_utf8_lossy(&said).replace('\r', "");
+    asked.answers(&["s", "n", "y", "n", "y"]);
+    let (said, _) = asked.ends();
     assert!(said.contains("hash of 3 fields"), "{said}");
     assert!(said.contains("sorted set of 1 member → string of 6 B"), "{said}");
     let hash = ["a", "1", "b", "2", "c", "3"].map(|part| Reply::Bulk(part.into()));

@@ -1,6 +1,7 @@
 //! `kvfs run` and `kvfs txn` on a mounted store: files and keys of programs that know nothing of
 //! it, together or not at all.
 
+mod asked;
 mod mounted;
 
 use std::fs;
@@ -9,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use asked::Asked;
 use kvdb_server::{Client, Reply};
 use mounted::Mount;
 
@@ -303,28 +305,165 @@ fn kept_open_it_can_be_looked_at_and_thrown_away() {
 fn asked_first_the_user_decides() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
-    if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: script(1) is not installed");
-        return;
-    }
-    for (answer, there) in [("n\n", false), ("d\ny\n", true)] {
-        let inner = format!(
-            "{} run --ask {} -- sh -c 'echo hello > $KVFS_MOUNT/file'",
-            env!("CARGO_BIN_EXE_kvfs"),
-            root.display()
-        );
-        let mut child = Command::new("script")
-            .args(["-qec", &inner, "/dev/null"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it runs");
-        child.stdin.as_mut().expect("a pipe").write_all(answer.as_bytes()).expect("it reads");
-        let ended = child.wait_with_output().expect("it ends");
-        let shown = text(&ended.stdout);
+    for (answers, there) in [(&["n"][..], false), (&["d", "y"], true)] {
+        let mut asked = ask(&root, "echo hello > $KVFS_MOUNT/file");
+        asked.answers(answers);
+        let (shown, _) = asked.ends();
         assert!(shown.contains("A  file") && shown.contains("Commit? [y]es"), "{shown}");
         assert_eq!(shown.contains("+hello"), there, "{shown}");
         assert_eq!(mount.path("file").exists(), there, "{shown}");
+    }
+}
+
+/// `kvfs run --ask` with a script.
+fn ask(root: &Path, script: &str) -> Asked {
+    let program = env!("CARGO_BIN_EXE_kvfs");
+    let script = script.replace("kvfs ", &format!("{program} "));
+    let program = format!("{program} run --ask {} -- sh -c '{script}'", root.display());
+    Asked::start(&program).expect("script(1)")
+}
+
+#[test]
+fn what_was_typed_before_the_question_is_no_answer() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let mut asked = ask(&root, "echo 1 > $KVFS_MOUNT/file; echo ready; sleep 1");
+    asked.until("ready");
+    asked.types("y");
+    asked.answers(&["n"]);
+    let (shown, _) = asked.ends();
+    assert!(shown.contains("nothing was changed") && !mount.path("file").exists(), "{shown}");
+}
+
+#[test]
+fn what_changes_between_the_list_and_the_answer_is_shown_before_it_is_committed() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    // A program left behind, in a session of its own, that writes all the time.
+    let script = "cd $KVFS_MOUNT; echo 1 > file; setsid sh -c \"while :; do date +%N > late; \
+                  sleep 0.02; done\" </dev/null >/dev/null 2>&1 & \
+                  while ! test -e $KVFS_MOUNT/late; do sleep 0.02; done; cat $KVFS_MOUNT/late >/dev/null";
+    let mut asked = ask(&root, script);
+    asked.until("still run");
+    asked.until("]nd what runs: ");
+    let late = || {
+        let mut views = fs::read_dir(root.join(".kvfs/txn")).expect("a directory");
+        read(views.next().expect("a view").expect("a name").path().join("late")).expect("there")
+    };
+    let (before, until) = (late(), Instant::now() + Duration::from_secs(30));
+    while late() == before {
+        assert!(Instant::now() < until, "nothing is written: {}", asked.shown());
+    }
+    asked.types("y");
+    asked.until("It has changed since it was shown");
+    assert!(!mount.path("file").exists(), "{}", asked.shown());
+    asked.until("still run");
+    asked.answers(&["e", "y"]);
+    let (shown, code) = asked.ends();
+    assert_eq!(code, 0, "{shown}");
+    assert!(mount.path("file").exists() && mount.path("late").exists(), "{shown}");
+}
+
+#[test]
+fn a_program_that_is_asked_about_neither_commits_nor_writes_past_the_question() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let script = "cd $KVFS_MOUNT; echo 1 > file; kvfs kv put . inside 1 && echo put; \
+                  kvfs txn commit $KVFS_MOUNT $KVFS_TXN; \
+                  (setsid env -u KVFS_TXN -u KVFS_MOUNT kvfs kv put $KVFS_MOUNT outside 1); \
+                  kvfs snapshot create $KVFS_MOUNT taken; kvfs txn begin $KVFS_MOUNT; \
+                  kvfs txn abort $KVFS_MOUNT $KVFS_TXN; true";
+    let mut asked = ask(&root, script);
+    asked.answers(&["n"]);
+    let (shown, _) = asked.ends();
+    assert!(shown.contains("put\n") && shown.contains("nothing was changed"), "{shown}");
+    assert!(shown.matches("was started in a sealed transaction").count() >= 3, "{shown}");
+    assert!(!mount.path("file").exists(), "{shown}");
+    for key in ["inside", "outside"] {
+        let got = kvfs(&["kv", "get"]).arg(&root).arg(key).output().expect("it runs");
+        assert_eq!(got.status.code(), Some(3), "{key}: {shown}");
+    }
+    assert!(!succeeds(kvfs(&["snapshot", "list"]).arg(&root)).contains("taken"));
+    // The seal goes with the session.
+    succeeds(kvfs(&["kv", "put"]).arg(&root).args(["outside", "1"]));
+}
+
+#[test]
+fn a_commit_takes_the_state_that_was_looked_at_and_no_other() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    let id = succeeds(kvfs(&["txn", "begin"]).arg(&root)).trim().to_string();
+    let view = root.join(".kvfs/txn").join(&id);
+    fs::write(view.join("file"), "1").expect("write");
+    let state = || {
+        let said = succeeds(kvfs(&["txn", "diff", "--json"]).arg(&root).arg(&id));
+        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        said["state"].as_str().expect("a state").to_string()
+    };
+    let (_, _, told) = ends(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+    let first = state();
+    assert!(told.contains(&format!("--if {first}")), "{told}");
+    assert_eq!(state(), first, "to look changes nothing");
+    // The same size, the same time to the second; still in the memory of the view.
+    fs::write(view.join("file"), "2").expect("write");
+    let commit = |state: &str| ends(kvfs(&["txn", "commit", "--if", state]).arg(&root).arg(&id));
+    let (code, _, err) = commit(&first);
+    assert_eq!(code, Some(8), "{err}");
+    assert!(err.contains("has changed since it was looked at, and was not committed"), "{err}");
+    let second = state();
+    // So is a key.
+    succeeds(kvfs(&["kv", "put"]).arg(&view).args(["k", "v"]));
+    assert_eq!(commit(&second).0, Some(8));
+    assert!(!mount.path("file").exists());
+    assert_eq!(commit("yesterday").0, Some(1));
+    let third = state();
+    assert_eq!(commit(&third).0, Some(0));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("2"));
+}
+
+#[test]
+fn after_a_conflict_what_the_program_did_is_kept() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    fs::write(mount.path("file"), "0").expect("write");
+    for (options, kept) in [(&[][..], true), (&["--no-keep"], false)] {
+        let mut child =
+            run(&root, options, "cd $KVFS_MOUNT; echo in > file; echo ready; read line; exit 0")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("it runs");
+        let mut said = [0; 6];
+        let out = child.stdout.as_mut().expect("a pipe");
+        std::io::Read::read_exact(out, &mut said).expect("ready");
+        succeeds(&mut self::run(
+            &root,
+            &["--label", "theirs"],
+            "printf outside > $KVFS_MOUNT/file",
+        ));
+        drop(child.stdin.take());
+        let ended = child.wait_with_output().expect("it ends");
+        let said = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(75), "{said}");
+        // Which path, who has changed it, and when.
+        assert!(said.contains("/file (by commit ") && said.contains("\"theirs\", "), "{said}");
+        assert!(said.contains(" s ago)"), "{said}");
+        let list = succeeds(kvfs(&["txn", "list", "--json"]).arg(&root));
+        let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+        assert_eq!(list.as_array().map(Vec::len), Some(usize::from(kept)), "{list}");
+        if kept {
+            let id = list[0]["id"].to_string();
+            assert!(said.contains(&format!("is kept as transaction {id}")), "{said}");
+            let diff = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+            assert!(diff.contains("M  file"), "{diff}");
+            assert_eq!(
+                read(root.join(".kvfs/txn").join(&id).join("file")).as_deref(),
+                Some("in\n")
+            );
+            succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+        }
+        assert_eq!(read(mount.path("file")).as_deref(), Some("outside"));
     }
 }
 

@@ -1,14 +1,15 @@
 //! A part of what a transaction has changed is taken, the rest is left: by `kvfs txn revert`, and
 //! where `kvfs run --ask` asks.
 
+mod asked;
 mod mounted;
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use asked::Asked;
 use mounted::Mount;
 
 fn kvfs(words: &[&str]) -> Command {
@@ -176,23 +177,15 @@ fn what_goes_with_something_else_is_not_reverted_alone() {
 }
 
 /// `kvfs run --ask` on a terminal of its own, with these answers: what it shows, and its exit code.
-fn asked(root: &Path, script: &str, answers: &str) -> (String, i32) {
+fn asked(root: &Path, script: &str, answers: &[&str]) -> (String, i32) {
     let program = format!(
         "{} run --ask {} -- sh -ec 'cd $KVFS_MOUNT; {script}'",
         env!("CARGO_BIN_EXE_kvfs"),
         root.display()
     );
-    let mut child = Command::new("script")
-        .args(["-qec", &program, "/dev/null"])
-        .env("NO_COLOR", "1")
-        .env_remove("KVFS_TXN")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("script(1)");
-    child.stdin.as_mut().expect("a pipe").write_all(answers.as_bytes()).expect("written");
-    let ended = child.wait_with_output().expect("it ends");
-    (String::from_utf8_lossy(&ended.stdout).replace('\r', ""), ended.status.code().unwrap_or(-1))
+    let mut asked = Asked::start(&program).expect("script(1)");
+    asked.answers(answers);
+    asked.ends()
 }
 
 #[test]
@@ -202,15 +195,73 @@ fn who_is_asked_takes_some_and_leaves_others() {
     tree(&mount);
     let script = "rm gone; echo 1 > added; echo more >> three; mkdir new; echo 1 > new/1";
     // added, gone, new, same, three: yes, no, yes, leave the rest.
-    let (said, code) = asked(&root, script, "s\ny\nn\ny\nl\ny\n");
+    let (said, code) = asked(&root, script, &["s", "y", "n", "y", "l", "y"]);
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("Take it?"), "{said}");
     assert!(mount.path("added").exists() && mount.path("gone").exists(), "{said}");
     assert!(mount.path("new/1").exists(), "{said}");
     assert_eq!(fs::read(mount.path("three")).expect("there"), b"three");
+    // As in git: what differs in one, help, and an end that leaves the rest.
+    let script = "echo 1 > first; echo 2 > second; echo 3 > third";
+    let (said, code) = asked(&root, script, &["s", "?", "d", "y", "q", "y"]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("b/first") && said.contains("+1\n") && !said.contains("+2\n"), "{said}");
+    assert!(said.contains("stop here"), "{said}");
+    assert!(mount.path("first").exists() && !mount.path("second").exists(), "{said}");
     // Back, and then no: nothing.
-    let (said, _) = asked(&root, "rm gone", "s\nb\nn\n");
+    let (said, _) = asked(&root, "rm gone", &["s", "b", "n"]);
     assert!(said.contains("nothing was changed") && mount.path("gone").exists(), "{said}");
+}
+
+#[test]
+fn what_differs_in_a_time_alone_can_be_reverted_as_it_is_listed() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    let id = changed(&root, &[], "touch -d 2001-02-03 gone b a/deep; touch a/one; echo > b/new");
+    let diff = || lines(&succeeds(kvfs(&["txn", "diff", "--times"]).arg(&root).arg(&id)));
+    let listed = diff();
+    let path = |line: &String| line.split(' ').nth(1).expect("a path").to_string();
+    // The last one is a sum.
+    let paths: Vec<String> = listed[..listed.len() - 1].iter().map(path).collect();
+    for wanted in ["a/deep/", "a/one", "b/", "b/new", "gone"] {
+        assert!(paths.iter().any(|path| path == wanted), "{wanted}: {listed:?}");
+    }
+    for path in ["gone", "a/deep", "b"] {
+        succeeds(kvfs(&["txn", "revert"]).arg(&root).args([&id, path]));
+        let left = diff();
+        let still = |line: &String| line.starts_with(&format!("M {path}"));
+        assert!(!left.iter().any(still), "{path}: {left:?}");
+    }
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+}
+
+#[test]
+fn one_path_of_a_change_is_shown_alone() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    let id = changed(
+        &root,
+        &[],
+        "mkdir new; echo 1 > new/1; echo 2 > new/2; rm gone; mv moves new/moved",
+    );
+    let diff =
+        |paths: &[&str]| lines(&succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id).args(paths)));
+    assert_eq!(diff(&["gone"]), ["D gone 4 B", "1 file removed; 4 B less"]);
+    assert_eq!(diff(&["/new/2"]), ["A new/2 2 B", "1 file added; 2 B more"]);
+    assert_eq!(diff(&["moves"]), ["R moves → new/moved", "1 file renamed"]);
+    // A new directory is one line, and `--all` has the rest.
+    let all = diff(&[]);
+    assert_eq!(all[0], "D gone 4 B");
+    assert!(all.contains(&"A new/ 2 files, 4 B".into()), "{all:?}");
+    assert!(all.contains(&"R moves → new/moved".into()), "{all:?}");
+    assert!(all[3].starts_with("3 files added, 1 file removed, 1 file renamed"), "{all:?}");
+    assert!(diff(&["--all"]).contains(&"A new/1 2 B".into()));
+    fails(3, kvfs(&["txn", "diff"]).arg(&root).args([&id, "nothing"]));
+    let said = fails(2, kvfs(&["txn", "revert"]).arg(&root).args([&id, "new/1"]));
+    assert!(said.contains("new/1 goes with new"), "{said}");
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
 }
 
 #[test]

@@ -70,7 +70,8 @@ fn files_and_keys_of_the_last_commit_are_as_they_were() {
     succeeds(kvfs(&["undo"]).arg(&root));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("k")), "before");
     let number = commits(&root)[2]["number"].to_string();
-    let said = json(&succeeds(kvfs(&["--json", "undo"]).arg(&root).args(["--commit", &number])));
+    let said =
+        json(&succeeds(kvfs(&["--json", "undo", "--all"]).arg(&root).args(["--commit", &number])));
     assert_eq!(said["commit"].to_string(), number);
     assert!(said["changes"]["files"].as_array().is_some_and(|files| files.len() > 3), "{said}");
 

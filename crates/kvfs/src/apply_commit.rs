@@ -121,7 +121,7 @@ impl Fs {
                 let mut batch = Batch::new();
                 self.core.layout.stage_removal(inode.ino, &mut batch);
                 batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
-                self.apply(batch)?;
+                transaction.apply_at_commit(batch)?;
             }
         }
         Ok(())

@@ -99,7 +99,7 @@ pub use attr::{
 pub use changed_paths::{ChangedPaths, PathChange};
 pub use clone_tree::{CloneStats, Earlier};
 pub use describe_keys::describe_keys;
-pub use difference::{FileChange, XattrChange, difference_of_states};
+pub use difference::{Below, FileChange, Listing, XattrChange, difference_of_states};
 pub use error::{Error, Result};
 pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
 pub use going_down::GoingDown;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kvdb::{BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, SnapshotInfo};
 
-use crate::difference::{FileChange, difference_of_states};
+use crate::difference::{FileChange, Listing, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::inode_numbers::largest_in;
 use crate::fs::{Fs, FsOptions};
@@ -57,6 +57,7 @@ impl Views {
         &self,
         before: &str,
         after: Option<&str>,
+        listing: Listing,
     ) -> Result<Vec<FileChange>> {
         let db = &self.shared.db;
         let before = db.open_snapshot(before)?;
@@ -67,7 +68,7 @@ impl Views {
                 self.shared.mainline.at_rest(|| Ok(db.view()))?
             }
         };
-        difference_of_states(&before, &after)
+        difference_of_states(&before, &after, listing)
     }
 
     /// Drops a snapshot. Clones of it stay.

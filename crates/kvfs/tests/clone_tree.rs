@@ -497,7 +497,9 @@ fn what_an_earlier_state_had_is_copied_out_of_it_and_outlives_it() {
             let inside = ViewId::Transaction(id);
             views.remove_tree(&inside, b"back").unwrap();
             views.clone_earlier(&inside, &Earlier::Beneath, b"back", b"back").unwrap();
-            assert!(views.difference(id).unwrap().iter().all(|c| c.times_alone()));
+            assert!(
+                views.difference(id, Default::default()).unwrap().iter().all(|c| c.times_alone())
+            );
             views.commit(id, Durability::Synced).unwrap();
             is_the_tree(&world, "/back");
         }

@@ -5,7 +5,9 @@ mod world;
 use std::sync::Arc;
 
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
-use kvfs::{FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, ViewId, Views};
+use kvfs::{
+    Below, FileKind, Fs, FsOptions, Ino, Listing, ROOT, RenameFlags, SetAttr, ViewId, Views,
+};
 use world::{USER, World};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -26,7 +28,13 @@ fn shown(views: &Views, id: kvfs::TransactionId) -> Vec<String> {
     let line = |c: &kvfs::FileChange| {
         format!("{} {}>{}", String::from_utf8_lossy(&c.path), size(&c.before), size(&c.after))
     };
-    views.difference(id).unwrap().iter().filter(|c| !c.times_alone()).map(line).collect()
+    views
+        .difference(id, Default::default())
+        .unwrap()
+        .iter()
+        .filter(|c| !c.times_alone())
+        .map(line)
+        .collect()
 }
 
 #[test]
@@ -120,11 +128,90 @@ fn names_are_found_wherever_they_have_gone() {
     for ino in [moved, left, right, both, orphaned, unnamed] {
         w.fs.write(ino, 0, b"22", Default::default()).unwrap();
     }
-    let changes = views.difference_of_snapshots("before", None).unwrap();
+    let changes = views.difference_of_snapshots("before", None, Default::default()).unwrap();
     assert_eq!(
         paths(&changes),
         ["a/both", "a/left", "b/again", "b/named", "b/right", "b/second", "b/there"]
     );
+    w.check();
+}
+
+#[test]
+fn a_deep_tree_takes_one_line_whether_it_is_made_moved_or_removed() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    // All paths together are a hundred times as long as the longest one: 400 MB.
+    let (depth, name) = (2000, [b'n'; 200]);
+    let begin = || {
+        let id = views.begin(Default::default()).unwrap();
+        (id, views.fs(&ViewId::Transaction(id)).unwrap())
+    };
+    let list = |id| {
+        let mut all = views.difference(id, Listing::Collapsed).unwrap();
+        all.retain(|change| !change.times_alone());
+        all
+    };
+    let (id, fs) = begin();
+    let mut dir = fs.mkdir(ROOT, b"top", 0o755, USER).unwrap().ino;
+    for _ in 0..depth {
+        dir = fs.mkdir(dir, &name, 0o755, USER).unwrap().ino;
+    }
+    let deep = make(&fs, dir, "file", b"12345");
+    let told = list(id);
+    assert_eq!(paths(&told), ["top"]);
+    let below = Below { files: 1, directories: depth, bytes: 5, moved: 0 };
+    assert_eq!((told[0].before.is_some(), told[0].below), (false, below));
+    let all = views.difference(id, Listing::All);
+    assert!(matches!(all, Err(kvfs::Error::Store(kvdb::Error::Limit(_)))), "{:?}", all.map(drop));
+    drop(fs);
+    views.commit(id, Durability::Buffered).unwrap();
+    w.second();
+
+    let (id, fs) = begin();
+    fs.rename(ROOT, b"top", ROOT, b"moved", RenameFlags::default()).unwrap();
+    let told = list(id);
+    assert_eq!(paths(&told), ["moved", "top"]);
+    assert_eq!(told[0].moved.as_deref(), Some(&b"top"[..]));
+    assert_eq!(told[0].below, Below { moved: depth + 1, ..Below::default() });
+    // Whatever else differs in it has its line.
+    fs.write(deep, 0, b"other", Default::default()).unwrap();
+    let told = list(id);
+    assert_eq!((told.len(), told[1].moved.is_some(), told[1].content), (4, true, true));
+    views.abort(id).unwrap();
+
+    let (id, _) = begin();
+    views.remove_tree(&ViewId::Transaction(id), b"top").unwrap();
+    let told = list(id);
+    assert_eq!((paths(&told), told[0].below), (vec!["top".into()], below));
+    views.abort(id).unwrap();
+    w.check();
+}
+
+#[test]
+fn what_a_count_would_hide_is_listed() {
+    let w = World::new();
+    let views = Views::new(w.db.clone(), w.fs.clone());
+    make(&w.fs, ROOT, "was", b"1");
+    let linked = make(&w.fs, ROOT, "linked", b"1");
+    let id = views.begin(Default::default()).unwrap();
+    let fs = views.fs(&ViewId::Transaction(id)).unwrap();
+    let new = fs.mkdir(ROOT, b"new", 0o755, USER).unwrap().ino;
+    let below = fs.mkdir(new, b"below", 0o755, USER).unwrap().ino;
+    make(&fs, below, "usual", b"12");
+    let set = make(&fs, below, "setuid", b"1");
+    let mode = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
+    fs.setattr(set, &mode, USER).unwrap();
+    fs.link(linked, below, b"link").unwrap();
+    fs.rename(ROOT, b"was", below, b"is", RenameFlags::default()).unwrap();
+    let told = views.difference(id, Listing::Collapsed).unwrap();
+    let told: Vec<&kvfs::FileChange> = told.iter().filter(|c| !c.times_alone()).collect();
+    let listed: Vec<_> = told.iter().map(|c| String::from_utf8_lossy(&c.path)).collect();
+    assert_eq!(
+        listed,
+        ["linked", "new", "new/below/is", "new/below/link", "new/below/setuid", "was"]
+    );
+    let counted = Below { files: 1, directories: 1, bytes: 2, moved: 0 };
+    assert_eq!(told[1].below, counted);
     w.check();
 }
 
@@ -165,7 +252,7 @@ fn a_difference_reads_what_has_changed_and_not_all_names() {
     let views = Views::new(db.clone(), fs);
     let read = || db.stats().io.total().read_bytes;
     let before = read();
-    assert_eq!(views.difference_of_snapshots("before", None).unwrap().len(), 3);
+    assert_eq!(views.difference_of_snapshots("before", None, Default::default()).unwrap().len(), 3);
     let took = read() - before;
     let before = read();
     assert_eq!(db.view().iter(db.dictionary("nmap").unwrap()).count(), 40_200);

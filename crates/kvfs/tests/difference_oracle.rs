@@ -11,7 +11,7 @@ use std::sync::Arc;
 use env::{Env, Simulated};
 use kvdb::{Durability, Kvdb};
 use kvfs::{
-    Caller, FileChange, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, TimeSet,
+    Caller, FileChange, FileKind, Fs, FsOptions, Ino, Listing, ROOT, RenameFlags, SetAttr, TimeSet,
     Timestamp, ViewId, Views, XattrFlags,
 };
 
@@ -485,11 +485,13 @@ fn case(seed: u64) {
     let inside = views.fs(&ViewId::Transaction(id)).expect("a view");
     let few = 1 + random.below(12);
     let log = changes(&inside, &mut random, few);
-    let found = views.difference(id).expect("a difference");
+    let found = views.difference(id, Default::default()).expect("a difference");
+    let collapsed = views.difference(id, Listing::Collapsed).expect("a difference");
+    check_collapsed(&found, &collapsed, "transaction", &log);
     check(found, &a, &walk(&inside), "transaction", &log);
     let few = 1 + random.below(20);
     let log = changes(&fs, &mut random, few);
-    let found = views.difference(id).expect("a difference");
+    let found = views.difference(id, Default::default()).expect("a difference");
     check(found, &a, &walk(&inside), "transaction among others", &log);
     views.abort(id).expect("aborted");
 
@@ -500,12 +502,51 @@ fn case(seed: u64) {
     views.snapshot(&ViewId::Mainline, "b", Durability::Buffered).expect("a snapshot");
     let b = walk(&views.fs(&ViewId::Snapshot("b".into())).expect("a view"));
     let difference = |from: &str, to: Option<&str>| {
-        views.difference_of_snapshots(from, to).expect("a difference")
+        let list = |listing| views.difference_of_snapshots(from, to, listing);
+        let all = list(Listing::All).expect("a difference");
+        let collapsed = list(Listing::Collapsed).expect("a difference");
+        check_collapsed(&all, &collapsed, &format!("{from} to {to:?}"), &log);
+        all
     };
     check(difference("a", Some("b")), &a, &b, "a to b", &log);
     check(difference("b", Some("a")), &b, &a, "b to a", &log);
     check(difference("a", None), &a, &b, "a to now", &log);
     check(difference("b", None), &b, &b, "b to now", &log);
+}
+
+/// A collapsed list has what the whole one has, but for what it counts at the highest directory
+/// that is there on one side alone.
+fn check_collapsed(
+    all: &[FileChange],
+    collapsed: &[FileChange],
+    what: &str,
+    log: &impl std::fmt::Debug,
+) {
+    let whole: BTreeMap<&[u8], &FileChange> =
+        all.iter().map(|change| (&change.path[..], change)).collect();
+    let mut left = whole.clone();
+    let mut counted: BTreeMap<&[u8], u64> = BTreeMap::new();
+    for change in collapsed {
+        let same = left.remove(&change.path[..]).expect("the whole list has it");
+        let told =
+            |c: &FileChange| format!("{:?}", FileChange { below: Default::default(), ..c.clone() });
+        assert_eq!(told(change), told(same), "{what}: {log:?}");
+        let below = change.below;
+        counted.insert(&change.path, below.files + below.directories + below.moved);
+    }
+    let is_directory =
+        |side: &Option<kvfs::Attr>| side.is_some_and(|attr| attr.kind == FileKind::Dir);
+    for path in left.keys() {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        let above = ends.filter_map(|end| whole.get(&path[..end]));
+        let mut above = above.filter(|c| is_directory(&c.before) != is_directory(&c.after));
+        let top = above.next().unwrap_or_else(|| {
+            panic!("{what}: {} is not listed: {log:?}", String::from_utf8_lossy(path))
+        });
+        *counted.get_mut(&top.path[..]).expect("the highest is listed") -= 1;
+    }
+    counted.retain(|_, count| *count > 0);
+    assert!(counted.is_empty(), "{what}: counted, and not there: {counted:?}: {log:?}");
 }
 
 fn number(name: &str, or: u64) -> u64 {

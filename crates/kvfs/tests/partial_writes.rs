@@ -427,7 +427,9 @@ fn copies_snapshots_and_rollbacks_have_parts_of_pages() {
         let old = views.fs(&ViewId::Snapshot("before".into())).expect("open");
         assert!(old.read(f, 0, 1 << 20).expect("read") == of_f, "settled: {settled}");
         assert!(cold.read(f) == later);
-        let all = views.difference_of_snapshots("before", Some("after")).expect("compared");
+        let all = views
+            .difference_of_snapshots("before", Some("after"), Default::default())
+            .expect("compared");
         let mut paths: Vec<_> = all.iter().map(|change| change.path.clone()).collect();
         paths.sort();
         assert_eq!(paths, [b"f".to_vec(), b"g".to_vec()], "settled: {settled}");

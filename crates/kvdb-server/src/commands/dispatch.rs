@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::{COMMANDS, Command, InMulti, NONE, find, multi, wrong_arity};
+use super::{COMMANDS, Command, InMulti, NONE, find, multi, sealed, wrong_arity};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -153,7 +153,7 @@ fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
         return Err(SNAPSHOT);
     }
     let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
-    if fits { Ok(()) } else { Err(wrong_arity(command.name)) }
+    if fits { sealed::admit(s, command, args) } else { Err(wrong_arity(command.name)) }
 }
 
 const NOAUTH: Failure =

@@ -14,7 +14,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
-pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] [FIELDS] | FILES snapshot [snapshot] | \
+pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] [FIELDS] | FILES snapshot [snapshot] [COLLAPSED] | \
      SEND name [BASE snapshot] [FROM position] | RECEIVE clone [AS name] [REPLACE] | RECEIVING | USE name [command ...] | LEAVE";
 pub const CLONE_USAGE: &str =
     "CREATE snapshot name | LIST | DROP name | USE name [command ...] | LEAVE";
@@ -50,9 +50,15 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             list(s, out);
             return Ok(());
         }
-        (c, 3 | 4) if is(c, "files") => {
-            let after = args.get(3).map(name).transpose()?;
-            list_files(snapshots.files(name(args.at(2))?, after)?, out);
+        (c, 3..=5) if is(c, "files") => {
+            // A snapshot of that name is named with the option behind it.
+            let last = args.len() - 1;
+            let collapsed = last > 2 && is(args.at(last), "collapsed");
+            if last > 3 + usize::from(collapsed) {
+                return Err(Failure::SYNTAX);
+            }
+            let after = args.get(3).filter(|_| !collapsed || last > 3).map(name).transpose()?;
+            list_files(snapshots.files(name(args.at(2))?, after, collapsed)?, out);
             return Ok(());
         }
         (c, 3 | 5 | 7) if is(c, "send") => return send(s, args, out),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{
-    DictionaryId, Durability, Isolation, Transaction, TransactionId, TransactionInfo,
-    TransactionOptions,
+    CommitOptions, DictionaryId, Durability, Isolation, Transaction, TransactionId,
+    TransactionInfo, TransactionOptions,
 };
 
 use super::{changes, is, revert, undo, wrong_arity};
@@ -21,7 +21,7 @@ use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
 pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] | ABORT [id] | KEEP id | LIST | STATUS [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
+                         COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The others wait for the mount, for a sync or for a lock, or read much.
@@ -56,6 +56,13 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Ok(())
         }
         c if is(c, "status") => status(s, args, out),
+        c if is(c, "state") => {
+            arity(args, 2, 3)?;
+            let id = named(s, args, 2)?.id();
+            out.bulk(s.shared.transactions.revision(id)?.to_string().as_bytes());
+            Ok(())
+        }
+        c if is(c, "seal") => seal(s, args, out),
         c if is(c, "lock") => lock(s, args, out),
         c if is(c, "changes") => changes::of_transaction(s, args, out),
         c if is(c, "revert") => revert::revert(s, args, out),
@@ -129,6 +136,7 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     let id = s.shared.transactions.begin(options)?;
+    s.shared.seals.begun(s.id, id);
     if attached {
         attach(s, id);
     }
@@ -144,6 +152,26 @@ pub fn attach(s: &mut Session, id: TransactionId) {
         s.attached.retain(|attached| db.transaction(*attached).is_ok());
     }
     s.attached.push(id);
+}
+
+/// `TXN SEAL [id]`: programs that descend from the process of this connection write in the
+/// transactions that it begins, and in this one, from here on and until it ends, and end none; see
+/// [`crate::seals`].
+fn seal(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 3)?;
+    let also = args.get(2).map(number).transpose()?;
+    let process = s.process.ok_or_else(|| {
+        Failure::request(
+            "the process at the other end of this connection cannot be seen from the store's \
+             daemon, so what it starts cannot be confined",
+        )
+    })?;
+    s.shared.seals.seal(s.id, process);
+    if let Some(id) = also {
+        s.shared.seals.begun(s.id, id);
+    }
+    out.ok();
+    Ok(())
 }
 
 fn join(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -172,19 +200,28 @@ fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
     }
 }
 
+/// `TXN COMMIT [id] [SYNC] [IF state] [STAY]`. `IF`: in the state that `TXN STATE` has given, and
+/// in no other, which is the error `CHANGED`. `STAY`: after a conflict it is open as before.
 fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    arity(args, 2, 4)?;
-    let mut durability = if s.durable { Durability::Synced } else { Durability::Buffered };
+    arity(args, 2, 7)?;
+    let durability = if s.durable { Durability::Synced } else { Durability::Buffered };
+    let mut options = CommitOptions { durability, ..CommitOptions::default() };
     let mut id = None;
-    for word in args.from(2) {
+    let mut words = args.from(2);
+    while let Some(word) = words.next() {
         match word {
-            o if is(o, "sync") => durability = Durability::Synced,
+            o if is(o, "sync") => options.durability = Durability::Synced,
+            o if is(o, "stay") => options.stays = true,
+            o if is(o, "if") => {
+                let state = words.next().and_then(|word| std::str::from_utf8(word).ok());
+                options.only_in = Some(state.ok_or(Failure::SYNTAX)?.parse()?);
+            }
             o if id.is_none() => id = Some(o),
             _ => return Err(Failure::SYNTAX),
         }
     }
     let id = id_of(s, id)?;
-    let done = s.shared.transactions.commit(id, durability);
+    let done = s.shared.transactions.commit(id, options);
     // It has happened all the same.
     let (done, unsynced) = match done {
         Err(error @ kvdb::Error::NotSynced(_)) => (Ok(()), Some(error)),
@@ -192,8 +229,10 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     };
     match done {
         Err(kvdb::Error::Conflict { keys }) => {
-            over(s, id);
-            Err(Failure::Conflict(conflict(s, &keys)))
+            if !options.stays {
+                over(s, id);
+            }
+            Err(Failure::Conflict(conflict(s, &keys, options.stays)))
         }
         Err(error) => {
             if s.db().transaction(id).is_err() {
@@ -229,16 +268,40 @@ pub fn tell_all(event: &'static str, dictionaries: impl IntoIterator<Item = Stri
 }
 
 /// What was changed by others, in names that the user knows.
-fn conflict(s: &Session, keys: &[(DictionaryId, Bytes)]) -> String {
+fn conflict(s: &Session, keys: &[(DictionaryId, Bytes)], stays: bool) -> String {
     const SHOWN: usize = 3;
     let mut all = names_of(s, keys, SHOWN);
     let more =
         if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
     all.truncate(SHOWN);
-    format!(
-        "others have changed {}{more} meanwhile; nothing was changed: begin again",
-        all.join(", ")
-    )
+    for name in &mut all {
+        let of_name = |key: &&(DictionaryId, Bytes)| {
+            names_of(s, std::slice::from_ref(*key), 1).first() == Some(&*name)
+        };
+        let key = keys.iter().take(SHOWN * 16).find(of_name);
+        if let Some(by) = key.and_then(|(dict, key)| changed_by(s, *dict, key)) {
+            name.push_str(&by);
+        }
+    }
+    let end = if stays { "nothing was committed" } else { "nothing was changed: begin again" };
+    format!("others have changed {}{more} meanwhile; {end}", all.join(", "))
+}
+
+/// The newest commit of those that can be undone which has changed a key, and when it was. `None`:
+/// it was changed by a program outside of all transactions, or in one that cannot be undone.
+fn changed_by(s: &Session, dict: DictionaryId, key: &[u8]) -> Option<String> {
+    let now = s.db().wall_clock();
+    s.db().undoable_commits().into_iter().rev().find_map(|commit| {
+        let (before, after) = s.db().states_around(commit.number).ok()?;
+        // A state without the dictionary has no such key.
+        let value = |state: &kvdb::View| state.get(dict, key).ok().flatten();
+        if value(&before) == value(&after) {
+            return None;
+        }
+        let ago = now.saturating_sub(commit.created).as_secs();
+        let label = commit.label.escape_debug();
+        Some(format!(" (by commit {}, \"{label}\", {ago} s ago)", commit.number))
+    })
 }
 
 /// Keys in words that the user knows, each once. To look for the name of a file costs, so it is
@@ -394,14 +457,20 @@ fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `TXN FILES [id]`: what it has changed of files, by path: for each an array of path, kind (`d`,
-/// `f`, `l`, `o`), bytes before (nil: it was not there), bytes now (nil: it is gone), and what
-/// differs: for each thing an array of its name, before, now (nil: not there); see
-/// [`crate::FileDetail`].
+/// `TXN FILES [id] [COLLAPSED]`: what it has changed of files, by path: for each an array of path,
+/// kind (`d`, `f`, `l`, `o`), bytes before (nil: it was not there), bytes now (nil: it is gone),
+/// and what differs: for each thing an array of its name, before, now (nil: not there); see
+/// [`crate::FileDetail`]. `COLLAPSED`: what lies below directories that were added or removed is
+/// mostly counted.
 fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    arity(args, 2, 3)?;
-    let id = named(s, args, 2)?.id();
-    list_files(s.shared.transactions.files(id)?, out);
+    arity(args, 2, 4)?;
+    let collapsed = args.len() > 2 && is(args.at(args.len() - 1), "collapsed");
+    let id = match args.len() - usize::from(collapsed) {
+        2 => joined(s)?.id(),
+        3 => named(s, args, 2)?.id(),
+        _ => return Err(Failure::SYNTAX),
+    };
+    list_files(s.shared.transactions.files(id, collapsed)?, out);
     Ok(())
 }
 

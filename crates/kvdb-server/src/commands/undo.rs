@@ -59,7 +59,7 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let options = TransactionOptions {
         undoable: true,
         user: s.user,
-        label: format!("undo {}", commit.label),
+        label: label_of_undo(&commit.label),
         ..TransactionOptions::default()
     };
     let (id, mut changed) = s.shared.transactions.undo(commit.number, options)?;
@@ -80,6 +80,7 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         let _ = s.shared.transactions.abort(id);
         return Err(failure);
     }
+    s.shared.seals.begun(s.id, id);
     if attached {
         attach(s, id);
     }
@@ -91,6 +92,15 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.array(names.len());
     names.iter().for_each(|name| out.bulk(name.as_bytes()));
     Ok(())
+}
+
+/// Of what is undone again and again it is one word.
+fn label_of_undo(label: &str) -> String {
+    match (label.strip_prefix("undo "), label.strip_prefix("redo ")) {
+        (Some(label), _) => format!("redo {label}"),
+        (_, Some(label)) => format!("undo {label}"),
+        _ => format!("undo {label}"),
+    }
 }
 
 fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {

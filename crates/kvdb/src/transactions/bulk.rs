@@ -204,6 +204,7 @@ impl Transaction {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         open.write_set.adopt(dict, run);
+        open.revision += 1;
         let kept = open.savepoints.last().and_then(|mark| mark.parts.get(&dict).copied());
         if open.write_set.is_stacked(dict, kept.unwrap_or(0)) {
             // The run stays a part of the transaction if this fails; a later spill tries again.

@@ -13,9 +13,10 @@ use vt_tree::{BlockCache, BodyRef, KeyRange, Lookup, Run, Seq, Update};
 use zones::ZonePin;
 
 use super::conflicts;
-use super::options::Isolation;
+use super::options::{CommitOptions, Isolation};
 use super::reads;
 use super::registry::Transactions;
+use super::revision::Revision;
 use super::state::{Open, TransactionState};
 use super::undo::StatesAround;
 use crate::commit::batch::Durability;
@@ -35,17 +36,23 @@ const BIND_AT: usize = 1 << 20;
 const LOOKS: usize = 4;
 
 impl TransactionState {
-    pub(super) fn commit(&self, durability: Durability) -> Result<()> {
+    pub(super) fn commit(&self, options: CommitOptions) -> Result<()> {
+        let CommitOptions { durability, only_in, stays } = options;
         let mut state = self.state.write();
         self.measure(&state);
         let Some(open) = &mut state.open else { return Err(self.ended(&state)) };
         if let Some(why) = &*self.doomed.lock() {
             return Err(self.aborted(why));
         }
+        // Nothing is changed from here on: the state is held.
+        let now = Revision { changes: open.revision, begun: self.begun_at };
+        if only_in.is_some_and(|only_in| only_in != now) {
+            return Err(Error::Changed(self.id));
+        }
         let applied = match self.apply(open) {
             Ok(applied) => applied,
             Err(e) => {
-                if matches!(e, Error::Conflict { .. }) {
+                if matches!(e, Error::Conflict { .. }) && !stays {
                     let open = state.open.take();
                     drop(state);
                     self.end_log(open.and_then(|open| open.log));

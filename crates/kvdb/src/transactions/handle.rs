@@ -8,7 +8,8 @@ use env::sync::{RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::{Lookup, Update};
 
 use super::nested_batch::NestedBatch;
-use super::options::{Isolation, TransactionInfo};
+use super::options::{CommitOptions, Isolation, TransactionInfo};
+use super::revision::Revision;
 use super::state::{Last, Mark, Open, OpenState, TransactionState};
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::{CommitEnv, SpaceClaim, Valid, check_put};
@@ -49,6 +50,13 @@ pub struct Savepoint {
 pub struct Transaction {
     pub(super) shared: Arc<TransactionState>,
     _last: Arc<Last>,
+}
+
+/// Whether a change makes another state of a transaction for those who look at it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Yes,
+    No,
 }
 
 impl TransactionState {
@@ -245,7 +253,8 @@ impl Transaction {
             return self.apply(batch);
         }
         self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
-        self.change(dict, SpaceClaim::default(), None, |write_set| write_set.put(dict, key, value))
+        let put = |write_set: &mut WriteSet| write_set.put(dict, key, value);
+        self.change(dict, SpaceClaim::default(), None, Seen::Yes, put)
     }
 
     /// Changes the value of `key` without reading it, see [`Batch::update`]. What others have done
@@ -278,11 +287,22 @@ impl Transaction {
 
     /// Makes the changes of a batch, all or, on any error, none of them.
     pub fn apply(&self, batch: Batch) -> Result<()> {
+        self.apply_as(batch, Seen::Yes)
+    }
+
+    /// As [`Transaction::apply`], for what its owner does on the way to its commit, in addition to
+    /// what was looked at: it stays in the same state ([`Transaction::revision`]).
+    pub fn apply_at_commit(&self, batch: Batch) -> Result<()> {
+        self.apply_as(batch, Seen::No)
+    }
+
+    fn apply_as(&self, batch: Batch, seen: Seen) -> Result<()> {
         let Valid { mut changes, claim, pin } = self.validate(batch)?;
         self.fold_updates(&mut changes)?;
         match changes.first() {
-            Some((dict, _)) => self
-                .change(*dict, claim, Some(&changes), |write_set| write_set.write(&changes, pin)),
+            Some((dict, _)) => self.change(*dict, claim, Some(&changes), seen, |write_set| {
+                write_set.write(&changes, pin)
+            }),
             None => Ok(()),
         }
     }
@@ -302,7 +322,7 @@ impl Transaction {
     /// by now, which the commit refuses.
     pub(super) fn make(&self, changes: &Ops, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, claim, Some(changes), |write_set| {
+            Some((dict, _)) => self.change(*dict, claim, Some(changes), Seen::Yes, |write_set| {
                 write_set.write(changes, Default::default())
             }),
             None => self.read().map(|_| ()),
@@ -316,6 +336,7 @@ impl Transaction {
         dict: DictionaryId,
         claim: SpaceClaim,
         logged: Option<&Ops>,
+        seen: Seen,
         change: impl FnOnce(&mut WriteSet),
     ) -> Result<()> {
         let registry = &self.shared.registry;
@@ -346,8 +367,17 @@ impl Transaction {
             registry.log(log, open.write_set.at, changes, claim)?;
         }
         change(&mut open.write_set);
+        open.revision += u64::from(seen == Seen::Yes);
         self.shared.count(open);
         Ok(())
+    }
+
+    /// The state of what it has changed so far, to commit that and nothing else
+    /// ([`CommitOptions::only_in`]).
+    pub fn revision(&self) -> Result<Revision> {
+        let state = self.read()?;
+        let Some(open) = &state.open else { return Err(Error::NoTransaction(self.shared.id)) };
+        Ok(Revision { changes: open.revision, begun: self.shared.begun_at })
     }
 
     /// Marks the state that the transaction has now.
@@ -380,6 +410,7 @@ impl Transaction {
             self.shared.registry.cut_log(log, mark.at)?;
         }
         open.write_set.cut(&mark.parts);
+        open.revision += 1;
         open.savepoints.truncate(at + 1);
         // What comes next goes into parts of its own again.
         open.write_set.mark();
@@ -391,8 +422,13 @@ impl Transaction {
     /// fails with [`Error::Conflict`]; after [`Error::NoSpace`] and the like it is still there.
     /// [`Error::NotSynced`] says that it is committed, and perhaps not on disk.
     pub fn commit(&self, durability: Durability) -> Result<()> {
+        self.commit_with(CommitOptions { durability, ..CommitOptions::default() })
+    }
+
+    /// As [`Transaction::commit`], in one state only, say.
+    pub fn commit_with(&self, options: CommitOptions) -> Result<()> {
         self.shared.used()?;
-        self.shared.commit(durability)
+        self.shared.commit(options)
     }
 
     /// Whether others have by now changed something that it has changed or that its commit depends

@@ -4,7 +4,8 @@
 //! - `write_set` (in `read`): what a transaction has written, in memory and in runs of its own;
 //! - `bulk`: many sorted tuples at once, as a run;
 //! - `options`: how a transaction is begun and listed;
-//! - `handle`: the calls of a transaction; `state`: what its handles share;
+//! - `handle`: the calls of a transaction; `state`: what its handles share; `revision`: which state
+//!   of its changes it is in;
 //! - `nested_batch`: changes of a transaction that are made all at once or not at all;
 //! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
@@ -28,6 +29,7 @@ mod nested_batch;
 mod options;
 mod reads;
 mod registry;
+mod revision;
 mod state;
 mod undo;
 mod updates;
@@ -37,6 +39,7 @@ pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};
 pub use nested_batch::NestedBatch;
-pub use options::{Isolation, TransactionInfo, TransactionOptions};
+pub use options::{CommitOptions, Isolation, TransactionInfo, TransactionOptions};
 pub(crate) use registry::{TransactionParts, Transactions};
+pub use revision::Revision;
 pub use undo::UndoableCommit;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::revision::Revision;
+use crate::commit::batch::Durability;
 use crate::ids::TransactionId;
 
 /// What a transaction sees of others, and they of it.
@@ -70,6 +72,24 @@ impl Default for TransactionOptions {
             label: String::new(),
             user: None,
         }
+    }
+}
+
+/// How a transaction is committed.
+#[derive(Clone, Copy, Debug)]
+pub struct CommitOptions {
+    /// When the commit returns.
+    pub durability: Durability,
+    /// Only if it is in this state ([`super::Transaction::revision`]); in another one it fails with
+    /// [`crate::Error::Changed`], and the transaction is open as before.
+    pub only_in: Option<Revision>,
+    /// It is open after a conflict, too: what it has changed can be looked at and taken elsewhere.
+    pub stays: bool,
+}
+
+impl Default for CommitOptions {
+    fn default() -> Self {
+        CommitOptions { durability: Durability::Buffered, only_in: None, stays: false }
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) struct TransactionState {
     /// When it began, and when it was last used, of the database's clock.
     pub(super) begun: Duration,
     pub(super) used_nanos: AtomicU64,
+    /// When it began, or was taken up again, seconds since 1970.
+    pub(super) begun_at: u64,
     /// Makes handles; the last one of them ends it.
     handles: env::sync::Mutex<std::sync::Weak<Last>>,
     /// The number of the newest commit when it began.
@@ -73,6 +75,8 @@ pub(super) struct Open {
     /// What it reads below its own changes; `None`: what is committed now.
     pub base: Option<View>,
     pub write_set: WriteSet,
+    /// Counts its changes for those who look at it ([`super::Revision`]).
+    pub(super) revision: u64,
     /// What others must not have changed when it commits, besides what it changes itself.
     pub reads: Arc<ReadSet>,
     /// What others must not have changed of what other transactions that joined this one have read.
@@ -99,6 +103,7 @@ impl Open {
         Open {
             base,
             write_set: WriteSet::default(),
+            revision: 0,
             reads: Arc::default(),
             depends: Vec::new(),
             log: None,
@@ -124,6 +129,7 @@ impl TransactionState {
         since: u64,
         open: Open,
     ) -> Arc<TransactionState> {
+        let begun_at = registry.parts.env.exact_wall().as_secs();
         Arc::new(TransactionState {
             id,
             options: TransactionOptions {
@@ -132,6 +138,7 @@ impl TransactionState {
             },
             registry,
             begun: now,
+            begun_at,
             used_nanos: AtomicU64::new(now.as_nanos() as u64),
             handles: env::sync::Mutex::default(),
             since,

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use kvdb::{Durability, Error, Isolation, Savepoint, Scope, Transaction, TransactionOptions};
+use kvdb::{
+    CommitOptions, Durability, Error, Isolation, Savepoint, Scope, Transaction, TransactionOptions,
+};
 
 use crate::oracle::{Change, Kind, ManifestState, branch_of, seen, tuples};
 use crate::world::{Dead, World};
@@ -187,7 +189,14 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
                 w.ok(scope.sync())?;
             } else {
                 w.call("Transaction::apply");
-                if w.unless_full(t.apply(batch))?.is_none() {
+                let applied = match w.random.one_in(8) {
+                    true => {
+                        w.call("Transaction::apply_at_commit");
+                        t.apply_at_commit(batch)
+                    }
+                    false => t.apply(batch),
+                };
+                if w.unless_full(applied)?.is_none() {
                     return compare(w, open);
                 }
             }
@@ -485,7 +494,17 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     let mine: Vec<Change> = open.changes.iter().filter(there).cloned().collect();
     w.history.attempt(|state| state.apply(&mine));
     w.call("Transaction::commit");
-    let outcome = open.t.commit(durability);
+    let outcome = match w.random.one_in(3) {
+        true => {
+            w.call("Transaction::revision");
+            w.call("Transaction::commit_with");
+            open.t.revision().and_then(|seen| {
+                let options = CommitOptions { durability, only_in: Some(seen), stays: false };
+                open.t.commit_with(options)
+            })
+        }
+        false => open.t.commit(durability),
+    };
     // One that changes nothing has read what was there when it began, all at once.
     let reads = open.changes.iter().any(Change::is_any) && meets(w, &open, &open.reads);
     let touched = open.checks && meets(w, &open, &open.changes) || reads;

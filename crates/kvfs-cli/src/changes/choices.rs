@@ -6,18 +6,19 @@
 //! again what it is beneath the transaction: removed, and copied from there by reference.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, XattrFlags};
+use rustix::fs::{Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
 
-use super::Changes;
 use super::file::{File, XATTR};
 use super::keys::KeyChange;
 use super::paint::{Paint, Style};
 use super::renames::{self, Renames};
+use super::{Changes, Detail};
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
-use crate::{beneath, text};
+use crate::{beneath, text, tree};
 
 /// The state to which a transaction goes back where a part of it cannot be taken out.
 const SAVEPOINT: &str = "kvfs-revert";
@@ -49,19 +50,55 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
     directory.is_empty() || path.strip_prefix(directory).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
+fn goes_with(path: &[u8], above: &[u8]) -> Failure {
+    let (path, above) = (text::show(path), text::show(above));
+    let what = format!("{path} goes with {above}, which was made, removed or replaced as a whole");
+    Failure::new(Exit::Usage, what).hint(format!("name that: {above}"))
+}
+
+/// The directory that a path is in; `None`: it is in the root.
+fn parent(path: &[u8]) -> Option<&[u8]> {
+    let end = path.iter().rposition(|byte| *byte == b'/')?;
+    Some(&path[..end])
+}
+
+fn not_given_back(file: &File, error: rustix::io::Errno) -> Failure {
+    let doing = format!("cannot give {} its attributes back", text::show(&file.path));
+    Failure::io(doing, &error.into())
+}
+
+/// A directory of a view.
+fn opened(view: &Path, file: &File) -> Outcome<OwnedFd> {
+    let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(view, way, Mode::empty()).map_err(|e| not_given_back(file, e))?;
+    let path = if file.path.is_empty() { b"." } else { &file.path[..] };
+    beneath::open(&root, path, way, Mode::empty()).map_err(|e| not_given_back(file, e))
+}
+
 impl Changes {
-    /// All that can be taken or left by itself, in the order of the paths; then the keys.
+    /// All that can be taken or left by itself, in the order of the paths; then the keys. What
+    /// differs in nothing but a time goes with the rest.
     pub fn choices(&self) -> Vec<Choice> {
+        self.choices_of(|file| !file.times_alone())
+    }
+
+    fn choices_of(&self, wanted: impl Fn(&File) -> bool) -> Vec<Choice> {
         let files: Vec<(usize, &File)> =
-            self.files.iter().enumerate().filter(|(_, file)| !file.times_alone()).collect();
+            self.files.iter().enumerate().filter(|(_, file)| wanted(file)).collect();
         let at: HashMap<&[u8], usize> =
             files.iter().map(|(n, file)| (file.path.as_slice(), *n)).collect();
-        // The one above that takes it along, if there is one; the highest.
-        let top = |path: &[u8]| {
-            let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-            let above = ends.filter_map(|end| at.get(&path[..end])).copied();
-            above.into_iter().find(|n| whole(&self.files[*n])).or_else(|| at.get(path).copied())
-        };
+        // The one that takes it along, if there is one; the highest. Shorter paths come first, so
+        // that each is looked at once, however deep it lies.
+        let mut highest: HashMap<usize, usize> = HashMap::new();
+        let mut by_length: Vec<(usize, &File)> = files.clone();
+        by_length.sort_by_key(|(_, file)| file.path.len());
+        for (n, file) in by_length {
+            let above = parent(&file.path).and_then(|directory| at.get(directory)).copied();
+            let top = above.filter(|above| whole(&self.files[*above]));
+            let top = top.and_then(|above| highest.get(&above)).copied();
+            highest.insert(n, top.unwrap_or(n));
+        }
+        let top = |path: &[u8]| at.get(path).and_then(|n| highest.get(n)).copied();
         let mut groups: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         let mut group_of: HashMap<usize, usize> = HashMap::new();
         for (n, file) in &files {
@@ -91,31 +128,61 @@ impl Changes {
         groups.into_values().map(choice).chain(keys).collect()
     }
 
+    /// Keeps what is at these paths and below them; of what was renamed, at either.
+    pub fn keep(&mut self, paths: &[&[u8]]) -> Outcome {
+        let bare = |path: &&[u8]| -> Vec<u8> {
+            let path = path.strip_prefix(b"/").unwrap_or(path);
+            path.strip_suffix(b"/").unwrap_or(path).to_vec()
+        };
+        let paths: Vec<Vec<u8>> = paths.iter().map(bare).collect();
+        let at = |file: &File, path: &[u8]| {
+            let within = |one: &[u8]| one == path || is_below(one, path);
+            within(&file.path) || file.moved().is_some_and(within)
+        };
+        for path in &paths {
+            if !self.files.iter().any(|file| at(file, path)) {
+                let what = format!("nothing was changed at {}", text::show(path));
+                return Err(Failure::new(Exit::NotFound, what));
+            }
+        }
+        self.files.retain(|file| paths.iter().any(|path| at(file, path)));
+        self.keys.clear();
+        Ok(())
+    }
+
     /// Those at a path and below it. Fails where one of them goes beyond it.
     pub fn choices_at(&self, path: &[u8]) -> Outcome<Vec<Choice>> {
         let within = |n: &usize| {
             let at = &self.files[*n].path;
             at == path || is_below(at, path)
         };
-        let touched = self.choices().into_iter().filter(|choice| choice.files.iter().any(within));
+        let all = self.choices_of(|_| true).into_iter();
+        let touched = all.filter(|choice| choice.files.iter().any(within));
         let touched: Vec<Choice> = touched.collect();
         if touched.is_empty() {
+            // It is not listed by itself where all of its directory is new, or gone.
+            let around = |file: &&File| whole(file) && is_below(path, &file.path);
+            if let Some(above) = self.files.iter().find(around) {
+                return Err(goes_with(path, &above.path));
+            }
             let what = format!("nothing was changed at {}", text::show(path));
             return Err(Failure::new(Exit::NotFound, what));
         }
         for choice in &touched {
             let top = choice.tops.iter().map(|n| &self.files[*n].path);
             if let Some(above) = top.into_iter().find(|top| is_below(path, top)) {
-                let what = format!(
-                    "{} goes with {}, which was made, removed or replaced as a whole",
-                    text::show(path),
-                    text::show(above)
-                );
-                return Err(Failure::new(Exit::Usage, what)
-                    .hint(format!("name that: {}", text::show(above))));
+                return Err(goes_with(path, above));
             }
         }
         Ok(touched)
+    }
+
+    /// The contents that differ in a choice.
+    pub fn patch_of(&self, choice: &Choice, style: Style) -> Vec<u8> {
+        let files = choice.files.iter().map(|n| self.files[*n].clone()).collect();
+        let keys = choice.key.iter().map(|n| self.keys[*n].clone()).collect();
+        let alone = Changes { files, keys, state: None, roots: self.roots.clone() };
+        alone.text(Detail::default().with_patch(), style)
     }
 
     /// What a choice is about.
@@ -185,6 +252,10 @@ impl Changes {
         for file in tops().filter(|file| !whole(file)) {
             self.revert_attributes(view, file)?;
         }
+        // Last, and from below: to make or remove something gives its directory another time.
+        let mut directories: Vec<&File> = tops().filter(|file| !whole(file)).collect();
+        directories.sort_by_key(|file| std::cmp::Reverse(file.path.len()));
+        directories.into_iter().try_for_each(|file| self.revert_time(view, file))?;
         choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
             // A key goes with its elements and its deadline. Where others have changed it since the
             // transaction began, that is a conflict at its commit.
@@ -197,12 +268,7 @@ impl Changes {
 
     /// Mode, owner and extended attributes of a directory that stays.
     fn revert_attributes(&self, view: &Path, file: &File) -> Outcome {
-        let doing = format!("cannot give {} its attributes back", text::show(&file.path));
-        let cannot = |e: rustix::io::Errno| Failure::io(&doing, &e.into());
-        let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(view, way, Mode::empty()).map_err(cannot)?;
-        let path = if file.path.is_empty() { b"." } else { &file.path[..] };
-        let directory = beneath::open(&root, path, way, Mode::empty()).map_err(cannot)?;
+        let (directory, cannot) = (opened(view, file)?, |e| not_given_back(file, e));
         let before = |what: &[u8]| {
             let detail = file.details.iter().find(|d| d.what == what);
             detail.and_then(|d| String::from_utf8(d.before.clone()?).ok())
@@ -226,5 +292,21 @@ impl Changes {
             .map_err(cannot)?;
         }
         Ok(())
+    }
+
+    /// The time of the last change of a directory that stays.
+    fn revert_time(&self, view: &Path, file: &File) -> Outcome {
+        let before = file.details.iter().find(|d| d.what == b"time").and_then(|d| {
+            let text = std::str::from_utf8(d.before.as_deref()?).ok()?;
+            let (moment, nanos) = text.rsplit_once('.')?;
+            Some((tree::time_of_text(moment)?, nanos.parse().ok()?))
+        });
+        let Some((tv_sec, tv_nsec)) = before else { return Ok(()) };
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec, tv_nsec },
+        };
+        let directory = opened(view, file)?;
+        rustix::fs::futimens(&directory, &times).map_err(|e| not_given_back(file, e))
     }
 }

@@ -20,6 +20,31 @@ pub(super) struct Detail {
     pub after: Option<Vec<u8>>,
 }
 
+/// What lies below a directory that was added or is gone, and is not listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Below {
+    files: u64,
+    directories: u64,
+    bytes: u64,
+    /// What has moved with it.
+    moved: u64,
+}
+
+impl Below {
+    /// "2 files, 1 directory, 3 KiB"; `None`: nothing.
+    fn told(self) -> Option<String> {
+        let many = |n: u64, one: &str, many: &str| match n {
+            0 => None,
+            n => Some(format!("{n} {}", if n == 1 { one } else { many })),
+        };
+        let files = many(self.files, "file", "files");
+        let directories = many(self.directories, "directory", "directories");
+        let bytes = (self.bytes > 0).then(|| human_size(self.bytes));
+        let parts: Vec<String> = [files, directories, bytes].into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+}
+
 #[derive(Clone)]
 pub(super) struct File {
     pub path: Vec<u8>,
@@ -84,8 +109,35 @@ impl File {
         matches!(self.letter(), 'M' | 'R')
     }
 
+    /// What lies below it and is not listed.
+    pub(super) fn below(&self) -> Below {
+        let told = self.detail("below").and_then(|d| d.after.as_ref().or(d.before.as_ref()));
+        let text = told.map(|told| String::from_utf8_lossy(told)).unwrap_or_default();
+        let mut numbers = text.split(' ').map(|number| number.parse().unwrap_or(0));
+        let mut next = || numbers.next().unwrap_or(0);
+        Below { files: next(), directories: next(), bytes: next(), moved: next() }
+    }
+
     /// Bytes before and after.
     pub(super) fn sizes(&self) -> (u64, u64) {
+        let (before, after) = self.own_sizes();
+        let bytes = self.below().bytes;
+        if self.below_is_added() { (before, after + bytes) } else { (before + bytes, after) }
+    }
+
+    /// So many paths below it, which are not listed, were added or removed as this letter says.
+    pub(super) fn counted_as(&self, letter: char) -> u64 {
+        let below = self.below();
+        let is = if self.below_is_added() { 'A' } else { 'D' };
+        if letter == is { below.files + below.directories } else { 0 }
+    }
+
+    /// What lies below it is there now, and was not.
+    fn below_is_added(&self) -> bool {
+        self.kind_of(true) == Some('d')
+    }
+
+    fn own_sizes(&self) -> (u64, u64) {
         // Of a directory it is the number of its entries.
         if self.is_file() { (self.before.unwrap_or(0), self.after.unwrap_or(0)) } else { (0, 0) }
     }
@@ -97,7 +149,8 @@ impl File {
 
     /// Nothing differs but where it is.
     pub(super) fn moved_alone(&self) -> bool {
-        self.from.is_some() && self.details.iter().all(|d| d.what == b"linked-to")
+        self.from.is_some()
+            && self.details.iter().all(|d| d.what == b"linked-to" || d.what == b"below")
     }
 
     /// The path where it was, or is now, as the store's daemon says.
@@ -252,10 +305,19 @@ impl File {
             'A' | 'D' if self.is_file() => all.push(sizes(self.before, self.after)),
             _ => {}
         }
+        let counted = self.below();
+        let is_one_sided = matches!(self.letter(), 'A' | 'D');
+        if is_one_sided {
+            all.extend(counted.told());
+        }
+        let below = below as u64 + counted.moved;
         if below > 0 {
             all.push(format!("with {below} below"));
         }
         all.extend(self.remarks());
+        if !is_one_sided {
+            all.extend(counted.told().map(|told| format!("with {told} below")));
+        }
         let line = format!("{}  {:40}  {}", self.letter(), self.shown(), all.join(", "));
         line.trim_end().into()
     }
@@ -295,6 +357,13 @@ impl File {
                 Some(name) => {
                     text::put(&mut values, "name", name);
                     xattrs.push(Value::Object(values));
+                }
+                None if detail.what == b"below" => {
+                    let Below { files, directories, bytes, moved } = self.below();
+                    let below = json!({
+                        "files": files, "directories": directories, "bytes": bytes, "moved": moved,
+                    });
+                    drop(object.insert("below".into(), below));
                 }
                 None if detail.what == b"content" => {
                     drop(differs.insert("content".into(), json!(true)))

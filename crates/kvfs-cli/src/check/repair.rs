@@ -1,6 +1,5 @@
 //! `kvfs check --repair`: takes out what cannot be read, and makes the rest a store again.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use zones::FileDevice;
 
 use super::{Found, Loss, examine};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::terminal::Terminal;
 use crate::{failures, text, tree};
 
 pub fn run(path: &Path, yes: bool, losses: Losses, found: Found, output: &Output) -> Outcome {
@@ -131,31 +131,24 @@ fn tell(
 
 /// Shows what is wrong, and asks on the terminal, wherever standard input and output lead to.
 fn ask(found: &Found, losses: Losses) -> Outcome<bool> {
-    let cannot = |e: std::io::Error| {
-        Failure::new(Exit::Usage, format!("cannot ask: there is no terminal: {e}"))
-            .hint("decide beforehand: --yes")
-    };
-    let mut terminal =
-        std::fs::File::options().read(true).write(true).open("/dev/tty").map_err(cannot)?;
-    let mut shown = String::new();
+    let mut terminal = Terminal::open("decide beforehand: --yes")
+        .map_err(|failure| Failure { exit: Exit::Usage, ..failure })?;
     for (place, what) in found.faults.iter().take(50) {
-        shown += &format!("{place}: {what}\n");
+        terminal.say(&format!("{place}: {what}"))?;
     }
     if found.faults.len() > 50 {
-        shown += &format!("and {} more\n", found.faults.len() - 50);
+        terminal.say(&format!("and {} more", found.faults.len() - 50))?;
     }
-    found.concerns.iter().take(50).for_each(|what| shown += &format!("damaged: {what}\n"));
-    found.losses.iter().take(50).for_each(|loss| shown += &loss.line());
-    shown += match losses {
+    for what in found.concerns.iter().take(50) {
+        terminal.say(&format!("damaged: {what}"))?;
+    }
+    for loss in found.losses.iter().take(50) {
+        terminal.say(loss.line().trim_end())?;
+    }
+    let what = match losses {
         Losses::Keep => "What cannot be read is taken out and lost then.",
         Losses::Accept => "What is lost is given up: lost bytes of files read as zeros.",
     };
-    shown += " Repair? [y]es, [n]o: ";
-    terminal
-        .write_all(text::show_line(&shown).as_bytes())
-        .and_then(|()| terminal.flush())
-        .map_err(cannot)?;
-    let mut line = String::new();
-    BufReader::new(terminal).read_line(&mut line).map_err(cannot)?;
-    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    let answer = terminal.ask(&format!("{what} Repair? [y]es, [n]o: "))?;
+    Ok(matches!(answer.as_deref(), Some("y" | "yes")))
 }

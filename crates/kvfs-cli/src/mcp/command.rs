@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use super::arguments::{Arguments, Told, cut};
 use super::session::{MOST_WAITING, Session};
 use super::wire::Line;
+use crate::descendants;
 use crate::output::{Failure, Outcome};
 
 /// How often it is looked whether the command has ended.
@@ -80,7 +81,7 @@ enum Ended {
     ClientGone,
 }
 
-/// The command and all that it has started, but for what has made a session of its own.
+/// The command, at once; what else it has started is ended when it is gone.
 fn kill(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
@@ -98,6 +99,10 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
     // There is one, before a program is started for it.
     session.mounted.txn(&["STATUS", &id.to_string()])?;
+    if !session.begun.contains(&id) {
+        // Another one's, which it is to work in as well.
+        session.mounted.txn(&["SEAL", &id.to_string()])?;
+    }
     let own = |e: std::io::Error| Failure::io("cannot find the kvfs program", &e);
     let root = session.mounted.mount_point.clone();
     let directory = given.text("directory").unwrap_or("").trim_start_matches('/');
@@ -143,10 +148,9 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             std::thread::sleep(LOOK);
         }
     }
-    // What it left behind would go on in the transaction. The number is still its own: it has not
-    // been waited for.
-    kill(&child);
     let status = child.wait().map_err(wait)?;
+    // What it left behind would go on in the transaction, in a session of its own, too.
+    let left = descendants::end_all();
     let until = Instant::now() + PIPES;
     let mut text = match ended {
         Some(Ended::TimeOut) => {
@@ -162,6 +166,9 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             begun.elapsed().as_secs_f64()
         ),
     };
+    if !left.is_empty() {
+        text.push_str(&format!("these cannot be ended: {}\n", descendants::told(&left)));
+    }
     text.push_str(&out.text("standard output", until));
     text.push_str(&err.text("standard error", until));
     Ok(Told { text: cut(&text, 2 * most + 512), failed: ended.is_some() || !status.success() })

@@ -102,7 +102,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "run",
-        about: "Run a shell command in a transaction, at the root of the store. It sees the store as the transaction does, at the same paths as ever; all it writes there is part of the transaction. Gives its exit code and what it printed. Processes that it leaves behind are ended.",
+        about: "Run a shell command in a transaction, at the root of the store. It sees the store as the transaction does, at the same paths as ever; all it writes there is part of the transaction. Gives its exit code and what it printed. Processes that it leaves behind are ended. Clients of the store's socket in it write in open transactions alone, and end none.",
         takes: &[
             TRANSACTION,
             needed("command", Kind::Text, "For sh -c."),
@@ -135,7 +135,10 @@ const TOOLS: &[Tool] = &[
     Tool {
         name: "commit",
         about: "Make everything that a transaction has changed part of the store, at once; it is on disk then. Fails as a whole where others have changed the same.",
-        takes: &[TRANSACTION],
+        takes: &[
+            TRANSACTION,
+            may("state", Kind::Text, "Only in this state, as the last line of `diff` has it."),
+        ],
         effect: Effect::Destroys,
         run: transactions::commit,
     },

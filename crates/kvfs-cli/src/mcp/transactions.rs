@@ -8,8 +8,10 @@ use serde_json::{Map, Value};
 
 use super::arguments::{Arguments, Told, cut};
 use super::session::Session;
-use crate::changes::{Changes, Choice, Detail, Style};
+use crate::changes::{Changes, Choice, Detail, Style, Wanted};
+use crate::mounted::NotCommitted;
 use crate::output::{Exit, Failure, Outcome};
+use crate::text::{show, show_json};
 use crate::tree::time_text;
 use crate::txn::fields;
 use crate::undo::stands_against;
@@ -55,19 +57,23 @@ pub fn undo(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     }
     session.begun.push(id);
     Ok(format!(
-        "transaction {id}\nIt undoes commit {number} ({label}) when it is committed; `diff` shows what that changes.\n"
+        "transaction {id}\nIt undoes commit {number} ({}) when it is committed; `diff` shows what that changes.\n",
+        show(label.as_bytes())
     )
     .into())
 }
 
 pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let wanted = if given.flag("patch") { Wanted::ALL } else { Wanted::default() };
     let changes = match (given.number("transaction"), given.text("snapshot")) {
-        (Some(id), None) => Changes::of(&mut session.mounted, id, given.flag("patch"))?,
+        (Some(id), None) => Changes::of(&mut session.mounted, id, wanted)?,
         (None, Some(name)) => {
             let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"CHANGES", name.as_bytes()];
             words.extend(given.flag("patch").then_some(&b"FIELDS"[..]));
             let keys = session.mounted.call(&words)?;
-            let files = session.mounted.call(&[b"SNAPSHOT", b"FILES", name.as_bytes()])?;
+            let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"FILES", name.as_bytes()];
+            words.extend((!wanted.all).then_some(&b"COLLAPSED"[..]));
+            let files = session.mounted.call(&words)?;
             let root = &session.mounted.mount_point;
             let before: PathBuf = root.join(".kvfs/snapshot").join(name);
             Changes::between(files, keys, Some((before, root.clone())))?
@@ -95,18 +101,21 @@ pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         text.truncate(end);
         text.push_str("[truncated: the rest is left out; look at single files with read_file]\n");
     }
+    if let Some(state) = &changes.state {
+        let _ = writeln!(text, "state {state}");
+    }
     Ok(text.into())
 }
 
 pub fn revert(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
-    let changes = Changes::of(&mut session.mounted, id, false)?;
+    let changes = Changes::of(&mut session.mounted, id, Wanted::default())?;
     let mut choices = Vec::new();
     for path in given.texts("paths") {
         choices.extend(changes.choices_at(path.trim_matches('/').as_bytes())?);
     }
     changes.revert(&mut session.mounted, id, &Choice::distinct(choices))?;
-    let left = Changes::of(&mut session.mounted, id, false)?;
+    let left = Changes::of(&mut session.mounted, id, Wanted::default())?;
     let text = left.text(Detail::default(), Style { terminal: true, colour: false });
     let text = format!("What is left of it:\n{}", String::from_utf8_lossy(&text));
     Ok(cut(&text, session.limits.output).into())
@@ -118,12 +127,14 @@ fn ended(session: &mut Session, id: u64) {
 
 pub fn commit(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
-    match session.mounted.txn(&["COMMIT", &id.to_string(), "SYNC"]) {
-        Ok(_) => {
+    match session.mounted.commit(id, true, given.text("state"), false) {
+        Ok(()) => {
             ended(session, id);
             Ok(format!("transaction {id} is committed, and on disk\n").into())
         }
-        Err(failure) => {
+        Err(changed @ NotCommitted::Changed(_)) => Err(changed.into()),
+        Err(why) => {
+            let failure = Failure::from(why);
             // A conflict has ended it.
             if failure.exit == Exit::Conflict || failure.exit == Exit::NotFound {
                 ended(session, id);
@@ -167,7 +178,7 @@ pub fn list(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
             "transaction {id}{own}: {} changes, {} s old, label {}",
             info["changes"],
             info["age_ms"].as_u64().unwrap_or(0) / 1000,
-            info["label"]
+            show_json(&info["label"]).unwrap_or_default()
         );
     }
     let text = if text.is_empty() { "no transaction is open\n".into() } else { text };
@@ -185,7 +196,7 @@ pub fn snapshots(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
     let line = |info: &Map<String, Value>| {
         let secs = info["created"].as_i64().unwrap_or(0);
         let created = time_text(kvfs::Timestamp { secs, nanos: 0 });
-        format!("{created} UTC  {}\n", info["name"].as_str().unwrap_or(""))
+        format!("{created} UTC  {}\n", show(info["name"].as_str().unwrap_or("").as_bytes()))
     };
     let text: String = all.iter().map(line).collect();
     let text = if text.is_empty() { "there are no snapshots\n".into() } else { text };

@@ -16,12 +16,14 @@
 //! whose hint is out of date, costs a look at all names, some 80 ns each. Everything is read from
 //! frozen states, so that nothing is locked and no call waits.
 
+mod collapse;
 mod content;
 mod links;
 mod moves;
 mod side;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
 
 use bytes::Bytes;
 use kvdb::View;
@@ -29,6 +31,8 @@ use kvdb::View;
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey, Layout};
+pub use collapse::Below;
+use collapse::Way;
 use links::Linked;
 use side::StoredNode;
 pub(crate) use side::{Side, joined};
@@ -55,6 +59,21 @@ pub struct FileChange {
     /// The path where the same inode was, or is now, of what was added or is gone. Two changes that
     /// name one another in this are one rename.
     pub moved: Option<Vec<u8>>,
+    /// Of a directory that is there on one side alone, in a collapsed list: what lies below it and
+    /// is not listed.
+    pub below: Below,
+}
+
+/// What a list names of a directory that was added or is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Listing {
+    /// Everything below it, path by path. For a deep tree that is a list as long as the square of
+    /// its depth.
+    #[default]
+    All,
+    /// The directory, with how much lies below it; and of that only what is not merely new or gone:
+    /// what has moved, has other names, or is not what it looks like.
+    Collapsed,
 }
 
 /// An extended attribute that differs.
@@ -81,6 +100,7 @@ impl FileChange {
             links: false,
             linked_to: None,
             moved: None,
+            below: Below::default(),
         }
     }
 
@@ -110,15 +130,30 @@ impl FileChange {
 /// What has changed from one state of a store to another, each a snapshot, the mainline or a
 /// transaction's; sorted by path. It takes the time that the changes take. (What waits in the
 /// memory of an [`crate::Fs`] is not in any state yet.)
-pub fn difference_of_states(before: &View, after: &View) -> Result<Vec<FileChange>> {
-    let layout = |state: &View| Layout::of_state(state).ok_or(Error::NotFound);
-    between(Side::new(before.clone(), layout(before)?), Side::new(after.clone(), layout(after)?))
+pub fn difference_of_states(
+    before: &View,
+    after: &View,
+    listing: Listing,
+) -> Result<Vec<FileChange>> {
+    let side = |state: &View| {
+        let layout = Layout::of_state(state).ok_or(Error::NotFound)?;
+        Ok::<Side, Error>(Side::new(state.clone(), layout))
+    };
+    between(side(before)?, side(after)?, listing)
 }
 
 /// The difference of two states of one branch, with the dictionaries of `layout`.
-pub(crate) fn difference_in(layout: Layout, before: View, after: View) -> Result<Vec<FileChange>> {
-    between(Side::new(before, layout), Side::new(after, layout))
+pub(crate) fn difference_in(
+    layout: Layout,
+    before: View,
+    after: View,
+    listing: Listing,
+) -> Result<Vec<FileChange>> {
+    between(Side::new(before, layout), Side::new(after, layout), listing)
 }
+
+/// Bytes of paths that one list has at most: it is kept in memory, several times while it is told.
+const MOST_PATHS: usize = 256 << 20;
 
 /// What differs in the dictionaries.
 #[derive(Default)]
@@ -188,10 +223,16 @@ impl Marks {
 struct Pair {
     old: Option<Ino>,
     new: Option<Ino>,
-    path: Vec<u8>,
+    way: Way,
 }
 
+/// A way, and the path of a directory.
+type Followed = (Way, Rc<[u8]>);
+
 struct Comparison {
+    listing: Listing,
+    /// Bytes of paths that may still be listed.
+    room: usize,
     old: Side,
     new: Side,
     marks: Marks,
@@ -200,19 +241,25 @@ struct Comparison {
     /// names may be others now.
     linked: Linked,
     todo: Vec<Pair>,
+    /// What was counted as moved with its directory, old and new: where it is, and the directory at
+    /// which it was counted.
+    followed: [HashMap<Ino, Followed>; 2],
     /// Directories that were walked, old and new: a second time is damage, and would not end.
     walked: [HashSet<Ino>; 2],
 }
 
-fn between(old: Side, new: Side) -> Result<Vec<FileChange>> {
+fn between(old: Side, new: Side, listing: Listing) -> Result<Vec<FileChange>> {
     let marks = Marks::of(&old, &new)?;
     let mut comparison = Comparison {
+        listing,
+        room: MOST_PATHS,
         old,
         new,
         marks,
         changes: BTreeMap::new(),
         linked: Linked::default(),
         todo: Vec::new(),
+        followed: Default::default(),
         walked: Default::default(),
     };
     let root = |side: &Side| {
@@ -220,17 +267,25 @@ fn between(old: Side, new: Side) -> Result<Vec<FileChange>> {
             .ok_or_else(|| Error::Corrupt { ino: ROOT, what: "there is no root directory".into() })
     };
     let (before, after) = (root(&comparison.old)?, root(&comparison.new)?);
-    comparison.compare(Vec::new(), Some(before), Some(after))?;
+    comparison.compare(Way::default(), Some(before), Some(after))?;
     while let Some(pair) = comparison.todo.pop() {
         comparison.directories(pair)?;
     }
+    comparison.list_other_sides()?;
     comparison.links()?;
     comparison.moves()?;
     Ok(comparison.changes.into_values().collect())
 }
 
 impl Comparison {
-    fn directories(&mut self, Pair { old, new, path }: Pair) -> Result<()> {
+    fn directories(&mut self, Pair { old, new, way }: Pair) -> Result<()> {
+        if self.listing == Listing::Collapsed {
+            match (old, new) {
+                (Some(dir), None) => return self.collapse(dir, way, false),
+                (None, Some(dir)) => return self.collapse(dir, way, true),
+                _ => {}
+            }
+        }
         for (dir, walked) in [old, new].into_iter().zip(&mut self.walked) {
             if let Some(ino) = dir.filter(|&ino| !walked.insert(ino)) {
                 return Err(Error::Corrupt {
@@ -256,18 +311,13 @@ impl Comparison {
         for name in names {
             let was = old.map_or(Ok(None), |dir| self.old.entry(dir, &name))?;
             let is = new.map_or(Ok(None), |dir| self.new.entry(dir, &name))?;
-            self.compare(joined(&path, &name), was, is)?;
+            self.compare(way.to(&name), was, is)?;
         }
         Ok(())
     }
 
     /// Compares what one path leads to, and notes the directories that are to be compared next.
-    fn compare(
-        &mut self,
-        path: Vec<u8>,
-        was: Option<StoredNode>,
-        is: Option<StoredNode>,
-    ) -> Result<()> {
+    fn compare(&mut self, way: Way, was: Option<StoredNode>, is: Option<StoredNode>) -> Result<()> {
         let dir = |node: &Option<StoredNode>| {
             node.as_ref().filter(|n| n.attr.kind == FileKind::Dir).map(|n| n.ino)
         };
@@ -275,11 +325,16 @@ impl Comparison {
         if old.is_some() && old == new {
             // Below an unmarked directory there is nothing.
             if new.is_some_and(|ino| self.marks.names.contains_key(&ino)) {
-                self.todo.push(Pair { old, new, path: path.clone() });
+                self.todo.push(Pair { old, new, way: way.clone() });
             }
         } else if old.is_some() || new.is_some() {
-            self.todo.push(Pair { old, new, path: path.clone() });
+            self.todo.push(Pair { old, new, way: way.clone() });
         }
+        self.list(&way, was, is)
+    }
+
+    /// Lists what one path leads to, if it is not the same on both sides.
+    fn list(&mut self, way: &Way, was: Option<StoredNode>, is: Option<StoredNode>) -> Result<()> {
         match (&was, &is) {
             (None, None) => return Ok(()),
             (Some(a), Some(b)) if a.ino == b.ino => {
@@ -287,9 +342,9 @@ impl Comparison {
                     return Ok(());
                 }
             }
-            _ => self.linked.note(&path, was.as_ref(), is.as_ref()),
+            _ => self.linked.note(&way.path(), was.as_ref(), is.as_ref()),
         }
-        let mut change = FileChange::of(path, was.as_ref(), is.as_ref());
+        let mut change = FileChange::of(way.path(), was.as_ref(), is.as_ref());
         change.xattrs = content::xattrs((&self.old, was.as_ref()), (&self.new, is.as_ref()))?;
         if let (Some(a), Some(b)) = (&was, &is) {
             change.content = self.other_content(a, b)?;
@@ -297,6 +352,14 @@ impl Comparison {
                 return Ok(());
             }
         }
+        let more = || {
+            kvdb::Error::Limit(format!(
+                "the paths of what has changed take more than {} MiB: look at it directory by \
+                 directory, or without what lies below directories that were added or removed",
+                MOST_PATHS >> 20
+            ))
+        };
+        self.room = self.room.checked_sub(change.path.len()).ok_or_else(more)?;
         self.changes.insert(change.path.clone(), change);
         Ok(())
     }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{
-    Durability, Isolation, Savepoint, Scope, Transaction, TransactionId, TransactionInfo,
-    TransactionOptions,
+    CommitOptions, Durability, Isolation, Revision, Savepoint, Scope, Transaction, TransactionId,
+    TransactionInfo, TransactionOptions,
 };
 
 use super::{AWAITS_COMMIT, OpenView, VIEW_SHARE, ViewId, Views, Wait};
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
-use crate::difference::{FileChange, difference_in};
+use crate::difference::{FileChange, Listing, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::FsOptions;
 use crate::fs::superseded::ChangeTurn;
@@ -56,6 +56,12 @@ impl Views {
     /// [`kvdb::Error::Conflict`] ends it; [`kvdb::Error::NotSynced`] says that it is committed all
     /// the same; after other errors it is still open.
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
+        self.commit_with(id, CommitOptions { durability, ..CommitOptions::default() })
+    }
+
+    /// As [`Views::commit`], in one state only ([`Views::revision`]), or so that the transaction is
+    /// open after a conflict, too.
+    pub fn commit_with(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
         let transaction = self.transaction(id)?;
         // Opened where it is not: caches are told by it.
         let entry = match self.find(&ViewId::Transaction(id)) {
@@ -73,10 +79,19 @@ impl Views {
         if frozen.ended() {
             return Err(kvdb::Error::NoTransaction(id).into());
         }
+        if let Some(only_in) = options.only_in {
+            // With what has waited in memory; the database looks again when it commits.
+            entry.fs.commit_older_than(Duration::MAX)?;
+            if transaction.revision()? != only_in {
+                return Err(kvdb::Error::Changed(id).into());
+            }
+        }
         let mut before = None;
-        let committed = self.commit_frozen(&entry, &transaction, &mut before);
+        let committed = self.commit_frozen(&entry, &transaction, &mut before, options);
         match &committed {
-            Err(Error::Store(kvdb::Error::Conflict { .. })) => transaction.abort(),
+            Err(Error::Store(kvdb::Error::Conflict { .. })) if !options.stays => {
+                transaction.abort()
+            }
             Err(_) if self.shared.db.transaction(id).is_ok() => {
                 // What is open in the view without a name is used again.
                 if let Some(before) = &before {
@@ -94,7 +109,7 @@ impl Views {
         if let Some(error) = unsynced {
             return Err(error.into());
         }
-        if durability == Durability::Synced {
+        if options.durability == Durability::Synced {
             self.shared.db.sync().map_err(kvdb::Error::after_commit)?;
         }
         self.remove_orphans(orphans);
@@ -108,6 +123,7 @@ impl Views {
         entry: &OpenView,
         transaction: &Transaction,
         before: &mut Option<Savepoint>,
+        options: CommitOptions,
     ) -> Result<(ChangeSet, Committed<'a>)> {
         entry.fs.prepare(transaction, before)?;
         let mut changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
@@ -118,7 +134,7 @@ impl Views {
             }
             self.remove_content(transaction, &mut changes.orphans)?;
         }
-        let committed = self.commit_to_mainline(transaction, &changes)?;
+        let committed = self.commit_to_mainline(transaction, &changes, options)?;
         Ok((changes, committed))
     }
 
@@ -127,10 +143,12 @@ impl Views {
         &'a self,
         transaction: &Transaction,
         changes: &ChangeSet,
+        options: CommitOptions,
     ) -> Result<Committed<'a>> {
         let mainline = &self.shared.mainline;
         let unsynced = Cell::new(None);
-        let commit = || match transaction.commit(Durability::Buffered) {
+        let options = CommitOptions { durability: Durability::Buffered, ..options };
+        let commit = || match transaction.commit_with(options) {
             // It has happened: what is in memory follows it.
             Err(error @ kvdb::Error::NotSynced(_)) => {
                 unsynced.set(Some(error));
@@ -216,6 +234,12 @@ impl Views {
         Ok(())
     }
 
+    /// The state of what a transaction has changed, with all that was written in its view so far,
+    /// for a commit of that and nothing else ([`Views::commit_with`]).
+    pub fn revision(&self, id: TransactionId) -> Result<Revision> {
+        Ok(self.as_written(id)?.revision()?)
+    }
+
     /// Who began a transaction, if that is known; see [`TransactionOptions::user`].
     pub fn user(&self, id: TransactionId) -> Result<Option<u32>> {
         Ok(self.transaction(id)?.user())
@@ -250,10 +274,10 @@ impl Views {
     /// What a transaction has changed of the files, by path, against the state that it reads: it
     /// commits onto nothing else, for where others have changed the same since then, that is a
     /// conflict.
-    pub fn difference(&self, id: TransactionId) -> Result<Vec<FileChange>> {
+    pub fn difference(&self, id: TransactionId, listing: Listing) -> Result<Vec<FileChange>> {
         let transaction = self.as_written(id)?;
         let view = transaction.view()?;
-        difference_in(self.shared.mainline.core.layout, view.beneath(), view)
+        difference_in(self.shared.mainline.core.layout, view.beneath(), view, listing)
     }
 
     /// Tells the watchers that a caller has changed these names and inodes of a view by itself.

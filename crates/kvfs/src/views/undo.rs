@@ -78,7 +78,7 @@ impl Views {
                 batch.delete(mainline.layout.imap, layout::orphan_key(*ino));
                 orphans.remove(ino);
             }
-            transaction.apply(batch)?;
+            transaction.apply_at_commit(batch)?;
         }
         Ok(())
     }

@@ -72,7 +72,7 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
     };
     if branch.is_empty() {
         // What waits is committed first.
-        let differs = match w.views.difference_of_snapshots(&name, None) {
+        let differs = match w.views.difference_of_snapshots(&name, None, Default::default()) {
             Ok(differs) => differs,
             Err(e) => return w.judge(&mainline(), e, "difference_of_snapshots", &[]),
         };
@@ -85,10 +85,10 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
         );
     }
     let Some((other, _, then)) = any_snapshot(w) else { return Ok(()) };
-    let differs = w.ok(w.views.difference_of_snapshots(&name, Some(&other)))?;
+    let differs = w.ok(w.views.difference_of_snapshots(&name, Some(&other), Default::default()))?;
     assert_eq!(paths(differs), tree.differing(&then), "{}: from {name} to {other}", w.what());
     let states = (w.stored(w.db.open_snapshot(&other))?, w.stored(w.db.open_snapshot(&name))?);
-    let differs = w.ok(difference_of_states(&states.0, &states.1))?;
+    let differs = w.ok(difference_of_states(&states.0, &states.1, Default::default()))?;
     assert_eq!(paths(differs), then.differing(&tree), "{}: from {other} to {name}", w.what());
     assert_eq!(
         w.views.all().len(),

@@ -284,11 +284,14 @@ impl World {
 fn review(w: &mut World, label: &str) -> Result<(), Dead> {
     let (id, site) = (w.running(label).id, Site::Transaction(label.into()));
     w.call(&["Views::change_set", "Views::difference", "FileChange::times_alone"]);
-    let told =
-        match w.views.change_set(id).and_then(|touched| Ok((touched, w.views.difference(id)?))) {
-            Ok(told) => told,
-            Err(e) => return w.judge(&site, e, "what it has changed", &[]),
-        };
+    let told = match w
+        .views
+        .change_set(id)
+        .and_then(|touched| Ok((touched, w.views.difference(id, Default::default())?)))
+    {
+        Ok(told) => told,
+        Err(e) => return w.judge(&site, e, "what it has changed", &[]),
+    };
     let open = w.running(label);
     let tree = open.tree(w.history.newest());
     for (at, now) in &open.over.entries {
@@ -371,7 +374,18 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     w.listen();
     let followed = w.db.follow_commits_with(1 << 20, &w.views.followed());
     let newest = w.db.undoable_commits().pop().map_or(0, |commit| commit.number);
-    match kvdb::without_lock_waits(|| w.views.commit(id, durability)) {
+    let in_its_state = w.random.one_in(3);
+    if in_its_state {
+        w.call(&["Views::revision", "Views::commit_with"]);
+    }
+    let commit = || match in_its_state {
+        true => {
+            let only_in = Some(w.views.revision(id)?);
+            w.views.commit_with(id, kvdb::CommitOptions { durability, only_in, stays: false })
+        }
+        false => w.views.commit(id, durability),
+    };
+    match kvdb::without_lock_waits(commit) {
         Ok(()) => {
             assert_eq!(
                 lost,

@@ -161,8 +161,8 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
     // As `kvfs diff` does, of snapshots.
     let (sound, hostile) =
         (db.open_snapshot("sound").expect("there"), db.open_snapshot("hostile").expect("there"));
-    let _ = kvfs::difference_of_states(&sound, &hostile);
-    let _ = kvfs::difference_of_states(&hostile, &sound);
+    let _ = kvfs::difference_of_states(&sound, &hostile, Default::default());
+    let _ = kvfs::difference_of_states(&hostile, &sound, Default::default());
     // As the unmounted commands and a read-only mount do.
     if let Ok(fs) = Fs::open(db.clone(), env.clone(), FsOptions { read_only: true, ..options() }) {
         look(&fs, known);
@@ -186,7 +186,7 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
         if let Ok(id) = views.begin(Default::default()) {
             if let Ok(inside) = views.fs(&ViewId::Transaction(id)) {
                 change(&inside, random, &found);
-                let _ = views.difference(id);
+                let _ = views.difference(id, Default::default());
             }
             let _ = if random.one_in(2) {
                 views.commit(id, Durability::Buffered)
@@ -195,7 +195,7 @@ pub fn all(random: &mut Random, db: &Kvdb, env: &Arc<dyn Env>, known: &[Ino]) {
             };
         }
         change(&fs, random, &found);
-        let _ = views.difference_of_snapshots("sound", None);
+        let _ = views.difference_of_snapshots("sound", None, Default::default());
         let _ = views.rollback(if random.one_in(2) { "sound" } else { "hostile" });
         look(&fs, known);
         let _ = fs.verify();

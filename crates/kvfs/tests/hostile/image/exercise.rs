@@ -103,7 +103,7 @@ pub fn all(random: &mut Random, device: Arc<MemoryDevice>) -> bool {
         let _ = kvfs::verify(&db);
         let _ = db.send("late", random.one_in(2).then_some("early"), &mut std::io::sink(), None);
         if let (Ok(early), Ok(late)) = (db.open_snapshot("early"), db.open_snapshot("late")) {
-            let _ = kvfs::difference_of_states(&early, &late);
+            let _ = kvfs::difference_of_states(&early, &late, Default::default());
         }
     }
     let Ok(db) = open(false) else { return false };

@@ -1,0 +1,176 @@
+//! What clients may do that are confined by a seal ([`crate::seals`]): read, write in the
+//! transactions of the seal, and neither end these nor act on the store or on other clients.
+
+use kvdb::TransactionId;
+
+use super::{Command, is};
+use crate::failure::{Failure, Outcome};
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+
+/// Of commands that do not write, or not in every form, what is allowed.
+const FORMS: [(&str, &[&str]); 17] = [
+    (
+        "client",
+        &[
+            "caching",
+            "getname",
+            "getredir",
+            "help",
+            "id",
+            "info",
+            "list",
+            "no-evict",
+            "no-touch",
+            "reply",
+            "setinfo",
+            "setname",
+            "tracking",
+            "trackinginfo",
+        ],
+    ),
+    ("clone", &["leave", "list", "use"]),
+    ("compact", &[]),
+    ("config", &["get", "help"]),
+    ("debug", &["help", "protocol"]),
+    ("defrag", &["status"]),
+    ("dict", &["info", "list"]),
+    ("import", &["add", "begin", "drop", "end"]),
+    ("kvfs.check", &[]),
+    ("latency", &["doctor", "help", "history", "latest"]),
+    ("publish", &[]),
+    ("script", &["debug", "exists", "help", "load"]),
+    ("scrub", &["faults", "status"]),
+    ("slowlog", &["get", "help", "len"]),
+    ("snapshot", &["changes", "files", "leave", "list", "receiving", "use"]),
+    ("spublish", &[]),
+    (
+        "txn",
+        &[
+            "changes",
+            "commits",
+            "files",
+            "join",
+            "leave",
+            "list",
+            "lock",
+            "revert",
+            "rollback",
+            "savepoint",
+            "state",
+            "status",
+        ],
+    ),
+];
+
+const SEALED: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
+    "SEALED this program was started in a sealed transaction: it writes there alone (TXN JOIN it), \
+     and whoever started it decides about its end",
+));
+
+/// Whether the command may be run here.
+pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
+    let Some(confined) = s.confined else { return Ok(()) };
+    let allowed = |id: TransactionId| s.shared.seals.allow(confined, id);
+    if let Some((name, forms)) = FORMS.iter().find(|(name, _)| *name == command.name) {
+        if !args.get(1).is_some_and(|form| forms.iter().any(|allowed| is(form, allowed))) {
+            return Err(SEALED);
+        }
+        if *name == "txn" && is(args.at(1), "join") {
+            let id = integer(args.at(2)).and_then(|id| u64::try_from(id).ok());
+            return if id.is_none_or(|id| allowed(TransactionId(id))) {
+                Ok(())
+            } else {
+                Err(SEALED)
+            };
+        }
+    }
+    // What it gathers is looked at one by one.
+    if !command.writes || command.name == "exec" {
+        return Ok(());
+    }
+    // `IMPORT BEGIN`, `CLONETREE` and `RMTREE` may name one; others go on with what was begun.
+    let named = match command.name {
+        "import" if is(args.at(1), "begin") => Some(3),
+        "import" => return Ok(()),
+        "clonetree" => Some(3),
+        "rmtree" => Some(2),
+        _ => None,
+    };
+    let named = named.filter(|&at| args.get(at).is_some_and(|word| is(word, "txn")));
+    let id = match named.and_then(|at| args.get(at + 1)) {
+        Some(id) => integer(id).and_then(|id| u64::try_from(id).ok()).map(TransactionId),
+        None => s.joined.as_ref().map(|(transaction, _)| transaction.id()),
+    };
+    if id.is_some_and(allowed) { Ok(()) } else { Err(SEALED) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::COMMANDS;
+    use super::*;
+
+    /// A command that is new has to be thought about here.
+    #[test]
+    fn every_command_that_does_not_write_is_known_to_change_nothing_of_others() {
+        const HARMLESS: &[&str] = &[
+            "auth",
+            "changes",
+            "command",
+            "dbsize",
+            "dicts",
+            "discard",
+            "durable",
+            "echo",
+            "estimate",
+            "eval_ro",
+            "evalsha_ro",
+            "export",
+            "hello",
+            "info",
+            "keys",
+            "kvfs.stat",
+            "kvfs.zones",
+            "memory",
+            "multi",
+            "ping",
+            "psubscribe",
+            "pubsub",
+            "punsubscribe",
+            "quit",
+            "randomkey",
+            "range",
+            "reset",
+            "save",
+            "scan",
+            "select",
+            "sintercard",
+            "ssubscribe",
+            "subscribe",
+            "sunsubscribe",
+            "sync",
+            "time",
+            "unsubscribe",
+            "unwatch",
+            "use",
+            "wait",
+            "waitaof",
+            "walk",
+            "zdiff",
+            "zinter",
+            "zintercard",
+            "zunion",
+        ];
+        for command in COMMANDS {
+            let reads_keys = !command.writes && command.keys != (0, 0, 0);
+            let known = command.writes
+                || reads_keys
+                || HARMLESS.contains(&command.name)
+                || FORMS.iter().any(|(name, _)| *name == command.name);
+            assert!(known, "{}: what may a program do with it that is sealed?", command.name);
+        }
+        for name in HARMLESS.iter().chain(FORMS.iter().map(|(name, _)| name)) {
+            assert!(COMMANDS.iter().any(|command| command.name == *name), "{name} is no command");
+        }
+    }
+}
