@@ -127,8 +127,8 @@ mod tests {
     fn descendants_of_a_process_are_confined_to_what_its_connection_has_begun() {
         let (seals, own) = (Seals::default(), std::process::id() as i32);
         let mut child = std::process::Command::new("sh");
-        // A child of a child; it tells its number.
-        child.args(["-c", "sh -c 'echo $$; read line' & wait"]);
+        // A child of a child; it tells its number, and goes on until its input ends.
+        child.args(["-c", "exec 3<&0; sh -c 'echo $$; read line' <&3 & wait"]);
         let mut child = child
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
