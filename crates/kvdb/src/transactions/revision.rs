@@ -125,7 +125,7 @@ mod tests {
         let t = db.begin(Isolation::Snapshot).expect("begun");
         t.put(dict, "a", "mine").expect("put");
         t.put(dict, "b", "mine").expect("put");
-        db.put(dict, "a", "theirs").expect("put");
+        db.put(dict, b"a", b"theirs", Durability::Buffered).expect("put");
         let stays = CommitOptions { stays: true, ..CommitOptions::default() };
         for _ in 0..2 {
             let committed = t.commit_with(stays);
