@@ -70,8 +70,9 @@ pub struct How {
     /// Abort it when it was not used for so long.
     #[arg(long, value_name = "SECONDS")]
     idle: Option<f64>,
-    /// The last to commit wins instead of the first: for those who know that no other program
-    /// changes the same (si only).
+    /// Of two that change the same key the last to commit wins instead of the first: for those who
+    /// know that no other program changes it. Files that both change are a conflict all the same,
+    /// since names, links and content have to fit together (si only).
     #[arg(long)]
     no_check: bool,
     /// It survives a restart of the store's daemon, a crash included; what it writes is written

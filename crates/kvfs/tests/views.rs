@@ -770,18 +770,31 @@ fn a_transaction_goes_back_to_a_savepoint_with_its_files() {
 }
 
 #[test]
-fn a_transaction_that_looks_for_no_conflicts_changes_no_files() {
+fn a_transaction_that_looks_for_no_conflicts_looks_for_those_over_files() {
     let b = Both::new();
     let f = b.w.file_with(ROOT, "f", b"content");
     let id =
         b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
     let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(read(&t, "f").unwrap(), b"content");
-    fails(t.write(f, 0, b"x", Default::default()), libc::EROFS);
+    t.write(f, 0, b"C", Default::default()).unwrap();
+    make(&t, ROOT, "new", b"n");
     let rows = b.w.db.open_dictionary("rows").unwrap();
     b.views.transaction(id).unwrap().put(rows.id(), "k", "v").unwrap();
+    rows.insert("k", "others").unwrap();
     b.commit(id);
-    assert_eq!(rows.get("k").unwrap().as_deref(), Some(&b"v"[..]));
+    assert_eq!(rows.get("k").unwrap().as_deref(), Some(&b"v"[..]), "the last wins");
+    assert_eq!(b.w.contents("f"), b"Content");
+    assert_eq!(b.w.contents("new"), b"n");
+
+    let id =
+        b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
+    let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
+    t.write(f, 0, b"x", Default::default()).unwrap();
+    b.w.write(f, 0, b"y");
+    let ended = b.views.commit(id, Durability::Buffered);
+    assert!(matches!(ended, Err(kvfs::Error::Store(kvdb::Error::Conflict { .. }))), "{ended:?}");
+    assert_eq!(b.w.contents("f"), b"yontent");
 }
 
 #[test]

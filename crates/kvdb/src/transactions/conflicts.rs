@@ -117,6 +117,13 @@ enum Found<'a> {
 /// Takes what is found, and may end the search.
 type Visit<'v> = dyn FnMut(DictionaryId, Found<'_>) -> Result<ControlFlow<()>> + 'v;
 
+/// The dictionaries in which conflicts are looked for; `None`: all.
+type Only<'a> = Option<&'a [DictionaryId]>;
+
+fn is_checked(only: Only<'_>, dict: DictionaryId) -> bool {
+    only.is_none_or(|only| only.contains(&dict))
+}
+
 /// Shows what `write_set` changes and others have changed after `since`. Keys are left out that
 /// `write_set` changes only by updates that commute with what others have done: these apply to
 /// whatever the value is when it commits.
@@ -124,11 +131,12 @@ fn both(
     registry: &Transactions,
     write_set: &WriteSet,
     since: Seq,
+    only: Only<'_>,
     visit: &mut Visit<'_>,
 ) -> Result<ControlFlow<()>> {
     for (&dict, parts) in &*write_set.trees {
         let mine: u64 = parts.iter().map(Part::items).sum();
-        if mine == 0 {
+        if mine == 0 || !is_checked(only, dict) {
             continue;
         }
         if registry.parts.versions.load().trees.get(&dict).is_some_and(|t| t.since > since)
@@ -237,13 +245,13 @@ fn through_mine(
 /// of each range, and no memory for it.
 fn changed_since(
     write_set: &WriteSet,
-    base: &View,
-    now: &View,
+    (base, now): (&View, &View),
+    only: Only<'_>,
     visit: &mut Visit<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut flow = ControlFlow::Continue(());
     write_set.for_each(|dict, item| {
-        if flow.is_break() || is_log(now, dict) {
+        if flow.is_break() || is_log(now, dict) || !is_checked(only, dict) {
             return Ok(());
         }
         let found = match item.body {
@@ -323,14 +331,14 @@ impl Joined<'_> {
 /// What others have changed is joined with what `write_set` changes: `write_set` with the changes
 /// above it that it needs besides, if it needs any, or [`Error::Conflict`]. `base`: the store as it
 /// was when the transaction began or was last looked at; `now`: as it is. `by_value`: `base` may be
-/// older than `since`.
+/// older than `since`. `only`: nothing else is looked at.
 pub(super) fn reconcile(
     registry: &Transactions,
     write_set: &WriteSet,
     since: Seq,
     by_value: bool,
-    base: &View,
-    now: &View,
+    (base, now): (&View, &View),
+    only: Only<'_>,
 ) -> Result<Option<WriteSet>> {
     let mut conflicts: BTreeSet<(DictionaryId, Bytes)> = BTreeSet::new();
     let mut joined =
@@ -360,8 +368,8 @@ pub(super) fn reconcile(
             false => ControlFlow::Continue(()),
         })
     };
-    if both(registry, write_set, since, &mut visit)?.is_continue() && by_value {
-        _ = changed_since(write_set, base, now, &mut visit)?;
+    if both(registry, write_set, since, only, &mut visit)?.is_continue() && by_value {
+        _ = changed_since(write_set, (base, now), only, &mut visit)?;
     }
     if !conflicts.is_empty() {
         return Err(Error::Conflict { keys: conflicts.into_iter().collect() });
@@ -394,9 +402,14 @@ fn join(
 }
 
 /// Whether others have changed after `since` what `write_set` changes.
-pub(super) fn any(registry: &Transactions, write_set: &WriteSet, since: Seq) -> Result<bool> {
+pub(super) fn any(
+    registry: &Transactions,
+    write_set: &WriteSet,
+    since: Seq,
+    only: Only<'_>,
+) -> Result<bool> {
     let mut first = |_: DictionaryId, _: Found<'_>| Ok(ControlFlow::Break(()));
-    Ok(both(registry, write_set, since, &mut first)?.is_break())
+    Ok(both(registry, write_set, since, only, &mut first)?.is_break())
 }
 
 /// The first key or range of `reads` that others have changed after `since`.

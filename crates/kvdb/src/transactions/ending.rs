@@ -108,7 +108,9 @@ impl TransactionState {
             write_set = write_set.fork();
             write_set.write(&[Transactions::end_of_log(log)], ZonePin::default());
         }
-        let checks = open.base.is_some() && self.options.check_conflicts;
+        let checked_alone = self.checked.lock().clone();
+        let only = (!self.options.check_conflicts).then_some(&checked_alone[..]);
+        let checks = open.base.is_some() && only.is_none_or(|only| !only.is_empty());
         // What was committed up to here is joined.
         let mut checked: Option<View> = None;
         for look in 1.. {
@@ -128,8 +130,14 @@ impl TransactionState {
                 seen = now.at;
                 let by_value = open.by_value && checked.is_none();
                 if checks && (seen > since || by_value) {
-                    let joined =
-                        conflicts::reconcile(registry, &write_set, since, by_value, &base, &now)?;
+                    let joined = conflicts::reconcile(
+                        registry,
+                        &write_set,
+                        since,
+                        by_value,
+                        (&base, &now),
+                        only,
+                    )?;
                     if let Some(joined) = joined {
                         write_set = joined;
                         bound |= !write_set.in_memory() || write_set.memory() > BIND_AT;
@@ -146,7 +154,7 @@ impl TransactionState {
                     return Ok(visible <= seen);
                 }
                 reads::check(registry, &dependencies, seen)?;
-                Ok(!checks || !conflicts::any(registry, &mine, seen)?)
+                Ok(!checks || !conflicts::any(registry, &mine, seen, only)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound || undoable {

@@ -82,6 +82,13 @@ impl Transaction {
         self.shared.options.check_conflicts || self.isolation() == Isolation::Serializable
     }
 
+    /// Has conflicts looked for in these dictionaries although the transaction looks for none: what
+    /// is in them would not fit together any more if the last commit won. For as long as the store
+    /// is open.
+    pub fn check_conflicts_in(&self, dictionaries: &[DictionaryId]) {
+        *self.shared.checked.lock() = dictionaries.to_vec();
+    }
+
     /// The transaction as listed.
     pub fn info(&self) -> TransactionInfo {
         self.shared.info()
@@ -446,7 +453,7 @@ impl Transaction {
             Err(Error::Conflict { .. }) => return Ok(true),
             checked => checked?,
         }
-        super::conflicts::any(registry, &write_set, self.shared.since)
+        super::conflicts::any(registry, &write_set, self.shared.since, None)
     }
 
     /// Ends it without a trace.

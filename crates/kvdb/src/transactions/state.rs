@@ -62,6 +62,8 @@ pub(crate) struct TransactionState {
     /// It is not to go on: why. Looked at by every call; set without waiting for one that is under
     /// way.
     pub(super) doomed: env::sync::Mutex<Option<String>>,
+    /// Where conflicts are looked for, whatever the options say.
+    pub(super) checked: env::sync::Mutex<Vec<DictionaryId>>,
 }
 
 pub(super) struct OpenState {
@@ -146,6 +148,7 @@ impl TransactionState {
             size: env::sync::Mutex::default(),
             held: AtomicUsize::new(0),
             doomed: env::sync::Mutex::default(),
+            checked: env::sync::Mutex::default(),
         })
     }
 

@@ -306,9 +306,10 @@ impl Views {
 
     pub(super) fn open_transaction(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
         let mainline = &self.shared.mainline.core.options;
+        // If the last commit won, links, sizes and pages would not fit together any more.
+        let layout = &self.shared.mainline.core.layout;
+        transaction.check_conflicts_in(&[layout.nmap, layout.imap, layout.dmap]);
         let options = FsOptions {
-            // Without a look for conflicts links, sizes and pages would not fit together any more.
-            read_only: mainline.read_only || !transaction.checks_conflicts(),
             write_buffer: AWAITS_COMMIT.min(mainline.write_buffer),
             inode_memory: mainline.inode_memory / VIEW_SHARE,
             ..mainline.clone()

@@ -157,10 +157,9 @@ pub fn held_write(w: &mut World, site: &Site) -> Result<(), Dead> {
     let possible = w.lost.is_empty()
         && !w.limited
         && !w.open.iter().any(|open| open.isolation == kvdb::Isolation::Serializable);
-    let read_only = matches!(site, Site::Transaction(label) if !w.running(label).checks);
     let tree = w.tree(site);
     let files = tree.all(|kind| kind == kvfs::FileKind::File);
-    let Some(id) = w.pick(&files).filter(|_| possible && !read_only) else { return Ok(()) };
+    let Some(id) = w.pick(&files).filter(|_| possible) else { return Ok(()) };
     let Some(ino) = w.ino(site, id)? else { return Ok(()) };
     let on = Target::named(id, ino, &tree);
     let (kernel, fs) = (w.kernel.clone(), w.fs(site)?);

@@ -85,16 +85,6 @@ pub fn keys(w: &mut World, site: &Site) -> Result<(), Dead> {
             Scope::Transaction(w.ok(w.views.transaction(w.running(label).id))?)
         }
     };
-    let blind = matches!(site, Site::Transaction(label) if !w.running(label).checks);
-    if blind {
-        // Its files are read-only, its keys are not.
-        if let Err(e) = scope.apply(batch, durability) {
-            return w.judge(site, e.into(), "keys", &[]);
-        }
-        let Site::Transaction(label) = site else { return Ok(()) };
-        w.running_mut(label).over.add(&over);
-        return Ok(());
-    }
     let done = w.act(site, format!("keys {:?}", over.keys.keys()), Ok(over), |_| {
         Ok(kvdb::without_lock_waits(|| scope.apply(batch, durability))?)
     })?;
@@ -245,10 +235,6 @@ fn fsync(w: &mut World, site: &Site) -> Result<(), Dead> {
     let named = w.tree(site).nodes.get(&id).cloned();
     // What has no name cannot be found after a crash.
     let Some(node) = named else { return Ok(()) };
-    let read_only = matches!(site, Site::Transaction(label) if !w.running(label).checks);
-    if read_only {
-        return Ok(());
-    }
     let over =
         Overlay { nodes: [(id, Some(Arc::new(node.settled())))].into(), ..Overlay::default() };
     match site {

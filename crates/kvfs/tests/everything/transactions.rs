@@ -352,9 +352,9 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     let (id, isolation, durable, checks) = (open.id, open.isolation, open.durable, open.checks);
     let base = if isolation == Isolation::Snapshot { open.base.clone() } else { main.clone() };
     let over = open.over.clone();
-    let lost = over.lost_update(&base, &main).filter(|_| checks);
-    let meets =
-        open.restored || w.committed[open.since..].iter().any(|theirs| over.meets(theirs, &base));
+    let lost = over.lost_update(&base, &main, checks);
+    let meets = open.restored
+        || w.committed[open.since..].iter().any(|theirs| over.meets(theirs, &base, checks));
     let next = Arc::new(main.merged(&over, &base));
     let entries = over.entries.len();
     w.note(format!(
@@ -415,7 +415,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             Ok(())
         }
         Err(Error::Store(kvdb::Error::Conflict { keys })) => {
-            let named = isolation == Isolation::Snapshot && checks && meets;
+            let named = isolation == Isolation::Snapshot && meets;
             assert!(
                 named,
                 "{}: {label} has a conflict over {keys:?}, which no other has changed",

@@ -168,7 +168,7 @@ impl Overlay {
     }
 
     /// What it changes of names and keys, and of `base`, is as it was there.
-    pub fn lost_update(&self, base: &Tree, now: &Tree) -> Option<String> {
+    pub fn lost_update(&self, base: &Tree, now: &Tree, keys: bool) -> Option<String> {
         let entry = self.entries.keys().find(|k| base.entries.get(k) != now.entries.get(k));
         if let Some((dir, name)) = entry {
             return Some(format!("name {} in {dir}", name.escape_ascii()));
@@ -189,12 +189,12 @@ impl Overlay {
         }
         self.keys
             .keys()
-            .find(|k| base.keys.get(*k) != now.keys.get(*k))
+            .find(|k| keys && base.keys.get(*k) != now.keys.get(*k))
             .map(|k| format!("key {k:?}"))
     }
 
     /// Whether both have changed something that does not join. `base`: what this one began with.
-    pub fn meets(&self, theirs: &Overlay, base: &Tree) -> bool {
+    pub fn meets(&self, theirs: &Overlay, base: &Tree, keys: bool) -> bool {
         let entries = self.entries.keys().any(|k| theirs.entries.contains_key(k));
         let nodes = self.nodes.iter().any(|(id, mine)| match (mine, theirs.nodes.get(id)) {
             (_, None) => false,
@@ -204,7 +204,7 @@ impl Overlay {
             }
             _ => true,
         });
-        let keys = self.keys.keys().any(|k| theirs.keys.contains_key(k));
+        let keys = keys && self.keys.keys().any(|k| theirs.keys.contains_key(k));
         entries
             || nodes
             || keys

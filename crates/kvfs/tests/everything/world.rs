@@ -366,10 +366,8 @@ impl World {
         call: impl FnOnce(&Fs) -> kvfs::Result<T>,
     ) -> Result<Option<T>, Dead> {
         self.call(&["Views::fs"]);
-        let read_only = matches!(site, Site::Transaction(label) if !self.running(label).checks);
         // What is wrong with the call itself may be said first.
         let or = effect.as_ref().err().copied();
-        let effect = if read_only { Err(libc::EROFS) } else { effect };
         self.note(format!(
             "{site:?} {what}: {}",
             effect.as_ref().map_or_else(|e| format!("error {e}"), |_| "to be done".into())
