@@ -4,6 +4,7 @@
 use kvdb::{Batch, Isolation, Scope};
 
 use crate::attr::{FileKind, Ino, WriteHints, Written};
+use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Body, PAGE, PageKeys};
@@ -86,16 +87,65 @@ impl Fs {
             let (_, block) = layout::decode_page_key(&key)?;
             batch.put_stored(dmap, keys.key(to, block - first + to_first), value);
         }
+        let before = state.attr;
+        let lost_capability = state.buffer.lost_capability;
+        let capability = state.xattrs.as_ref().and_then(|all| all.get(CAPABILITY).cloned());
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         // Until it is committed.
         self.mark_dirty(&target, &mut state);
         let mut attr = state.attr;
         attr.body = Body::Paged(count + shared);
         attr.size = attr.size.max(to_offset + len);
-        self.stage(to, &mut state, &attr, &mut batch)?;
-        self.apply(batch)?;
+        let staged = self.stage(to, &mut state, &attr, &mut batch);
+        if let Err(e) = staged.and_then(|()| self.apply(batch)) {
+            // Nothing was copied, so it has not changed.
+            state.attr = before;
+            state.buffer.lost_capability = lost_capability;
+            if let (Some(all), Some(value)) = (&mut state.xattrs, capability) {
+                all.insert(CAPABILITY.into(), value);
+            }
+            return Err(e);
+        }
         self.mark_committed(&mut state, attr);
         state.stored |= shared > 0;
         Ok(Written { bytes: len, lost_privileges })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use env::Simulated;
+    use kvdb::{CreateOptions, Kvdb, OpenOptions};
+    use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
+
+    use super::*;
+    use crate::{Caller, FsOptions, ROOT};
+
+    #[test]
+    fn a_copy_that_fails_leaves_the_times_of_its_target() {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
+        let env = Arc::new(Simulated::new(7));
+        let open = OpenOptions { threads: false, zero_journal: false, ..Default::default() };
+        let create = CreateOptions { open, ..Default::default() };
+        let db = Kvdb::create(device.clone(), env.clone(), create).unwrap();
+        let fs = Fs::open(db, env.clone(), FsOptions::default()).unwrap();
+        let make = |name: &[u8], pages: u64| {
+            let ino =
+                fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+            fs.write(ino, 0, &vec![1; (pages * PAGE) as usize], Default::default()).unwrap();
+            fs.fsync(ino, false).unwrap();
+            ino
+        };
+        let (from, to, other) = (make(b"from", 8), make(b"to", 8), make(b"other", 1));
+        let before = fs.getattr(to).unwrap();
+        env.advance(std::time::Duration::from_secs(5));
+        fs.write(other, 0, b"x", Default::default()).unwrap();
+        device.inject(Fault::always(Operation::Write, FaultKind::Error));
+        assert!(fs.fsync(other, false).is_err(), "the store fails");
+        let copied = fs.reflink_pages((from, 0), (to, 0), 8 * PAGE, WriteHints::default());
+        assert!(copied.is_err(), "{copied:?}");
+        assert_eq!(fs.getattr(to).unwrap(), before);
     }
 }
