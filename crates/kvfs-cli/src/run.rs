@@ -113,6 +113,7 @@ impl How {
     pub fn begin(&self, mounted: &mut Mounted, attached: bool, label: &str) -> Outcome<u64> {
         let idle = self.idle.map(|seconds| seconds.to_string());
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
+        words.push("INPLACE");
         words.extend((!self.no_undo).then_some("UNDOABLE"));
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
         words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
@@ -129,6 +130,9 @@ impl How {
     }
 }
 
+/// `0`: git changes nothing that it was not asked to change.
+const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
+
 /// Where the program is to be, and what it is to be told.
 pub fn enter(
     mounted: &Mounted,
@@ -143,6 +147,11 @@ pub fn enter(
         return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.display())));
     }
     let mut environment = vec![(mounted::TRANSACTION, OsString::from(id.to_string()))];
+    // `git status` writes its index anew whenever that was written in the second of a file's
+    // change, which is nothing that one who only looks wants to commit.
+    if std::env::var_os(GIT_LOCKS).is_none() {
+        environment.push((GIT_LOCKS, "0".into()));
+    }
     let namespace = if chroot {
         // The socket is out of reach there.
         environment.push((mounted::MOUNT, "/".into()));

@@ -255,12 +255,15 @@ impl<H: Handler> Dispatcher<H> {
                 done(h.rename((node, f.name()?), (to, f.name()?), flags, caller))
             }
             Request::Read => {
-                let (_fh, offset, size) = (f.u64()?, f.u64()?, f.u32()?);
+                let (_fh, offset, size, _) = (f.u64()?, f.u64()?, f.u32()?, f.u32()?);
+                let (_lock_owner, open_flags, _) = (f.u64()?, f.u32()?, f.u32()?);
+                let keep_atime = open_flags & libc::O_NOATIME as u32 != 0;
+                let hints = ReadHints { keep_atime };
                 match read_buffer.get_mut(..size as usize) {
                     Some(read_buffer) => {
-                        Ok(Outcome::Filled(h.read_into(node, offset, read_buffer)?))
+                        Ok(Outcome::Filled(h.read_into(node, offset, read_buffer, hints)?))
                     }
-                    None => Ok(Outcome::Data(h.read(node, offset, size)?)),
+                    None => Ok(Outcome::Data(h.read(node, offset, size, hints)?)),
                 }
             }
             Request::Write => {
@@ -429,7 +432,7 @@ impl<H: Handler> Dispatcher<H> {
                     None => reply.answer.no_entry_out(0),
                 }
             }
-            reply.answer.dirent(entry.node, entry.cookie, entry.kind, entry.name);
+            reply.answer.dirent(entry.ino, entry.cookie, entry.kind, entry.name);
             true
         })?;
         Ok(Outcome::Answer)

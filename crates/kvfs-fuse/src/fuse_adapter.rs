@@ -15,6 +15,7 @@ use bytes::Bytes;
 use kvfs::{DirEntry, Fs, Views};
 
 use crate::handler::*;
+use crate::node_id::Numbering;
 use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
 use crate::{control_directory, node_id, security_labels};
@@ -23,9 +24,9 @@ use crate::{control_directory, node_id, security_labels};
 pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// The thread that brings the kernel's files up to the store; see
-    /// [`FuseAdapter::ignore_setattr_of`].
-    notifier: AtomicU32,
+    /// Our own threads that have the kernel take what is there; see
+    /// [`FuseAdapter::ignore_setattr_of`]. 0: none.
+    notifiers: [AtomicU32; 2],
     quiesce_barrier: QuiesceBarrier,
     /// Set once the mount is there.
     recall: OnceLock<Arc<Recall>>,
@@ -66,7 +67,11 @@ impl Deref for In<'_> {
 impl In<'_> {
     /// Attributes as the kernel is to see them.
     fn shown(&self, attr: kvfs::Result<Attr>) -> Reply<NodeAttr> {
-        attr.map(|attr| node_id::attr(self.number, with_space(attr, self.gathers))).map_err(errno)
+        attr.map(|attr| self.numbering().attr(with_space(attr, self.gathers))).map_err(errno)
+    }
+
+    fn numbering(&self) -> Numbering {
+        Numbering { view: self.number, in_place: self.number != 0 && self.is_in_place() }
     }
 }
 
@@ -109,7 +114,7 @@ impl FuseAdapter {
         FuseAdapter {
             views,
             mainline,
-            notifier: AtomicU32::new(0),
+            notifiers: Default::default(),
             quiesce_barrier: QuiesceBarrier::default(),
             recall: OnceLock::new(),
             open_views: false,
@@ -118,9 +123,13 @@ impl FuseAdapter {
     }
 
     /// From now on a change of attributes that the thread with this number asks for changes
-    /// nothing: it asks only to have the kernel take what it is answered (see `kernel_notifier`).
+    /// nothing: it asks only to have the kernel take what it is answered (see `kernel_notifier`),
+    /// or for what the kernel then tells others (`watch_events`).
     pub(crate) fn ignore_setattr_of(&self, thread: u32) {
-        self.notifier.store(thread, Ordering::Relaxed);
+        let free = |place: &&AtomicU32| place.load(Ordering::Relaxed) == 0;
+        if let Some(place) = self.notifiers.iter().find(free) {
+            place.store(thread, Ordering::Relaxed);
+        }
     }
 
     /// From now on the kernel is asked for what it holds back where an answer depends on it.
@@ -143,6 +152,12 @@ impl FuseAdapter {
 
     fn gathers_writes(&self) -> bool {
         self.recall.get().is_some_and(|recall| recall.gathers_writes)
+    }
+
+    /// How programs see the inodes of the view with this number.
+    pub(crate) fn numbering(&self, view: u16) -> Numbering {
+        let in_place = view != 0 && self.views.by_number(view).is_some_and(|fs| fs.is_in_place());
+        Numbering { view, in_place }
     }
 
     pub(crate) fn quiesce_barrier(&self) -> &QuiesceBarrier {
@@ -278,8 +293,8 @@ impl Handler for FuseAdapter {
     fn setattr(&self, node: NodeId, changes: &SetAttr, caller: Caller) -> Reply<NodeAttr> {
         let changed = match self.at(node) {
             Ok(At::View(view, ino)) => {
-                let only_shown =
-                    caller.pid == self.notifier.load(Ordering::Relaxed) && caller.pid != 0;
+                let is_caller = |of: &AtomicU32| of.load(Ordering::Relaxed) == caller.pid;
+                let only_shown = caller.pid != 0 && self.notifiers.iter().any(is_caller);
                 view.shown(if only_shown {
                     view.getattr(ino)
                 } else {
@@ -371,7 +386,7 @@ impl Handler for FuseAdapter {
         }
         view.rename(parent, from.1, new_parent, to.1, flags).map_err(errno)
     }
-    fn read(&self, node: NodeId, offset: u64, length: u32) -> Reply<Bytes> {
+    fn read(&self, node: NodeId, offset: u64, length: u32, hints: ReadHints) -> Reply<Bytes> {
         let (view, ino) = match self.at(node)? {
             At::View(view, ino) => (view, ino),
             At::Control(control_directory::BARRIER) => {
@@ -381,7 +396,7 @@ impl Handler for FuseAdapter {
             }
             At::Control(_) => return Err(Errno(libc::EISDIR)),
         };
-        view.read(ino, offset, length).map_err(errno)
+        view.read_for(ino, offset, length, hints).map_err(errno)
     }
     fn wants_announcements(&self) -> bool {
         self.views.mainline().is_tight()
@@ -392,11 +407,17 @@ impl Handler for FuseAdapter {
             view.announce_cached(ino, offset);
         }
     }
-    fn read_into(&self, node: NodeId, offset: u64, room: &mut [u8]) -> Reply<usize> {
+    fn read_into(
+        &self,
+        node: NodeId,
+        offset: u64,
+        room: &mut [u8],
+        hints: ReadHints,
+    ) -> Reply<usize> {
         if let At::View(view, ino) = self.at(node)? {
-            return view.read_into(ino, offset, room).map_err(errno);
+            return view.read_into_for(ino, offset, room, hints).map_err(errno);
         }
-        let data = self.read(node, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
+        let data = self.read(node, offset, u32::try_from(room.len()).unwrap_or(u32::MAX), hints)?;
         room[..data.len()].copy_from_slice(&data);
         Ok(data.len())
     }
@@ -450,12 +471,11 @@ impl Handler for FuseAdapter {
     ) -> Reply<()> {
         match self.at(node)? {
             At::View(view, ino) => {
-                let (number, gathers) = (view.number, view.gathers);
+                let (numbering, gathers) = (view.numbering(), view.gathers);
                 let mut shown = |entry: DirEntry<'_>| {
-                    let attr =
-                        entry.attr.map(|attr| node_id::attr(number, with_space(attr, gathers)));
+                    let attr = entry.attr.map(|attr| numbering.attr(with_space(attr, gathers)));
                     let DirEntry { ino, kind, name, cookie, .. } = entry;
-                    take(Listed { node: node_id::of(number, ino), kind, name, cookie, attr })
+                    take(Listed { ino: numbering.shown(ino), kind, name, cookie, attr })
                 };
                 view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
             }

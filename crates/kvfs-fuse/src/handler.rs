@@ -14,8 +14,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use kvfs::{
-    Allocate, AllocateMode, Attr, Caller, FSync, FileKind, GoingDown, Ino, ROOT, RenameFlags,
-    SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
+    Allocate, AllocateMode, Attr, Caller, FSync, FileKind, GoingDown, Ino, ROOT, ReadHints,
+    RenameFlags, SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 
 /// A Linux error number, positive.
@@ -46,8 +46,9 @@ pub(crate) fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The number by which the kernel knows an inode: FUSE's `nodeid`, which is also what programs see
-/// as `st_ino`. The number that a store gives the inode is an [`Ino`]; several views may share it.
+/// The number by which the kernel knows an inode: FUSE's `nodeid`. Programs see another one as
+/// `st_ino`, the `ino` of [`NodeAttr`] and [`Listed`]. The number that a store gives the inode is
+/// an [`Ino`]; several views may share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
@@ -62,8 +63,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// An inode and its attributes. The number in the attributes is the handler's own: the kernel and
-/// programs are told `node`.
+/// An inode and its attributes. The number in the attributes is what programs see as `st_ino`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeAttr {
     /// The inode.
@@ -75,8 +75,8 @@ pub struct NodeAttr {
 /// One entry as `readdir` lists it.
 #[derive(Clone, Copy, Debug)]
 pub struct Listed<'a> {
-    /// The inode.
-    pub node: NodeId,
+    /// The number that programs see.
+    pub ino: u64,
     /// Its type.
     pub kind: FileKind,
     /// The name.
@@ -145,10 +145,16 @@ pub trait Handler: Send + Sync + 'static {
         caller: Caller,
     ) -> Reply<()>;
     /// Up to `length` bytes; fewer only at the end of the file.
-    fn read(&self, node: NodeId, offset: u64, length: u32) -> Reply<Bytes>;
+    fn read(&self, node: NodeId, offset: u64, length: u32, hints: ReadHints) -> Reply<Bytes>;
     /// Reads into `room`, as many bytes as fit; gives how many there were.
-    fn read_into(&self, node: NodeId, offset: u64, room: &mut [u8]) -> Reply<usize> {
-        let data = self.read(node, offset, u32::try_from(room.len()).unwrap_or(u32::MAX))?;
+    fn read_into(
+        &self,
+        node: NodeId,
+        offset: u64,
+        room: &mut [u8],
+        hints: ReadHints,
+    ) -> Reply<usize> {
+        let data = self.read(node, offset, u32::try_from(room.len()).unwrap_or(u32::MAX), hints)?;
         room.get_mut(..data.len()).ok_or(Errno(libc::EIO))?.copy_from_slice(&data);
         Ok(data.len())
     }

@@ -46,20 +46,26 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvfs::{ChangeSet, Fs, ViewId, Views, Wait, Watcher};
+use kvfs::{ChangeSet, Fs, Running, ViewId, Views, Wait, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{Timespec, Timestamps};
 
 use crate::coalescer::Coalescer;
 use crate::fuse_adapter::FuseAdapter;
-use crate::handler::{FileKind, Handler, Ino, Invalidator, NodeAttr, NodeId};
+use crate::handler::{FileKind, Handler, Ino, Invalidator, NodeAttr, NodeId, ReadHints};
 use crate::mount::Mounted;
 use crate::mount_root::{MountRoot, open_by_handle};
+use crate::node_id::Numbering;
+use crate::program_files::ProgramFiles;
 use crate::queues::Queues;
 use crate::recall::Recall;
 use crate::unshared_thread::UnsharedThread;
+use crate::watch_events::WatchEvents;
 use crate::worker_pool::WorkerPool;
 use crate::{barrier, control_directory, node_id};
+
+/// Reads for ourselves.
+const KEEP_ATIME: ReadHints = ReadHints { keep_atime: true };
 
 /// What the kernel has to be told.
 #[derive(Default)]
@@ -93,6 +99,8 @@ pub struct KernelNotifier {
     recall: Arc<Recall>,
     /// Sets size and time of files through the mount to what they are (`round_trip` uses it, too).
     size_setter: UnsharedThread,
+    program_files: ProgramFiles,
+    watch_events: WatchEvents,
     /// Files can be opened by their handles here.
     by_handle: AtomicBool,
     /// To the thread that has the kernel drop inodes; `None`: the notifier has stopped.
@@ -132,6 +140,8 @@ impl KernelNotifier {
         adapter.ignore_setattr_of(
             size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?,
         );
+        let watch_events = WatchEvents::start(mount_root.clone())?;
+        adapter.ignore_setattr_of(watch_events.thread()?);
         let drop_all = {
             let invalidator = invalidator.clone();
             move || dropped.iter().flatten().for_each(|ino| drop(invalidator.invalidate_inode(ino)))
@@ -149,6 +159,8 @@ impl KernelNotifier {
             patience,
             recall,
             size_setter,
+            program_files: ProgramFiles::start()?,
+            watch_events,
             by_handle: AtomicBool::new(true),
             drop_queue: Mutex::new(Some(drop_queue)),
             dropper_thread: Mutex::new(Some(thread)),
@@ -183,6 +195,8 @@ impl KernelNotifier {
         self.recall.stop();
         self.syncfs_thread.stop();
         self.size_setter.stop();
+        self.program_files.stop();
+        self.watch_events.stop();
     }
 }
 
@@ -234,6 +248,9 @@ impl Watcher for KernelNotifier {
             .collect();
         invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir));
         self.tell_kernel(&invalidations);
+        if let Some(changes) = changes {
+            self.watch_events.raise(0, &self.mainline, changes);
+        }
         let left: Vec<NodeId> =
             fs.referenced().into_iter().map(|ino| node_id::of(number, ino)).collect();
         if left.len() > DROPPED_BY_CALLER {
@@ -295,6 +312,13 @@ impl Watcher for KernelNotifier {
         Ok(())
     }
 
+    fn running(&self, number: u16, files: &[Ino]) -> Running {
+        let of_view = self.adapter.numbering(number);
+        let files: Vec<_> =
+            files.iter().map(|&ino| (ino, node_id::of(number, ino), of_view.shown(ino))).collect();
+        self.program_files.running(&self.mount_root, files)
+    }
+
     fn went_down(&self) {
         // What programs find in the kernel's memory is not to be shown any more, either. Dirty
         // pages are sent, and refused.
@@ -305,6 +329,7 @@ impl Watcher for KernelNotifier {
         let mut invalidations = Invalidations::default();
         invalidations.of(number, fs, changes);
         self.tell_kernel(&invalidations);
+        self.watch_events.raise(number, fs, changes);
     }
 }
 
@@ -325,7 +350,8 @@ impl Invalidations {
             if let Ok(attr) = fs.getattr(ino)
                 && attr.kind == FileKind::File
             {
-                self.files.push((node_id::attr(number, attr), fs.is_resized(ino)));
+                let shown = Numbering { view: number, in_place: false }.attr(attr);
+                self.files.push((shown, fs.is_resized(ino)));
             }
         }
     }
@@ -507,7 +533,7 @@ impl KernelNotifier {
                 tracing::debug!(node = %file.node, "cannot show the new size by its handle: {e}")
             }
         }
-        match self.adapter.read(file.node, file.attr.size.saturating_sub(1), 1) {
+        match self.adapter.read(file.node, file.attr.size.saturating_sub(1), 1, KEEP_ATIME) {
             Ok(last) if !last.is_empty() => {
                 self.invalidator.extend_to(file.node, file.attr.size, last[0])
             }

@@ -31,7 +31,8 @@
 //! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `node_id` (which view
 //! a number of the kernel names), `control_directory` (the directory with all views),
 //! `kernel_notifier` (tells the kernel what has changed), `unshared_thread` and `mount_root` (how
-//! the daemon uses its own mount), `recall` (asks the kernel for the dirty pages of one file),
+//! the daemon uses its own mount), `program_files` (which files programs run from), `watch_events`
+//! (tells programs that watch files), `recall` (asks the kernel for the dirty pages of one file),
 //! `quiesce_barrier`, `barrier` and `coalescer` (how it is known that all dirty pages have
 //! arrived).
 //!
@@ -62,6 +63,7 @@ pub mod mount;
 mod mount_root;
 pub mod mounts;
 mod node_id;
+mod program_files;
 mod queues;
 mod quiesce_barrier;
 mod recall;
@@ -70,6 +72,7 @@ mod security_labels;
 mod session;
 pub mod switch;
 mod unshared_thread;
+mod watch_events;
 mod wire;
 mod worker_pool;
 

@@ -24,6 +24,10 @@ impl MountRoot {
         })
     }
 
+    pub fn device(&self) -> u64 {
+        self.device
+    }
+
     /// The root, opened. Not kept open, as that would keep the mount busy.
     pub fn open(&self) -> io::Result<File> {
         let root = File::open(&self.mount_point)?;

@@ -4,6 +4,10 @@
 //! anything there, though they may be of one file. The view's number lies in the upper 16 bits; the
 //! mainline's is 0, so its inodes have their own numbers.
 //!
+//! Programs see the same number as `st_ino`, but in a view that is seen in place of the mainline:
+//! there they see the inode's own, or `git status` would take every file for another one and read
+//! it again ([095](../../../docs/decisions/095-inode-numbers-in-place.md)).
+//!
 //! The kernel's table of inodes does not look at the upper bits: Linux multiplies the number with
 //! an aligned address, adds in the number shifted right by 6, folds the result once by the
 //! logarithm of the table's size and takes as many of the lowest bits, so that no bit from some 45
@@ -13,7 +17,7 @@
 
 use kvfs::{Attr, Ino, Views};
 
-use crate::handler::{NodeAttr, NodeId};
+use crate::handler::{FileKind, NodeAttr, NodeId};
 
 const VIEW_SHIFT: u32 = 48;
 const INO_MASK: Ino = (1 << VIEW_SHIFT) - 1;
@@ -39,9 +43,31 @@ pub(crate) fn split(node: NodeId) -> (u16, Ino) {
     (view as u16, node.0.wrapping_sub(view.wrapping_mul(STEP)) & INO_MASK)
 }
 
-/// The attributes of an inode of a view.
-pub(crate) fn attr(view: u16, attr: Attr) -> NodeAttr {
-    NodeAttr { node: of(view, attr.ino), attr }
+/// How programs see the inodes of a view.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbering {
+    pub view: u16,
+    /// The view is seen in place of the mainline: its inodes have their own numbers.
+    pub in_place: bool,
+}
+
+impl Numbering {
+    /// What programs see as `st_ino` and `d_ino`.
+    pub fn shown(self, ino: Ino) -> u64 {
+        if self.in_place { ino } else { of(self.view, ino).0 }
+    }
+
+    /// The attributes of an inode as programs see them. A directory of a view in place has one
+    /// link: who compares it with that of the mainline, whose number it has, must not take the two
+    /// for one, as `diff -r` does with directories that are alike.
+    pub fn attr(self, attr: Attr) -> NodeAttr {
+        let directory = attr.kind == FileKind::Dir && attr.nlink > 0;
+        let nlink = if self.in_place && directory { 1 } else { attr.nlink };
+        NodeAttr {
+            node: of(self.view, attr.ino),
+            attr: Attr { ino: self.shown(attr.ino), nlink, ..attr },
+        }
+    }
 }
 
 #[cfg(test)]

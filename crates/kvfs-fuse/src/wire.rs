@@ -213,8 +213,8 @@ impl Answer {
     }
 
     /// `fuse_attr`.
-    fn attr(&mut self, &NodeAttr { node, attr: a }: &NodeAttr) {
-        self.node(node).u64(a.size).u64(a.blocks);
+    fn attr(&mut self, &NodeAttr { attr: a, .. }: &NodeAttr) {
+        self.u64(a.ino).u64(a.size).u64(a.blocks);
         let times = [a.atime, a.mtime, a.ctime];
         for Timestamp { secs, .. } in times {
             self.u64(secs as u64);
@@ -249,8 +249,8 @@ impl Answer {
     }
 
     /// `fuse_dirent`, filled up to a multiple of eight.
-    pub fn dirent(&mut self, node: NodeId, cookie: u64, kind: FileKind, name: &[u8]) {
-        self.node(node).u64(cookie).u32(name.len() as u32).u32(mode(kind, 0) >> 12);
+    pub fn dirent(&mut self, ino: u64, cookie: u64, kind: FileKind, name: &[u8]) {
+        self.u64(ino).u64(cookie).u32(name.len() as u32).u32(mode(kind, 0) >> 12);
         self.0.extend_from_slice(name);
         self.0.resize(self.0.len().next_multiple_of(8), 0);
     }
@@ -341,10 +341,7 @@ mod tests {
             StatFs { block_size: 1, blocks: 2, free: 3, files: 4, files_free: 5, name_max: 6 };
         assert_eq!(size(&|a| a.statfs_out(&room)), 80);
         for name in [&b"a"[..], b"12345678", b"123456789"] {
-            assert_eq!(
-                size(&|a| a.dirent(NodeId(1), 1, FileKind::Dir, name)),
-                dirent_size(name, false)
-            );
+            assert_eq!(size(&|a| a.dirent(1, 1, FileKind::Dir, name)), dirent_size(name, false));
         }
     }
 

@@ -115,6 +115,13 @@ pub struct SetAttr {
     pub unprivileged_group: Option<u32>,
 }
 
+/// What is known of a read besides its range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadHints {
+    /// It leaves the time of the last access alone (`O_NOATIME`).
+    pub keep_atime: bool,
+}
+
 /// What is known of a write besides its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteHints {

@@ -79,6 +79,11 @@ impl Fs {
         }
     }
 
+    /// Whether this is the view of a transaction that is seen in place of the mainline.
+    pub fn is_in_place(&self) -> bool {
+        matches!(&self.core.scope, Scope::Transaction(transaction) if transaction.is_in_place())
+    }
+
     /// Takes the freeze lock for a call. ESTALE when the view is over.
     pub(crate) fn enter(&self) -> Result<CallGuard<'_>> {
         self.core.freeze_lock.enter()

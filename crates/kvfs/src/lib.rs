@@ -93,8 +93,8 @@ mod xattr;
 
 pub use apply_commit::ChangeSet;
 pub use attr::{
-    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, RenameFlags, SetAttr,
-    StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
+    Allocate, AllocateMode, Attr, Caller, DirEntry, FileKind, Ino, ROOT, ReadHints, RenameFlags,
+    SetAttr, StatFs, TimeSet, Timestamp, Whence, WriteHints, Written, XattrFlags,
 };
 pub use changed_paths::{ChangedPaths, PathChange};
 pub use clone_tree::{CloneStats, Earlier};
@@ -110,6 +110,6 @@ pub use repair::{Losses, Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use sync::FSync;
 pub use verify::{Finding, Report, verify};
-pub use views::{ViewId, Views, Wait, Watcher};
+pub use views::{Running, ViewId, Views, Wait, Watcher};
 pub use walk::{Walk, Walked};
 pub use whole::Whole;

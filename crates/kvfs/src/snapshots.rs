@@ -152,7 +152,15 @@ impl Views {
             .find(|info| info.name == snapshot)
             .ok_or(Error::NotFound)?;
         // Before anything ends for it.
-        largest_in(&self.shared.db.open_snapshot(snapshot)?)?;
+        let state = self.shared.db.open_snapshot(snapshot)?;
+        largest_in(&state)?;
+        let view = match info.branch.as_str() {
+            "" => ViewId::Mainline,
+            branch => ViewId::Clone(branch.to_owned()),
+        };
+        let (fs, number) = (self.fs(&view)?, self.number(&view)?);
+        self.check_running(number, &fs, &state)?;
+        drop(state);
         if info.branch.is_empty() {
             let open = self.list();
             for transaction in &open {
@@ -168,10 +176,7 @@ impl Views {
         }
         // What the kernel holds back belongs to what is left behind.
         self.write_back(Wait::ForAll)?;
-        let view =
-            if info.branch.is_empty() { ViewId::Mainline } else { ViewId::Clone(info.branch) };
         self.commit_others(Some(&view));
-        let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         let turn = fs.core.superseded.turn();
         let mut begun = Vec::new();
         let changes = fs.revert(&turn, || {

@@ -66,12 +66,13 @@ use crate::merge;
 use crate::ticker::Ticker;
 
 mod retired;
+mod running;
 mod transactions;
 mod undo;
 mod watcher;
 
 use retired::Retired;
-pub use watcher::{Wait, Watcher};
+pub use watcher::{Running, Wait, Watcher};
 
 /// Names a view: which state of the file system is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

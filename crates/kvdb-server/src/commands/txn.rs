@@ -20,7 +20,7 @@ use crate::session::Session;
 use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
-pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [ATTACHED] | JOIN id | LEAVE | \
+pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
                          COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -111,7 +111,7 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
 }
 
 /// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE]
-/// [ATTACHED]`: its number.
+/// [INPLACE] [ATTACHED]`: its number.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options =
         TransactionOptions { detached: true, user: s.user, ..TransactionOptions::default() };
@@ -131,6 +131,7 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             o if is(o, "nocheck") => options.check_conflicts = false,
             o if is(o, "durable") => options.durable = true,
             o if is(o, "undoable") => options.undoable = true,
+            o if is(o, "inplace") => options.in_place = true,
             o if is(o, "attached") => attached = true,
             _ => return Err(Failure::SYNTAX),
         }

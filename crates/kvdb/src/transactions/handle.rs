@@ -99,6 +99,11 @@ impl Transaction {
         self.shared.options.user
     }
 
+    /// See [`TransactionOptions::in_place`].
+    pub fn is_in_place(&self) -> bool {
+        self.shared.options.in_place
+    }
+
     /// Whether it survives a restart; see [`TransactionOptions::durable`].
     pub fn is_durable(&self) -> bool {
         self.shared.options.durable

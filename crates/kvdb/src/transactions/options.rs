@@ -55,6 +55,10 @@ pub struct TransactionOptions {
     /// The user of the system that began it, for interfaces that keep users apart. The store itself
     /// ignores it.
     pub user: Option<u32>,
+    /// What it changes is seen in place of the store, by programs that are to see no difference,
+    /// for interfaces that show it otherwise elsewhere. The store itself ignores it, also of one
+    /// that survives a restart.
+    pub in_place: bool,
 }
 
 impl Default for TransactionOptions {
@@ -71,6 +75,7 @@ impl Default for TransactionOptions {
             undoable: false,
             label: String::new(),
             user: None,
+            in_place: false,
         }
     }
 }

@@ -22,8 +22,14 @@ fn odd() -> Failure {
 
 pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let isolation = given.text("isolation").unwrap_or("si").to_ascii_uppercase();
-    let mut words =
-        vec!["BEGIN", &isolation, "UNDOABLE", "LABEL", given.text("label").unwrap_or("agent")];
+    let mut words = vec![
+        "BEGIN",
+        &isolation,
+        "INPLACE",
+        "UNDOABLE",
+        "LABEL",
+        given.text("label").unwrap_or("agent"),
+    ];
     // If we are killed, it ends with us.
     words.push("ATTACHED");
     words.extend(given.flag("durable").then_some("DURABLE"));

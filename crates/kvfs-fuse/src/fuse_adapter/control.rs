@@ -4,7 +4,13 @@ use kvfs::ViewId;
 
 use super::{FsIn, FuseAdapter, In, STALE, errno};
 use crate::handler::*;
+use crate::node_id::Numbering;
 use crate::{control_directory, node_id};
+
+/// Attributes of the control directory, or of the mainline.
+fn of_view(view: u16, attr: Attr) -> NodeAttr {
+    Numbering { view, in_place: false }.attr(attr)
+}
 
 impl FuseAdapter {
     pub(super) fn control_attr(&self, ino: Ino) -> Reply<NodeAttr> {
@@ -14,7 +20,7 @@ impl FuseAdapter {
             Some(id) => Attr { size: self.link_target(id)?.len() as u64, ..attr },
             None => attr,
         };
-        Ok(node_id::attr(node_id::CONTROL, attr))
+        Ok(of_view(node_id::CONTROL, attr))
     }
 
     /// Where the name of a transaction leads.
@@ -29,7 +35,7 @@ impl FuseAdapter {
             (_, b".") => self.control_attr(dir),
             (control_directory::TOP, b"..") => {
                 let attr = self.mainline.lookup(ROOT, b".").map_err(errno)?;
-                Ok(node_id::attr(0, attr))
+                Ok(of_view(0, attr))
             }
             (dir, b"..") if control_directory::user_of(dir).is_some() => {
                 self.control_attr(control_directory::USERS)
@@ -112,7 +118,7 @@ impl FuseAdapter {
             entries.iter().enumerate().skip(usize::try_from(cookie).unwrap_or(usize::MAX))
         {
             let entry = Listed {
-                node: *node,
+                ino: node.0,
                 kind: *kind,
                 name: name.as_bytes(),
                 cookie: at as u64 + 1,

@@ -208,7 +208,7 @@ impl Handler for Memory {
         self.with(to.0, |n| Ok(n.entries.insert(to.1.to_vec(), ino)))?;
         Ok(())
     }
-    fn read(&self, ino: NodeId, offset: u64, length: u32) -> Reply<Bytes> {
+    fn read(&self, ino: NodeId, offset: u64, length: u32, _: ReadHints) -> Reply<Bytes> {
         self.with(ino, |n| {
             let start = n.data.len().min(offset as usize);
             let end = n.data.len().min(start + length as usize);
@@ -253,7 +253,7 @@ impl Handler for Memory {
         {
             let kind = attr.map_or(FileKind::Dir, |a| a.attr.kind);
             let attr = attr.filter(|_| attributes);
-            if !take(Listed { node: ino, cookie: at as u64 + 1, kind, name, attr }) {
+            if !take(Listed { ino: ino.0, cookie: at as u64 + 1, kind, name, attr }) {
                 break;
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::pages::checked_page;
-use crate::attr::{FileKind, Ino};
+use crate::attr::{FileKind, Ino, ReadHints};
 use crate::error::{Error, Result};
 use crate::fs::{Atime, Fs};
 use crate::inode::{DirtyPage, InodeState, Page};
@@ -15,15 +15,31 @@ use crate::layout::{self, Body, PAGE, blocks_of};
 impl Fs {
     /// Up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        self.read_for(ino, offset, len, ReadHints::default())
+    }
+
+    /// `read` for a caller of whom more is known.
+    pub fn read_for(&self, ino: Ino, offset: u64, len: u32, hints: ReadHints) -> Result<Bytes> {
         let data =
-            self.reading(ino, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
+            self.reading(ino, hints, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
         self.core.counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(data)
     }
 
     /// Reads as many bytes as `room` has; returns how many there were.
     pub fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Result<usize> {
-        let length = self.reading(ino, |state| {
+        self.read_into_for(ino, offset, room, ReadHints::default())
+    }
+
+    /// `read_into` for a caller of whom more is known.
+    pub fn read_into_for(
+        &self,
+        ino: Ino,
+        offset: u64,
+        room: &mut [u8],
+        hints: ReadHints,
+    ) -> Result<usize> {
+        let length = self.reading(ino, hints, |state| {
             let end = offset.saturating_add(room.len() as u64).min(state.attr.size);
             let is_inline = matches!(state.attr.body, Body::Inline(_));
             if offset >= end || is_inline || offset / PAGE == (end - 1) / PAGE {
@@ -40,7 +56,12 @@ impl Fs {
     }
 
     /// Reads of a file, with what that does to its access time.
-    fn reading<T>(&self, ino: Ino, read: impl FnOnce(&InodeState) -> Result<T>) -> Result<T> {
+    fn reading<T>(
+        &self,
+        ino: Ino,
+        hints: ReadHints,
+        read: impl FnOnce(&InodeState) -> Result<T>,
+    ) -> Result<T> {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;
         let state = inode.state.read();
@@ -53,7 +74,7 @@ impl Fs {
             _ => return Err(Error::Invalid("reading something that is not a file")),
         }
         let data = read(&state)?;
-        let stale = self.atime_is_stale(&state);
+        let stale = !hints.keep_atime && self.atime_is_stale(&state);
         drop(state);
         if stale {
             let mut state = inode.state.write();

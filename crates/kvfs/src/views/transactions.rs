@@ -11,7 +11,7 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
-use super::{AWAITS_COMMIT, OpenView, VIEW_SHARE, ViewId, Views, Wait};
+use super::{AWAITS_COMMIT, OpenView, Running, VIEW_SHARE, ViewId, Views, Wait, running};
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::difference::{FileChange, Listing, difference_in};
@@ -27,12 +27,14 @@ struct Committed<'a> {
     turn: Option<ChangeTurn<'a>>,
     /// What failed behind it.
     unsynced: Option<kvdb::Error>,
+    /// Keeps programs from being started from what is changed.
+    running: Running,
 }
 
 impl Views {
     /// Begins a transaction over files and keys. It stays open until it is ended, however many
-    /// programs come and go (`detached` is always set). One that looks for no conflicts can read
-    /// files, and write keys alone.
+    /// programs come and go (`detached` is always set). One that looks for no conflicts looks for
+    /// those over files all the same: the last to commit wins for keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         self.shared.mainline.writable()?;
         self.write_back(Wait::ForAll)?;
@@ -104,16 +106,16 @@ impl Views {
         frozen.end();
         drop(frozen);
         self.end_view(&entry, committed.as_ref().ok().map(|(changes, _)| changes));
-        let (_, Committed { orphans, turn, unsynced }) = committed?;
-        drop(turn);
-        if let Some(error) = unsynced {
-            return Err(error.into());
-        }
-        if options.durability == Durability::Synced {
-            self.shared.db.sync().map_err(kvdb::Error::after_commit)?;
-        }
+        let (_, Committed { orphans, turn, unsynced, running }) = committed?;
+        drop((turn, running));
+        let synced = match (unsynced, options.durability) {
+            (Some(error), _) => Err(error),
+            (None, Durability::Synced) => self.shared.db.sync().map_err(kvdb::Error::after_commit),
+            (None, Durability::Buffered) => Ok(()),
+        };
+        // It has happened, on disk or not: a store without space for a sync may get it by this.
         self.remove_orphans(orphans);
-        Ok(())
+        Ok(synced?)
     }
 
     /// Commits a transaction whose view is frozen. `before`: the state to go back to where the view
@@ -127,6 +129,16 @@ impl Views {
     ) -> Result<(ChangeSet, Committed<'a>)> {
         entry.fs.prepare(transaction, before)?;
         let mut changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
+        let running = self.running_at_commit(transaction, &changes)?;
+        if !running.files.is_empty() {
+            if before.is_none() {
+                *before = Some(transaction.savepoint()?);
+            }
+            for &ino in &running.files {
+                running::replace(entry, transaction, ino)?;
+            }
+            changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
+        }
         if transaction.is_undoable() && !changes.orphans.is_empty() {
             // Some may be open in the view.
             if before.is_none() {
@@ -135,7 +147,7 @@ impl Views {
             self.remove_content(transaction, &mut changes.orphans)?;
         }
         let committed = self.commit_to_mainline(transaction, &changes, options)?;
-        Ok((changes, committed))
+        Ok((changes, Committed { running, ..committed }))
     }
 
     /// Commits a transaction, and brings the mainline's memory up to it.
@@ -158,7 +170,13 @@ impl Views {
         };
         if changes.names.is_empty() && changes.inodes.is_empty() {
             commit()?;
-            return Ok(Committed { orphans: Vec::new(), turn: None, unsynced: unsynced.take() });
+            let unsynced = unsynced.take();
+            return Ok(Committed {
+                orphans: Vec::new(),
+                turn: None,
+                unsynced,
+                running: Running::default(),
+            });
         }
         // A serializable transaction may have locked what this one changes. To end it needs the
         // mainline's freeze lock and a turn, so both are let go of before each attempt.
@@ -172,7 +190,7 @@ impl Views {
             }
         };
         let (orphans, turn) = mainline.retry_on_lock(attempt).flatten()?;
-        Ok(Committed { orphans, turn, unsynced: unsynced.take() })
+        Ok(Committed { orphans, turn, unsynced: unsynced.take(), running: Running::default() })
     }
 
     /// What a durable transaction has so far, files included, is on disk when this returns. Of

@@ -1,5 +1,7 @@
 //! What a cache of the file system is told.
 
+use std::any::Any;
+
 use super::ViewId;
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
@@ -13,6 +15,27 @@ pub enum Wait {
     /// Not for what cannot be written until a serializable transaction ends: the caller may be
     /// about to end that very one.
     ButForLocks,
+}
+
+/// Files that programs run from.
+#[derive(Default)]
+pub struct Running {
+    /// Which.
+    pub files: Vec<Ino>,
+    held: Vec<Box<dyn Any + Send>>,
+}
+
+impl Running {
+    /// These files. As long as `held` is not dropped no program begins to run from any other file
+    /// that was asked about.
+    pub fn new(files: Vec<Ino>, held: Box<dyn Any + Send>) -> Running {
+        Running { files, held: vec![held] }
+    }
+
+    pub(super) fn add(&mut self, other: Running) {
+        self.files.extend(other.files);
+        self.held.extend(other.held);
+    }
 }
 
 /// A cache of the file system that is told of changes: a kernel, behind an adapter.
@@ -41,6 +64,11 @@ pub trait Watcher: Send + Sync {
     ) -> std::result::Result<(), String> {
         let _ = (view, number, fs, at, path);
         Ok(())
+    }
+    /// Which of these files of a view programs run from, or have mapped to run.
+    fn running(&self, number: u16, files: &[Ino]) -> Running {
+        let _ = (number, files);
+        Running::default()
     }
     /// The file system answers nothing any more; see [`Views::go_down`].
     fn went_down(&self) {}

@@ -409,6 +409,8 @@ pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
         "Fs::getattr",
         "Fs::read",
         "Fs::read_into",
+        "Fs::read_for",
+        "Fs::read_into_for",
         "Fs::readlink",
         "Fs::seek",
         "Fs::listxattr",
@@ -461,12 +463,13 @@ pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
     if on.node.kind == FileKind::File {
         let data = on.node.now().data.clone();
         let (at, len) = w.place_in(data.len());
+        let hints = kvfs::ReadHints { keep_atime: len % 2 == 0 };
         let found = match w.random.one_in(2) {
-            true => fs.read(on.ino, at as u64, len as u32).map(Vec::from),
+            true => fs.read_for(on.ino, at as u64, len as u32, hints).map(Vec::from),
             false => {
                 // What was there before is not to be seen.
                 let mut room = vec![0xa5; len];
-                fs.read_into(on.ino, at as u64, &mut room).map(|length| {
+                fs.read_into_for(on.ino, at as u64, &mut room, hints).map(|length| {
                     room.truncate(length);
                     room
                 })

@@ -99,6 +99,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     let number = w.ok(w.views.number(&view))?;
     assert_eq!(w.ok(w.views.user(id))?, Some(USER_ID));
     assert_eq!(w.views.by_number(number).and_then(|fs| fs.user()), Some(USER_ID), "{}", w.what());
+    w.call(&["Fs::is_in_place"]);
+    assert!(w.views.by_number(number).is_some_and(|fs| !fs.is_in_place()), "{}", w.what());
     let since = w.committed.len();
     let open = Open {
         id,

@@ -1,0 +1,180 @@
+//! Programs that run from files which a commit or a rollback changes.
+//!
+//! The text of a program is pages of its file, which the kernel reads when they are needed. With
+//! the pages of another content a program that runs does not end well, so a kernel lets nobody
+//! write to a file while it is executed. It knows nothing of a commit. Hence, before a commit:
+//! files that it changes in place, that the kernel has in memory and that look like programs or
+//! libraries are asked about ([`Watcher::running`](super::Watcher::running)). One that runs gets
+//! another inode, which has the new content and all the names, as if it had been replaced by a
+//! rename: the one that runs loses its last name and stays what it was until the program ends.
+//! Nothing can be executed from such a file between the question and the end of the commit.
+//!
+//! A rollback changes all files at once, and says which program is in the way.
+
+use std::collections::{BTreeSet, HashSet};
+
+use kvdb::{Batch, Transaction, View};
+
+use super::watcher::Running;
+use super::{OpenView, Views};
+use crate::apply_commit::ChangeSet;
+use crate::attr::{FileKind, Ino, ReadHints};
+use crate::difference::{Side, joined};
+use crate::error::Result;
+use crate::fs::Fs;
+use crate::layout::{self, Attributes, Body, Layout};
+
+/// Pages or attributes that are moved in one batch.
+const STEP: usize = 16 << 10;
+
+impl Views {
+    /// Of the files that a transaction changes, those that programs run from.
+    pub(super) fn running_at_commit(
+        &self,
+        transaction: &Transaction,
+        changes: &ChangeSet,
+    ) -> Result<Running> {
+        let (mainline, layout) = (&self.shared.mainline, &self.shared.mainline.core.layout);
+        let mut view = None;
+        let mut may_run = Vec::new();
+        for &(ino, removed) in &changes.inodes {
+            if removed || !mainline.is_referenced(ino) {
+                continue;
+            }
+            let view: &View = match &view {
+                Some(view) => view,
+                None => view.insert(transaction.view()?),
+            };
+            let Some(after) = node(view, layout, ino)? else { continue };
+            if is_changed(mainline, ino, &after) && is_program(mainline, ino) {
+                may_run.push(ino);
+            }
+        }
+        Ok(self.ask_running(0, &may_run))
+    }
+
+    /// Fails where a program runs from a file that is another one, or none, in the state `to`.
+    pub(crate) fn check_running(&self, number: u16, fs: &Fs, to: &View) -> Result<()> {
+        let mut may_run = Vec::new();
+        let layout = Layout::of_state(to);
+        for ino in fs.referenced() {
+            let after = match &layout {
+                Some(layout) => node(to, layout, ino)?,
+                None => None,
+            };
+            if after.is_none_or(|after| is_changed(fs, ino, &after)) && is_program(fs, ino) {
+                may_run.push(ino);
+            }
+        }
+        let running = self.ask_running(number, &may_run).files;
+        let Some(&ino) = running.first() else { return Ok(()) };
+        let what = match path_of(&fs.core.scope.view()?, fs.core.layout, ino)? {
+            Some(path) => format!("`{}`", path.escape_ascii()),
+            None => format!("inode {ino}"),
+        };
+        Err(kvdb::Error::Invalid(format!(
+            "a program runs from {what}, which would change under it: end the program first"
+        ))
+        .into())
+    }
+
+    fn ask_running(&self, number: u16, files: &[Ino]) -> Running {
+        let mut all = Running::default();
+        if !files.is_empty() {
+            let watchers: Vec<_> =
+                self.shared.watchers.read().iter().filter_map(std::sync::Weak::upgrade).collect();
+            for watcher in watchers {
+                all.add(watcher.running(number, files));
+            }
+        }
+        all
+    }
+}
+
+/// Gives a file of a transaction another inode, with all that it has there.
+pub(super) fn replace(entry: &OpenView, transaction: &Transaction, ino: Ino) -> Result<()> {
+    let layout = entry.fs.core.layout;
+    let view = transaction.view()?;
+    let Some(value) = view.get(layout.imap, &layout::node_key(ino))? else { return Ok(()) };
+    let new = entry.fs.new_ino()?;
+    let names = Side::new(view.clone(), layout).names_of(&HashSet::from([ino]))?;
+    let mut batch = Batch::new();
+    let mut directories = BTreeSet::new();
+    for (parent, name, _) in &names {
+        let value = layout::encode_name(new, FileKind::File);
+        batch.put(layout.nmap, layout::name_key(*parent, name), value);
+        directories.insert(*parent);
+    }
+    // Their entries are others.
+    for dir in directories {
+        let Some(node) = view.get(layout.imap, &layout::node_key(dir))? else { continue };
+        let (attr, xattrs, content) = layout::decode_node(dir, &node)?;
+        let now = entry.fs.now();
+        let attr = Attributes { mtime: now, ctime: now, ..attr };
+        let node = layout::encode_node(&attr, xattrs.as_ref(), &content);
+        batch.put(layout.imap, layout::node_key(dir), node);
+    }
+    batch.put(layout.imap, layout::node_key(new), value);
+    batch.delete(layout.imap, layout::node_key(ino));
+    let before = view.beneath();
+    if let Some(node) = before.get(layout.imap, &layout::node_key(ino))? {
+        let (attr, xattrs, _) = layout::decode_node(ino, &node)?;
+        let external =
+            |value: &layout::XattrValue| matches!(value, layout::XattrValue::External(_));
+        let has_external = xattrs.as_ref().is_some_and(|all| all.values().any(external));
+        if matches!(attr.body, Body::Paged(1..)) || has_external {
+            batch.put(layout.imap, layout::orphan_key(ino), b"".as_slice());
+        }
+    }
+    transaction.apply_at_commit(batch)?;
+    let (xattrs, pages) = (layout::xattr_key(ino, b"\0"), layout::page_key(ino, 0));
+    let ranges = [
+        (layout.imap, &xattrs[..], layout::node_range(ino).1),
+        (layout.dmap, &pages[..], layout::pages_end(ino)),
+    ];
+    for (dict, start, end) in ranges {
+        let mut from = start.to_vec();
+        loop {
+            let some = view.scan_stored(dict, &from, &end, STEP)?;
+            let Some((last, _)) = some.last() else { break };
+            from = [&last[..], &[0]].concat();
+            let mut batch = Batch::new();
+            for (key, value) in some {
+                let Some((_, rest)) = key.split_first_chunk::<8>() else { continue };
+                batch.put_stored(dict, [&new.to_be_bytes()[..], rest].concat(), value);
+            }
+            transaction.apply_at_commit(batch)?;
+        }
+    }
+    Ok(())
+}
+
+fn node(view: &View, layout: &Layout, ino: Ino) -> Result<Option<Attributes>> {
+    let node = view.get(layout.imap, &layout::node_key(ino))?;
+    node.map(|node| Ok(layout::decode_node(ino, &node)?.0)).transpose()
+}
+
+/// Whether the content of a file may be another one in a state in which it is `after`.
+fn is_changed(fs: &Fs, ino: Ino, after: &Attributes) -> bool {
+    fs.getattr(ino).is_ok_and(|now| {
+        now.kind == FileKind::File && (now.mtime, now.size) != (after.mtime, after.size)
+    })
+}
+
+/// Whether a file looks like a program or a library.
+fn is_program(fs: &Fs, ino: Ino) -> bool {
+    let executable = fs
+        .getattr(ino)
+        .is_ok_and(|attr| attr.kind == FileKind::File && attr.perm & 0o111 != 0 && attr.size > 0);
+    let hints = ReadHints { keep_atime: true };
+    executable || fs.read_for(ino, 0, 4, hints).is_ok_and(|start| start[..] == *b"\x7fELF")
+}
+
+/// A path of a file, from the root.
+fn path_of(view: &View, layout: Layout, ino: Ino) -> Result<Option<Vec<u8>>> {
+    let side = Side::new(view.clone(), layout);
+    let names = side.names_of(&HashSet::from([ino]))?;
+    let Some((parent, name, _)) = names.first() else { return Ok(None) };
+    let ways = side.paths(&BTreeSet::from([*parent]))?;
+    Ok(ways.get(parent).map(|way| joined(way, name)))
+}
