@@ -6,8 +6,14 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
+#[path = "../../crates/kvfs-cli/src/beneath.rs"]
+mod beneath;
 #[path = "../../crates/kvfs-cli/src/daemons.rs"]
 mod daemons;
+#[path = "../../crates/kvfs-cli/src/descendants.rs"]
+mod descendants;
+#[path = "../../crates/kvfs-cli/src/destination.rs"]
+mod destination;
 #[path = "../../crates/kvfs-cli/src/device_profile.rs"]
 mod device_profile;
 #[path = "../../crates/kvfs-cli/src/failures.rs"]

@@ -124,7 +124,7 @@ fn what_has_expired_and_goes_with_a_range_has_expired() {
     let (served, mut c) = with_events_of(db, 4);
     let (mut a, mut other) = (subscriber(&served, "PSUBSCRIBE __keyevent*"), served.connect());
     c.expect(&[("DEBUG SET-ACTIVE-EXPIRE 0", "OK"), ("PSETEX k 1 v", "OK")]);
-    clock.advance(Duration::from_millis(1));
+    clock.advance(Duration::from_millis(2));
     assert_eq!(c.run("GET k"), "(nil)");
     told(&mut a, &mut other);
     c.run("DELRANGE - +");

@@ -112,7 +112,9 @@ pub fn means_a_store(target: &Path) -> bool {
 /// around, as cp and tar have it: where one is a store and the other is none, they cannot be
 /// mistaken.
 pub fn store_first(store: PathBuf, other: PathBuf) -> (PathBuf, PathBuf) {
-    match !means_a_store(&store) && means_a_store(&other) {
+    // What is not there may be a place to be made in a store.
+    let there = store.as_os_str() == "-" || store.symlink_metadata().is_ok();
+    match there && !means_a_store(&store) && means_a_store(&other) {
         true => (other, store),
         false => (store, other),
     }

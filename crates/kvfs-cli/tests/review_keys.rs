@@ -4,7 +4,6 @@
 mod asked;
 mod mounted;
 
-use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use asked::Asked;

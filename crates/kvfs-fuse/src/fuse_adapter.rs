@@ -475,7 +475,7 @@ impl Handler for FuseAdapter {
                 let mut shown = |entry: DirEntry<'_>| {
                     let attr = entry.attr.map(|attr| numbering.attr(with_space(attr, gathers)));
                     let DirEntry { ino, kind, name, cookie, .. } = entry;
-                    take(Listed { ino: numbering.shown(ino), kind, name, cookie, attr })
+                    take(Listed { ino: numbering.shown(ino, kind), kind, name, cookie, attr })
                 };
                 view.readdir(ino, cookie, attributes, &mut shown).map_err(errno)
             }

@@ -314,8 +314,10 @@ impl Watcher for KernelNotifier {
 
     fn running(&self, number: u16, files: &[Ino]) -> Running {
         let of_view = self.adapter.numbering(number);
-        let files: Vec<_> =
-            files.iter().map(|&ino| (ino, node_id::of(number, ino), of_view.shown(ino))).collect();
+        let files: Vec<_> = files
+            .iter()
+            .map(|&ino| (ino, node_id::of(number, ino), of_view.shown(ino, FileKind::File)))
+            .collect();
         self.program_files.running(&self.mount_root, files)
     }
 

@@ -52,21 +52,17 @@ pub(crate) struct Numbering {
 }
 
 impl Numbering {
-    /// What programs see as `st_ino` and `d_ino`.
-    pub fn shown(self, ino: Ino) -> u64 {
-        if self.in_place { ino } else { of(self.view, ino).0 }
+    /// What programs see as `st_ino` and `d_ino`. A directory has another number in each view: who
+    /// compares it with that of the mainline must not take the two for one, as `diff -r` does with
+    /// directories that are alike.
+    pub fn shown(self, ino: Ino, kind: FileKind) -> u64 {
+        if self.in_place && kind != FileKind::Dir { ino } else { of(self.view, ino).0 }
     }
 
-    /// The attributes of an inode as programs see them. A directory of a view in place has one
-    /// link: who compares it with that of the mainline, whose number it has, must not take the two
-    /// for one, as `diff -r` does with directories that are alike.
+    /// The attributes of an inode as programs see them.
     pub fn attr(self, attr: Attr) -> NodeAttr {
-        let directory = attr.kind == FileKind::Dir && attr.nlink > 0;
-        let nlink = if self.in_place && directory { 1 } else { attr.nlink };
-        NodeAttr {
-            node: of(self.view, attr.ino),
-            attr: Attr { ino: self.shown(attr.ino), nlink, ..attr },
-        }
+        let shown = self.shown(attr.ino, attr.kind);
+        NodeAttr { node: of(self.view, attr.ino), attr: Attr { ino: shown, ..attr } }
     }
 }
 

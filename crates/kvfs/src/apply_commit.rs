@@ -297,7 +297,7 @@ impl Fs {
             for (dict, start, end) in ranges {
                 let mut batch = Batch::new();
                 batch.delete_range(dict, start.to_vec(), end.to_vec());
-                transaction.apply(batch)?;
+                transaction.apply_at_commit(batch)?;
                 let mut from = start.to_vec();
                 loop {
                     let some = view.scan_stored(dict, &from, &end, PUT_BACK_AT_ONCE)?;
@@ -306,7 +306,7 @@ impl Fs {
                     let mut batch = Batch::new();
                     batch.put(imap, layout::orphan_key(ino), b"".as_slice());
                     some.into_iter().for_each(|(key, value)| batch.put_stored(dict, key, value));
-                    transaction.apply(batch)?;
+                    transaction.apply_at_commit(batch)?;
                     stored.insert(ino);
                 }
             }

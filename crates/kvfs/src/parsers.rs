@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::layout::{
     ImapKey, Super, decode_imap_key, decode_name, decode_name_key, decode_node, decode_page_key,
-    encode_name, encode_node, name_key, node_key, orphan_key, page_key, xattr_key,
+    encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key, xattr_key,
 };
 
 /// The node of an inode, extended attributes and small content included.

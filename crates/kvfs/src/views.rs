@@ -312,6 +312,10 @@ impl Views {
     /// Waits until what programs have written has arrived from the kernel. On an error the caller
     /// must not continue: it would miss a part of that.
     pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
+        if self.shared.mainline.core.options.read_only {
+            // Nobody can have written anything.
+            return Ok(());
+        }
         let watchers: Vec<_> =
             self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
         watchers

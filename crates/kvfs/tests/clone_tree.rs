@@ -437,7 +437,7 @@ fn links_among_several_places_of_one_state_are_links_among_the_copies() {
         let id = views.begin(TransactionOptions::default()).unwrap();
         let inside = ViewId::Transaction(id);
         let names: [&[u8]; 4] = [b"d", b"top", b"other", b"outside"];
-        names.iter().for_each(|name| drop(views.remove_tree(&inside, name).unwrap()));
+        names.iter().for_each(|name| _ = views.remove_tree(&inside, name).unwrap());
         let places: Vec<(&[u8], &[u8])> = names.iter().map(|name| (*name, *name)).collect();
         let snapshot = Earlier::Snapshot("before".into());
         views.clone_several_earlier(&inside, &snapshot, &places).unwrap();

@@ -335,7 +335,7 @@ fn directories_that_have_reserved_the_same_numbers_are_found_and_mended() {
     w.db.commit(batch, Durability::Buffered).unwrap();
     let found = kvfs::verify(&w.db).unwrap().findings;
     assert!(found.iter().any(|f| f.what.contains("has reserved numbers")), "{found:?}");
-    kvfs::repair(&w.db, &Simulated::new(3)).unwrap();
+    kvfs::repair(&w.db, &Simulated::new(3), kvfs::Losses::Keep).unwrap();
     is_clean(&w);
 
     w.crash();

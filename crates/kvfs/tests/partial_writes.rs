@@ -498,7 +498,7 @@ fn a_part_over_a_damaged_page_is_an_error_and_never_zeros() {
     // A repair says what was lost; what was written since stays.
     let copy = Arc::new(cold.device.current());
     let (db, _) = Kvdb::open(copy, cold.env.clone(), options(cold.memory)).expect("it opens");
-    let repaired = kvfs::repair(&db, &*cold.env).expect("repaired");
+    let repaired = kvfs::repair(&db, &*cold.env, kvfs::Losses::Accept).expect("repaired");
     assert_eq!(repaired.store.removed.len(), 1, "{repaired:?}");
     assert_eq!(kvfs::verify(&db).expect("checked").findings, []);
     let fs = Fs::open(db, cold.env.clone(), FsOptions::default()).expect("it opens");

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use zones::ZoneUse;
 
 use crate::Result;
-use crate::block::contiguous;
 use crate::filter::hash;
 use crate::index::entry::Entry;
 use crate::item::{Body, Item};
 use crate::merge::builder::follows_block;
 use crate::run::Run;
-use crate::value::{ExtentRef, Value};
+use crate::value::{ExtentRef, Value, contiguous};
 
 /// Checks `run` and all its values. Calls `fault` with a description of every fault, and `progress`
 /// with the number of data bytes after each read. Continues after a fault with the next subtree.

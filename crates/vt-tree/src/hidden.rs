@@ -16,8 +16,8 @@ use crate::source::Source;
 use crate::value::Value;
 
 /// The bytes of `older`, runs of one state, newest first, that the items of `newer` hide, memtables
-/// as of `at`. A large deleted range counts by the sums of index entries. At most `most` items are looked
-/// at; what the others hide is taken to be as much, item for item.
+/// as of `at`. A large deleted range counts by the sums of index entries. At most `most` items are
+/// looked at; what the others hide is taken to be as much, item for item.
 pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> Result<u64> {
     let all: u64 = older.iter().map(|run| run.stats().bytes).sum();
     let inputs: Vec<Input> = older.iter().cloned().map(Input::Run).collect();

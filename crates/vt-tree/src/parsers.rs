@@ -6,8 +6,8 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 
+use crate::block::Block;
 use crate::block::restart_interval::RestartInterval;
-use crate::block::{Block, contiguous};
 use crate::filter::{FALSE_POSITIVES, Filter, FilterBuilder};
 use crate::index::entry::Entry;
 use crate::index::frame::{FrameKind, FramePointer, open};
@@ -15,7 +15,7 @@ use crate::index::index_node::IndexNode;
 use crate::index::node::Node;
 use crate::item::Body;
 use crate::merge::builder::follows_block;
-use crate::value::{ExtentRef, Value};
+use crate::value::{ExtentRef, Value, contiguous};
 
 /// Parses the payload of a tuple block, and looks up keys of the block in it.
 pub fn tuple_block(data: &[u8]) {

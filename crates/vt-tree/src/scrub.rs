@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Error;
-use crate::block::{Block, contiguous};
+use crate::block::Block;
 use crate::filter::Filter;
 use crate::index::entry::Entry;
 use crate::index::frame::FrameKind;
@@ -23,7 +23,7 @@ use crate::input::KeyRange;
 use crate::item::Body;
 use crate::key::successor;
 use crate::run::Run;
-use crate::value::{ExtentRef, Value};
+use crate::value::{ExtentRef, Value, contiguous};
 
 /// The most bytes of neighbouring values that are read at once.
 const SPAN: u64 = 1 << 20;

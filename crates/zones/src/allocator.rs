@@ -11,8 +11,8 @@
 //! - free and *fresh*: preallocated, never written;
 //! - free and *unknown*: it was free when the store was opened, or was in use at its close, and the
 //!   host may or may not have allocated all of its space;
-//! - free and *punched*: given back to the host. A store that was closed has given back all that was
-//!   free then.
+//! - free and *punched*: given back to the host. A store that was closed has given back all that
+//!   was free then.
 //!
 //! Written and fresh zones are *backed*: writes to them do not fail for lack of space. The reserve
 //! is a number of backed free zones that user data must leave.

@@ -217,8 +217,9 @@ fn latency(views: &Views) -> Outcome {
         })?;
         times.of("clone", || views.clone_snapshot("b", "branch"))?;
         change_ten(fs, &dirs, &mut noise)?;
-        let found =
-            times.of("difference of 10 files", || views.difference_of_snapshots("b", None))?;
+        let found = times.of("difference of 10 files", || {
+            views.difference_of_snapshots("b", None, Default::default())
+        })?;
         if found.is_empty() || found.len() > 10 {
             return Err(format!("round {round}: {} differences found", found.len()).into());
         }

@@ -327,6 +327,7 @@ impl VersionSet {
             cache: self.cache.clone(),
             version: PinnedVersion { version: Arc::new(version), _pin: pin },
             write_set: None,
+            of_transaction: false,
         })
     }
 
@@ -360,6 +361,7 @@ impl VersionSet {
                     cache: self.cache.clone(),
                     version: PinnedVersion { version, _pin: pin },
                     write_set: None,
+                    of_transaction: false,
                 };
             }
             // One of these is becoming visible right now.

@@ -23,6 +23,8 @@ pub struct View {
     pub(crate) at: Seq,
     /// What a transaction has written lies above all that.
     pub(crate) write_set: Option<Arc<WriteSet>>,
+    /// It is a transaction's, with what that has written or without it.
+    pub(crate) of_transaction: bool,
 }
 
 /// A value where it is stored, which stays there for as long as this is held: to be put under
@@ -60,7 +62,7 @@ const SCAN_AHEAD: usize = 4 << 20;
 impl View {
     /// This view with what a transaction has written above it.
     pub(crate) fn with(self, write_set: WriteSet) -> View {
-        View { write_set: Some(Arc::new(write_set)), ..self }
+        View { write_set: Some(Arc::new(write_set)), of_transaction: true, ..self }
     }
 
     /// The state that a transaction's own changes lie above here, without them; any other view is
@@ -72,9 +74,9 @@ impl View {
     /// What it sees of a dictionary below what a transaction has written. That may have written to
     /// one that was made after the state that it reads; otherwise the dictionary must be there.
     fn tree(&self, dict: DictionaryId) -> Result<Option<&Tree>> {
-        match &self.write_set {
-            Some(_) => Ok(self.version.trees.get(&dict).map(|tree| &**tree)),
-            None => self.version.tree(dict).map(|tree| Some(&**tree)),
+        match self.of_transaction {
+            true => Ok(self.version.trees.get(&dict).map(|tree| &**tree)),
+            false => self.version.tree(dict).map(|tree| Some(&**tree)),
         }
     }
 

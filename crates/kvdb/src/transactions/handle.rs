@@ -223,7 +223,7 @@ impl Transaction {
     /// steps see one state of them. Under snapshot isolation this is `earlier` itself.
     pub fn renew(&self, earlier: &View) -> Result<View> {
         let base = self.base()?;
-        Ok(View { write_set: earlier.write_set.clone(), ..base })
+        Ok(View { write_set: earlier.write_set.clone(), of_transaction: true, ..base })
     }
 
     /// What it reads below its own changes.

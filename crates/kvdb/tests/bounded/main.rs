@@ -2,9 +2,9 @@
 //! the store's memory, each with the most that the heap held while it ran. An operation that the
 //! tables do not name fails the test.
 //!
-//! By default the step of durable transactions alone is run. `KVFS_ONLY=change_back` runs those that
-//! have an operation of that name, `KVFS_ONLY=` all of them, and `KVFS_BOUNDED=8` with eight times
-//! the data and the same bound.
+//! By default the step of durable transactions alone is run. `KVFS_ONLY=change_back` runs those
+//! that have an operation of that name, `KVFS_ONLY=` all of them, and `KVFS_BOUNDED=8` with eight
+//! times the data and the same bound.
 
 #[path = "../everything/coverage.rs"]
 mod coverage;
@@ -177,6 +177,9 @@ const OF_ONE: &[&str] = &[
     "Transaction::checks_conflicts",
     "Transaction::is_durable",
     "Transaction::is_undoable",
+    "Transaction::is_in_place",
+    "Transaction::check_conflicts_in",
+    "Transaction::revision",
     "Transaction::takes_bulk",
     "Transaction::user",
     "Transaction::past_its_locks",

@@ -10,8 +10,16 @@ use kvdb::{
 use crate::{Step, World, key, large, options, small, within_limits};
 
 pub const STEPS: &[Step] = &[
-    (&["Kvdb::begin", "Transaction::put", "Transaction::commit"], put),
-    (&["Transaction::delete_range", "Transaction::apply", "Transaction::abort"], delete_range),
+    (&["Kvdb::begin", "Transaction::put", "Transaction::commit", "Transaction::commit_with"], put),
+    (
+        &[
+            "Transaction::delete_range",
+            "Transaction::apply",
+            "Transaction::apply_at_commit",
+            "Transaction::abort",
+        ],
+        delete_range,
+    ),
     (&["Transaction::update", "Transaction::delete"], change_each),
     (&["Kvdb::begin_with", "Transaction::sync"], durable),
     (&["Kvdb::recover_path"], restored),

@@ -27,6 +27,9 @@ pub struct Open {
     /// It has lived through a restart: what it compares is values.
     restored: bool,
     checks: bool,
+    /// Where it looks for none, it looks for them in this dictionary of the main branch all the
+    /// same.
+    alone: Option<String>,
 }
 
 impl Open {
@@ -63,6 +66,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     let durable = w.random.one_in(3);
     let checks = !w.random.one_in(5);
     let plain = checks && !durable && w.random.one_in(2);
+    let in_place = !plain && w.random.one_in(4);
     let t = if plain {
         w.call("Kvdb::begin");
         w.ok(w.db.begin(Isolation::Snapshot))?
@@ -77,6 +81,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
             label,
             undoable: w.random.one_in(3),
             user: Some(1000),
+            in_place,
             ..Default::default()
         };
         let Some(t) = w.unless_full(w.db.begin_with(options))? else { return Ok(()) };
@@ -89,6 +94,15 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         (checks, durable, Isolation::Snapshot)
     );
     w.call("Transaction::isolation");
+    w.call("Transaction::is_in_place");
+    assert_eq!(t.is_in_place(), in_place);
+    let dictionaries = w.history.newest().branches.get("").map(|branch| branch.keys());
+    let alone = dictionaries.and_then(|mut names| names.next()).filter(|_| !checks).cloned();
+    let alone = alone.filter(|_| w.random.one_in(2));
+    if let Some(dict) = alone.as_ref().and_then(|name| w.db.dictionary(name)) {
+        w.call("Transaction::check_conflicts_in");
+        t.check_conflicts_in(&[dict]);
+    }
     if durable {
         // It began with a commit that is on disk.
         w.history.certain();
@@ -111,6 +125,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         durable,
         restored: false,
         checks,
+        alone,
     };
     w.open.push(open);
     Ok(())
@@ -507,8 +522,14 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     };
     // One that changes nothing has read what was there when it began, all at once.
     let reads = open.changes.iter().any(Change::is_any) && meets(w, &open, &open.reads);
-    let touched = open.checks && meets(w, &open, &open.changes) || reads;
-    let unclear = w.rolled_back_since(open.since) || open.restored;
+    let alone = |change: &&Change| {
+        change.branch.is_empty() && open.alone.as_ref().is_some_and(|dict| *dict == change.dict)
+    };
+    let looked: Vec<Change> =
+        open.changes.iter().filter(|c| open.checks || alone(c)).cloned().collect();
+    let touched = meets(w, &open, &looked) || reads;
+    let again = open.alone.as_ref().is_some_and(|dict| w.made_since("", dict, open.since));
+    let unclear = w.rolled_back_since(open.since) || open.restored || again;
     match outcome {
         Ok(()) => {
             if touched && !unclear {

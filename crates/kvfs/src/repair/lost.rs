@@ -1,6 +1,8 @@
 //! What could not be read and is gone: which pages of files it were, as far as that is known, and
 //! the list of it that the store keeps.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use kvdb::ScrubFault;
 
@@ -13,7 +15,7 @@ use crate::losses::{Loss, Pages};
 use crate::reservation::INO_LIMIT;
 
 /// Pages that are marked at most: where more are lost, the rest is listed and reads as zeros.
-const MOST_PAGES: u64 = 1 << 20;
+const MOST_PAGES: usize = 1 << 20;
 /// Entries of the list that one repair adds at most.
 const MOST_NOTED: usize = 10_000;
 
@@ -26,7 +28,8 @@ impl Mend<'_> {
         }
         let content: Bytes = Bytes::from_static(&layout::LOST_PAGE);
         let mut number = self.first_free()?;
-        let mut marked = 0;
+        // Runs above each other may have lost the same page.
+        let mut marked = HashSet::new();
         for (n, fault) in removed.iter().enumerate() {
             let Some(keys) = &fault.keys else { continue };
             let (start, end) = (&keys.start[..], &keys.end[..]);
@@ -37,10 +40,12 @@ impl Mend<'_> {
                         let key = layout::page_key(ino, block);
                         // Another run may have it.
                         let there = self.view.get(self.layout.dmap, &key);
-                        if marked == MOST_PAGES || there?.is_some() {
+                        if marked.len() == MOST_PAGES
+                            || there?.is_some()
+                            || !marked.insert((ino, block))
+                        {
                             continue;
                         }
-                        marked += 1;
                         self.batch.put(self.layout.dmap, key.to_vec(), content.clone());
                         if let Some(seen) = self.inodes.get_mut(&ino) {
                             seen.pages += 1;

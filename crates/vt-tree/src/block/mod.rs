@@ -24,8 +24,6 @@ pub(crate) mod sparse_index;
 #[cfg(test)]
 mod tests;
 
-use crate::value::ExtentRef;
-
 pub use builder::BlockBuilder;
 pub use reader::Block;
 
@@ -63,9 +61,3 @@ const PACKED_FOLLOWS: u8 = 7;
 
 /// Flag in the number of restart points.
 const HAS_EXTENT_RUNS: u32 = 1 << 31;
-
-/// `true` if reading `b` directly after `a` needs no seek: `b` begins where `a` ends, up to
-/// alignment.
-pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
-    b.addr >= a.end() && b.addr - a.end() < zones::SECTOR
-}

@@ -3,8 +3,7 @@ use zones::varint;
 
 use super::*;
 use crate::item::{Body, Item, Seq};
-use crate::value::Compression;
-use crate::value::Value;
+use crate::value::{Compression, ExtentRef, Value};
 
 fn sample() -> Vec<Item> {
     (0..200u64)

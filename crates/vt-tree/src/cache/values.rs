@@ -7,11 +7,10 @@ use bytes::Bytes;
 use zones::{Purpose, Reading, crc32c};
 
 use super::{BlockCache, ReadMode, room, value_waited};
-use crate::block::contiguous;
 use crate::item::Lookup;
 use crate::update::Update;
 use crate::value::compression::unpack_value;
-use crate::value::{ExtentRef, Value};
+use crate::value::{ExtentRef, Value, contiguous};
 use crate::{Error, Result};
 
 /// The longest single read of contiguous extents, bytes.

@@ -11,8 +11,6 @@ pub use compression::{Compression, Packer};
 pub(crate) use placing::place_stored;
 pub use placing::{place_packed, place_value};
 
-use crate::block::contiguous;
-
 /// A reference to a large value on the device, which is written once and raw; merges move the
 /// reference and not the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,4 +144,10 @@ impl ValueRef<'_> {
             ValueRef::Extent(e) => e.len as usize,
         }
     }
+}
+
+/// `true` if reading `b` directly after `a` needs no seek: `b` begins where `a` ends, up to
+/// alignment.
+pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
+    b.addr >= a.end() && b.addr - a.end() < zones::SECTOR
 }

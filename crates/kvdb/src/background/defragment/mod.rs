@@ -366,26 +366,24 @@ impl Defragmenter {
         }
     }
 
-    /// One round on the spot, for a store that has run short; `false`: nothing was to be gained, or
-    /// hardly anything was. The caller merges alone.
+    /// One round on the spot, for a store that has run short, where any gain counts; `false`: there
+    /// was none. The caller merges alone.
     pub(crate) fn empty_zones(&self) -> Result<bool> {
-        const FULLEST: u64 = 87;
         let job = Job::current();
-        let before = self.zones.io().written_by(job);
-        let victims = self.victims(self.round_size(), FULLEST)?;
+        let victims = self.victims(self.round_size(), 87)?;
         if victims.zones.is_empty() {
             return Ok(false);
         }
         let mut part = self.compactor.part_size();
         loop {
+            let before = self.zones.io().written_by(job);
             match self
                 .evacuate(&victims, part, OtherMerges::Excluded, &mut |_| !self.signals.stopping())
             {
                 Ok(_) => {
                     let written = self.zones.io().written_by(job).saturating_sub(before);
                     let emptied = self.emptied(&victims.zones) * ZONE_SIZE;
-                    let worth_it = was_worth_it(written, emptied, FULLEST);
-                    return Ok(worth_it && !self.signals.stopping());
+                    return Ok(emptied > written && !self.signals.stopping());
                 }
                 Err(Error::NoSpace) if part > SMALLEST => part /= 4,
                 Err(e) => return Err(e),

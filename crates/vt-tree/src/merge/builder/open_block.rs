@@ -6,12 +6,12 @@ use zones::ZoneUse;
 use super::gap::is_gap;
 use super::{BLOCK_SIZE, RunBuilder, encoded, place_frame};
 use crate::Result;
-use crate::block::{BlockBuilder, contiguous};
+use crate::block::BlockBuilder;
 use crate::filter::hash;
 use crate::index::entry::Entry;
 use crate::index::frame::FrameKind;
 use crate::item::{BodyRef, Seq};
-use crate::value::{ExtentRef, ValueRef};
+use crate::value::{ExtentRef, ValueRef, contiguous};
 
 /// Sums over the open tuple block.
 #[derive(Default)]
