@@ -420,11 +420,4 @@ fn of_keys_that_one_transaction_fills_the_first_one_is_taken() {
             other.expect(&[("DEL a b", "(integer) 2")]);
         }
     }
-    // What was filled and emptied before counts no more.
-    let mut waits = waiting(&served, &mut other, "BLPOP a b 0", 1);
-    other.expect(&[("MULTI", "OK"), ("RPUSH a x", "QUEUED"), ("DEL a", "QUEUED")]);
-    other.expect(&[("EXEC", "[(integer) 1 (integer) 1]")]);
-    other.expect(&[("MULTI", "OK"), ("RPUSH b y", "QUEUED"), ("RPUSH a z", "QUEUED")]);
-    other.run("EXEC");
-    assert_eq!(reply(&mut waits), "[\"b\" \"y\"]");
 }

@@ -75,7 +75,7 @@ macro_rules! entry {
 
 /// The reply of a command, which changes the model.
 fn apply(model: &mut Model, words: &[String], now: u64) -> String {
-    model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at > now));
+    model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at >= now));
     let reply = apply_alive(model, words, now);
     // A collection without elements is none.
     model.retain(|_, (value, _)| !value.is_empty());
@@ -527,7 +527,7 @@ impl World {
     fn restore(&mut self, r: &mut Random) {
         let [from, to] = [r.below(8), r.below(8)].map(|n| format!("k{n}"));
         let (now, ms) = (self.now(), r.below(3) * 20);
-        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at > now));
+        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at >= now));
         let dumped = self.client.call(&[b"DUMP", from.as_bytes()]).expect("a reply");
         let (payload, value) = match (&dumped, self.model.get(&from)) {
             (Reply::Null, None) => return,
@@ -562,7 +562,7 @@ impl World {
         let reviewed = r.one_in(2);
         while reviewed && self.say("DEBUG SWEEP") != "(integer) 0" {}
         let now = self.now();
-        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at > now));
+        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at >= now));
         let isolation = if r.one_in(2) { "SI" } else { "SER" };
         let id = self.say(&format!("TXN BEGIN {isolation}"));
         let id = id.trim_start_matches("(integer) ").to_string();
@@ -610,7 +610,7 @@ impl World {
         while self.say("DEBUG SWEEP") != "(integer) 0" {}
         assert_eq!(self.say("SNAPSHOT CREATE s"), "OK");
         let then = self.now();
-        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at > then));
+        self.model.retain(|_, (_, deadline)| deadline.is_none_or(|at| at >= then));
         let before = self.model.clone();
         for _ in 0..r.below(10) {
             self.both(&command(r));

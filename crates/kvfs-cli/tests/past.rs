@@ -234,7 +234,13 @@ fn a_history_names_states_and_what_has_changed() {
     assert_eq!(json["now"]["files"][0]["change"], "removed");
     succeeds(&mut p.umount());
     let unmounted = lines(&succeeds(kvfs(&["history", "--changes"]).arg(p.store())));
-    assert_eq!(unmounted[2..], said[2..]);
+    // But for what a snapshot alone holds, which grows as what came after it is committed.
+    let but_size = |line: &String| {
+        let words: Vec<_> = line.split(' ').collect();
+        (words[..2].join(" "), words[4..].join(" "))
+    };
+    let all = |lines: &[String]| lines.iter().map(but_size).collect::<Vec<_>>();
+    assert_eq!(all(&unmounted[2..]), all(&said[2..]));
     fails(3, kvfs(&["history"]).arg(p.dir.path().join("nowhere")));
     fails(2, kvfs(&["history"]).arg(p.store()).args(["-n", "many"]));
 }

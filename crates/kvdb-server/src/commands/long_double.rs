@@ -53,7 +53,7 @@ impl Whole {
         (0..power % 9).for_each(|_| self.scale(10, 0));
     }
     fn shift_left(&mut self, by: u32) {
-        if by % 32 > 0 {
+        if !by.is_multiple_of(32) {
             self.scale(1 << (by % 32), 0);
         }
         if !self.0.is_empty() {

@@ -92,12 +92,13 @@ fn zones_of_groups(groups: usize, snapshots: &[State], live: &Version) -> Vec<u6
     held
 }
 
+/// A state that has a run: its branch, its number, and its group, if it is of one.
+type Owner<'a> = (&'a str, u64, Option<usize>);
+
 /// For snapshots of groups about the bytes of runs that the next state of the branch has as well,
 /// and hides: no older state has these runs, nor another branch.
 fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) -> Vec<(usize, u64)> {
-    // Of each run the branch and the number of the oldest state that has it, without those of the
-    // group that is asked about; another branch is as old as can be.
-    let mut owners: HashMap<*const Run, Vec<(&str, u64, Option<usize>)>> = HashMap::new();
+    let mut owners: HashMap<*const Run, Vec<Owner<'_>>> = HashMap::new();
     for state in snapshots {
         for run in state.runs() {
             let of_run = owners.entry(Arc::as_ptr(run)).or_default();

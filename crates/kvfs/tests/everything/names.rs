@@ -389,8 +389,14 @@ pub fn clone_earlier(w: &mut World, site: &Site) -> Result<(), Dead> {
     let (view, views) = (w.view_of(site), w.views.clone());
     let (path, to) = (then.path(from).expect("named"), tree.path(at.0).expect("named"));
     let to = [&to[..], b"/", &at.1].concat();
-    w.call(&["Views::clone_earlier"]);
     let earlier = Earlier::Snapshot(name);
+    if w.random.one_in(2) {
+        w.call(&["Views::clone_several_earlier"]);
+        let places: [(&[u8], &[u8]); 1] = [(&path, &to)];
+        let clone = |_: &_| views.clone_several_earlier(&view, &earlier, &places);
+        return w.act(site, what, effect, clone).map(drop);
+    }
+    w.call(&["Views::clone_earlier"]);
     w.act(site, what, effect, |_| views.clone_earlier(&view, &earlier, &path, &to)).map(drop)
 }
 

@@ -166,6 +166,11 @@ pub fn sync(w: &mut World, site: &Site) -> Result<(), Dead> {
                 Ok(report) => assert!(report.is_clean(), "{}: {:?}", w.what(), report.findings),
                 Err(e) => return w.judge(site, e, "verify", &[]),
             }
+            w.call(&["Fs::losses"]);
+            match w.fs(site)?.losses() {
+                Ok(losses) => assert_eq!(losses, [], "{}", w.what()),
+                Err(e) => return w.judge(site, e, "losses", &[]),
+            }
             w.settle(&branch);
             w.history.certain();
         }
