@@ -18,7 +18,7 @@ const FREE: usize = PIECE;
 /// A queue of bytes.
 pub struct Backlog {
     pieces: VecDeque<Vec<u8>>,
-    /// What of the first piece is gone.
+    /// How much of the first piece is gone, bytes.
     gone: usize,
     len: usize,
     /// Pieces at most.
@@ -58,7 +58,7 @@ impl Backlog {
         taken
     }
 
-    /// Whether a byte more would be taken.
+    /// Returns whether a byte more would be taken.
     pub fn has_room(&mut self) -> bool {
         let full = self.pieces.back().is_none_or(|piece| piece.len() == piece.capacity());
         !full || self.add_piece().is_some()

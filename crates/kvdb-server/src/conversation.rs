@@ -183,7 +183,7 @@ impl Conversation {
     pub fn deadline(&self) -> Option<Instant> {
         self.out.deadline()
     }
-    /// Whether the client is still waited for. `false`: the conversation is over.
+    /// Returns whether the client is still waited for. `false`: the conversation is over.
     pub fn is_patient(&self) -> bool {
         self.out.check().inspect_err(|error| self.say(error)).is_ok()
     }

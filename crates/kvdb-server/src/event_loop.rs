@@ -526,7 +526,7 @@ impl EventLoop {
     }
 }
 
-/// What the system is to say of a connection.
+/// The events of a connection that the system is asked for.
 fn wanted_events(out: bool) -> epoll::EventFlags {
     let mut events = epoll::EventFlags::IN;
     events.set(epoll::EventFlags::OUT, out);

@@ -96,7 +96,7 @@ impl Seals {
         Ok(Some(Confined(None)))
     }
 
-    /// Whether a client may write in this transaction.
+    /// Returns whether a client may write in this transaction.
     pub fn allow(&self, confined: Confined, id: TransactionId) -> bool {
         let all = self.all.lock();
         let seal = confined.0.and_then(|connection| all.get(&connection));

@@ -46,7 +46,7 @@ struct Queues {
     filled: u64,
 }
 
-/// Those that wait for a key.
+/// The connections that wait for a key.
 #[derive(Default)]
 struct Queue {
     connections: VecDeque<Arc<Connection>>,

@@ -107,7 +107,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The names of a directory behind a position of a listing, which is not one of the first.
+    /// The names of a directory after a position of a listing, which is not one of the first.
     /// `true`: it has come to the end.
     fn list_names(
         &self,
@@ -151,7 +151,7 @@ impl Fs {
                 }
             }
         }
-        // Names that were added since are behind the cursor's opening, or known by now.
+        // Names that were added since came after the cursor's opening, or are known by now.
         let added = self.core.listings.has_added(ino, listing);
         let mut next = || -> Result<Option<(Tuple, u64)>> {
             loop {

@@ -63,7 +63,7 @@ impl Whole {
     fn bit(&self, at: u32) -> bool {
         self.0.get((at / 32) as usize).is_some_and(|digit| digit >> (at % 32) & 1 == 1)
     }
-    /// Whether a bit below this one is set.
+    /// Returns whether a bit below this one is set.
     fn any_below(&self, at: u32) -> bool {
         let whole = (at / 32) as usize;
         let part = self.0.get(whole).copied().unwrap_or(0) & ((1u32 << (at % 32)) - 1);

@@ -68,7 +68,7 @@ const SEALED: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
      and whoever started it decides about its end",
 ));
 
-/// Whether the command may be run here.
+/// Checks that the command may be run here.
 pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
     let Some(confined) = s.confined else { return Ok(()) };
     let allowed = |id: TransactionId| s.shared.seals.allow(confined, id);

@@ -51,7 +51,7 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             return Ok(());
         }
         (c, 3..=5) if is(c, "files") => {
-            // A snapshot of that name is named with the option behind it.
+            // A snapshot of that name is named with the option after it.
             let last = args.len() - 1;
             let collapsed = last > 2 && is(args.at(last), "collapsed");
             if last > 3 + usize::from(collapsed) {

@@ -50,7 +50,7 @@ pub(crate) struct Compaction {
     pub number: u64,
     /// It is in no hurry.
     pub may_wait: bool,
-    /// What it writes counts for this.
+    /// The job that its writes count for.
     pub job: Job,
     /// The youngest level that it takes runs from.
     from: AtomicUsize,

@@ -149,7 +149,7 @@ impl CompactionPlan {
         self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
     }
 
-    /// What it is done for.
+    /// The job that it is done for.
     pub(crate) fn job(&self) -> Job {
         match self {
             _ if self.gathers => Job::Gathering,

@@ -205,7 +205,7 @@ impl Kvdb {
         self.db.0.feed.since(since, most)
     }
 
-    /// Waits until there are commits behind a position, or it is not kept any more, as when the
+    /// Waits until there are commits after a position, or it is not kept any more, as when the
     /// store is closed; `false`: it was waited for so long.
     pub fn wait_for_commits(&self, since: CommitPosition, at_most: Duration) -> bool {
         self.db.0.feed.wait(since, at_most)

@@ -192,7 +192,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// What is left of the zone that it fills, from one address to another.
+    /// The rest of the zone that it fills, from one address to another.
     pub(crate) fn unused(&self) -> Option<(u64, u64)> {
         let zone = self.root.zones.last()?;
         (self.offset < ZONE_SIZE).then(|| (zone.start() + self.offset, zone.end()))

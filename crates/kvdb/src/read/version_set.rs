@@ -44,7 +44,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// Whether edits of this kind keep the order for that reason.
+    /// Returns whether edits of this kind keep the order for that reason.
     fn allows(&self, edit: &Edit) -> bool {
         use Edit::{AddRun, DropRun, DropSegments, JournalStart, Options, Segment, Streams};
         match self {

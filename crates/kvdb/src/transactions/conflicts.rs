@@ -274,7 +274,7 @@ fn changed_since(
     Ok(flow)
 }
 
-/// Whether a dictionary is the log of a durable transaction, which belongs to that one alone.
+/// A dictionary that is the log of a durable transaction belongs to that one alone.
 fn is_log(now: &View, dict: DictionaryId) -> bool {
     now.version.trees.get(&dict).is_some_and(|tree| tree.info.branch == durable::BRANCH)
 }
@@ -378,7 +378,7 @@ pub(super) fn reconcile(
     Ok(joined.with)
 }
 
-/// What becomes of a key that `write_set` and others have changed.
+/// Decides what becomes of a key that `write_set` and others have changed.
 fn join(
     registry: &Transactions,
     routine: &dyn MergeRoutine,

@@ -52,7 +52,7 @@ pub struct Transaction {
     _last: Arc<Last>,
 }
 
-/// Whether a change makes another state of a transaction for those who look at it.
+/// Says if a change makes another state of a transaction for those who look at it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Yes,

@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What the store is told that it may take.
+/// The memory that the store is told to take, bytes.
 const MEMORY: usize = 1 << 20;
 /// What an operation may take beside that, however much it works on: buffers of the devices, a
 /// record of the journal, values that are being read or written, index nodes on the way to a key.
@@ -54,7 +54,7 @@ const BESIDE: usize = 15 << 20;
 const SMALL: u64 = 300_000;
 const LARGE: u64 = 100;
 
-/// What operations work on.
+/// The store that operations work on.
 pub struct World {
     pub db: Kvdb,
     pub directory: tempfile::TempDir,

@@ -392,8 +392,8 @@ impl Defragmenter {
     }
 }
 
-/// Whether a round that wrote so many bytes and has emptied zones of so many was worth it: it has
-/// gained a quarter of what emptying the fullest zones that it may take would have gained.
+/// Returns whether a round that wrote so many bytes and emptied zones of so many was worth it: it
+/// has gained a quarter of what emptying the fullest zones that it may take would have gained.
 fn was_worth_it(written: u64, emptied: u64, fullest_percent: u64) -> bool {
     let gained = u128::from(emptied.saturating_sub(written));
     let full = u128::from(fullest_percent.max(1));
