@@ -46,9 +46,8 @@ impl Recycling<'_> {
         let commits = self.commits;
         let mut writer = commits.writer.lock();
         writer.arrived(self.reused.len());
-        let pins = self.reused.into_iter().map(|old| old.pin);
-        let owned = self.segments.into_iter().zip(pins);
-        let owned = owned.map(|(segment, pin)| Owned::settled(segment, pin)).collect();
+        let owned = self.segments.into_iter().zip(self.reused);
+        let owned = owned.map(|(segment, old)| Owned { segment, ..old }).collect();
         commits.give_to(&mut writer, owned)?;
         commits.counters.journal_device.set(writer.bytes());
         Ok(())

@@ -176,6 +176,7 @@ impl Writer {
         let start = current.segment.zone.start();
         self.zones.write(Purpose::Journal, start + self.offset, chunk)?;
         self.offset += chunk.len() as u64;
+        current.settled = current.settled.max(self.offset);
         if self.settle && current.settled <= self.offset && self.offset < SEGMENT_SIZE {
             let to = (self.offset + SETTLE).min(SEGMENT_SIZE);
             let zeros = vec![0; (to - self.offset) as usize];

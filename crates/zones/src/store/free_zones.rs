@@ -299,7 +299,7 @@ impl Zones {
         }
     }
 
-    /// Allocates the reserve of a new store.
+    /// Allocates the reserve of a store that has none: a new one, or one that was closed.
     pub(super) fn fill_reserve(&self) -> Result<()> {
         let _growing = self.growing.lock();
         loop {

@@ -293,8 +293,20 @@ impl Zones {
         }
     }
 
+    /// Before [`Zones::start`], of a store that was closed: asks the host for the whole of a pinned
+    /// zone again, whose content stays. Returns `false` if the host has no space for it; then it is
+    /// asked once more when the zone is free.
+    pub fn allocate_again(&self, zone: ZoneId) -> bool {
+        let allocated = self.device.allocate(zone.start(), ZONE_SIZE).is_ok();
+        if !allocated {
+            self.was_given_back([zone]);
+        }
+        allocated
+    }
+
     /// Frees all zones that are not pinned, and allows allocation. Recovery calls it after it has
-    /// pinned all data that is alive.
+    /// pinned all data that is alive. Of a store that was closed the host gets asked for the
+    /// reserve again.
     pub fn start(&self) {
         self.allocator.start();
         let given_back = self.allocator.lock().given_back;
@@ -305,6 +317,10 @@ impl Zones {
             if self.device.allocate(addr, zone.end() - addr).is_err() {
                 self.allocator.lock().close_stream(zone);
             }
+        }
+        if given_back {
+            // On a full host it is asked for again when it is needed.
+            _ = self.fill_reserve();
         }
     }
 

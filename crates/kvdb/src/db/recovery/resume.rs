@@ -28,12 +28,13 @@ pub(super) fn resume(
         zones.resume(*purpose, *addr);
     }
     if state.closed {
-        let journal = segments.iter().map(|(segment, _)| segment.zone);
-        zones.was_given_back(journal.chain(loaded.root.zones.iter().copied()));
+        zones.was_given_back(loaded.root.zones.iter().copied());
     }
-    zones.start();
+    let segments =
+        segments.into_iter().map(|(segment, pin)| again(zones, segment, pin, state.closed));
     let Divided { mut edits, old, fresh } =
-        divide(segments, &journal.used, state.next_segment, state.closed, &**env);
+        divide(segments.collect(), &journal.used, state.next_segment, &**env);
+    zones.start();
     // A rollback is on disk before the journal's end, which it made void, need be: numbers that
     // were lost are given again.
     let last = next_seq - 1;
@@ -64,6 +65,17 @@ pub(super) fn resume(
     Ok((manifest, writer))
 }
 
+/// A segment as it is when the store is opened. Of a store that was closed the host has got the
+/// space back, and is asked for it again: what lies in the segment stays.
+fn again(zones: &Zones, segment: Segment, pin: ZonePin, closed: bool) -> Owned {
+    if closed {
+        let reusable = zones.allocate_again(segment.zone);
+        Owned { reusable, ..Owned::new(segment, pin) }
+    } else {
+        Owned::settled(segment, pin)
+    }
+}
+
 /// The journal's segments after a crash.
 struct Divided {
     edits: Vec<Edit>,
@@ -75,28 +87,23 @@ struct Divided {
 
 /// Segments that hold part of the stream stay as they are, their ends noted; the others begin a new
 /// life, numbered from `number` on, since what a crash left in them could be taken for part of what
-/// follows. Of a store that was closed the host has got their space back, so it takes others.
-fn divide(
-    segments: Vec<(Segment, ZonePin)>,
-    used: &[Segment],
-    mut number: u64,
-    closed: bool,
-    env: &dyn Env,
-) -> Divided {
+/// follows.
+fn divide(segments: Vec<Owned>, used: &[Segment], mut number: u64, env: &dyn Env) -> Divided {
     let (mut edits, mut old, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
-    for (segment, pin) in segments {
+    for owned in segments {
+        let segment = owned.segment;
         if let Some(&segment) = used.iter().find(|s| s.number == segment.number) {
             edits.extend(
                 segment.end.map(|position| Edit::SegmentEnds { number: segment.number, position }),
             );
-            old.push(Owned { reusable: !closed, ..Owned::settled(segment, pin) });
+            old.push(Owned { segment, ..owned });
             continue;
         }
         edits.push(Edit::ForgetSegment { number: segment.number });
-        if fresh.len() < 2 && !closed {
+        if fresh.len() < 2 && owned.reusable {
             let segment = Segment { number, zone: segment.zone, epoch: env.random(), end: None };
             number += 1;
-            fresh.push(Owned::settled(segment, pin));
+            fresh.push(Owned { segment, ..owned });
         }
     }
     edits.extend(fresh.iter().map(|f| Edit::Segment(f.segment)));
