@@ -24,8 +24,8 @@ pub enum Effect {
     Event { event: Event, key: Bytes },
     /// Something may have happened to every key of `[start, end)`; `end` empty: to the last key.
     Range { event: Event, start: Bytes, end: Bytes },
-    /// A collection of this kind may have elements that it had not.
-    Filled { kind: Kind, key: Bytes },
+    /// A collection of this kind may have elements that it had not. `new`: there was none.
+    Filled { kind: Kind, key: Bytes, new: bool },
 }
 
 impl Effect {
@@ -188,11 +188,13 @@ impl Reached<'_> {
         if self.waiters.count() == 0 {
             return;
         }
-        for effect in effects {
-            if let Effect::Filled { kind, key } = effect {
+        let filled = effects.iter().filter_map(|effect| match effect {
+            Effect::Filled { kind, key, new } => {
                 let (spot, kind, key) = (spot.clone(), *kind, key.clone());
-                self.waiters.wake(&Awaited { spot, kind, key });
+                Some((Awaited { spot, kind, key }, *new))
             }
-        }
+            _ => None,
+        });
+        self.waiters.wake(filled);
     }
 }

@@ -50,7 +50,7 @@ struct Queues {
 #[derive(Default)]
 struct Queue {
     connections: VecDeque<Arc<Connection>>,
-    /// When there came something under the key, among all of them, since it was last found empty.
+    /// When there came something under the key, among all of them, since it was last empty.
     filled: Option<u64>,
 }
 
@@ -77,15 +77,23 @@ impl Waiters {
         Place { waiters: self, connection: connection.clone(), awaited: kept }
     }
 
-    /// There may be something under the key: wakes the one that has waited for longest.
-    pub fn wake(&self, awaited: &Awaited) {
+    /// A commit put elements under these keys, in this order, and there was nothing under those
+    /// that are said to be new: wakes the one that has waited for each for longest.
+    pub fn wake(&self, filled: impl Iterator<Item = (Awaited, bool)>) {
         let mut queues = self.queues.lock();
-        queues.filled += 1;
-        let now = queues.filled;
-        let Some(queue) = queues.all.get_mut(awaited) else { return };
-        queue.filled.get_or_insert(now);
-        if let Some(first) = queue.connections.front() {
-            first.bell.ring();
+        let before = queues.filled;
+        for (awaited, new) in filled {
+            queues.filled += 1;
+            let now = queues.filled;
+            let Some(queue) = queues.all.get_mut(&awaited) else { continue };
+            // What an earlier commit put there was taken before the waiter looked.
+            let stale = new && queue.filled.is_some_and(|filled| filled <= before);
+            if queue.filled.is_none() || stale {
+                queue.filled = Some(now);
+            }
+            if let Some(first) = queue.connections.front() {
+                first.bell.ring();
+            }
         }
     }
 
@@ -99,6 +107,13 @@ impl Waiters {
     }
 }
 
+/// A key whose first waiter a connection is.
+pub struct Turn {
+    pub key: Bytes,
+    /// When there came something under it, among all of them; `None`: nothing was told of it.
+    pub filled: Option<u64>,
+}
+
 /// The place of a connection in its queues, until this is dropped.
 pub struct Place<'a> {
     waiters: &'a Waiters,
@@ -108,25 +123,28 @@ pub struct Place<'a> {
 
 impl Place<'_> {
     /// The keys whose first waiter this connection is, in the order in which there came something
-    /// under them, and behind these the others, in the order in which it has named them. Of several
+    /// under them, and after these the others, in the order in which it has named them. Of several
     /// keys that one transaction fills a client is to get the one that was written first.
-    pub fn turns(&self) -> Vec<Bytes> {
+    pub fn turns(&self) -> Vec<Turn> {
         let queues = self.waiters.queues.lock();
         let turn = |one: &Awaited| {
             let queue = queues.all.get(one)?;
             let first = queue.connections.front()?;
-            (first.id == self.connection.id).then(|| (queue.filled, one.key.clone()))
+            let key = one.key.clone();
+            (first.id == self.connection.id).then_some(Turn { key, filled: queue.filled })
         };
         let mut turns: Vec<_> = self.awaited.iter().filter_map(turn).collect();
-        turns.sort_by_key(|(filled, _)| filled.unwrap_or(u64::MAX));
-        turns.into_iter().map(|(_, key)| key).collect()
+        turns.sort_by_key(|turn| turn.filled.unwrap_or(u64::MAX));
+        turns
     }
 
-    /// Nothing was found under a key.
-    pub fn found_empty(&self, key: &[u8]) {
+    /// Nothing was found under the key, in a state that was read after the turn was given. What was
+    /// put there since then counts.
+    pub fn found_empty(&self, turn: &Turn) {
         let mut queues = self.waiters.queues.lock();
-        let one = self.awaited.iter().find(|one| one.key == key);
-        if let Some(queue) = one.and_then(|one| queues.all.get_mut(one)) {
+        let one = self.awaited.iter().find(|one| one.key == turn.key);
+        let queue = one.and_then(|one| queues.all.get_mut(one));
+        if let Some(queue) = queue.filter(|queue| queue.filled == turn.filled) {
             queue.filled = None;
         }
     }

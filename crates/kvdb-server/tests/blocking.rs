@@ -420,4 +420,20 @@ fn of_keys_that_one_transaction_fills_the_first_one_is_taken() {
             other.expect(&[("DEL a b", "(integer) 2")]);
         }
     }
+    // What an earlier transaction put under a key and took again does not count.
+    for _ in 0..20 {
+        let mut waits = waiting(&served, &mut other, "BLPOP a b 0", 1);
+        other.expect(&[
+            ("MULTI", "OK"),
+            ("RPUSH b x", "QUEUED"),
+            ("DEL b", "QUEUED"),
+            ("EXEC", "[(integer) 1 (integer) 1]"),
+            ("MULTI", "OK"),
+            ("RPUSH a x", "QUEUED"),
+            ("RPUSH b y", "QUEUED"),
+            ("EXEC", "[(integer) 1 (integer) 1]"),
+        ]);
+        assert_eq!(reply(&mut waits), "[\"a\" \"x\"]");
+        other.expect(&[("DEL a b", "(integer) 1")]);
+    }
 }

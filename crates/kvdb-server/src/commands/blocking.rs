@@ -20,7 +20,7 @@ use crate::keyspace::Kind;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::waiters::{Awaited, Place as Turns, Spot};
+use crate::waiters::{Awaited, Place as Turns, Spot, Turn};
 
 /// In a transaction or a clone, how often it is looked whether that is still there.
 const LOOK: Duration = Duration::from_millis(200);
@@ -81,18 +81,17 @@ fn first_of<T>(
     let begun = Instant::now();
     let place = shared.waiters.wait(&s.connection, wanted.keys.iter().map(awaited).collect());
     s.connection.begin_wait();
-    let mut tried = false;
+    let mut tries = Tries::default();
     let found = loop {
         s.connection.bell.take();
-        if tried && out.is_gone() {
+        if tries.tried && out.is_gone() {
             s.closing = true;
             break Err(Failure::request("the client is gone"));
         }
-        match try_turns(s, wanted, &place, tried, &take) {
+        match try_turns(s, wanted, &place, &mut tries, &take) {
             Ok(None) => {}
             found => break found,
         }
-        tried = true;
         match s.connection.unblocked() {
             None => {}
             Some(Unblocked::TimedOut) => break Ok(None),
@@ -111,7 +110,7 @@ fn first_of<T>(
             out.aside(|out| s.deliver(out));
         }
         let may_end = transaction.is_some() || matches!(s.place, Place::Clone(_));
-        let look = may_end.then_some(LOOK);
+        let look = (may_end || tries.awaits_order).then_some(LOOK);
         let slept = Instant::now();
         out.wait(&s.connection.bell, [left, look].into_iter().flatten().min());
         s.waited += slept.elapsed();
@@ -120,32 +119,56 @@ fn first_of<T>(
     found
 }
 
-/// Tries the keys whose first waiter this connection is. Of the others it is seen only whether they
-/// can be waited for: at the first time a key of another type is an error, later it is passed over.
+/// How often a wait has looked for elements.
+#[derive(Default)]
+struct Tries {
+    tried: bool,
+    /// Several keys had elements, and it was not told yet which of them were first.
+    awaits_order: bool,
+}
+
+/// Tries the keys whose first waiter this connection is, as one state has them: a commit that comes
+/// in the middle fills none of them for this try. Of the others it is seen only whether they can be
+/// waited for: at the first time a key of another type is an error, later it is passed over.
 fn try_turns<T>(
     s: &Session,
     wanted: &Wanted<'_>,
     place: &Turns<'_>,
-    tried: bool,
+    tries: &mut Tries,
     take: impl Fn(&Session, &[u8]) -> Result<Option<T>, Failure>,
 ) -> Result<Option<T>, Failure> {
+    let tried = std::mem::replace(&mut tries.tried, true);
     let turns = place.turns();
-    let order: Vec<&[u8]> =
-        if tried { turns.iter().map(|key| &key[..]).collect() } else { wanted.keys.clone() };
-    for key in order {
-        let mine = turns.iter().any(|turn| turn == key);
-        let there = s.see()?.collection(key, wanted.kind);
-        let there = match there {
+    let seen = s.see()?;
+    let mut there: Vec<&Turn> = Vec::new();
+    for key in &wanted.keys {
+        let found = match seen.collection(key, wanted.kind) {
             Err(failure) if tried && failure.is_wrong_type() => continue,
-            there => there?.is_some(),
+            found => found?.is_some(),
         };
-        if mine && !there {
-            place.found_empty(key);
+        match turns.iter().find(|turn| turn.key == *key) {
+            Some(turn) if found => {
+                there.push(turn);
+                if !tried {
+                    break;
+                }
+            }
+            Some(turn) => place.found_empty(turn),
+            None => {}
         }
-        if mine
-            && there
-            && let Some(found) = take(s, key)?
-        {
+    }
+    drop(seen);
+    if tried {
+        // Who filled them says so right after the commit, and rings.
+        let untold = there.len() > 1 && there.iter().any(|turn| turn.filled.is_none());
+        if untold && !std::mem::replace(&mut tries.awaits_order, true) {
+            return Ok(None);
+        }
+        there.sort_by_key(|turn| turn.filled.unwrap_or(u64::MAX));
+    }
+    tries.awaits_order = false;
+    for turn in there {
+        if let Some(found) = take(s, &turn.key)? {
             return Ok(Some(found));
         }
     }

@@ -96,7 +96,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
                 batch.delete(types, deadline_key(deadline, from));
             }
             seen.event(Classes::NEW, "new", to);
-            seen.filled(kind, to);
+            seen.filled(kind, to, true);
         }
         seen.event(Classes::GENERIC, "rename_from", from);
         seen.event(Classes::GENERIC, "rename_to", to);
@@ -154,7 +154,7 @@ pub fn copy(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             }
             seen.remove(to, &there, batch);
             seen.event(Classes::NEW, "new", to);
-            seen.filled(kind, to);
+            seen.filled(kind, to, true);
             match live.pages() {
                 Some(head) => {
                     seen.copy_pages(&head, to, batch)?;

@@ -102,11 +102,12 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Notes that a list or sorted set has got elements, for connections that wait for them.
-    pub fn filled(&self, kind: Kind, key: &[u8]) {
+    /// Notes that a list or sorted set has got elements, for connections that wait for them. `new`:
+    /// there was none under the key.
+    pub fn filled(&self, kind: Kind, key: &[u8], new: bool) {
         if matches!(kind, Kind::List | Kind::SortedSet) {
             let key = Bytes::copy_from_slice(key);
-            self.effects.borrow_mut().push(Effect::Filled { kind, key });
+            self.effects.borrow_mut().push(Effect::Filled { kind, key, new });
         }
     }
     /// The effects that happen when the batch is committed.
@@ -403,7 +404,7 @@ impl<'a> Seen<'a> {
     pub fn counted(&self, key: &[u8], of: &Collection, more: i64, batch: &mut Batch) {
         let count = count_key(of.id);
         if let (1.., Some(kind)) = (more, of.live.kind) {
-            self.filled(kind, key);
+            self.filled(kind, key, of.fresh);
         }
         if of.fresh {
             // A put, not an update: should another transaction choose the same id, that is a
