@@ -3,7 +3,7 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest bounded \
 	mutants redis-fuzz soak crash-live crash-transactions pages full real-world posix syscalls \
 	hostile fuzz \
 	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
@@ -37,7 +37,7 @@ test: setup lint
 over-io-uring:
 	@if [ -w /sys/module/fuse/parameters/enable_uring ] && [ -c /dev/fuse ]; then \
 		echo "over io_uring: $(OVER_IO_URING)"; \
-		KVFS_TRANSPORT=uring $(CARGO) test --quiet --package kvfs-fuse \
+		KVFS_TRANSPORT=uring $(CARGO) test --quiet --workspace \
 			$(addprefix --test ,$(OVER_IO_URING)); \
 	else echo "SKIPPED: requests over io_uring take root and Linux 6.14"; fi
 OVER_IO_URING = held_back views survives killed handles
@@ -81,6 +81,12 @@ every-io:
 ##                   writes is bounded (KVFS_SEEDS=100)
 rest:
 	KVFS_SEEDS=$${KVFS_SEEDS:-100} $(CARGO) test --release -p kvdb --test rest -- --nocapture
+
+## make bounded      every operation on data a hundred times the memory and more: the heap stays
+##                   small (KVFS_BOUNDED=1 times that)
+bounded:
+	KVFS_ONLY= KVFS_BOUNDED=$${KVFS_BOUNDED:-1} \
+		$(CARGO) test --release -p kvdb --test bounded -- --nocapture
 
 ## make redis-fuzz   a million random commands on a store and on redis-server: replies and keys are
 ##                   the same (KVFS_COMMANDS=1000000, KVFS_SEED=n)

@@ -6,44 +6,19 @@
 //! that have an operation of that name, `KVFS_ONLY=` all of them, and `KVFS_BOUNDED=8` with eight
 //! times the data and the same bound.
 
+mod counting;
 #[path = "../everything/coverage.rs"]
 mod coverage;
 mod maintenance;
 mod transactions;
 mod tuples;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvdb::{
     Batch, CreateOptions, DictionaryId, DictionaryOptions, Durability, Error, Kvdb, OpenOptions,
     Result,
 };
-
-/// Counts what is allocated and not freed, and how much that was at most.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        MOST.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: as required of the caller.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as required of the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// The memory that the store is told to take, bytes.
 const MEMORY: usize = 1 << 20;
@@ -209,10 +184,10 @@ fn no_operation_takes_memory_for_all_that_it_works_on() {
         if !names.iter().any(|name| name.contains(&only)) {
             continue;
         }
-        MOST.store(NOW.load(Ordering::Relaxed), Ordering::Relaxed);
         let begun = std::time::Instant::now();
-        step(&mut w).unwrap_or_else(|e| panic!("{names:?}: {e}"));
-        let (most, took) = (MOST.load(Ordering::Relaxed), begun.elapsed());
+        let (most, outcome) = counting::most_during(|| step(&mut w));
+        outcome.unwrap_or_else(|e| panic!("{names:?}: {e}"));
+        let took = begun.elapsed();
         println!("{:7.1} MiB {:6.2} s  {names:?}", most as f64 / 1048576.0, took.as_secs_f64());
         if most > MEMORY + BESIDE {
             above.push((names, most >> 20));

@@ -73,9 +73,7 @@ fn commit_if_unchanged(w: &mut World) -> Result<()> {
         batch.put(w.free, "seen", "all of it");
         let view = w.db.view();
         if changed {
-            let mut all = w.delete_all();
-            all.put(w.small, "one", "more");
-            w.commit(all)?;
+            w.commit(w.delete_all())?;
         }
         assert_eq!(w.db.commit_if_unchanged(batch, view, reads)?, !changed);
     }
