@@ -347,6 +347,12 @@ impl TreeCursor {
     /// Moves to the next live tuple in `direction`; returns `false` at the end. After an error the
     /// cursor needs a seek.
     fn go(&mut self, direction: Direction) -> Result<bool> {
+        self.go_below(direction, None)
+    }
+
+    /// As [`TreeCursor::go`]. With `end`, forward, it stops before that: nothing behind it is
+    /// passed, tombstones included.
+    fn go_below(&mut self, direction: Direction, end: Option<&[u8]>) -> Result<bool> {
         self.face(direction)?;
         if std::mem::take(&mut self.handed) {
             self.updated = None;
@@ -362,6 +368,12 @@ impl TreeCursor {
                 };
                 return Ok(false);
             };
+            if let Some(end) = end
+                && self.sources[front as usize].key().is_some_and(|key| key >= end)
+            {
+                self.position = CursorPosition::Before(end.to_vec());
+                return Ok(false);
+            }
             match self.sources[front as usize].item().map(|i| (i.key, i.body)) {
                 Some((_, BodyRef::Put(_))) => {
                     self.handed = true;
@@ -517,6 +529,13 @@ impl TreeCursor {
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<TreeTuple>> {
         Ok(if self.advance()? { self.current().map(|t| t.to_tuple()) } else { None })
+    }
+
+    /// Moves behind the next live tuple that is below `end` and returns it; `None`: there is none,
+    /// and the cursor stands at `end`. After an error it needs a seek.
+    pub fn next_below(&mut self, end: &[u8]) -> Result<Option<TreeTuple>> {
+        let found = self.go_below(Direction::Forward, Some(end))?;
+        Ok(if found { self.current().map(|t| t.to_tuple()) } else { None })
     }
 
     /// Moves before the previous live tuple and returns it; `None` at the start.

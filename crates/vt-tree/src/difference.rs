@@ -115,12 +115,17 @@ impl PartialEq for Pending {
 
 impl Eq for Pending {}
 
-/// A range that is compared tuple by tuple.
+/// Compares ranges tuple by tuple.
 struct RangeComparison {
+    /// The end of the range that is compared, or of the last one.
     end: Bytes,
+    /// They stand at that end after each range, and go on from there: many tombstones side by side
+    /// take one walk.
     cursors: [TreeCursor; 2],
     /// The next tuple of each side in the range.
     heads: [Option<TreeTuple>; 2],
+    /// Whether a range is being compared.
+    under_way: bool,
 }
 
 /// One state of a tree: its memtables and runs, newest first, each memtable as of a sequence
@@ -204,7 +209,7 @@ impl Difference {
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<KeyChange>> {
         loop {
-            if self.range.is_some() {
+            if self.range.as_ref().is_some_and(|range| range.under_way) {
                 match self.next_in_range()? {
                     Some(change) => return Ok(Some(change)),
                     None => continue,
@@ -295,14 +300,20 @@ impl Difference {
     fn begin_range(&mut self, start: Bytes, end: Bytes) -> Result<()> {
         let start = start.max(self.done.clone());
         let end = self.end.iter().fold(end, |end, last| end.min(last.clone()));
-        let [a, b] = &self.sides;
-        let mut cursors = [a, b].map(|side| TreeCursor::as_of(&self.cache, side.iter().cloned()));
-        let mut heads = [None, None];
-        for (cursor, head) in cursors.iter_mut().zip(&mut heads) {
-            cursor.seek(&start);
-            *head = cursor.next()?.filter(|t| t.key < end);
+        let (cache, [a, b]) = (&self.cache, &self.sides);
+        let range = self.range.get_or_insert_with(|| RangeComparison {
+            end: Bytes::new(),
+            cursors: [a, b].map(|side| TreeCursor::as_of(cache, side.iter().cloned())),
+            heads: [None, None],
+            under_way: false,
+        });
+        for (cursor, head) in range.cursors.iter_mut().zip(&mut range.heads) {
+            if start != range.end {
+                cursor.seek(&start);
+            }
+            *head = cursor.next_below(&end)?;
         }
-        self.range = Some(RangeComparison { end, cursors, heads });
+        (range.end, range.under_way) = (end, true);
         Ok(())
     }
 
@@ -311,7 +322,7 @@ impl Difference {
             let Some(range) = &mut self.range else { return Ok(None) };
             let Some(key) = range.heads.iter().flatten().map(|t| t.key.clone()).min() else {
                 self.done = range.end.clone();
-                self.range = None;
+                range.under_way = false;
                 return Ok(None);
             };
             let mut values = [None, None];
@@ -320,7 +331,7 @@ impl Difference {
             {
                 if let Some(tuple) = head.take_if(|t| t.key == key) {
                     *value = Some(tuple.value);
-                    *head = cursor.next()?.filter(|t| t.key < range.end);
+                    *head = cursor.next_below(&range.end)?;
                 }
             }
             let [before, after] = values;

@@ -14,7 +14,7 @@ fn store() -> Arc<BlockCache> {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
         .expect("a fresh store");
     zones.start();
-    BlockCache::new(zones, 1 << 20)
+    BlockCache::new(zones, 64 << 10)
 }
 
 fn memtable(fill: impl FnOnce(&Memtable)) -> Input {
@@ -69,4 +69,30 @@ fn what_differs_has_what_was_put_again_above_its_deletion() {
             assert_eq!(found, want(Some(value()), None), "deleted {way}, {what}, back");
         }
     }
+}
+
+/// Device reads of a difference whose later side has deleted everything, in `ranges` ranges that do
+/// not touch each other.
+fn reads_of_many_ranges(ranges: u64) -> u64 {
+    let store = store();
+    let key = |i: u64, n: u64| format!("{i:06}/{n}").into_bytes();
+    let value = || Value::Inline(Bytes::from(vec![7; 200]));
+    let put = memtable(|m| {
+        (0..ranges).for_each(|i| (0..4).for_each(|n| m.put(&key(i, n), 1, value())));
+    });
+    let deleted = memtable(|m| {
+        (0..ranges).for_each(|i| m.delete_range(&key(i, 0), &key(i, 9), 2));
+    });
+    let [put, deleted] = [put, deleted].map(|input| run(&store, &input));
+    store.zones().sync().expect("synced");
+    let before = store.zones().io().total().read_ops;
+    let found = changes(&store, std::slice::from_ref(&put), &[deleted, put.clone()]);
+    assert_eq!(found.len() as u64, 4 * ranges);
+    store.zones().io().total().read_ops - before
+}
+
+#[test]
+fn many_ranges_are_not_walked_through_for_each_of_them() {
+    let (few, many) = (reads_of_many_ranges(1000), reads_of_many_ranges(4000));
+    assert!(many < 8 * few, "{few} reads of 1,000 ranges, {many} of 4,000");
 }
