@@ -10,25 +10,27 @@ use crate::cursor::TreeCursor;
 use crate::estimate::estimate;
 use crate::filter::hash;
 use crate::input::{Input, KeyRange};
-use crate::item::{BodyRef, Lookup, Seq};
+use crate::item::{BodyRef, ItemRef, Lookup, Seq};
 use crate::run::{Run, RunCursor};
 use crate::source::Source;
 use crate::value::Value;
 
 /// The bytes of `older`, runs of one state, newest first, that the items of `newer` hide, memtables
-/// as of `at`. A large deleted range counts by the sums of index entries. At most `most` items are
-/// looked at; what the others hide is taken to be as much, item for item.
+/// as of `at`. A large deleted range counts by the sums of index entries, and ranges side by side
+/// are one. It takes about the work of reading `most` items; what the items hide that are left then
+/// is taken to be as much, item for item.
 pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> Result<u64> {
     let all: u64 = older.iter().map(|run| run.stats().bytes).sum();
     let inputs: Vec<Input> = older.iter().cloned().map(Input::Run).collect();
     let (mut bytes, mut looked_at, mut left) = (0u64, 0u64, 0u64);
+    let mut work = 0;
     let mut seen = HashSet::new();
     for input in newer {
         let mut cursor: Box<dyn Source> = match input {
             Input::Memtable(memtable) => Box::new(memtable.cursor(at)),
             Input::Run(run) => Box::new(RunCursor::new(run.clone())),
         };
-        if looked_at >= most {
+        if work >= most {
             left += match input {
                 Input::Memtable(memtable) => memtable.len() as u64,
                 Input::Run(run) => run.stats().items,
@@ -37,24 +39,42 @@ pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> 
         }
         let before = looked_at;
         cursor.first()?;
-        while looked_at < most
+        while work < most
             && let Some(item) = cursor.item()
         {
             looked_at += 1;
-            bytes = bytes.saturating_add(match item.body {
+            work += 1;
+            match item.body {
                 BodyRef::DeleteRange { end } => {
-                    let end = Some(Bytes::copy_from_slice(end));
-                    let range = KeyRange { start: Bytes::copy_from_slice(item.key), end };
-                    bytes_in(older, &inputs, &range)?
+                    let start = Bytes::copy_from_slice(item.key);
+                    let mut end = end.to_vec();
+                    cursor.next()?;
+                    while let Some(ItemRef {
+                        key, body: BodyRef::DeleteRange { end: next }, ..
+                    }) = cursor.item()
+                        && key == end
+                        && work < most
+                    {
+                        looked_at += 1;
+                        work += 1;
+                        end = next.to_vec();
+                        cursor.next()?;
+                    }
+                    let range = KeyRange { start, end: Some(end.into()) };
+                    let (found, counted) = bytes_in(older, &inputs, &range)?;
+                    bytes = bytes.saturating_add(found);
+                    work += DESCENTS * older.len() as u64 + counted;
+                    continue;
                 }
                 BodyRef::Put(_) | BodyRef::Delete if seen.insert(hash(item.key)) => {
-                    stored_bytes(older, item.key)?
+                    bytes = bytes.saturating_add(stored_bytes(older, item.key)?);
+                    work += older.len() as u64;
                 }
-                _ => 0,
-            });
+                _ => {}
+            }
             cursor.next()?;
         }
-        if let (Input::Run(run), true) = (input, looked_at >= most) {
+        if let (Input::Run(run), true) = (input, work >= most) {
             left += run.stats().items.saturating_sub(looked_at - before);
         }
     }
@@ -67,17 +87,20 @@ const CERTAIN: u64 = 16;
 /// The most tuples that are counted in one range.
 const COUNTED: u64 = 20_000;
 
-/// What the runs have in a range, about.
-fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<u64> {
+/// The work of an estimate in one run, in items that could be read instead.
+const DESCENTS: u64 = 16;
+
+/// What the runs have in a range, about, and how many tuples were counted for it.
+fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u64, u64)> {
     let about = estimate(inputs, range, Seq::MAX)?;
     let Some(first) = runs.first().filter(|_| about.bytes_error > about.bytes / CERTAIN) else {
-        return Ok(about.bytes);
+        return Ok((about.bytes, 0));
     };
     // One block may refer to megabytes of large values, of which the range has a few.
     let mut cursor = TreeCursor::new(first.cache(), inputs, Seq::MAX);
     cursor.seek(&range.start);
     let mut bytes = 0u64;
-    for _ in 0..COUNTED {
+    for counted in 0..COUNTED {
         match cursor.next()? {
             Some(tuple) if range.end.as_ref().is_none_or(|end| tuple.key < *end) => {
                 bytes = bytes.saturating_add(match tuple.value {
@@ -85,10 +108,10 @@ fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<u64
                     Value::Inline(value) => (tuple.key.len() + value.len()) as u64,
                 });
             }
-            _ => return Ok(bytes),
+            _ => return Ok((bytes, counted)),
         }
     }
-    Ok(about.bytes)
+    Ok((about.bytes, COUNTED))
 }
 
 /// What the value of a key takes in the runs, 0 if it is not there.

@@ -47,7 +47,7 @@ impl Recycling<'_> {
         let mut writer = commits.writer.lock();
         writer.arrived(self.reused.len());
         let owned = self.segments.into_iter().zip(self.reused);
-        let owned = owned.map(|(segment, old)| Owned { segment, ..old }).collect();
+        let owned = owned.map(|(segment, old)| Owned { segment, pin: old.pin, ..old }).collect();
         commits.give_to(&mut writer, owned)?;
         commits.counters.journal_device.set(writer.bytes());
         Ok(())

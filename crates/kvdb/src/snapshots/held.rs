@@ -14,9 +14,9 @@ use crate::error::Result;
 use crate::read::snapshot_set::Snapshot;
 use crate::read::version::{Tree, Version};
 
-/// Items of newer states that are looked at for one list.
+/// The work for one list, in items of newer states.
 const LOOKED_AT: u64 = 200_000;
-/// The fewest for one snapshot.
+/// The least for one snapshot.
 const LEAST: u64 = 100;
 
 /// A state that keeps runs: a snapshot, or what a branch is now.

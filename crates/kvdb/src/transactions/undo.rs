@@ -101,13 +101,22 @@ impl SnapshotMaker for StatesAround<'_> {
 impl Transactions {
     /// The newest last.
     pub(crate) fn undoable_commits(&self) -> Vec<UndoableCommit> {
-        self.pairs().into_iter().map(|(commit, _)| commit).collect()
+        let all = self.parts.snapshots.around_commits();
+        let held = self.parts.snapshotter.held_by(&all);
+        let commit = |([_, after], held_bytes): (&[Arc<Snapshot>; 2], u64)| {
+            let Label { name, created, seq, .. } = &after.label;
+            let label = Side::label(name).to_owned();
+            UndoableCommit { number: *seq, label, created: *created, held_bytes }
+        };
+        let mut commits: Vec<_> = all.iter().zip(held).map(commit).collect();
+        commits.sort_by_key(|commit| commit.number);
+        commits
     }
 
     /// The states right before and right after a commit that can be undone.
     pub(crate) fn states_around(&self, number: u64) -> Result<(View, View)> {
-        let mut all = self.pairs().into_iter();
-        let Some((_, pair)) = all.find(|(commit, _)| commit.number == number) else {
+        let mut all = self.parts.snapshots.around_commits().into_iter();
+        let Some(pair) = all.find(|[_, after]| after.label.seq == number) else {
             return Err(Error::Invalid(format!(
                 "commit {number} cannot be undone, or not any more: what it has changed is not kept"
             )));
@@ -118,24 +127,6 @@ impl Transactions {
             view
         });
         Ok((before, after))
-    }
-
-    /// The commits that can be undone, with the snapshots around them.
-    fn pairs(&self) -> Vec<(UndoableCommit, [Arc<Snapshot>; 2])> {
-        let all = self.parts.snapshots.around_commits();
-        let held = self.parts.snapshotter.held_by(&all);
-        let mut commits: Vec<_> = all
-            .into_iter()
-            .zip(held)
-            .map(|([before, after], held_bytes)| {
-                let Label { name, created, seq, .. } = &after.label;
-                let label = Side::label(name).to_owned();
-                let commit = UndoableCommit { number: *seq, label, created: *created, held_bytes };
-                (commit, [before, after])
-            })
-            .collect();
-        commits.sort_by_key(|(commit, _)| commit.number);
-        commits
     }
 
     /// Drops the states around commits that are too old or too many, and those that a crash has
