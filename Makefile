@@ -85,8 +85,9 @@ rest:
 ## make bounded      every operation on data a hundred times the memory and more: the heap stays
 ##                   small (KVFS_BOUNDED=1 times that)
 bounded:
-	KVFS_ONLY= KVFS_BOUNDED=$${KVFS_BOUNDED:-1} \
+	KVFS_BOUNDED=$${KVFS_BOUNDED:-1} \
 		$(CARGO) test --release -p kvdb --test bounded -- --nocapture
+	KVFS_ONLY= $(CARGO) test --release -p kvfs --test bounded -- --nocapture
 
 ## make redis-fuzz   a million random commands on a store and on redis-server: replies and keys are
 ##                   the same (KVFS_COMMANDS=1000000, KVFS_SEED=n)

@@ -23,6 +23,9 @@ pub fn check_run(run: &Arc<Run>, fault: &mut dyn FnMut(String), progress: &mut d
     }
 }
 
+/// Bytes of large values that are read together: one block may refer to hundreds of megabytes.
+const TOGETHER: usize = 4 << 20;
+
 struct RunChecker<'a> {
     run: &'a Arc<Run>,
     fault: &'a mut dyn FnMut(String),
@@ -135,12 +138,21 @@ impl RunChecker<'_> {
                 self.item(entry, &item, &mut found, &mut extents);
             }
         }
-        // Large values are read together; if that fails, one by one, so that the fault names the
-        // address.
-        if self.run.cache().read_values(&extents).is_err() {
-            for e in &extents {
-                let value = self.run.cache().read_value(&Value::Extent(*e));
-                self.read(value);
+        let mut rest = &extents[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |e: &&ExtentRef| {
+                bytes += e.stored as usize;
+                bytes <= TOGETHER
+            };
+            let (values, left) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            rest = left;
+            // If that fails, one by one, so that the fault names the address.
+            if self.run.cache().read_values(values).is_err() {
+                for e in values {
+                    let value = self.run.cache().read_value(&Value::Extent(*e));
+                    self.read(value);
+                }
             }
         }
         (self.progress)(found.block_bytes + found.value_bytes);

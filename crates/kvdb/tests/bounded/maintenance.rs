@@ -69,9 +69,13 @@ fn compact_range(w: &mut World) -> Result<()> {
 
 fn defragment(w: &mut World) -> Result<()> {
     let mut batch = Batch::new();
-    small(w.times, 0).step_by(3).for_each(|(key, _)| batch.delete(w.small, key));
+    for (key, _) in small(w.times, 0).step_by(3) {
+        batch.delete(w.small, key);
+        if batch.len() == 100 {
+            w.commit(std::mem::take(&mut batch))?;
+        }
+    }
     large(w.times, 0).step_by(3).for_each(|(key, _)| batch.delete(w.large, key));
-    // The batch itself is the caller's.
     w.commit(batch)?;
     compact(w)?;
     w.db.defragment(DefragOptions::default())?;

@@ -1,0 +1,210 @@
+//! Bounded memory: every public operation on a tree, and on a file, that is a hundred times the
+//! store's memory, each with the most that the heap held while it ran. An operation that the tables
+//! do not name fails the test.
+//!
+//! By default the steps of one file's content are run. `KVFS_ONLY=commit` runs those that have an
+//! operation of that name, `KVFS_ONLY=` all of them.
+
+mod content;
+#[path = "../../../kvdb/tests/bounded/counting.rs"]
+mod counting;
+#[path = "../../../kvdb/tests/everything/coverage.rs"]
+mod coverage;
+mod trees;
+mod views;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::Machine;
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, Result, Views};
+
+/// The memory that the store and the file system are told to take, bytes.
+const MEMORY: usize = 1 << 20;
+/// What an operation may take beside that: buffers, values under way, what merges in the background
+/// hold, and some hundred bytes for each of the files that it works on.
+const BESIDE: usize = 47 << 20;
+/// What operations take for lists that they give, or make for themselves, bytes a file of a tree:
+/// of what has changed, and of every inode.
+const LISTED: &[(&str, usize)] =
+    &[("Views::difference", 2000), ("Views::difference_of_snapshots", 1000), ("Fs::verify", 4000)];
+/// Files of a tree, in directories of so many.
+const FILES: u64 = 30_000;
+const EACH: u64 = 300;
+/// Bytes of each of them, and of the large file.
+const SMALL: usize = 3 << 10;
+const LARGE: u64 = 100 << 20;
+
+pub const USER: Caller = Caller { uid: 1000, gid: 100, pid: 7 };
+
+/// The file system that operations work on.
+pub struct World {
+    pub db: Kvdb,
+    pub views: Views,
+    pub directory: tempfile::TempDir,
+    /// A file of [`LARGE`] bytes.
+    pub large: Ino,
+}
+
+fn options() -> OpenOptions {
+    OpenOptions { memory: MEMORY, ..OpenOptions::default() }
+}
+
+fn files() -> FsOptions {
+    FsOptions {
+        write_buffer: MEMORY,
+        inode_memory: MEMORY,
+        flush_interval: Duration::from_secs(3600),
+        ..FsOptions::default()
+    }
+}
+
+impl World {
+    fn new() -> World {
+        let directory = tempfile::tempdir().expect("a directory");
+        let create = CreateOptions { open: options(), ..CreateOptions::default() };
+        let db = Kvdb::create_path(directory.path().join("s.kvfs"), create).expect("made");
+        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), files()).expect("opened");
+        let views = Views::new(db.clone(), fs);
+        let made = views.mainline().mknod(ROOT, b"large", FileKind::File, 0o644, 0, USER);
+        let w = World { db, views, directory, large: made.expect("made").ino };
+        fill(w.fs(), w.large, 1).expect("written");
+        plant(w.fs(), ROOT, "tree", 1).expect("planted");
+        w.settle().expect("settled");
+        w
+    }
+
+    pub fn fs(&self) -> &Fs {
+        self.views.mainline()
+    }
+
+    /// What waits is written, and what is due in the background is done.
+    pub fn settle(&self) -> Result<()> {
+        self.views.sync_all()?;
+        while self.db.step()? {}
+        Ok(())
+    }
+
+    /// Opens the store again.
+    pub fn reopen(&mut self) -> Result<()> {
+        self.views.shutdown()?;
+        self.fs().shutdown()?;
+        self.db.close()?;
+        let none = Kvdb::in_memory();
+        let fs = Fs::open(none.clone(), Arc::new(Machine::default()), files())?;
+        (self.views, self.db) = (Views::new(none.clone(), fs), none);
+        let path = self.directory.path().join("s.kvfs");
+        self.db = Kvdb::open_path_with(&path, options())?;
+        let fs = Fs::open(self.db.clone(), Arc::new(Machine::default()), files())?;
+        self.views = Views::new(self.db.clone(), fs);
+        self.large = self.fs().resolve(b"/large")?.ino;
+        Ok(())
+    }
+}
+
+/// Writes all of a large file.
+pub fn fill(fs: &Fs, ino: Ino, mark: u8) -> Result<()> {
+    let data = vec![mark; 1 << 20];
+    for offset in (0..LARGE).step_by(data.len()) {
+        fs.write(ino, offset, &data, Default::default())?;
+    }
+    Ok(())
+}
+
+/// Makes a tree of small files.
+pub fn plant(fs: &Fs, parent: Ino, name: &str, mark: u8) -> Result<Ino> {
+    let top = fs.mkdir(parent, name.as_bytes(), 0o755, USER)?.ino;
+    let data = vec![mark; SMALL];
+    for d in 0..FILES / EACH {
+        let dir = fs.mkdir(top, format!("directory {d}").as_bytes(), 0o755, USER)?.ino;
+        for f in 0..EACH {
+            let name = format!("file {f}");
+            let ino = fs.mknod(dir, name.as_bytes(), FileKind::File, 0o644, 0, USER)?.ino;
+            fs.write(ino, 0, &data, Default::default())?;
+            fs.forget(ino, 1);
+        }
+        fs.forget(dir, 1);
+    }
+    fs.forget(top, 1);
+    Ok(top)
+}
+
+/// The operations that a step calls on much, and the step.
+pub type Step = (&'static [&'static str], fn(&mut World) -> Result<()>);
+
+/// What works on a name, a number or one inode, or only tells something.
+const OF_ONE: &[&str] = &[
+    "Fs::announce_cached",
+    "Fs::forget",
+    "Fs::getattr",
+    "Fs::is_in_place",
+    "Fs::is_referenced",
+    "Fs::is_resized",
+    "Fs::is_tight",
+    "Fs::last_scrub",
+    "Fs::losses",
+    "Fs::mkdir",
+    "Fs::note_scrub",
+    "Fs::readlink",
+    "Fs::rmdir",
+    "Fs::symlink",
+    "Fs::tick",
+    "Fs::tmpfile",
+    "Fs::user",
+    "Views::all",
+    "Views::by_number",
+    "Views::clones",
+    "Views::followed",
+    "Views::forget",
+    "Views::fs",
+    "Views::is_down",
+    "Views::list",
+    "Views::mainline",
+    "Views::number",
+    "Views::numbers_taken",
+    "Views::opened",
+    "Views::snapshots",
+    "Views::takes_locks",
+    "Views::tell_changed",
+    "Views::tick",
+    "Views::user",
+    "Views::watch",
+];
+
+#[test]
+fn no_operation_takes_memory_for_all_that_it_works_on() {
+    let steps: Vec<Step> =
+        [content::STEPS, trees::STEPS, views::STEPS].into_iter().flatten().copied().collect();
+    let named: BTreeSet<&str> =
+        steps.iter().flat_map(|(names, _)| *names).chain(OF_ONE).copied().collect();
+    let mut all = coverage::public_operations(&["Fs", "Views"]);
+    all.insert("verify".into());
+    let missing: Vec<_> = all.iter().filter(|name| !named.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "no step has these operations: {missing:?}");
+    let unknown: Vec<_> = named.iter().filter(|name| !all.contains(**name)).collect();
+    assert!(unknown.is_empty(), "there are no such operations: {unknown:?}");
+
+    let (most, mut w) = counting::most_during(World::new);
+    let mut above = Vec::new();
+    if most > MEMORY + BESIDE {
+        above.push((&["filling"][..], most >> 20));
+    }
+    let only = std::env::var("KVFS_ONLY").unwrap_or_else(|_| "Fs::write".into());
+    for (names, step) in steps {
+        if !names.iter().any(|name| name.contains(&only)) {
+            continue;
+        }
+        let begun = std::time::Instant::now();
+        let (most, outcome) = counting::most_during(|| step(&mut w));
+        outcome.unwrap_or_else(|e| panic!("{names:?}: {e}"));
+        let took = begun.elapsed();
+        println!("{:7.1} MiB {:6.2} s  {names:?}", most as f64 / 1048576.0, took.as_secs_f64());
+        let listed = LISTED.iter().filter(|(name, _)| names.contains(name)).map(|(_, each)| each);
+        if most > MEMORY + BESIDE + listed.sum::<usize>() * FILES as usize {
+            above.push((names, most >> 20));
+        }
+    }
+    assert!(above.is_empty(), "more than {} MiB: {above:?}", (MEMORY + BESIDE) >> 20);
+}

@@ -1,0 +1,157 @@
+//! Transactions, snapshots and clones of many files.
+
+use std::fs::File;
+
+use kvdb::{Durability, Isolation, ReceiveOptions, TransactionOptions};
+use kvfs::{Earlier, GoingDown, Listing, ROOT, Result, TransactionId, ViewId};
+
+use crate::{FILES, LARGE, Step, World, fill, plant};
+
+pub const STEPS: &[Step] = &[
+    (
+        &[
+            "Views::begin",
+            "Views::difference",
+            "Views::change_set",
+            "Views::revision",
+            "Views::transaction",
+            "Views::commit",
+        ],
+        commit,
+    ),
+    (&["Views::commit_with", "Views::keep", "Views::changed_paths"], both),
+    (&["Views::abort", "Views::savepoint", "Views::rollback_to"], abort),
+    (&["Views::undo"], undo),
+    (&["Views::snapshot", "Views::difference_of_snapshots", "Views::drop_snapshot"], snapshot),
+    (&["Views::clone_earlier", "Views::clone_several_earlier"], earlier),
+    (&["Views::clone_snapshot", "Views::drop_clone"], clone),
+    (&["Views::receive", "Views::rollback", "Views::sync_all", "Fs::sync_all"], receive),
+    (&["Views::go_down"], go_down),
+];
+
+fn begin(w: &World, durable: bool) -> Result<TransactionId> {
+    w.views.begin(TransactionOptions {
+        isolation: Isolation::Snapshot,
+        durable,
+        undoable: !durable,
+        ..TransactionOptions::default()
+    })
+}
+
+/// Writes the large file, removes the tree, and plants another one.
+fn change(w: &World, id: TransactionId, name: &str) -> Result<()> {
+    let fs = w.views.fs(&ViewId::Transaction(id))?;
+    let large = fs.resolve(b"/large")?.ino;
+    fill(&fs, large, 7)?;
+    fs.remove_tree(ROOT, b"tree")?;
+    plant(&fs, ROOT, "tree", 8)?;
+    plant(&fs, ROOT, name, 9)?;
+    Ok(())
+}
+
+fn commit(w: &mut World) -> Result<()> {
+    for (durable, name) in [(false, "committed"), (true, "durable")] {
+        let id = begin(w, durable)?;
+        change(w, id, name)?;
+        w.views.revision(id)?;
+        w.views.transaction(id)?;
+        assert!(w.views.change_set(id)?.inodes.len() as u64 > FILES);
+        assert!(w.views.difference(id, Listing::All)?.len() as u64 > FILES);
+        w.views.commit(id, Durability::Synced)?;
+        w.settle()?;
+    }
+    Ok(())
+}
+
+/// Two that work on different files.
+fn both(w: &mut World) -> Result<()> {
+    let since = w.db.follow_commits_with(8 << 20, &w.views.followed());
+    let (one, two) = (begin(w, true)?, begin(w, false)?);
+    let fs = w.views.fs(&ViewId::Transaction(one))?;
+    plant(&fs, ROOT, "of one", 1)?;
+    plant(&w.views.fs(&ViewId::Transaction(two))?, ROOT, "of two", 2)?;
+    w.views.keep(one)?;
+    for id in [two, one] {
+        w.views.commit_with(id, Default::default())?;
+    }
+    for commit in w.db.commits_since(since, 1 << 20).into_iter().flat_map(|keys| keys.commits) {
+        w.views.changed_paths(&commit.changes)?;
+    }
+    w.settle()
+}
+
+fn abort(w: &mut World) -> Result<()> {
+    let id = begin(w, false)?;
+    let mark = w.views.savepoint(id)?;
+    change(w, id, "never")?;
+    w.views.rollback_to(id, &mark)?;
+    change(w, id, "never")?;
+    w.views.abort(id)?;
+    w.settle()
+}
+
+fn undo(w: &mut World) -> Result<()> {
+    let id = begin(w, false)?;
+    change(w, id, "undone")?;
+    w.views.commit(id, Durability::Buffered)?;
+    let commit = w.db.undoable_commits().pop().expect("it can be undone");
+    let (undone, _) = w.views.undo(commit.number, TransactionOptions::default())?;
+    w.views.commit(undone, Durability::Buffered)?;
+    assert!(w.fs().resolve(b"/undone").is_err());
+    w.settle()
+}
+
+fn snapshot(w: &mut World) -> Result<()> {
+    w.views.snapshot(&ViewId::Mainline, "one", Durability::Synced)?;
+    w.fs().remove_tree(ROOT, b"tree")?;
+    plant(w.fs(), ROOT, "tree", 3)?;
+    fill(w.fs(), w.large, 3)?;
+    w.views.snapshot(&ViewId::Mainline, "two", Durability::Buffered)?;
+    for after in [Some("two"), None] {
+        let changes = w.views.difference_of_snapshots("one", after, Listing::All)?;
+        assert!(changes.len() as u64 > FILES, "{}", changes.len());
+    }
+    w.views.drop_snapshot("two")?;
+    w.settle()
+}
+
+fn earlier(w: &mut World) -> Result<()> {
+    let one = Earlier::Snapshot("one".into());
+    w.views.clone_earlier(&ViewId::Mainline, &one, b"/tree", b"/as it was")?;
+    let places: [(&[u8], &[u8]); 2] = [(b"/tree", b"/again"), (b"/large", b"/large again")];
+    w.views.clone_several_earlier(&ViewId::Mainline, &one, &places)?;
+    w.settle()
+}
+
+fn clone(w: &mut World) -> Result<()> {
+    w.views.clone_snapshot("one", "clone")?;
+    let fs = w.views.fs(&ViewId::Clone("clone".into()))?;
+    plant(&fs, ROOT, "planted", 4)?;
+    let large = fs.resolve(b"/large")?.ino;
+    fill(&fs, large, 5)?;
+    fs.forget(large, 1);
+    drop(fs);
+    w.settle()?;
+    w.views.drop_clone("clone")?;
+    w.settle()
+}
+
+fn receive(w: &mut World) -> Result<()> {
+    let path = w.directory.path().join("stream");
+    w.views.snapshot(&ViewId::Mainline, "sent", Durability::Synced)?;
+    w.db.send("sent", None, File::create(&path).expect("made"), None)?;
+    w.views.drop_snapshot("sent")?;
+    let into = ReceiveOptions { branch: "received".into(), ..ReceiveOptions::default() };
+    w.views.receive(File::open(&path).expect("there"), &into)?;
+    w.fs().sync_all()?;
+    w.views.rollback("one")?;
+    w.settle()?;
+    w.large = w.fs().resolve(b"/large")?.ino;
+    assert_eq!(w.fs().getattr(w.large)?.size, LARGE);
+    Ok(())
+}
+
+fn go_down(w: &mut World) -> Result<()> {
+    fill(w.fs(), w.large, 6)?;
+    w.views.go_down(GoingDown::Synced)
+}
