@@ -44,7 +44,7 @@ impl FileDevice {
             .write(!read_only)
             .open(path)
             .map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
-        Self::lock(file, path, read_only)
+        Self::of(file, path, read_only)
     }
 
     /// Creates a file, which must not exist yet, or opens a block device to be formatted. Only the
@@ -62,14 +62,16 @@ impl FileDevice {
             .mode(0o600)
             .open(path)
             .map_err(failed)?;
-        let device = Self::lock(file, path, false)?;
+        let device = Self::of(file, path, false)?;
         // The name must survive a power cut like the data in the file.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(parent).and_then(|directory| directory.sync_all()).map_err(failed)?;
         Ok(device)
     }
 
-    fn lock(file: File, path: &Path, read_only: bool) -> Result<FileDevice> {
+    /// A file or block device that is open, for writing too unless it is `read_only`. `path` is for
+    /// messages. It is locked, which it may be by this descriptor already.
+    pub fn of(file: File, path: &Path, read_only: bool) -> Result<FileDevice> {
         let doing = || format!("opening {}", path.display());
         let kind = file.metadata().map_err(|e| Error::io(doing(), e))?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
