@@ -1,6 +1,7 @@
 //! The file system itself: its state, and what every call begins with. How it is opened is in
 //! `open` and `options`, the inode numbers that it gives in `inode_numbers`.
 
+pub(crate) mod in_use;
 pub(crate) mod inode_numbers;
 mod open;
 mod options;

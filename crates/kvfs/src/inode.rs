@@ -44,8 +44,8 @@ pub(crate) struct Inode {
 /// born in the same nanosecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    kind: FileKind,
-    birth: Timestamp,
+    pub kind: FileKind,
+    pub birth: Timestamp,
 }
 
 impl Identity {

@@ -180,6 +180,23 @@ impl InodeCache {
         all
     }
 
+    /// The kernel has this many references to an inode, of which it got none here.
+    pub fn set_references(&self, ino: Ino, references: u64) {
+        let mut shard = self.shard(ino).lock();
+        match shard.map.get(&ino) {
+            Some(inode) => inode.references.store(references, Ordering::Relaxed),
+            None => drop(shard.away.insert(ino, references)),
+        }
+    }
+
+    /// What was left behind ([`InodeCache::strand`]).
+    pub fn all_stranded(&self) -> Vec<(Ino, Identity)> {
+        let of = |shard: &Mutex<Shard>| {
+            shard.lock().stranded.iter().map(|(ino, what)| (*ino, *what)).collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(of).collect()
+    }
+
     /// Leaves an inode behind that the kernel refers to, and that is not here.
     pub fn strand(&self, ino: Ino, identity: Identity) {
         let mut shard = self.shard(ino).lock();
@@ -209,17 +226,17 @@ impl InodeCache {
 
     /// Every inode that the kernel refers to.
     pub fn referenced(&self) -> Vec<Ino> {
+        self.all_references().into_iter().map(|(ino, _)| ino).collect()
+    }
+
+    /// Every inode that the kernel refers to, and its references.
+    pub fn all_references(&self) -> Vec<(Ino, u64)> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
-            all.extend(
-                shard
-                    .map
-                    .values()
-                    .filter(|i| i.references.load(Ordering::Relaxed) > 0)
-                    .map(|i| i.ino),
-            );
-            all.extend(shard.away.keys());
+            let here = shard.map.values().map(|i| (i.ino, i.references.load(Ordering::Relaxed)));
+            all.extend(here.filter(|(_, references)| *references > 0));
+            all.extend(shard.away.iter().map(|(ino, references)| (*ino, *references)));
         }
         all
     }

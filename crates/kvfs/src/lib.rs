@@ -28,7 +28,8 @@
 //!   `sync`, `free_space` on `space_account`; writes out of a cache: `cached_writes`, `lost`; the
 //!   thread of an interval: `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
-//!   `snapshots`, `difference`, `changed_paths`, `going_down`.
+//!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
+//!   that goes on with all of it.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
@@ -110,6 +111,6 @@ pub use repair::{Losses, Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use sync::FSync;
 pub use verify::{Finding, Report, verify};
-pub use views::{Running, ViewId, Views, Wait, Watcher};
+pub use views::{InUse, Pause, Running, ViewId, Views, Wait, Watcher};
 pub use walk::{Walk, Walked};
 pub use whole::Whole;

@@ -61,6 +61,10 @@ impl Lost {
         }
     }
 
+    pub fn all(&self) -> Vec<Ino> {
+        self.files.lock().iter().copied().collect()
+    }
+
     pub fn announce(&self, ino: Ino, offset: u64) {
         self.under_way.lock().push((ino, offset));
     }

@@ -14,6 +14,7 @@ use kvdb::{BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, Sn
 
 use crate::difference::{FileChange, Listing, difference_of_states};
 use crate::error::{Error, Result};
+use crate::fs::in_use::ViewInUse;
 use crate::fs::inode_numbers::largest_in;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
@@ -263,7 +264,8 @@ impl Views {
         self.add(ViewId::Snapshot(name.into()), fs, None, exists)
     }
 
-    pub(crate) fn open_clone(&self, name: &str) -> Result<Arc<OpenView>> {
+    /// `in_use`: what goes on of it.
+    pub(crate) fn open_clone(&self, name: &str, in_use: &ViewInUse) -> Result<Arc<OpenView>> {
         let db = &self.shared.db;
         if !db.branches().iter().any(|info| info.name == name) {
             return Err(Error::NotFound);
@@ -280,7 +282,7 @@ impl Views {
             return Ok(entry);
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
-        let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options)?;
+        let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options, in_use)?;
         let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
         self.add(ViewId::Clone(name.into()), fs, None, exists)
     }

@@ -62,15 +62,18 @@ use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
+use crate::fs::in_use::ViewInUse;
 use crate::merge;
 use crate::ticker::Ticker;
 
+mod in_use;
 mod retired;
 mod running;
 mod transactions;
 mod undo;
 mod watcher;
 
+pub use in_use::{InUse, Pause};
 use retired::Retired;
 pub use watcher::{Running, Wait, Watcher};
 
@@ -103,6 +106,8 @@ pub(crate) struct Shared {
     /// Of ended transactions: unlinked, open nowhere, to be removed.
     orphans: Mutex<Vec<Ino>>,
     ticker: Arc<Ticker>,
+    /// Held by the periodic work.
+    pub ticking: Mutex<()>,
     pub down: AtomicBool,
 }
 
@@ -112,7 +117,7 @@ pub(crate) struct OpenViews {
     /// Of views that have ended: numbers that are not free yet.
     pub retired: HashMap<u16, Retired>,
     numbers: HashMap<ViewId, u16>,
-    last: u16,
+    pub last: u16,
 }
 
 pub(crate) struct OpenView {
@@ -159,6 +164,11 @@ impl Views {
 
     /// The views of the file system `mainline`, which is the one in `db`.
     pub fn new(db: Kvdb, mainline: Fs) -> Views {
+        Views::with(db, mainline, |_| ())
+    }
+
+    /// With views that `reopen` opens first.
+    pub(crate) fn with(db: Kvdb, mainline: Fs, reopen: impl FnOnce(&Views)) -> Views {
         db.set_merge(mainline.core.layout.imap, Arc::new(Join));
         let views = Views {
             shared: Arc::new(Shared {
@@ -169,9 +179,11 @@ impl Views {
                 watchers: RwLock::default(),
                 orphans: Mutex::default(),
                 ticker: Arc::default(),
+                ticking: Mutex::new(()),
                 down: AtomicBool::new(false),
             }),
         };
+        reopen(&views);
         for transaction in views.shared.db.transactions() {
             if let Err(e) = views.take_up(transaction.id) {
                 tracing::warn!("transaction {} has no files: {e}", transaction.id);
@@ -252,7 +264,7 @@ impl Views {
                 self.open_transaction(self.shared.db.transaction(*id).map_err(|_| Error::NotFound)?)
             }
             ViewId::Snapshot(name) => self.open_snapshot(name),
-            ViewId::Clone(name) => self.open_clone(name),
+            ViewId::Clone(name) => self.open_clone(name, &ViewInUse::default()),
             ViewId::Mainline => Err(Error::NotFound),
         }
     }
@@ -349,6 +361,7 @@ impl Views {
         if self.is_down() {
             return;
         }
+        let _ticking = self.shared.ticking.lock();
         let entries: Vec<_> = self.shared.open.read().by_number.values().cloned().collect();
         for entry in entries {
             let Some(transaction) = &entry.transaction else {

@@ -7,12 +7,13 @@ use env::Env;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, Kvdb, Scope};
 
+use super::in_use::ViewInUse;
 use super::inode_numbers::allocator_of;
 use super::options::{FsOptions, ZONE_SIZE};
 use super::statistics::Counters;
 use super::superseded::Superseded;
 use super::{Core, Fs};
-use crate::attr::{FileKind, ROOT, Timestamp};
+use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::freeze_lock::FreezeLock;
@@ -26,23 +27,35 @@ use crate::space_account::SpaceAccount;
 impl Fs {
     /// Opens the file system in `db`; makes it, with an empty root directory, when there is none.
     pub fn open(db: Kvdb, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
+        Fs::open_with(db, env, options, &ViewInUse::default())
+    }
+
+    /// As [`Fs::open`], and what is in use of the mainline goes on.
+    pub(crate) fn open_with(
+        db: Kvdb,
+        env: Arc<dyn Env>,
+        options: FsOptions,
+        in_use: &ViewInUse,
+    ) -> Result<Fs> {
         let layout = match Layout::find(&db) {
             Some(layout) => layout,
             None if options.read_only => return Err(Error::ReadOnly),
             None => Layout::create(&db)?,
         };
-        let fs = Fs::open_layout(db, "", layout, env, options)?;
+        let fs = Fs::open_layout(db, "", layout, env, options, in_use)?;
         fs.start_ticker();
         Ok(fs)
     }
 
-    /// The file system in these dictionaries of a branch. Nothing is committed by itself.
+    /// The file system in these dictionaries of a branch, of which this is in use. Nothing is
+    /// committed by itself.
     pub(crate) fn open_layout(
         db: Kvdb,
         branch: &str,
         layout: Layout,
         env: Arc<dyn Env>,
         options: FsOptions,
+        in_use: &ViewInUse,
     ) -> Result<Fs> {
         let Super { hash_key, zone_size } = match db.get(layout.imap, &layout::SUPER_KEY)? {
             Some(value) => {
@@ -57,7 +70,10 @@ impl Fs {
             None if options.read_only => return Err(Error::ReadOnly),
             None => make(&db, &layout, &*env, &options)?,
         };
-        let orphans = if options.read_only { 0 } else { empty_orphans(&db, &layout)? };
+        let orphans = match options.read_only {
+            true => 0,
+            false => empty_orphans(&db, &layout, |ino| in_use.has_nameless(ino))?,
+        };
         let zone_size = options.zone_size.or(zone_size).unwrap_or(ZONE_SIZE);
         let options = FsOptions { zone_size: Some(zone_size), ..options };
         let inode_allocator = allocator_of(&db, branch, &layout, zone_size, options.read_only)?;
@@ -70,6 +86,7 @@ impl Fs {
             inode_allocator,
             options,
         );
+        fs.take_up(in_use)?;
         // So that it is known from the start whether it is nearly full.
         fs.refill_space(0);
         let root = fs.inode(ROOT)?;
@@ -105,7 +122,7 @@ impl Fs {
     /// Removes orphans. None of them may be open.
     pub(crate) fn empty_orphans(&self) -> Result<usize> {
         let _call = self.enter()?;
-        empty_orphans(&self.core.db, &self.core.layout)
+        empty_orphans(&self.core.db, &self.core.layout, |_| false)
     }
 
     pub(crate) fn without_mainline(
@@ -233,13 +250,16 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
     Ok(record)
 }
 
-/// Removes the orphans that an unclean end has left behind.
-fn empty_orphans(db: &Kvdb, layout: &Layout) -> Result<usize> {
+/// Removes the orphans that an unclean end has left behind, but for those in use.
+fn empty_orphans(db: &Kvdb, layout: &Layout, in_use: impl Fn(Ino) -> bool) -> Result<usize> {
     let (start, end) = layout::orphan_range();
     let mut cursor = db.view().cursor(layout.imap, &start, &end)?;
     let mut count = 0;
     while let Some(tuple) = cursor.next()? {
         let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
+        if in_use(ino) {
+            continue;
+        }
         let mut batch = Batch::new();
         layout.stage_removal(ino, &mut batch);
         batch.delete(layout.imap, tuple.key);

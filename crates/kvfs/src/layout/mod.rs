@@ -29,8 +29,8 @@ use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::reservation::INO_LIMIT;
 pub(crate) use node::{
-    Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, is_xattr_name, parse_node,
-    put_node,
+    Attributes, Body, XattrValue, Xattrs, decode_node, encode_node, is_xattr_name, kind_code,
+    kind_of, parse_node, put_node, put_varint, take_varint,
 };
 
 /// Bytes of a page, the unit of file data.

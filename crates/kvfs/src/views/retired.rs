@@ -23,6 +23,16 @@ pub(crate) enum Retired {
     Left(HashMap<Ino, u64>),
 }
 
+impl Retired {
+    /// What the kernel refers to.
+    pub fn references(&self) -> Vec<(Ino, u64)> {
+        match self {
+            Retired::Ending(entry) => entry.fs.core.inode_cache.all_references(),
+            Retired::Left(left) => left.iter().map(|(ino, count)| (*ino, *count)).collect(),
+        }
+    }
+}
+
 impl Fs {
     /// Gives back references also when the view is over. `false`: there are none, or they are
     /// counted elsewhere by now.

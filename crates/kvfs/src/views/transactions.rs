@@ -322,7 +322,7 @@ impl Views {
         self.open_transaction(transaction.clone()).inspect_err(|_| transaction.abort())
     }
 
-    pub(super) fn open_transaction(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
+    pub(crate) fn open_transaction(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
         let mainline = &self.shared.mainline.core.options;
         // If the last commit won, links, sizes and pages would not fit together any more.
         let layout = &self.shared.mainline.core.layout;

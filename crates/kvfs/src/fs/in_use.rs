@@ -1,0 +1,178 @@
+//! What is in use of one view, for another process that goes on with it: what the store does not
+//! say of it. See `views/in_use`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::sync::atomic::Ordering;
+
+use super::Fs;
+use crate::attr::{Ino, Timestamp};
+use crate::error::{Error, Result};
+use crate::inode::{Identity, Inode, InodeState};
+use crate::layout::{self, kind_code, kind_of, put_varint, take_varint};
+
+/// What is in use of one view.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ViewInUse {
+    pub references: Vec<(Ino, u64)>,
+    nameless: HashMap<Ino, Nameless>,
+    stranded: Vec<(Ino, Identity)>,
+    lost: Vec<Ino>,
+}
+
+/// An inode that the kernel refers to, and that has no name.
+#[derive(Debug, PartialEq, Eq)]
+struct Nameless {
+    /// As it would be stored.
+    node: Bytes,
+    /// The store has pages of it, and an orphan record.
+    stored: bool,
+    orphaned: bool,
+}
+
+impl ViewInUse {
+    pub fn has_nameless(&self, ino: Ino) -> bool {
+        self.nameless.contains_key(&ino)
+    }
+}
+
+impl Fs {
+    /// Commits everything, inodes without a name included, and gives what the store does not say.
+    pub(crate) fn in_use(&self) -> Result<ViewInUse> {
+        if !self.core.options.read_only {
+            self.retry_on_lock(|| {
+                let _call = self.enter()?;
+                self.commit_older_than(Duration::MAX)
+            })?;
+        }
+        let _call = self.enter()?;
+        let mut in_use = ViewInUse {
+            stranded: self.core.inode_cache.all_stranded(),
+            lost: self.core.lost.all(),
+            ..ViewInUse::default()
+        };
+        for inode in self.core.inode_cache.all() {
+            let mut state = inode.state.write();
+            if state.gone || state.attr.nlink > 0 || inode.references.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            self.count_pages(inode.ino, &mut state)?;
+            self.commit_dirty(&inode, &mut state)?;
+            let content = self.content(inode.ino, &state)?;
+            let node = layout::encode_node(&state.attr, state.xattrs.as_deref(), &content);
+            let nameless = Nameless { node, stored: state.stored, orphaned: state.orphaned };
+            in_use.nameless.insert(inode.ino, nameless);
+        }
+        in_use.references = self.core.inode_cache.all_references();
+        Ok(in_use)
+    }
+
+    /// What another process had in use goes on here. Before any call.
+    pub(crate) fn take_up(&self, in_use: &ViewInUse) -> Result<()> {
+        let cache = &self.core.inode_cache;
+        for &(ino, references) in &in_use.references {
+            let Some(nameless) = in_use.nameless.get(&ino) else {
+                cache.set_references(ino, references);
+                continue;
+            };
+            let (attr, xattrs, content) = layout::decode_node(ino, &nameless.node)?;
+            let state = InodeState {
+                stored: nameless.stored,
+                orphaned: nameless.orphaned,
+                inline: Some(content).filter(|content| !content.is_empty()),
+                ..InodeState::new(attr, xattrs)
+            };
+            cache.insert(Arc::new(Inode::new(ino, state, references)));
+        }
+        in_use.stranded.iter().for_each(|(ino, what)| cache.strand(*ino, *what));
+        in_use.lost.iter().for_each(|ino| self.core.lost.add(*ino));
+        Ok(())
+    }
+}
+
+pub(crate) const MALFORMED: Error =
+    Error::Invalid("what another process has handed over is malformed");
+
+pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+pub(crate) fn put_references(out: &mut Vec<u8>, references: &[(Ino, u64)]) {
+    put_varint(out, references.len() as u64);
+    for &(ino, count) in references {
+        put_varint(out, ino);
+        put_varint(out, count);
+    }
+}
+
+/// Reads what was encoded. Every length is checked against what is there.
+pub(crate) struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn number(&mut self) -> Result<u64> {
+        take_varint(&mut self.0).ok_or(MALFORMED)
+    }
+
+    pub fn bytes(&mut self) -> Result<&'a [u8]> {
+        let length = usize::try_from(self.number()?).map_err(|_| MALFORMED)?;
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or(MALFORMED)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    pub fn small(&mut self) -> Result<u16> {
+        u16::try_from(self.number()?).map_err(|_| MALFORMED)
+    }
+
+    /// As many as are said to be there, which takes no memory for what is not.
+    pub fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+        (0..self.number()?).map(|_| one(self)).collect()
+    }
+
+    pub fn references(&mut self) -> Result<Vec<(Ino, u64)>> {
+        self.list(|r| Ok((r.number()?, r.number()?)))
+    }
+}
+
+impl ViewInUse {
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put_references(out, &self.references);
+        put_varint(out, self.nameless.len() as u64);
+        for (ino, nameless) in &self.nameless {
+            put_varint(out, *ino);
+            put_bytes(out, &nameless.node);
+            put_varint(out, u64::from(nameless.stored) | u64::from(nameless.orphaned) << 1);
+        }
+        put_varint(out, self.stranded.len() as u64);
+        for (ino, Identity { kind, birth }) in &self.stranded {
+            put_varint(out, *ino);
+            put_varint(out, u64::from(kind_code(*kind)));
+            put_varint(out, birth.secs as u64);
+            put_varint(out, u64::from(birth.nanos));
+        }
+        put_varint(out, self.lost.len() as u64);
+        self.lost.iter().for_each(|ino| put_varint(out, *ino));
+    }
+
+    pub fn decode(reader: &mut Reader<'_>) -> Result<ViewInUse> {
+        let references = reader.references()?;
+        let nameless = reader.list(|r| {
+            let (ino, node) = (r.number()?, Bytes::copy_from_slice(r.bytes()?));
+            let flags = r.number()?;
+            Ok((ino, Nameless { node, stored: flags & 1 != 0, orphaned: flags & 2 != 0 }))
+        })?;
+        let stranded = reader.list(|r| {
+            let ino = r.number()?;
+            let kind = u8::try_from(r.number()?).ok().and_then(kind_of).ok_or(MALFORMED)?;
+            let secs = r.number()? as i64;
+            let nanos = u32::try_from(r.number()?).map_err(|_| MALFORMED)?;
+            Ok((ino, Identity { kind, birth: Timestamp { secs, nanos } }))
+        })?;
+        let lost = reader.list(Reader::number)?;
+        Ok(ViewInUse { references, nameless: nameless.into_iter().collect(), stranded, lost })
+    }
+}

@@ -1,0 +1,316 @@
+//! What is in use of a file system, for another process that goes on with it.
+//!
+//! A kernel holds references to inodes, of all views, by numbers that it got from this process. A
+//! process that takes the store over while the kernel goes on must know them as this one does. The
+//! store says most of it; what is in memory alone is
+//!
+//! - which number each view has, and which numbers of ended ones are not free (`retired`);
+//! - how many references the kernel has to each inode;
+//! - the nodes of inodes without a name. What they have of pages and large attributes is in the
+//!   store, under an orphan record, which the next opening would empty;
+//! - inodes that were left behind (`inode_cache`), and files that have lost their end (`lost`).
+//!
+//! There are no handles of open files to know: an inode that is open is one that is referred to.
+//! Positions in directories are found by the names' hashes, as after any mount (`directory`).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use env::Env;
+use env::sync::MutexGuard;
+use kvdb::Kvdb;
+
+use super::{Retired, ViewId, Views};
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+use crate::fs::in_use::{MALFORMED, Reader, ViewInUse, put_bytes, put_references};
+use crate::fs::{Fs, FsOptions};
+use crate::layout::put_varint;
+
+/// The version of the encoding.
+const VERSION: u64 = 1;
+
+/// What is in use of a file system and its views: see [`Views::in_use`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    mainline: ViewInUse,
+    views: Vec<(u16, ViewId, ViewInUse)>,
+    /// References to inodes of views that have ended, by the views' numbers.
+    retired: Vec<(u16, Vec<(Ino, u64)>)>,
+    /// The number that a view was given last.
+    last: u16,
+}
+
+/// While it is held, views change by calls alone, and not by the periodic work of the background.
+pub struct Pause<'a>(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, ()>);
+
+impl Fs {
+    /// As [`Fs::open`], where another process has served the file system until now, and `in_use`
+    /// is what it said of it last.
+    pub fn take_over(
+        db: Kvdb,
+        env: Arc<dyn Env>,
+        options: FsOptions,
+        in_use: &InUse,
+    ) -> Result<Fs> {
+        Fs::open_with(db, env, options, &in_use.mainline)
+    }
+}
+
+impl Views {
+    /// Waits for the periodic work that is under way, and begins none until the pause ends.
+    pub fn pause(&self) -> Pause<'_> {
+        Pause(self.shared.ticking.lock())
+    }
+
+    /// Commits everything, and has it on disk; gives what another process must know that takes the
+    /// file system over. No call may come meanwhile; what comes later is not in it.
+    ///
+    /// What was written in a transaction that is not durable ends with this process.
+    pub fn in_use(&self) -> Result<InUse> {
+        let (open, mut retired, last) = {
+            let open = self.shared.open.read();
+            let of = |(number, retired): (&u16, &Retired)| (*number, retired.references());
+            let entries: Vec<_> = open.by_number.values().cloned().collect();
+            (entries, open.retired.iter().map(of).collect::<Vec<_>>(), open.last)
+        };
+        retired.sort_unstable();
+        let mut views = Vec::new();
+        for entry in open {
+            views.push((entry.number, entry.view.clone(), entry.fs.in_use()?));
+            if let ViewId::Transaction(id) = entry.view {
+                let transaction = self.transaction(id)?;
+                if transaction.is_durable() {
+                    transaction.sync()?;
+                }
+            }
+        }
+        let mainline = self.shared.mainline.in_use()?;
+        if !self.shared.mainline.core.options.read_only {
+            self.shared.db.sync()?;
+        }
+        Ok(InUse { mainline, views, retired, last })
+    }
+
+    /// As [`Views::new`], where another process has served the file system until now: its views go
+    /// on under their numbers. `mainline` comes from [`Fs::take_over`].
+    pub fn take_over(db: Kvdb, mainline: Fs, in_use: &InUse) -> Views {
+        Views::with(db, mainline, |views| {
+            for (number, view, of) in &in_use.views {
+                if let Err(e) = views.reopen(*number, view, of) {
+                    tracing::warn!("{view:?} does not go on: {e}");
+                    views.retire_number(*number, &of.references);
+                }
+            }
+            for (number, references) in &in_use.retired {
+                views.retire_number(*number, references);
+            }
+            views.shared.open.write().last = in_use.last;
+        })
+    }
+
+    /// Opens a view under the number that it had.
+    fn reopen(&self, number: u16, view: &ViewId, in_use: &ViewInUse) -> Result<()> {
+        // The next number that is given is the one behind the last, and this one is free.
+        self.shared.open.write().last = number.wrapping_sub(1);
+        let entry = match view {
+            ViewId::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id)?)?,
+            ViewId::Snapshot(name) => self.open_snapshot(name)?,
+            ViewId::Clone(name) => return self.open_clone(name, in_use).map(drop),
+            ViewId::Mainline => return Err(MALFORMED),
+        };
+        entry.fs.take_up(in_use)
+    }
+
+    /// The kernel has references to inodes of a view that is not there.
+    fn retire_number(&self, number: u16, references: &[(Ino, u64)]) {
+        let left: HashMap<_, _> = references.iter().copied().collect();
+        if !left.is_empty() {
+            self.shared.open.write().retired.insert(number, Retired::Left(left));
+        }
+    }
+}
+
+/// A number that a view can have.
+fn view_number(reader: &mut Reader<'_>) -> Result<u16> {
+    let number = reader.small()?;
+    if (1..=Views::MAX_NUMBER).contains(&number) { Ok(number) } else { Err(MALFORMED) }
+}
+
+fn name(reader: &mut Reader<'_>) -> Result<String> {
+    String::from_utf8(reader.bytes()?.to_vec()).map_err(|_| MALFORMED)
+}
+
+impl InUse {
+    /// As bytes, which [`InUse::decode`] reads.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_varint(&mut out, VERSION);
+        self.mainline.encode(&mut out);
+        put_varint(&mut out, self.views.len() as u64);
+        for (number, view, in_use) in &self.views {
+            put_varint(&mut out, u64::from(*number));
+            match view {
+                ViewId::Mainline => put_varint(&mut out, 0),
+                ViewId::Transaction(id) => {
+                    put_varint(&mut out, 1);
+                    put_varint(&mut out, id.0);
+                }
+                ViewId::Snapshot(name) => {
+                    put_varint(&mut out, 2);
+                    put_bytes(&mut out, name.as_bytes());
+                }
+                ViewId::Clone(name) => {
+                    put_varint(&mut out, 3);
+                    put_bytes(&mut out, name.as_bytes());
+                }
+            }
+            in_use.encode(&mut out);
+        }
+        put_varint(&mut out, self.retired.len() as u64);
+        for (number, references) in &self.retired {
+            put_varint(&mut out, u64::from(*number));
+            put_references(&mut out, references);
+        }
+        put_varint(&mut out, u64::from(self.last));
+        out
+    }
+
+    /// What [`InUse::encode`] gave, in this process or another one of the same version.
+    pub fn decode(bytes: &[u8]) -> Result<InUse> {
+        let mut reader = Reader(bytes);
+        if reader.number()? != VERSION {
+            return Err(Error::Invalid("what is in use was noted by another version"));
+        }
+        let mainline = ViewInUse::decode(&mut reader)?;
+        let views = reader.list(|r| {
+            let number = view_number(r)?;
+            let view = match r.number()? {
+                1 => ViewId::Transaction(kvdb::TransactionId(r.number()?)),
+                2 => ViewId::Snapshot(name(r)?),
+                3 => ViewId::Clone(name(r)?),
+                _ => return Err(MALFORMED),
+            };
+            Ok((number, view, ViewInUse::decode(r)?))
+        })?;
+        let retired = reader.list(|r| Ok((view_number(r)?, r.references()?)))?;
+        let last = reader.small()?;
+        match reader.0.is_empty() && last <= Views::MAX_NUMBER {
+            true => Ok(InUse { mainline, views, retired, last }),
+            false => Err(MALFORMED),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use kvdb::{Durability, TransactionOptions};
+
+    use super::*;
+    use crate::{Caller, FileKind, ROOT};
+
+    fn open(db: &Kvdb, in_use: &InUse) -> (Fs, Views) {
+        let env = Arc::new(Simulated::new(1));
+        let fs = Fs::take_over(db.clone(), env, FsOptions::default(), in_use).unwrap();
+        (fs.clone(), Views::take_over(db.clone(), fs, in_use))
+    }
+
+    fn file(fs: &Fs, name: &[u8], data: &[u8]) -> Ino {
+        let ino = fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+        fs.write(ino, 0, data, Default::default()).unwrap();
+        ino
+    }
+
+    /// A file system with everything in use that can be.
+    fn used(db: &Kvdb) -> (InUse, Vec<Ino>) {
+        let (fs, views) = open(db, &InUse::default());
+        let named = file(&fs, b"named", b"n");
+        let small = file(&fs, b"small", b"content");
+        let large = file(&fs, b"large", &[7; 20_000]);
+        fs.sync_all().unwrap();
+        fs.write(large, 30_000, b"later", Default::default()).unwrap();
+        fs.unlink(ROOT, b"small").unwrap();
+        fs.unlink(ROOT, b"large").unwrap();
+        fs.write(small, 7, b"!", Default::default()).unwrap();
+        fs.core.lost.add(named);
+        let durable = TransactionOptions { durable: true, ..Default::default() };
+        let ended = views.begin(durable.clone()).unwrap();
+        let inside = views.fs(&ViewId::Transaction(ended)).unwrap();
+        inside.lookup(ROOT, b"named").unwrap();
+        let id = views.begin(durable).unwrap();
+        let inside = views.fs(&ViewId::Transaction(id)).unwrap();
+        let gone = file(&inside, b"gone", &[9; 20_000]);
+        inside.unlink(ROOT, b"gone").unwrap();
+        views.snapshot(&ViewId::Mainline, "then", Durability::Buffered).unwrap();
+        let then = views.fs(&ViewId::Snapshot("then".into())).unwrap();
+        then.lookup(ROOT, b"named").unwrap();
+        views.abort(ended).unwrap();
+        (views.in_use().unwrap(), vec![named, small, large, gone])
+    }
+
+    #[test]
+    fn another_one_goes_on_with_all_that_is_in_use() {
+        let db = Kvdb::in_memory();
+        let (in_use, inos) = used(&db);
+        let [named, small, large, gone] = inos[..] else { panic!("four files") };
+        let numbers: Vec<u16> = in_use.views.iter().map(|(number, ..)| *number).collect();
+        assert_eq!((numbers, in_use.retired.len(), in_use.last), (vec![2, 3], 1, 3));
+        let (fs, views) = open(&db, &InUse::decode(&in_use.encode()).unwrap());
+        assert_eq!(&fs.read(small, 0, 100).unwrap()[..], b"content!");
+        assert_eq!(fs.read(large, 19_999, 1).unwrap()[..], [7]);
+        assert_eq!(&fs.read(large, 30_000, 100).unwrap()[..], b"later");
+        assert_eq!(fs.getattr(large).unwrap().nlink, 0);
+        let inside = views.by_number(2).unwrap();
+        assert_eq!(inside.read(gone, 0, 1).unwrap()[..], [9]);
+        assert!(views.by_number(3).unwrap().is_referenced(named));
+        assert!(fs.core.lost.contains(named));
+        // And all of it again, but for the root that every opening looks at.
+        assert_eq!(views.in_use().unwrap(), in_use);
+        // The last references bring what they brought before.
+        for ino in [small, large] {
+            fs.forget(ino, 1);
+        }
+        views.forget(1, named, 1);
+        views.forget(2, gone, 1);
+        assert_eq!(views.numbers_taken(), 2);
+        views.abort(views.list()[0].id).unwrap();
+        fs.sync_all().unwrap();
+        let report = fs.verify().unwrap();
+        assert_eq!((report.findings, report.orphans), (vec![], 0));
+    }
+
+    #[test]
+    fn a_view_that_is_gone_leaves_its_number_taken() {
+        let db = Kvdb::in_memory();
+        let (in_use, inos) = used(&db);
+        db.drop_snapshot("then").unwrap();
+        let (_, views) = open(&db, &in_use);
+        assert!(views.by_number(3).is_none());
+        assert_eq!(views.numbers_taken(), 3);
+        views.forget(3, inos[0], 1);
+        assert_eq!(views.numbers_taken(), 2);
+    }
+
+    #[test]
+    fn whatever_bytes_come_none_of_them_panics() {
+        let bytes = used(&Kvdb::in_memory()).0.encode();
+        for length in 0..bytes.len() {
+            assert!(InUse::decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut bytes = bytes.clone();
+                bytes[at] ^= 1 << bit;
+                if let Ok(in_use) = InUse::decode(&bytes) {
+                    // It is of this file system as far as anyone can tell, or it does not go on.
+                    let env = Arc::new(Simulated::new(1));
+                    let db = Kvdb::in_memory();
+                    if let Ok(fs) = Fs::take_over(db.clone(), env, FsOptions::default(), &in_use) {
+                        Views::take_over(db, fs, &in_use);
+                    }
+                }
+            }
+        }
+    }
+}
