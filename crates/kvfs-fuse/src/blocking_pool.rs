@@ -126,6 +126,14 @@ impl BlockingPool {
         pending_syncs.led
     }
 
+    /// Nothing waits here, and nothing is to be done.
+    pub fn is_idle(&self) -> bool {
+        let queue = self.shared.queue.lock();
+        queue.jobs.is_empty()
+            && queue.idle == queue.threads
+            && self.under_way.load(Ordering::Acquire) == 0
+    }
+
     /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done
     /// here.
     pub fn take(&self, job: impl FnOnce() + Send + 'static) {

@@ -34,13 +34,15 @@ pub(crate) fn dispatch<H: Handler>(
     outcome
 }
 
-/// The next request's length in `buffer`; `None`: the file system is unmounted.
+/// The next request's length in `buffer`, or 0 where a signal has ended the call; `None`: the file
+/// system is unmounted.
 pub(crate) fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         match rustix::io::read(connection, &mut *buffer) {
             Ok(length) => return Ok(Some(length)),
+            Err(Os::INTR) => return Ok(Some(0)),
             // NOENT: the request was interrupted before we had it.
-            Err(Os::INTR | Os::AGAIN | Os::NOENT) => {}
+            Err(Os::AGAIN | Os::NOENT) => {}
             Err(Os::NODEV | Os::CONNABORTED) => return Ok(None),
             Err(e) => return Err(e.into()),
         }

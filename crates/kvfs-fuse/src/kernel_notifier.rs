@@ -186,12 +186,18 @@ impl KernelNotifier {
         self.size_setter.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
     }
 
-    /// Tells nothing any more. To be called when the mount has ended.
-    pub fn stop(&self) {
+    /// Tells nothing any more, and has told all when this returns. To be called while requests are
+    /// still answered, before the threads that do so are had to stop.
+    pub fn finish(&self) {
         drop(self.drop_queue.lock().take());
         if let Some(thread) = self.dropper_thread.lock().take() {
             let _ = thread.join();
         }
+    }
+
+    /// Tells nothing any more. To be called when the mount is served no more.
+    pub fn stop(&self) {
+        self.finish();
         self.recall.stop();
         self.syncfs_thread.stop();
         self.size_setter.stop();

@@ -36,7 +36,8 @@
 //! `quiesce_barrier`, `barrier` and `coalescer` (how it is known that all dirty pages have
 //! arrived).
 //!
-//! `mount` mounts and unmounts, `abort_watchdog` ends the connection of a daemon that was killed
+//! `mount` mounts and unmounts, `handover` has another process go on with a mount (`interrupt`: by
+//! which threads are had to stop), `abort_watchdog` ends the connection of a daemon that was killed
 //! (`control`: the kernel's files for that), `mounts` reads what is mounted, `counters` counts
 //! requests, `ioctl` knows the control codes that are answered.
 
@@ -56,7 +57,9 @@ mod dispatcher;
 mod fuse_adapter;
 mod fusermount;
 pub mod handler;
+mod handover;
 mod intake;
+mod interrupt;
 mod ioctl;
 mod kernel_notifier;
 pub mod mount;
@@ -79,5 +82,9 @@ mod worker_pool;
 pub use counters::Counters;
 pub use fuse_adapter::FuseAdapter;
 pub use handler::{Handler, Invalidator, NodeId, Policy, TransportChoice};
+pub use handover::{Handover, Stopper};
 pub use kernel_notifier::KernelNotifier;
-pub use mount::{AccessTimes, Error, MountOptions, Mounted, Unmount, Unmounter, mount, unmount};
+pub use mount::{
+    AccessTimes, Error, MountOptions, Mounted, Served, Unmount, Unmounter, mount, take_over,
+    unmount,
+};

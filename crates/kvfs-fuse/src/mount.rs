@@ -22,9 +22,10 @@ use crate::counters::Counters;
 use crate::dispatcher::Dispatcher;
 use crate::fusermount;
 use crate::handler::{Handler, Invalidator, Policy, TransportChoice};
+use crate::handover::{Handover, Stopper};
 use crate::mounts::{self, MountEntry};
 use crate::queues::Queues;
-use crate::session::Session;
+use crate::session::{Remains, Session, greets_alike};
 use crate::switch;
 use crate::worker_pool::WorkerPool;
 
@@ -65,6 +66,9 @@ pub enum Error {
         "requests over io_uring come in no order that the kernel's write-back cache could rely on"
     )]
     RingsGather,
+    /// A mount cannot be served on.
+    #[error("cannot go on with the mount on {0}: {1}")]
+    TakeOver(PathBuf, io::Error),
     /// A thread of the session failed.
     #[error("the FUSE session of {0} ended with an error: {1}")]
     Session(PathBuf, io::Error),
@@ -186,6 +190,15 @@ pub enum Unmount {
     Forced,
 }
 
+/// How it came that a mount is served no more.
+#[derive(Debug)]
+pub enum Served {
+    /// It is gone.
+    Ended,
+    /// It is there, and waits for [`take_over`]: see [`Mounted::stopper`]. Dropping this ends it.
+    Stopped(Handover),
+}
+
 /// A mounted file system and the threads that serve it. Dropping it unmounts it, lazily if need be.
 pub struct Mounted {
     entry: MountEntry,
@@ -266,18 +279,52 @@ pub fn mount<H: Handler>(
             }
         });
     }
+    let watch = watch(&entry);
+    let gathers_writes = policy.write_back;
+    Ok(Mounted { entry, session: Some(session), counters, gathers_writes, watch })
+}
+
+/// Goes on with a mount that another one has served, in this process or another one, with a handler
+/// that knows all that the kernel refers to. When this returns, requests are being answered. After
+/// an error nothing was done.
+pub fn take_over<H: Handler>(
+    handler: Arc<H>,
+    handover: &Handover,
+    policy: &Policy,
+) -> Result<Mounted, Error> {
+    let policy = &Policy { transport: TransportChoice::Device, ..policy.clone() };
+    let counters = Arc::new(Counters::default());
+    let dispatcher = Dispatcher::new(handler, policy.clone(), counters.clone());
+    let remains = Remains {
+        connection: handover.connection.clone(),
+        greeting: handover.greeting.clone(),
+        held: handover.held.clone(),
+    };
+    let entry = handover.entry.clone();
+    let session = Session::resume(&remains, dispatcher, policy)
+        .map_err(|e| Error::TakeOver(entry.mount_point.clone(), e))?;
+    let watch = watch(&entry);
+    let gathers_writes = policy.write_back;
+    Ok(Mounted { entry, session: Some(session), counters, gathers_writes, watch })
+}
+
+impl Handover {
+    /// Whether this version goes on with the mount under this policy. Nothing is done for that, so
+    /// it can be asked while another one still serves.
+    pub fn fits(&self, policy: &Policy) -> Result<(), Error> {
+        greets_alike(policy, &self.greeting)
+            .map(drop)
+            .map_err(|e| Error::TakeOver(self.entry.mount_point.clone(), e))
+    }
+}
+
+fn watch(entry: &MountEntry) -> Option<AbortWatchdog> {
     let watch = AbortWatchdog::start(&entry.device).inspect_err(|e| {
         tracing::info!(
             "a daemon that is killed may hang until its mount is ended with `umount -f`: {e}"
         );
     });
-    Ok(Mounted {
-        entry,
-        session: Some(session),
-        counters,
-        gathers_writes: policy.write_back,
-        watch: watch.ok(),
-    })
+    watch.ok()
 }
 
 /// This process, and so all that a mount without `allow_other` lets in, is root whom modes do not
@@ -439,22 +486,39 @@ impl Mounted {
         Unmounter { entry: self.entry.clone() }
     }
 
-    /// Returns when the mount is gone and no request is under way.
-    pub fn wait(&mut self) -> Result<(), Error> {
-        match self.session.take() {
-            Some(session) => {
-                let served = session.wait();
-                self.watch = None;
-                served.map_err(|e| Error::Session(self.entry.mount_point.clone(), e))
+    /// By which another thread can have the threads stop that serve the mount, so that another
+    /// process goes on with it ([`take_over`]); `None`: that is not possible where requests come over
+    /// io_uring.
+    pub fn stopper(&self) -> Option<Stopper> {
+        self.session.as_ref().and_then(Session::stopper)
+    }
+
+    /// What [`Mounted::wait`] would give if the threads stopped now, to be asked about beforehand
+    /// ([`Handover::fits`]).
+    pub fn handover(&self) -> Option<Handover> {
+        let (connection, greeting) = self.session.as_ref()?.greeting();
+        Some(Handover { connection, entry: self.entry.clone(), greeting, held: Vec::new() })
+    }
+
+    /// Returns when the mount is gone, or its threads were had to stop, and no request is under way.
+    pub fn wait(&mut self) -> Result<Served, Error> {
+        let Some(session) = self.session.take() else { return Ok(Served::Ended) };
+        let served = session.wait();
+        self.watch = None;
+        let entry = self.entry.clone();
+        match served {
+            Err(e) => Err(Error::Session(entry.mount_point, e)),
+            Ok(None) => Ok(Served::Ended),
+            Ok(Some(Remains { connection, greeting, held })) => {
+                Ok(Served::Stopped(Handover { connection, entry, greeting, held }))
             }
-            None => Ok(()),
         }
     }
 
     /// Unmounts cleanly and waits. On failure (it is in use, say) the mount stays.
     pub fn unmount(&mut self) -> Result<(), Error> {
         self.unmounter().unmount(Unmount::Clean)?;
-        self.wait()
+        self.wait().map(drop)
     }
 }
 

@@ -3,7 +3,8 @@
 //! Each thread reads one request at a time from its own clone of the connection, answers it and
 //! reads the next: no queue and no hand-over between threads, for waking another thread costs more
 //! than most answers. Only requests that wait for the disk are let out of the way
-//! (`blocking_pool`). The connection ends when the kernel says that the file system is gone.
+//! (`blocking_pool`). The connection ends when the kernel says that the file system is gone; the
+//! threads also end when another session is to go on with it (`handover`).
 //!
 //! Where requests come over io_uring (`queues`), one thread reads here what still comes: FORGETs,
 //! of which it takes many at once.
@@ -20,8 +21,9 @@ use rustix::io::Errno as Os;
 use crate::blocking_pool::BlockingPool;
 use crate::connection::{DeviceInvalidator, clone_of, dispatch, next, send};
 use crate::counters::Request;
-use crate::dispatcher::{Dispatcher, Outcome, ReplyBuffer};
+use crate::dispatcher::{self, Dispatcher, Outcome, ReplyBuffer};
 use crate::handler::{Errno, FSync, Handler, Policy, Reply, TransportChoice};
+use crate::handover::{Greeting, Stop, Stopper};
 use crate::intake::Intake;
 use crate::queues::{Prepared, Queues};
 use crate::wire;
@@ -35,8 +37,10 @@ const FORGET_PAUSE: Duration = Duration::from_millis(5);
 /// The threads of one mount.
 pub(crate) struct Session {
     connection: Arc<OwnedFd>,
+    greeting: Greeting,
     /// What the kernel has offered.
     offered: u64,
+    stop: Arc<Stop>,
     /// Shared with the supervisor, which starts more of them.
     threads: Arc<Mutex<Vec<SessionThread>>>,
     pool: Arc<WorkerPool>,
@@ -46,7 +50,24 @@ pub(crate) struct Session {
     queues: Option<Arc<Queues>>,
 }
 
-type SessionThread = JoinHandle<io::Result<()>>;
+type SessionThread = JoinHandle<io::Result<Left>>;
+
+/// Why a thread has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// The kernel has ended the connection.
+    Ended,
+    /// It was not needed, or was to stop.
+    Early,
+}
+
+/// What a session leaves that was had to stop.
+pub(crate) struct Remains {
+    pub connection: Arc<OwnedFd>,
+    pub greeting: Greeting,
+    /// Requests that it has taken and not answered.
+    pub held: Vec<Vec<u8>>,
+}
 
 impl Session {
     /// Answers INIT on a connection that was just mounted, then starts the threads.
@@ -70,7 +91,7 @@ impl Session {
                 policy.max_write,
             )),
         };
-        let offered = greet(&connection, &dispatcher, &mut buffer, rings.is_some())?;
+        let (greeting, offered) = greet(&connection, policy, &mut buffer, rings.is_some())?;
         let not_offered = || {
             io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -89,7 +110,44 @@ impl Session {
             (Some(rings), TransportChoice::Uring) => Some(begin(rings)?),
             (Some(rings), _) => or_device(begin(rings)),
         };
+        Session::begin(connection, dispatcher, blocking_pool, policy, (greeting, offered), queues)
+    }
+
+    /// Goes on with a connection on which another session, which was had to stop, has greeted.
+    pub fn resume<H: Handler>(
+        remains: &Remains,
+        dispatcher: Dispatcher<H>,
+        policy: &Policy,
+    ) -> io::Result<Session> {
+        let offered = greets_alike(policy, &remains.greeting)?;
+        let dispatcher = Arc::new(dispatcher);
+        let blocking_pool = Arc::new(BlockingPool::new()?);
+        let session = Session::begin(
+            remains.connection.clone(),
+            dispatcher.clone(),
+            blocking_pool.clone(),
+            policy,
+            (remains.greeting.clone(), offered),
+            None,
+        )?;
+        for request in remains.held.clone() {
+            let (connection, dispatcher) = (remains.connection.clone(), dispatcher.clone());
+            blocking_pool.take(move || answer_elsewhere(&connection, &dispatcher, &request));
+        }
+        Ok(session)
+    }
+
+    /// Starts the threads.
+    fn begin<H: Handler>(
+        connection: Arc<OwnedFd>,
+        dispatcher: Arc<Dispatcher<H>>,
+        blocking_pool: Arc<BlockingPool>,
+        policy: &Policy,
+        (greeting, offered): (Greeting, u64),
+        queues: Option<Queues>,
+    ) -> io::Result<Session> {
         let base = if queues.is_some() { 1 } else { policy.threads.max(1) };
+        let stop: Arc<Stop> = Arc::default();
         let pool = Arc::new(WorkerPool::new(base));
         let batches_forgets = queues.is_some();
         let intake = Arc::new(Intake::default());
@@ -98,13 +156,16 @@ impl Session {
             blocking_pool,
             pool: pool.clone(),
             intake,
-            buffer: buffer.len(),
+            stop: stop.clone(),
+            buffer: policy.max_write as usize + wire::REQUEST_ROOM,
             batches_forgets,
         };
         let (threads, queues) = (Arc::default(), queues.map(Arc::new));
         let mut session = Session {
             connection: connection.clone(),
+            greeting,
             offered,
+            stop,
             threads,
             pool: pool.clone(),
             supervisor: None,
@@ -116,7 +177,7 @@ impl Session {
             let thread = workers.open(
                 format!("fuse-{i}"),
                 own.map_or_else(|| connection.clone(), Arc::new),
-                false,
+                if i == 0 { Part::First } else { Part::Other },
             )?;
             session.threads.lock().push(thread);
         }
@@ -124,7 +185,7 @@ impl Session {
         let dispatcher = workers.dispatcher.clone();
         let help = move || {
             let own = clone_of(&connection).map_or_else(|_| connection.clone(), Arc::new);
-            match workers.open("fuse-help".into(), own, true) {
+            match workers.open("fuse-help".into(), own, Part::Helps) {
                 Ok(thread) => {
                     let mut all = all.lock();
                     all.retain(|t| !t.is_finished());
@@ -146,6 +207,18 @@ impl Session {
         self.pool.clone()
     }
 
+    /// The connection, and what was said on it at the start.
+    pub fn greeting(&self) -> (Arc<OwnedFd>, Greeting) {
+        (self.connection.clone(), self.greeting.clone())
+    }
+
+    /// By which the threads are had to stop; `None`: requests come over io_uring, and what the
+    /// kernel has put into a slot there goes with the process.
+    pub fn stopper(&self) -> Option<Stopper> {
+        let none = self.queues.is_none();
+        none.then(|| Stopper { stop: self.stop.clone(), pool: self.pool.clone() })
+    }
+
     /// Where requests come over io_uring.
     pub fn queues(&self) -> Option<Arc<Queues>> {
         self.queues.clone()
@@ -156,21 +229,23 @@ impl Session {
         DeviceInvalidator::new(self.connection.clone(), expires)
     }
 
-    /// Returns when the kernel has ended the connection and every thread has exited. The first
-    /// error wins.
-    pub fn wait(self) -> io::Result<()> {
-        let mut outcome = Ok(());
+    /// Returns when the kernel has ended the connection, or the threads were had to stop, and every
+    /// thread has exited. `None`: the connection has ended. The first error wins.
+    pub fn wait(self) -> io::Result<Option<Remains>> {
+        let mut outcome = Ok(Left::Early);
         let mut supervisor = self.supervisor;
         loop {
             let next = self.threads.lock().pop();
             // Every thread is waited for, whatever the others said.
             match next {
                 Some(thread) => {
-                    outcome = outcome.and(
-                        thread
-                            .join()
-                            .unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))),
-                    )
+                    let left = thread
+                        .join()
+                        .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
+                    outcome = match (outcome, left) {
+                        (Ok(Left::Early), left) => left,
+                        (outcome, left) => outcome.and_then(|ended| left.map(|_| ended)),
+                    };
                 }
                 // The supervisor may have started another one.
                 None => match supervisor.take() {
@@ -178,10 +253,17 @@ impl Session {
                         self.pool.end();
                         let _ = supervisor.join();
                     }
-                    None => return outcome.and(self.queues.map_or(Ok(()), |queues| queues.join())),
+                    None => break,
                 },
             }
         }
+        let joined = self.queues.map_or(Ok(()), |queues| queues.join());
+        let left = outcome.and_then(|left| joined.map(|()| left))?;
+        Ok((left == Left::Early).then(|| Remains {
+            connection: self.connection,
+            greeting: self.greeting,
+            held: self.stop.take_held(),
+        }))
     }
 }
 
@@ -192,15 +274,18 @@ fn or_device<T>(rings: io::Result<T>) -> Option<T> {
         .ok()
 }
 
-/// Reads the kernel's INIT and answers it; gives what the kernel offered. `rings`: io_uring is
-/// asked for.
-fn greet<H: Handler>(
+/// Reads the kernel's INIT and answers it; gives both, and what the kernel offered. `rings`:
+/// io_uring is asked for.
+fn greet(
     connection: &OwnedFd,
-    dispatcher: &Dispatcher<H>,
+    policy: &Policy,
     buffer: &mut [u8],
     rings: bool,
-) -> io::Result<u64> {
-    let length = next(connection, buffer)?.ok_or(io::ErrorKind::NotConnected)?;
+) -> io::Result<(Greeting, u64)> {
+    let mut length = 0;
+    while length == 0 {
+        length = next(connection, buffer)?.ok_or(io::ErrorKind::NotConnected)?;
+    }
     let broken =
         || io::Error::new(io::ErrorKind::InvalidData, "the kernel did not begin with INIT");
     let (head, fields) = wire::head(&buffer[..length]).map_err(|_| broken())?;
@@ -208,10 +293,25 @@ fn greet<H: Handler>(
         return Err(broken());
     }
     let mut reply = ReplyBuffer::default();
-    let answered = dispatcher.init(fields, &mut reply, rings);
+    let answered = dispatcher::init(policy, fields, &mut reply, rings);
     let error = answered.err().map_or(0, |e| e.0);
     send(connection, head.unique, -error, &reply.answer.0)?;
-    answered.map_err(|e| io::Error::from_raw_os_error(e.0))
+    let offered = answered.map_err(|e| io::Error::from_raw_os_error(e.0))?;
+    let offer = buffer[wire::IN_HEADER..length].to_vec();
+    Ok((Greeting { offer, answer: reply.answer.0 }, offered))
+}
+
+/// Whether this session would have greeted as another one did; gives what the kernel offered then.
+pub(crate) fn greets_alike(policy: &Policy, greeting: &Greeting) -> io::Result<u64> {
+    let mut reply = ReplyBuffer::default();
+    let offered = dispatcher::init(policy, wire::Fields::of(&greeting.offer), &mut reply, false);
+    match offered {
+        Ok(offered) if reply.answer.0 == greeting.answer => Ok(offered),
+        _ => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this version would agree with the kernel on something else at the start of a mount",
+        )),
+    }
 }
 
 /// Starts the threads, and has what each of them works with.
@@ -220,24 +320,35 @@ struct Workers<H> {
     blocking_pool: Arc<BlockingPool>,
     pool: Arc<WorkerPool>,
     intake: Arc<Intake>,
+    stop: Arc<Stop>,
     /// Bytes for a request.
     buffer: usize,
     /// The thread waits a moment before it reads more FORGETs, so that it reads many at once.
     batches_forgets: bool,
 }
 
+/// What a thread of a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// It has the connection itself, and is the last to stop.
+    First,
+    Other,
+    /// It exits when it is not needed.
+    Helps,
+}
+
 impl<H: Handler> Workers<H> {
-    /// Starts a thread. `helps`: it exits when it is not needed.
+    /// Starts a thread.
     fn open(
         &self,
         name: String,
         connection: Arc<OwnedFd>,
-        helps: bool,
+        part: Part,
     ) -> io::Result<SessionThread> {
         let (dispatcher, blocking_pool, pool) =
             (self.dispatcher.clone(), self.blocking_pool.clone(), self.pool.clone());
-        let (mut buffer, batches_forgets, intake) =
-            (vec![0; self.buffer], self.batches_forgets, self.intake.clone());
+        let (mut buffer, batches_forgets) = (vec![0; self.buffer], self.batches_forgets);
+        let (intake, stop) = (self.intake.clone(), self.stop.clone());
         let slot = pool.join();
         let ours = slot.clone();
         let work = move || {
@@ -246,8 +357,8 @@ impl<H: Handler> Workers<H> {
                 &connection,
                 &dispatcher,
                 &blocking_pool,
-                (&pool, &intake),
-                (&ours, helps, batches_forgets),
+                (&pool, &intake, &stop),
+                (&ours, part, batches_forgets),
                 &mut buffer,
             );
             pool.leave(&ours);
@@ -261,18 +372,26 @@ fn serve<H: Handler>(
     connection: &Arc<OwnedFd>,
     dispatcher: &Arc<Dispatcher<H>>,
     blocking_pool: &Arc<BlockingPool>,
-    (pool, intake): (&WorkerPool, &Intake),
-    (slot, helps, batches_forgets): (&Arc<WorkerSlot>, bool, bool),
+    (pool, intake, stop): (&WorkerPool, &Intake, &Stop),
+    (slot, part, batches_forgets): (&Arc<WorkerSlot>, Part, bool),
     buffer: &mut [u8],
-) -> io::Result<()> {
+) -> io::Result<Left> {
     // What is read; in memory as far as it was used.
     let (mut reply, mut data) = (ReplyBuffer::default(), vec![0; buffer.len()]);
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
-    while !(helps && pool.leave_if_not_needed(slot)) {
+    // Others may need an answer of the first thread for what they have in hand.
+    let stops = || {
+        let goes = part != Part::First || pool.threads() == 1 && blocking_pool.is_idle();
+        stop.is_wanted() && goes
+    };
+    while !(part == Part::Helps && pool.leave_if_not_needed(slot) || stops()) {
         reply.announced = false;
         let taken = intake.take(
             || dispatcher.wants_announcements(),
-            || next(connection, buffer).map(|length| length.map(|length| &buffer[..length])),
+            || match stops() {
+                true => Ok(Some(&buffer[..0])),
+                false => next(connection, buffer).map(|length| length.map(|n| &buffer[..n])),
+            },
             |message| {
                 // What cannot be decoded is an error below.
                 if let Ok((head, fields)) = wire::head(message) {
@@ -281,7 +400,10 @@ fn serve<H: Handler>(
                 }
             },
         );
-        let Some(message) = taken? else { break };
+        let Some(message) = taken? else { return Ok(Left::Ended) };
+        if message.is_empty() {
+            continue;
+        }
         let (head, fields) = wire::head(message).map_err(broken)?;
         let request = Request::of(head.opcode);
         let _working =
@@ -291,6 +413,10 @@ fn serve<H: Handler>(
             if batches_forgets && matches!(request, Request::Forget | Request::BatchForget) {
                 std::thread::sleep(FORGET_PAUSE);
             }
+            continue;
+        }
+        if stop.is_wanted() && part == Part::First {
+            stop.hold(message);
             continue;
         }
         if matches!(request, Request::FSync | Request::FSyncDir) {
@@ -322,20 +448,18 @@ fn serve<H: Handler>(
             (connection.clone(), dispatcher.clone(), message.to_vec());
         // What goes down tells the kernel to drop what it has, which no thread that answers may do.
         blocking_pool.admit(pool.threads() == 1 || request == Request::IoCtl, move || {
-            // It was decoded above.
-            if let Ok((head, fields)) = wire::head(&message) {
-                dispatch_and_send(
-                    &connection,
-                    &dispatcher,
-                    &head,
-                    fields,
-                    &mut ReplyBuffer::default(),
-                    &mut [],
-                );
-            }
+            answer_elsewhere(&connection, &dispatcher, &message)
         });
     }
-    Ok(())
+    Ok(Left::Early)
+}
+
+/// Answers a request that was handed to this thread, and can be decoded.
+fn answer_elsewhere<H: Handler>(connection: &OwnedFd, dispatcher: &Dispatcher<H>, message: &[u8]) {
+    if let Ok((head, fields)) = wire::head(message) {
+        let reply = &mut ReplyBuffer::default();
+        dispatch_and_send(connection, dispatcher, &head, fields, reply, &mut []);
+    }
 }
 
 /// Answers a request whose answer says no more than whether it succeeded.

@@ -24,17 +24,22 @@ pub(crate) struct UnsharedThread {
 }
 
 impl UnsharedThread {
+    /// Returns when the thread has left the descriptors behind: to close what this process has open
+    /// in the mount takes answers.
     pub fn start(name: &str) -> io::Result<UnsharedThread> {
         let (work, given) = channel::<Work>();
+        let (say, said) = channel();
         let run = move || {
             if let Err(e) = leave_descriptors() {
                 tracing::info!(
                     "a daemon that is killed may hang until its mount is ended with `umount -f`: {e}"
                 );
             }
+            let _ = say.send(());
             given.into_iter().for_each(|work| work());
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
+        said.recv().map_err(|_| io::Error::other("its thread has ended"))?;
         Ok(UnsharedThread { work: Mutex::new(Some(work)), thread: Mutex::new(Some(thread)) })
     }
 

@@ -6,12 +6,14 @@
 //! thread has had the same request in hand since it looked last, it starts one more. That one exits
 //! when it is not needed any more.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::interrupt;
 
 /// Threads at most.
 const MOST: usize = 64;
@@ -29,6 +31,8 @@ pub(crate) struct WorkerSlot {
     /// how many it has had.
     doing: AtomicU64,
     thread: OnceLock<ThreadId>,
+    /// The kernel's number of the thread.
+    number: AtomicI32,
 }
 
 const WORKS: u64 = 1;
@@ -39,6 +43,8 @@ impl WorkerSlot {
     /// To be called by the thread itself, first of all.
     pub fn take(&self) {
         let _ = self.thread.set(std::thread::current().id());
+        let number = rustix::thread::gettid().as_raw_nonzero().get();
+        self.number.store(number, Ordering::Relaxed);
     }
 
     /// Takes a request up, until what this returns is dropped.
@@ -118,6 +124,13 @@ impl WorkerPool {
     /// Whether a thread writes back pages just now.
     pub fn writes_back(&self) -> bool {
         self.slots.lock().iter().any(|s| s.doing() & WRITES_BACK != 0)
+    }
+
+    /// Ends the call in which a thread waits for a request, if it has none in hand.
+    pub fn interrupt_idle(&self) {
+        let slots = self.slots.lock();
+        let idle = slots.iter().filter(|s| !s.works()).map(|s| s.number.load(Ordering::Relaxed));
+        idle.filter(|number| *number > 0).for_each(interrupt::thread);
     }
 
     pub fn threads(&self) -> usize {

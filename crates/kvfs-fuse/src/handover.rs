@@ -1,0 +1,220 @@
+//! A mount that goes on when who serves it ends: how the threads are had to stop between two
+//! requests, and what the next one that serves must know.
+//!
+//! The kernel keeps the connection for as long as a descriptor of it is open, and with it every
+//! request that nobody has taken. So who serves stops to read, answers what it has taken, and the
+//! next one goes on to read from the same descriptor: a program waits a little longer for its
+//! answer and sees nothing else.
+//!
+//! **Stopping.** The threads wait in read(2). A signal ends that (`interrupt`). A thread looks
+//! before each read whether it is to stop. It may miss the signal between the two, so signals are
+//! sent until all have gone.
+//!
+//! The first thread, which has the connection itself and no clone of it, goes last. What others
+//! have in hand may wait for pages that only a request brings (`recall`), so it answers as long as
+//! any of them is there. What it would have to hand to another thread meanwhile, it keeps: were it
+//! done, there would be no end to it. The next one that serves begins with these requests. They
+//! came by the connection itself, so it can answer them.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::handler::Reply;
+use crate::interrupt;
+use crate::mounts::MountEntry;
+use crate::wire::{Answer, Fields};
+use crate::worker_pool::WorkerPool;
+
+/// The version of the encoding.
+const VERSION: u32 = 1;
+/// Between two signals to threads that have not stopped.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Whether the threads of a session are to stop, and the requests that it has taken and leaves.
+#[derive(Default)]
+pub(crate) struct Stop {
+    wanted: AtomicBool,
+    held: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Stop {
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+
+    /// Keeps a request for the next one that serves.
+    pub fn hold(&self, request: &[u8]) {
+        self.held.lock().push(request.to_vec());
+    }
+
+    pub fn take_held(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.held.lock())
+    }
+}
+
+/// Has the threads stop that serve a mount, which goes on.
+#[derive(Clone)]
+pub struct Stopper {
+    pub(crate) stop: Arc<Stop>,
+    pub(crate) pool: Arc<WorkerPool>,
+}
+
+impl Stopper {
+    /// Returns when every request that was taken is answered or kept, and none is taken any more.
+    /// [`crate::Mounted::wait`] then says so.
+    pub fn stop(&self) {
+        interrupt::prepare();
+        self.stop.wanted.store(true, Ordering::Release);
+        while self.pool.threads() > 0 {
+            self.pool.interrupt_idle();
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// What the kernel and the session have said to each other at the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    /// The kernel's INIT, without its head.
+    pub offer: Vec<u8>,
+    /// The answer, without its head.
+    pub answer: Vec<u8>,
+}
+
+/// What the next one that serves a mount must know of it, beside the file system's own state.
+#[derive(Debug)]
+pub struct Handover {
+    pub(crate) connection: Arc<OwnedFd>,
+    pub(crate) entry: MountEntry,
+    pub(crate) greeting: Greeting,
+    /// Requests that were taken and not answered.
+    pub(crate) held: Vec<Vec<u8>>,
+}
+
+impl AsFd for Handover {
+    /// The connection.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+impl Handover {
+    /// Where it is mounted.
+    pub fn mount_point(&self) -> &Path {
+        &self.entry.mount_point
+    }
+
+    /// Everything but the connection, as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Answer::default();
+        out.u32(VERSION);
+        let entry = &self.entry;
+        for bytes in [
+            entry.device.as_bytes(),
+            entry.root.as_os_str().as_bytes(),
+            entry.mount_point.as_os_str().as_bytes(),
+            entry.fs_type.as_bytes(),
+            entry.source.as_bytes(),
+            &self.greeting.offer,
+            &self.greeting.answer,
+        ]
+        .into_iter()
+        .chain(self.held.iter().map(Vec::as_slice))
+        {
+            out.u32(bytes.len() as u32).0.extend_from_slice(bytes);
+        }
+        out.0
+    }
+
+    /// What [`Handover::encode`] gave, in this process or another one of the same version, with the
+    /// connection.
+    pub fn decode(bytes: &[u8], connection: OwnedFd) -> io::Result<Handover> {
+        let malformed = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+        let parse = || -> Reply<(Vec<Vec<u8>>, u32)> {
+            let mut fields = Fields::of(bytes);
+            let (version, mut parts, mut left) = (fields.u32()?, Vec::new(), bytes.len() - 4);
+            while version == VERSION && left > 0 {
+                let length = fields.u32()? as usize;
+                parts.push(fields.bytes(length)?.to_vec());
+                left -= 4 + length;
+            }
+            Ok((parts, version))
+        };
+        let (parts, version) =
+            parse().map_err(|_| malformed("what was handed over is malformed"))?;
+        if version != VERSION {
+            return Err(malformed("it was handed over by another version"));
+        }
+        let mut parts = parts.into_iter();
+        let mut next = || parts.next().ok_or_else(|| malformed("what was handed over is short"));
+        let text = |bytes: Vec<u8>| {
+            String::from_utf8(bytes).map_err(|_| malformed("a text that is none was handed over"))
+        };
+        let entry = MountEntry {
+            device: text(next()?)?,
+            root: PathBuf::from(OsString::from_vec(next()?)),
+            mount_point: PathBuf::from(OsString::from_vec(next()?)),
+            fs_type: text(next()?)?,
+            source: OsString::from_vec(next()?),
+        };
+        let greeting = Greeting { offer: next()?, answer: next()? };
+        let connection = Arc::new(connection);
+        Ok(Handover { connection, entry, greeting, held: parts.collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    fn some() -> Handover {
+        Handover {
+            connection: Arc::new(File::open("/dev/null").expect("it is there").into()),
+            entry: MountEntry {
+                device: "0:45".into(),
+                root: "/".into(),
+                mount_point: "/a b".into(),
+                fs_type: "fuse.kvfs".into(),
+                source: OsString::from_vec(b"/\xff".to_vec()),
+            },
+            greeting: Greeting { offer: vec![1; 64], answer: vec![2; 64] },
+            held: vec![vec![3; 40], vec![]],
+        }
+    }
+
+    fn decoded(bytes: &[u8]) -> io::Result<Handover> {
+        Handover::decode(bytes, File::open("/dev/null").expect("it is there").into())
+    }
+
+    #[test]
+    fn what_is_handed_over_comes_as_it_went() {
+        let (before, after) = (some(), decoded(&some().encode()).expect("it is whole"));
+        assert_eq!(
+            (after.entry, after.greeting, after.held),
+            (before.entry, before.greeting, before.held)
+        );
+    }
+
+    #[test]
+    fn what_is_cut_short_or_of_another_version_is_refused() {
+        let whole = some().encode();
+        // What is held may be less; everything before it must be there.
+        let least = Handover { held: vec![], ..some() }.encode().len();
+        for length in 0..least {
+            assert!(decoded(&whole[..length]).is_err(), "{length} bytes");
+        }
+        let mut other = whole;
+        other[0] += 1;
+        assert!(decoded(&other).is_err());
+    }
+}
