@@ -45,6 +45,8 @@ pub struct Record {
     pub metrics: Option<String>,
     /// The address at which keys are served over TCP.
     pub listen: Option<String>,
+    /// The version of what it hands over to a program that goes on with the mount.
+    pub handover: Option<u32>,
     pub log: Option<PathBuf>,
     /// What opening the store had to repair, in one line; `None` after a proper close.
     pub recovery: Option<String>,
@@ -132,6 +134,7 @@ impl Record {
             socket: None,
             metrics: None,
             listen: None,
+            handover: None,
             log: None,
             recovery: None,
             failure: None,
@@ -298,7 +301,7 @@ impl Record {
             "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
             "file": self.file.map(|(device, inode)| [device, inode]),
             "mount_point": path(&self.mount_point), "source": path(&self.source), "closing": self.closing, "socket": self.socket.as_deref().map(path), "metrics": self.metrics,
-            "listen": self.listen,
+            "listen": self.listen, "handover": self.handover,
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
             "failure": self.failure,
         })
@@ -318,6 +321,7 @@ impl Record {
             socket: path(&v["socket"]),
             metrics: v["metrics"].as_str().map(Into::into),
             listen: v["listen"].as_str().map(Into::into),
+            handover: v["handover"].as_u64().and_then(|n| n.try_into().ok()),
             log: path(&v["log"]),
             recovery: v["recovery"].as_str().map(Into::into),
             failure: v["failure"].as_str().map(Into::into),
@@ -327,7 +331,7 @@ impl Record {
 
 /// `%`, control characters and every byte that is not UTF-8 become `%XX`: other readers of records
 /// (the C library) know few of the escapes of JSON.
-fn escape(path: &Path) -> String {
+pub fn escape(path: &Path) -> String {
     let mut out = String::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -341,7 +345,7 @@ fn escape(path: &Path) -> String {
     out
 }
 
-fn unescape(text: &str) -> PathBuf {
+pub fn unescape(text: &str) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

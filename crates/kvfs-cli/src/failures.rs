@@ -72,6 +72,8 @@ pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
             Failure::new(Exit::Busy, format!("{dir} is in use"))
                 .hint(format!("see who uses it: fuser -vm {dir}; --lazy unmounts when the last one leaves"))
         }
-        Error::Mount(_, e) | Error::Unmount(_, e) | Error::Session(_, e) => Failure::new(Exit::of(e), text),
+        Error::Mount(_, e) | Error::Unmount(_, e) | Error::Session(_, e) | Error::TakeOver(_, e) => {
+            Failure::new(Exit::of(e), text)
+        }
     }
 }

@@ -15,32 +15,38 @@ use std::process::{Command, ExitCode, Stdio};
 
 use kvfs_fuse::{Unmount, mounts, unmount};
 
-use crate::daemon;
+use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::Judge;
 use crate::failures;
+use crate::handover::{self, Resumed};
 use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use crate::sizes;
 use crate::text;
+use crate::upgrade;
 
 /// Put a store's file system on a directory.
 #[derive(clap::Args)]
 #[command(after_help = mount_options::HELP)]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`.
-    #[arg(required_unless_present = "config")]
+    #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.
-    #[arg(required_unless_present = "config")]
+    #[arg(required_unless_present_any = ["config", "upgrade"])]
     dir: Option<PathBuf>,
     /// Read what is mounted, where, and how from a file: lines such as `store = /srv/my.kvfs`,
     /// `directory = /mnt/my`, `allow_other` and `memory = 1G`, named as for -o; `#` begins a
     /// comment. What is given here goes before that.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Have the daemon of what is mounted on DIR become this program, under the programs that use
+    /// the mount: they wait for a moment and see nothing else. The options of the mount stay.
+    #[arg(long, value_name = "DIR", exclusive = true)]
+    upgrade: Option<PathBuf>,
     /// Mount options, separated by commas; may be given several times.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -61,9 +67,18 @@ pub struct Args {
     /// Be the background process.
     #[arg(long, hide = true)]
     serving: bool,
+    /// Go on with a mount, with what was left at this descriptor.
+    #[arg(long, hide = true)]
+    resume: Option<i32>,
+    /// Say whether this program would go on with the mount that standard input describes.
+    #[arg(long, hide = true)]
+    fits: bool,
 }
 
 pub fn run(mut args: Args, output: &Output) -> Outcome {
+    if let Some(target) = &args.upgrade {
+        return upgrade::run(target, output);
+    }
     if let Some(path) = &args.config {
         let config = Config::read(path)?;
         // Later ones win.
@@ -82,8 +97,17 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.log = args.log.or(options.log);
     options.metrics = args.metrics.or(options.metrics);
     options.network.check()?;
+    if args.fits {
+        return handover::fits(&options.policy).map_err(tell);
+    }
+    let background = arguments("--serving", &store, &dir, &args.options, &options);
     if args.serving {
-        return serve(store, dir, options);
+        return serve(&store, &dir, options, &background, args.resume);
+    }
+    if let Some(left) = args.resume {
+        let front = arguments("--foreground", &store, &dir, &args.options, &options);
+        let begin = Begin::Resume(&store, Resumed::from_descriptor(left)?);
+        return daemon::serve(begin, &options, &front, &mut |_| Ok(()));
     }
     let store = existing(&store)?;
     let dir = mount_point(&dir, output)?;
@@ -108,9 +132,10 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     }
     if args.foreground {
         let mut say = |record: &Record| announce(output, record);
-        return daemon::serve(&store, &dir, &options, &mut say);
+        let front = arguments("--foreground", &store, &dir, &args.options, &options);
+        return daemon::serve(Begin::Mount(&store, &dir), &options, &front, &mut say);
     }
-    let record = start(&store, &dir, &args.options, &options)?;
+    let record = start(&arguments("--serving", &store, &dir, &args.options, &options))?;
     announce(output, &record)
 }
 
@@ -195,30 +220,31 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     Ok(dir)
 }
 
+/// What a process that serves a mount is started with. `how`: in the background or in front.
+fn arguments(
+    how: &str,
+    store: &Path,
+    dir: &Path,
+    words: &[OsString],
+    options: &Options,
+) -> Vec<OsString> {
+    let mut all: Vec<OsString> = vec!["mount".into(), how.into(), store.into(), dir.into()];
+    words.iter().for_each(|word| all.extend(["-o".into(), word.clone()]));
+    let mut add = |name: &str, value: Option<OsString>| {
+        all.extend(value.into_iter().flat_map(|value| [name.into(), value]));
+    };
+    add("--memory", options.memory.map(|memory| memory.to_string().into()));
+    add("--log", options.log.clone().map(Into::into));
+    add("--metrics", options.metrics.map(|address| address.to_string().into()));
+    all
+}
+
 /// Starts the background process and waits until it answers.
-fn start(store: &Path, dir: &Path, words: &[OsString], options: &Options) -> Outcome<Record> {
+fn start(arguments: &[OsString]) -> Outcome<Record> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
     let mut command = Command::new(program);
-    command
-        .arg("mount")
-        .arg("--serving")
-        .arg(store)
-        .arg(dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    for word in words {
-        command.arg("-o").arg(word);
-    }
-    if let Some(memory) = options.memory {
-        command.arg("--memory").arg(memory.to_string());
-    }
-    if let Some(log) = &options.log {
-        command.arg("--log").arg(log);
-    }
-    if let Some(metrics) = &options.metrics {
-        command.arg("--metrics").arg(metrics.to_string());
-    }
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child =
         command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
     let mut answer = String::new();
@@ -240,8 +266,21 @@ fn start(store: &Path, dir: &Path, words: &[OsString], options: &Options) -> Out
     }))
 }
 
+/// Tells a failure to the process that started this one, which says it: saying it a second time on
+/// standard error would only confuse.
+fn tell(failure: Failure) -> Failure {
+    println!("{}", failure.to_line());
+    std::process::exit(failure.exit as i32)
+}
+
 /// The background process.
-fn serve(store: PathBuf, dir: PathBuf, mut options: Options) -> Outcome {
+fn serve(
+    store: &Path,
+    dir: &Path,
+    mut options: Options,
+    arguments: &[OsString],
+    left: Option<i32>,
+) -> Outcome {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     if options.log.is_none() {
@@ -255,16 +294,15 @@ fn serve(store: PathBuf, dir: PathBuf, mut options: Options) -> Outcome {
         Ok(())
     };
     let mut is_ready = false;
-    let outcome = daemon::serve(&store, &dir, &options, &mut |record| {
+    let begin = match left {
+        None => Begin::Mount(store, dir),
+        Some(left) => Begin::Resume(store, Resumed::from_descriptor(left)?),
+    };
+    let outcome = daemon::serve(begin, &options, arguments, &mut |record| {
         is_ready = true;
         ready(record)
     });
-    if let (Err(failure), false) = (&outcome, is_ready) {
-        println!("{}", failure.to_line());
-        // It has been told; saying it a second time on standard error would only confuse.
-        std::process::exit(failure.exit as i32);
-    }
-    outcome
+    if is_ready || left.is_some() { outcome } else { outcome.map_err(tell) }
 }
 
 /// Exit codes of mount(8).
@@ -350,12 +388,15 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             store: Some(store),
             dir: Some(dir),
             config: None,
+            upgrade: None,
             options,
             foreground: false,
             memory: None,
             log: None,
             metrics: None,
             serving: false,
+            resume: None,
+            fits: false,
         },
         &quiet,
     )

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, OpenOptions, Profile};
-use kvfs::{Atime, Fs, FsOptions};
+use kvfs::{Atime, Fs, FsOptions, InUse};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
@@ -89,6 +89,8 @@ pub struct Store {
     pub access: Access,
     /// What opening it had to repair, in one line; `None` after a proper close.
     pub recovery: Option<String>,
+    /// Its file, which is locked until the last one lets go of this.
+    pub device: Arc<FileDevice>,
     shares: Shares,
 }
 
@@ -124,13 +126,30 @@ impl Shares {
 pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let device = FileDevice::open(path, access == Access::ReadOnly)
         .map_err(|e| failures::of_device(path, "open", e))?;
+    open_on(device, path, access, memory)
+}
+
+/// As `open`, of a store whose file is open and locked, whatever its name is by now.
+pub fn open_file(
+    file: std::fs::File,
+    path: &Path,
+    access: Access,
+    memory: Option<u64>,
+) -> Outcome<Store> {
+    let device = FileDevice::of(file, path, access == Access::ReadOnly)
+        .map_err(|e| failures::of_device(path, "open", e))?;
+    open_on(device, path, access, memory)
+}
+
+fn open_on(device: FileDevice, path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let shares = Shares::of(memory.unwrap_or(MEMORY));
+    let device = Arc::new(device);
     let options = OpenOptions {
         read_only: access == Access::ReadOnly,
         memory: shares.database,
         ..Default::default()
     };
-    let (db, recovery) = Kvdb::open(Arc::new(device), Arc::new(Machine::default()), options)
+    let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options)
         .map_err(|e| failures::of_database(format!("cannot open {}", path.display()), e))?;
     tracing::info!("opened {}: {recovery}", path.display());
     let recovery = (!recovery.clean).then(|| recovery.to_string());
@@ -139,6 +158,7 @@ pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> 
         db,
         access,
         recovery,
+        device,
         shares,
     })
 }
@@ -183,11 +203,17 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
 
 impl Store {
     pub fn file_system(&self) -> Outcome<Fs> {
-        self.file_system_with(Atime::Relative, None)
+        self.file_system_with(Atime::Relative, None, &InUse::default())
     }
 
-    /// With access times and zones of the name space as a mount wants them.
-    pub fn file_system_with(&self, atime: Atime, zone_size: Option<u64>) -> Outcome<Fs> {
+    /// With access times and zones of the name space as a mount wants them. `in_use`: what another
+    /// process had in use of it goes on.
+    pub fn file_system_with(
+        &self,
+        atime: Atime,
+        zone_size: Option<u64>,
+        in_use: &InUse,
+    ) -> Outcome<Fs> {
         let options = FsOptions {
             atime,
             zone_size,
@@ -196,7 +222,8 @@ impl Store {
             inode_memory: self.shares.inodes,
             ..Default::default()
         };
-        Fs::open(self.db.clone(), Arc::new(Machine::default()), options).map_err(|e| {
+        let env = Arc::new(Machine::default());
+        Fs::take_over(self.db.clone(), env, options, in_use).map_err(|e| {
             let exit =
                 if matches!(e, kvfs::Error::Corrupt { .. }) { Exit::Damaged } else { Exit::Failed };
             Failure::new(

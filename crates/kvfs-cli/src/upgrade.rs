@@ -1,0 +1,226 @@
+//! `kvfs mount --upgrade`: has the daemon of a mount become another program, this one, under the
+//! programs that use the mount.
+//!
+//! The one in front listens at a socket beside the daemon's record and sends the daemon SIGHUP. The
+//! daemon calls there, is told which program to become, and answers with what hinders it; or it
+//! becomes that program (`handover`), which has the connection then, and answers that it serves. If
+//! neither comes, the end of the connection says so.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvfs_fuse::mounts::{self, MountEntry};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::daemons::{self, Record};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::{handover, paths, text};
+
+/// How long the other end may take for its first words.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Has the daemon that serves `target` become this program.
+pub fn run(target: &Path, output: &Output) -> Outcome {
+    let record = daemon_of(target)?;
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
+    must_lie_elsewhere(&program, &record)?;
+    let listening = Listening::at(&socket_of(&record.device))
+        .map_err(|e| Failure::io("cannot listen for the daemon's answer", &e))?;
+    let stream = call(&record, &listening)?;
+    drop(listening);
+    let answer = ask(&stream, &program)
+        .map_err(|e| Failure::io(format!("cannot talk to process {}", record.pid), &e))?;
+    match (Record::from_line(&answer), Failure::from_line(&answer)) {
+        (Some(record), _) => {
+            let said = format!(
+                "process {} goes on with {} on {} as kvfs {}",
+                record.pid,
+                record.store.display(),
+                record.mount_point.display(),
+                env!("CARGO_PKG_VERSION"),
+            );
+            let value = json!({"pid": record.pid, "device": record.device});
+            let paths =
+                [("store", Some(&*record.store)), ("mount_point", Some(&*record.mount_point))];
+            output.print(said, text::with_paths(value, &paths))
+        }
+        (None, Some(failure)) => Err(failure),
+        (None, None) => {
+            let what = format!("process {} ended, or gave up, without an answer", record.pid);
+            let failure = Failure::new(Exit::Failed, what);
+            Err(match record.log {
+                Some(log) => failure.hint(format!("see {}", log.display())),
+                None => failure,
+            })
+        }
+    }
+}
+
+/// The daemon that is to become another program.
+fn daemon_of(target: &Path) -> Outcome<Record> {
+    let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
+    let path = paths::full_path(target).map_err(cannot)?;
+    let mount = mounts::mount_of(&path).map_err(cannot)?.filter(MountEntry::is_fuse);
+    let of_mount = mount.and_then(|mount| Record::read(&mount.device));
+    let record = of_mount.filter(Record::is_alive).or_else(|| Record::of_store(&path));
+    let record = record.filter(|record| !record.closing).ok_or_else(|| {
+        let what = format!("no daemon of this user serves {}", target.display());
+        Failure::new(Exit::NotFound, what).hint("kvfs list shows what is mounted")
+    })?;
+    if record.is_stopped() {
+        let (mount, pid) = (record.mount_point.display(), record.pid);
+        let what = format!("process {pid}, which serves {mount}, is stopped");
+        return Err(Failure::new(Exit::Busy, what).hint(format!("kill -CONT {pid}")));
+    }
+    if record.handover != Some(handover::VERSION) {
+        let (mount, pid) = (record.mount_point.display(), record.pid);
+        let what =
+            format!("process {pid} is of a version that cannot hand {mount} over to this one");
+        return Err(Failure::new(Exit::Failed, what).hint("unmount it, and mount it again"));
+    }
+    Ok(record)
+}
+
+/// A program that lies in the mount could not be read while nobody serves that.
+fn must_lie_elsewhere(program: &Path, record: &Record) -> Outcome {
+    let device = program.metadata().map(|m| m.dev());
+    let device = device.map_err(|e| Failure::io("cannot find this program's own file", &e))?;
+    let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    match device == record.device {
+        false => Ok(()),
+        true => Err(Failure::new(
+            Exit::Usage,
+            format!("{} lies in the mount itself", program.display()),
+        )
+        .hint("copy it elsewhere, and start it from there")),
+    }
+}
+
+fn socket_of(device: &str) -> PathBuf {
+    daemons::directory().join(format!("{device}.upgrade"))
+}
+
+/// A socket that goes when this is dropped.
+struct Listening {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Listening {
+    fn at(path: &Path) -> io::Result<Listening> {
+        let listener = match UnixListener::bind(path) {
+            // One that was left behind takes no calls.
+            Err(e)
+                if e.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() =>
+            {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)
+            }
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                Err(io::Error::new(e.kind(), "another upgrade of it is under way"))
+            }
+            bound => bound,
+        }?;
+        Ok(Listening { listener, path: path.to_path_buf() })
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Has the daemon call.
+fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
+    let ended = || Failure::new(Exit::Failed, format!("process {} has ended", record.pid));
+    let cannot = |e: io::Error| Failure::io(format!("cannot talk to process {}", record.pid), &e);
+    let process = record.process().ok_or_else(ended)?;
+    let pid = Pid::from_raw(record.pid).ok_or_else(ended)?;
+    kill_process(pid, Signal::HUP).map_err(|e| cannot(e.into()))?;
+    loop {
+        let mut polled =
+            [PollFd::new(&listening.listener, PollFlags::IN), PollFd::new(&process, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(cannot(e.into())),
+        }
+        if polled[0].revents().contains(PollFlags::IN) {
+            let (stream, _) = listening.listener.accept().map_err(cannot)?;
+            let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| cannot(e.into()));
+            // Another upgrade looks whether this one is there.
+            if peer?.pid == pid {
+                return Ok(stream);
+            }
+        } else if !polled[1].revents().is_empty() {
+            return Err(ended());
+        }
+    }
+}
+
+/// Says which program the daemon is to become; its answer, or nothing.
+fn ask(stream: &UnixStream, program: &Path) -> io::Result<String> {
+    let request = json!({"program": daemons::escape(program)});
+    (&*stream).write_all(format!("{request}\n").as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    Ok(answer)
+}
+
+/// The daemon's end.
+pub struct Request {
+    stream: OwnedFd,
+    /// What it is to become.
+    pub program: PathBuf,
+}
+
+impl Request {
+    /// Calls the one that has asked; `None`: nobody has.
+    pub fn take(device: &str) -> io::Result<Option<Request>> {
+        let stream = match UnixStream::connect(socket_of(device)) {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) =>
+            {
+                return Ok(None);
+            }
+            stream => stream?,
+        };
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line)?;
+        let malformed = || io::Error::new(io::ErrorKind::InvalidData, "it says no program");
+        let request: serde_json::Value = serde_json::from_str(&line).map_err(|_| malformed())?;
+        let program = request["program"].as_str().map(daemons::unescape).ok_or_else(malformed)?;
+        Ok(Some(Request { stream: stream.into(), program }))
+    }
+
+    /// Says what hinders the daemon, or that it serves as the new program.
+    pub fn answer(stream: impl AsFd, outcome: Result<&Record, &Failure>) {
+        let line = outcome.map_or_else(Failure::to_line, Record::to_line) + "\n";
+        // Who has asked may be gone.
+        let _ = rustix::io::write(stream, line.as_bytes());
+    }
+}
+
+impl From<Request> for OwnedFd {
+    /// By which it is answered.
+    fn from(request: Request) -> OwnedFd {
+        request.stream
+    }
+}
+
+impl AsFd for Request {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

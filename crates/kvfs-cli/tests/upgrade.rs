@@ -1,0 +1,349 @@
+//! `kvfs mount --upgrade`: a daemon becomes another program under programs that use the mount, and
+//! none of them sees an error.
+
+mod place;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use place::{Place, fails, kill, kvfs, succeeds, text, until};
+use rustix::process::Signal;
+
+impl Place {
+    /// The command with a daemon that becomes the program of the tests.
+    fn upgrade(&self) -> Command {
+        let mut command = kvfs(&["mount", "--upgrade"]);
+        command.arg(self.mnt());
+        command
+    }
+}
+
+/// Number and content of a file.
+fn seen(file: &File) -> (u64, Vec<u8>) {
+    let mut all = vec![0; file.metadata().expect("attributes").len() as usize];
+    file.read_exact_at(&mut all, 0).expect("read");
+    (file.metadata().expect("attributes").ino(), all)
+}
+
+fn program_of(pid: i32) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/exe")).expect("it runs")
+}
+
+#[test]
+fn the_process_stays_and_becomes_the_program_that_was_called() {
+    let Some(p) = Place::new() else { return };
+    let before = p.mounted();
+    let device = fs::metadata(p.mnt()).expect("it answers").dev();
+    p.ask(&["SET", "k", "v"]);
+    // Another file with the same program.
+    let copy = p.dir.path().join("kvfs-new");
+    fs::copy(env!("CARGO_BIN_EXE_kvfs"), &copy).expect("copied");
+    let said = succeeds(Command::new(&copy).args(["mount", "--upgrade"]).arg(p.mnt()));
+    assert!(said.starts_with(&format!("process {before} goes on with ")), "{said}");
+    assert_eq!((p.pid(), program_of(before)), (before, copy));
+    assert_eq!(fs::metadata(p.mnt()).expect("it answers").dev(), device);
+    assert_eq!(p.ask(&["GET", "k"]), "v");
+    // And back, by the store's name.
+    succeeds(kvfs(&["mount", "--upgrade"]).arg(p.store()));
+    assert_eq!(program_of(before), Path::new(env!("CARGO_BIN_EXE_kvfs")));
+    succeeds(&mut p.umount());
+    assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
+}
+
+#[test]
+fn what_a_program_has_open_and_locked_stays_so() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let open = |name: &str| {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).open(p.mnt().join(name)).expect("opened")
+    };
+    let (named, nameless, locked) = (open("named"), open("nameless"), open("locked"));
+    named.write_all_at(b"named", 0).expect("written");
+    nameless.write_all_at(&[7; 100_000], 0).expect("written");
+    fs::remove_file(p.mnt().join("nameless")).expect("removed");
+    rustix::fs::flock(&locked, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    let before = [seen(&named), seen(&nameless)];
+    // A program that works in a directory which is no more, and one that has mapped a file.
+    fs::create_dir(p.mnt().join("cwd")).expect("made");
+    let mut stays = Command::new("sh")
+        .args(["-c", "rmdir ../cwd; read word; ls -a; stat -c %h ."])
+        .current_dir(p.mnt().join("cwd"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("sh");
+    until("it is removed", || !p.mnt().join("cwd").exists());
+    let map = memory_of(&named, 4096);
+    for round in 0..20u8 {
+        succeeds(&mut p.upgrade());
+        // SAFETY: the mapping is this long, and nothing refers into it.
+        unsafe { map.add(100).write_volatile(round) };
+        named.write_all_at(&[round], 5 + u64::from(round)).expect("written");
+    }
+    assert_eq!([seen(&named).0, seen(&nameless).0], [before[0].0, before[1].0]);
+    assert_eq!(seen(&nameless).1, before[1].1);
+    let (_, content) = seen(&named);
+    assert_eq!(&content[..8], b"named\0\x01\x02");
+    assert_eq!(nameless.metadata().expect("attributes").nlink(), 0);
+    let other = File::open(p.mnt().join("locked")).expect("opened");
+    let taken = rustix::fs::flock(&other, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(taken, Err(rustix::io::Errno::WOULDBLOCK), "the lock is still there");
+    drop(stays.stdin.take());
+    let mut listed = String::new();
+    stays.stdout.take().expect("piped").read_to_string(&mut listed).expect("UTF-8");
+    assert!(stays.wait().expect("it ends").success());
+    assert_eq!(listed, "0\n", "a removed directory has no entries");
+    // SAFETY: it was mapped like this, and nothing refers into it.
+    unsafe { libc::munmap(map.cast(), 4096) };
+    drop((named, nameless, locked, other));
+    succeeds(&mut p.umount());
+    assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
+}
+
+fn memory_of(file: &File, length: usize) -> *mut u8 {
+    // SAFETY: a new mapping at a place of the kernel's choice.
+    let at = unsafe {
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), length, both, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    at.cast()
+}
+
+#[test]
+fn open_transactions_go_on_if_they_are_durable_and_else_hinder_it() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let begin = |durable: &[&str]| {
+        let said = succeeds(kvfs(&["txn", "begin"]).arg(p.mnt()).args(durable));
+        said.trim().to_string()
+    };
+    let end = |how: &str, id: &str| succeeds(kvfs(&["txn", how]).arg(p.mnt()).arg(id));
+    let (lasting, passing) = (begin(&["--durable"]), begin(&[]));
+    let view = p.mnt().join(".kvfs/txn").join(&lasting);
+    let file = File::create_new(view.join("f")).expect("made");
+    file.write_all_at(b"in the transaction", 0).expect("written");
+    let said = fails(4, &mut p.upgrade());
+    assert!(said.contains(&format!("with the process that serves them: {passing}\n")), "{said}");
+    assert_eq!(seen(&file).1, b"in the transaction");
+    end("abort", &passing);
+    for _ in 0..3 {
+        succeeds(&mut p.upgrade());
+        assert_eq!(seen(&file).1, b"in the transaction");
+        file.write_all_at(b"I", 0).expect("written");
+        file.write_all_at(b"i", 0).expect("written");
+    }
+    assert!(!p.mnt().join("f").exists());
+    end("commit", &lasting);
+    assert_eq!(fs::read(p.mnt().join("f")).expect("read"), b"in the transaction");
+}
+
+#[test]
+fn a_program_that_cannot_go_on_changes_nothing() {
+    let Some(p) = Place::new() else { return };
+    let pid = p.mounted();
+    let file = File::create_new(p.mnt().join("f")).expect("made");
+    // It says that it fits, and ends at once otherwise; or it says nothing; or is no program.
+    let fits = "#!/bin/sh\ncase \"$*\" in *--fits*) exit 0;; esac\nexit 1\n";
+    for (name, script, why) in [
+        ("mute", "#!/bin/sh\nexit 1\n", "does not take over mounts of this version"),
+        ("none", "neither\n", "cannot execute"),
+    ] {
+        let program = p.dir.path().join(name);
+        fs::write(&program, script).expect("written");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+        let said = asked_to_become(&p, &program);
+        assert!(said.contains(why), "{name}: {said}");
+        file.write_all_at(b"f", 0).expect("it answers");
+    }
+    // One that cannot be executed any more when it has said that it fits.
+    let program = p.dir.path().join("gone");
+    fs::write(&program, fits.replace("exit 0", "rm -- \"$0\"; exit 0")).expect("written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    let said = asked_to_become(&p, &program);
+    assert!(said.contains("cannot execute"), "{said}");
+    assert_eq!((seen(&file).1, p.pid()), (b"f".to_vec(), pid));
+    assert_eq!(program_of(pid), Path::new(env!("CARGO_BIN_EXE_kvfs")));
+    // It does not run out of anything by that.
+    succeeds(&mut p.upgrade());
+    drop(file);
+    succeeds(&mut p.umount());
+    assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
+}
+
+#[test]
+fn a_program_that_finds_out_too_late_gives_the_mount_back() {
+    let Some(p) = Place::new() else { return };
+    let pid = p.mounted();
+    let file = File::create_new(p.mnt().join("f")).expect("made");
+    file.write_all_at(b"f", 0).expect("written");
+    fs::remove_file(p.mnt().join("f")).expect("removed");
+    // It would have agreed with the kernel on something else.
+    let program = p.dir.path().join("other");
+    let real = env!("CARGO_BIN_EXE_kvfs");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in *--fits*) exit 0;; esac\nexec {real} \"$@\" -o writeback\n"
+    );
+    fs::write(&program, script).expect("written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    let said = asked_to_become(&p, &program);
+    assert!(said.contains("would agree with the kernel on something else"), "{said}");
+    assert_eq!((seen(&file).1, p.pid()), (b"f".to_vec(), pid));
+    assert_eq!(program_of(pid), Path::new(real));
+    succeeds(&mut p.upgrade());
+    assert_eq!(seen(&file).1, b"f");
+    drop(file);
+    succeeds(&mut p.umount());
+    assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
+}
+
+/// Asks the daemon as `kvfs mount --upgrade` does, but to become any program; what it answers.
+fn asked_to_become(p: &Place, program: &Path) -> String {
+    use std::io::{BufRead, BufReader, Write};
+    let device = fs::metadata(p.mnt()).expect("it answers").dev();
+    let path = format!("/run/kvfs/0:{}.upgrade", rustix::fs::minor(device));
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("nobody else asks");
+    kill(p.pid(), Signal::HUP);
+    let (stream, _) = listener.accept().expect("it calls");
+    fs::remove_file(path).expect("removed");
+    writeln!(&stream, "{}", serde_json::json!({"program": program})).expect("asked");
+    let mut answer = String::new();
+    BufReader::new(&stream).read_line(&mut answer).expect("answered");
+    answer
+}
+
+#[test]
+fn what_is_asked_of_no_daemon_says_so() {
+    let Some(p) = Place::new() else { return };
+    let said = fails(3, &mut p.upgrade());
+    assert!(said.contains("no daemon of this user serves"), "{said}");
+    let pid = p.mounted();
+    kill(pid, Signal::STOP);
+    let said = fails(4, &mut p.upgrade());
+    kill(pid, Signal::CONT);
+    assert!(said.contains("is stopped"), "{said}");
+    // A signal alone asks for nothing.
+    kill(pid, Signal::HUP);
+    assert_eq!(p.pid(), pid);
+}
+
+/// Ends a program when the test ends, however.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn git_sqlite_and_a_build_see_no_error() {
+    for mode in ["nowriteback", "writeback"] {
+        let Some(p) = Place::new() else { return };
+        succeeds(&mut p.mount(&["-o", mode]));
+        let over = p.dir.path().join("over");
+        let scripts = [("git", GIT), ("sqlite3", SQLITE), ("cc", BUILD), ("sh", FILES)];
+        let runs = scripts.into_iter().filter(|(program, _)| {
+            let there = Command::new("which").arg(program).stdout(Stdio::null()).status();
+            let there = there.is_ok_and(|status| status.success());
+            if !there {
+                eprintln!("SKIPPED: there is no {program} here");
+            }
+            there
+        });
+        let mut workers: Vec<_> = runs
+            .map(|(program, script)| {
+                let dir = p.mnt().join(program);
+                fs::create_dir(&dir).expect("made");
+                let worker = Command::new("sh")
+                    .args(["-ec", script, program])
+                    .env("OVER", &over)
+                    .current_dir(dir)
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .expect("sh");
+                (program, Ended(worker))
+            })
+            .collect();
+        let failed = AtomicBool::new(false);
+        for _ in 0..20 {
+            succeeds(&mut p.upgrade());
+            for (_, worker) in &mut workers {
+                if worker.0.try_wait().expect("it can be asked").is_some() {
+                    failed.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        fs::write(&over, b"").expect("written");
+        for (program, mut worker) in workers {
+            let (mut out, mut said) = (String::new(), String::new());
+            worker.0.stdout.take().expect("piped").read_to_string(&mut out).expect("UTF-8");
+            worker.0.stderr.take().expect("piped").read_to_string(&mut said).expect("UTF-8");
+            let status = worker.0.wait().expect("it ends");
+            assert!(status.success(), "{mode}, {program}: {status}: {said}");
+            let rounds: usize = out.lines().last().and_then(|l| l.parse().ok()).unwrap_or(0);
+            assert!(rounds > 0, "{mode}, {program}: {out}");
+        }
+        assert!(!failed.into_inner(), "none ends before it is told to");
+        succeeds(&mut p.umount());
+        let checked = succeeds(kvfs(&["check"]).arg(p.store()));
+        assert!(checked.contains("clean"), "{}", text(checked.as_bytes()));
+    }
+}
+
+/// Commits, and looks whether the repository is whole.
+const GIT: &str = r#"
+git init -q .; git config user.email a@b; git config user.name a; git config gc.auto 0
+n=0
+while [ ! -e "$OVER" ]; do
+    n=$((n + 1)); echo $n > f; mkdir -p d$((n % 7)); echo $n > d$((n % 7))/f
+    git add -A; git commit -q -m $n
+    [ "$(git status --porcelain)" = "" ]
+done
+git fsck --strict 2>/dev/null
+[ "$(git rev-list --count HEAD)" = $n ]
+echo $n
+"#;
+
+const SQLITE: &str = r#"
+sqlite3 db 'create table t(n integer)'
+n=0
+while [ ! -e "$OVER" ]; do
+    n=$((n + 1)); sqlite3 db "insert into t values($n)"
+done
+[ "$(sqlite3 db 'pragma integrity_check')" = ok ]
+[ "$(sqlite3 db 'select count(*) from t')" = $n ]
+echo $n
+"#;
+
+const BUILD: &str = r#"
+n=0
+while [ ! -e "$OVER" ]; do
+    n=$((n + 1))
+    printf 'int f(void) { return %d; }' $n > f.c
+    printf 'int f(void); int main(void) { return f() != %d; }' $n > main.c
+    cc -c f.c; cc -c main.c; cc -o main f.o main.o; ./main
+done
+echo $n
+"#;
+
+const FILES: &str = r#"
+exec 3>> log
+n=0
+while [ ! -e "$OVER" ]; do
+    n=$((n + 1)); echo $n >&3
+    mkdir d; for i in 1 2 3 4 5; do echo $n > d/$i; done
+    [ "$(cat d/*)" = "$(for i in 1 2 3 4 5; do echo $n; done)" ]
+    cp -r d e; mv e/1 e/6; rm -r d e
+done
+[ "$(wc -l < log)" = $n ]
+echo $n
+"#;
