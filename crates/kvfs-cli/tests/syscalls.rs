@@ -58,6 +58,8 @@ fn system_calls_do_what_they_do_on_the_host() {
     no_difference("", Mode::Commit, 2, 4);
     no_difference("", Mode::Kill, 3, 4);
     no_difference("writeback", Mode::Kill, 5, 2);
+    no_difference("", Mode::Upgrade, 6, 3);
+    no_difference("writeback", Mode::Upgrade, 7, 2);
     found();
 }
 

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use place::{Place, fails, kill, kvfs, succeeds, text, until};
 use rustix::process::Signal;
@@ -231,6 +232,39 @@ fn what_is_asked_of_no_daemon_says_so() {
     // A signal alone asks for nothing.
     kill(pid, Signal::HUP);
     assert_eq!(p.pid(), pid);
+    // A program that could not be read while nobody answers.
+    let inside = p.mnt().join("kvfs");
+    fs::copy(env!("CARGO_BIN_EXE_kvfs"), &inside).expect("copied");
+    let said = fails(2, Command::new(&inside).args(["mount", "--upgrade"]).arg(p.mnt()));
+    assert!(said.contains("lies in the mount itself"), "{said}");
+    until("it is unmounted", || p.umount().output().expect("kvfs runs").status.success());
+    if !p.mount(&["-o", "transport=uring"]).output().expect("kvfs runs").status.success() {
+        eprintln!("SKIPPED: there are no requests over io_uring here");
+        return;
+    }
+    let said = fails(1, &mut p.upgrade());
+    assert!(said.contains("come over io_uring"), "{said}");
+}
+
+#[test]
+fn addresses_and_ends_are_what_they_were() {
+    let Some(p) = Place::new() else { return };
+    succeeds(&mut p.mount(&["--metrics", "127.0.0.1:0"]));
+    let record = || {
+        let said = succeeds(kvfs(&["--json", "stat"]).arg(p.mnt()));
+        let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        stat["daemon"]["metrics"].clone()
+    };
+    let before = record();
+    succeeds(&mut p.upgrade());
+    succeeds(&mut p.upgrade());
+    assert_eq!(record(), before);
+    // It still listens to signals.
+    let pid = p.pid();
+    kill(pid, Signal::TERM);
+    until("it has ended", || !place::is_alive(pid));
+    assert!(p.entry().is_none());
+    assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
 }
 
 /// Ends a program when the test ends, however.
@@ -297,6 +331,47 @@ fn git_sqlite_and_a_build_see_no_error() {
         let checked = succeeds(kvfs(&["check"]).arg(p.store()));
         assert!(checked.contains("clean"), "{}", text(checked.as_bytes()));
     }
+}
+
+/// Not a test: how long a program waits for its answer meanwhile.
+#[test]
+#[ignore = "it measures"]
+fn how_long_programs_wait() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let measure = |what: &str| {
+        let mut longest: Vec<Duration> = (0..20)
+            .map(|_| {
+                let over = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    let asks = scope.spawn(|| {
+                        let mut longest = Duration::ZERO;
+                        while !over.load(Ordering::Relaxed) {
+                            let begun = Instant::now();
+                            // The kernel never answers this by itself.
+                            rustix::fs::statvfs(p.mnt()).expect("answered");
+                            longest = longest.max(begun.elapsed());
+                        }
+                        longest
+                    });
+                    succeeds(&mut p.upgrade());
+                    over.store(true, Ordering::Relaxed);
+                    asks.join().expect("no error")
+                })
+            })
+            .collect();
+        longest.sort();
+        println!("{what}: the longest wait of 20 upgrades each: {longest:.0?}");
+    };
+    measure("empty");
+    for dir in 0..50 {
+        let dir = p.mnt().join(format!("d{dir}"));
+        fs::create_dir(&dir).expect("made");
+        (0..1000).for_each(|n| fs::write(dir.join(n.to_string()), [7; 1000]).expect("written"));
+    }
+    measure("50,000 files");
+    fs::write(p.mnt().join("large"), vec![7; 512 << 20]).expect("written");
+    measure("and 512 MiB");
 }
 
 /// Commits, and looks whether the repository is whole.

@@ -128,7 +128,7 @@ impl KernelNotifier {
     ) -> io::Result<Arc<KernelNotifier>> {
         let invalidator = mounted.invalidator().ok_or(io::ErrorKind::NotConnected)?;
         let pool = mounted.pool().ok_or(io::ErrorKind::NotConnected)?;
-        let mount_root = MountRoot::of(mounted.mount_point())?;
+        let mount_root = MountRoot::of(mounted.mount_point(), mounted.device())?;
         let recall = Arc::new(Recall::start(
             mount_root.clone(),
             invalidator.clone(),

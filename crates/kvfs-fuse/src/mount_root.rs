@@ -17,11 +17,13 @@ pub(crate) struct MountRoot {
 }
 
 impl MountRoot {
-    pub fn of(mount_point: &Path) -> io::Result<MountRoot> {
-        Ok(MountRoot {
-            mount_point: mount_point.to_path_buf(),
-            device: mount_point.metadata()?.dev(),
-        })
+    /// Of the mount with this number ("major:minor"): another one may cover it by now.
+    pub fn of(mount_point: &Path, number: &str) -> io::Result<MountRoot> {
+        let malformed = || io::Error::from(io::ErrorKind::InvalidData);
+        let (major, minor) = number.split_once(':').ok_or_else(malformed)?;
+        let part = |text: &str| text.parse().map_err(|_| malformed());
+        let device = rustix::fs::makedev(part(major)?, part(minor)?);
+        Ok(MountRoot { mount_point: mount_point.to_path_buf(), device })
     }
 
     pub fn device(&self) -> u64 {

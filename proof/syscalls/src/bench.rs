@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::call::{Call, Step};
 use crate::compare;
@@ -27,6 +28,8 @@ pub enum Mode {
     Kill,
     /// The store is unmounted and mounted again at each `kill` and at the end.
     Remount,
+    /// The daemon becomes the same program anew, again and again meanwhile.
+    Upgrade,
 }
 
 /// The first thing that the two sides did differently.
@@ -208,11 +211,23 @@ impl Bench {
         };
         let subject = start(root, self.marks[0])?;
         let reference = start(&self.reference, self.marks[1])?;
-        let (on_subject, on_reference) = std::thread::scope(|scope| {
+        let (upgraded, running) = (self.mode == Mode::Upgrade, AtomicBool::new(true));
+        let mounted = self.mounted.as_ref().filter(|_| upgraded);
+        let upgrades = || {
+            while let Some(mounted) = mounted.filter(|_| running.load(Ordering::Relaxed)) {
+                mounted.upgrade()?;
+            }
+            Ok(())
+        };
+        let (on_subject, on_reference, upgraded) = std::thread::scope(|scope| {
             let other = scope.spawn(|| reference.run(steps));
+            let upgrades = scope.spawn(upgrades);
             let this = subject.run(steps);
-            (this, other.join().unwrap_or_default())
+            running.store(false, Ordering::Relaxed);
+            let upgraded = upgrades.join().unwrap_or_else(|_| Err("an upgrade panicked".into()));
+            (this, other.join().unwrap_or_default(), upgraded)
         });
+        upgraded?;
         let (on_subject, on_reference, cut) = until_cut_off(on_subject, on_reference);
         if let Some(difference) = results(base, steps, &on_subject, &on_reference) {
             return Ok(Ended::Different(difference));

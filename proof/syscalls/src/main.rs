@@ -87,6 +87,7 @@ fn run(args: &Args) -> Outcome<usize> {
         "abort" => Mode::Abort,
         "kill" => Mode::Kill,
         "remount" => Mode::Remount,
+        "upgrade" => Mode::Upgrade,
         other => return Err(format!("'{other}' is no mode")),
     };
     let users: Vec<u32> = (0..u32::from(args.workers))

@@ -112,6 +112,11 @@ impl Mounted {
         self.mount()
     }
 
+    /// Has the daemon become the same program anew, with the mount in use.
+    pub fn upgrade(&self) -> Outcome<()> {
+        self.kvfs(&["mount".as_ref(), "--upgrade".as_ref(), self.root.as_ref()]).map(drop)
+    }
+
     /// Unmounts cleanly and mounts again.
     pub fn remount(&self) -> Outcome<()> {
         // A process that has just been killed may hold its files for a moment longer.
