@@ -10,35 +10,22 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::mpsc::{Sender, channel};
 
-use kvdb_server::{Server, ServerOptions};
-use kvfs::{Atime, InUse, Pause, Views};
-use kvfs_fuse::{
-    AccessTimes, FuseAdapter, Handover, KernelNotifier, MountOptions, Mounted, Served, Unmounter,
-};
+use kvfs::{InUse, Views};
+use kvfs_fuse::{Handover, KernelNotifier, Unmounter};
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::check;
 use crate::daemons::{self, Record};
 use crate::destination;
 use crate::failures;
 use crate::handover::{self, Next, Resumed, State};
-use crate::http::Listening;
-use crate::metrics;
 use crate::mount_options::Options;
-use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
-use crate::scripts;
-use crate::scrubbing::Scrubbing;
-use crate::sockets;
-use crate::statistics;
-use crate::statistics::MountFigures;
-use crate::store::{self, Access, Store};
-use crate::transactions::OverFiles;
+use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
+use crate::store;
 use crate::upgrade::Request;
 
 /// How a daemon begins.
@@ -150,28 +137,17 @@ fn serve_logged(
     }
 }
 
-/// A store and its file system.
-struct Opened {
-    store: Store,
-    fs: kvfs::Fs,
-    views: Views,
+/// Opens what another program has left, and begins to answer. After an error nothing was answered.
+fn go_on(store: &Path, resumed: &Resumed, options: &Options) -> Outcome<(Opened, Service)> {
+    let opened = Opened::new(options, |access| {
+        let (file, in_use) = resumed.store_and_use()?;
+        Ok((store::open_file(file, store, access, options.memory)?, in_use))
+    })?;
+    let service = Service::begin(&opened, options, Mounting::Again(&resumed.mount))?;
+    Ok((opened, service))
 }
 
 impl Opened {
-    fn new(
-        options: &Options,
-        open: impl FnOnce(Access) -> Outcome<(Store, InUse)>,
-    ) -> Outcome<Opened> {
-        let (store, in_use) = open(access(options))?;
-        let atime = match options.mount.access_times {
-            AccessTimes::Relative => Atime::Relative,
-            AccessTimes::Never => Atime::Never,
-        };
-        let fs = store.file_system_with(atime, options.zone_size, &in_use)?;
-        let views = Views::take_over(store.db.clone(), fs.clone(), &in_use);
-        Ok(Opened { store, fs, views })
-    }
-
     /// Closes the store and executes another program, which goes on; returns where that cannot be.
     fn become_program(
         self,
@@ -195,20 +171,6 @@ impl Opened {
     }
 }
 
-fn access(options: &Options) -> Access {
-    if options.mount.read_only { Access::ReadOnly } else { Access::ReadWrite }
-}
-
-/// Opens what another program has left, and begins to answer. After an error nothing was answered.
-fn go_on(store: &Path, resumed: &Resumed, options: &Options) -> Outcome<(Opened, Service)> {
-    let opened = Opened::new(options, |access| {
-        let (file, in_use) = resumed.store_and_use()?;
-        Ok((store::open_file(file, store, access, options.memory)?, in_use))
-    })?;
-    let service = Service::begin(&opened, options, Mounting::Again(&resumed.mount))?;
-    Ok((opened, service))
-}
-
 /// Commits everything; what the next program must know of the file system.
 fn hand_over(views: &Views, handover: &Handover) -> Outcome<InUse> {
     tracing::info!("handing over {}", handover.mount_point().display());
@@ -216,23 +178,6 @@ fn hand_over(views: &Views, handover: &Handover) -> Outcome<InUse> {
     views.in_use().map_err(|e| {
         Failure::new(Exit::Failed, format!("what was written could not be committed: {e}"))
     })
-}
-
-/// Fails where something is open that ends with this process.
-fn hinders(views: &Views) -> Outcome {
-    if views.is_down() {
-        return Err(Failure::new(Exit::Failed, "it was shut down by the GOINGDOWN ioctl"));
-    }
-    let open: Vec<_> = views.list().into_iter().filter(|t| !t.durable).collect();
-    if open.is_empty() {
-        return Ok(());
-    }
-    let numbers: Vec<_> = open.iter().map(|transaction| transaction.id.to_string()).collect();
-    let what = format!(
-        "transactions are open that end with the process that serves them: {}",
-        numbers.join(", ")
-    );
-    Err(Failure::new(Exit::Busy, what).hint("commit or abort them first; durable ones go on"))
 }
 
 /// The arguments, with the addresses that were taken where any was asked for.
@@ -244,199 +189,6 @@ fn with_addresses(arguments: &[OsString], record: &Record) -> Vec<OsString> {
     // The last of one option counts; of --metrics there may be only one.
     let at = arguments.iter().position(|word| word == "--metrics").unwrap_or(arguments.len());
     arguments[..at].iter().cloned().chain(metrics).chain(listen).collect()
-}
-
-/// Where a service gets its mount.
-enum Mounting<'a> {
-    On(&'a Path),
-    /// It is there, and another one has served it.
-    Again(&'a Handover),
-}
-
-/// What serves an open store: the mount, and what clients of the socket reach.
-struct Service {
-    server: Option<Server>,
-    metrics: Option<Listening>,
-    figures: Arc<OnceLock<MountFigures>>,
-    adapter: Arc<FuseAdapter>,
-    mounted: Mounted,
-    source: OsString,
-}
-
-/// How waiting for a mount ended.
-enum Waited<'a> {
-    Ended(Result<(), kvfs_fuse::Error>),
-    /// Nothing answers any more, and somebody waits for another program to go on. Nor may the kernel
-    /// be told of anything, which would wait for answers.
-    Stopped(Request, Handover, Pause<'a>),
-}
-
-/// What there is to do while a mount is served.
-enum Event {
-    Served(Result<Served, kvfs_fuse::Error>),
-    Upgrade(Request),
-}
-
-impl Service {
-    fn begin(opened: &Opened, options: &Options, mounting: Mounting<'_>) -> Outcome<Service> {
-        let Opened { store, fs, views } = opened;
-        let figures: Arc<OnceLock<MountFigures>> = Arc::default();
-        // Files come first where programs have them open.
-        let needed = matches!(mounting, Mounting::On(_));
-        let or_without = |what: &str, failure: Failure| match needed {
-            true => Err(failure),
-            false => {
-                tracing::error!("{what}: {}", failure.message);
-                Ok(None)
-            }
-        };
-        let server = start_server(store, fs, views, figures.clone(), &options.network).or_else(
-            |failure| or_without("keys are not served", failure).map(|_: Option<()>| None),
-        )?;
-        let sources = || metrics::Sources {
-            db: store.db.clone(),
-            fs: fs.clone(),
-            views: views.clone(),
-            mount: figures.clone(),
-        };
-        let metrics = options.metrics.map(|address| metrics::start(address, sources()));
-        let metrics = metrics.transpose().or_else(|failure| {
-            or_without("figures are not given", failure).map(|_: Option<()>| None)
-        })?;
-        let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
-        let adapter = Arc::new(FuseAdapter::new(views.clone()).open_views(options.open_views));
-        let mounted = match mounting {
-            Mounting::On(dir) => {
-                let mount_options =
-                    MountOptions { source: source.clone(), ..options.mount.clone() };
-                kvfs_fuse::mount(adapter.clone(), dir, &mount_options, &options.policy)
-            }
-            Mounting::Again(handover) => {
-                kvfs_fuse::take_over(adapter.clone(), handover, &options.policy)
-            }
-        };
-        let mounted = mounted.map_err(failures::of_mount)?;
-        Ok(Service { server, metrics, figures, adapter, mounted, source })
-    }
-
-    /// Leaves a record of a mount that answers, and starts what goes with it.
-    fn attend(
-        &self,
-        opened: &Opened,
-        options: &Options,
-        log: Option<PathBuf>,
-    ) -> Outcome<(Record, Arc<KernelNotifier>, Option<Scrubbing>)> {
-        let (store, mounted) = (&opened.store, &self.mounted);
-        let server = self.server.as_ref();
-        let mut record =
-            Record::of_this_process(mounted.device(), &store.path, mounted.mount_point());
-        record.source = self.source.clone().into();
-        record.socket = server.map(|s| s.path().to_path_buf());
-        record.metrics = self.metrics.as_ref().map(|endpoint| endpoint.address().to_string());
-        record.listen = server.and_then(|s| s.tcp_address()).map(|address| address.to_string());
-        record.handover = Some(handover::VERSION);
-        record.log = log;
-        record.recovery = store.recovery.clone();
-        record.write().map_err(|e| {
-            Failure::io(format!("cannot write a record to {}", daemons::directory().display()), &e)
-        })?;
-        // The first request: a program that was told "mounted" can rely on being answered.
-        let at = mounted.mount_point();
-        fs::metadata(at).map_err(|e| {
-            Failure::io(format!("the mount on {} does not answer", at.display()), &e)
-        })?;
-        let notifier =
-            KernelNotifier::start(&opened.views, &self.adapter, mounted).map_err(|e| {
-                let what = format!("cannot tell the kernel what changes under {}", at.display());
-                Failure::io(what, &e)
-            })?;
-        let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
-        let _ = self.figures.set(MountFigures { requests, notifier: notifier.clone(), uses_rings });
-        tracing::info!(store = %store.path.display(), mount_point = %at.display(), io_uring = uses_rings, "mounted");
-        let writable = store.access == Access::ReadWrite;
-        let scrubbing = options
-            .scrub
-            .map(|interval| Scrubbing::start(&store.db, &opened.fs, interval, writable))
-            .transpose();
-        let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
-        Ok((record, notifier, scrubbing))
-    }
-
-    /// Returns when the mount has ended, or has stopped for another program.
-    fn wait<'a>(
-        &mut self,
-        views: &'a Views,
-        arguments: &[OsString],
-        notifier: &KernelNotifier,
-        scrubbing: Option<Scrubbing>,
-        (say, events): (&Sender<Event>, &Receiver<Event>),
-    ) -> Waited<'a> {
-        let Service { server, metrics, mounted, .. } = self;
-        let (stopper, before) = (mounted.stopper(), mounted.handover());
-        let mut scrubbing = Some(scrubbing);
-        let mut stopped_for = None;
-        std::thread::scope(|scope| {
-            // It is received below.
-            scope.spawn(|| drop(say.send(Event::Served(mounted.wait()))));
-            loop {
-                let request = match events.recv() {
-                    Ok(Event::Upgrade(request)) => request,
-                    Ok(Event::Served(served)) => {
-                        return match (served, stopped_for) {
-                            (Ok(Served::Stopped(handover)), Some((request, paused))) => {
-                                Waited::Stopped(request, handover, paused)
-                            }
-                            (served, _) => Waited::Ended(served.map(drop)),
-                        };
-                    }
-                    Err(_) => return Waited::Ended(Ok(())),
-                };
-                let may = match (&stopper, &before) {
-                    (Some(stopper), Some(before)) => {
-                        may_become(&request, before, arguments, views).map(|()| stopper)
-                    }
-                    _ => Err(Failure::new(
-                        Exit::Failed,
-                        "requests of this mount come over io_uring, and cannot be handed over",
-                    )
-                    .hint("mounts with transport=device can")),
-                };
-                let stopper = match may {
-                    Ok(stopper) => stopper,
-                    Err(failure) => {
-                        Request::answer(&request, Err(&failure));
-                        continue;
-                    }
-                };
-                // In this order: none of them is begun anew by one that is still there, and all get
-                // the answers that they wait for.
-                drop((metrics.take(), scrubbing.take()));
-                if let Some(server) = server.take() {
-                    server.stop();
-                }
-                let paused = views.pause();
-                notifier.finish();
-                stopper.stop();
-                stopped_for = Some((request, paused));
-            }
-        })
-    }
-}
-
-/// Whether this process may become another program, which is asked, too.
-fn may_become(
-    request: &Request,
-    handover: &Handover,
-    arguments: &[OsString],
-    views: &Views,
-) -> Outcome {
-    hinders(views)?;
-    let state = State { mount: handover, in_use: &InUse::default() };
-    handover::ask(&request.program, arguments, &state)?;
-    // So that little is left to do while nobody answers.
-    views.sync_all().map_err(|e| {
-        Failure::new(Exit::Failed, format!("what was written cannot be committed: {e}"))
-    })
 }
 
 /// Closes everything behind a mount that has ended as `served` says. Of several failures the first
@@ -571,55 +323,4 @@ fn listen_to_signals(
     };
     std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
     Ok(handle)
-}
-/// The socket for keys. A store can be mounted without it, if no socket can be made anywhere.
-fn start_server(
-    store: &Store,
-    fs: &kvfs::Fs,
-    views: &Views,
-    figures: Arc<OnceLock<MountFigures>>,
-    network: &Network,
-) -> Outcome<Option<Server>> {
-    let mut places = vec![];
-    let next_to_it = sockets::socket_beside(&store.path);
-    places.extend(next_to_it);
-    if let Ok(directory) = daemons::make_directory() {
-        places.push(directory.join(format!("{}.sock", std::process::id())));
-    }
-    let checked = fs.clone();
-    let (db, fs) = (store.db.clone(), fs.clone());
-    let info: kvdb_server::InfoSource =
-        Arc::new(move || statistics::of_store(&db, Some(&fs), figures.get()));
-    let check: kvdb_server::Check = Arc::new(move || check::of_files(&checked));
-    let own = store.db.clone();
-    let describe: kvdb_server::Describe =
-        Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
-    for place in places {
-        let over_files = Arc::new(OverFiles(views.clone()));
-        let mut options = ServerOptions {
-            info: Some(info.clone()),
-            describe: Some(describe.clone()),
-            check: Some(check.clone()),
-            transactions: Some(over_files.clone()),
-            snapshots: Some(over_files),
-            scripts: Some(scripts::command()),
-            ..Default::default()
-        };
-        network.add_to(&mut options)?;
-        match Server::start(store.db.clone(), &place, options) {
-            Ok(server) => return Ok(Some(server)),
-            // What was asked for is not left out silently.
-            Err(e @ kvdb_server::Error::Tcp { .. }) => {
-                return Err(Failure::new(Exit::Failed, e.to_string()));
-            }
-            Err(e) => tracing::warn!("no socket at {}: {e}", place.display()),
-        }
-    }
-    match network.listen {
-        None => Ok(None),
-        Some(address) => {
-            let what = format!("no socket could be made, and so nothing listens at {address}");
-            Err(Failure::new(Exit::Failed, what).hint("see the log"))
-        }
-    }
 }

@@ -5,7 +5,7 @@
 //! memory, and executes it ([`become_program`]): the process stays the same, and so do its record
 //! and its descriptors. Three of these go on: the connection to the kernel, without which the mount
 //! would end; the store's file, whose lock no other process gets in between; and that of the one
-//! who waits for an answer. Signals that end the process wait meanwhile.
+//! who waits for an answer. From then on, signals that end the process wait until it listens again.
 //!
 //! **Ways back.** Until the store is closed, all goes on as before. A program that cannot be
 //! executed, or cannot go on with the mount before it has answered anything, leaves everything as

@@ -60,6 +60,7 @@ mod scripts;
 mod scrub;
 mod scrubbing;
 mod send;
+mod service;
 mod sizes;
 mod snapshot;
 mod sockets;

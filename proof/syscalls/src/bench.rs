@@ -213,7 +213,7 @@ impl Bench {
         let reference = start(&self.reference, self.marks[1])?;
         let (upgraded, running) = (self.mode == Mode::Upgrade, AtomicBool::new(true));
         let mounted = self.mounted.as_ref().filter(|_| upgraded);
-        let upgrades = || {
+        let upgrades = || -> Outcome<()> {
             while let Some(mounted) = mounted.filter(|_| running.load(Ordering::Relaxed)) {
                 mounted.upgrade()?;
             }
