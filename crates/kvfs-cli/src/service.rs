@@ -79,8 +79,8 @@ pub struct Service {
 /// How waiting for a mount ended.
 pub enum Waited<'a> {
     Ended(Result<(), kvfs_fuse::Error>),
-    /// Nothing answers any more, and somebody waits for another program to go on. Nor may the kernel
-    /// be told of anything, which would wait for answers.
+    /// Nothing answers any more, and somebody waits for another program to go on. Nor may the
+    /// kernel be told of anything, which would wait for answers.
     Stopped(Request, Handover, Pause<'a>),
 }
 
@@ -96,16 +96,8 @@ impl Service {
         let figures: Arc<OnceLock<MountFigures>> = Arc::default();
         // Files come first where programs have them open.
         let needed = matches!(mounting, Mounting::On(_));
-        let or_without = |what: &str, failure: Failure| match needed {
-            true => Err(failure),
-            false => {
-                tracing::error!("{what}: {}", failure.message);
-                Ok(None)
-            }
-        };
-        let server = start_server(store, fs, views, figures.clone(), &options.network).or_else(
-            |failure| or_without("keys are not served", failure).map(|_: Option<()>| None),
-        )?;
+        let server = start_server(store, fs, views, figures.clone(), &options.network);
+        let server = or_without(server, needed)?;
         let sources = || metrics::Sources {
             db: store.db.clone(),
             fs: fs.clone(),
@@ -113,11 +105,13 @@ impl Service {
             mount: figures.clone(),
         };
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
-        let metrics = metrics.transpose().or_else(|failure| {
-            or_without("figures are not given", failure).map(|_: Option<()>| None)
-        })?;
+        let metrics = or_without(metrics.transpose(), needed)?;
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
-        let adapter = Arc::new(FuseAdapter::new(views.clone()).open_views(options.open_views));
+        let adapter = FuseAdapter::new(views.clone()).open_views(options.open_views);
+        let adapter = Arc::new(match mounting {
+            Mounting::On(_) => adapter,
+            Mounting::Again(_) => adapter.of_mount_in_use(options.policy.write_back),
+        });
         let mounted = match mounting {
             Mounting::On(dir) => {
                 let mount_options =
@@ -234,6 +228,17 @@ impl Service {
             }
         })
     }
+}
+
+/// What was started; nothing where that failed and is not needed.
+fn or_without<T>(started: Outcome<Option<T>>, needed: bool) -> Outcome<Option<T>> {
+    started.or_else(|failure| match needed {
+        true => Err(failure),
+        false => {
+            tracing::error!("the mount goes on without it: {}", failure.message);
+            Ok(None)
+        }
+    })
 }
 
 /// Whether this process may become another program, which is asked, too.

@@ -30,6 +30,9 @@ pub struct FuseAdapter {
     quiesce_barrier: QuiesceBarrier,
     /// Set once the mount is there.
     recall: OnceLock<Arc<Recall>>,
+    /// Of a mount that was in use before: whether the kernel gathers writes. It may hold back pages
+    /// from the first request on.
+    in_use: Option<bool>,
     open_views: bool,
     kernel_has_labels: bool,
 }
@@ -117,6 +120,7 @@ impl FuseAdapter {
             notifiers: Default::default(),
             quiesce_barrier: QuiesceBarrier::default(),
             recall: OnceLock::new(),
+            in_use: None,
             open_views: false,
             kernel_has_labels: security_labels::kernel_has_labels(),
         }
@@ -143,15 +147,25 @@ impl FuseAdapter {
         if !may_wait() {
             return Err(Errno::WAITS);
         }
-        let recalled = self.recall.get().map(|recall| recall.file(node));
+        let recalled = self.recall_at_hand().map(|recall| recall.file(node));
         if let Some(Err(e)) = &recalled {
             tracing::warn!("the kernel could not hand over what it holds of inode {node}: {e}");
         }
         Ok(matches!(recalled, Some(Ok(()))))
     }
 
+    /// By which the kernel is asked for what it holds back; `None`: it can hold back nothing yet.
+    fn recall_at_hand(&self) -> Option<&Arc<Recall>> {
+        match self.in_use {
+            None => self.recall.get(),
+            // It comes in a moment; what is asked until then waits, where it may.
+            Some(_) => Some(self.recall.wait()),
+        }
+    }
+
     fn gathers_writes(&self) -> bool {
-        self.recall.get().is_some_and(|recall| recall.gathers_writes)
+        let known = self.recall.get().map(|recall| recall.gathers_writes);
+        known.or(self.in_use).unwrap_or(false)
     }
 
     /// How programs see the inodes of the view with this number.
@@ -213,6 +227,14 @@ impl FuseAdapter {
     #[must_use]
     pub fn open_views(mut self, open: bool) -> FuseAdapter {
         self.open_views = open;
+        self
+    }
+
+    /// For a mount that another one has served before ([`crate::take_over`]), with what its policy
+    /// says of writes. A [`crate::KernelNotifier`] is to follow.
+    #[must_use]
+    pub fn of_mount_in_use(mut self, gathers_writes: bool) -> FuseAdapter {
+        self.in_use = Some(gathers_writes);
         self
     }
 
@@ -544,7 +566,7 @@ impl Handler for FuseAdapter {
     }
     fn seek(&self, node: NodeId, offset: u64, what: Whence) -> Reply<u64> {
         let (view, ino) = self.inode(node)?;
-        if self.recall.get().is_none() {
+        if self.in_use.is_none() && self.recall.get().is_none() {
             // The mount has just begun, or nothing recalls its pages: all data.
             let size = view.getattr(ino).map_err(errno)?.size;
             return match what {

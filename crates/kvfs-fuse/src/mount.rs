@@ -487,8 +487,8 @@ impl Mounted {
     }
 
     /// By which another thread can have the threads stop that serve the mount, so that another
-    /// process goes on with it ([`take_over`]); `None`: that is not possible where requests come over
-    /// io_uring.
+    /// process goes on with it ([`take_over`]); `None`: that is not possible where requests come
+    /// over io_uring.
     pub fn stopper(&self) -> Option<Stopper> {
         self.session.as_ref().and_then(Session::stopper)
     }
@@ -500,7 +500,8 @@ impl Mounted {
         Some(Handover { connection, entry: self.entry.clone(), greeting, held: Vec::new() })
     }
 
-    /// Returns when the mount is gone, or its threads were had to stop, and no request is under way.
+    /// Returns when the mount is gone, or its threads were had to stop, and no request is under
+    /// way.
     pub fn wait(&mut self) -> Result<Served, Error> {
         let Some(session) = self.session.take() else { return Ok(Served::Ended) };
         let served = session.wait();

@@ -101,7 +101,8 @@ impl Lasting {
         let fs = Fs::take_over(db.clone(), env, FsOptions::default(), &in_use)
             .expect("the file system opens");
         let views = Views::take_over(db.clone(), fs, &in_use);
-        let adapter = Arc::new(FuseAdapter::new(views.clone()));
+        let adapter = FuseAdapter::new(views.clone()).of_mount_in_use(self.policy.write_back);
+        let adapter = Arc::new(adapter);
         handover.fits(&self.policy).expect("it is the same version");
         let mounted = take_over(adapter.clone(), &handover, &self.policy).expect("it goes on");
         self.served = Some(Service::begin(db, views, mounted, &adapter));
