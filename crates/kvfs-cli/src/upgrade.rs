@@ -66,8 +66,17 @@ pub fn run(target: &Path, output: &Output) -> Outcome {
 /// The daemon that is to become another program.
 fn daemon_of(target: &Path) -> Outcome<Record> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
-    let path = paths::full_path(target).map_err(cannot)?;
-    let mount = mounts::mount_of(&path).map_err(cannot)?.filter(MountEntry::is_fuse);
+    // A daemon that is stopped answers nothing that is asked of its mount.
+    let beside = paths::path_beside(target).ok().and_then(|path| mounts::mount_at(&path).ok()?);
+    let (path, mount) = match beside {
+        Some(mount) => (mount.mount_point.clone(), Some(mount)),
+        None => {
+            let path = paths::full_path(target).map_err(cannot)?;
+            let mount = mounts::mount_of(&path).map_err(cannot)?;
+            (path, mount)
+        }
+    };
+    let mount = mount.filter(MountEntry::is_fuse);
     let of_mount = mount.and_then(|mount| Record::read(&mount.device));
     let record = of_mount.filter(Record::is_alive).or_else(|| Record::of_store(&path));
     let record = record.filter(|record| !record.closing).ok_or_else(|| {
