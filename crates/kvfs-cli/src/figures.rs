@@ -4,6 +4,17 @@ use serde_json::{Map, Value, json};
 
 use crate::device_profile;
 
+/// From so many committed bytes on it says something how many were written for each: opening and
+/// closing a store, and looking at it, write a little for nothing.
+const MEANINGFUL: u64 = 1 << 20;
+
+/// How many bytes were written for each that was committed, of what [`engine`] gives, where that
+/// says something.
+pub fn shown_amplification(all: &Value) -> Option<f64> {
+    let committed = all["commits"]["bytes"].as_u64().unwrap_or(0);
+    all["write_amplification"].as_f64().filter(|_| committed >= MEANINGFUL)
+}
+
 /// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was
 /// opened.
 pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {

@@ -187,7 +187,7 @@ pub mod tests {
             store: json!({
                 "space": {"total": 10u64 << 30, "free": 6u64 << 30},
                 "memory": {"budget": 320 << 20, "memtables": 12 << 20, "cache": 64 << 20},
-                "commits": {"count": 100 + 40 * late}, "write_amplification": 1.25,
+                "commits": {"count": 100 + 40 * late, "bytes": 4 << 20}, "write_amplification": 1.25,
                 "io": {
                     "journal": {"write_bytes": 1000 + 2048 * late, "read_bytes": 0},
                     "pages": {"write_bytes": 5000 + 4096 * late, "read_bytes": 10},

@@ -235,13 +235,9 @@ fn show(all: &Map<String, Value>) -> String {
                 bytes(&m["stitched_bytes"])
             ),
         );
-        line(
-            "written",
-            format!(
-                "{:.2} times what was committed",
-                all["write_amplification"].as_f64().unwrap_or(0.0)
-            ),
-        );
+        if let Some(times) = figures::shown_amplification(&all) {
+            line("written", format!("{times:.2} times what was committed"));
+        }
     }
     if let Some(jobs) = all["written_by_job"].as_object() {
         let wrote = jobs.iter().filter(|(_, of)| count(of) > 0);

@@ -102,3 +102,40 @@ fn wrong_input_is_refused_with_a_sentence() {
     let view = place.mnt().join(".kvfs/snapshot");
     assert!(fails(2, kvfs(&["top", "--once"]).arg(view)).contains("a list of views"));
 }
+
+#[test]
+fn who_looks_does_not_see_himself() {
+    let Some(place) = Place::new() else { return };
+    place.mounted();
+    let stat = || -> Value {
+        let said = succeeds(kvfs(&["--json", "stat"]).arg(place.mnt()).stdin(Stdio::null()));
+        serde_json::from_str(&said).expect("JSON")
+    };
+    let requests = |stat: &Value| -> u64 {
+        stat["requests"].as_object().expect("an object").values().filter_map(Value::as_u64).sum()
+    };
+    let first = requests(&stat());
+    for _ in 0..4 {
+        stat();
+    }
+    let last = stat();
+    assert!(last["transport"]["round_trip_micros"].as_f64() > Some(0.0), "{last}");
+    // The kernel may ask for the root's attributes once more.
+    assert!(requests(&last) <= first + 1, "{first} requests, and {last}");
+}
+
+#[test]
+fn what_was_written_for_a_byte_is_said_of_more_than_a_few() {
+    let Some(place) = Place::new() else { return };
+    place.mounted();
+    let shown = |words: &[&str]| succeeds(kvfs(words).arg(place.mnt()).stdin(Stdio::null()));
+    let top = ["top", "--once", "-i", "0.1"];
+    succeeds(kvfs(&["kv", "put"]).arg(place.mnt()).args(["k", "v"]));
+    assert!(!shown(&top).contains("written for each byte"));
+    assert!(!shown(&["stat"]).contains("times what was committed"));
+    let file = fs::File::create(place.mnt().join("file")).expect("a file");
+    (&file).write_all(&vec![7; 3 << 20]).expect("written");
+    file.sync_all().expect("synced");
+    assert!(shown(&top).contains("written for each byte"));
+    assert!(shown(&["stat"]).contains("times what was committed"));
+}

@@ -2,7 +2,7 @@
 //! of a FUSE file system is their number.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 macro_rules! requests {
@@ -62,16 +62,28 @@ pub struct Counters {
     counts: [AtomicU64; NAMES.len()],
     /// How long answering them took in all, nanoseconds.
     nanos: [AtomicU64; NAMES.len()],
+    /// See [`Counters::leave_out`]. 0: none.
+    left_out: AtomicU32,
 }
 
 impl Default for Counters {
     fn default() -> Self {
         let zeros = || [const { AtomicU64::new(0) }; NAMES.len()];
-        Counters { counts: zeros(), nanos: zeros() }
+        Counters { counts: zeros(), nanos: zeros(), left_out: AtomicU32::new(0) }
     }
 }
 
 impl Counters {
+    /// What this thread of ours asks for the room in the file system is not counted: it measures
+    /// how long an answer takes, and who looks at the counts would see himself.
+    pub(crate) fn leave_out(&self, thread: u32) {
+        self.left_out.store(thread, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_left_out(&self, request: Request, thread: u32) -> bool {
+        request == Request::StatFs && thread == self.left_out.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn count(&self, request: Request) {
         // Only a statistic: no order with anything else is needed.
         self.counts[request as usize].fetch_add(1, Ordering::Relaxed);

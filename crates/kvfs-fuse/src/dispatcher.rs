@@ -106,7 +106,10 @@ impl<H: Handler> Dispatcher<H> {
         reply.handed_out.clear();
         reply.stale_attributes.clear();
         let request = Request::of(head.opcode);
-        self.counters.count(request);
+        let is_left_out = self.counters.is_left_out(request, head.pid);
+        if !is_left_out {
+            self.counters.count(request);
+        }
         let begun = Instant::now();
         let outcome = self.guarded(request, head, fields, reply, read_buffer);
         if matches!(outcome, Outcome::Error(_)) {
@@ -114,7 +117,7 @@ impl<H: Handler> Dispatcher<H> {
             self.take_back(reply);
             reply.handed_out.clear();
         }
-        if !matches!(outcome, Outcome::Waits) {
+        if !matches!(outcome, Outcome::Waits) && !is_left_out {
             self.counters.took(request, begun.elapsed());
         }
         outcome

@@ -137,9 +137,10 @@ impl KernelNotifier {
         adapter.set_recall(recall.clone());
         let (drop_queue, dropped) = channel::<Vec<NodeId>>();
         let size_setter = UnsharedThread::start("fuse-set-size")?;
-        adapter.ignore_setattr_of(
-            size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?,
-        );
+        let size_setter_is =
+            size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?;
+        adapter.ignore_setattr_of(size_setter_is);
+        mounted.counters().leave_out(size_setter_is);
         let watch_events = WatchEvents::start(mount_root.clone())?;
         adapter.ignore_setattr_of(watch_events.thread()?);
         let drop_all = {

@@ -9,6 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
 use serde_json::Value;
 
+use crate::figures;
 use crate::live::{Rates, Sample, count};
 use crate::sizes::human_size;
 use crate::text;
@@ -85,14 +86,15 @@ impl Screen {
             _ => Span::raw(""),
         };
         let (total, free) = (count(&space["total"]), count(&space["free"]));
+        let written = figures::shown_amplification(store)
+            .map_or(String::new(), |times| format!("; {times:.2} written for each byte"));
         let figures = format!(
-            "{} of {} in use; memory {} of {}; {} clients; {:.2} written for each byte",
+            "{} of {} in use; memory {} of {}; {} clients{written}",
             human_size(total.saturating_sub(free)),
             human_size(total),
             human_size(count(&memory["memtables"]) + count(&memory["cache"])),
             human_size(count(&memory["budget"])),
             count(&self.now.server["connections"]),
-            store["write_amplification"].as_f64().unwrap_or(0.0),
         );
         let lines = vec![
             Line::from(vec![Span::styled(format!("KVFS {mount_point}  "), TITLE), state]),

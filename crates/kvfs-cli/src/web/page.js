@@ -178,7 +178,9 @@ function figures(now) {
     figure(size(used), `of ${size(store.space.total)} in use`, bar(used / store.space.total)),
     figure(size(memory), `of ${size(store.memory.budget)} memory`, bar(memory / store.memory.budget)),
     ...rates,
-    figure(store.write_amplification.toFixed(2), "written for each byte committed", ""));
+    // (Of next to nothing it says nothing.)
+    figure(store.commits.bytes < 1 << 20 ? "–" : store.write_amplification.toFixed(2),
+      "written for each byte committed", ""));
   curves.forEach(([canvas, series]) => curve(canvas, series));
 }
 
