@@ -133,11 +133,12 @@ impl How {
 /// `0`: git changes nothing that it was not asked to change.
 const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
 
-/// Where the program is to be, and what it is to be told.
+/// Where the program is to be, and what it is to be told. `ends_with`: see [`sandbox::run`].
 pub fn enter(
     mounted: &Mounted,
     id: u64,
     chroot: bool,
+    ends_with: Option<i32>,
     command: &[OsString],
     output: &Output,
 ) -> Outcome<sandbox::Code> {
@@ -161,7 +162,7 @@ pub fn enter(
         environment.push((mounted::MOUNT, mounted.mount_point.clone().into()));
         Namespace::Bound { view, mount_point: mounted.mount_point.clone() }
     };
-    sandbox::run(&namespace, command, &environment, output)
+    sandbox::run(&namespace, command, &environment, ends_with, output)
 }
 
 /// Ends with the program's exit code.
@@ -200,7 +201,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     }
     // Attached: if we are killed, it ends with us.
     let id = args.how.begin(&mut mounted, true, &label)?;
-    let code = match enter(&mounted, id, args.chroot, &args.command, output) {
+    let code = match enter(&mounted, id, args.chroot, None, &args.command, output) {
         Ok(code) => code,
         Err(failure) => {
             mounted.txn(&["ABORT", &id.to_string()])?;

@@ -24,6 +24,7 @@ use std::process::Command;
 
 use kvfs_fuse::mounts;
 
+use crate::descendants;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place;
 
@@ -57,11 +58,13 @@ const PASSED: [libc::c_int; 8] = [
 ];
 
 /// Runs `words` in `namespace` with `environment` added to the inherited environment. Returns when
-/// the program has ended.
+/// the program has ended. With `ends_with`, the process that has started this one, the program and
+/// all that it has started are ended when that ends, however it does.
 pub fn run(
     namespace: &Namespace,
     words: &[OsString],
     environment: &[(&str, OsString)],
+    ends_with: Option<i32>,
     output: &Output,
 ) -> Outcome<Code> {
     let Some((program, arguments)) = words.split_first() else {
@@ -72,6 +75,10 @@ pub fn run(
     let mut inside = Inside::prepare(namespace)?;
     let waiting = Blocked::signals().map_err(|e| Failure::io("cannot wait for signals", &e))?;
     let before = waiting.before;
+    if let Some(parent) = ends_with {
+        descendants::keep_together()?;
+        follow(parent)?;
+    }
     let report = Report::pipe().map_err(|e| Failure::io("cannot make a pipe", &e))?;
     let told = report.writer.as_raw_fd();
     // SAFETY: between fork and exec only system calls are made, with strings that exist already;
@@ -108,6 +115,24 @@ pub fn run(
             }
         }),
     }
+}
+
+/// Tells that the process has ended that this one is to end with.
+const PARENT_ENDED: libc::c_int = libc::SIGPWR;
+
+/// Has the kernel tell when the parent has ended. It fails where that has been already.
+fn follow(parent: libc::pid_t) -> Outcome {
+    // SAFETY: system calls with numbers.
+    let (set, now) =
+        unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, PARENT_ENDED), libc::getppid()) };
+    if set != 0 {
+        let error = io::Error::last_os_error();
+        return Err(Failure::io("cannot be told of the end of the parent", &error));
+    }
+    if now != parent {
+        return Err(Failure::new(Exit::Failed, "who has started this has ended"));
+    }
+    Ok(())
 }
 
 /// Steps of the way in, for the message.
@@ -362,7 +387,7 @@ impl Blocked {
             let mut taken = std::mem::zeroed();
             let mut before = std::mem::zeroed();
             libc::sigemptyset(&raw mut taken);
-            for signal in PASSED.into_iter().chain([libc::SIGCHLD]) {
+            for signal in PASSED.into_iter().chain([libc::SIGCHLD, PARENT_ENDED]) {
                 libc::sigaddset(&raw mut taken, signal);
             }
             match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const taken, &raw mut before) {
@@ -397,6 +422,10 @@ impl Blocked {
                 let signal = libc::sigwaitinfo(&raw const self.taken, &raw mut news);
                 (signal, news.si_code)
             };
+            if signal == PARENT_ENDED {
+                descendants::end_all();
+                return 128 + libc::SIGKILL as Code;
+            }
             // What the terminal sends, it sends to the child as well.
             let from_terminal = sender == libc::SI_KERNEL
                 && [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH].contains(&signal);

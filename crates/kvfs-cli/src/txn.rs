@@ -53,6 +53,10 @@ enum Action {
         /// Make the view the root of the program.
         #[arg(long)]
         chroot: bool,
+        /// End it, and all that it has started, when this process ends, which has started this
+        /// command.
+        #[arg(long, hide = true, value_name = "PROCESS")]
+        ends_with: Option<i32>,
         /// The program and its arguments, behind `--`.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
@@ -97,10 +101,10 @@ enum Action {
 
 /// Only `exec` has an exit code of its own.
 pub fn run(args: Args, output: &Output) -> ExitCode {
-    if let Action::Exec { mount, id, chroot, command } = &args.action {
-        return match named(mount, Some(*id))
-            .and_then(|(mounted, id)| enter(&mounted, id, *chroot, command, output))
-        {
+    if let Action::Exec { mount, id, chroot, ends_with, command } = &args.action {
+        return match named(mount, Some(*id)).and_then(|(mounted, id)| {
+            enter(&mounted, id, *chroot, *ends_with, command, output)
+        }) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => {
                 output.print_error(&failure);

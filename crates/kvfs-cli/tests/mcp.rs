@@ -535,6 +535,24 @@ fn what_a_command_leaves_behind_is_ended_in_a_session_of_its_own_too() {
 }
 
 #[test]
+fn a_command_ends_with_a_server_that_is_killed_and_so_does_what_it_has_started() {
+    let Some(mount) = Mount::new() else { return };
+    let mut client = Client::new(&mount, &[]);
+    let id = client.begin();
+    let command = "setsid sh -c 'echo $$ > away; while :; do sleep 0.1; done' &
+        echo $$ > here; trap '' TERM HUP; while :; do sleep 0.1; done";
+    let call = json!({"name": "run", "arguments": {"transaction": id, "command": command}});
+    let call = json!({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": call});
+    client.send(&call.to_string());
+    let view = mount.path(format!(".kvfs/txn/{id}"));
+    let read = |name: &str| fs::read_to_string(view.join(name)).unwrap_or_default();
+    until("both run", || ["away", "here"].iter().all(|name| read(name).ends_with('\n')));
+    let running = ["away", "here"].map(|name| format!("/proc/{}", read(name).trim()));
+    client.child.kill().expect("killed");
+    until("both have ended", || !running.iter().any(|process| fs::exists(process).expect("/proc")));
+}
+
+#[test]
 fn tools_can_be_withheld_and_bad_options_are_refused() {
     let Some(mount) = Mount::new() else { return };
     let mut client = Client::new(&mount, &["--without", "commit", "--without", "rollback"]);

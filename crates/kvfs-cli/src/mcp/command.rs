@@ -111,6 +111,8 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         .args(["txn", "exec"])
         .arg(&root)
         .arg(id.to_string())
+        // Also where this process is killed.
+        .args(["--ends-with", &std::process::id().to_string()])
         .args(["--", "sh", "-c", "cd -- \"$1\" && exec sh -c \"$2\"", "sh"])
         .arg(root.join(directory))
         .arg(given.needed("command")?)
