@@ -1,12 +1,13 @@
 //! A small HTTP/1.1 server, for figures and pages on this machine: requests of bounded size, read
 //! for a bounded time, each answered by one call, after which the connection is closed.
 //!
-//! Browsers open connections ahead that say nothing, so each has a thread; of too many the last
-//! ones are sent away. `message` reads requests.
+//! Browsers open connections ahead that say nothing, so each has a thread. Where there are too
+//! many, the oldest one that is not just being answered gives its place to the next: whoever holds
+//! connections open and asks nothing keeps out no one. `message` reads requests.
 
 mod message;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -43,13 +44,18 @@ impl Read for Hurried<'_> {
     }
 }
 
-fn converse(mut client: &TcpStream, handler: &Handler) -> io::Result<()> {
+fn converse(place: &Client, mut client: &TcpStream, handler: &Handler) -> io::Result<()> {
     client.set_write_timeout(Some(PATIENCE))?;
     let read = message::read(&mut Hurried { client, until: Instant::now() + PATIENCE })?;
     let bytes = match read {
         None => return Ok(()),
         Some(Err(answer)) => answer.encoded(true),
-        Some(Ok(request)) => handler(&request).encoded(request.method != "HEAD"),
+        Some(Ok(request)) => {
+            place.is_answered(true);
+            let answer = handler(&request);
+            place.is_answered(false);
+            answer.encoded(request.method != "HEAD")
+        }
     };
     client.write_all(&bytes)?;
     // What the client still sends is taken, for a moment: a connection that is closed with bytes
@@ -65,18 +71,49 @@ fn converse(mut client: &TcpStream, handler: &Handler) -> io::Result<()> {
     Ok(())
 }
 
+struct Open {
+    client: Arc<TcpStream>,
+    /// The handler is at work for it.
+    is_answered: bool,
+}
+
 #[derive(Default)]
 struct Clients {
-    open: Mutex<HashMap<u64, Arc<TcpStream>>>,
+    /// By their numbers, which are in the order in which they came.
+    open: Mutex<BTreeMap<u64, Open>>,
     /// Signalled when one goes.
     gone: Condvar,
     stop: AtomicBool,
+}
+
+impl Clients {
+    /// Gives a client a place, that of another one if need be; `false`: all of them are just being
+    /// answered.
+    fn admit(&self, number: u64, client: &Arc<TcpStream>) -> bool {
+        let mut open = self.open.lock();
+        while open.len() >= MOST_CLIENTS {
+            let Some(oldest) = open.values().find(|open| !open.is_answered) else { return false };
+            // Its thread finds its end.
+            let _ = oldest.client.shutdown(Shutdown::Both);
+            self.gone.wait_for(&mut open, PATIENCE);
+        }
+        open.insert(number, Open { client: client.clone(), is_answered: false });
+        true
+    }
 }
 
 /// A client, until it is dropped.
 struct Client {
     clients: Arc<Clients>,
     number: u64,
+}
+
+impl Client {
+    fn is_answered(&self, is_answered: bool) {
+        if let Some(open) = self.clients.open.lock().get_mut(&self.number) {
+            open.is_answered = is_answered;
+        }
+    }
 }
 
 impl Drop for Client {
@@ -129,7 +166,7 @@ impl Drop for Listening {
             let _ = accepting.join();
         }
         let mut open = self.clients.open.lock();
-        for client in open.values() {
+        for Open { client, .. } in open.values() {
             let _ = client.shutdown(Shutdown::Both);
         }
         while !open.is_empty() {
@@ -152,25 +189,20 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, handler: &Handler) {
                 continue;
             }
         };
-        {
-            let mut open = clients.open.lock();
-            if open.len() >= MOST_CLIENTS {
-                drop(open);
-                let _ = client.set_write_timeout(Some(PATIENCE));
-                let busy = Response::text(503, "there are too many clients; try again");
-                let _ = (&*client).write_all(&busy.encoded(true));
-                continue;
-            }
-            open.insert(number, client.clone());
+        if !clients.admit(number, &client) {
+            let _ = client.set_write_timeout(Some(PATIENCE));
+            let busy = Response::text(503, "there are too many clients; try again");
+            let _ = (&*client).write_all(&busy.encoded(true));
+            continue;
         }
-        let (left, handler) = (Client { clients: clients.clone(), number }, handler.clone());
+        let (place, handler) = (Client { clients: clients.clone(), number }, handler.clone());
         let answer = move || {
-            let _left = left;
-            if let Err(e) = converse(&client, &handler) {
+            if let Err(e) = converse(&place, &client, &handler) {
                 tracing::debug!("a client of the HTTP server was not answered: {e}");
             }
             // The handler may hold what must be gone when the last client is.
             drop(handler);
+            drop(place);
         };
         if let Err(e) = std::thread::Builder::new().name("kvfs-http".into()).spawn(answer) {
             tracing::debug!("no thread for a client of the HTTP server: {e}");
@@ -205,6 +237,26 @@ mod tests {
         assert!(begun.elapsed() < PATIENCE, "it does not wait until their time is up");
         assert_eq!(Arc::strong_count(&count), 1, "nothing of the handler is left");
         drop(silent);
+    }
+
+    #[test]
+    fn however_many_say_nothing_who_asks_is_answered() {
+        let handler: Handler = Arc::new(|request: &Request| Response::text(200, &request.path));
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let server = Listening::start(address, |_| handler).expect("it listens");
+        let connect = || TcpStream::connect(server.address()).expect("it accepts");
+        // Some have begun to ask, and go on with a byte now and then.
+        let mut halves: Vec<TcpStream> = (0..2 * MOST_CLIENTS).map(|_| connect()).collect();
+        for half in &mut halves {
+            let _ = half.write_all(b"GET /half");
+        }
+        for _ in 0..8 {
+            let mut client = connect();
+            client.write_all(b"GET /here HTTP/1.1\r\n\r\n").expect("sent");
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).expect("answered");
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        }
     }
 
     #[test]

@@ -131,11 +131,20 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         Judge::strict().judge_path(log)?;
     }
     if args.foreground {
-        let mut say = |record: &Record| announce(output, record);
+        let warning = options.network.warning();
+        let mut say = |record: &Record| {
+            if let Some(warning) = &warning {
+                output.note(warning);
+            }
+            announce(output, record)
+        };
         let front = arguments("--foreground", &store, &dir, &args.options, &options);
         return daemon::serve(Begin::Mount(&store, &dir), &options, &front, &mut say);
     }
     let record = start(&arguments("--serving", &store, &dir, &args.options, &options))?;
+    if let Some(warning) = options.network.warning() {
+        output.note(warning);
+    }
     announce(output, &record)
 }
 

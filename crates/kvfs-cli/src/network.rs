@@ -41,6 +41,17 @@ impl Network {
         }
     }
 
+    /// What is to be known of an address that other machines may reach.
+    pub fn warning(&self) -> Option<String> {
+        let address = self.listen.filter(|address| !address.ip().is_loopback())?;
+        self.tls_cert.is_none().then(|| {
+            format!(
+                "keys are served at {address} in the clear: whoever is on the way reads them and \
+                 the password; tls_cert=FILE,tls_key=FILE encrypt them"
+            )
+        })
+    }
+
     /// Adds it to the options of the server.
     pub fn add_to(&self, options: &mut ServerOptions) -> Outcome {
         let (Some(address), Some(password)) = (self.listen, &self.password_file) else {

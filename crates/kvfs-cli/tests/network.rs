@@ -59,6 +59,26 @@ fn keys_are_served_over_tcp_to_those_who_know_the_password() {
 }
 
 #[test]
+fn what_other_machines_can_read_is_told() {
+    let Some(p) = Place::new() else { return };
+    let password = write(p.dir.path().join("password"), "open sesame", 0o600);
+    let stat = || succeeds(kvfs(&["stat"]).arg(p.mnt()).stdin(Stdio::null()));
+    for (ip, is_told) in [("127.0.0.1", false), ("0.0.0.0", true), ("[::1]", false)] {
+        let options = format!("listen={ip}:0,password_file={password}");
+        let ended = p.mount(&["-o", &options]).stdin(Stdio::null()).output().expect("kvfs runs");
+        assert!(ended.status.success(), "{ip}: {}", place::text(&ended.stderr));
+        let said = place::text(&ended.stderr);
+        assert_eq!(said.contains("in the clear"), is_told, "{ip}: {said}");
+        assert_eq!(said.is_empty(), !is_told, "{ip}: {said}");
+        // The address, and the socket.
+        let shown = stat();
+        assert!(shown.contains(&format!("keys at       {ip}:")), "{shown}");
+        assert!(shown.contains("s.kvfs.sock"), "{shown}");
+        succeeds(&mut p.umount());
+    }
+}
+
+#[test]
 fn with_a_certificate_it_is_encrypted() {
     let Some(p) = Place::new() else { return };
     let at = |name: &str| p.dir.path().join(name);
