@@ -228,7 +228,8 @@ impl Record {
         Record::of_living().into_iter().filter(|r| !r.closing).collect()
     }
 
-    fn of_living() -> Vec<Record> {
+    /// The records of all daemons that run, also of those that close their store.
+    pub fn of_living() -> Vec<Record> {
         let entries = fs::read_dir(directory()).into_iter().flatten().flatten();
         let records =
             entries.map(|e| e.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));

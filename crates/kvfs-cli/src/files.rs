@@ -18,6 +18,7 @@ use crate::paths;
 use crate::place::{self, View};
 use crate::sockets;
 use crate::store::{self, Access, Store};
+use crate::waiting::{self, Waiting};
 use crate::{text, tree};
 
 /// The files of a store, or of one of its views.
@@ -32,6 +33,8 @@ pub struct Mount {
     root: OwnedFd,
     /// Where paths begin, below the root.
     base: PathBuf,
+    /// All that is asked of it is.
+    _waiting: Waiting,
 }
 
 /// An entry of a directory.
@@ -215,9 +218,10 @@ impl Files {
 impl Mount {
     fn open(root: &Path, base: PathBuf) -> Outcome<Mount> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(root, flags, Mode::empty())
+        let waiting = waiting::on(root);
+        let opened = rustix::fs::open(root, flags, Mode::empty())
             .map_err(|e| cannot("open", root.as_os_str().as_bytes(), e))?;
-        Ok(Mount { root, base })
+        Ok(Mount { root: opened, base, _waiting: waiting })
     }
 
     fn open_at(&self, path: &[u8], flags: OFlags) -> Outcome<OwnedFd> {

@@ -20,6 +20,7 @@ use crate::sizes;
 use crate::sockets;
 use crate::store::{self, Access, Store};
 use crate::text;
+use crate::waiting;
 
 mod long_value;
 
@@ -248,6 +249,8 @@ fn act(args: &Args, value: &mut NewValue, connection: &mut Connection, output: &
 /// A store's commands, wherever the store is.
 pub(crate) struct Connection {
     client: Client,
+    /// Of the daemon, or the store.
+    at: PathBuf,
     opened: Option<Store>,
 }
 
@@ -283,11 +286,12 @@ impl Connection {
 
     fn to(target: &Path, writes: bool) -> Outcome<Connection> {
         if let Some(socket) = sockets::socket_of(target)? {
-            let client = Client::connect(&socket).map_err(|e| {
+            let client = sockets::connect(&socket).map_err(|e| {
                 Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
             })?;
-            let mut connection = Connection { client, opened: None };
-            if let Some(id) = mounted::entered(&socket) {
+            let entered = mounted::entered(&socket);
+            let mut connection = Connection { client, at: socket, opened: None };
+            if let Some(id) = entered {
                 connection.call(&[b"TXN", b"JOIN", id.to_string().as_bytes()])?;
             }
             return Ok(connection);
@@ -304,17 +308,20 @@ impl Connection {
         let store = store::open_waiting(target, access, None)?;
         Ok(Connection {
             client: Client::local_with_scripts(store.db.clone(), scripts::command()),
+            at: target.into(),
             opened: Some(store),
         })
     }
 
     /// Runs a command; an error reply is a failure.
     pub(crate) fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
+        let _waiting = waiting::on(&self.at);
         answered(self.client.call(words))
     }
 
     /// Whether commands work in a transaction.
     fn is_joined(&mut self) -> Outcome<bool> {
+        let _waiting = waiting::on(&self.at);
         let status = self.client.call(&[b"TXN", b"STATUS"]);
         let status = status.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?;
         // Nothing is said of a transaction where there is none.
@@ -323,6 +330,7 @@ impl Connection {
 
     /// Runs a command whose reply goes on as a stream of bytes.
     pub(crate) fn stream(self, words: &[&[u8]]) -> Outcome<impl Read + use<>> {
+        let _waiting = waiting::on(&self.at);
         match self
             .client
             .stream(words)
@@ -340,6 +348,7 @@ impl Connection {
         words: &[&[u8]],
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Outcome<Reply> {
+        let _waiting = waiting::on(&self.at);
         answered(self.client.send_stream(words, write))
     }
 

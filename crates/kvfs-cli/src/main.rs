@@ -79,6 +79,7 @@ mod umount;
 mod undo;
 mod upgrade;
 mod usage;
+mod waiting;
 mod walks;
 mod web;
 
@@ -168,6 +169,9 @@ fn main() -> ExitCode {
         Err(error) => return usage::wrong(error, &arguments),
     };
     let output = Output::new(cli.json);
+    if cli.json {
+        waiting::be_silent();
+    }
     if let Err(failure) = destination::judge_standard_output() {
         return output.finish(Err(failure));
     }

@@ -11,6 +11,7 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 use crate::place::{self, View};
 use crate::sockets;
+use crate::waiting;
 
 /// The transaction that a program was started in, and the socket of the store that this is one of:
 /// set by `kvfs run`.
@@ -70,7 +71,7 @@ impl Mounted {
             Some(place) => Some(place.root()),
             None => Record::all().into_iter().find(|r| r.store == full).map(|r| r.mount_point),
         };
-        let client = Client::connect(&socket).map_err(|e| {
+        let client = sockets::connect(&socket).map_err(|e| {
             Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
         })?;
         let (view, bound) =
@@ -99,6 +100,7 @@ impl Mounted {
 
     /// Runs a command; an error reply is a failure.
     pub fn call(&mut self, words: &[&[u8]]) -> Outcome<Reply> {
+        let _waiting = waiting::on(&self.socket);
         judged(self.client.call(words))
     }
 
@@ -108,6 +110,7 @@ impl Mounted {
     }
 
     pub fn receive(&mut self) -> Outcome<Reply> {
+        let _waiting = waiting::on(&self.socket);
         judged(self.client.receive())
     }
 
@@ -139,6 +142,7 @@ impl Mounted {
         words.extend(sync.then_some(&b"SYNC"[..]));
         words.extend(stay.then_some(&b"STAY"[..]));
         words.extend(state.iter().flat_map(|state| [&b"IF"[..], state.as_bytes()]));
+        let _waiting = waiting::on(&self.socket);
         let reply = self.client.call(&words);
         let cannot = |e| NotCommitted::Failed(Failure::io("cannot talk to the store's daemon", &e));
         match reply.map_err(cannot)? {

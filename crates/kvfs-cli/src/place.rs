@@ -14,6 +14,7 @@ use kvfs_fuse::mounts::{self, MountEntry};
 use crate::destination;
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
+use crate::waiting;
 
 /// The directory of the views.
 const HIDDEN: &str = ".kvfs";
@@ -97,6 +98,7 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
     let path = paths::full_path(target).map_err(cannot)?;
+    let _waiting = waiting::on(&path);
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
 }
 

@@ -1,13 +1,16 @@
 //! Finding the daemon of a mounted store.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use kvdb_server::Client;
 use kvfs_fuse::mounts::{self, MountEntry};
 
 use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
+use crate::waiting;
 
 /// Where the socket of a mounted store is by default: next to the store. `None` where a socket
 /// cannot be there.
@@ -24,6 +27,7 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     let path = paths::full_path(target)
         .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
+    let _waiting = waiting::on(&path);
     let mounted_here = || Record::all().into_iter().find(|r| r.mount_point == path);
     if let Some(record) = Record::of_store(&path).or_else(mounted_here) {
         return Ok(record.socket);
@@ -56,6 +60,12 @@ pub fn served(store: &Path) -> Outcome<Option<Record>> {
         }
         record => Ok(record),
     }
+}
+
+/// A connection to the daemon at a socket.
+pub fn connect(socket: &Path) -> io::Result<Client> {
+    let _waiting = waiting::on(socket);
+    Client::connect(socket)
 }
 
 fn answers(socket: &Path) -> bool {

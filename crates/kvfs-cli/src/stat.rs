@@ -20,7 +20,7 @@ use crate::sizes::human_size;
 use crate::sockets;
 use crate::statistics;
 use crate::store::{self, Access};
-use crate::{text, tree};
+use crate::{text, tree, waiting};
 
 /// Show space, dictionaries, runs and amplification of a store, or the attributes of a file in it.
 #[derive(clap::Args)]
@@ -45,6 +45,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             let cannot = |e| {
                 Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e)
             };
+            let _waiting = waiting::on(&socket);
             let reply = Client::connect(&socket)
                 .and_then(|mut c| c.call(&[b"KVFS.STAT"]))
                 .map_err(cannot)?;

@@ -6,6 +6,7 @@ mod screen;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use ratatui::Terminal;
@@ -15,6 +16,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use crate::live::Sample;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::text;
+use crate::waiting;
 use screen::Screen;
 
 /// Watch what a mounted store does: operations and their times, levels, zones, transactions.
@@ -50,6 +52,9 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "write seconds, from 0.1 to 3600".into())
 }
+
+/// How often it is looked whether an answer has come.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Columns and lines of a screen where there is no terminal.
 const SIZE: (u16, u16) = (100, 40);
@@ -93,11 +98,24 @@ fn ends(key: KeyEvent) -> bool {
 
 fn watch(args: &Args, mut screen: Screen, terminal: &mut ratatui::DefaultTerminal) -> Outcome {
     let cannot = |e| Failure::io("cannot use the terminal", &e);
+    waiting::be_silent();
+    // A daemon may not answer; keys are heard all the same.
+    let (want, wanted) = mpsc::channel();
+    let (take, taken) = mpsc::channel();
+    let mount = args.mount.clone();
+    std::thread::spawn(move || {
+        for cells in wanted {
+            if take.send(Sample::take(&mount, cells)).is_err() {
+                return;
+            }
+        }
+    });
+    let mut asked = None;
     let mut due = Instant::now() + args.interval;
     loop {
         terminal.draw(|frame| screen.draw(frame)).map_err(cannot)?;
         let left = due.saturating_duration_since(Instant::now());
-        if event::poll(left).map_err(cannot)? {
+        if event::poll(left.min(LOOK)).map_err(cannot)? {
             match event::read().map_err(cannot)? {
                 Event::Key(key) if key.kind == KeyEventKind::Release => {}
                 Event::Key(key) if ends(key) => return Ok(()),
@@ -106,18 +124,30 @@ fn watch(args: &Args, mut screen: Screen, terminal: &mut ratatui::DefaultTermina
             }
             continue;
         }
-        due = Instant::now() + args.interval;
-        if screen.paused {
-            continue;
-        }
-        let width = terminal.size().map_err(cannot)?.width;
-        match Sample::take(&args.mount, screen::cells(width)) {
-            Ok(sample) => screen.next(sample),
+        match taken.try_recv() {
+            Ok(Ok(sample)) => screen.next(sample),
             // It may be mounted again.
-            Err(failure) if failure.exit != Exit::Usage => {
+            Ok(Err(failure)) if failure.exit != Exit::Usage => {
                 screen.problem = Some(text::show_line(&failure.message));
             }
-            Err(failure) => return Err(failure),
+            Ok(Err(failure)) => return Err(failure),
+            Err(_) => {
+                if asked.is_some_and(|asked: Instant| asked.elapsed() > waiting::PATIENCE)
+                    && let Some(record) = waiting::of_target(&args.mount)
+                {
+                    screen.problem = Some(text::show_line(&waiting::unanswered(&record)));
+                }
+                let now = Instant::now();
+                if asked.is_none() && now >= due && !screen.paused {
+                    let width = terminal.size().map_err(cannot)?.width;
+                    let _ = want.send(screen::cells(width));
+                    (asked, due) = (Some(now), now + args.interval);
+                } else if now >= due {
+                    due = now + LOOK;
+                }
+                continue;
+            }
         }
+        asked = None;
     }
 }

@@ -14,7 +14,7 @@ use crate::daemons::Record;
 use crate::failures;
 use crate::mount_config::Config;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::{paths, text};
+use crate::{paths, text, waiting};
 
 /// Unmount, and wait until everything is on disk and the store is free.
 #[derive(clap::Args)]
@@ -79,6 +79,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     let entry = find(target, how)?;
     let dir = &entry.mount_point;
     let record = Record::read(&entry.device);
+    let _waiting = waiting::on(dir);
     // What is unmounted is what is on top.
     if let Ok(Some(top)) = mounts::mount_at(dir)
         && top.device != entry.device

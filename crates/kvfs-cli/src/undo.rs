@@ -14,7 +14,7 @@ use crate::sockets;
 use crate::store::{self, Access, Store};
 use crate::text::show;
 use crate::transactions::OverFiles;
-use crate::{place, tree};
+use crate::{place, tree, waiting};
 
 /// Undo the last commit of a transaction, files and keys, by a new commit.
 #[derive(clap::Args)]
@@ -158,6 +158,7 @@ fn live(socket: &Path, args: &Args) -> Outcome<Undone> {
         let what = format!("this is inside of transaction {id}, which sees no other commits");
         return Err(Failure::new(Exit::Usage, what).hint("do it from outside"));
     }
+    let _waiting = waiting::on(socket);
     let mut client = Client::connect(socket).map_err(|e| {
         Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
     })?;

@@ -104,6 +104,39 @@ fn wrong_input_is_refused_with_a_sentence() {
 }
 
 #[test]
+fn on_a_terminal_it_shows_that_the_daemon_does_not_answer_and_still_hears_keys() {
+    let Some(place) = Place::new() else { return };
+    if Command::new("script").arg("--version").output().is_err() {
+        return eprintln!("SKIPPED: there is no script(1) here");
+    }
+    let pid = place.mounted();
+    let program = env!("CARGO_BIN_EXE_kvfs");
+    let command = format!("stty rows 30 cols 200; {program} top -i 0.1 {}", place.mnt().display());
+    let mut script = Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]).env("TERM", "xterm-256color");
+    let mut script =
+        script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script runs");
+    let (mut to, mut from) =
+        (script.stdin.take().expect("a pipe"), script.stdout.take().expect("a pipe"));
+    let mut seen = Vec::new();
+    let mut shows = |text: &str| {
+        let mut piece = [0; 4096];
+        while !seen.windows(text.len()).any(|w| w == text.as_bytes()) {
+            let read = from.read(&mut piece).expect("it draws");
+            assert!(read > 0, "it has ended: {}", String::from_utf8_lossy(&seen));
+            seen.extend_from_slice(&piece[..read]);
+        }
+    };
+    shows("Operations");
+    place::kill(pid, rustix::process::Signal::STOP);
+    shows("stopped");
+    to.write_all(b"q").expect("a key");
+    let ended = script.wait();
+    place::kill(pid, rustix::process::Signal::CONT);
+    assert!(ended.expect("it ends").success());
+}
+
+#[test]
 fn who_looks_does_not_see_himself() {
     let Some(place) = Place::new() else { return };
     place.mounted();

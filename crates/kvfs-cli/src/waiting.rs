@@ -1,0 +1,165 @@
+//! What is said where a command waits for the daemon of a mount, and that does not answer: it may
+//! be stopped, or hang. The command goes on waiting, and Ctrl-C ends it.
+//!
+//! A command that takes long is no daemon that does not answer. So a daemon that runs is asked
+//! something of little work meanwhile, over a connection of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use env::sync::{Condvar, Mutex};
+use kvdb_server::Client;
+use kvfs_fuse::mounts::{self, MountEntry};
+
+use crate::daemons::Record;
+use crate::text;
+
+/// How long nothing is said, and how long a daemon may take for next to nothing.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A daemon that answers is not asked more often in the end.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+struct Wait {
+    number: u64,
+    on: PathBuf,
+    /// When it is looked at whether the daemon answers.
+    due: Instant,
+    /// How long it is left alone then. One who waits for what others do may wait for hours.
+    pause: Duration,
+}
+
+static WAITS: Mutex<Vec<Wait>> = Mutex::new(Vec::new());
+static BEGUN: Condvar = Condvar::new();
+static NEXT: AtomicU64 = AtomicU64::new(0);
+static WATCHER: Once = Once::new();
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// While it lives, the daemon of a store is waited for.
+#[must_use]
+pub struct Waiting {
+    number: u64,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITS.lock().retain(|wait| wait.number != self.number);
+    }
+}
+
+/// Nothing is said from now on: what is printed is for programs, or a screen is drawn.
+pub fn be_silent() {
+    IS_SILENT.store(true, Ordering::Release);
+}
+
+/// The daemon is waited for that serves `target`: the directory of a mount, anything in it, the
+/// store or its socket.
+pub fn on(target: &Path) -> Waiting {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let due = Instant::now() + PATIENCE;
+    WAITS.lock().push(Wait { number, on: target.into(), due, pause: PATIENCE });
+    BEGUN.notify_all();
+    // Without the thread nothing is said, and that is all.
+    WATCHER.call_once(|| {
+        without_signals(|| std::thread::Builder::new().name("kvfs-waiting".into()).spawn(watch));
+    });
+    Waiting { number }
+}
+
+/// What is started here gets no signals: others wait for them, and no handler has them.
+fn without_signals<T>(start: impl FnOnce() -> T) {
+    // SAFETY: both sets are initialised by the calls that are given them.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before) == 0 {
+            drop(start());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        }
+    }
+}
+
+fn watch() {
+    let mut waits = WAITS.lock();
+    loop {
+        let Some((number, on, due)) =
+            waits.iter().min_by_key(|wait| wait.due).map(|w| (w.number, w.on.clone(), w.due))
+        else {
+            BEGUN.wait(&mut waits);
+            continue;
+        };
+        let left = due.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            // One that begins meanwhile is due later.
+            drop(waits);
+            std::thread::sleep(left);
+            waits = WAITS.lock();
+            continue;
+        }
+        drop(waits);
+        let problem = of_target(&on).and_then(|record| problem(&record));
+        waits = WAITS.lock();
+        let Some(at) = waits.iter().position(|wait| wait.number == number) else { continue };
+        match problem {
+            // It is said once.
+            Some(problem) => {
+                waits.remove(at);
+                if !IS_SILENT.load(Ordering::Acquire) {
+                    eprintln!("kvfs: {}", text::show_message(&problem));
+                }
+            }
+            None => {
+                let wait = &mut waits[at];
+                wait.due = Instant::now() + wait.pause;
+                wait.pause = (2 * wait.pause).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}
+
+/// What serves a target, by what the kernel's table and the records say: to ask the mount itself
+/// would be to wait as well.
+pub fn of_target(target: &Path) -> Option<Record> {
+    let path = std::path::absolute(target).ok()?;
+    let mount = mounts::mount_of(&path).ok()?.filter(MountEntry::is_fuse);
+    let by_mount = mount.and_then(|mount| Record::read(&mount.device)).filter(Record::is_alive);
+    by_mount.or_else(|| {
+        Record::of_living().into_iter().find(|record| {
+            record.socket.as_ref() == Some(&path)
+                || record.store == path
+                || path.starts_with(&record.mount_point)
+        })
+    })
+}
+
+/// That a daemon does not answer, as a sentence.
+pub fn unanswered(record: &Record) -> String {
+    let (mount, pid) = (record.mount_point.display(), record.pid);
+    let stopped = match record.is_stopped() {
+        true => format!(". It is stopped: kill -CONT {pid} has it go on"),
+        false => String::new(),
+    };
+    format!("the daemon of {mount} (process {pid}) does not answer; waiting{stopped}")
+}
+
+/// The sentence, if it is so.
+fn problem(record: &Record) -> Option<String> {
+    if record.is_stopped() {
+        return Some(unanswered(record));
+    }
+    let socket = record.socket.clone()?;
+    let (answered, answer) = mpsc::channel();
+    // This connection may wait, too; then its thread ends with the process.
+    std::thread::Builder::new()
+        .name("kvfs-waiting".into())
+        .spawn(move || {
+            let _ = Client::connect(&socket).and_then(|mut client| client.call(&[b"PING"]));
+            let _ = answered.send(());
+        })
+        .ok()?;
+    let waited = answer.recv_timeout(PATIENCE);
+    (waited == Err(mpsc::RecvTimeoutError::Timeout)).then(|| unanswered(record))
+}
