@@ -12,6 +12,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place;
 
 /// Time file operations in a directory, of a mount or of any other file system.
 #[derive(clap::Args)]
@@ -142,6 +143,7 @@ const MARK: &str = "made-by-kvfs-bench";
 
 /// Makes the directory to work in, or takes up one that an earlier call has left.
 fn begin(dir: &Path, root: &Path) -> Outcome {
+    place::must_let_us_in(dir)?;
     if !dir.is_dir() {
         let what = format!("there is no directory {}", dir.display());
         return Err(Failure::new(Exit::NotFound, what).hint("make it, or give another"));

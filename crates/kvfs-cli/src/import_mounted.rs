@@ -33,6 +33,7 @@ pub struct Target {
 /// What a path names, if it is a directory of a mounted store, or one to be made there, or the file
 /// of one.
 pub fn target(path: &Path) -> Outcome<Option<Target>> {
+    place::must_let_us_in(path)?;
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
     if path.is_file() || !path.exists() && place::of(&directory_of(path)).map_err(cannot)?.is_none()
     {

@@ -58,6 +58,7 @@ impl Mounted {
 
     /// The store that `target` lies in, for commands that work in views, too.
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
+        place::must_let_us_in(target)?;
         let full = paths::full_path(target)
             .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
         let none = || {

@@ -97,9 +97,37 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
 /// views.
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
+    must_let_us_in(target)?;
     let path = paths::full_path(target).map_err(cannot)?;
     let _waiting = waiting::on(&path);
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
+}
+
+/// Fails where a path lies in a mount of another user that lets in that one alone: whatever is
+/// found out of such a mount would be wrong.
+pub fn must_let_us_in(path: &Path) -> Outcome {
+    let full = paths::full_path(path).or_else(|_| std::path::absolute(path)).unwrap_or_default();
+    let Ok(Some(mount)) = mounts::mount_of(&full) else { return Ok(()) };
+    let Some(user) = mount.user.filter(|_| mount.is_fuse()) else { return Ok(()) };
+    if user == rustix::process::geteuid().as_raw()
+        || rustix::fs::stat(&mount.mount_point).err() != Some(rustix::io::Errno::ACCESS)
+    {
+        return Ok(());
+    }
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let named = users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(user)).then(|| format!("{name} (uid {user})"))
+    });
+    let who = named.unwrap_or_else(|| format!("with uid {user}"));
+    let even_us = if rustix::process::geteuid().is_root() { ", not even root" } else { "" };
+    let what = format!(
+        "{} belongs to user {who}: FUSE lets in no one else{even_us}",
+        mount.mount_point.display()
+    );
+    Err(Failure::new(Exit::NotPermitted, what)
+        .hint("do it as that user, or have it mounted with -o allow_other"))
 }
 
 /// Whether a path means a store: a file that holds one, or a directory in a mount.

@@ -106,6 +106,7 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
         ));
     }
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
+    place::must_let_us_in(path)?;
     let full = paths::path_beside(path).map_err(cannot)?;
     full.symlink_metadata().map_err(cannot)?;
     let table = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;

@@ -10,6 +10,7 @@ use kvfs_fuse::mounts::{self, MountEntry};
 use crate::daemons::Record;
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
+use crate::place;
 use crate::waiting;
 
 /// Where the socket of a mounted store is by default: next to the store. `None` where a socket
@@ -25,6 +26,7 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
 /// The socket of a mounted store: by the directory it is mounted on (or any directory inside), or
 /// by the store itself. `None`: it is not mounted, or its mount has no socket.
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
+    place::must_let_us_in(target)?;
     let path = paths::full_path(target)
         .map_err(|e| Failure::io(format!("cannot find {}", target.display()), &e))?;
     let _waiting = waiting::on(&path);
@@ -51,6 +53,7 @@ pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
 /// The daemon of a store's file that is mounted, to be asked about it. `None`: it is not mounted.
 /// One that was stopped by a signal would never answer.
 pub fn served(store: &Path) -> Outcome<Option<Record>> {
+    place::must_let_us_in(store)?;
     let full = paths::full_path(store).unwrap_or_else(|_| store.to_path_buf());
     match Record::of_store(&full).filter(|record| !record.mounts().is_empty()) {
         Some(r) if r.is_stopped() => {

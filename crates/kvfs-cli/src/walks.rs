@@ -94,6 +94,7 @@ impl Walk {
 pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
     let shown = text::show(path.as_os_str().as_bytes());
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
+    place::must_let_us_in(path)?;
     // The last name is not followed, unless the path says so by what is behind it.
     let full = match path.symlink_metadata().map_err(cannot)?.is_dir() {
         true => paths::full_path(path).map_err(cannot)?,

@@ -19,6 +19,8 @@ pub struct MountEntry {
     pub fs_type: String,
     /// The source, as given to mount(2).
     pub source: OsString,
+    /// The user whose mount it is, as FUSE has it: without `allow_other` no other one gets in.
+    pub user: Option<u32>,
 }
 
 impl MountEntry {
@@ -71,12 +73,15 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
     let fs_type = fields.next()?;
     let source = fields.next()?;
+    let options = fields.next().unwrap_or_default();
+    let user = options.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
     Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
         root: PathBuf::from(unescape(root)),
         mount_point: PathBuf::from(unescape(mount_point)),
         fs_type: String::from_utf8_lossy(&unescape(fs_type).into_vec()).into_owned(),
         source: unescape(source),
+        user: user.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok()),
     })
 }
 
@@ -108,13 +113,14 @@ mod tests {
 
     #[test]
     fn a_line_is_taken_apart_and_unescaped() {
-        let line = br"36 35 98:0 /in\040it /mnt/a\040b rw,noatime master:1 shared:2 - fuse.kvfs /x\134y rw,errors=continue";
+        let line = br"36 35 98:0 /in\040it /mnt/a\040b rw,noatime master:1 shared:2 - fuse.kvfs /x\134y rw,user_id=17,group_id=0";
         let m = parse_line(line).expect("a valid line");
         assert_eq!(m.device, "98:0");
         assert_eq!(m.root, Path::new("/in it"));
         assert_eq!(m.mount_point, Path::new("/mnt/a b"));
         assert_eq!(m.fs_type, "fuse.kvfs");
         assert_eq!(m.source, OsStr::new("/x\\y"));
+        assert_eq!(m.user, Some(17));
         assert!(m.is_fuse());
     }
 
