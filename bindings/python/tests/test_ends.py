@@ -77,7 +77,7 @@ def test_a_closed_store_can_be_opened_at_once_whatever_still_refers_to_it(store_
 
 
 def test_a_store_is_opened_once(embedded: kvfs.Store, store_path: str) -> None:
-    with pytest.raises(kvfs.Busy, match="in use"):
+    with pytest.raises(kvfs.Busy, match="open in this process already"):
         kvfs.open(store_path)
     code = f"import kvfs\ntry: kvfs.open({store_path!r})\nexcept kvfs.Busy as e: print('busy')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

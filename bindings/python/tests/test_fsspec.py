@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Iterator
 
 import kvfs
@@ -51,6 +52,16 @@ class TestOpen(abstract.AbstractOpenTests, Fixtures):
 
 class TestPipe(abstract.AbstractPipeTests, Fixtures):
     pass
+
+
+def test_a_socket_that_a_killed_daemon_has_left_is_none(store_path: str) -> None:
+    with kvfs.open(store_path) as store:
+        store.fs.write_text("f", "x")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(store_path + ".sock")
+    fs = KvfsFileSystem(path=store_path, skip_instance_cache=True)
+    assert fs.cat("/f") == b"x"
+    fs.store.close()
 
 
 @pytest.fixture

@@ -524,6 +524,18 @@ def _adapted(scope: Any) -> Any:
     return _Embedded(scope) if isinstance(scope, _kvfs.Scope) else scope
 
 
+def _is_open_here(path: str | bytes) -> bool:
+    """Whether a store of this process has the file open."""
+    for store in list(_OPEN):
+        try:
+            if store.is_open and os.path.samefile(path, store._where):
+                return True
+        except OSError:
+            # It is another store, whose file has lost its name.
+            pass
+    return False
+
+
 def open(
     path: str | bytes | os.PathLike[str],
     *,
@@ -557,6 +569,11 @@ def open(
         database = _kvfs.Database.open(
             path, make=make, size=size, read_only=read_only, memory=memory, durable=durable
         )
+    except Busy:
+        if not _is_open_here(path):
+            raise
+        what = f"{os.fsdecode(path)} is open in this process already: use that store, or close it"
+        raise Busy(what) from None
     except FileExistsError as other:
         what = f"{os.fsdecode(path)} is being made by another process: open it again"
         raise Busy(what) from other

@@ -38,10 +38,16 @@ def _store_at(path: str) -> _store.Store:
         store = _by_path.get(path)
         if store is None or not store.is_open:
             is_store = not os.path.exists(path) or _stat.S_ISREG(os.stat(path).st_mode)
-            if is_store and not os.path.exists(path + ".sock"):
+            if not is_store:
+                store = _store.connect(path)
+            elif not os.path.exists(path + ".sock"):
                 store = _store.open(path)
             else:
-                store = _store.connect(path)
+                try:
+                    store = _store.connect(path)
+                except ConnectionRefusedError:
+                    # A daemon that was killed has left its socket behind.
+                    store = _store.open(path)
             _by_path[path] = store
         return store
 
