@@ -59,7 +59,7 @@ def test_a_socket_that_a_killed_daemon_has_left_is_none(store_path: str) -> None
         store.fs.write_text("f", "x")
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(store_path + ".sock")
-    fs = KvfsFileSystem(path=store_path, skip_instance_cache=True)
+    fs = KvfsFileSystem(store=store_path, skip_instance_cache=True)
     assert fs.cat("/f") == b"x"
     fs.store.close()
 
