@@ -41,7 +41,8 @@ fn a_command_says_whom_it_waits_for_and_goes_on_when_that_does() {
         errors.read_to_string(&mut rest).expect("text");
         let status = child.wait().expect("it ends");
         let mnt = place.mnt();
-        let (start, end) = (format!("kvfs: the daemon of {} (process {pid}) ", mnt.display()), line);
+        let (start, end) =
+            (format!("kvfs: the daemon of {} (process {pid}) ", mnt.display()), line);
         assert!(end.starts_with(&start), "{before:?}: {end}{rest}");
         assert!(end.contains("does not answer; waiting. It is stopped"), "{before:?}: {end}");
         assert!(!rest.contains("does not answer"), "{before:?}: it is said once: {rest}");
