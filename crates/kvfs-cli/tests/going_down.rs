@@ -221,9 +221,8 @@ fn the_flags_of_chattr_are_refused_as_its_tools_expect() {
         for number in [0x8008_6601_u32, 0x4008_6602, 0x801c_581f, 0x401c_5820] {
             let mut flags = [0u8; 28];
             // SAFETY: each of them reads or writes 28 bytes at most.
-            let done = unsafe {
-                libc::ioctl(file.as_raw_fd(), number as libc::Ioctl, flags.as_mut_ptr())
-            };
+            let done =
+                unsafe { libc::ioctl(file.as_raw_fd(), number as libc::Ioctl, flags.as_mut_ptr()) };
             let error = std::io::Error::last_os_error().raw_os_error();
             assert_eq!((done, error), (-1, Some(libc::ENOTTY)), "{number:x}");
         }

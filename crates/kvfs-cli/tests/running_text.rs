@@ -120,6 +120,7 @@ fn what_runs_keeps_its_text_over_a_commit_an_undo_and_a_restore() {
     run(&place, false);
     changed("a commit");
     running.go_on("a commit");
+    drop(running);
 
     succeeds(kvfs(&["snapshot", "create"]).arg(place.mnt()).arg("before"));
     run(&place, true);
@@ -127,6 +128,7 @@ fn what_runs_keeps_its_text_over_a_commit_an_undo_and_a_restore() {
     succeeds(kvfs(&["undo"]).arg(place.mnt()).stdin(Stdio::null()));
     changed("an undo");
     running.go_on("an undo");
+    drop(running);
 
     run(&place, true);
     let mut running = Running::start(&place.mnt());
@@ -135,6 +137,7 @@ fn what_runs_keeps_its_text_over_a_commit_an_undo_and_a_restore() {
     succeeds(restore.stdin(Stdio::null()));
     changed("a restore");
     running.go_on("a restore");
+    drop(running);
 
     run(&place, true);
     let mut running = Running::start(&place.mnt());

@@ -398,17 +398,11 @@ impl Views {
     }
 
     fn remove(&self, orphans: &[Ino]) {
-        match self.shared.mainline.remove_orphans(orphans) {
-            Ok(()) => {}
-            // The ticker tries again: once there is some space, they give back theirs.
-            Err(e) if e.errno() == libc::ENOSPC => {
-                tracing::debug!("{} removed files keep their space for now: {e}", orphans.len());
-                self.shared.orphans.lock().extend_from_slice(orphans);
-            }
-            Err(e) => tracing::warn!(
+        if let Err(e) = self.shared.mainline.remove_orphans(orphans) {
+            tracing::warn!(
                 "{} removed files keep their space until the next mount: {e}",
                 orphans.len()
-            ),
+            );
         }
     }
 

@@ -128,32 +128,6 @@ fn what_finds_no_space_at_a_sync_stays_in_its_place_and_is_written_later() {
     assert!(fs.read(log, 0, expected.len() as u32).unwrap() == expected);
 }
 
-#[test]
-fn what_a_commit_removes_gives_back_its_space_although_the_sync_finds_none() {
-    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
-    let (db, fs) = open(device.clone());
-    let views = Views::new(db.clone(), fs.clone());
-    let f = file(&fs, "f", &[7; 300_000]);
-    fs.sync_all().unwrap();
-    fs.forget(f, 1);
-    let id = views.begin(Default::default()).unwrap();
-    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
-    inside.unlink(ROOT, b"f").unwrap();
-    for on in [Operation::Grow, Operation::Write] {
-        device.inject(Fault::always(on, FaultKind::NoSpace));
-    }
-    // It is committed, and may not be on disk.
-    let failed = views.commit(id, kvdb::Durability::Synced).unwrap_err();
-    assert!(matches!(failed, kvfs::Error::Store(kvdb::Error::NotSynced(_))), "{failed}");
-    assert!(matches!(fs.lookup(ROOT, b"f"), Err(kvfs::Error::NotFound)));
-    // Nothing can be written yet, and then it can.
-    views.tick();
-    device.clear();
-    views.tick();
-    let report = kvfs::verify(&db).unwrap();
-    assert_eq!((report.orphans, report.pages), (0, 0), "none is left to the next mount");
-}
-
 /// Files are committed in groups. One of them whose node cannot be read at that moment is not in
 /// the group, and no part of it: not even that it has lost its capability, whose value lies next to
 /// the node.
