@@ -41,14 +41,13 @@ const SHARED: usize = usize::MAX;
 impl Snapshotter {
     /// For each group of snapshots about the bytes that dropping just these gives back.
     pub(crate) fn held_by<const N: usize>(&self, groups: &[[Arc<Snapshot>; N]]) -> Vec<u64> {
-        let group_of = |snapshot: &Arc<Snapshot>| {
-            let has = |group: &[Arc<Snapshot>; N]| group.iter().any(|s| Arc::ptr_eq(s, snapshot));
-            groups.iter().position(has)
-        };
+        let members = groups.iter().enumerate();
+        let members = members.flat_map(|(n, group)| group.iter().map(move |s| (Arc::as_ptr(s), n)));
+        let group_of: HashMap<*const Snapshot, usize> = members.collect();
         let state = |snapshot: &Arc<Snapshot>| State {
             branch: snapshot.label.branch.clone(),
             seq: snapshot.label.seq,
-            group: group_of(snapshot),
+            group: group_of.get(&Arc::as_ptr(snapshot)).copied(),
             version: snapshot.version(),
         };
         let mut snapshots: Vec<State> = self.snapshots.list().iter().map(state).collect();
@@ -92,34 +91,62 @@ fn zones_of_groups(groups: usize, snapshots: &[State], live: &Version) -> Vec<u6
     held
 }
 
-/// A state that has a run: its branch, its number, and its group, if it is of one.
-type Owner<'a> = (&'a str, u64, Option<usize>);
+/// The states of one branch that have a run: the number and the group of the oldest, and the number
+/// of the oldest of those that are of another group.
+struct Owners {
+    oldest: u64,
+    group: Option<usize>,
+    of_others: Option<u64>,
+}
+
+impl Owners {
+    fn first(seq: u64, group: Option<usize>) -> Owners {
+        Owners { oldest: seq, group, of_others: None }
+    }
+
+    /// Notes one more; none that was noted is newer.
+    fn add(&mut self, seq: u64, group: Option<usize>) {
+        if group != self.group {
+            self.of_others.get_or_insert(seq);
+        }
+    }
+
+    /// The number of the oldest one that is not of this group.
+    fn oldest_beside(&self, group: usize) -> Option<u64> {
+        if self.group == Some(group) { self.of_others } else { Some(self.oldest) }
+    }
+}
 
 /// For snapshots of groups about the bytes of runs that the next state of the branch has as well,
 /// and hides: no older state has these runs, nor another branch.
 fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) -> Vec<(usize, u64)> {
-    let mut owners: HashMap<*const Run, Vec<Owner<'_>>> = HashMap::new();
+    let mut owners: HashMap<*const Run, HashMap<&str, Owners>> = HashMap::new();
+    let mut note = |run: &Arc<Run>, branch, seq, group| {
+        let of_run = owners.entry(Arc::as_ptr(run)).or_default();
+        of_run.entry(branch).or_insert_with(|| Owners::first(seq, group)).add(seq, group);
+    };
     for state in snapshots {
-        for run in state.runs() {
-            let of_run = owners.entry(Arc::as_ptr(run)).or_default();
-            of_run.push((&state.branch, state.seq, state.group));
-        }
+        state.runs().for_each(|run| note(run, &*state.branch, state.seq, state.group));
     }
     for tree in live.trees.values() {
-        for numbered in tree.runs() {
-            let of_run = owners.entry(Arc::as_ptr(&numbered.run)).or_default();
-            of_run.push((&tree.info.branch, u64::MAX, None));
-        }
+        tree.runs().for_each(|p| note(&p.run, &*tree.info.branch, u64::MAX, None));
+    }
+    // The next state of the same branch, from the newest one back.
+    let mut newer: HashMap<&str, usize> = HashMap::new();
+    let mut next_of = vec![None; snapshots.len()];
+    for (at, state) in snapshots.iter().enumerate().rev() {
+        next_of[at] = newer.insert(&state.branch, at);
     }
     let mut held = Vec::new();
     for (at, state) in snapshots.iter().enumerate() {
         let Some(group) = state.group else { continue };
-        let next = snapshots[at + 1..].iter().find(|next| next.branch == state.branch);
+        let next = next_of[at].map(|next| &snapshots[next]);
         let (next, now) = next.map_or((live, now), |next| (&*next.version, next.seq));
         let alone = |run: &Arc<Run>| {
             owners.get(&Arc::as_ptr(run)).is_some_and(|of_run| {
-                of_run.iter().all(|(branch, seq, of)| {
-                    *of == Some(group) || *branch == state.branch && *seq >= state.seq
+                of_run.iter().all(|(branch, of)| {
+                    let oldest = of.oldest_beside(group);
+                    oldest.is_none_or(|oldest| *branch == state.branch && oldest >= state.seq)
                 })
             })
         };
