@@ -3,9 +3,9 @@
 CARGO ?= cargo
 KVFS   = target/release/kvfs
 
-.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest bounded \
-	mutants redis-fuzz soak crash-live crash-transactions pages full real-world posix syscalls \
-	hostile fuzz \
+.PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
+	bounded many mutants redis-fuzz soak crash-live crash-transactions pages full real-world \
+	posix syscalls hostile fuzz \
 	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
 	bench-redis lint-bench lint-fuzz python lint-python install install-files deb boot \
 	packages clean
@@ -88,6 +88,12 @@ bounded:
 	KVFS_BOUNDED=$${KVFS_BOUNDED:-1} \
 		$(CARGO) test --release -p kvdb --test bounded -- --nocapture
 	KVFS_ONLY= $(CARGO) test --release -p kvfs --test bounded -- --nocapture
+
+## make many         what dictionaries, snapshots and branches cost beside 1,000, 10,000 and 100,000
+##                   of them (KVFS_MANY=100000)
+many:
+	KVFS_MANY=$${KVFS_MANY:-100000} \
+		$(CARGO) test --release -p kvdb --test many table -- --ignored --nocapture
 
 ## make redis-fuzz   a million random commands on a store and on redis-server: replies and keys are
 ##                   the same (KVFS_COMMANDS=1000000, KVFS_SEED=n)

@@ -64,11 +64,7 @@ impl Catalog {
         let mut made = None;
         self.commits.install(|state| {
             // Another thread may have been quicker.
-            let there = state
-                .dictionaries
-                .values()
-                .find(|d| d.info.name == name && d.info.branch == branch)
-                .map(|d| d.info.id);
+            let there = state.dictionaries.find(branch, name);
             let known = branch.is_empty() || state.branches.contains_key(branch);
             let id = there.unwrap_or(DictionaryId(state.next_dictionary));
             made = known.then_some(id);

@@ -58,6 +58,7 @@ mod manifest;
 mod options;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
+mod persistent_map;
 mod read;
 mod salvage;
 mod scrub;

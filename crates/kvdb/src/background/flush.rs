@@ -1,5 +1,6 @@
 //! Flush: the sealed memtables become runs of the youngest level. One merge for each dictionary,
 //! then one manifest edit that adds the runs and moves the journal's start behind what they hold.
+//! Where snapshots wait for it, there is such a merge for what lies between two of them.
 //! Until that edit is durable nothing is let go; a flush that finds no space leaves everything as
 //! it was, and is tried again.
 
@@ -34,67 +35,106 @@ use crate::signals::Signals;
 /// writes.
 const ATTEMPTS: u32 = 5;
 
-/// A flush under way.
+/// Generations between snapshots that one flush brings into runs, at the most.
+const TOGETHER: usize = 64;
+
+/// A merge of what a dictionary got, and the share of the items that hide older ones.
+struct Due {
+    dict: DictionaryId,
+    inputs: Vec<Input>,
+    options: MergeOptions,
+    garbage_share: f64,
+}
+
+/// The generations from one snapshot to the next, or to the newest that is sealed.
+#[derive(Default)]
+struct Part {
+    /// The snapshot that it ends with, if one waits for this flush.
+    snapshot: Option<Arc<Snapshot>>,
+    due: VecDeque<Due>,
+    runs: Vec<(DictionaryId, Arc<Run>, f64)>,
+}
+
+/// A flush under way. Each snapshot has the runs of its part and of those before, and all of them
+/// become durable as one edit.
 struct Flush {
-    /// The newest generation in it.
+    /// The oldest first; one or more.
+    parts: Vec<Part>,
+    /// The newest generation in them.
     upto: u64,
     /// Where the journal begins afterwards; `None`, after a replay: where it does now.
     sealed: Option<Sealed>,
-    /// The snapshot that ends with `upto`, if one waits for this flush.
-    snapshot: Option<Arc<Snapshot>>,
-    /// For each dictionary its merge, and the share of the items that hide older ones.
-    merges: VecDeque<(DictionaryId, Merge, f64)>,
-    runs: Vec<(DictionaryId, Arc<Run>, f64)>,
     /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped
     /// during the flush.
     _generations: Vec<Arc<Generation>>,
 }
 
 impl Flush {
-    fn begin(flusher: &Flusher, upto: u64, sealed: Option<Sealed>) -> Result<Flush> {
+    /// `ends`: the newest generation of each part, ascending.
+    fn begin(flusher: &Flusher, ends: &[u64], sealed: Option<Sealed>) -> Result<Flush> {
         // First: a transaction that begins after this line begins at a commit no older than any
         // that is flushed here, and never asks for the numbers that the merge forgets.
         let (oldest, asked) = flusher.recent.oldest(&flusher.versions.visible);
         let version = flusher.versions.load_full();
-        let mut merges = VecDeque::new();
+        let part = |&upto: &u64| {
+            let snapshot = sealed.and_then(|_| flusher.snapshots.pending_at(upto));
+            Part { snapshot, ..Part::default() }
+        };
+        let mut parts: Vec<Part> = ends.iter().map(part).collect();
+        let upto = ends.last().copied().unwrap_or(0);
         let mut generations: Vec<Arc<Generation>> = Vec::new();
         for (&dict, tree) in &version.trees {
             let layers = tree.layers.iter().filter(|l| l.generation.number <= upto);
             generations.extend(layers.clone().map(|l| l.generation.clone()));
-            let inputs: Vec<Input> = layers.flat_map(Layer::inputs).collect();
-            if inputs.is_empty() {
-                continue;
+            // The oldest first, as the parts are; within a part the newest first.
+            let layers: Vec<&Layer> = layers.rev().collect();
+            let of_part =
+                |layer: &&Layer| ends.partition_point(|end| *end < layer.generation.number);
+            let mut nothing_below = tree.runs().next().is_none() && !asked;
+            for layers in layers.chunk_by(|a, b| of_part(a) == of_part(b)) {
+                let inputs: Vec<Input> = layers.iter().rev().flat_map(|l| l.inputs()).collect();
+                if inputs.is_empty() {
+                    continue;
+                }
+                let options = MergeOptions {
+                    drop_tombstones: std::mem::take(&mut nothing_below),
+                    // Open transactions ask for the order of the commits since they began.
+                    old_seq: oldest,
+                    priority: Priority::Flush,
+                    // Values that the journal has bound stay where they are.
+                    ..tree.storage(Placement::stitch())
+                };
+                // An estimate: what cannot be read below must not keep commits from being flushed
+                // above it.
+                let garbage_share = garbage_share(tree, layers).unwrap_or_default();
+                parts[of_part(&layers[0])].due.push_back(Due {
+                    dict,
+                    inputs,
+                    options,
+                    garbage_share,
+                });
             }
-            let options = MergeOptions {
-                drop_tombstones: tree.runs().next().is_none() && !asked,
-                // Open transactions ask for the order of the commits since they began.
-                old_seq: oldest,
-                priority: Priority::Flush,
-                // Values that the journal has bound stay where they are.
-                ..tree.storage(Placement::stitch())
-            };
-            // An estimate: what cannot be read below must not keep commits from being flushed above
-            // it.
-            let garbage_share = garbage_share(tree, upto).unwrap_or_default();
-            merges.push_back((
-                dict,
-                Merge::new(&flusher.cache, &inputs, &KeyRange::all(), options)?,
-                garbage_share,
-            ));
         }
         generations.sort_by_key(|g| g.number);
         generations.dedup_by_key(|g| g.number);
-        let snapshot = sealed.and_then(|_| flusher.snapshots.pending_at(upto));
-        Ok(Flush { upto, sealed, snapshot, merges, runs: Vec::new(), _generations: generations })
+        Ok(Flush { parts, upto, sealed, _generations: generations })
     }
 
     fn run(&mut self, flusher: &Flusher) -> Result<()> {
-        while let Some((dict, merge, garbage_share)) = self.merges.pop_front() {
-            let (run, stats) = merge.finish()?;
-            flusher.counters.merged(&stats);
-            self.runs.extend(run.map(|run| (dict, run, garbage_share)));
+        for part in &mut self.parts {
+            while let Some(Due { dict, inputs, options, garbage_share }) = part.due.pop_front() {
+                let merge = Merge::new(&flusher.cache, &inputs, &KeyRange::all(), options)?;
+                let (run, stats) = merge.finish()?;
+                flusher.counters.merged(&stats);
+                part.runs.extend(run.map(|run| (dict, run, garbage_share)));
+            }
         }
         Ok(())
+    }
+
+    /// The runs of all parts, of one dictionary the oldest first.
+    fn runs(&self) -> impl Iterator<Item = &(DictionaryId, Arc<Run>, f64)> {
+        self.parts.iter().flat_map(|part| &part.runs)
     }
 
     /// Makes the runs part of the store.
@@ -111,26 +151,28 @@ impl Flush {
                 one_seq: false,
             })
         };
-        drop(flusher.recent.remember(self.runs.iter().filter_map(recent)));
+        drop(flusher.recent.remember(self.runs().filter_map(recent)));
         let before = self.sealed.map_or(0, |s| s.start.segment);
         let mut recycling = flusher.commits.begin_recycling(before);
         let plan = |state: &ManifestState| {
             let mut change = VersionEdit::of([Edit::Streams(flusher.zones.positions())]);
             let mut id = state.next_run;
-            for (dict, run, garbage_share) in &self.runs {
-                // Of a dictionary that was dropped in between nothing is kept.
-                if state.dictionaries.contains_key(dict) {
-                    change.add_run(*dict, 0, RunId(id), run);
-                    flusher.garbage.set(RunId(id), *garbage_share);
-                    id += 1;
+            for part in &self.parts {
+                for (dict, run, garbage_share) in &part.runs {
+                    // Of a dictionary that was dropped in between nothing is kept.
+                    if state.dictionaries.contains_key(dict) {
+                        change.add_run(*dict, 0, RunId(id), run);
+                        flusher.garbage.set(RunId(id), *garbage_share);
+                        id += 1;
+                    }
                 }
+                change.edits.extend(part.snapshot.iter().map(|s| s.edit()));
             }
             if let Some(sealed) = self.sealed {
                 change.edits.push(Edit::JournalStart(sealed.start));
                 change.edits.push(Edit::DropSegments { before });
             }
             change.edits.extend(recycling.edits(state));
-            change.edits.extend(self.snapshot.iter().map(|s| s.edit()));
             change
         };
         // The runs have all commits up to where the journal begins afterwards; with the sync above
@@ -141,7 +183,7 @@ impl Flush {
             Ok(()) => recycling.finish(),
             Err(e) => {
                 recycling.undo();
-                flusher.recent.forget(self.runs.iter().map(|(_, run, _)| run));
+                flusher.recent.forget(self.runs().map(|(_, run, _)| run));
                 Err(e)
             }
         }
@@ -201,14 +243,26 @@ impl Flusher {
     /// Flushes what is sealed for a caller that has [`Flusher::lock`].
     pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
         let Some(last) = self.commits.newest_sealed() else { return Ok(false) };
-        let mut done = 0;
+        let (mut done, mut together) = (0, TOGETHER);
         while done < last {
-            // Up to where a snapshot was made, so that the runs are exactly what it has.
-            let upto =
-                self.snapshots.next_pending().map_or(last, |generation| generation.min(last));
-            let Some(next) = self.commits.sealed_upto(upto) else { break };
-            self.flush_upto(next.generation, Some(next))?;
-            done = next.generation;
+            // Each part up to where a snapshot was made, so that the runs are exactly what it has.
+            let mut ends = self.snapshots.pending_upto(last, together);
+            if ends.len() < together && ends.last() != Some(&last) {
+                ends.push(last);
+            }
+            let Some(&upto) = ends.last() else { break };
+            let Some(next) = self.commits.sealed_upto(upto).filter(|s| s.generation == upto) else {
+                break;
+            };
+            match self.flush_parts(&ends, Some(next)) {
+                // What is flushed first may make room for the rest.
+                Err(Error::NoSpace) if ends.len() > 1 => {
+                    together = 1;
+                    continue;
+                }
+                flushed => flushed?,
+            }
+            done = upto;
             self.commits.flushed_upto(done);
             self.counters.flushes.add(1);
         }
@@ -216,11 +270,10 @@ impl Flusher {
         Ok(true)
     }
 
-    /// Writes all generations up to `upto` into runs. The caller sees to it that no other flush is
-    /// under way.
-    pub(crate) fn flush_upto(&self, upto: u64, sealed: Option<Sealed>) -> Result<()> {
+    /// Writes all generations up to the last of `ends` into runs, in a part for each of them.
+    fn flush_parts(&self, ends: &[u64], sealed: Option<Sealed>) -> Result<()> {
         let _job = Job::Flushes.begin();
-        let mut flush = Flush::begin(self, upto, sealed)?;
+        let mut flush = Flush::begin(self, ends, sealed)?;
         flush.run(self)?;
         flush.install(self)
     }

@@ -16,7 +16,7 @@ use env::sync::Mutex;
 use crate::counters::Counters;
 use crate::error::Result;
 use crate::ids::RunId;
-use crate::read::version::{NumberedRun, Tree, Version};
+use crate::read::version::{Layer, NumberedRun, Tree, Version};
 
 /// Keys of a memtable that are looked for below.
 const SAMPLE: usize = 64;
@@ -125,11 +125,10 @@ fn share_below(tree: &Tree, keys: &[Bytes]) -> Result<f64> {
     Ok(share.max(0.0))
 }
 
-/// The share of the items that hide older ones, over the memtables up to generation `upto` of a
-/// dictionary.
-pub(super) fn garbage_share(tree: &Tree, upto: u64) -> Result<f64> {
+/// The share of the items that hide older ones, over these memtables of a dictionary.
+pub(super) fn garbage_share(tree: &Tree, layers: &[&Layer]) -> Result<f64> {
     let mut keys = Vec::new();
-    for layer in tree.layers.iter().filter(|l| l.generation.number <= upto) {
+    for layer in layers {
         keys.extend(layer.memtable.sample(SAMPLE));
     }
     share_below(tree, &keys)

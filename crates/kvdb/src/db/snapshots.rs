@@ -153,8 +153,8 @@ impl Kvdb {
 
     /// The dictionaries of a branch, by number.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
-        let version = self.db.0.versions.load();
-        version.trees.values().filter(|t| t.info.branch == branch).map(|t| t.info.clone()).collect()
+        let of_branch = self.db.0.versions.load().entries.of_branch(branch);
+        of_branch.values().map(|d| d.info.clone()).collect()
     }
 }
 

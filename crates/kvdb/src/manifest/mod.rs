@@ -13,7 +13,10 @@ use env::Env;
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones};
 
 pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
-pub(crate) use state::{DictionaryState, ManifestState, SnapshotState};
+pub(crate) use state::{
+    BranchedDictionaries, Dictionaries, DictionaryState, ManifestState, SnapshotState,
+    SnapshotStates,
+};
 
 use crate::error::{Error, Result};
 use crate::health::Health;

@@ -6,19 +6,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use env::sync::ArcSwap;
 use env::sync::Mutex;
+use vt_tree::Seq;
 use zones::ZoneId;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::Result;
-use crate::ids::Label;
+use crate::ids::{Label, RunId};
 use crate::lock_order::{self, Rank};
-use crate::manifest::{DictionaryState, Edit, ManifestState, SnapshotState};
-use crate::read::version::{Generation, OpenRun, Tree, Version};
-
-/// The snapshots that the manifest has, by name.
-type Kept = Arc<BTreeMap<String, Arc<SnapshotState>>>;
+use crate::manifest::{
+    Dictionaries, DictionaryState, Edit, ManifestState, SnapshotState, SnapshotStates,
+};
+use crate::read::version::{Generation, OpenRun, Tree, Trees, Version};
 
 /// One snapshot.
 pub(crate) struct Snapshot {
@@ -74,18 +75,41 @@ impl Side {
     }
 }
 
+#[derive(Default)]
+struct All {
+    by_name: BTreeMap<String, Arc<Snapshot>>,
+    /// The order of lists: when they were created, and their commits; those of one moment by name.
+    by_date: BTreeMap<(Duration, Seq, String), Arc<Snapshot>>,
+}
+
+impl All {
+    fn insert(&mut self, snapshot: &Arc<Snapshot>) {
+        let Label { name, created, seq, .. } = &snapshot.label;
+        if let Some(before) = self.by_name.insert(name.clone(), snapshot.clone()) {
+            self.by_date.remove(&(before.label.created, before.label.seq, name.clone()));
+        }
+        self.by_date.insert((*created, *seq, name.clone()), snapshot.clone());
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Arc<Snapshot>> {
+        let gone = self.by_name.remove(name)?;
+        self.by_date.remove(&(gone.label.created, gone.label.seq, name.into()));
+        Some(gone)
+    }
+}
+
 pub(crate) struct Snapshots {
     /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
     /// which waits for its flush must not see.
     pub naming: lock_order::Mutex<()>,
     /// What the manifest said of them when they last followed it.
-    kept: lock_order::Mutex<Kept>,
-    /// By name.
-    all: Mutex<BTreeMap<String, Arc<Snapshot>>>,
+    kept: lock_order::Mutex<SnapshotStates>,
+    all: Mutex<All>,
     /// The snapshots that wait for the flush of a generation, oldest first.
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
-    /// What the newest snapshot has of each dictionary: the next one may have the same.
-    newest: Mutex<BTreeMap<DictionaryId, Weak<Tree>>>,
+    /// For each branch the newest snapshot that the manifest has, and what that says of it: of the
+    /// next one only what differs is looked at.
+    newest: Mutex<HashMap<String, (Weak<Snapshot>, Arc<SnapshotState>)>>,
     /// The generation of a version without memtables.
     nothing: Arc<Generation>,
 }
@@ -94,7 +118,7 @@ impl Snapshots {
     pub(crate) fn new() -> Snapshots {
         Snapshots {
             naming: lock_order::Mutex::new(Rank::Names, ()),
-            kept: lock_order::Mutex::new(Rank::Snapshots, Kept::default()),
+            kept: lock_order::Mutex::new(Rank::Snapshots, SnapshotStates::default()),
             all: Mutex::default(),
             pending: Mutex::default(),
             newest: Mutex::default(),
@@ -113,41 +137,85 @@ impl Snapshots {
         open: &mut OpenRun<'_>,
     ) -> Result<Vec<Arc<Snapshot>>> {
         let mut kept = self.kept.lock();
-        if Arc::ptr_eq(&kept, &state.snapshots) {
-            return Ok(Vec::new());
-        }
+        let (mut new, mut gone) = (Vec::new(), Vec::new());
+        kept.difference(&state.snapshots, |name, before, entry| match (before, entry) {
+            (Some(before), Some(entry)) if Arc::ptr_eq(before, entry) => {}
+            (_, Some(entry)) => new.push(entry),
+            (_, None) => gone.push(name),
+        });
         // What snapshots have in common is there once.
         let mut known = HashMap::new();
-        let is_new = |(name, entry): &(&String, &Arc<SnapshotState>)| {
-            kept.get(*name).is_none_or(|before| !Arc::ptr_eq(before, entry))
-        };
-        for (name, entry) in state.snapshots.iter().filter(is_new) {
-            let there = self.get(name).filter(|there| there.label == entry.label);
+        for entry in new {
+            let there = self.get(&entry.label.name).filter(|there| there.label == entry.label);
             let before = there.as_ref().map(|there| there.version());
-            let mut trees = BTreeMap::new();
-            for (&id, dictionary) in &entry.dictionaries {
-                let tree = match known.get(&Arc::as_ptr(dictionary)) {
-                    Some(tree) => Arc::clone(tree),
-                    None => self.tree_of(id, dictionary, before.as_deref(), version, open)?,
-                };
-                known.insert(Arc::as_ptr(dictionary), tree.clone());
-                trees.insert(id, tree);
-            }
+            let trees = self.trees_of(entry, before.as_deref(), version, &mut known, open)?;
             let version = Version::of(trees, self.nothing.clone());
-            match there {
-                Some(snapshot) => snapshot.version.store(Arc::new(version)),
+            let snapshot = match there {
+                Some(snapshot) => {
+                    snapshot.version.store(Arc::new(version));
+                    let mut pending = self.pending.lock();
+                    // The oldest one waits in front.
+                    if let Some(at) = pending.iter().position(|(_, s)| Arc::ptr_eq(s, &snapshot)) {
+                        pending.remove(at);
+                    }
+                    snapshot
+                }
                 None => {
                     let (label, version) = (entry.label.clone(), ArcSwap::from_pointee(version));
                     let snapshot = Arc::new(Snapshot { label, below: 0, version });
-                    self.all.lock().insert(name.clone(), snapshot);
+                    self.all.lock().insert(&snapshot);
+                    snapshot
                 }
-            }
-            self.pending.lock().retain(|(_, snapshot)| snapshot.label.name != *name);
+            };
+            let newest = (Arc::downgrade(&snapshot), entry.clone());
+            self.newest.lock().insert(entry.label.branch.clone(), newest);
         }
-        let gone = kept.keys().filter(|name| !state.snapshots.contains_key(*name));
-        let gone = gone.filter_map(|name| self.all.lock().remove(name)).collect();
+        let gone: Vec<_> = gone.iter().filter_map(|name| self.all.lock().remove(name)).collect();
+        for gone in &gone {
+            let mut newest = self.newest.lock();
+            if newest.get(&gone.label.branch).is_some_and(|(s, _)| s.as_ptr() == Arc::as_ptr(gone))
+            {
+                newest.remove(&gone.label.branch);
+            }
+        }
         *kept = state.snapshots.clone();
         Ok(gone)
+    }
+
+    /// The dictionaries of the snapshot that the manifest describes by `entry`: those of the newest
+    /// one of its branch, where they are the same.
+    fn trees_of(
+        &self,
+        entry: &SnapshotState,
+        before: Option<&Version>,
+        version: &Version,
+        known: &mut HashMap<*const DictionaryState, Arc<Tree>>,
+        open: &mut OpenRun<'_>,
+    ) -> Result<Trees> {
+        let newest = self.newest.lock().get(&entry.label.branch).cloned();
+        let newest = newest.and_then(|(snapshot, of)| Some((snapshot.upgrade()?.version(), of)));
+        let (mut trees, base) = match newest {
+            Some((version, of)) => (version.trees.clone(), of.dictionaries.clone()),
+            None => (Trees::default(), Dictionaries::default()),
+        };
+        let mut changed = Vec::new();
+        base.difference(&entry.dictionaries, |id, old, new| match (old, new) {
+            (Some(old), Some(new)) if Arc::ptr_eq(old, new) => {}
+            (_, new) => changed.push((*id, new)),
+        });
+        for (id, dictionary) in changed {
+            let Some(dictionary) = dictionary else {
+                trees.remove(&id);
+                continue;
+            };
+            let tree = match known.get(&Arc::as_ptr(dictionary)) {
+                Some(tree) => Arc::clone(tree),
+                None => self.tree_of(id, dictionary, before, version, open)?,
+            };
+            known.insert(Arc::as_ptr(dictionary), tree.clone());
+            trees.insert(id, tree);
+        }
+        Ok(trees)
     }
 
     /// The dictionary that the manifest describes by `entry` as a snapshot has it. Runs are those
@@ -160,24 +228,23 @@ impl Snapshots {
         version: &Version,
         open: &mut OpenRun<'_>,
     ) -> Result<Arc<Tree>> {
-        let shared = self.newest.lock().get(&id).and_then(Weak::upgrade);
-        if let Some(shared) = shared.filter(|shared| Arc::ptr_eq(&shared.entry, entry)) {
-            return Ok(shared);
-        }
         let live = version.trees.get(&id);
         let same = live.filter(|live| Arc::ptr_eq(&live.entry, entry));
         let base = same.or_else(|| before.and_then(|before| before.trees.get(&id))).or(live);
         let base = base
             .map_or_else(|| Tree::new(entry.info.clone(), &self.nothing), |base| Tree::clone(base));
         let mut tree = Tree { layers: Vec::new(), ..base };
-        tree.follow(entry, open)?;
-        let tree = Arc::new(as_main(&tree));
-        self.newest.lock().insert(id, Arc::downgrade(&tree));
-        Ok(tree)
+        // What was flushed after it was made, and before its own part.
+        let of_live = |id: RunId, root: &Bytes| {
+            let live = live.filter(|live| live.entry.runs.get(&id).is_some_and(|(_, r)| r == root));
+            live?.runs().find(|p| p.id == id).map(|p| p.run.clone())
+        };
+        tree.follow(entry, &mut |id, root| of_live(id, root).map_or_else(|| open(id, root), Ok))?;
+        Ok(Arc::new(as_main(&tree)))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Snapshot>> {
-        self.all.lock().get(name).cloned()
+        self.all.lock().by_name.get(name).cloned()
     }
 
     /// When a snapshot that is made `now` was created: the first nanosecond from then on that no
@@ -186,17 +253,20 @@ impl Snapshots {
     pub(crate) fn next_date(&self, now: Duration) -> Duration {
         let all = self.all.lock();
         let mut date = now;
-        while all.values().any(|snapshot| snapshot.label.created == date) {
-            date += Duration::from_nanos(1);
+        let from = all.by_date.range((now, 0, String::new())..).map(|((created, ..), _)| *created);
+        // Ascending, so that the first gap ends it.
+        for taken in from {
+            if taken > date {
+                break;
+            }
+            date = taken + Duration::from_nanos(1);
         }
         date
     }
 
     /// The oldest first.
     pub(crate) fn list(&self) -> Vec<Arc<Snapshot>> {
-        let mut all: Vec<_> = self.all.lock().values().cloned().collect();
-        all.sort_by_key(|a| (a.label.created, a.label.seq));
-        all
+        self.all.lock().by_date.values().cloned().collect()
     }
 
     /// The states before and after each commit that can be undone, the oldest first.
@@ -225,7 +295,7 @@ impl Snapshots {
 
     /// Zones in which a snapshot has something.
     pub(crate) fn zones(&self) -> BTreeSet<ZoneId> {
-        let all: Vec<_> = self.all.lock().values().map(|s| s.version()).collect();
+        let all: Vec<_> = self.all.lock().by_name.values().map(|s| s.version()).collect();
         let mut seen = HashSet::new();
         let runs = all.iter().flat_map(|v| v.trees.values()).flat_map(|t| t.runs());
         let fresh = runs.filter(|p| seen.insert(Arc::as_ptr(&p.run)));
@@ -248,13 +318,25 @@ impl Snapshots {
     /// It can be read from here on, and waits for the flush of `generation`, of which it is the
     /// end.
     pub(crate) fn begin(&self, generation: u64, snapshot: Arc<Snapshot>) {
-        self.all.lock().insert(snapshot.label.name.clone(), snapshot.clone());
+        self.all.lock().insert(&snapshot);
         self.pending.lock().push_back((generation, snapshot));
     }
 
     /// The snapshot that ends `generation` and waits for its flush.
     pub(crate) fn pending_at(&self, generation: u64) -> Option<Arc<Snapshot>> {
         self.pending.lock().iter().find(|(at, _)| *at == generation).map(|(_, s)| s.clone())
+    }
+
+    /// The generations up to `last` that snapshots wait for, the oldest `most` of them.
+    pub(crate) fn pending_upto(&self, last: u64, most: usize) -> Vec<u64> {
+        let pending = self.pending.lock();
+        let upto = pending.iter().map(|(generation, _)| *generation).take_while(|g| *g <= last);
+        upto.take(most).collect()
+    }
+
+    /// How many wait for their flush.
+    pub(crate) fn waiting(&self) -> usize {
+        self.pending.lock().len()
     }
 
     /// The generation of the oldest one that waits for its flush.

@@ -2,7 +2,7 @@
 //! dictionary its memtables, newest first, then its runs, level by level, newest first. Readers pin
 //! one and need no lock; whatever it refers to lives as long as they do.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,7 +16,8 @@ use zones::ZonePin;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
-use crate::manifest::{DictionaryState, ManifestState};
+use crate::manifest::{BranchedDictionaries, DictionaryState, ManifestState};
+use crate::persistent_map::PersistentMap;
 use crate::short_values::ShortValues;
 
 /// Runs that a lookup asks side by side.
@@ -326,10 +327,15 @@ impl Tree {
 /// Gives the open run that the manifest names by this number and root.
 pub(crate) type OpenRun<'a> = dyn FnMut(RunId, &Bytes) -> Result<Arc<Run>> + 'a;
 
+/// Dictionaries by number.
+pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
+
 /// The whole store. See the module's comment.
 #[derive(Clone)]
 pub(crate) struct Version {
-    pub trees: BTreeMap<DictionaryId, Arc<Tree>>,
+    pub trees: Trees,
+    /// What the manifest said of the dictionaries when the version last followed it.
+    pub entries: BranchedDictionaries,
     /// The generation that takes commits.
     pub generation: Arc<Generation>,
     /// The newest commit that this version came with: one whose changes are in the version itself,
@@ -338,21 +344,19 @@ pub(crate) struct Version {
     pub came_with: Seq,
     /// Branches other than the main one, and the snapshots that they were cloned from; those of the
     /// manifest.
-    pub branches: Arc<BTreeMap<String, String>>,
+    pub branches: PersistentMap<String, String>,
 }
 
 impl Version {
     /// A store without dictionaries.
     pub(crate) fn empty(generation: Arc<Generation>) -> Version {
-        Version::of(BTreeMap::new(), generation)
+        Version::of(Trees::default(), generation)
     }
 
-    /// A store of these dictionaries, without branches.
-    pub(crate) fn of(
-        trees: BTreeMap<DictionaryId, Arc<Tree>>,
-        generation: Arc<Generation>,
-    ) -> Version {
-        Version { trees, generation, came_with: 0, branches: Arc::default() }
+    /// These dictionaries, without branches, that follow no manifest.
+    pub(crate) fn of(trees: Trees, generation: Arc<Generation>) -> Version {
+        let (entries, branches) = (BranchedDictionaries::default(), PersistentMap::default());
+        Version { trees, entries, generation, came_with: 0, branches }
     }
 
     /// Whether there is a branch of this name; the main one has none.
@@ -364,38 +368,66 @@ impl Version {
     /// for readers, at run time and at recovery. Memtables stay, but those of a dictionary that was
     /// rolled back: what they have is void. `open` is asked for runs that the version does not have
     /// yet; after an error the version is of no use.
+    ///
+    /// Only dictionaries of which the manifest says something new are looked at.
     pub(crate) fn follow(&mut self, state: &ManifestState, open: &mut OpenRun<'_>) -> Result<()> {
         self.branches = state.branches.clone();
-        self.trees.retain(|id, _| state.dictionaries.contains_key(id));
-        for (&id, entry) in &state.dictionaries {
-            let since = state.since.get(&id).copied().unwrap_or(0);
+        let before = std::mem::replace(&mut self.entries, state.dictionaries.clone());
+        let mut changed = Vec::new();
+        before.difference(&state.dictionaries, |id, old, new| match (old, new) {
+            (Some(old), Some(new)) if Arc::ptr_eq(old, new) => {}
+            (_, new) => changed.push((*id, new)),
+        });
+        for (id, entry) in changed {
+            let Some(entry) = entry else {
+                self.trees.remove(&id);
+                continue;
+            };
             match self.trees.get_mut(&id) {
-                Some(tree) if since <= tree.since => {
-                    if !Arc::ptr_eq(&tree.entry, entry) {
-                        Arc::make_mut(tree).follow(entry, open)?;
-                    }
-                }
-                _ => {
+                Some(tree) => Arc::make_mut(tree).follow(entry, open)?,
+                None => {
+                    let since = state.since.get(&id).copied().unwrap_or(0);
                     let tree = Tree { since, ..Tree::of(entry, &self.generation, open)? };
                     self.trees.insert(id, Arc::new(tree));
                 }
             }
         }
+        for (id, &since) in &state.since {
+            let rolled_back = self.trees.get(id).is_some_and(|tree| tree.since < since);
+            if let Some(entry) = state.dictionaries.get(id).filter(|_| rolled_back) {
+                let tree = Tree { since, ..Tree::of(entry, &self.generation, open)? };
+                self.trees.insert(*id, Arc::new(tree));
+            }
+        }
         Ok(())
+    }
+
+    /// The dictionary of that name in a branch.
+    pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
+        if !self.entries.is_empty() {
+            return self.entries.find(branch, name);
+        }
+        // A snapshot's dictionaries have no index.
+        let mut infos = self.trees.values().map(|tree| &tree.info);
+        infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
     }
 
     /// Nothing is known to have been committed after `seq`: what a rollback made void ends there.
     pub(crate) fn lower_since(&mut self, seq: Seq) {
-        for tree in self.trees.values_mut().filter(|tree| tree.since > seq) {
-            Arc::make_mut(tree).since = seq;
-        }
+        self.change_all(|tree| tree.since > seq, |tree| tree.since = seq);
     }
 
     /// Drops the memtables of generations up to `upto`, which are in runs.
     pub(crate) fn drop_layers(&mut self, upto: u64) {
-        for tree in self.trees.values_mut() {
-            Arc::make_mut(tree).layers.retain(|l| l.generation.number > upto);
-        }
+        let has = |tree: &Tree| tree.layers.iter().any(|l| l.generation.number <= upto);
+        self.change_all(has, |tree| tree.layers.retain(|l| l.generation.number > upto));
+    }
+
+    /// Changes the trees of which `which` says so.
+    fn change_all(&mut self, which: impl Fn(&Tree) -> bool, change: impl Fn(&mut Tree)) {
+        let due = self.trees.iter().filter(|(_, tree)| which(tree));
+        let due: Vec<DictionaryId> = due.map(|(id, _)| *id).collect();
+        due.into_iter().for_each(|id| self.change(id, &change));
     }
 
     pub(crate) fn tree(&self, dict: DictionaryId) -> Result<&Arc<Tree>> {
@@ -412,21 +444,16 @@ impl Version {
     /// This version with a new generation of empty memtables in front.
     pub(crate) fn sealed(&self) -> Version {
         let generation = self.generation.next();
-        let mut next = Version {
-            trees: self.trees.clone(),
-            generation: generation.clone(),
-            came_with: self.came_with,
-            branches: self.branches.clone(),
-        };
-        for tree in next.trees.values_mut() {
-            let tree = Arc::make_mut(tree);
+        let mut next = Version { generation: generation.clone(), ..self.clone() };
+        let seal = |tree: &mut Tree| {
             // An empty memtable in front is replaced, so that an idle dictionary has one and not
             // one for each generation.
             if tree.layers.first().is_some_and(Layer::is_empty) {
                 tree.layers.remove(0);
             }
             tree.layers.insert(0, generation.layer());
-        }
+        };
+        next.change_all(|_| true, seal);
         next
     }
 

@@ -397,9 +397,7 @@ impl VersionSet {
 
     /// The dictionary of that name in a branch.
     pub(crate) fn dictionary(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        let version = self.current.load();
-        let mut infos = version.trees.values().map(|tree| &tree.info);
-        infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
+        self.current.load().find(branch, name)
     }
 
     /// The commits before `newest` that views read, ascending. No view comes to read another one

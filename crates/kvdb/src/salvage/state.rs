@@ -394,7 +394,7 @@ mod tests {
         let mut replay = Replay {
             state: &state,
             cache: db.view().cache.clone(),
-            version: Version::of(BTreeMap::from([(dict, tree)]), generation),
+            version: Version::of([(dict, tree)].into_iter().collect(), generation),
             next: 1,
             bound: BoundSources::new(),
         };

@@ -11,7 +11,7 @@ use super::Snapshotter;
 use crate::commit::SpaceClaim;
 use crate::commit::number_alone;
 use crate::commit::order::Changed;
-use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::record;
@@ -105,9 +105,7 @@ impl Snapshotter {
     }
 
     fn dictionaries_of(&self, branch: &str) -> BTreeSet<DictionaryId> {
-        let version = self.versions.load();
-        let infos = version.trees.values().map(|tree| &tree.info);
-        infos.filter(|info| info.branch == branch).map(|info| info.id).collect()
+        self.versions.load().entries.of_branch(branch).keys().copied().collect()
     }
 
     /// Gives a branch the state of one of its snapshots. `lock` locks dictionaries against
@@ -159,10 +157,9 @@ impl Snapshotter {
             let entered = self.commits.enter_in_order(Priority::Log)?;
             let seq = entered.seq();
             let plan = |state: &ManifestState| {
-                let mut infos = state.dictionaries.values().map(|d| &d.info);
-                let made =
-                    |info: &&DictionaryInfo| info.branch == branch && !dicts.contains(&info.id);
-                if let Some(new) = infos.find(made) {
+                let of_branch = state.dictionaries.of_branch(&branch);
+                let mut infos = of_branch.values().map(|d| &d.info);
+                if let Some(new) = infos.find(|info| !dicts.contains(&info.id)) {
                     return Err(Error::Locked(format!(
                         "dictionary {} was made during the rollback: try again",
                         new.name
@@ -211,18 +208,17 @@ impl Snapshotter {
         let label = Label { seq: entered.seq(), ..label };
         let plan = |state: &ManifestState| {
             // Made since the others were locked.
-            let mut of_branch =
-                state.dictionaries.values().map(|d| &d.info).filter(|info| info.branch == to);
-            if let Some(fresh) = of_branch.find(|info| !replaced.contains(&info.id)) {
+            let of_branch = state.dictionaries.of_branch(to);
+            let mut infos = of_branch.values().map(|d| &d.info);
+            if let Some(fresh) = infos.find(|info| !replaced.contains(&info.id)) {
                 return Err(Error::Locked(format!(
                     "dictionary {} was made while the stream ended: try again",
                     fresh.name
                 )));
             }
             let below = state.next_dictionary;
-            let infos = state.dictionaries.values().map(|d| &d.info);
-            let left_out = infos.filter(|info| info.branch == from && info.name == but);
-            let mut edits: Vec<Edit> = left_out.map(|info| Edit::DropDictionary(info.id)).collect();
+            let left_out = state.dictionaries.find(from, but);
+            let mut edits: Vec<Edit> = left_out.into_iter().map(Edit::DropDictionary).collect();
             edits.push(Edit::Adopt { from: from.into(), to: to.into() });
             edits.push(Edit::Snapshot { label, below });
             edits.extend(undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone())));

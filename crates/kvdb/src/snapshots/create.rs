@@ -24,6 +24,9 @@ use crate::read::version::Version;
 use crate::read::version_set::{Order, VersionEdit};
 use crate::read::view::View;
 
+/// When so many snapshots wait for their flush, the next one is made after it.
+const MOST_WAITING: usize = 256;
+
 /// The snapshot that a generation ends with, which is being closed.
 pub(crate) struct EndOfGeneration<'a> {
     snapshots: &'a Snapshots,
@@ -75,6 +78,7 @@ impl SnapshotMaker for OfMemory<'_> {
 impl Snapshotter {
     pub(crate) fn snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
         self.health.writable()?;
+        self.bound_waiting()?;
         {
             let _naming = self.snapshots.naming.lock();
             if self.snapshots.get(name).is_some() {
@@ -94,6 +98,18 @@ impl Snapshotter {
         match durability {
             Durability::Buffered => Ok(()),
             Durability::Synced => self.commits.sync(&*self.admission),
+        }
+    }
+
+    /// Each snapshot that waits for its flush is one memtable more that readers look into.
+    fn bound_waiting(&self) -> Result<()> {
+        if self.snapshots.waiting() < MOST_WAITING {
+            return Ok(());
+        }
+        match self.flusher.flush_sealed() {
+            // They go on waiting.
+            Err(Error::NoSpace) => Ok(()),
+            flushed => flushed.map(drop),
         }
     }
 

@@ -162,11 +162,7 @@ impl View {
 
     /// The dictionary of that name in a branch.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.version
-            .trees
-            .values()
-            .find(|t| t.info.name == name && t.info.branch == branch)
-            .map(|t| t.info.id)
+        self.version.find(branch, name)
     }
 
     /// All dictionaries that it sees, by number; those of a snapshot are listed as of the main

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Dictionaries, DictionaryState, ManifestState, SnapshotState, contradiction};
+use super::{DictionaryState, ManifestState, SnapshotState, contradiction};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::Result;
 use crate::manifest::Edit;
@@ -13,18 +13,18 @@ impl ManifestState {
         match edit {
             Edit::Snapshot { label, below } => {
                 self.forget_origin(&label.name);
-                let of = |d: &DictionaryState| d.info.branch == label.branch && d.info.id.0 < below;
-                let dictionaries = self
-                    .dictionaries
-                    .iter()
-                    .filter(|(_, d)| of(d))
-                    .map(|(id, d)| (*id, d.clone()))
-                    .collect();
+                let mut dictionaries = self.dictionaries.of_branch(&label.branch);
+                // Those that were made since.
+                while let Some((&id, _)) = dictionaries.last_key_value()
+                    && id.0 >= below
+                {
+                    dictionaries.remove(&id);
+                }
                 self.keep(SnapshotState { label, dictionaries })?;
             }
             Edit::DropSnapshot(name) => {
                 self.snapshot(&name)?;
-                Arc::make_mut(&mut self.snapshots).remove(&name);
+                self.snapshots.remove(&name);
             }
             Edit::Clone { snapshot, branch, first } => {
                 let of = self.snapshot(&snapshot)?;
@@ -41,17 +41,15 @@ impl ManifestState {
             Edit::Branch { name, of } => self.add_branch(name, of)?,
             Edit::DropBranch(name) => {
                 self.remove_branch(&name)?;
-                self.dictionaries.retain(|_, d| d.info.branch != name);
+                self.dictionaries.remove_branch(&name);
             }
             Edit::RollBack { snapshot, seq } => {
                 let to = self.snapshot(&snapshot)?;
                 let branch = &to.label.branch;
-                if !branch.is_empty() {
-                    Arc::make_mut(&mut self.branches).entry(branch.clone()).or_default();
-                }
-                self.dictionaries.retain(|_, d| d.info.branch != *branch);
+                self.know_branch(branch);
+                self.dictionaries.remove_branch(branch);
                 for (id, d) in &to.dictionaries {
-                    if self.dictionaries.insert(*id, d.clone()).is_some() {
+                    if self.dictionaries.insert(d.clone()).is_some() {
                         return Err(contradiction(format!(
                             "dictionary {} is of two branches",
                             id.0
@@ -63,12 +61,12 @@ impl ManifestState {
             Edit::Since { dict, seq } => _ = self.since.insert(dict, seq),
             Edit::Adopt { from, to } => {
                 self.remove_branch(&from)?;
-                if !to.is_empty() {
-                    Arc::make_mut(&mut self.branches).entry(to.clone()).or_default();
-                }
-                self.dictionaries.retain(|_, d| d.info.branch != to);
-                for d in self.dictionaries.values_mut().filter(|d| d.info.branch == from) {
-                    Arc::make_mut(d).info.branch.clone_from(&to);
+                self.know_branch(&to);
+                self.dictionaries.remove_branch(&to);
+                for d in self.dictionaries.remove_branch(&from).values() {
+                    let mut d = DictionaryState::clone(d);
+                    d.info.branch.clone_from(&to);
+                    self.dictionaries.insert(Arc::new(d));
                 }
             }
             Edit::KeptRun(run) => self.kept.runs.push(run),
@@ -81,22 +79,12 @@ impl ManifestState {
                 self.kept.dictionaries.push(Arc::new(state));
             }
             Edit::KeptSnapshot(label, numbers) => {
-                let mut dictionaries = Dictionaries::new();
-                for n in numbers {
-                    let state = usize::try_from(n).ok().and_then(|n| self.kept.dictionaries.get(n));
-                    let state = state.ok_or_else(|| {
-                        contradiction(format!(
-                            "snapshot {} has a dictionary that is not there",
-                            label.name
-                        ))
-                    })?;
-                    dictionaries.insert(state.info.id, state.clone());
-                }
+                let dictionaries = self.kept_dictionaries(&label.name, numbers)?;
                 self.keep(SnapshotState { label, dictionaries })?;
             }
             Edit::AddKeptRun(dict, kept) => {
                 let (id, run) = self.kept_run(kept)?;
-                if self.dictionary(dict)?.runs.insert(id, run).is_some() {
+                if self.change(dict, |d| d.runs.insert(id, run))?.is_some() {
                     return Err(contradiction(format!("run {} is added twice", id.0)));
                 }
             }
@@ -115,7 +103,7 @@ impl ManifestState {
 
     fn keep(&mut self, snapshot: SnapshotState) -> Result<()> {
         let name = snapshot.label.name.clone();
-        match Arc::make_mut(&mut self.snapshots).insert(name, Arc::new(snapshot)) {
+        match self.snapshots.insert(name, Arc::new(snapshot)) {
             None => Ok(()),
             Some(twice) => {
                 Err(contradiction(format!("snapshot {} is made twice", twice.label.name)))
@@ -126,21 +114,39 @@ impl ManifestState {
     /// A snapshot is about to be made: what was cloned from an earlier one of that name was not
     /// cloned from this one.
     fn forget_origin(&mut self, name: &str) {
-        if !name.is_empty() && self.branches.values().any(|of| of == name) {
-            let all = Arc::make_mut(&mut self.branches).values_mut();
-            all.filter(|of| *of == name).for_each(String::clear);
+        if self.clones.remove(name).is_some() {
+            let of_it = self.branches.iter().filter(|(_, of)| *of == name);
+            let of_it: Vec<String> = of_it.map(|(branch, _)| branch.clone()).collect();
+            of_it.into_iter().for_each(|branch| _ = self.branches.insert(branch, String::new()));
         }
     }
 
     fn add_branch(&mut self, name: String, of: String) -> Result<()> {
-        if name.is_empty() || Arc::make_mut(&mut self.branches).insert(name.clone(), of).is_some() {
+        if name.is_empty() || self.branches.contains_key(&name) {
             return Err(contradiction(format!("branch {name:?} is made twice")));
         }
+        if !of.is_empty() {
+            let before = self.clones.get(&of).copied().unwrap_or(0);
+            self.clones.insert(of.clone(), before + 1);
+        }
+        self.branches.insert(name, of);
         Ok(())
     }
 
+    /// There is a branch of this name from here on, if there was none.
+    fn know_branch(&mut self, name: &str) {
+        if !name.is_empty() && !self.branches.contains_key(name) {
+            self.branches.insert(name.into(), String::new());
+        }
+    }
+
     fn remove_branch(&mut self, name: &str) -> Result<()> {
-        let gone = Arc::make_mut(&mut self.branches).remove(name);
-        gone.map(drop).ok_or_else(|| contradiction(format!("branch {name:?} does not exist")))
+        let of = self.branches.remove(name);
+        let of = of.ok_or_else(|| contradiction(format!("branch {name:?} does not exist")))?;
+        match self.clones.get_mut(&of) {
+            Some(clones) if *clones > 1 => *clones -= 1,
+            _ => _ = self.clones.remove(&of),
+        }
+        Ok(())
     }
 }

@@ -1,12 +1,14 @@
 //! A checkpoint: edits that build a state from nothing. What snapshots and branches have in common
 //! is written once and referred to by number.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{DictionaryState, MAX_LEVEL, ManifestState, contradiction, next};
+use super::{
+    Dictionaries, DictionaryState, KeptSoFar, MAX_LEVEL, ManifestState, contradiction, next,
+};
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
@@ -23,6 +25,33 @@ impl ManifestState {
         let run =
             run.ok_or_else(|| contradiction(format!("run {} is kept but not there", id.0)))?;
         Ok((id, (level, run.clone())))
+    }
+
+    /// The dictionaries of a snapshot, by their numbers in the record. They share what they can
+    /// with those of the snapshot before.
+    pub(super) fn kept_dictionaries(
+        &mut self,
+        snapshot: &str,
+        numbers: Vec<u64>,
+    ) -> Result<Dictionaries> {
+        let KeptSoFar { dictionaries, newest: (before, newest), .. } = &mut self.kept;
+        if *before != numbers {
+            let mut all = newest.clone();
+            let mut there = BTreeSet::new();
+            for n in &numbers {
+                let state = usize::try_from(*n).ok().and_then(|n| dictionaries.get(n));
+                let state = state.ok_or_else(|| {
+                    contradiction(format!("snapshot {snapshot} has a dictionary that is not there"))
+                })?;
+                there.insert(state.info.id);
+                if !all.get(&state.info.id).is_some_and(|same| Arc::ptr_eq(same, state)) {
+                    all.insert(state.info.id, state.clone());
+                }
+            }
+            newest.keys().filter(|id| !there.contains(id)).for_each(|id| _ = all.remove(id));
+            (*before, *newest) = (numbers, all);
+        }
+        Ok(newest.clone())
     }
 
     /// Edits that build the snapshots from nothing, and the numbers of the runs in them. What
@@ -76,7 +105,7 @@ impl ManifestState {
                 .iter()
                 .map(|(name, of)| Edit::Branch { name: name.clone(), of: of.clone() }),
         );
-        for (&dict, d) in &self.dictionaries {
+        for (&dict, d) in self.dictionaries.iter() {
             edits.push(Edit::Dictionary(d.info.clone()));
             edits.extend(d.runs.iter().map(|(&id, (level, run))| match kept.get(run) {
                 Some(&n) => Edit::AddKeptRun(dict, (*level, id, n)),

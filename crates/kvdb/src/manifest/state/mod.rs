@@ -4,7 +4,9 @@
 //!
 //! A snapshot is a set of dictionaries as they stood when it was made. They are shared until one of
 //! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more.
+//! What an edit costs does not depend on how much it leaves alone.
 
+mod branched;
 mod branching;
 mod checkpoint;
 #[cfg(test)]
@@ -17,11 +19,14 @@ use bytes::Bytes;
 use vt_tree::Seq;
 use zones::Purpose;
 
+pub(crate) use branched::BranchedDictionaries;
+
 use super::edit::{Edit, JournalStart};
 use crate::dictionary::{ADAPTIVE_SEPARATION, DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::{Label, RunId};
 use crate::journal::Segment;
+use crate::persistent_map::PersistentMap;
 
 /// One dictionary: its options, and its runs, each at a level, by age.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +42,10 @@ impl DictionaryState {
 }
 
 /// Dictionaries by number.
-pub(crate) type Dictionaries = BTreeMap<DictionaryId, Arc<DictionaryState>>;
+pub(crate) type Dictionaries = PersistentMap<DictionaryId, Arc<DictionaryState>>;
+
+/// Snapshots by name.
+pub(crate) type SnapshotStates = PersistentMap<String, Arc<SnapshotState>>;
 
 /// A snapshot: dictionaries of one branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,15 +59,18 @@ pub(crate) struct SnapshotState {
 struct KeptSoFar {
     runs: Vec<Bytes>,
     dictionaries: Vec<Arc<DictionaryState>>,
+    /// What the newest snapshot was said to have, and what that is: most have the same.
+    newest: (Vec<u64>, Dictionaries),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ManifestState {
-    pub dictionaries: Dictionaries,
-    /// By name.
-    pub snapshots: Arc<BTreeMap<String, Arc<SnapshotState>>>,
+    pub dictionaries: BranchedDictionaries,
+    pub snapshots: SnapshotStates,
     /// Branches other than the main one, and the snapshots that they were cloned from.
-    pub branches: Arc<BTreeMap<String, String>>,
+    pub branches: PersistentMap<String, String>,
+    /// How many branches were cloned from a snapshot of that name, where any was.
+    clones: PersistentMap<String, usize>,
     /// Dictionaries that were rolled back: what the journal has of them up to this commit is void.
     pub since: BTreeMap<DictionaryId, Seq>,
     /// The journal's segments in order, those prepared but not yet written included.
@@ -87,9 +98,13 @@ impl ManifestState {
         ManifestState { next_dictionary: 1, next_run: 1, next_segment: 1, ..Default::default() }
     }
 
-    fn dictionary(&mut self, id: DictionaryId) -> Result<&mut DictionaryState> {
-        let there = self.dictionaries.get_mut(&id).map(Arc::make_mut);
-        there.ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))
+    fn change<T>(
+        &mut self,
+        id: DictionaryId,
+        change: impl FnOnce(&mut DictionaryState) -> T,
+    ) -> Result<T> {
+        let changed = self.dictionaries.change(id, change);
+        changed.ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))
     }
 
     /// Puts runs in the place of others wherever these are: in dictionaries of all branches, and in
@@ -110,13 +125,13 @@ impl ManifestState {
             };
             known.entry(Arc::as_ptr(d)).or_insert_with(make).clone()
         };
-        let dictionaries = self.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
+        let dictionaries = self.dictionaries.values().map(&mut replaced).collect();
         let snapshots = self.snapshots.iter().map(|(name, snapshot)| {
             let dictionaries =
                 snapshot.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
             (name.clone(), Arc::new(SnapshotState { label: snapshot.label.clone(), dictionaries }))
         });
-        self.snapshots = Arc::new(snapshots.collect());
+        self.snapshots = snapshots.collect();
         self.dictionaries = dictionaries;
     }
 
@@ -151,31 +166,31 @@ impl ManifestState {
                 self.insert(DictionaryState::new(info))?;
             }
             Edit::DropDictionary(id) => {
-                self.dictionary(id)?;
-                self.dictionaries.remove(&id);
+                self.dictionaries
+                    .remove(id)
+                    .ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))?;
             }
             Edit::AddRun { dict, level, id, run } => {
                 self.next_run = self.next_run.max(next(id.0)?);
                 if level > MAX_LEVEL
-                    || self.dictionary(dict)?.runs.insert(id, (level, run)).is_some()
+                    || self.change(dict, |d| d.runs.insert(id, (level, run)))?.is_some()
                 {
                     return Err(contradiction(format!("run {} cannot be added", id.0)));
                 }
             }
             Edit::DropRun { dict, id } => {
-                if self.dictionary(dict)?.runs.remove(&id).is_none() {
+                if self.change(dict, |d| d.runs.remove(&id))?.is_none() {
                     return Err(contradiction(format!("run {} is dropped but not there", id.0)));
                 }
             }
             Edit::StitchAt { dict, stitch_at } => {
-                self.dictionary(dict)?.info.options.stitch_at = stitch_at
+                self.change(dict, |d| d.info.options.stitch_at = stitch_at)?
             }
-            Edit::Options(d) => {
-                let info = &mut self.dictionary(d.id)?.info;
-                info.short_outside =
+            Edit::Options(d) => self.change(d.id, |there| {
+                there.info.short_outside =
                     d.short_outside && d.options.separate_at == ADAPTIVE_SEPARATION;
-                info.options = d.options;
-            }
+                there.info.options = d.options;
+            })?,
             Edit::JournalStart(start) => {
                 // What counts upwards from here has room.
                 if [start.segment, start.offset, start.position, start.seq]
@@ -227,7 +242,7 @@ impl ManifestState {
             id.0.checked_add(1)
                 .ok_or_else(|| contradiction(format!("number {} is out of range", id.0)))?;
         self.next_dictionary = self.next_dictionary.max(next);
-        match self.dictionaries.insert(id, Arc::new(state)) {
+        match self.dictionaries.insert(Arc::new(state)) {
             None => Ok(()),
             Some(_) => Err(contradiction(format!("dictionary {} is created twice", id.0))),
         }

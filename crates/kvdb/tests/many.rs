@@ -1,0 +1,291 @@
+//! Many dictionaries, snapshots and branches: what an operation on one of them costs does not grow
+//! with how many there are. Work is counted as bytes that the operation allocates, which a copied
+//! map shows and a busy machine does not change. The table of times is
+//! `make many`, decision 088.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use env::Simulated;
+use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
+use zones::MemoryDevice;
+
+/// Counts the bytes of all allocations of each thread, and those of all that were not freed.
+struct Counting;
+
+thread_local! {
+    static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+}
+static NOW: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Nothing is counted of a thread that has ended.
+        _ = ALLOCATED.try_with(|of_thread| of_thread.set(of_thread.get() + layout.size() as u64));
+        NOW.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as required of the caller.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as required of the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Operations of one measurement.
+const EACH: usize = 50;
+
+/// What one operation takes: the mean time, and the bytes that the median allocates, since a
+/// checkpoint of the manifest is written by one in many.
+#[derive(Clone, Copy)]
+struct Cost {
+    micros: f64,
+    allocated: u64,
+}
+
+fn cost(mut operation: impl FnMut(usize)) -> Cost {
+    let start = Instant::now();
+    let counted = |n| {
+        let before = ALLOCATED.get();
+        operation(n);
+        ALLOCATED.get() - before
+    };
+    let mut allocated: Vec<u64> = (0..EACH).map(counted).collect();
+    allocated.sort_unstable();
+    let micros = start.elapsed().as_secs_f64() * 1e6 / EACH as f64;
+    Cost { micros, allocated: allocated[EACH / 2] }
+}
+
+struct World {
+    db: Kvdb,
+    device: Arc<MemoryDevice>,
+    env: Arc<Simulated>,
+    open: OpenOptions,
+}
+
+impl World {
+    fn new() -> World {
+        let open = OpenOptions { memory: 256 << 20, threads: false, ..OpenOptions::default() };
+        let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+        let options = CreateOptions { open: open.clone(), ..CreateOptions::default() };
+        let db = Kvdb::create(device.clone(), env.clone(), options).expect("made");
+        World { db, device, env, open }
+    }
+
+    /// Closes the store and opens it again; gives the microseconds that this took, and the memory
+    /// that the open store has beside its device.
+    fn open_again(self) -> (Kvdb, f64, usize) {
+        let start = Instant::now();
+        self.db.close().expect("closed");
+        let World { db, device, env, open } = self;
+        drop(db);
+        let before = NOW.load(Ordering::Relaxed);
+        let (db, _) = Kvdb::open(device, env, open).expect("opened");
+        let micros = start.elapsed().as_secs_f64() * 1e6;
+        (db, micros, NOW.load(Ordering::Relaxed).saturating_sub(before))
+    }
+
+    fn put(&self, n: usize) {
+        let d = self.db.dictionary_in("", "d").expect("there");
+        let key = (n as u64).to_be_bytes();
+        self.db.put(d, &key, b"value", Durability::Buffered).expect("put");
+    }
+
+    fn dictionary(&self, n: usize) {
+        let options = DictionaryOptions::default();
+        self.db.create_dictionary(&format!("d{n:06}"), options).expect("made");
+    }
+
+    /// A snapshot of runs: nothing is in memory.
+    fn snapshot(&self, n: usize) {
+        self.db.snapshot(&format!("s{n:06}")).expect("made");
+    }
+
+    fn branch(&self, n: usize) {
+        self.db.clone_snapshot("base", &format!("b{n:06}")).expect("made");
+    }
+
+    /// A snapshot of memory, that waits for its flush.
+    fn pending(&self, n: usize) {
+        self.put(n);
+        self.db.snapshot_of("", &format!("p{n:06}"), Durability::Buffered).expect("made");
+    }
+}
+
+/// A store with one filled dictionary and a snapshot of it.
+fn begun() -> World {
+    let world = World::new();
+    world.db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+    (0..100).for_each(|n| world.put(n));
+    world.db.flush().expect("flushed");
+    world.db.snapshot("base").expect("made");
+    world
+}
+
+type Row = (&'static str, Cost);
+
+/// What each operation takes beside `many` of its kind.
+fn rows(many: usize) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let world = begun();
+    (0..many).for_each(|n| world.dictionary(n));
+    rows.push(("create a dictionary", cost(|n| world.dictionary(many + n))));
+    rows.push(("put beside dictionaries", cost(|n| world.put(1000 + n))));
+    rows.push((
+        "flush beside dictionaries",
+        cost(|n| {
+            world.put(n);
+            world.db.flush().expect("flushed");
+        }),
+    ));
+    rows.push(("buffered snapshot beside dictionaries", cost(|n| world.pending(n))));
+    world.db.flush().expect("flushed");
+    rows.push(("snapshot beside dictionaries", cost(|n| world.snapshot(n))));
+    rows.push((
+        "drop a dictionary",
+        cost(|n| {
+            let d = world.db.dictionary_in("", &format!("d{n:06}")).expect("there");
+            world.db.drop_dictionary(d).expect("dropped");
+        }),
+    ));
+
+    let world = begun();
+    (0..many).for_each(|n| world.snapshot(n));
+    rows.push(("snapshot beside snapshots", cost(|n| world.snapshot(many + n))));
+    rows.push(("put beside snapshots", cost(|n| world.put(1000 + n))));
+    world.db.flush().expect("flushed");
+    rows.push((
+        "drop a snapshot",
+        cost(|n| {
+            world.db.drop_snapshot(&format!("s{n:06}")).expect("dropped");
+        }),
+    ));
+    let start = Instant::now();
+    let listed = world.db.snapshots().len();
+    let micros = start.elapsed().as_secs_f64() * 1e6 / listed as f64;
+    rows.push(("list a snapshot", Cost { micros, allocated: 0 }));
+    let (db, _, few) = begun().open_again();
+    drop(db);
+    let (db, micros, all) = world.open_again();
+    assert_eq!(db.snapshots().len(), listed);
+    drop(db);
+    let (micros, each) = (micros / listed as f64, all.saturating_sub(few) / listed);
+    rows.push(("close and open, a snapshot", Cost { micros, allocated: 0 }));
+    rows.push(("memory of a snapshot", Cost { micros: 0.0, allocated: each as u64 }));
+
+    let world = begun();
+    (0..many).for_each(|n| world.branch(n));
+    rows.push(("clone beside branches", cost(|n| world.branch(many + n))));
+    rows.push(("put beside branches", cost(|n| world.put(1000 + n))));
+    rows.push((
+        "drop a branch",
+        cost(|n| {
+            world.db.drop_branch(&format!("b{n:06}")).expect("dropped");
+        }),
+    ));
+
+    let world = begun();
+    (0..many).for_each(|n| world.pending(n));
+    rows.push(("buffered snapshot", cost(|n| world.pending(many + n))));
+    let start = Instant::now();
+    world.db.flush().expect("flushed");
+    let micros = start.elapsed().as_secs_f64() * 1e6 / (many + EACH) as f64;
+    rows.push(("flush a pending snapshot", Cost { micros, allocated: 0 }));
+    rows
+}
+
+/// Operations of which it is counted what they allocate.
+const COUNTED: &[&str] = &[
+    "create a dictionary",
+    "put beside dictionaries",
+    "drop a dictionary",
+    "snapshot beside dictionaries",
+    "snapshot beside snapshots",
+    "put beside snapshots",
+    "drop a snapshot",
+    "clone beside branches",
+    "put beside branches",
+    "drop a branch",
+];
+
+#[test]
+fn an_operation_allocates_the_same_beside_few_and_many() {
+    let (few, many) = (rows(100), rows(1000));
+    for (few, many) in few.iter().zip(&many).filter(|(row, _)| COUNTED.contains(&row.0)) {
+        let (what, before, after) = (few.0, few.1.allocated, many.1.allocated);
+        // A tree of ten times the size is one or two nodes higher.
+        assert!(
+            after <= 2 * before + 1024,
+            "{what}: {before} bytes beside 100, {after} beside 1000"
+        );
+    }
+}
+
+/// Key `n` is put before snapshot `n`, and deleted before the next one, so that each snapshot has
+/// one key. Those that wait are flushed together, and their parts must not be mixed.
+#[test]
+fn snapshots_that_wait_together_have_each_its_own_state() {
+    const MANY: usize = 300;
+    let world = World::new();
+    let d = world.db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+    let key = |n: usize| (n as u64).to_be_bytes();
+    for n in 0..MANY {
+        if n > 0 {
+            let mut batch = Batch::new();
+            batch.delete(d, key(n - 1).to_vec());
+            world.db.commit(batch, Durability::Buffered).expect("deleted");
+        }
+        world.pending(n);
+    }
+    let check = |db: &Kvdb, when: &str| {
+        assert_eq!(db.snapshots().len(), MANY, "{when}");
+        for n in 0..MANY {
+            let view = db.open_snapshot(&format!("p{n:06}")).expect("there");
+            let keys: Vec<_> = view.iter(d).map(|item| item.expect("read").0.to_vec()).collect();
+            assert_eq!(keys, [key(n).to_vec()], "snapshot {n}, {when}");
+        }
+        let now = db.view();
+        assert_eq!(now.iter(d).count(), 1, "{when}");
+    };
+    check(&world.db, "while they wait");
+    world.db.sync().expect("synced");
+    let image = Arc::new(MemoryDevice::clone(&world.device));
+    let (again, _) = Kvdb::open(image, world.env.clone(), world.open.clone()).expect("opened");
+    check(&again, "made again by the journal");
+    world.db.flush().expect("flushed");
+    check(&world.db, "flushed");
+    world.db.close().expect("closed");
+    let World { db, device, env, open } = world;
+    drop(db);
+    let (db, _) = Kvdb::open(device, env, open).expect("opened");
+    check(&db, "opened again");
+    for n in (0..MANY).step_by(2) {
+        db.drop_snapshot(&format!("p{n:06}")).expect("dropped");
+    }
+    let left: Vec<String> = db.snapshots().into_iter().map(|s| s.name).collect();
+    let odd: Vec<String> = (1..MANY).step_by(2).map(|n| format!("p{n:06}")).collect();
+    assert_eq!(left, odd, "the oldest first");
+}
+
+#[test]
+#[ignore = "takes minutes; make many"]
+fn table() {
+    let most: usize = std::env::var("KVFS_MANY").map_or(10_000, |n| n.parse().expect("a number"));
+    let sizes: Vec<usize> = [1000, 10_000, 100_000].into_iter().filter(|n| *n <= most).collect();
+    let columns: Vec<Vec<Row>> = sizes.iter().map(|n| rows(*n)).collect();
+    for (n, (what, _)) in columns[0].iter().enumerate() {
+        let cells: Vec<String> = columns
+            .iter()
+            .map(|rows| format!("{:9.1} us {:8} B", rows[n].1.micros, rows[n].1.allocated))
+            .collect();
+        println!("{what:40} {}", cells.join(" "));
+    }
+}
