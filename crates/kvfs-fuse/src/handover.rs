@@ -117,12 +117,14 @@ impl Handover {
         let mut out = Answer::default();
         out.u32(VERSION);
         let entry = &self.entry;
+        let user = entry.user.map(|user| user.to_string()).unwrap_or_default();
         for bytes in [
             entry.device.as_bytes(),
             entry.root.as_os_str().as_bytes(),
             entry.mount_point.as_os_str().as_bytes(),
             entry.fs_type.as_bytes(),
             entry.source.as_bytes(),
+            user.as_bytes(),
             &self.greeting.offer,
             &self.greeting.answer,
         ]
@@ -164,6 +166,7 @@ impl Handover {
             mount_point: PathBuf::from(OsString::from_vec(next()?)),
             fs_type: text(next()?)?,
             source: OsString::from_vec(next()?),
+            user: text(next()?)?.parse().ok(),
         };
         let greeting = Greeting { offer: next()?, answer: next()? };
         let connection = Arc::new(connection);
@@ -186,6 +189,7 @@ mod tests {
                 mount_point: "/a b".into(),
                 fs_type: "fuse.kvfs".into(),
                 source: OsString::from_vec(b"/\xff".to_vec()),
+                user: Some(17),
             },
             greeting: Greeting { offer: vec![1; 64], answer: vec![2; 64] },
             held: vec![vec![3; 40], vec![]],
