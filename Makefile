@@ -85,7 +85,7 @@ rest:
 ## make bounded      every operation on data a hundred times the memory and more: the heap stays
 ##                   small (KVFS_BOUNDED=1 times that)
 bounded:
-	KVFS_BOUNDED=$${KVFS_BOUNDED:-1} \
+	KVFS_ONLY= KVFS_BOUNDED=$${KVFS_BOUNDED:-1} \
 		$(CARGO) test --release -p kvdb --test bounded -- --nocapture
 	KVFS_ONLY= $(CARGO) test --release -p kvfs --test bounded -- --nocapture
 

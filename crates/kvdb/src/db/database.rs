@@ -198,10 +198,7 @@ impl Database {
     pub(super) fn close(&self) -> Result<()> {
         self.transactions.close();
         self.feed.close();
-        self.signals.stop_soon();
-        self.scrubber.close();
-        self.defragmenter.wake();
-        self.threads.stop(&self.signals);
+        self.stop_threads();
         if self.options.read_only || self.health.close() {
             return Ok(());
         }

@@ -30,9 +30,8 @@ impl Threads {
         Threads { threads: Mutex::default(), last_tick }
     }
 
-    /// Ends all threads.
-    pub(crate) fn stop(&self, signals: &Signals) {
-        signals.stop_soon();
+    /// Ends the threads that wait for a signal, and those that see that they are to end.
+    fn stop(&self, signals: &Signals) {
         signals.wake_all();
         for thread in std::mem::take(&mut *self.threads.lock()) {
             if thread.join().is_err() {
@@ -52,7 +51,15 @@ impl Database {
         self.spawn_threads()
             // So that the first synced commits find their space allocated as well.
             .and_then(|()| self.commits.prepare_segment())
-            .inspect_err(|_| self.threads.stop(&self.signals))
+            .inspect_err(|_| self.stop_threads())
+    }
+
+    /// Ends all threads, whatever they wait for.
+    pub(super) fn stop_threads(&self) {
+        self.signals.stop_soon();
+        self.scrubber.close();
+        self.defragmenter.wake();
+        self.threads.stop(&self.signals);
     }
 
     fn spawn_threads(self: &Arc<Self>) -> Result<()> {
