@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
-use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, Result, Views};
+use kvfs::{Caller, FileKind, Fs, FsOptions, InUse, Ino, ROOT, Result, Views};
 
 /// The memory that the store and the file system are told to take, bytes.
 const MEMORY: usize = 1 << 20;
@@ -91,14 +91,29 @@ impl World {
     pub fn reopen(&mut self) -> Result<()> {
         self.views.shutdown()?;
         self.fs().shutdown()?;
+        self.open_again(None)
+    }
+
+    /// Goes on as another process would, with what was in use.
+    pub fn hand_over(&mut self) -> Result<()> {
+        let pause = self.views.pause();
+        let in_use = self.views.in_use()?;
+        drop(pause);
+        self.open_again(Some(in_use))
+    }
+
+    fn open_again(&mut self, in_use: Option<InUse>) -> Result<()> {
         self.db.close()?;
         let none = Kvdb::in_memory();
         let fs = Fs::open(none.clone(), Arc::new(Machine::default()), files())?;
         (self.views, self.db) = (Views::new(none.clone(), fs), none);
         let path = self.directory.path().join("s.kvfs");
         self.db = Kvdb::open_path_with(&path, options())?;
-        let fs = Fs::open(self.db.clone(), Arc::new(Machine::default()), files())?;
-        self.views = Views::new(self.db.clone(), fs);
+        let (db, env) = (self.db.clone(), Arc::new(Machine::default()));
+        self.views = match in_use {
+            None => Views::new(db.clone(), Fs::open(db, env, files())?),
+            Some(of) => Views::take_over(db.clone(), Fs::take_over(db, env, files(), &of)?, &of),
+        };
         self.large = self.fs().resolve(b"/large")?.ino;
         Ok(())
     }

@@ -12,6 +12,7 @@ pub const STEPS: &[Step] = &[
     (&["Fs::make_whole", "Fs::link", "Fs::unlink", "Fs::fsyncdir"], one_directory),
     (&["Fs::verify", "verify", "Fs::statistics"], verify),
     (&["Fs::open", "Fs::shutdown", "Views::new", "Views::shutdown"], World::reopen),
+    (&["Views::pause", "Views::in_use", "Fs::take_over", "Views::take_over"], World::hand_over),
 ];
 
 fn walk(w: &mut World) -> Result<()> {

@@ -47,6 +47,9 @@ pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Whose operations are wanted, and what else is drawn.
 const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
+/// By which a file system goes on in another process. No history does that yet: `views::in_use` has
+/// tests of it, and `kvfs-fuse --test handover`.
+const ELSEWHERE: [&str; 4] = ["Fs::take_over", "Views::in_use", "Views::pause", "Views::take_over"];
 
 /// The least that a store is made with (`kvfs create --size`).
 const LEAST: u64 = 20 * zones::ZONE_SIZE;
@@ -413,6 +416,7 @@ fn a_file_system_does_everything_that_it_says() {
         assert!(full >= seeds, "only {full} times was a store full");
         let mut wanted = coverage::public_operations(&TYPES);
         wanted.extend(FUNCTIONS.map(String::from));
+        wanted.retain(|name| !ELSEWHERE.contains(&name.as_str()));
         let missing: Vec<_> =
             wanted.into_iter().filter(|name| !called.contains(name.as_str())).collect();
         assert!(missing.is_empty(), "in no history: {missing:?}");
