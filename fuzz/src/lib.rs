@@ -62,6 +62,8 @@ mod tar_stream;
 mod text;
 #[path = "../../crates/kvfs-cli/src/tree.rs"]
 mod tree;
+#[path = "../../crates/kvfs-cli/src/waiting.rs"]
+mod waiting;
 
 /// A whole tar stream as `kvfs import` takes it. The checksums of what looks like a header are put
 /// right. What is left of any of them is a sound file system.

@@ -33,7 +33,7 @@ pub enum Begin<'a> {
     /// It mounts the store on the directory.
     Mount(&'a Path, &'a Path),
     /// It goes on with what another program has served from the store with this name.
-    Resume(&'a Path, Resumed),
+    Resume(&'a Path, Box<Resumed>),
 }
 
 /// Serves a store on a directory until it is unmounted, from here or elsewhere. `ready` is called

@@ -106,7 +106,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     }
     if let Some(left) = args.resume {
         let front = arguments("--foreground", &store, &dir, &args.options, &options);
-        let begin = Begin::Resume(&store, Resumed::from_descriptor(left)?);
+        let begin = Begin::Resume(&store, Box::new(Resumed::from_descriptor(left)?));
         return daemon::serve(begin, &options, &front, &mut |_| Ok(()));
     }
     let store = existing(&store)?;
@@ -305,7 +305,7 @@ fn serve(
     let mut is_ready = false;
     let begin = match left {
         None => Begin::Mount(store, dir),
-        Some(left) => Begin::Resume(store, Resumed::from_descriptor(left)?),
+        Some(left) => Begin::Resume(store, Box::new(Resumed::from_descriptor(left)?)),
     };
     let outcome = daemon::serve(begin, &options, arguments, &mut |record| {
         is_ready = true;

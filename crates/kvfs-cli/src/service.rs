@@ -81,7 +81,7 @@ pub enum Waited<'a> {
     Ended(Result<(), kvfs_fuse::Error>),
     /// Nothing answers any more, and somebody waits for another program to go on. Nor may the
     /// kernel be told of anything, which would wait for answers.
-    Stopped(Request, Handover, Pause<'a>),
+    Stopped(Request, Box<Handover>, Pause<'a>),
 }
 
 /// What there is to do while a mount is served.

@@ -196,7 +196,7 @@ pub enum Served {
     /// It is gone.
     Ended,
     /// It is there, and waits for [`take_over`]: see [`Mounted::stopper`]. Dropping this ends it.
-    Stopped(Handover),
+    Stopped(Box<Handover>),
 }
 
 /// A mounted file system and the threads that serve it. Dropping it unmounts it, lazily if need be.
@@ -511,7 +511,7 @@ impl Mounted {
             Err(e) => Err(Error::Session(entry.mount_point, e)),
             Ok(None) => Ok(Served::Ended),
             Ok(Some(Remains { connection, greeting, held })) => {
-                Ok(Served::Stopped(Handover { connection, entry, greeting, held }))
+                Ok(Served::Stopped(Box::new(Handover { connection, entry, greeting, held })))
             }
         }
     }

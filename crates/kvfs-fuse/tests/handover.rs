@@ -88,7 +88,7 @@ impl Lasting {
         drop(paused);
         views.mainline().shutdown().expect("shut down");
         db.close().expect("closed");
-        (handover, in_use)
+        (*handover, in_use)
     }
 
     /// Another one serves, which has nothing of the one before but the connection and bytes.
@@ -380,8 +380,9 @@ fn syncs(dir: &Path, round: usize) {
 
 fn lists(dir: &Path, round: usize) {
     fs::write(dir.join(format!("{round}")), b"").expect("written");
-    let listed = fs::read_dir(dir).expect("listed").map(|entry| entry.expect("an entry")).count();
-    assert_eq!(listed, round % 50 + 1);
+    let listed: Vec<_> =
+        fs::read_dir(dir).expect("listed").map(|entry| entry.expect("an entry")).collect();
+    assert_eq!(listed.len(), round % 50 + 1);
     if round % 50 == 49 {
         for entry in fs::read_dir(dir).expect("listed") {
             fs::remove_file(entry.expect("an entry").path()).expect("removed");

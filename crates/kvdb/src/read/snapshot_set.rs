@@ -98,6 +98,9 @@ impl All {
     }
 }
 
+/// A snapshot, while anybody has it, and what the manifest says of it.
+type Newest = (Weak<Snapshot>, Arc<SnapshotState>);
+
 pub(crate) struct Snapshots {
     /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
     /// which waits for its flush must not see.
@@ -109,7 +112,7 @@ pub(crate) struct Snapshots {
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
     /// For each branch the newest snapshot that the manifest has, and what that says of it: of the
     /// next one only what differs is looked at.
-    newest: Mutex<HashMap<String, (Weak<Snapshot>, Arc<SnapshotState>)>>,
+    newest: Mutex<HashMap<String, Newest>>,
     /// The generation of a version without memtables.
     nothing: Arc<Generation>,
 }

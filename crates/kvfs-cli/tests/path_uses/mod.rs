@@ -19,6 +19,7 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("mount", "store", Store),
     ("mount", "dir", Store),
     ("mount", "config", Reads),
+    ("mount", "upgrade", Store),
     ("mount", "log", Writes),
     ("umount", "target", Store),
     ("umount", "config", Reads),
