@@ -86,7 +86,7 @@ impl Waiters {
             queues.filled += 1;
             let now = queues.filled;
             let Some(queue) = queues.all.get_mut(&awaited) else { continue };
-            // What an earlier commit put there was taken before the waiter looked.
+            // The element of an earlier commit was taken before the waiter looked.
             let stale = new && queue.filled.is_some_and(|filled| filled <= before);
             if queue.filled.is_none() || stale {
                 queue.filled = Some(now);

@@ -420,7 +420,7 @@ fn of_keys_that_one_transaction_fills_the_first_one_is_taken() {
             other.expect(&[("DEL a b", "(integer) 2")]);
         }
     }
-    // What an earlier transaction put under a key and took again does not count.
+    // An element that an earlier transaction put under a key and took again does not count.
     for _ in 0..20 {
         let mut waits = waiting(&served, &mut other, "BLPOP a b 0", 1);
         other.expect(&[

@@ -97,7 +97,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         }
     }
 
-    /// Adds what a node behind this one has, of the same height; nothing in it is below `least`.
+    /// Appends the entries of the node after this one, of the same height. None is below `least`.
     fn append(&mut self, least: &K, right: &Node<K, V>) {
         match (self, right) {
             (Node::Leaf(entries), Node::Leaf(more)) => entries.extend_from_slice(more),
@@ -152,7 +152,7 @@ impl<K, V> PersistentMap<K, V> {
         self.len == 0
     }
 
-    /// Whether both are copies of one map that neither was changed after.
+    /// Returns `true` if both are copies of one map and neither was changed after the copy.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (&self.root, &other.root) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -260,7 +260,7 @@ impl<K, V> PersistentMap<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> PersistentMap<K, V> {
-    /// Gives the value that was there.
+    /// Inserts a value, and returns the one that it replaces.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(root) = &mut self.root else {
             self.root = Some(Arc::new(Node::Leaf(vec![(key, value)])));
@@ -316,7 +316,7 @@ enum Step<'a, K, V> {
     Entry(&'a (K, V)),
 }
 
-/// What is still to come, the last first.
+/// Holds the steps that are still to come, the last first.
 pub(crate) struct Iter<'a, K, V>(Vec<Step<'a, K, V>>);
 
 impl<K, V> Iter<'_, K, V> {

@@ -43,7 +43,7 @@ static ALLOCATOR: Counting = Counting;
 /// Operations of one measurement.
 const EACH: usize = 50;
 
-/// What one operation takes: the mean time, and the bytes that the median allocates, since a
+/// The cost of one operation: the mean time, and the bytes that the median allocates, since a
 /// checkpoint of the manifest is written by one in many.
 #[derive(Clone, Copy)]
 struct Cost {
@@ -132,7 +132,7 @@ fn begun() -> World {
 
 type Row = (&'static str, Cost);
 
-/// What each operation takes beside `many` of its kind.
+/// The cost of each operation in a store that holds `many` of its kind.
 fn rows(many: usize) -> Vec<Row> {
     let mut rows = Vec::new();
     let world = begun();

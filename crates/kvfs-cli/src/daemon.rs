@@ -99,7 +99,7 @@ fn serve_logged(
         let waited = service.wait(&views, &arguments, &notifier, scrubbing, (&say, &events));
         let served = match waited {
             Waited::Stopped(request, handover, paused) => {
-                // What it waits for is answered no more.
+                // The notifier would wait for answers that no thread gives any more.
                 notifier.stop();
                 let failure = match hand_over(&views, &handover) {
                     Ok(in_use) => {
@@ -156,7 +156,7 @@ impl Opened {
         state: &State<'_>,
     ) -> Failure {
         let device = self.store.device.clone();
-        // What fails now is for the next opening to repair.
+        // The next opening repairs what fails from here on.
         if let Err(e) = self.fs.shutdown() {
             tracing::error!("the last changes may not be on disk: {e}");
         }
@@ -287,7 +287,7 @@ pub fn close_standard_streams() {
 }
 
 /// SIGTERM and SIGINT unmount; what uses the mount is cut off, what was written until then is kept.
-/// SIGHUP says that somebody waits for this process to become another program (`upgrade`).
+/// SIGHUP says that a caller asks this process to become another program (`upgrade`).
 fn listen_to_signals(
     unmounter: Unmounter,
     views: Views,

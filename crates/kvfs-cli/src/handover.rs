@@ -34,12 +34,12 @@ use crate::output::{Exit, Failure, Outcome};
 /// other.
 pub const VERSION: u32 = 1;
 
-/// The option behind which the new program finds the file with what it must know.
+/// The option whose argument names the file in which the new program finds the state.
 pub const RESUME: &str = "--resume";
 /// The option by which a program is asked whether it fits.
 pub const FITS: &str = "--fits";
 
-/// What a program goes on with.
+/// The state that a program goes on with.
 #[derive(Debug)]
 pub struct Resumed {
     pub mount: Handover,
@@ -56,7 +56,7 @@ pub struct Resumed {
     file: File,
 }
 
-/// What is written down of a mount and of the file system on it.
+/// The state of a mount and of the file system on it, as it is written down.
 pub struct State<'a> {
     pub mount: &'a Handover,
     pub in_use: &'a InUse,
@@ -100,7 +100,7 @@ pub fn fits(policy: &Policy) -> Outcome {
     mount.fits(policy).map_err(crate::failures::of_mount)
 }
 
-/// What this process goes on as.
+/// The program that this process becomes.
 pub struct Next<'a> {
     pub program: &'a Path,
     pub arguments: &'a [OsString],
@@ -241,7 +241,7 @@ fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 }
 
 impl Resumed {
-    /// What was left at this descriptor.
+    /// Reads the state that an earlier program left at this descriptor.
     pub fn from_descriptor(number: RawFd) -> Outcome<Resumed> {
         let resumed = || -> io::Result<Resumed> {
             let file = File::from(inherited(number)?);

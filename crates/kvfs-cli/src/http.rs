@@ -87,8 +87,8 @@ struct Clients {
 }
 
 impl Clients {
-    /// Gives a client a place, that of another one if need be; `false`: all of them are just being
-    /// answered.
+    /// Admits a client, in the place of another one if need be. Returns `false` if all clients are
+    /// just being answered.
     fn admit(&self, number: u64, client: &Arc<TcpStream>) -> bool {
         let mut open = self.open.lock();
         while open.len() >= MOST_CLIENTS {

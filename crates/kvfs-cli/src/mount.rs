@@ -229,7 +229,7 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     Ok(dir)
 }
 
-/// What a process that serves a mount is started with. `how`: in the background or in front.
+/// Returns the arguments of a process that serves a mount. `how`: in the background or in front.
 fn arguments(
     how: &str,
     store: &Path,

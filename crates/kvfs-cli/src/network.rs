@@ -41,7 +41,7 @@ impl Network {
         }
     }
 
-    /// What is to be known of an address that other machines may reach.
+    /// Returns a warning for an address that other machines may reach.
     pub fn warning(&self) -> Option<String> {
         let address = self.listen.filter(|address| !address.ip().is_loopback())?;
         self.tls_cert.is_none().then(|| {

@@ -1,6 +1,6 @@
-//! What serves an open store: its mount, what clients of the socket reach, and what goes with them;
-//! how it begins, on a directory or on a mount that another one has served, and how it stops for a
-//! program that goes on.
+//! The service of an open store: its mount, its server for clients of the socket, and its figures.
+//! It begins on a directory, or on a mount that another program has served. It stops with the mount,
+//! or when another program goes on.
 
 use std::ffi::OsString;
 use std::fs;
@@ -66,7 +66,7 @@ pub enum Mounting<'a> {
     Again(&'a Handover),
 }
 
-/// What serves an open store: the mount, and what clients of the socket reach.
+/// Serves an open store: on a mount, and to clients of the socket.
 pub struct Service {
     pub server: Option<Server>,
     pub metrics: Option<Listening>,
@@ -79,12 +79,12 @@ pub struct Service {
 /// How waiting for a mount ended.
 pub enum Waited<'a> {
     Ended(Result<(), kvfs_fuse::Error>),
-    /// Nothing answers any more, and somebody waits for another program to go on. Nor may the
+    /// No thread answers any more, and a caller waits for another program to go on. Nor may the
     /// kernel be told of anything, which would wait for answers.
     Stopped(Request, Box<Handover>, Pause<'a>),
 }
 
-/// What there is to do while a mount is served.
+/// An event while a mount is served.
 pub enum Event {
     Served(Result<Served, kvfs_fuse::Error>),
     Upgrade(Request),
@@ -230,7 +230,7 @@ impl Service {
     }
 }
 
-/// What was started; nothing where that failed and is not needed.
+/// Returns what was started, or nothing if that failed and is not needed.
 fn or_without<T>(started: Outcome<Option<T>>, needed: bool) -> Outcome<Option<T>> {
     started.or_else(|failure| match needed {
         true => Err(failure),
@@ -241,7 +241,7 @@ fn or_without<T>(started: Outcome<Option<T>>, needed: bool) -> Outcome<Option<T>
     })
 }
 
-/// Whether this process may become another program, which is asked, too.
+/// Checks that this process may become another program, which is asked, too.
 fn may_become(
     request: &Request,
     handover: &Handover,
@@ -251,7 +251,7 @@ fn may_become(
     hinders(views)?;
     let state = State { mount: handover, in_use: &InUse::default() };
     handover::ask(&request.program, arguments, &state)?;
-    // So that little is left to do while nobody answers.
+    // Little is left to do then while requests wait.
     views.sync_all().map_err(|e| {
         Failure::new(Exit::Failed, format!("what was written cannot be committed: {e}"))
     })
@@ -310,7 +310,7 @@ fn start_server(
         network.add_to(&mut options)?;
         match Server::start(store.db.clone(), &place, options) {
             Ok(server) => return Ok(Some(server)),
-            // What was asked for is not left out silently.
+            // An address that was asked for is not left out silently.
             Err(e @ kvdb_server::Error::Tcp { .. }) => {
                 return Err(Failure::new(Exit::Failed, e.to_string()));
             }

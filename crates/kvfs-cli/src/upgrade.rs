@@ -97,7 +97,7 @@ fn daemon_of(target: &Path) -> Outcome<Record> {
     Ok(record)
 }
 
-/// A program that lies in the mount could not be read while nobody serves that.
+/// A program in the mount could not be read while the mount is not served.
 fn must_lie_elsewhere(program: &Path, record: &Record) -> Outcome {
     let device = program.metadata().map(|m| m.dev());
     let device = device.map_err(|e| Failure::io("cannot find this program's own file", &e))?;
@@ -125,7 +125,7 @@ struct Listening {
 impl Listening {
     fn at(path: &Path) -> io::Result<Listening> {
         let listener = match UnixListener::bind(path) {
-            // One that was left behind takes no calls.
+            // The socket of a process that has died takes no calls.
             Err(e)
                 if e.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() =>
             {
@@ -186,12 +186,12 @@ fn ask(stream: &UnixStream, program: &Path) -> io::Result<String> {
 /// The daemon's end.
 pub struct Request {
     stream: OwnedFd,
-    /// What it is to become.
+    /// The program that the daemon is to become.
     pub program: PathBuf,
 }
 
 impl Request {
-    /// Calls the one that has asked; `None`: nobody has.
+    /// Connects to the caller; `None` if there is none.
     pub fn take(device: &str) -> io::Result<Option<Request>> {
         let stream = match UnixStream::connect(socket_of(device)) {
             Err(e)

@@ -1,8 +1,8 @@
-//! What is said where a command waits for the daemon of a mount, and that does not answer: it may
-//! be stopped, or hang. The command goes on waiting, and Ctrl-C ends it.
+//! Tells the user that a command waits for the daemon of a mount, and that the daemon does not
+//! answer: it may be stopped, or hang. The command goes on waiting, and Ctrl-C ends it.
 //!
-//! A command that takes long is no daemon that does not answer. So a daemon that runs is asked
-//! something of little work meanwhile, over a connection of its own.
+//! A command may just take long. So a daemon that runs is asked something of little work during the
+//! wait, over a connection of its own.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -69,7 +69,7 @@ pub fn on(target: &Path) -> Waiting {
     Waiting { number }
 }
 
-/// What is started here gets no signals: others wait for them, and no handler has them.
+/// Starts a thread with all signals blocked: other threads wait for them.
 fn without_signals<T>(start: impl FnOnce() -> T) {
     // SAFETY: both sets are initialised by the calls that are given them.
     unsafe {
@@ -93,7 +93,7 @@ fn watch() {
         };
         let left = due.saturating_duration_since(Instant::now());
         if !left.is_zero() {
-            // One that begins meanwhile is due later.
+            // A wait that begins during the question is due later.
             drop(waits);
             std::thread::sleep(left);
             waits = WAITS.lock();
@@ -120,8 +120,8 @@ fn watch() {
     }
 }
 
-/// What serves a target, by what the kernel's table and the records say: to ask the mount itself
-/// would be to wait as well.
+/// Finds the daemon that serves a target in the kernel's table and the records: to ask the mount
+/// itself would be to wait as well.
 pub fn of_target(target: &Path) -> Option<Record> {
     let path = std::path::absolute(target).ok()?;
     let mount = mounts::mount_of(&path).ok()?.filter(MountEntry::is_fuse);
@@ -135,7 +135,7 @@ pub fn of_target(target: &Path) -> Option<Record> {
     })
 }
 
-/// That a daemon does not answer, as a sentence.
+/// Returns the sentence that a daemon does not answer.
 pub fn unanswered(record: &Record) -> String {
     let (mount, pid) = (record.mount_point.display(), record.pid);
     let stopped = match record.is_stopped() {

@@ -232,7 +232,7 @@ fn what_is_asked_of_no_daemon_says_so() {
     // A signal alone asks for nothing.
     kill(pid, Signal::HUP);
     assert_eq!(p.pid(), pid);
-    // A program that could not be read while nobody answers.
+    // A program that could not be read while the mount is not served.
     let inside = p.mnt().join("kvfs");
     fs::copy(env!("CARGO_BIN_EXE_kvfs"), &inside).expect("copied");
     let said = fails(2, Command::new(&inside).args(["mount", "--upgrade"]).arg(p.mnt()));
@@ -333,7 +333,7 @@ fn git_sqlite_and_a_build_see_no_error() {
     }
 }
 
-/// Not a test: how long a program waits for its answer meanwhile.
+/// Measures how long a program waits for its answer during an upgrade.
 #[test]
 #[ignore = "it measures"]
 fn how_long_programs_wait() {

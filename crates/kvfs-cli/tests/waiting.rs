@@ -31,7 +31,7 @@ fn a_command_says_whom_it_waits_for_and_goes_on_when_that_does() {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kvfs runs");
         let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
-        // What the kernel has cached is shown without the daemon.
+        // The kernel shows what it has cached without the daemon.
         let mut line = String::new();
         errors.read_line(&mut line).expect("text");
         kill(pid, Signal::CONT);

@@ -74,8 +74,8 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// What this thread of ours asks for the room in the file system is not counted: it measures
-    /// how long an answer takes, and who looks at the counts would see himself.
+    /// Excludes the STATFS requests of this thread of ours from the counts: it measures how long an
+    /// answer takes, and a reader of the counts would see itself.
     pub(crate) fn leave_out(&self, thread: u32) {
         self.left_out.store(thread, Ordering::Relaxed);
     }

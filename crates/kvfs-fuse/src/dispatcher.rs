@@ -476,7 +476,7 @@ pub(crate) fn init(
     for (_, what) in wanted.iter().filter(|(bit, _)| offered & bit == 0) {
         tracing::warn!("this kernel's FUSE has no {what}: works, but slower");
     }
-    // Asynchronous direct I/O is not asked for: behind a direct write that ends later the
+    // Asynchronous direct I/O is not asked for: after a direct write that ends later the
     // kernel does not drop the pages that were read since it began, and so would show old
     // bytes.
     let take = wanted.iter().fold(init::INIT_EXT, |all, (bit, _)| all | bit);

@@ -38,7 +38,7 @@ const VERSION: u32 = 1;
 /// Between two signals to threads that have not stopped.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Whether the threads of a session are to stop, and the requests that it has taken and leaves.
+/// Asks the threads of a session to stop, and keeps the requests that they have taken and leave.
 #[derive(Default)]
 pub(crate) struct Stop {
     wanted: AtomicBool,
@@ -80,7 +80,7 @@ impl Stopper {
     }
 }
 
-/// What the kernel and the session have said to each other at the start.
+/// The INIT exchange between the kernel and the session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Greeting {
     /// The kernel's INIT, without its head.
@@ -89,7 +89,7 @@ pub(crate) struct Greeting {
     pub answer: Vec<u8>,
 }
 
-/// What the next one that serves a mount must know of it, beside the file system's own state.
+/// The state of a mount that its next session needs in addition to the file system's own.
 #[derive(Debug)]
 pub struct Handover {
     pub(crate) connection: Arc<OwnedFd>,
@@ -136,8 +136,8 @@ impl Handover {
         out.0
     }
 
-    /// What [`Handover::encode`] gave, in this process or another one of the same version, with the
-    /// connection.
+    /// Decodes the bytes of [`Handover::encode`], from this process or another one of the same
+    /// version, and adds the connection.
     pub fn decode(bytes: &[u8], connection: OwnedFd) -> io::Result<Handover> {
         let malformed = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
         let parse = || -> Reply<(Vec<Vec<u8>>, u32)> {
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn what_is_cut_short_or_of_another_version_is_refused() {
         let whole = some().encode();
-        // What is held may be less; everything before it must be there.
+        // Fewer requests may be held; everything before them must be there.
         let least = Handover { held: vec![], ..some() }.encode().len();
         for length in 0..least {
             assert!(decoded(&whole[..length]).is_err(), "{length} bytes");

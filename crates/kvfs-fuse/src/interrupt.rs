@@ -11,7 +11,7 @@ pub(crate) fn prepare() {
     extern "C" fn nothing(_: libc::c_int) {}
     HANDLED.get_or_init(|| {
         // SAFETY: the handler touches nothing, and the structure is all zeros but for it: no flags
-        // (so calls that wait are not begun again), and no other signal is held back meanwhile.
+        // (so calls that wait are not begun again), and no other signal is blocked in it.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;

@@ -309,8 +309,8 @@ pub fn take_over<H: Handler>(
 }
 
 impl Handover {
-    /// Whether this version goes on with the mount under this policy. Nothing is done for that, so
-    /// it can be asked while another one still serves.
+    /// Checks that this version can go on with the mount under this policy. It changes nothing, so
+    /// it can be called while another session still serves.
     pub fn fits(&self, policy: &Policy) -> Result<(), Error> {
         greets_alike(policy, &self.greeting)
             .map(drop)
@@ -493,8 +493,8 @@ impl Mounted {
         self.session.as_ref().and_then(Session::stopper)
     }
 
-    /// What [`Mounted::wait`] would give if the threads stopped now, to be asked about beforehand
-    /// ([`Handover::fits`]).
+    /// Returns what [`Mounted::wait`] would return if the threads stopped now, to check
+    /// [`Handover::fits`] beforehand.
     pub fn handover(&self) -> Option<Handover> {
         let (connection, greeting) = self.session.as_ref()?.greeting();
         Some(Handover { connection, entry: self.entry.clone(), greeting, held: Vec::new() })

@@ -61,7 +61,7 @@ enum Left {
     Early,
 }
 
-/// What a session leaves that was had to stop.
+/// The remains of a session that was asked to stop.
 pub(crate) struct Remains {
     pub connection: Arc<OwnedFd>,
     pub greeting: Greeting,
@@ -301,7 +301,8 @@ fn greet(
     Ok((Greeting { offer, answer: reply.answer.0 }, offered))
 }
 
-/// Whether this session would have greeted as another one did; gives what the kernel offered then.
+/// Checks that this session would have answered INIT as another one did. Returns what the kernel
+/// offered then.
 pub(crate) fn greets_alike(policy: &Policy, greeting: &Greeting) -> io::Result<u64> {
     let mut reply = ReplyBuffer::default();
     let offered = dispatcher::init(policy, wire::Fields::of(&greeting.offer), &mut reply, false);
@@ -327,7 +328,7 @@ struct Workers<H> {
     batches_forgets: bool,
 }
 
-/// What a thread of a session is.
+/// The part that a thread of a session has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// It has the connection itself, and is the last to stop.

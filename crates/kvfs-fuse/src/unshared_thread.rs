@@ -24,8 +24,8 @@ pub(crate) struct UnsharedThread {
 }
 
 impl UnsharedThread {
-    /// Returns when the thread has left the descriptors behind: to close what this process has open
-    /// in the mount takes answers.
+    /// Returns once the thread has given up the shared descriptors: to close what this process has
+    /// open in the mount takes answers.
     pub fn start(name: &str) -> io::Result<UnsharedThread> {
         let (work, given) = channel::<Work>();
         let (say, said) = channel();

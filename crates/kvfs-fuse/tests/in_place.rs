@@ -108,7 +108,7 @@ fn start(program: &Path, argument: &str) -> Child {
     command.spawn().expect("it runs")
 }
 
-/// What runs gives back what it is given: it is beyond its start.
+/// The program returns what it is given, so it is past its start.
 fn echoes(running: &mut Child, data: &[u8]) {
     let mut room = vec![0; data.len()];
     running.stdin.as_mut().expect("a pipe").write_all(data).expect("it takes input");

@@ -189,7 +189,7 @@ impl InodeCache {
         }
     }
 
-    /// What was left behind ([`InodeCache::strand`]).
+    /// Returns the stranded inodes ([`InodeCache::strand`]).
     pub fn all_stranded(&self) -> Vec<(Ino, Identity)> {
         let of = |shard: &Mutex<Shard>| {
             shard.lock().stranded.iter().map(|(ino, what)| (*ino, *what)).collect::<Vec<_>>()

@@ -350,8 +350,8 @@ impl TreeCursor {
         self.go_below(direction, None)
     }
 
-    /// As [`TreeCursor::go`]. With `end`, forward, it stops before that: nothing behind it is
-    /// passed, tombstones included.
+    /// As [`TreeCursor::go`]. With `end`, forward, it stops there: it passes nothing at or
+    /// after `end`, tombstones included.
     fn go_below(&mut self, direction: Direction, end: Option<&[u8]>) -> Result<bool> {
         self.face(direction)?;
         if std::mem::take(&mut self.handed) {
@@ -531,8 +531,8 @@ impl TreeCursor {
         Ok(if self.advance()? { self.current().map(|t| t.to_tuple()) } else { None })
     }
 
-    /// Moves behind the next live tuple that is below `end` and returns it; `None`: there is none,
-    /// and the cursor stands at `end`. After an error it needs a seek.
+    /// Moves past the next live tuple that is below `end` and returns it. `None` if there is none;
+    /// the cursor stands at `end` then. After an error it needs a seek.
     pub fn next_below(&mut self, end: &[u8]) -> Result<Option<TreeTuple>> {
         let found = self.go_below(Direction::Forward, Some(end))?;
         Ok(if found { self.current().map(|t| t.to_tuple()) } else { None })

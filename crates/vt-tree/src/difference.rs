@@ -124,7 +124,7 @@ struct RangeComparison {
     cursors: [TreeCursor; 2],
     /// The next tuple of each side in the range.
     heads: [Option<TreeTuple>; 2],
-    /// Whether a range is being compared.
+    /// A range is being compared.
     under_way: bool,
 }
 

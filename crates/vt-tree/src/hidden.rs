@@ -90,7 +90,7 @@ const COUNTED: u64 = 20_000;
 /// The work of an estimate in one run, in items that could be read instead.
 const DESCENTS: u64 = 16;
 
-/// What the runs have in a range, about, and how many tuples were counted for it.
+/// Returns about the bytes that the runs have in a range, and the tuples counted for that.
 fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u64, u64)> {
     let about = estimate(inputs, range, Seq::MAX)?;
     let Some(first) = runs.first().filter(|_| about.bytes_error > about.bytes / CERTAIN) else {

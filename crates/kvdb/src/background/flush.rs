@@ -255,7 +255,7 @@ impl Flusher {
                 break;
             };
             match self.flush_parts(&ends, Some(next)) {
-                // What is flushed first may make room for the rest.
+                // The first flush may make room for the rest.
                 Err(Error::NoSpace) if ends.len() > 1 => {
                     together = 1;
                     continue;

@@ -237,7 +237,7 @@ impl Snapshots {
         let base = base
             .map_or_else(|| Tree::new(entry.info.clone(), &self.nothing), |base| Tree::clone(base));
         let mut tree = Tree { layers: Vec::new(), ..base };
-        // What was flushed after it was made, and before its own part.
+        // These runs were flushed after the snapshot was made, and before its own part.
         let of_live = |id: RunId, root: &Bytes| {
             let live = live.filter(|live| live.entry.runs.get(&id).is_some_and(|(_, r)| r == root));
             live?.runs().find(|p| p.id == id).map(|p| p.run.clone())

@@ -334,7 +334,7 @@ pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
 #[derive(Clone)]
 pub(crate) struct Version {
     pub trees: Trees,
-    /// What the manifest said of the dictionaries when the version last followed it.
+    /// The state of the dictionaries in the manifest when the version last followed it.
     pub entries: BranchedDictionaries,
     /// The generation that takes commits.
     pub generation: Arc<Generation>,

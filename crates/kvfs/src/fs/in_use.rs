@@ -1,5 +1,5 @@
-//! What is in use of one view, for another process that goes on with it: what the store does not
-//! say of it. See `views/in_use`.
+//! The part of one view's state that is in use and not in the store, for another process that goes
+//! on with it. See `views/in_use`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, kind_code, kind_of, put_varint, take_varint};
 
-/// What is in use of one view.
+/// The part of one view that is in use.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ViewInUse {
     pub references: Vec<(Ino, u64)>,
@@ -70,7 +70,7 @@ impl Fs {
         Ok(in_use)
     }
 
-    /// What another process had in use goes on here. Before any call.
+    /// Takes up what another process had in use. It must come before any call.
     pub(crate) fn take_up(&self, in_use: &ViewInUse) -> Result<()> {
         let cache = &self.core.inode_cache;
         for &(ino, references) in &in_use.references {

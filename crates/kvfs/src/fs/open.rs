@@ -250,7 +250,7 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
     Ok(record)
 }
 
-/// Removes the orphans that an unclean end has left behind, but for those in use.
+/// Removes the orphans that an unclean end has left, except those in use.
 fn empty_orphans(db: &Kvdb, layout: &Layout, in_use: impl Fn(Ino) -> bool) -> Result<usize> {
     let (start, end) = layout::orphan_range();
     let mut cursor = db.view().cursor(layout.imap, &start, &end)?;

@@ -1,4 +1,5 @@
-//! What is in use of a file system, for another process that goes on with it.
+//! The state of a file system that is in use and not in the store, for another process that goes on
+//! with it.
 //!
 //! A kernel holds references to inodes, of all views, by numbers that it got from this process. A
 //! process that takes the store over while the kernel goes on must know them as this one does. The
@@ -8,7 +9,7 @@
 //! - how many references the kernel has to each inode;
 //! - the nodes of inodes without a name. What they have of pages and large attributes is in the
 //!   store, under an orphan record, which the next opening would empty;
-//! - inodes that were left behind (`inode_cache`), and files that have lost their end (`lost`).
+//! - stranded inodes (`inode_cache`), and files that have lost their end (`lost`).
 //!
 //! There are no handles of open files to know: an inode that is open is one that is referred to.
 //! Positions in directories are found by the names' hashes, as after any mount (`directory`).
@@ -30,7 +31,7 @@ use crate::layout::put_varint;
 /// The version of the encoding.
 const VERSION: u64 = 1;
 
-/// What is in use of a file system and its views: see [`Views::in_use`].
+/// The state of a file system and its views that is in use: see [`Views::in_use`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InUse {
     mainline: ViewInUse,
@@ -64,9 +65,9 @@ impl Views {
     }
 
     /// Commits everything, and has it on disk; gives what another process must know that takes the
-    /// file system over. No call may come meanwhile; what comes later is not in it.
+    /// file system over. No other call may run at the same time; later ones are not in it.
     ///
-    /// What was written in a transaction that is not durable ends with this process.
+    /// Transactions that are not durable end with this process, and so does what they wrote.
     pub fn in_use(&self) -> Result<InUse> {
         let (open, mut retired, last) = {
             let open = self.shared.open.read();
@@ -111,7 +112,7 @@ impl Views {
 
     /// Opens a view under the number that it had.
     fn reopen(&self, number: u16, view: &ViewId, in_use: &ViewInUse) -> Result<()> {
-        // The next number that is given is the one behind the last, and this one is free.
+        // The next number that is given is the one after the last, and this one is free.
         self.shared.open.write().last = number.wrapping_sub(1);
         let entry = match view {
             ViewId::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id)?)?,
@@ -176,7 +177,8 @@ impl InUse {
         out
     }
 
-    /// What [`InUse::encode`] gave, in this process or another one of the same version.
+    /// Decodes the bytes of [`InUse::encode`], from this process or another one of the same
+    /// version.
     pub fn decode(bytes: &[u8]) -> Result<InUse> {
         let mut reader = Reader(bytes);
         if reader.number()? != VERSION {

@@ -24,7 +24,7 @@ pub(crate) enum Retired {
 }
 
 impl Retired {
-    /// What the kernel refers to.
+    /// Returns the references that the kernel holds.
     pub fn references(&self) -> Vec<(Ino, u64)> {
         match self {
             Retired::Ending(entry) => entry.fs.core.inode_cache.all_references(),

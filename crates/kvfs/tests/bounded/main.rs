@@ -23,11 +23,11 @@ use kvfs::{Caller, FileKind, Fs, FsOptions, InUse, Ino, ROOT, Result, Views};
 
 /// The memory that the store and the file system are told to take, bytes.
 const MEMORY: usize = 1 << 20;
-/// What an operation may take beside that: buffers, values under way, what merges in the background
-/// hold, and some hundred bytes for each of the files that it works on.
+/// Bytes that an operation may take in addition: buffers, values under way, merges in the
+/// background, and some hundred bytes for each of the files that it works on.
 const BESIDE: usize = 47 << 20;
-/// What operations take for lists that they give, or make for themselves, bytes a file of a tree:
-/// of what has changed, and of every inode.
+/// Bytes a file of a tree that operations may take for lists: of changes that they return, and of
+/// every inode.
 const LISTED: &[(&str, usize)] =
     &[("Views::difference", 2000), ("Views::difference_of_snapshots", 1000), ("Fs::verify", 4000)];
 /// Files of a tree, in directories of so many.
@@ -80,7 +80,7 @@ impl World {
         self.views.mainline()
     }
 
-    /// What waits is written, and what is due in the background is done.
+    /// Writes what waits, and does what is due in the background.
     pub fn settle(&self) -> Result<()> {
         self.views.sync_all()?;
         while self.db.step()? {}
@@ -149,7 +149,7 @@ pub fn plant(fs: &Fs, parent: Ino, name: &str, mark: u8) -> Result<Ino> {
 /// The operations that a step calls on much, and the step.
 pub type Step = (&'static [&'static str], fn(&mut World) -> Result<()>);
 
-/// What works on a name, a number or one inode, or only tells something.
+/// These operations work on a name, a number or one inode, or only return figures.
 const OF_ONE: &[&str] = &[
     "Fs::announce_cached",
     "Fs::forget",

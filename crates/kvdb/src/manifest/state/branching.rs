@@ -14,7 +14,7 @@ impl ManifestState {
             Edit::Snapshot { label, below } => {
                 self.forget_origin(&label.name);
                 let mut dictionaries = self.dictionaries.of_branch(&label.branch);
-                // Those that were made since.
+                // The others were made since.
                 while let Some((&id, _)) = dictionaries.last_key_value()
                     && id.0 >= below
                 {

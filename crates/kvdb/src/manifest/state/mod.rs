@@ -4,7 +4,7 @@
 //!
 //! A snapshot is a set of dictionaries as they stood when it was made. They are shared until one of
 //! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more.
-//! What an edit costs does not depend on how much it leaves alone.
+//! The cost of an edit does not depend on how much it leaves alone.
 
 mod branched;
 mod branching;
@@ -59,7 +59,7 @@ pub(crate) struct SnapshotState {
 struct KeptSoFar {
     runs: Vec<Bytes>,
     dictionaries: Vec<Arc<DictionaryState>>,
-    /// What the newest snapshot was said to have, and what that is: most have the same.
+    /// Keeps the dictionaries of the newest snapshot and their state, which most others share.
     newest: (Vec<u64>, Dictionaries),
 }
 
