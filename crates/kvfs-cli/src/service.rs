@@ -1,6 +1,6 @@
 //! The service of an open store: its mount, its server for clients of the socket, and its figures.
-//! It begins on a directory, or on a mount that another program has served. It stops with the mount,
-//! or when another program goes on.
+//! It begins on a directory, or on a mount that another program has served. It stops with the
+//! mount, or when another program goes on.
 
 use std::ffi::OsString;
 use std::fs;
