@@ -58,7 +58,7 @@ impl Pages {
 }
 
 /// Whether two files have the same bytes, wherever they lie.
-pub(super) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
+pub(crate) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
     if a.1.attr.size != b.1.attr.size {
         return Ok(false);
     }

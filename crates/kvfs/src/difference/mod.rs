@@ -33,9 +33,9 @@ use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey, Layout};
 pub use collapse::Below;
 use collapse::Way;
+pub(crate) use content::same as same_content;
 use links::Linked;
-use side::StoredNode;
-pub(crate) use side::{Side, joined};
+pub(crate) use side::{Side, StoredNode, joined};
 
 /// A path at which the two states are not alike.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use super::watcher::Running;
 use super::{OpenView, Views};
 use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, ReadHints};
-use crate::difference::{Side, joined};
+use crate::difference::{Side, StoredNode, joined, same_content};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
@@ -34,19 +34,25 @@ impl Views {
         transaction: &Transaction,
         changes: &ChangeSet,
     ) -> Result<Running> {
-        let (mainline, layout) = (&self.shared.mainline, &self.shared.mainline.core.layout);
-        let mut view = None;
+        let (mainline, layout) = (&self.shared.mainline, self.shared.mainline.core.layout);
+        let mut sides = None;
         let mut may_run = Vec::new();
         for &(ino, removed) in &changes.inodes {
             if removed || !mainline.is_referenced(ino) {
                 continue;
             }
-            let view: &View = match &view {
-                Some(view) => view,
-                None => view.insert(transaction.view()?),
+            let (before, after): &(Side, Side) = match &sides {
+                Some(sides) => sides,
+                None => {
+                    let after = transaction.view()?;
+                    let before = Side::new(after.beneath(), layout);
+                    sides.insert((before, Side::new(after, layout)))
+                }
             };
-            let Some(after) = node(view, layout, ino)? else { continue };
-            if is_changed(mainline, ino, &after) && is_program(mainline, ino) {
+            let Some(new) = after.node(ino)? else { continue };
+            if is_program(mainline, ino)
+                && (looks_changed(mainline, &new) || is_changed(before, (after, &new))?)
+            {
                 may_run.push(ino);
             }
         }
@@ -56,13 +62,28 @@ impl Views {
     /// Fails where a program runs from a file that is another one, or none, in the state `to`.
     pub(crate) fn check_running(&self, number: u16, fs: &Fs, to: &View) -> Result<()> {
         let mut may_run = Vec::new();
-        let layout = Layout::of_state(to);
+        let before = Side::new(fs.core.scope.view()?, fs.core.layout);
+        let after = Layout::of_state(to).map(|layout| Side::new(to.clone(), layout));
         for ino in fs.referenced() {
-            let after = match &layout {
-                Some(layout) => node(to, layout, ino)?,
+            let new = match &after {
+                Some(after) => after.node(ino)?,
                 None => None,
             };
-            if after.is_none_or(|after| is_changed(fs, ino, &after)) && is_program(fs, ino) {
+            // No program can set the ctime, so a file of which it is the same is not read.
+            let differs = |new: &StoredNode| {
+                looks_changed(fs, new)
+                    || fs.getattr(ino).is_ok_and(|now| now.ctime != new.attr.ctime)
+            };
+            if !new.as_ref().is_none_or(differs) || !is_program(fs, ino) {
+                continue;
+            }
+            let changed = match (&after, &new) {
+                (Some(after), Some(new)) => {
+                    looks_changed(fs, new) || is_changed(&before, (after, new))?
+                }
+                _ => true,
+            };
+            if changed {
                 may_run.push(ino);
             }
         }
@@ -149,16 +170,19 @@ pub(super) fn replace(entry: &OpenView, transaction: &Transaction, ino: Ino) -> 
     Ok(())
 }
 
-fn node(view: &View, layout: &Layout, ino: Ino) -> Result<Option<Attributes>> {
-    let node = view.get(layout.imap, &layout::node_key(ino))?;
-    node.map(|node| Ok(layout::decode_node(ino, &node)?.0)).transpose()
+/// Whether a file has another size than in a state in which it is `new`, or another time of its
+/// last change.
+fn looks_changed(fs: &Fs, new: &StoredNode) -> bool {
+    fs.getattr(new.ino).is_ok_and(|now| {
+        now.kind == FileKind::File && (now.mtime, now.size) != (new.attr.mtime, new.attr.size)
+    })
 }
 
-/// Whether the content of a file may be another one in a state in which it is `after`.
-fn is_changed(fs: &Fs, ino: Ino, after: &Attributes) -> bool {
-    fs.getattr(ino).is_ok_and(|now| {
-        now.kind == FileKind::File && (now.mtime, now.size) != (after.mtime, after.size)
-    })
+/// Returns `true` if a file has other bytes in the state `after`. Its time does not say so for sure:
+/// a program may have set it, and two changes within a tick of the clock have the same.
+fn is_changed(before: &Side, after: (&Side, &StoredNode)) -> Result<bool> {
+    let Some(old) = before.node(after.1.ino)? else { return Ok(true) };
+    Ok(old.attr.kind == FileKind::File && !same_content((before, &old), after)?)
 }
 
 /// Whether a file looks like a program or a library.
