@@ -4,11 +4,10 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	bounded many mutants redis-fuzz soak crash-live crash-transactions pages full real-world \
-	posix syscalls hostile fuzz \
-	readme bench-files bench-kv bench-transactions bench-defrag bench-papers redis-suites \
-	bench-redis lint-bench lint-fuzz python lint-python install install-files deb boot \
-	packages clean
+	bounded many measurements mutants redis-fuzz soak crash-live crash-transactions \
+	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
+	bench-transactions bench-defrag bench-papers redis-suites bench-redis lint-bench \
+	lint-fuzz python lint-python install install-files deb boot packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -94,6 +93,12 @@ bounded:
 many:
 	KVFS_MANY=$${KVFS_MANY:-100000} \
 		$(CARGO) test --release -p kvdb --test many table -- --ignored --nocapture
+
+## make measurements what tests only measure: synced puts after an opening, commits that can be
+##                   undone, how long programs wait for an upgrade
+measurements:
+	$(CARGO) test --release --workspace --test closed --test undo --test upgrade -- \
+		--ignored --nocapture --test-threads 1
 
 ## make redis-fuzz   a million random commands on a store and on redis-server: replies and keys are
 ##                   the same (KVFS_COMMANDS=1000000, KVFS_SEED=n)

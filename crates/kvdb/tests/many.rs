@@ -3,42 +3,15 @@
 //! map shows and a busy machine does not change. The table of times is
 //! `make many`, decision 088.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "bounded/counting.rs"]
+mod counting;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use env::Simulated;
 use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 use zones::MemoryDevice;
-
-/// Counts the bytes of all allocations of each thread, and those of all that were not freed.
-struct Counting;
-
-thread_local! {
-    static ALLOCATED: Cell<u64> = const { Cell::new(0) };
-}
-static NOW: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // Nothing is counted of a thread that has ended.
-        _ = ALLOCATED.try_with(|of_thread| of_thread.set(of_thread.get() + layout.size() as u64));
-        NOW.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: as required of the caller.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as required of the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Operations of one measurement.
 const EACH: usize = 50;
@@ -54,9 +27,9 @@ struct Cost {
 fn cost(mut operation: impl FnMut(usize)) -> Cost {
     let start = Instant::now();
     let counted = |n| {
-        let before = ALLOCATED.get();
+        let before = counting::allocated();
         operation(n);
-        ALLOCATED.get() - before
+        counting::allocated() - before
     };
     let mut allocated: Vec<u64> = (0..EACH).map(counted).collect();
     allocated.sort_unstable();
@@ -80,17 +53,17 @@ impl World {
         World { db, device, env, open }
     }
 
-    /// Closes the store and opens it again; gives the microseconds that this took, and the memory
-    /// that the open store has beside its device.
+    /// Closes the store and opens it again; returns the microseconds that this took, and the
+    /// memory of the open store without its device.
     fn open_again(self) -> (Kvdb, f64, usize) {
         let start = Instant::now();
         self.db.close().expect("closed");
         let World { db, device, env, open } = self;
         drop(db);
-        let before = NOW.load(Ordering::Relaxed);
+        let before = counting::held();
         let (db, _) = Kvdb::open(device, env, open).expect("opened");
         let micros = start.elapsed().as_secs_f64() * 1e6;
-        (db, micros, NOW.load(Ordering::Relaxed).saturating_sub(before))
+        (db, micros, counting::held().saturating_sub(before))
     }
 
     fn put(&self, n: usize) {

@@ -4,7 +4,7 @@ mod place;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use place::{Place, fails, kvfs, succeeds};
@@ -53,7 +53,20 @@ fn json_has_what_was_done_in_between() {
     }
 }
 
-/// On a terminal, that of script(1), it draws until it is told to end.
+/// `kvfs top` on a terminal of so many columns, that of script(1), with what it reads and draws.
+fn on_a_terminal(place: &Place, columns: u32) -> (Child, ChildStdin, ChildStdout) {
+    let program = env!("CARGO_BIN_EXE_kvfs");
+    let top = format!("{program} top -i 0.1 {}", place.mnt().display());
+    let command = format!("stty rows 30 cols {columns}; {top}");
+    let mut script = Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]).env("TERM", "xterm-256color");
+    let mut script =
+        script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script runs");
+    let (to, from) = (script.stdin.take().expect("a pipe"), script.stdout.take().expect("a pipe"));
+    (script, to, from)
+}
+
+/// On a terminal it draws until it is told to end.
 #[test]
 fn on_a_terminal_it_is_drawn_until_it_is_ended_by_a_key() {
     let Some(place) = Place::new() else { return };
@@ -61,14 +74,7 @@ fn on_a_terminal_it_is_drawn_until_it_is_ended_by_a_key() {
         return eprintln!("SKIPPED: there is no script(1) here");
     }
     place.mounted();
-    let program = env!("CARGO_BIN_EXE_kvfs");
-    let command = format!("stty rows 30 cols 100; {program} top -i 0.1 {}", place.mnt().display());
-    let mut script = Command::new("script");
-    script.args(["-qec", &command, "/dev/null"]).env("TERM", "xterm-256color");
-    let mut script =
-        script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script runs");
-    let (mut to, mut from) =
-        (script.stdin.take().expect("a pipe"), script.stdout.take().expect("a pipe"));
+    let (mut script, mut to, mut from) = on_a_terminal(&place, 100);
     let mut seen = Vec::new();
     let mut piece = [0; 4096];
     let has = |seen: &[u8], text: &str| seen.windows(text.len()).any(|w| w == text.as_bytes());
@@ -110,14 +116,7 @@ fn on_a_terminal_it_shows_that_the_daemon_does_not_answer_and_still_hears_keys()
         return eprintln!("SKIPPED: there is no script(1) here");
     }
     let pid = place.mounted();
-    let program = env!("CARGO_BIN_EXE_kvfs");
-    let command = format!("stty rows 30 cols 200; {program} top -i 0.1 {}", place.mnt().display());
-    let mut script = Command::new("script");
-    script.args(["-qec", &command, "/dev/null"]).env("TERM", "xterm-256color");
-    let mut script =
-        script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script runs");
-    let (mut to, mut from) =
-        (script.stdin.take().expect("a pipe"), script.stdout.take().expect("a pipe"));
+    let (mut script, mut to, mut from) = on_a_terminal(&place, 200);
     let mut seen = Vec::new();
     let mut shows = |text: &str| {
         let mut piece = [0; 4096];

@@ -1,16 +1,26 @@
-//! An allocator that counts: what is allocated and not freed, and how much that was at most.
+//! An allocator that counts: the bytes that are allocated and not freed, the most of these, and all
+//! that a thread has allocated.
+#![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+}
 
 // SAFETY: every call goes on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Nothing is counted of a thread that has ended.
+        _ = ALLOCATED.try_with(|of_thread| of_thread.set(of_thread.get() + layout.size() as u64));
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(now, Ordering::Relaxed);
         // SAFETY: as required of the caller.
@@ -26,9 +36,30 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs something; returns the most that the heap held meanwhile, bytes, and what it returns.
+/// Returns the bytes that are allocated and not freed.
+pub fn held() -> usize {
+    NOW.load(Ordering::Relaxed)
+}
+
+/// Returns the bytes that this thread has allocated, freed or not.
+pub fn allocated() -> u64 {
+    ALLOCATED.get()
+}
+
+/// Runs something. Returns the most that the heap held during that, bytes, and its result.
 pub fn most_during<T>(run: impl FnOnce() -> T) -> (usize, T) {
-    MOST.store(NOW.load(Ordering::Relaxed), Ordering::Relaxed);
+    MOST.store(held(), Ordering::Relaxed);
     let outcome = run();
     (MOST.load(Ordering::Relaxed), outcome)
+}
+
+/// Runs the step of a table that has these operations, which must succeed, and prints its cost.
+/// Returns the most that the heap held, bytes.
+pub fn most_of_step<E: Display>(names: &[&str], step: impl FnOnce() -> Result<(), E>) -> usize {
+    let begun = Instant::now();
+    let (most, outcome) = most_during(step);
+    let took = begun.elapsed();
+    outcome.unwrap_or_else(|e| panic!("{names:?}: {e}"));
+    println!("{:7.1} MiB {:6.2} s  {names:?}", most as f64 / 1048576.0, took.as_secs_f64());
+    most
 }

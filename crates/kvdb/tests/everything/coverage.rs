@@ -42,3 +42,12 @@ pub fn public_operations(types: &[&'static str]) -> BTreeSet<String> {
     assert!(found.len() > 50, "{} operations: is the source read rightly?", found.len());
     found
 }
+
+/// Fails unless tables name all of these operations, and no others.
+#[allow(dead_code, reason = "histories note what they call instead")]
+pub fn assert_named(named: &BTreeSet<&str>, all: &BTreeSet<String>) {
+    let missing: Vec<_> = all.iter().filter(|name| !named.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "no step has these operations: {missing:?}");
+    let unknown: Vec<_> = named.iter().filter(|name| !all.contains(**name)).collect();
+    assert!(unknown.is_empty(), "there are no such operations: {unknown:?}");
+}

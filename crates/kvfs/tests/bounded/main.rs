@@ -196,10 +196,7 @@ fn no_operation_takes_memory_for_all_that_it_works_on() {
         steps.iter().flat_map(|(names, _)| *names).chain(OF_ONE).copied().collect();
     let mut all = coverage::public_operations(&["Fs", "Views"]);
     all.insert("verify".into());
-    let missing: Vec<_> = all.iter().filter(|name| !named.contains(name.as_str())).collect();
-    assert!(missing.is_empty(), "no step has these operations: {missing:?}");
-    let unknown: Vec<_> = named.iter().filter(|name| !all.contains(**name)).collect();
-    assert!(unknown.is_empty(), "there are no such operations: {unknown:?}");
+    coverage::assert_named(&named, &all);
 
     let (most, mut w) = counting::most_during(World::new);
     let mut above = Vec::new();
@@ -211,11 +208,7 @@ fn no_operation_takes_memory_for_all_that_it_works_on() {
         if !names.iter().any(|name| name.contains(&only)) {
             continue;
         }
-        let begun = std::time::Instant::now();
-        let (most, outcome) = counting::most_during(|| step(&mut w));
-        outcome.unwrap_or_else(|e| panic!("{names:?}: {e}"));
-        let took = begun.elapsed();
-        println!("{:7.1} MiB {:6.2} s  {names:?}", most as f64 / 1048576.0, took.as_secs_f64());
+        let most = counting::most_of_step(names, || step(&mut w));
         let listed = LISTED.iter().filter(|(name, _)| names.contains(name)).map(|(_, each)| each);
         if most > MEMORY + BESIDE + listed.sum::<usize>() * FILES as usize {
             above.push((names, most >> 20));

@@ -5,14 +5,15 @@
 //! `KVFS_HOSTILE=100000 cargo test -p kvfs --test hostile` runs many, from the seed `KVFS_BASE` on.
 
 mod content;
+#[path = "../../../kvdb/tests/bounded/counting.rs"]
+mod counting;
 mod exercise;
 mod image;
 mod stream;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use content::Random;
@@ -20,30 +21,6 @@ use env::{Env, Simulated};
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{Fs, FsOptions};
 use zones::MemoryDevice;
-
-/// Counts what is allocated and not freed, and how much that was at most.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        MOST.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: as required of the caller.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as required of the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// What the store is told that it may take.
 const MEMORY: usize = 16 << 20;
@@ -126,10 +103,9 @@ fn run(what: &str, quick: u64, case: impl Fn(u64)) -> u64 {
 /// Runs it, and checks that it did not take more memory than twice the budget besides what came to
 /// lie on the device.
 fn within_budget(seed: u64, device: &MemoryDevice, it: impl FnOnce()) {
-    let (before, lies) = (NOW.load(Ordering::Relaxed), device.allocated());
-    MOST.store(before, Ordering::Relaxed);
-    it();
-    let taken = MOST.load(Ordering::Relaxed).saturating_sub(before) as u64;
+    let (before, lies) = (counting::held(), device.allocated());
+    let (most, ()) = counting::most_during(it);
+    let taken = most.saturating_sub(before) as u64;
     let allowed =
         2 * (MEMORY + WRITE_BUFFER + INODES) as u64 + device.allocated().saturating_sub(lies);
     assert!(taken <= allowed, "seed {seed}: {taken} bytes of memory, {allowed} are allowed");
