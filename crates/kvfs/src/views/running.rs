@@ -178,8 +178,8 @@ fn looks_changed(fs: &Fs, new: &StoredNode) -> bool {
     })
 }
 
-/// Returns `true` if a file has other bytes in the state `after`. Its time does not say so for sure:
-/// a program may have set it, and two changes within a tick of the clock have the same.
+/// Returns `true` if a file has other bytes in the state `after`. Its time does not say so for
+/// sure: a program may have set it, and two changes within a tick of the clock have the same.
 fn is_changed(before: &Side, after: (&Side, &StoredNode)) -> Result<bool> {
     let Some(old) = before.node(after.1.ino)? else { return Ok(true) };
     Ok(old.attr.kind == FileKind::File && !same_content((before, &old), after)?)
