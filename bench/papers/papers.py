@@ -22,6 +22,7 @@ from pathlib import Path
 
 import cases
 import disk
+import memory_group
 import report
 import results
 import steps
@@ -65,6 +66,13 @@ def arguments():
     p.add_argument(
         "--memory", help="the memory of kvfs, as its --memory; its own default when not given"
     )
+    p.add_argument(
+        "--within",
+        type=int,
+        metavar="MIB",
+        help="a control group of this memory for each step: its client, the daemon of kvfs, and "
+        "the pages that they read; a store larger than memory",
+    )
     p.add_argument("--record", help="measure, and append to this file")
     p.add_argument("--report", help="only report what this file has")
     p.add_argument("--out", help="where the tables go")
@@ -78,6 +86,8 @@ def arguments():
     a = p.parse_args()
     if not a.report and not a.record and not a.json:
         p.error("give --record, --report or --json")
+    if a.within and "kvdb" in a.cases.split(","):
+        p.error("--within is for file systems: leave kvdb out of --cases")
     for given, known in ((a.cases, GROUPS), (a.systems, systems.SYSTEMS)):
         for name in given.split(","):
             if name not in known:
@@ -106,13 +116,15 @@ class Bench:
         self.slowdisk = disk.build(os.environ["SLOWDISK"], work)
         self.file = open(a.record, "a") if a.record else None
         self.seen = results.read(a.record) if a.record else []
+        # What was measured under another memory is not compared: it has a column of its own.
+        self.column = a.profile + (f" within {a.within} MiB" if a.within else "")
         self.write(
             {
                 "machine": report.machine(),
                 "commit": report.commit(),
                 "sizes": self.sizes._asdict(),
-                "profile": a.profile,
-                "host_memory": report.host_memory(),
+                "profile": self.column,
+                "host_memory": a.within << 20 if a.within else report.host_memory(),
                 "memory": a.memory or "default",
             }
         )
@@ -127,7 +139,7 @@ class Bench:
         numbers = (
             x["round"] + 1
             for x in self.seen
-            if x.get("group") == group and x["profile"] == self.a.profile
+            if x.get("group") == group and x["profile"] == self.column
         )
         return max(numbers, default=0)
 
@@ -135,7 +147,7 @@ class Bench:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
         said = said.replace(str(self.work), "")
         print(f"left out: {what} ({said})", file=sys.stderr)
-        self.write({"left_out": what, "why": said, "profile": self.a.profile})
+        self.write({"left_out": what, "why": said, "profile": self.column})
 
     @contextlib.contextmanager
     def directory(self, name):
@@ -165,6 +177,11 @@ class Bench:
             device.close()
 
     def step(self, step, fs, slow, line):
+        # The model and the image of its disk stay outside, as a disk does.
+        with memory_group.within(self.a.within):
+            self.timed(step, fs, slow, line)
+
+    def timed(self, step, fs, slow, line):
         slow.reset()
         begun = time.monotonic()
         fs.mount(slow.loop.device)
@@ -209,7 +226,7 @@ class Bench:
         )
 
     def run(self, group, name, round_):
-        line = {"profile": self.a.profile, "round": round_, "group": group.name, "system": name}
+        line = {"profile": self.column, "round": round_, "group": group.name, "system": name}
         with self.directory(f"{group.name}-{name}") as directory:
             options = self.a.options
             if self.a.memory:
@@ -244,7 +261,7 @@ class Bench:
                 figures = json.loads(said)
                 self.write(
                     {
-                        "profile": self.a.profile,
+                        "profile": self.column,
                         "round": round_,
                         "group": "kvdb",
                         "system": threshold,

@@ -353,8 +353,10 @@ def report(lines, out=None):
         "is its `--memory`, 320 MiB by default. Where the memory of the machine was not recorded, "
         "all that is known is that it held the image of the disk (8 GiB, sparse, in a tmpfs) as "
         "well as the page cache: each case began with a fresh mount and nothing cached, and no "
-        "store was larger than the memory of its machine. What a store larger than memory does was "
-        "not measured here.\n",
+        "store was larger than the memory of its machine. “Within” so much memory each step of a "
+        "case ran in a control group of that size, with its client, the daemon of kvfs and all "
+        "pages that they read (`--within`): there the store is larger than memory, and kvfs does "
+        "not read ahead what it could not keep.\n",
         *rounds(by_profile),
         "\n## Aims\n",
         "The ratio of kvfs over /dev/fuse; the one over io_uring where it was measured; the aim.\n",
