@@ -100,11 +100,15 @@ impl Kvdb {
     }
 
     /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. Its
-    /// snapshots stay.
+    /// snapshots stay; its open transactions are aborted, and its commits cannot be undone any
+    /// more.
     pub fn drop_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
         let db = &self.db.0;
-        db.snapshotter.drop_branch(name, |dicts| db.transactions.lock_before_all(dicts, DROPPED))
+        db.snapshotter
+            .drop_branch(name, |dicts| db.transactions.lock_before_all(dicts, DROPPED))?;
+        db.transactions.end_those_of(name);
+        Ok(())
     }
 
     /// Gives the branch that the snapshot is of the state that it had then, durably and as one

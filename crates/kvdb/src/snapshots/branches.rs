@@ -85,13 +85,19 @@ impl Snapshotter {
         self.prepare_drop()?;
         // A snapshot of it that was made before has its dictionaries.
         let naming = self.settled()?;
+        let undoable = self.undoable_of(name);
         let entered = self.commits.enter_in_order(Priority::Flush)?;
-        let plan = |state: &ManifestState| match state.branches.contains_key(name) {
-            true => Ok(VersionEdit::of([Edit::DropBranch(name.into())])),
-            false => Err(Error::NoBranch(name.into())),
+        let plan = |state: &ManifestState| {
+            if !state.branches.contains_key(name) {
+                return Err(Error::NoBranch(name.into()));
+            }
+            let around = undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone()));
+            Ok(VersionEdit::of(std::iter::once(Edit::DropBranch(name.into())).chain(around)))
         };
         let installed = self.commits.install_commit(entered, Changed::Unfollowed, plan)?;
         drop((naming, locked));
+        // Their runs are let go outside of all locks.
+        drop(undoable);
         self.signals.reclaimable.store(true, Ordering::Release);
         installed.finish(&*self.admission)
     }
@@ -182,7 +188,7 @@ impl Snapshotter {
     /// The states around commits to a branch, which nothing can undo once it is replaced.
     fn undoable_of(&self, branch: &str) -> Vec<Arc<Snapshot>> {
         let around = self.snapshots.around_commits().into_iter().flatten();
-        around.filter(|_| branch.is_empty()).collect()
+        around.filter(|snapshot| snapshot.label.branch == branch).collect()
     }
 
     /// Lets the branch `from`, which takes no more writes, take the place of `to`, without its

@@ -38,6 +38,10 @@ const END: [u8; 9] = [0xff; 9];
 const WITH_USER: u8 = 2;
 /// A flag at the beginning of a log: the commit of the transaction can be undone.
 const UNDOABLE: u8 = 4;
+/// The version of a log of the main branch, and of one that names another branch, which older
+/// programs must not take for one of the main branch.
+const OF_MAIN: u8 = 1;
+const OF_BRANCH: u8 = 2;
 /// A call's changes are logged in pieces of about this many bytes.
 const PIECE: usize = 1 << 20;
 
@@ -48,11 +52,12 @@ fn base_name(id: impl Display) -> String {
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
 /// with a user, 4: its commit can be undone), varint idle limit in ms and one (0: none), bytes
-/// label, varint user if there is one.
+/// label, varint user if there is one, bytes branch in version 2.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let version = if options.branch.is_empty() { OF_MAIN } else { OF_BRANCH };
     let mut out = vec![
-        1,
+        version,
         flag(options.check_conflicts, 1)
             | flag(options.user.is_some(), WITH_USER)
             | flag(options.undoable, UNDOABLE),
@@ -60,12 +65,16 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
     options.user.into_iter().for_each(|user| put_varint(&mut out, user.into()));
+    if version == OF_BRANCH {
+        put_bytes(&mut out, options.branch.as_bytes());
+    }
     out
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
     let mut r = Decoder::new(bytes, "the log of a transaction");
-    if r.u8()? != 1 {
+    let version = r.u8()?;
+    if !(OF_MAIN..=OF_BRANCH).contains(&version) {
         return Err(r.corrupt("it was written by a newer version"));
     }
     let flags = r.u8()?;
@@ -77,9 +86,15 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
     } else {
         None
     };
+    let branch = match version {
+        OF_BRANCH => String::from_utf8(r.bytes()?.to_vec())
+            .map_err(|_| r.corrupt("a branch whose name is no text"))?,
+        _ => String::new(),
+    };
     Ok(TransactionOptions {
         check_conflicts,
         idle_limit,
+        branch,
         label,
         user,
         detached: true,
@@ -121,7 +136,7 @@ impl Transactions {
         }
         let dict = DictionaryOptions { reserved: true, ..DictionaryOptions::default() };
         let log = self.parts.catalog.create(BRANCH, &id.to_string(), dict)?;
-        self.parts.snapshotter.snapshot("", &base_name(id), Durability::Buffered)?;
+        self.parts.snapshotter.snapshot(&options.branch, &base_name(id), Durability::Buffered)?;
         let mut batch = Batch::new();
         batch.put(log, BEGINNING, encode(options));
         self.commit(batch, Durability::Synced)?;
@@ -177,6 +192,11 @@ impl Transactions {
         self.commit(batch, Durability::Buffered)
     }
 
+    /// Ends the log of a transaction that did not come to begin.
+    pub(super) fn delete_begun_log(&self, log: Option<DictionaryId>) -> Result<()> {
+        log.map_or(Ok(()), |log| self.delete_log(log, Bytes::from_static(BEGINNING)))
+    }
+
     /// What ends a log.
     pub(super) fn end_of_log(log: DictionaryId) -> (DictionaryId, Op) {
         (log, Op::DeleteRange(Bytes::from_static(BEGINNING), Bytes::from_static(&END)))
@@ -199,7 +219,7 @@ impl Transactions {
                 // Whatever is wrong with one of them, the others go on, and so does the store.
                 match beginning.and_then(|beginning| self.restore_one(id, log, &beginning)) {
                     Ok(()) => tracing::info!("transaction {id} goes on"),
-                    Err(e @ (Error::Corrupt(_) | Error::NoSnapshot(_))) => {
+                    Err(e @ (Error::Corrupt(_) | Error::NoSnapshot(_) | Error::NoBranch(_))) => {
                         tracing::warn!("transaction {id} cannot go on, and is aborted: {e}");
                         self.delete_log(log, Bytes::from_static(BEGINNING))?;
                     }
@@ -220,6 +240,10 @@ impl Transactions {
         log: DictionaryId,
         beginning: &[u8],
     ) -> Result<()> {
+        let options = decode(beginning)?;
+        if !self.parts.versions.load().has_branch(&options.branch) {
+            return Err(Error::NoBranch(options.branch));
+        }
         // What was committed between its beginning and this opening is not known by number.
         let mut open = Open { by_value: true, ..self.open_logged(id, log)? };
         let share = self.share();
@@ -254,7 +278,7 @@ impl Transactions {
             open.write_set.at = open.write_set.at.max(at);
             open.write_set.write(&changes, ZonePin::default());
         }
-        self.take_up(id, decode(beginning)?, open);
+        self.take_up(id, options, open);
         Ok(())
     }
 

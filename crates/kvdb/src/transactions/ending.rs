@@ -13,7 +13,7 @@ use vt_tree::{BlockCache, BodyRef, KeyRange, Lookup, Run, Seq, Update};
 use zones::ZonePin;
 
 use super::conflicts;
-use super::options::{CommitOptions, Isolation};
+use super::options::{CommitOptions, Isolation, TransactionOptions};
 use super::reads;
 use super::registry::Transactions;
 use super::revision::Revision;
@@ -174,7 +174,8 @@ impl TransactionState {
                     let listed = (!bound && parts.feed.is_on())
                         .then(|| changes(&parts.cache, &mine).map(|(changes, _)| changes))
                         .transpose()?;
-                    let around = undoable.then(|| StatesAround::new(registry, &self.options.label));
+                    let TransactionOptions { branch, label, .. } = &self.options;
+                    let around = undoable.then(|| StatesAround::new(registry, branch, label));
                     let around = around.as_ref().map(|around| Around {
                         maker: around as &dyn SnapshotMaker,
                         naming: &parts.snapshots.naming,

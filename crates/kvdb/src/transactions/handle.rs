@@ -94,6 +94,11 @@ impl Transaction {
         self.shared.info()
     }
 
+    /// The branch that it is of; see [`TransactionOptions::branch`].
+    pub fn branch(&self) -> &str {
+        &self.shared.options.branch
+    }
+
     /// Who began it; see [`TransactionOptions::user`].
     pub fn user(&self) -> Option<u32> {
         self.shared.options.user

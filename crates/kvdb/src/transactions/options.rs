@@ -50,6 +50,9 @@ pub struct TransactionOptions {
     /// and after it are kept, for which the memtables of the moment are closed. For commits that
     /// people make, not for thousands a second.
     pub undoable: bool,
+    /// The branch that it is of; `""`: the main one. What a durable one reads, and the states
+    /// around a commit that can be undone, are of this branch alone; its end ends the transaction.
+    pub branch: String,
     /// For people who look at a list of transactions.
     pub label: String,
     /// The user of the system that began it, for interfaces that keep users apart. The store itself
@@ -73,6 +76,7 @@ impl Default for TransactionOptions {
             retry_of: None,
             durable: false,
             undoable: false,
+            branch: String::new(),
             label: String::new(),
             user: None,
             in_place: false,
@@ -105,6 +109,8 @@ pub struct TransactionInfo {
     pub id: TransactionId,
     /// How it is isolated from others.
     pub isolation: Isolation,
+    /// The branch that it is of; `""`: the main one.
+    pub branch: String,
     /// The label that it was begun with.
     pub label: String,
     /// It survives a restart.

@@ -163,6 +163,11 @@ impl Transactions {
 
     pub(crate) fn begin(self: &Arc<Self>, options: TransactionOptions) -> Result<Transaction> {
         self.parts.health.writable()?;
+        let has_branch = || match self.parts.versions.load().has_branch(&options.branch) {
+            true => Ok(()),
+            false => Err(Error::NoBranch(options.branch.clone())),
+        };
+        has_branch()?;
         let stays = options.detached || options.durable;
         let most = (self.parts.options.memory / EACH).clamp(LEAST, MOST);
         let too_many = |most: usize| {
@@ -185,6 +190,12 @@ impl Transactions {
             || stays && logged.is_none() && self.detached.load(Ordering::Relaxed) >= most
         {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
+        }
+        // Whoever drops the branch ends what is open afterwards.
+        if let Err(e) = has_branch() {
+            drop(open);
+            logged.map_or(Ok(()), |(with, _)| self.delete_begun_log(with.log))?;
+            return Err(e);
         }
         let (with, since) = self.parts.recent.begin(|| match logged {
             Some((with, since)) => (Some(since), (with, since)),
@@ -369,6 +380,13 @@ impl Transactions {
                 transaction.end("it was idle for too long");
             }
         }
+    }
+
+    /// Aborts those of a branch that was dropped.
+    pub(crate) fn end_those_of(&self, branch: &str) {
+        let all = self.all().into_iter();
+        all.filter(|transaction| transaction.options.branch == branch)
+            .for_each(|transaction| transaction.end("its branch was dropped"));
     }
 
     /// The store is being closed: durable ones go on when it is opened again, the others are

@@ -206,6 +206,7 @@ impl TransactionState {
         TransactionInfo {
             id: self.id,
             isolation: self.options.isolation,
+            branch: self.options.branch.clone(),
             label: self.options.label.clone(),
             durable: self.options.durable,
             age: now.saturating_sub(self.begun),

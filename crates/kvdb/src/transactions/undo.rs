@@ -46,6 +46,8 @@ const NAMED: usize = 16;
 pub struct UndoableCommit {
     /// Its number.
     pub number: u64,
+    /// The branch of the transaction; `""`: the main one.
+    pub branch: String,
     /// The label of the transaction; a long one is cut.
     pub label: String,
     /// When it was made, since 1970.
@@ -60,6 +62,7 @@ pub(super) struct StatesAround<'a> {
     registry: &'a Transactions,
     /// What their names have in common.
     pair: u64,
+    branch: String,
     label: String,
     /// How many of them are made.
     made: Cell<usize>,
@@ -67,12 +70,17 @@ pub(super) struct StatesAround<'a> {
 }
 
 impl<'a> StatesAround<'a> {
-    pub(super) fn new(registry: &'a Transactions, label: &str) -> StatesAround<'a> {
+    pub(super) fn new(
+        registry: &'a Transactions,
+        branch: &str,
+        label: &str,
+    ) -> StatesAround<'a> {
         let cut = (0..=LABEL.min(label.len())).rev().find(|at| label.is_char_boundary(*at));
         let label = label[..cut.unwrap_or(0)].to_owned();
         StatesAround {
             registry,
             pair: registry.parts.env.random(),
+            branch: branch.to_owned(),
             label,
             made: Cell::new(0),
             end: EndOfGeneration::new(&registry.parts.snapshots),
@@ -83,13 +91,13 @@ impl<'a> StatesAround<'a> {
 impl SnapshotMaker for StatesAround<'_> {
     fn record_size(&self) -> usize {
         // More than its record takes.
-        LABEL + 128 + record::NUMBER_SIZE
+        LABEL + self.branch.len() + 128 + record::NUMBER_SIZE
     }
 
     fn record(&self, version: &Version, seq: Seq) -> Vec<u8> {
         let side = if self.made.replace(1) == 0 { Side::Before } else { Side::After };
         let name = side.name(self.pair, &self.label);
-        let label = self.registry.parts.snapshotter.label("", &name);
+        let label = self.registry.parts.snapshotter.label(&self.branch, &name);
         self.end.record(Label { seq, ..label }, version)
     }
 
@@ -104,9 +112,9 @@ impl Transactions {
         let all = self.parts.snapshots.around_commits();
         let held = self.parts.snapshotter.held_by(&all);
         let commit = |([_, after], held_bytes): (&[Arc<Snapshot>; 2], u64)| {
-            let Label { name, created, seq, .. } = &after.label;
-            let label = Side::label(name).to_owned();
-            UndoableCommit { number: *seq, label, created: *created, held_bytes }
+            let Label { name, branch, created, seq, .. } = &after.label;
+            let (branch, label) = (branch.clone(), Side::label(name).to_owned());
+            UndoableCommit { number: *seq, branch, label, created: *created, held_bytes }
         };
         let mut commits: Vec<_> = all.iter().zip(held).map(commit).collect();
         commits.sort_by_key(|commit| commit.number);
