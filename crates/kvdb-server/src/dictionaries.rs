@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 
-use kvdb::{DictionaryId, DictionaryInfo, DictionaryOptions, Kvdb, View};
+use kvdb::{DictionaryId, DictionaryInfo, DictionaryOptions, Kvdb, Transaction, View};
 
 use crate::failure::Failure;
 use crate::keyspace::{Keyspace, TYPES_PREFIX, types_name};
@@ -26,8 +26,27 @@ pub enum Place {
 }
 
 impl Place {
+    /// Where a transaction is: in the store or in a clone.
+    pub fn of(transaction: &Transaction) -> Place {
+        Place::of_branch(transaction.branch())
+    }
+
+    /// A branch of the store; `""`: the store itself.
+    pub fn of_branch(name: &str) -> Place {
+        if name.is_empty() { Place::Store } else { Place::Clone(name.into()) }
+    }
+
+    /// The branch that commands change here; `None`: they change nothing.
+    pub fn branch(&self) -> Option<&str> {
+        match self {
+            Place::Store => Some(""),
+            Place::Snapshot(..) => None,
+            Place::Clone(name) => Some(name),
+        }
+    }
+
     /// Its dictionaries, the reserved ones included.
-    fn all(&self, db: &Kvdb) -> Vec<DictionaryInfo> {
+    pub fn all(&self, db: &Kvdb) -> Vec<DictionaryInfo> {
         match self {
             Place::Store => db.dictionaries(),
             Place::Snapshot(view, _) => view.dictionaries(),

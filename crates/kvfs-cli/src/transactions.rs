@@ -62,11 +62,11 @@ impl Transactions for OverFiles {
     }
 
     fn followed(&self) -> Vec<DictionaryId> {
-        self.0.followed()
+        self.0.followed(&ViewId::Mainline).unwrap_or_default()
     }
 
     fn paths(&self, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
-        let changed = self.0.changed_paths(changes).map_err(of_store)?;
+        let changed = self.0.changed_paths(&ViewId::Mainline, changes).map_err(of_store)?;
         let paths = changed.paths.into_iter().map(|(path, change)| (path, change.word())).collect();
         Ok(Paths { paths, more: changed.more })
     }
@@ -330,11 +330,6 @@ impl Drop for Import {
     }
 }
 
-/// A branch as a view.
-fn view_of(branch: &str) -> ViewId {
-    if branch.is_empty() { ViewId::Mainline } else { ViewId::Clone(branch.into()) }
-}
-
 fn of_snapshot(name: &str) -> impl Fn(kvfs::Error) -> kvdb::Error {
     move |error| match error {
         kvfs::Error::NotFound => kvdb::Error::NoSnapshot(name.into()),
@@ -344,7 +339,7 @@ fn of_snapshot(name: &str) -> impl Fn(kvfs::Error) -> kvdb::Error {
 
 impl Snapshots for OverFiles {
     fn create(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
-        self.0.snapshot(&view_of(branch), name, durability).map_err(of_snapshot(branch))
+        self.0.snapshot(&ViewId::of_branch(branch), name, durability).map_err(of_snapshot(branch))
     }
     fn remove(&self, name: &str) -> Result<()> {
         self.0.drop_snapshot(name).map_err(of_snapshot(name))

@@ -74,7 +74,8 @@ impl In<'_> {
     }
 
     fn numbering(&self) -> Numbering {
-        Numbering { view: self.number, in_place: self.number != 0 && self.is_in_place() }
+        let place = (self.number != 0).then(|| self.in_place_of()).flatten();
+        Numbering { view: self.number, shown_in: place.unwrap_or(self.number) }
     }
 }
 
@@ -170,8 +171,8 @@ impl FuseAdapter {
 
     /// How programs see the inodes of the view with this number.
     pub(crate) fn numbering(&self, view: u16) -> Numbering {
-        let in_place = view != 0 && self.views.by_number(view).is_some_and(|fs| fs.is_in_place());
-        Numbering { view, in_place }
+        let place = || self.views.by_number(view).and_then(|fs| fs.in_place_of());
+        Numbering { view, shown_in: (view != 0).then(place).flatten().unwrap_or(view) }
     }
 
     pub(crate) fn quiesce_barrier(&self) -> &QuiesceBarrier {

@@ -46,7 +46,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvfs::{ChangeSet, Fs, Running, ViewId, Views, Wait, Watcher};
+use kvfs::{ChangeSet, CommittedTo, Fs, Running, ViewId, Views, Wait, Watcher};
 use parking_lot::Mutex;
 use rustix::fs::{Timespec, Timestamps};
 
@@ -87,7 +87,6 @@ const FORGETTING: usize = 4;
 pub struct KernelNotifier {
     invalidator: Arc<dyn Invalidator>,
     adapter: Arc<FuseAdapter>,
-    mainline: Fs,
     mount_root: MountRoot,
     pool: Arc<WorkerPool>,
     /// Where requests come over io_uring.
@@ -151,7 +150,6 @@ impl KernelNotifier {
         let notifier = Arc::new(KernelNotifier {
             invalidator,
             adapter: adapter.clone(),
-            mainline: views.mainline().clone(),
             mount_root,
             pool,
             queues: mounted.queues(),
@@ -240,10 +238,10 @@ impl Watcher for KernelNotifier {
         }
     }
 
-    fn ended(&self, view: &ViewId, number: u16, fs: &Fs, changes: Option<&ChangeSet>) {
+    fn ended(&self, view: &ViewId, number: u16, fs: &Fs, committed: Option<CommittedTo<'_>>) {
         let mut invalidations = Invalidations::default();
-        if let Some(changes) = changes {
-            invalidations.of(0, &self.mainline, changes);
+        if let Some(to) = committed {
+            invalidations.of(to.number, to.fs, to.changes);
         }
         let places = control_directory::places(
             view,
@@ -255,8 +253,8 @@ impl Watcher for KernelNotifier {
             .collect();
         invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir));
         self.tell_kernel(&invalidations);
-        if let Some(changes) = changes {
-            self.watch_events.raise(0, &self.mainline, changes);
+        if let Some(to) = committed {
+            self.watch_events.raise(to.number, to.fs, to.changes);
         }
         let left: Vec<NodeId> =
             fs.referenced().into_iter().map(|ino| node_id::of(number, ino)).collect();
@@ -359,7 +357,7 @@ impl Invalidations {
             if let Ok(attr) = fs.getattr(ino)
                 && attr.kind == FileKind::File
             {
-                let shown = Numbering { view: number, in_place: false }.attr(attr);
+                let shown = Numbering { view: number, shown_in: number }.attr(attr);
                 self.files.push((shown, fs.is_resized(ino)));
             }
         }

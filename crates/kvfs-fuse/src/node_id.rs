@@ -47,16 +47,18 @@ pub(crate) fn split(node: NodeId) -> (u16, Ino) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering {
     pub view: u16,
-    /// The view is seen in place of the mainline: its inodes have their own numbers.
-    pub in_place: bool,
+    /// The view in whose place it is seen, whose numbers its inodes have; itself, if in the place
+    /// of none.
+    pub shown_in: u16,
 }
 
 impl Numbering {
     /// What programs see as `st_ino` and `d_ino`. A directory has another number in each view: who
-    /// compares it with that of the mainline must not take the two for one, as `diff -r` does with
+    /// compares it with that of the other view must not take the two for one, as `diff -r` does with
     /// directories that are alike.
     pub fn shown(self, ino: Ino, kind: FileKind) -> u64 {
-        if self.in_place && kind != FileKind::Dir { ino } else { of(self.view, ino).0 }
+        let view = if kind == FileKind::Dir { self.view } else { self.shown_in };
+        of(view, ino).0
     }
 
     /// The attributes of an inode as programs see them.

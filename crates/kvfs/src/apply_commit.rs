@@ -546,7 +546,7 @@ mod tests {
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
         let (scope, allocator) = (Scope::Mainline(db.clone()), InodeAllocator::from(a, 0));
-        let fs = Fs::without_mainline(
+        let fs = Fs::without_parent(
             db.clone(),
             scope,
             env.clone(),

@@ -12,7 +12,7 @@ use crate::attr::{FileKind, Ino};
 use crate::difference::{Side, joined};
 use crate::error::Result;
 use crate::layout::{self, ImapKey};
-use crate::views::Views;
+use crate::views::{ViewId, Views};
 
 /// What has become of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,22 +46,26 @@ pub struct ChangedPaths {
 }
 
 impl Views {
-    /// The dictionaries by whose keys files are followed.
-    pub fn followed(&self) -> Vec<DictionaryId> {
-        let layout = &self.shared.mainline.core.layout;
-        vec![layout.nmap, layout.imap]
+    /// The dictionaries by whose keys the files of a view are followed.
+    pub fn followed(&self, view: &ViewId) -> Result<Vec<DictionaryId>> {
+        let layout = self.fs(view)?.core.layout;
+        Ok(vec![layout.nmap, layout.imap])
     }
 
-    /// The paths that the changes of one commit mean, of those that are in the dictionaries of
-    /// [`Views::followed`].
-    pub fn changed_paths(&self, changes: &[(DictionaryId, CommittedKey)]) -> Result<ChangedPaths> {
-        let layout = self.shared.mainline.core.layout;
+    /// The paths in a view that the changes of one commit mean, of those that are in the
+    /// dictionaries of [`Views::followed`].
+    pub fn changed_paths(
+        &self,
+        view: &ViewId,
+        changes: &[(DictionaryId, CommittedKey)],
+    ) -> Result<ChangedPaths> {
+        let (layout, followed) = (self.fs(view)?.core.layout, self.followed(view)?);
         let side = Side::new(self.shared.db.view(), layout);
         let mut names: BTreeMap<(Ino, Vec<u8>), PathChange> = BTreeMap::new();
         let (mut nodes, mut more) = (HashSet::new(), false);
         for (dict, change) in changes {
             match change {
-                CommittedKey::Unlisted => more |= self.followed().contains(dict),
+                CommittedKey::Unlisted => more |= followed.contains(dict),
                 // Of what is removed whole, its name is removed, too.
                 CommittedKey::DeleteRange(..) => {}
                 CommittedKey::Put(key) | CommittedKey::Delete(key) if *dict == layout.nmap => {

@@ -32,9 +32,9 @@ impl Fs {
         self.shared_space().refill(|| self.core.db.space().free, cost)
     }
 
-    /// The account that the mainline and all its transactions take their credit from.
+    /// The account that a view and all transactions which began in it take their credit from.
     fn shared_space(&self) -> &SpaceAccount {
-        &self.core.mainline.as_ref().unwrap_or(self).core.space
+        &self.core.parent.as_ref().map_or(self, |parent| &parent.fs).core.space
     }
 
     /// Whether the store is so full that a write may be refused for want of space before long: then

@@ -37,8 +37,8 @@ pub(crate) struct Core {
     pub db: Kvdb,
     /// Where this view reads and writes: everything it does to the store goes here.
     pub scope: Scope,
-    /// The file system in which a transaction's view began; `None` in any other view.
-    pub mainline: Option<Fs>,
+    /// The view that a transaction began in and commits to; `None` in any other view.
+    pub parent: Option<Parent>,
     pub env: Arc<dyn Env>,
     pub layout: Layout,
     pub options: FsOptions,
@@ -55,6 +55,14 @@ pub(crate) struct Core {
     pub hash_key: [u8; 16],
     pub counters: Counters,
     ticker: Arc<Ticker>,
+}
+
+/// A view that transactions begin in: the mainline or a clone.
+#[derive(Clone)]
+pub(crate) struct Parent {
+    pub fs: Fs,
+    /// See [`crate::Views::number`].
+    pub number: u16,
 }
 
 impl Drop for Core {
@@ -80,9 +88,15 @@ impl Fs {
         }
     }
 
-    /// Whether this is the view of a transaction that is seen in place of the mainline.
-    pub fn is_in_place(&self) -> bool {
-        matches!(&self.core.scope, Scope::Transaction(transaction) if transaction.is_in_place())
+    /// The number of the view in whose place this one is seen: that which the transaction began in.
+    /// `None`: it is seen in the place of none.
+    pub fn in_place_of(&self) -> Option<u16> {
+        match &self.core.scope {
+            Scope::Transaction(transaction) if transaction.is_in_place() => {
+                self.core.parent.as_ref().map(|parent| parent.number)
+            }
+            _ => None,
+        }
     }
 
     /// Takes the freeze lock for a call. ESTALE when the view is over.

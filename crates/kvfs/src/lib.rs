@@ -111,6 +111,6 @@ pub use repair::{Losses, Repaired, repair};
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use sync::FSync;
 pub use verify::{Finding, Report, verify};
-pub use views::{InUse, Pause, Running, ViewId, Views, Wait, Watcher};
+pub use views::{CommittedTo, InUse, Pause, Running, ViewId, Views, Wait, Watcher};
 pub use walk::{Walk, Walked};
 pub use whole::Whole;

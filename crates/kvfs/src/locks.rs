@@ -25,7 +25,7 @@ use kvdb::{Isolation, Scope, Transaction};
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
-use crate::fs::Fs;
+use crate::fs::{Fs, Parent};
 use crate::inode::InodeState;
 use crate::layout;
 
@@ -118,26 +118,26 @@ impl Fs {
     }
 
     /// In a serializable transaction: locks an inode that it has not read so far, and has what the
-    /// mainline has accepted of it committed.
+    /// view that it began in has accepted of it committed.
     pub(crate) fn lock_in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
         let Some(transaction) = self.locking() else { return Ok(()) };
         transaction.lock_key(self.core.layout.imap, &layout::node_key(ino), exclusive)?;
-        self.commit_on_mainline(transaction, ino)
+        self.commit_on_parent(transaction, ino)
     }
 
-    /// Has what waits of an inode on the mainline committed there. The transaction has locked it,
-    /// so no more changes are accepted, and no other transaction had it locked before: the first
-    /// one to lock it has done this.
-    pub(crate) fn commit_on_mainline(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
-        let Some(mainline) = &self.core.mainline else { return Ok(()) };
-        let _call = mainline.enter()?;
-        let Some(inode) = mainline.core.inode_cache.get(ino) else { return Ok(()) };
+    /// Has what waits of an inode in the view that the transaction began in committed there. The
+    /// transaction has locked it, so no more changes are accepted, and no other transaction had it
+    /// locked before: the first one to lock it has done this.
+    pub(crate) fn commit_on_parent(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
+        let Some(Parent { fs: parent, .. }) = &self.core.parent else { return Ok(()) };
+        let _call = parent.enter()?;
+        let Some(inode) = parent.core.inode_cache.get(ino) else { return Ok(()) };
         let mut state = inode.state.write();
         if !state.dirty || state.attr.nlink == 0 {
             return Ok(());
         }
         transaction.past_its_locks(|| {
-            kvdb::without_lock_waits(|| mainline.commit_dirty(&inode, &mut state))
+            kvdb::without_lock_waits(|| parent.commit_dirty(&inode, &mut state))
         })
     }
 

@@ -48,8 +48,9 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let layout = Layout::find(db);
     let store = db.repair(|view, removed| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
-        let largest =
-            largest_ino(view, &layout)?.max(largest_kept(db, "").0).max(largest_taken(db, &layout));
+        let largest = largest_ino(view, &layout)?
+            .max(largest_kept(db, "").0)
+            .max(largest_taken(db, "", &layout));
         let largest = noted(view, &layout)?.map_or(largest, |noted| largest.max(noted.bound - 1));
         let mut mend = Mend::new(view, layout, env, largest, losses);
         mend.nodes()?;

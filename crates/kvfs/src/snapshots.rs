@@ -3,9 +3,10 @@
 //! time of a synced commit.
 //!
 //! A snapshot has what was written before it, in the kernel's memory, too, as a transaction that
-//! begins. A rollback ends all transactions: what they have seen is no more. What is open shows the
-//! state of the snapshot at once, and files that were made since are stale. What is received from
-//! another store takes the place of a clone, whose files are brought to rest before.
+//! begins. A rollback ends all transactions of the mainline or the clone: what they have seen is no
+//! more. What is open shows the state of the snapshot at once, and files that were made since are
+//! stale. What is received from another store takes the place of a clone, whose files are brought to
+//! rest before. A clone that is dropped or replaced takes its transactions with it.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::fs::inode_numbers::largest_in;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
-use crate::views::{OpenView, VIEW_SHARE, ViewId, Views, Wait};
+use crate::views::{Join, OpenView, VIEW_SHARE, ViewId, Views, Wait};
 
 impl Views {
     /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this
@@ -98,11 +99,16 @@ impl Views {
         // Its view is closed first, so that no call writes to a dropped branch; and again, for it
         // may have been opened in between.
         let view = ViewId::Clone(name.into());
+        if !self.clones().iter().any(|clone| clone.name == name) {
+            return Err(kvdb::Error::NoBranch(name.into()).into());
+        }
+        self.abort_those_of(name)?;
         self.write_back(Wait::ButForLocks)?;
         self.commit_others(Some(&view));
         self.close(&view);
         self.shared.db.drop_branch(name)?;
         self.close(&view);
+        self.let_go_of_ended();
         Ok(())
     }
 
@@ -140,6 +146,7 @@ impl Views {
             Some(entry) => self.end_view(&entry, None),
             None => self.tell(|watcher| watcher.appeared(&view)),
         }
+        self.let_go_of_ended();
         self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(received.snapshot.clone())));
         Ok(received)
     }
@@ -155,26 +162,14 @@ impl Views {
         // Before anything ends for it.
         let state = self.shared.db.open_snapshot(snapshot)?;
         largest_in(&state)?;
-        let view = match info.branch.as_str() {
-            "" => ViewId::Mainline,
-            branch => ViewId::Clone(branch.to_owned()),
-        };
+        let view = ViewId::of_branch(&info.branch);
         let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         self.check_running(number, &fs, &state)?;
         drop(state);
-        if info.branch.is_empty() {
-            let open = self.list();
-            for transaction in &open {
-                match self.abort(transaction.id) {
-                    // It has just ended by itself.
-                    Err(Error::Store(kvdb::Error::NoTransaction(_))) | Ok(()) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-            // The rollback is on disk at once; a durable one that it ends, or that had just ended,
-            // must not be there again after a crash.
-            self.shared.db.sync()?;
-        }
+        self.abort_those_of(&info.branch)?;
+        // The rollback is on disk at once; a durable one that it ends, or that had just ended, must
+        // not be there again after a crash.
+        self.shared.db.sync()?;
         // What the kernel holds back belongs to what is left behind.
         self.write_back(Wait::ForAll)?;
         self.commit_others(Some(&view));
@@ -183,7 +178,7 @@ impl Views {
         let changes = fs.revert(&turn, || {
             self.shared.db.rollback(snapshot)?;
             // One that has begun since, before it was done, has a view of what is no more.
-            begun.extend(self.list().into_iter().filter(|_| view == ViewId::Mainline));
+            begun.extend(self.list().into_iter().filter(|t| t.branch == info.branch));
             begun
                 .iter()
                 .filter_map(|info| self.shared.db.transaction(info.id).ok())
@@ -282,9 +277,23 @@ impl Views {
             return Ok(entry);
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
+        db.set_merge(layout.imap, Arc::new(Join));
         let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options, in_use)?;
         let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
         self.add(ViewId::Clone(name.into()), fs, None, exists)
+    }
+
+    /// Ends the views of transactions that have ended with their branch.
+    fn let_go_of_ended(&self) {
+        let entries: Vec<Arc<OpenView>> =
+            self.shared.open.read().by_number.values().cloned().collect();
+        for entry in entries {
+            if let ViewId::Transaction(id) = entry.view
+                && self.shared.db.transaction(id).is_err()
+            {
+                self.let_go(id);
+            }
+        }
     }
 
     /// Ends a view whose state is gone.
@@ -311,7 +320,7 @@ impl Fs {
         let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
         let value = state.get(layout.imap, &layout::SUPER_KEY)?.ok_or(Error::NotFound)?;
         let hash_key = Super::decode(&value)?.hash_key;
-        Ok(Fs::without_mainline(
+        Ok(Fs::without_parent(
             db.clone(),
             Scope::Frozen(state),
             env,
@@ -330,7 +339,7 @@ mod tests {
     use kvdb::Batch;
 
     use super::*;
-    use crate::views::Watcher;
+    use crate::views::{CommittedTo, Watcher};
     use crate::{Caller, ChangeSet, FileKind, ROOT};
 
     #[derive(Default)]
@@ -341,7 +350,7 @@ mod tests {
             Ok(())
         }
         fn appeared(&self, _: &ViewId) {}
-        fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<&ChangeSet>) {}
+        fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<CommittedTo<'_>>) {}
         fn changed(&self, number: u16, _: &Fs, _: &ChangeSet) {
             self.0.lock().push(number);
         }

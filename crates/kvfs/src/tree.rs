@@ -50,7 +50,7 @@ impl Fs {
             tree.lock(transaction, self.core.layout, mode == Locked::ToRemove)?;
             tree.inodes
                 .iter()
-                .try_for_each(|node| self.commit_on_mainline(transaction, node.ino))?;
+                .try_for_each(|node| self.commit_on_parent(transaction, node.ino))?;
             locked = Some(tree);
         }
     }

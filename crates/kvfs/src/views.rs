@@ -58,7 +58,6 @@ use env::sync::atomic::AtomicBool;
 use env::sync::{Mutex, RwLock};
 use kvdb::{Isolation, Kvdb, MergeRoutine, Merged, Transaction, TransactionId, TransactionInfo};
 
-use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -75,7 +74,7 @@ mod watcher;
 
 pub use in_use::{InUse, Pause};
 use retired::Retired;
-pub use watcher::{Running, Wait, Watcher};
+pub use watcher::{CommittedTo, Running, Wait, Watcher};
 
 /// Names a view: which state of the file system is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,6 +87,13 @@ pub enum ViewId {
     Snapshot(String),
     /// A branch of its own, by name.
     Clone(String),
+}
+
+impl ViewId {
+    /// The view of a branch of the store; `""`: the mainline.
+    pub fn of_branch(name: &str) -> ViewId {
+        if name.is_empty() { ViewId::Mainline } else { ViewId::Clone(name.into()) }
+    }
 }
 
 /// The views of one file system. Clones are the same.
@@ -103,8 +109,9 @@ pub(crate) struct Shared {
     /// Held while a clone is opened.
     pub opening: Mutex<()>,
     watchers: RwLock<Vec<Weak<dyn Watcher>>>,
-    /// Of ended transactions: unlinked, open nowhere, to be removed.
-    orphans: Mutex<Vec<Ino>>,
+    /// Of ended transactions: unlinked, open nowhere, to be removed from the view that each was
+    /// committed to.
+    orphans: Mutex<Vec<(Fs, Vec<Ino>)>>,
     ticker: Arc<Ticker>,
     /// Held by the periodic work.
     pub ticking: Mutex<()>,
@@ -133,8 +140,8 @@ impl Drop for Shared {
     }
 }
 
-/// The merge routine of `imap`.
-struct Join;
+/// The merge routine of the `imap` of each branch.
+pub(crate) struct Join;
 
 impl MergeRoutine for Join {
     fn merge(
@@ -195,7 +202,7 @@ impl Views {
 
     /// Opens the view of a transaction that began before the store was opened.
     fn take_up(&self, id: TransactionId) -> Result<()> {
-        // The numbers that it has given are known since the mainline was opened.
+        // The numbers that it has given are known since the view that it is of was opened.
         self.open_transaction(self.shared.db.transaction(id)?).map(drop)
     }
 
@@ -301,7 +308,7 @@ impl Views {
     }
 
     /// A view has ended.
-    pub(crate) fn end_view(&self, entry: &OpenView, changes: Option<&ChangeSet>) {
+    pub(crate) fn end_view(&self, entry: &OpenView, committed: Option<CommittedTo<'_>>) {
         {
             let mut open = self.shared.open.write();
             let Some(ending) = open.by_number.remove(&entry.number) else { return };
@@ -309,7 +316,7 @@ impl Views {
             open.retired.insert(entry.number, Retired::Ending(ending));
         }
         entry.fs.core.lost.end();
-        self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, changes));
+        self.tell(|watcher| watcher.ended(&entry.view, entry.number, &entry.fs, committed));
         self.retire(entry);
     }
 
@@ -386,19 +393,20 @@ impl Views {
             }
         }
         let orphans = std::mem::take(&mut *self.shared.orphans.lock());
-        self.remove(&orphans);
+        orphans.iter().for_each(|(fs, orphans)| self.remove(fs, orphans));
     }
 
-    fn remove_orphans(&self, mut orphans: Vec<Ino>) {
+    fn remove_orphans(&self, fs: &Fs, orphans: Vec<Ino>) {
         if orphans.len() > ORPHANS_AT_COMMIT && !self.shared.mainline.core.env.inline() {
-            self.shared.orphans.lock().append(&mut orphans);
+            self.shared.orphans.lock().push((fs.clone(), orphans));
             self.shared.ticker.wake();
+            return;
         }
-        self.remove(&orphans);
+        self.remove(fs, &orphans);
     }
 
-    fn remove(&self, orphans: &[Ino]) {
-        if let Err(e) = self.shared.mainline.remove_orphans(orphans) {
+    fn remove(&self, fs: &Fs, orphans: &[Ino]) {
+        if let Err(e) = fs.remove_orphans(orphans) {
             tracing::warn!(
                 "{} removed files keep their space until the next mount: {e}",
                 orphans.len()
@@ -452,7 +460,7 @@ mod tests {
         views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
         fs.unlink(ROOT, b"f").unwrap();
         // As a commit that has removed many files leaves it to the background.
-        views.shared.orphans.lock().push(ino);
+        views.shared.orphans.lock().push((fs.clone(), vec![ino]));
         views.rollback("before").unwrap();
         views.tick();
         let back = fs.resolve(b"f").unwrap();

@@ -5,7 +5,7 @@ mod world;
 
 use kvdb::{Durability, TransactionId, TransactionOptions};
 use kvfs::{Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, ViewId, Views};
-use world::{USER, World};
+use world::{USER, World, branch, of_branch};
 
 struct Both {
     w: World,
@@ -14,14 +14,13 @@ struct Both {
 
 impl Both {
     fn new() -> Both {
-        let w = World::with(FsOptions::default());
-        let views = Views::new(w.db.clone(), w.fs.clone());
+        let (w, views) = World::with_views(FsOptions::default());
         Both { w, views }
     }
 
     /// Does something in a transaction that can be undone, and commits it.
     fn commit(&self, work: impl FnOnce(&Fs)) {
-        let options = TransactionOptions { undoable: true, ..Default::default() };
+        let options = TransactionOptions { undoable: true, ..of_branch() };
         let id = self.views.begin(options).expect("begun");
         work(&self.views.fs(&ViewId::Transaction(id)).expect("its view"));
         self.views.commit(id, Durability::Buffered).expect("committed");
@@ -30,7 +29,7 @@ impl Both {
 
     fn undoing(&self) -> (TransactionId, usize) {
         let commit = self.w.db.undoable_commits().pop().expect("it was kept");
-        let options = TransactionOptions { undoable: true, ..Default::default() };
+        let options = TransactionOptions { undoable: true, ..of_branch() };
         let (id, against) = self.views.undo(commit.number, options).expect("begun");
         (id, against.len())
     }
@@ -175,7 +174,7 @@ fn what_was_changed_since_stands_against_it() {
 #[test]
 fn after_a_rollback_nothing_can_be_undone() {
     let b = Both::new();
-    b.views.snapshot(&ViewId::Mainline, "s", Durability::Buffered).expect("made");
+    b.views.snapshot(&ViewId::of_branch(branch()), "s", Durability::Buffered).expect("made");
     b.commit(|t| _ = t.mkdir(ROOT, b"made", 0o755, USER).expect("made"));
     b.views.rollback("s").expect("rolled back");
     assert_eq!(b.w.db.undoable_commits(), []);
@@ -184,7 +183,9 @@ fn after_a_rollback_nothing_can_be_undone() {
 #[test]
 fn commits_tell_the_paths_that_they_have_changed() {
     let b = Both::new();
-    let from = b.w.db.follow_commits_with(1 << 20, &b.views.followed());
+    let view = ViewId::of_branch(branch());
+    let followed = b.views.followed(&view).expect("it is there");
+    let from = b.w.db.follow_commits_with(1 << 20, &followed);
     let dir = b.w.dir(ROOT, "dir");
     let f = b.w.file_with(dir, "f", b"x");
     b.w.fs.sync_all().expect("synced");
@@ -195,7 +196,7 @@ fn commits_tell_the_paths_that_they_have_changed() {
     });
     let recent = b.w.db.commits_since(from, 1000).expect("nothing is lost");
     let last = recent.commits.last().expect("the transaction's");
-    let changed = b.views.changed_paths(&last.changes).expect("found");
+    let changed = b.views.changed_paths(&view, &last.changes).expect("found");
     let found: Vec<(&[u8], PathChange)> =
         changed.paths.iter().map(|(path, change)| (&path[..], *change)).collect();
     let want: [(&[u8], PathChange); 3] =

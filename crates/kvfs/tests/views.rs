@@ -8,10 +8,10 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use kvdb::{Durability, Isolation, TransactionId, TransactionOptions};
 use kvfs::{
-    ChangeSet, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr, Timestamp, ViewId,
-    Views, Wait, Watcher, Whole,
+    ChangeSet, CommittedTo, Error, FileKind, Fs, FsOptions, Ino, ROOT, RenameFlags, SetAttr,
+    Timestamp, ViewId, Views, Wait, Watcher, Whole,
 };
-use world::{USER, World, fails};
+use world::{USER, World, fails, fs_of_branch, of_branch};
 
 struct Both {
     w: World,
@@ -24,13 +24,12 @@ impl Both {
     }
 
     fn with(options: FsOptions) -> Both {
-        let w = World::with(options);
-        let views = Views::new(w.db.clone(), w.fs.clone());
+        let (w, views) = World::with_views(options);
         Both { w, views }
     }
 
     fn begin(&self) -> (TransactionId, Fs) {
-        let id = self.views.begin(TransactionOptions::default()).unwrap();
+        let id = self.views.begin(of_branch()).unwrap();
         (id, self.views.fs(&ViewId::Transaction(id)).unwrap())
     }
 
@@ -297,8 +296,7 @@ fn what_is_open_here_and_removed_there_lives_until_its_last_user_goes() {
 /// What it was when the transaction removed it is not what it is here, where it was not changed.
 #[test]
 fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
-    let w = World::new();
-    let views = Views::new(w.db.clone(), w.fs.clone());
+    let (w, views) = World::with_views(FsOptions::default());
     let old: Vec<u8> = (0..30_000).map(|n| n as u8).collect();
     let large = vec![b'x'; 3000];
     let change: [fn(&Fs, Ino) -> kvfs::Result<()>; 4] = [
@@ -313,7 +311,7 @@ fn what_is_open_here_and_changed_and_removed_there_is_here_as_it_was() {
                 (format!("f{n}{paged}"), if paged { &old[..] } else { &b"short"[..] });
             let open = w.file_with(ROOT, &name, old);
             w.fs.setxattr(open, b"user.large", &large, Default::default()).unwrap();
-            let id = views.begin(TransactionOptions::default()).unwrap();
+            let id = views.begin(of_branch()).unwrap();
             let inside = views.fs(&ViewId::Transaction(id)).unwrap();
             change(&inside, open).unwrap();
             inside.sync_all().unwrap();
@@ -520,8 +518,9 @@ impl Watcher for Notes {
     fn appeared(&self, view: &ViewId) {
         self.0.lock().push(format!("appeared {view:?}"));
     }
-    fn ended(&self, view: &ViewId, number: u16, _fs: &Fs, touched: Option<&ChangeSet>) {
-        let touched = touched.map(|t| {
+    fn ended(&self, view: &ViewId, number: u16, _fs: &Fs, committed: Option<CommittedTo<'_>>) {
+        let touched = committed.map(|to| {
+            let t = to.changes;
             let names: BTreeSet<_> = t
                 .names
                 .iter()
@@ -548,7 +547,8 @@ fn watchers_are_told_what_changed() {
     let watcher: Arc<dyn Watcher> = notes.clone();
     b.views.watch(&watcher);
     let told = |b: &Both, id: TransactionId| {
-        assert_eq!(b.views.number(&ViewId::Transaction(id)).unwrap() as u64, id.0);
+        let number = b.views.number(&ViewId::Transaction(id)).unwrap();
+        assert_eq!(u64::from(number), id.0 + b.views.clones().len() as u64);
         std::mem::take(&mut *notes.0.lock())
     };
     let (id, t) = b.begin();
@@ -556,30 +556,31 @@ fn watchers_are_told_what_changed() {
     t.write(f, 0, b"2", Default::default()).unwrap();
     t.unlink(ROOT, b"g").unwrap();
     b.commit(id);
+    let first = 1 + b.views.clones().len();
     let expected = format!(
-        "ended Transaction({id:?}) 1 Some(\"{{\\\"1/g-\\\"}} {{({ROOT}, false), ({f}, false), ({g}, true)}}\")"
+        "ended Transaction({id:?}) {first} Some(\"{{\\\"1/g-\\\"}} {{({ROOT}, false), ({f}, false), ({g}, true)}}\")"
     );
     assert_eq!(*notes.0.lock(), ["write back".to_string(), expected]);
     notes.0.lock().clear();
     let (id, _) = b.begin();
     told(&b, id);
     b.views.abort(id).unwrap();
-    assert_eq!(*notes.0.lock(), [format!("ended Transaction({id:?}) 2 None")]);
+    assert_eq!(*notes.0.lock(), [format!("ended Transaction({id:?}) {} None", first + 1)]);
 }
 
 #[test]
 fn beginning_and_ending_cost_nothing_to_speak_of() {
     let b = Both::new();
-    let mut open = Vec::new();
+    let (mut open, before) = (Vec::new(), b.views.all());
     for _ in 0..200 {
         open.push(b.begin());
     }
-    assert_eq!(b.views.all().len(), 200);
+    assert_eq!(b.views.all().len(), before.len() + 200);
     for (id, t) in open {
         t.lookup(ROOT, b"nothing").unwrap_err();
         b.views.abort(id).unwrap();
     }
-    assert_eq!(b.views.all(), []);
+    assert_eq!(b.views.all(), before);
 }
 
 #[test]
@@ -587,7 +588,7 @@ fn serializable_views_see_what_is_committed_now() {
     let b = Both::new();
     let id = b
         .views
-        .begin(TransactionOptions { isolation: Isolation::Serializable, ..Default::default() })
+        .begin(TransactionOptions { isolation: Isolation::Serializable, ..of_branch() })
         .unwrap();
     let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     b.w.file_with(ROOT, "f", b"later");
@@ -603,7 +604,7 @@ impl Both {
         let options = TransactionOptions {
             isolation: Isolation::Serializable,
             lock_timeout: std::time::Duration::ZERO,
-            ..Default::default()
+            ..of_branch()
         };
         let id = self.views.begin(options).unwrap();
         (id, self.views.fs(&ViewId::Transaction(id)).unwrap())
@@ -714,13 +715,13 @@ fn serializable_transactions_change_a_directory_one_after_the_other() {
 #[test]
 fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
     let (db, env) = (kvdb::Kvdb::in_memory(), Arc::new(env::Machine::default()));
-    let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
-    let views = Views::new(db, fs.clone());
+    let views = Views::new(db.clone(), Fs::open(db, env, FsOptions::default()).unwrap());
+    let fs = fs_of_branch(&views);
     let f = make(&fs, ROOT, "f", b"old");
     let serializable =
-        TransactionOptions { isolation: Isolation::Serializable, ..Default::default() };
+        TransactionOptions { isolation: Isolation::Serializable, ..of_branch() };
     let (ser, si) =
-        (views.begin(serializable).unwrap(), views.begin(TransactionOptions::default()).unwrap());
+        (views.begin(serializable).unwrap(), views.begin(of_branch()).unwrap());
     let (s, t) =
         (views.fs(&ViewId::Transaction(ser)).unwrap(), views.fs(&ViewId::Transaction(si)).unwrap());
     assert_eq!(read(&s, "f").unwrap(), b"old");
@@ -774,7 +775,7 @@ fn a_transaction_that_looks_for_no_conflicts_looks_for_those_over_files() {
     let b = Both::new();
     let f = b.w.file_with(ROOT, "f", b"content");
     let id =
-        b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
+        b.views.begin(TransactionOptions { check_conflicts: false, ..of_branch() }).unwrap();
     let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(read(&t, "f").unwrap(), b"content");
     t.write(f, 0, b"C", Default::default()).unwrap();
@@ -788,7 +789,7 @@ fn a_transaction_that_looks_for_no_conflicts_looks_for_those_over_files() {
     assert_eq!(b.w.contents("new"), b"n");
 
     let id =
-        b.views.begin(TransactionOptions { check_conflicts: false, ..Default::default() }).unwrap();
+        b.views.begin(TransactionOptions { check_conflicts: false, ..of_branch() }).unwrap();
     let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     t.write(f, 0, b"x", Default::default()).unwrap();
     b.w.write(f, 0, b"y");
@@ -805,7 +806,7 @@ fn a_serializable_transaction_goes_back_to_a_savepoint_whatever_others_have_lock
         let options = TransactionOptions {
             isolation: Isolation::Serializable,
             lock_timeout: std::time::Duration::ZERO,
-            ..TransactionOptions::default()
+            ..of_branch()
         };
         let id = both.views.begin(options).unwrap();
         (id, both.views.fs(&ViewId::Transaction(id)).unwrap())
@@ -828,7 +829,7 @@ fn the_number_of_a_view_that_has_ended_is_not_given_again_while_the_kernel_refer
     let f = b.w.file_with(ROOT, "f", b"content");
     // One ends while the kernel has nothing of it, one while it has a file and the root.
     let numbers = |round: u32| {
-        let id = b.views.begin(TransactionOptions::default()).unwrap();
+        let id = b.views.begin(of_branch()).unwrap();
         let number = b.views.number(&ViewId::Transaction(id)).unwrap();
         assert!(round < 2 * u32::from(Views::MAX_NUMBER), "it goes round");
         b.views.abort(id).unwrap();
@@ -851,7 +852,8 @@ fn the_number_of_a_view_that_has_ended_is_not_given_again_while_the_kernel_refer
         assert_ne!(number, held, "the kernel has a file of it open");
         seen.insert(number);
     }
-    assert_eq!(seen.len(), usize::from(Views::MAX_NUMBER) - 1, "all others are free");
+    let free = usize::from(Views::MAX_NUMBER) - 1 - b.views.clones().len();
+    assert_eq!(seen.len(), free, "all others are free");
     b.views.forget(held, f, 1);
     b.views.forget(held, ROOT, 1);
     assert!(

@@ -11,7 +11,7 @@ use kvdb::{Changed, DictionaryId, Transaction, View};
 use super::is;
 use super::snapshot::name;
 use super::txn::{joined, named, size};
-use crate::dictionaries;
+use crate::dictionaries::{self, Place};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, TYPES_PREFIX, from_sortable, types_name};
 use crate::output::{Output, number_text};
@@ -163,12 +163,13 @@ fn list(
     rows: &mut Rows<'_>,
 ) -> Outcome {
     let s = rows.s;
+    let place = Place::of(transaction);
     let ids: HashMap<String, DictionaryId> =
-        s.db().dictionaries().into_iter().map(|info| (info.name, info.id)).collect();
+        place.all(s.db()).into_iter().map(|info| (info.name, info.id)).collect();
     let view = transaction.view()?;
     let base = view.beneath();
     let check = || s.check_stopping();
-    for (dictionary, id) in dictionaries::listed(s.db()) {
+    for (dictionary, id) in dictionaries::listed_at(&place, s.db()) {
         let types = ids.get(&types_name(&dictionary)).copied();
         let side = |view| TypedState { view, strings: Some(id), types };
         let most = s.shared.limits.whole_replies;
@@ -266,12 +267,15 @@ fn list(
     Ok(())
 }
 
-/// The user's dictionaries that a state has, by name, with those of their types.
-fn dictionaries_of(state: &View) -> BTreeMap<String, (DictionaryId, Option<DictionaryId>)> {
+/// The user's dictionaries that a state has of a branch, by name, with those of their types.
+fn dictionaries_of(
+    state: &View,
+    branch: &str,
+) -> BTreeMap<String, (DictionaryId, Option<DictionaryId>)> {
     let all: BTreeMap<String, DictionaryId> = state
         .dictionaries()
         .into_iter()
-        .filter(|d| !d.options.reserved && d.branch.is_empty())
+        .filter(|d| !d.options.reserved && d.branch == branch)
         .map(|d| (d.name, d.id))
         .collect();
     let users = all.iter().filter(|(name, _)| !name.starts_with(TYPES_PREFIX));
@@ -280,7 +284,7 @@ fn dictionaries_of(state: &View) -> BTreeMap<String, (DictionaryId, Option<Dicti
 
 /// `SNAPSHOT CHANGES before [after] [FIELDS]`: for each string that differs an array of dictionary,
 /// key, bytes before (nil: it was not there), bytes after (nil: it is not there). Without `after`:
-/// what there is now. Of collections and deadlines dictionary, key, `type` or `deadline`, and what
+/// what there is now in the store, or in the clone that the snapshot is of. Of collections and deadlines dictionary, key, `type` or `deadline`, and what
 /// `TXN CHANGES` has behind them.
 pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // A snapshot of that name is named with the option behind it.
@@ -290,23 +294,35 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
         return Err(Failure::SYNTAX);
     }
     let before = s.db().open_snapshot(name(args.at(2))?)?;
-    let after = match args.get(3).filter(|_| !with_fields || last > 3) {
-        Some(after) => s.db().open_snapshot(name(after)?)?,
-        None => s.db().view(),
+    let all = s.db().snapshots();
+    let branch_of = |name: &str| {
+        let found = all.iter().find(|info| info.name == name);
+        found.map(|info| info.branch.clone()).unwrap_or_default()
+    };
+    let of = branch_of(name(args.at(2))?);
+    let (after, branches) = match args.get(3).filter(|_| !with_fields || last > 3) {
+        Some(after) => (s.db().open_snapshot(name(after)?)?, (of, branch_of(name(after)?))),
+        None => (s.db().view(), (of.clone(), of)),
     };
     out.whole(|out| {
         let position = out.position();
         let mut rows = Rows { s, out, count: 0 };
-        list_states(&before, &after, with_fields, &mut rows)?;
+        list_states((&before, &branches.0), (&after, &branches.1), with_fields, &mut rows)?;
         let count = rows.count;
         out.insert_array_header(position, count);
         Ok(())
     })
 }
 
-fn list_states(before: &View, after: &View, with_fields: bool, rows: &mut Rows<'_>) -> Outcome {
+/// Each state with the branch that is looked at in it.
+fn list_states(
+    (before, old): (&View, &str),
+    (after, new): (&View, &str),
+    with_fields: bool,
+    rows: &mut Rows<'_>,
+) -> Outcome {
     let s = rows.s;
-    let (old, new) = (dictionaries_of(before), dictionaries_of(after));
+    let (old, new) = (dictionaries_of(before, old), dictionaries_of(after, new));
     let names: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     let check = || s.check_stopping();
     for dictionary in names {

@@ -9,8 +9,8 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
-use super::{changes, is, revert, undo, wrong_arity};
-use crate::dictionaries;
+use super::{changes, is, revert, snapshot, undo, wrong_arity};
+use crate::dictionaries::{self, Place};
 use crate::effects::{Effect, Effects};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{TYPES_PREFIX, head_key, owner_key, parse_deadline_key, parse_element};
@@ -20,7 +20,7 @@ use crate::session::Session;
 use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
-pub const USAGE: &str = "BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
+pub const USAGE: &str = "BEGIN [OF clone] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
                          COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -110,15 +110,23 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
     duration.ok_or_else(|| Failure::request("not a number of seconds"))
 }
 
-/// `TXN BEGIN [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE]
-/// [INPLACE] [ATTACHED]`: its number.
+/// `TXN BEGIN [OF clone] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE]
+/// [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where the connection works in a clone, it is of
+/// that one.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let mut options =
-        TransactionOptions { detached: true, user: s.user, ..TransactionOptions::default() };
+    let mut options = TransactionOptions {
+        detached: true,
+        user: s.user,
+        branch: s.place.branch().unwrap_or_default().into(),
+        ..TransactionOptions::default()
+    };
     let mut attached = false;
     let mut words = args.from(2);
     while let Some(word) = words.next() {
         match word {
+            o if is(o, "of") => {
+                options.branch = snapshot::name(words.next().ok_or(Failure::SYNTAX)?)?.into();
+            }
             o if is(o, "si") => options.isolation = Isolation::Snapshot,
             o if is(o, "ser") => options.isolation = Isolation::Serializable,
             o if is(o, "label") => {
@@ -180,6 +188,7 @@ fn join(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let transaction = s.db().transaction(number(args.at(2))?)?;
     let state = s.shared.transaction_states.of(s.db(), transaction.id());
     s.leave();
+    s.place = Place::of(&transaction);
     s.joined = Some((transaction, state));
     out.ok();
     Ok(())
@@ -308,7 +317,8 @@ fn changed_by(s: &Session, dict: DictionaryId, key: &[u8]) -> Option<String> {
 /// Keys in words that the user knows, each once. To look for the name of a file costs, so it is
 /// done for the first `shown` of them.
 pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Vec<String> {
-    let dictionaries = s.db().dictionaries();
+    // Those of clones, too.
+    let dictionaries = s.db().view().dictionaries();
     let mut all = Vec::new();
     for (dict, key) in keys {
         let name = match dictionaries.iter().find(|d| d.id == *dict) {
@@ -374,9 +384,11 @@ fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// One transaction, as a map of names and values.
 fn describe(info: &TransactionInfo, out: &mut Output) {
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-    out.map(8);
+    out.map(9);
     out.bulk(b"id");
     out.integer(info.id.0 as i64);
+    out.bulk(b"clone");
+    out.bulk(info.branch.as_bytes());
     out.bulk(b"isolation");
     out.bulk(match info.isolation {
         Isolation::Snapshot => b"si",

@@ -10,7 +10,7 @@ use kvdb::{
 
 use super::is;
 use super::txn::{arity, attach, names_of};
-use crate::dictionaries::listed;
+use crate::dictionaries::{Place, listed_at};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, types_name};
@@ -21,12 +21,13 @@ use crate::review::{Review, TypedState};
 use crate::session::Session;
 use crate::waiters::Spot;
 
-/// `TXN COMMITS`: the commits that can be undone, the oldest first: for each a map of its number,
+/// `TXN COMMITS`: the commits that can be undone, of the store, or of the clone that the connection
+/// works in, the oldest first: for each a map of its number,
 /// the label of its transaction, when it was made in seconds since 1970, and the bytes that are
 /// kept for it alone.
 pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 2)?;
-    let all = s.db().undoable_commits();
+    let all = undoable(s);
     out.array(all.len());
     for commit in all {
         out.map(4);
@@ -103,11 +104,19 @@ fn label_of_undo(label: &str) -> String {
     }
 }
 
+/// The commits of where the connection works.
+fn undoable(s: &Session) -> Vec<UndoableCommit> {
+    let mut all = s.db().undoable_commits();
+    all.retain(|commit| Some(&*commit.branch) == s.place.branch());
+    all
+}
+
 fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {
-    let all = s.db().undoable_commits();
     let found = match number {
-        Some(number) => all.into_iter().find(|commit| commit.number == number),
-        None => all.into_iter().next_back(),
+        Some(number) => {
+            s.db().undoable_commits().into_iter().find(|commit| commit.number == number)
+        }
+        None => undoable(s).into_iter().next_back(),
     };
     found.ok_or_else(|| {
         let which = number.map_or("no commit".into(), |number| format!("commit {number}"));
@@ -129,13 +138,15 @@ fn note_events(s: &Session, id: TransactionId) -> Outcome {
     }
     let transaction = s.db().transaction(id)?;
     let (view, state) = (transaction.view()?, s.shared.transaction_states.of(s.db(), id));
-    for (dictionary, strings) in listed(s.db()) {
-        let types = s.db().dictionary(&types_name(&dictionary));
+    let place = Place::of(&transaction);
+    for (dictionary, strings) in listed_at(&place, s.db()) {
+        let types = s.db().dictionary_in(transaction.branch(), &types_name(&dictionary));
         let effects = events_of(s, &transaction, &view, (strings, types))?;
         if let Some(kept) = &mut *state.effects.lock()
             && !effects.is_empty()
         {
-            let spot = Spot { dictionary, ..Spot::default() };
+            let clone = Some(transaction.branch().to_owned()).filter(|clone| !clone.is_empty());
+            let spot = Spot { dictionary, clone, ..Spot::default() };
             let dropped = kept.add(spot, effects, s.shared.limits.effects);
             s.shared.metrics.effects_dropped.fetch_add(dropped, Relaxed);
         }
@@ -188,7 +199,7 @@ fn kinds_meet(
     s: &Session,
     transaction: &Transaction,
 ) -> Result<Vec<(DictionaryId, Bytes)>, Failure> {
-    let all = s.db().dictionaries();
+    let all = Place::of(transaction).all(s.db());
     let ids: HashMap<&str, DictionaryId> =
         all.iter().map(|info| (info.name.as_str(), info.id)).collect();
     let view = transaction.view()?;

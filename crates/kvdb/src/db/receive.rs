@@ -167,6 +167,9 @@ impl Kvdb {
         let label = taken.label.clone();
         db.snapshotter.adopt(&taken.branch, &options.branch, label, PROGRESS, &replaced)?;
         drop(locked);
+        if !options.branch.is_empty() {
+            db.transactions.branch_gone(&options.branch, &replaced, REPLACED);
+        }
         // Another stream of the same snapshot is of no use any more.
         if let Err(e) = self.forget(&taken.received.id) {
             let name = &taken.label.name;

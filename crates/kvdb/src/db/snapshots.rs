@@ -1,5 +1,7 @@
 //! Snapshots and branches as clients of a store see them; [`crate::snapshots`] makes them.
 
+use std::collections::BTreeSet;
+
 use crate::commit::batch::Durability;
 use crate::db::Kvdb;
 use crate::db::handle::Dictionary;
@@ -105,9 +107,12 @@ impl Kvdb {
     pub fn drop_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
         let db = &self.db.0;
-        db.snapshotter
-            .drop_branch(name, |dicts| db.transactions.lock_before_all(dicts, DROPPED))?;
-        db.transactions.end_those_of(name);
+        let mut gone = BTreeSet::new();
+        db.snapshotter.drop_branch(name, |dicts| {
+            gone.clone_from(dicts);
+            db.transactions.lock_before_all(dicts, DROPPED)
+        })?;
+        db.transactions.branch_gone(name, &gone, "its branch was dropped");
         Ok(())
     }
 

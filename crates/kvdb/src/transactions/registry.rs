@@ -1,7 +1,7 @@
 //! The transactions that are open, and what is kept for their sake.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -382,11 +382,13 @@ impl Transactions {
         }
     }
 
-    /// Aborts those of a branch that was dropped.
-    pub(crate) fn end_those_of(&self, branch: &str) {
+    /// A branch with these dictionaries is no more: aborts its transactions, and lets go of the
+    /// routines of the dictionaries.
+    pub(crate) fn branch_gone(&self, branch: &str, gone: &BTreeSet<DictionaryId>, why: &str) {
         let all = self.all().into_iter();
         all.filter(|transaction| transaction.options.branch == branch)
-            .for_each(|transaction| transaction.end("its branch was dropped"));
+            .for_each(|transaction| transaction.end(why));
+        self.routines.write().retain(|dict, _| !gone.contains(dict));
     }
 
     /// The store is being closed: durable ones go on when it is opened again, the others are

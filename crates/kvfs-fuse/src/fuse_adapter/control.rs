@@ -9,7 +9,7 @@ use crate::{control_directory, node_id};
 
 /// Attributes of the control directory, or of the mainline.
 fn of_view(view: u16, attr: Attr) -> NodeAttr {
-    Numbering { view, in_place: false }.attr(attr)
+    Numbering { view, shown_in: view }.attr(attr)
 }
 
 impl FuseAdapter {

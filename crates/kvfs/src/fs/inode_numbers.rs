@@ -41,9 +41,10 @@ impl Fs {
         if self.core.inode_allocator.is_noted(end) {
             return Ok(());
         }
-        // A rollback, which takes the note back, comes before this or behind it. (A call of the
-        // mainline is inside.)
-        let _call = self.core.mainline.as_ref().map(Fs::enter).transpose()?;
+        let parent = self.core.parent.as_ref().map(|parent| &parent.fs);
+        // A rollback, which takes the note back, comes before this or after it. (A call of a view
+        // without a parent is inside.)
+        let _call = parent.map(Fs::enter).transpose()?;
         self.core.inode_allocator.note(end, |bound| {
             let mut batch = Batch::new();
             batch.put(
@@ -51,7 +52,7 @@ impl Fs {
                 layout::NUMBERS_KEY.to_vec(),
                 layout::encode_numbers(self.core.inode_allocator.numbers(bound)),
             );
-            self.core.mainline.as_ref().unwrap_or(self).apply(batch)
+            parent.unwrap_or(self).apply(batch)
         })
     }
 
@@ -74,7 +75,7 @@ impl Fs {
     }
 }
 
-/// The allocator of a mainline that is opened: its first number lies above all that were given, as
+/// The allocator of a branch that is opened: its first number lies above all that were given, as
 /// far as the store shows them or says so.
 pub(super) fn allocator_of(
     db: &Kvdb,
@@ -93,9 +94,8 @@ pub(super) fn allocator_of(
     // A snapshot may hold numbers that are no more, and a rollback brings them back under whatever
     // is open then.
     let (kept, reserved) = if read_only { (0, false) } else { largest_kept(db, branch) };
-    // A transaction that goes on from before has given numbers that nothing on the mainline has
-    // yet.
-    let taken = if read_only || !branch.is_empty() { 0 } else { largest_taken(db, layout) };
+    // A transaction that goes on from before has given numbers that nothing in the branch has yet.
+    let taken = if read_only { 0 } else { largest_taken(db, branch, layout) };
     // And one that cannot go on now has given some that nothing shows.
     let noted = noted(&db.view(), layout)?;
     let found = next.max(kept + 1).max(taken + 1);
@@ -143,11 +143,11 @@ pub(crate) fn largest_kept(db: &Kvdb, branch: &str) -> (Ino, bool) {
     (largest, reserved)
 }
 
-/// The largest inode number in an open transaction. One that cannot be read, or has impossible
-/// numbers, is passed by: it cannot commit.
-pub(crate) fn largest_taken(db: &Kvdb, layout: &Layout) -> Ino {
+/// The largest inode number in an open transaction of a branch. One that cannot be read, or has
+/// impossible numbers, is passed by: it cannot commit.
+pub(crate) fn largest_taken(db: &Kvdb, branch: &str, layout: &Layout) -> Ino {
     let mut largest = ROOT;
-    for info in db.transactions() {
+    for info in db.transactions().into_iter().filter(|info| info.branch == branch) {
         let found = db.transaction(info.id).and_then(|t| t.view()).map_err(Error::from);
         match found.and_then(|view| possible(largest_ino(&view, layout)?)) {
             Ok(ino) => largest = largest.max(ino),

@@ -12,7 +12,7 @@ use super::inode_numbers::allocator_of;
 use super::options::{FsOptions, ZONE_SIZE};
 use super::statistics::Counters;
 use super::superseded::Superseded;
-use super::{Core, Fs};
+use super::{Core, Fs, Parent};
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ impl Fs {
         let zone_size = options.zone_size.or(zone_size).unwrap_or(ZONE_SIZE);
         let options = FsOptions { zone_size: Some(zone_size), ..options };
         let inode_allocator = allocator_of(&db, branch, &layout, zone_size, options.read_only)?;
-        let fs = Fs::without_mainline(
+        let fs = Fs::without_parent(
             db.clone(),
             Scope::Mainline(db),
             env,
@@ -102,13 +102,14 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Another view of the same branch. Costs microseconds, whatever there is to see.
-    pub(crate) fn of_transaction(&self, scope: Scope, options: FsOptions) -> Fs {
-        let core = &self.core;
+    /// The view of a transaction that began in `parent`. Costs microseconds, whatever there is to
+    /// see.
+    pub(crate) fn of_transaction(parent: Parent, scope: Scope, options: FsOptions) -> Fs {
+        let core = parent.fs.core.clone();
         let (db, env) = (core.db.clone(), core.env.clone());
         let allocator = core.inode_allocator.for_transaction();
         Fs::build(
-            Some(self.clone()),
+            Some(parent),
             db,
             scope,
             env,
@@ -125,7 +126,7 @@ impl Fs {
         empty_orphans(&self.core.db, &self.core.layout, |_| false)
     }
 
-    pub(crate) fn without_mainline(
+    pub(crate) fn without_parent(
         db: Kvdb,
         scope: Scope,
         env: Arc<dyn Env>,
@@ -139,7 +140,7 @@ impl Fs {
 
     #[allow(clippy::too_many_arguments)]
     fn build(
-        mainline: Option<Fs>,
+        parent: Option<Parent>,
         db: Kvdb,
         scope: Scope,
         env: Arc<dyn Env>,
@@ -154,7 +155,7 @@ impl Fs {
         let core = Core {
             db,
             scope,
-            mainline,
+            parent,
             env,
             layout,
             inode_cache,

@@ -91,7 +91,7 @@ impl Fs {
         let options = FsOptions { read_only: true, inode_memory: 0, ..core.options.clone() };
         let scope = Scope::Frozen(core.scope.view()?);
         let inode_allocator = InodeAllocator::of_frozen();
-        let fs = Fs::without_mainline(
+        let fs = Fs::without_parent(
             core.db.clone(),
             scope,
             core.env.clone(),

@@ -21,7 +21,7 @@ use crate::apply_commit::ChangeSet;
 use crate::attr::{FileKind, Ino, ReadHints};
 use crate::difference::{Side, StoredNode, joined, same_content};
 use crate::error::Result;
-use crate::fs::Fs;
+use crate::fs::{Fs, Parent};
 use crate::layout::{self, Attributes, Body, Layout};
 
 /// Pages or attributes that are moved in one batch.
@@ -31,14 +31,15 @@ impl Views {
     /// Of the files that a transaction changes, those that programs run from.
     pub(super) fn running_at_commit(
         &self,
+        Parent { fs: parent, number }: &Parent,
         transaction: &Transaction,
         changes: &ChangeSet,
     ) -> Result<Running> {
-        let (mainline, layout) = (&self.shared.mainline, self.shared.mainline.core.layout);
+        let layout = parent.core.layout;
         let mut sides = None;
         let mut may_run = Vec::new();
         for &(ino, removed) in &changes.inodes {
-            if removed || !mainline.is_referenced(ino) {
+            if removed || !parent.is_referenced(ino) {
                 continue;
             }
             let (before, after): &(Side, Side) = match &sides {
@@ -50,13 +51,13 @@ impl Views {
                 }
             };
             let Some(new) = after.node(ino)? else { continue };
-            if is_program(mainline, ino)
-                && (looks_changed(mainline, &new) || is_changed(before, (after, &new))?)
+            if is_program(parent, ino)
+                && (looks_changed(parent, &new) || is_changed(before, (after, &new))?)
             {
                 may_run.push(ino);
             }
         }
-        Ok(self.ask_running(0, &may_run))
+        Ok(self.ask_running(*number, &may_run))
     }
 
     /// Fails where a program runs from a file that is another one, or none, in the state `to`.

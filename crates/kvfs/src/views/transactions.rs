@@ -11,16 +11,20 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
+use super::undo::remove_content;
+use super::watcher::CommittedTo;
 use super::{AWAITS_COMMIT, OpenView, Running, VIEW_SHARE, ViewId, Views, Wait, running};
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::difference::{FileChange, Listing, difference_in};
 use crate::error::{Error, Result};
-use crate::fs::FsOptions;
 use crate::fs::superseded::ChangeTurn;
+use crate::fs::{Fs, FsOptions, Parent};
 
 /// A commit that has happened.
 struct Committed<'a> {
+    /// What it has changed.
+    changes: ChangeSet,
     /// Inodes that have become orphans by it.
     orphans: Vec<Ino>,
     /// Ends after the watchers have been told.
@@ -32,19 +36,48 @@ struct Committed<'a> {
 }
 
 impl Views {
-    /// Begins a transaction over files and keys. It stays open until it is ended, however many
-    /// programs come and go (`detached` is always set). One that looks for no conflicts looks for
-    /// those over files all the same: the last to commit wins for keys alone.
+    /// Begins a transaction over files and keys, of the mainline or of the clone that the options
+    /// name as its branch. It stays open until it is ended, however many programs come and go
+    /// (`detached` is always set). One that looks for no conflicts looks for those over files all
+    /// the same: the last to commit wins for keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
-        self.shared.mainline.writable()?;
-        self.write_back(Wait::ForAll)?;
-        let options = TransactionOptions { detached: true, ..options };
-        let transaction =
-            self.shared.mainline.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
+        let (transaction, parent) = self.begin_at_rest(options)?;
         let id = transaction.id();
-        let entry = self.open_begun(transaction)?;
+        let entry = self.open_begun(transaction, parent)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         Ok(id)
+    }
+
+    /// A transaction of a state in which all is committed that was written before, and the view
+    /// that it is of.
+    pub(super) fn begin_at_rest(
+        &self,
+        options: TransactionOptions,
+    ) -> Result<(Transaction, Parent)> {
+        let parent = self.branch(&options.branch)?;
+        parent.fs.writable()?;
+        self.write_back(Wait::ForAll)?;
+        let options = TransactionOptions { detached: true, ..options };
+        let transaction = parent.fs.at_rest(|| Ok(self.shared.db.begin_with(options)?))?;
+        Ok((transaction, parent))
+    }
+
+    /// The view of a branch.
+    fn branch(&self, name: &str) -> Result<Parent> {
+        let view = ViewId::of_branch(name);
+        match self.fs(&view).and_then(|fs| Ok(Parent { fs, number: self.number(&view)? })) {
+            Err(Error::NotFound) => Err(kvdb::Error::NoBranch(name.into()).into()),
+            found => found,
+        }
+    }
+
+    /// The view that a transaction began in.
+    pub(super) fn parent(&self, transaction: &Transaction) -> Result<Parent> {
+        let entry = self.entry(&ViewId::Transaction(transaction.id()));
+        match entry.and_then(|entry| entry.fs.core.parent.clone()) {
+            Some(parent) => Ok(parent),
+            None => self.branch(transaction.branch()),
+        }
     }
 
     /// The transaction itself, to read and write keys in it.
@@ -75,7 +108,8 @@ impl Views {
         // While watchers are told of another commit, threads of calls of this view may be needed,
         // which would wait for its freeze lock. So that commit is waited for before this view is
         // frozen, and the turn of this one is taken afterwards.
-        drop(self.shared.mainline.core.superseded.turn());
+        let parent = self.parent(&transaction)?;
+        drop(parent.fs.core.superseded.turn());
         let core = &entry.fs.core;
         let mut frozen = core.freeze_lock.freeze();
         if frozen.ended() {
@@ -89,7 +123,7 @@ impl Views {
             }
         }
         let mut before = None;
-        let committed = self.commit_frozen(&entry, &transaction, &mut before, options);
+        let committed = self.commit_frozen(&entry, &parent, &transaction, &mut before, options);
         match &committed {
             Err(Error::Store(kvdb::Error::Conflict { .. })) if !options.stays => {
                 transaction.abort()
@@ -105,8 +139,10 @@ impl Views {
         }
         frozen.end();
         drop(frozen);
-        self.end_view(&entry, committed.as_ref().ok().map(|(changes, _)| changes));
-        let (_, Committed { orphans, turn, unsynced, running }) = committed?;
+        let Parent { fs, number } = &parent;
+        let changes = committed.as_ref().ok().map(|done| &done.changes);
+        self.end_view(&entry, changes.map(|changes| CommittedTo { fs, number: *number, changes }));
+        let Committed { orphans, turn, unsynced, running, .. } = committed?;
         drop((turn, running));
         let synced = match (unsynced, options.durability) {
             (Some(error), _) => Err(error),
@@ -114,22 +150,23 @@ impl Views {
             (None, Durability::Buffered) => Ok(()),
         };
         // It has happened, on disk or not: a store without space for a sync may get it by this.
-        self.remove_orphans(orphans);
+        self.remove_orphans(fs, orphans);
         Ok(synced?)
     }
 
     /// Commits a transaction whose view is frozen. `before`: the state to go back to where the view
     /// goes on, since this has failed; `None`: nothing was removed.
     fn commit_frozen<'a>(
-        &'a self,
+        &self,
         entry: &OpenView,
+        parent: &'a Parent,
         transaction: &Transaction,
         before: &mut Option<Savepoint>,
         options: CommitOptions,
-    ) -> Result<(ChangeSet, Committed<'a>)> {
+    ) -> Result<Committed<'a>> {
         entry.fs.prepare(transaction, before)?;
         let mut changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
-        let running = self.running_at_commit(transaction, &changes)?;
+        let running = self.running_at_commit(parent, transaction, &changes)?;
         if !running.files.is_empty() {
             if before.is_none() {
                 *before = Some(transaction.savepoint()?);
@@ -144,20 +181,20 @@ impl Views {
             if before.is_none() {
                 *before = Some(transaction.savepoint()?);
             }
-            self.remove_content(transaction, &mut changes.orphans)?;
+            remove_content(&parent.fs, transaction, &mut changes.orphans)?;
         }
-        let committed = self.commit_to_mainline(transaction, &changes, options)?;
-        Ok((changes, Committed { running, ..committed }))
+        let committed = self.commit_to(&parent.fs, transaction, changes, options)?;
+        Ok(Committed { running, ..committed })
     }
 
-    /// Commits a transaction, and brings the mainline's memory up to it.
-    fn commit_to_mainline<'a>(
-        &'a self,
+    /// Commits a transaction, and brings the memory of the view that it is of up to it.
+    fn commit_to<'a>(
+        &self,
+        parent: &'a Fs,
         transaction: &Transaction,
-        changes: &ChangeSet,
+        changes: ChangeSet,
         options: CommitOptions,
     ) -> Result<Committed<'a>> {
-        let mainline = &self.shared.mainline;
         let unsynced = Cell::new(None);
         let options = CommitOptions { durability: Durability::Buffered, ..options };
         let commit = || match transaction.commit_with(options) {
@@ -172,6 +209,7 @@ impl Views {
             commit()?;
             let unsynced = unsynced.take();
             return Ok(Committed {
+                changes,
                 orphans: Vec::new(),
                 turn: None,
                 unsynced,
@@ -179,18 +217,19 @@ impl Views {
             });
         }
         // A serializable transaction may have locked what this one changes. To end it needs the
-        // mainline's freeze lock and a turn, so both are let go of before each attempt.
+        // parent's freeze lock and a turn, so both are let go of before each attempt.
         let attempt = || {
-            let turn = mainline.core.superseded.turn();
-            match mainline.apply_commit(transaction, changes, &turn, commit) {
+            let turn = parent.core.superseded.turn();
+            match parent.apply_commit(transaction, &changes, &turn, commit) {
                 // An older transaction has ended this one. The error says that a lock was refused,
                 // too, but another attempt would not help.
                 Err(e) if self.shared.db.transaction(transaction.id()).is_err() => Ok(Err(e)),
                 applied => Ok(Ok((applied?, Some(turn)))),
             }
         };
-        let (orphans, turn) = mainline.retry_on_lock(attempt).flatten()?;
-        Ok(Committed { orphans, turn, unsynced: unsynced.take(), running: Running::default() })
+        let (orphans, turn) = parent.retry_on_lock(attempt).flatten()?;
+        let (unsynced, running) = (unsynced.take(), Running::default());
+        Ok(Committed { changes, orphans, turn, unsynced, running })
     }
 
     /// What a durable transaction has so far, files included, is on disk when this returns. Of
@@ -214,6 +253,18 @@ impl Views {
         // First, so that calls which wait for locks come back.
         transaction.abort();
         self.let_go(id);
+        Ok(())
+    }
+
+    /// Aborts the transactions of a branch.
+    pub(crate) fn abort_those_of(&self, branch: &str) -> Result<()> {
+        for transaction in self.list().iter().filter(|info| info.branch == branch) {
+            match self.abort(transaction.id) {
+                // It has just ended by itself.
+                Err(Error::Store(kvdb::Error::NoTransaction(_))) | Ok(()) => {}
+                Err(e) => return Err(e),
+            }
+        }
         Ok(())
     }
 
@@ -275,7 +326,8 @@ impl Views {
 
     /// What a transaction has changed of the files so far.
     pub fn change_set(&self, id: TransactionId) -> Result<ChangeSet> {
-        ChangeSet::by(&self.as_written(id)?, &self.shared.mainline.core.layout)
+        let transaction = self.as_written(id)?;
+        ChangeSet::by(&transaction, &self.parent(&transaction)?.fs.core.layout)
     }
 
     /// A transaction that has everything in it that was written in its view.
@@ -295,7 +347,8 @@ impl Views {
     pub fn difference(&self, id: TransactionId, listing: Listing) -> Result<Vec<FileChange>> {
         let transaction = self.as_written(id)?;
         let view = transaction.view()?;
-        difference_in(self.shared.mainline.core.layout, view.beneath(), view, listing)
+        let layout = self.parent(&transaction)?.fs.core.layout;
+        difference_in(layout, view.beneath(), view, listing)
     }
 
     /// Tells the watchers that a caller has changed these names and inodes of a view by itself.
@@ -318,22 +371,30 @@ impl Views {
 
     /// Opens the view of a transaction that has just begun. If that fails, the transaction ends:
     /// its caller gets no number by which to end it.
-    pub(super) fn open_begun(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
-        self.open_transaction(transaction.clone()).inspect_err(|_| transaction.abort())
+    pub(super) fn open_begun(
+        &self,
+        transaction: Transaction,
+        parent: Parent,
+    ) -> Result<Arc<OpenView>> {
+        self.open_in(parent, transaction.clone()).inspect_err(|_| transaction.abort())
     }
 
     pub(crate) fn open_transaction(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
+        self.open_in(self.branch(transaction.branch())?, transaction)
+    }
+
+    fn open_in(&self, parent: Parent, transaction: Transaction) -> Result<Arc<OpenView>> {
+        // A clone has less memory than the mainline; its transactions have what those of that have.
         let mainline = &self.shared.mainline.core.options;
         // If the last commit won, links, sizes and pages would not fit together any more.
-        let layout = &self.shared.mainline.core.layout;
+        let layout = &parent.fs.core.layout;
         transaction.check_conflicts_in(&[layout.nmap, layout.imap, layout.dmap]);
         let options = FsOptions {
             write_buffer: AWAITS_COMMIT.min(mainline.write_buffer),
             inode_memory: mainline.inode_memory / VIEW_SHARE,
             ..mainline.clone()
         };
-        let fs =
-            self.shared.mainline.of_transaction(Scope::Transaction(transaction.clone()), options);
+        let fs = Fs::of_transaction(parent, Scope::Transaction(transaction.clone()), options);
         let id = transaction.id();
         let exists = || self.shared.db.transaction(id).is_ok();
         self.add(ViewId::Transaction(id), fs, Some(transaction), exists)

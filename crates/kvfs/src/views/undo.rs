@@ -15,9 +15,10 @@ use std::collections::{BTreeSet, HashSet};
 use bytes::Bytes;
 use kvdb::{Batch, DictionaryId, Transaction, TransactionId, TransactionOptions};
 
-use super::{Views, Wait};
+use super::Views;
 use crate::attr::Ino;
 use crate::error::Result;
+use crate::fs::{Core, Fs};
 use crate::layout::{self, ImapKey, Layout};
 
 /// Tuples or files that are changed at once.
@@ -34,15 +35,15 @@ impl Views {
     /// joined: if there are any, it is of no use but to look at.
     pub fn undo(&self, commit: u64, options: TransactionOptions) -> Result<(TransactionId, Keys)> {
         let db = &self.shared.db;
-        self.shared.mainline.writable()?;
         let (before, after) = db.states_around(commit)?;
-        self.write_back(Wait::ForAll)?;
-        let options = TransactionOptions { detached: true, ..options };
-        let transaction = self.shared.mainline.at_rest(|| Ok(db.begin_with(options)?))?;
+        let known = db.undoable_commits().into_iter().find(|known| known.number == commit);
+        let branch = known.map(|known| known.branch).unwrap_or_default();
+        let (transaction, parent) =
+            self.begin_at_rest(TransactionOptions { branch, ..options })?;
         let dictionaries: BTreeSet<DictionaryId> =
             [&before, &after].iter().flat_map(|state| state.dictionaries()).map(|d| d.id).collect();
         let dictionaries: Vec<DictionaryId> = dictionaries.into_iter().collect();
-        let layout = &self.shared.mainline.core.layout;
+        let layout = &parent.fs.core.layout;
         let changed_back = || -> Result<Keys> {
             let mut conflicts = transaction.change_back(&dictionaries, &before, &after)?;
             if conflicts.is_empty() {
@@ -52,36 +53,33 @@ impl Views {
         };
         let conflicts = changed_back().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
-        let entry = self.open_begun(transaction)?;
+        let entry = self.open_begun(transaction, parent)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         Ok((id, conflicts))
     }
+}
 
-    /// Removes the content of files that a transaction has removed and that are open nowhere
-    /// outside of it: it is to be a part of its commit, and not to come behind it. Takes them out
-    /// of `orphans`.
-    pub(super) fn remove_content(
-        &self,
-        transaction: &Transaction,
-        orphans: &mut HashSet<Ino>,
-    ) -> Result<()> {
-        let mainline = &self.shared.mainline.core;
-        let closed: Vec<Ino> = orphans
-            .iter()
-            .copied()
-            .filter(|ino| mainline.inode_cache.references(*ino) == 0)
-            .collect();
-        for some in closed.chunks(STEP) {
-            let mut batch = Batch::new();
-            for ino in some {
-                mainline.layout.stage_content_removal(*ino, &mut batch);
-                batch.delete(mainline.layout.imap, layout::orphan_key(*ino));
-                orphans.remove(ino);
-            }
-            transaction.apply_at_commit(batch)?;
+/// Removes the content of files that a transaction has removed and that are open nowhere outside of
+/// it, in the view that it began in: it is to be a part of its commit, and not to come after it.
+/// Takes them out of `orphans`.
+pub(super) fn remove_content(
+    parent: &Fs,
+    transaction: &Transaction,
+    orphans: &mut HashSet<Ino>,
+) -> Result<()> {
+    let Core { layout, inode_cache, .. } = &*parent.core;
+    let closed = |ino: &Ino| inode_cache.references(*ino) == 0;
+    let closed: Vec<Ino> = orphans.iter().copied().filter(closed).collect();
+    for some in closed.chunks(STEP) {
+        let mut batch = Batch::new();
+        for ino in some {
+            layout.stage_content_removal(*ino, &mut batch);
+            batch.delete(layout.imap, layout::orphan_key(*ino));
+            orphans.remove(ino);
         }
-        Ok(())
+        transaction.apply_at_commit(batch)?;
     }
+    Ok(())
 }
 
 /// Files that have no name in a state and of which it has content.

@@ -38,6 +38,17 @@ impl Running {
     }
 }
 
+/// What the commit of a transaction has changed.
+#[derive(Clone, Copy)]
+pub struct CommittedTo<'a> {
+    /// The view that it was committed to: the mainline or a clone.
+    pub fs: &'a Fs,
+    /// The number of that view.
+    pub number: u16,
+    /// What has changed there.
+    pub changes: &'a ChangeSet,
+}
+
 /// A cache of the file system that is told of changes: a kernel, behind an adapter.
 pub trait Watcher: Send + Sync {
     /// Hands over what was written and is held back so far, of all views. Returns when it is handed
@@ -46,9 +57,9 @@ pub trait Watcher: Send + Sync {
     /// There is a new view. (Not called for those that existed before and are opened when they are
     /// first asked for.)
     fn appeared(&self, view: &ViewId);
-    /// A view is over, and `fs` answers nothing any more but what was referred to. `changes`: what
-    /// of the mainline has changed with its commit; `None`: nothing.
-    fn ended(&self, view: &ViewId, number: u16, fs: &Fs, changes: Option<&ChangeSet>);
+    /// A view is over, and `fs` answers nothing any more but what was referred to. `committed`:
+    /// what has changed with its commit; `None`: nothing.
+    fn ended(&self, view: &ViewId, number: u16, fs: &Fs, committed: Option<CommittedTo<'_>>);
     /// A view, or the mainline, has become another one all at once.
     fn changed(&self, number: u16, fs: &Fs, changes: &ChangeSet);
     /// A name is about to be removed with all below it: what of that no program uses is let go of,

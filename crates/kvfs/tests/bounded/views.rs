@@ -65,7 +65,7 @@ fn commit(w: &mut World) -> Result<()> {
 
 /// Two that work on different files.
 fn both(w: &mut World) -> Result<()> {
-    let since = w.db.follow_commits_with(8 << 20, &w.views.followed());
+    let since = w.db.follow_commits_with(8 << 20, &w.views.followed(&ViewId::Mainline)?);
     let (one, two) = (begin(w, true)?, begin(w, false)?);
     let fs = w.views.fs(&ViewId::Transaction(one))?;
     plant(&fs, ROOT, "of one", 1)?;
@@ -75,7 +75,7 @@ fn both(w: &mut World) -> Result<()> {
         w.views.commit_with(id, Default::default())?;
     }
     for commit in w.db.commits_since(since, 1 << 20).into_iter().flat_map(|keys| keys.commits) {
-        w.views.changed_paths(&commit.changes)?;
+        w.views.changed_paths(&ViewId::Mainline, &commit.changes)?;
     }
     w.settle()
 }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use kvfs::{ChangeSet, Fs, Ino, ROOT, ViewId, Wait, Watcher, WriteHints};
+use kvfs::{ChangeSet, CommittedTo, Fs, Ino, ROOT, ViewId, Wait, Watcher, WriteHints};
 
 use crate::content::Target;
 use crate::found::Exactly;
@@ -67,10 +67,10 @@ impl Watcher for Kernel {
 
     fn appeared(&self, _: &ViewId) {}
 
-    fn ended(&self, _: &ViewId, number: u16, _: &Fs, touched: Option<&ChangeSet>) {
+    fn ended(&self, _: &ViewId, number: u16, _: &Fs, committed: Option<CommittedTo<'_>>) {
         self.told.lock().expect("no one has panicked").1.insert(number);
-        if let Some(touched) = touched {
-            self.hear(0, touched);
+        if let Some(to) = committed {
+            self.hear(to.number, to.changes);
         }
     }
 

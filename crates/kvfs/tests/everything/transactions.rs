@@ -374,7 +374,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     });
     w.call(&["Views::commit", "Views::followed", "Views::changed_paths"]);
     w.listen();
-    let followed = w.db.follow_commits_with(1 << 20, &w.views.followed());
+    let followed = w.ok(w.views.followed(&ViewId::Mainline))?;
+    let followed = w.db.follow_commits_with(1 << 20, &followed);
     let newest = w.db.undoable_commits().pop().map_or(0, |commit| commit.number);
     let in_its_state = w.random.one_in(3);
     if in_its_state {
@@ -402,7 +403,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             w.ended(&label);
             let recent = w.db.commits_since(followed, usize::MAX);
             for commit in recent.into_iter().flat_map(|recent| recent.commits) {
-                w.ok(w.views.changed_paths(&commit.changes))?;
+                w.ok(w.views.changed_paths(&ViewId::Mainline, &commit.changes))?;
             }
             if w.random.one_in(2) && undone(w, newest, &settled)? {
                 // All is as it was, for programs that have files open, too.

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use env::Simulated;
-use kvdb::Kvdb;
-use kvfs::{Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT};
+use kvdb::{Durability, Kvdb, TransactionOptions};
+use kvfs::{Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 
 pub struct World {
     pub db: Kvdb,
@@ -15,9 +15,28 @@ pub struct World {
 
 pub const USER: Caller = Caller { uid: 1000, gid: 100, pid: 7 };
 
+/// The branch that a suite works in: a clone, where its name says so, which has the same tests as
+/// that of the main branch.
+pub fn branch() -> &'static str {
+    if env!("CARGO_CRATE_NAME").ends_with("_of_clones") { "clone" } else { "" }
+}
+
+/// How a transaction of that branch is begun.
+pub fn of_branch() -> TransactionOptions {
+    TransactionOptions { branch: branch().into(), ..TransactionOptions::default() }
+}
+
 impl World {
     pub fn new() -> World {
         Self::with(FsOptions::default())
+    }
+
+    /// A file system with its views; `fs` is that of [`branch`].
+    pub fn with_views(options: FsOptions) -> (World, Views) {
+        let w = World::with(options);
+        let views = Views::new(w.db.clone(), w.fs.clone());
+        let fs = fs_of_branch(&views);
+        (World { fs, db: w.db.clone(), env: w.env.clone() }, views)
     }
 
     pub fn with(options: FsOptions) -> World {
@@ -34,6 +53,9 @@ impl World {
     /// Drops the file system as a kill would, and opens it again with other options.
     pub fn crash_to(&mut self, options: FsOptions) {
         self.fs = Fs::open(self.db.clone(), self.env.clone(), options).unwrap();
+        if !branch().is_empty() {
+            self.fs = fs_of_branch(&Views::new(self.db.clone(), self.fs.clone()));
+        }
     }
 
     pub fn remount(&mut self) {
@@ -132,6 +154,16 @@ impl Drop for World {
             self.check();
         }
     }
+}
+
+/// The files of [`branch`], which is made if need be.
+pub fn fs_of_branch(views: &Views) -> Fs {
+    if !branch().is_empty() && views.clones().is_empty() {
+        views.snapshot(&ViewId::Mainline, "origin", Durability::Buffered).unwrap();
+        views.clone_snapshot("origin", branch()).unwrap();
+        views.drop_snapshot("origin").unwrap();
+    }
+    views.fs(&ViewId::of_branch(branch())).unwrap()
 }
 
 pub fn root() -> Ino {
