@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::changes::{Changes, Detail, Style};
 use crate::output::{Outcome, Output};
+use crate::place;
 use crate::sizes::human_size;
 use crate::snapshot;
 use crate::text;
@@ -27,7 +28,8 @@ A commit is named by its number. It stands here for a day at most, while it is o
   kvfs restore /mnt monday src         # what lay there
   kvfs undo /mnt --commit 1843         # what that commit has changed")]
 pub struct Args {
-    /// The directory a store is mounted on, or the file of a store that is not mounted.
+    /// The directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// store that is not mounted.
     target: PathBuf,
     /// Say how much has changed up to each snapshot.
     #[arg(long)]
@@ -48,10 +50,13 @@ fn number(info: &Map<String, Value>, name: &str) -> u64 {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let mut all = snapshot::all(&args.target)?;
-    // Those of clones have a history of their own.
-    all.retain(|info| info["clone"].as_str().is_none_or(str::is_empty));
-    let commits = snapshot::commits(&args.target)?;
+    // Each clone has a history of its own.
+    let branch = place::branch_of(&args.target)?;
+    let place = place::of_target(&args.target)?.filter(|_| !branch.is_empty());
+    let target = place.map_or_else(|| args.target.clone(), |place| place.root());
+    let mut all = snapshot::all(&target)?;
+    all.retain(|info| info["clone"].as_str().unwrap_or_default() == branch);
+    let commits = snapshot::commits(&target, &branch)?;
     let names: Vec<String> =
         all.iter().map(|info| info["name"].as_str().unwrap_or("").to_string()).collect();
     // Both lists are in the order of time. Of one second the snapshot was made first, as by one who
@@ -66,7 +71,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let since = |before: Option<&String>, after: Option<&String>| -> Outcome<Option<Changes>> {
         match before.filter(|_| args.changes) {
             Some(before) => {
-                snapshot::between(&args.target, before, after.map(String::as_str)).map(Some)
+                snapshot::between(&target, before, after.map(String::as_str)).map(Some)
             }
             None => Ok(None),
         }

@@ -11,6 +11,7 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 use crate::place::{self, View};
 use crate::sockets;
+use crate::txn::fields;
 use crate::waiting;
 
 /// The transaction that a program was started in, and the socket of the store that this is one of:
@@ -56,6 +57,13 @@ impl Mounted {
         Mounted::find_view(target)
     }
 
+    /// The store, or the clone of it, that is or has `target`, for commands that work in both. A
+    /// path that names another view is refused.
+    pub fn find_branch(target: &Path) -> Outcome<Mounted> {
+        place::must_be_a_branch(target)?;
+        Mounted::find_view(target)
+    }
+
     /// The store that `target` lies in, for commands that work in views, too.
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
         place::must_let_us_in(target)?;
@@ -82,7 +90,13 @@ impl Mounted {
 
     /// The directory where a transaction's view of the files is.
     pub fn view(&self, id: u64) -> PathBuf {
-        self.mount_point.join(".kvfs/txn").join(id.to_string())
+        View::Transaction(id).path(&self.mount_point)
+    }
+
+    /// The clone that a transaction is of, or the store.
+    pub fn view_beneath(&mut self, id: u64) -> Outcome<View> {
+        let info = fields(self.txn(&["STATUS", &id.to_string()])?)?;
+        Ok(View::of_branch(info["clone"].as_str().unwrap_or_default()))
     }
 
     /// Fails where the mount shows one clone or snapshot alone: what a transaction has of files is

@@ -31,6 +31,34 @@ pub enum View {
     Listing,
 }
 
+impl View {
+    /// The view of a branch of the store; `""`: the store itself.
+    pub fn of_branch(name: &str) -> View {
+        if name.is_empty() { View::Mainline } else { View::Clone(name.into()) }
+    }
+
+    /// The branch whose files these are; `None`: those of a transaction or a snapshot.
+    pub fn branch(&self) -> Option<&str> {
+        match self {
+            View::Mainline => Some(""),
+            View::Clone(name) => Some(name),
+            View::Transaction(_) | View::Snapshot(_) | View::Listing => None,
+        }
+    }
+
+    /// Where it is, in a file system that is mounted at `mount_point`.
+    pub fn path(&self, mount_point: &Path) -> PathBuf {
+        let (kind, name) = match self {
+            View::Mainline => return mount_point.to_owned(),
+            View::Transaction(id) => ("txn", id.to_string()),
+            View::Snapshot(name) => ("snapshot", name.clone()),
+            View::Clone(name) => ("clone", name.clone()),
+            View::Listing => return mount_point.join(HIDDEN),
+        };
+        mount_point.join(HIDDEN).join(kind).join(name)
+    }
+}
+
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -73,12 +101,10 @@ fn view_of(path: &Path) -> (View, PathBuf) {
     (view, parts.as_path().to_owned())
 }
 
-/// The directory of the store that is mounted there; `None`: it is a view's.
-pub fn directory_of_store(mount: &MountEntry) -> Option<PathBuf> {
-    match view_of(mount.root.strip_prefix("/").unwrap_or(&mount.root)) {
-        (View::Mainline, directory) => Some(directory),
-        _ => None,
-    }
+/// The directory of a view that is mounted there; `None`: it is another view's.
+pub fn directory_of(view: &View, mount: &MountEntry) -> Option<PathBuf> {
+    let (mounted, directory) = view_of(mount.root.strip_prefix("/").unwrap_or(&mount.root));
+    (mounted == *view).then_some(directory)
 }
 
 /// Where a path (absolute, without symbolic links) is; `None`: in no FUSE mount.
@@ -156,6 +182,21 @@ pub fn must_be_the_store(target: &Path) -> Outcome {
         Some(place) if place.view != View::Mainline && !place.bound => Err(place.refused(target)),
         _ => Ok(()),
     }
+}
+
+/// Fails when a path names a view that is neither the store nor a clone, for what is done to those.
+pub fn must_be_a_branch(target: &Path) -> Outcome {
+    match of_target(target)? {
+        Some(place) if place.view.branch().is_none() && !place.bound => Err(place.refused(target)),
+        _ => Ok(()),
+    }
+}
+
+/// The branch that a path leads to; `""`: the store itself, also where it is not mounted.
+pub fn branch_of(target: &Path) -> Outcome<String> {
+    must_be_a_branch(target)?;
+    let place = of_target(target)?;
+    Ok(place.and_then(|place| place.view.branch().map(String::from)).unwrap_or_default())
 }
 
 impl Place {

@@ -35,7 +35,8 @@ it again (what it did is kept as an open transaction, whose number is told, but 
 program. After 125 the commit is made all the same where the message says \"committed\": then it \
 was its sync that failed.")]
 pub struct Args {
-    /// The directory a store is mounted on.
+    /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), of which the
+    /// transaction is then.
     mount: PathBuf,
     #[command(flatten)]
     how: How,
@@ -112,8 +113,12 @@ impl How {
     /// Begins a transaction: its number.
     pub fn begin(&self, mounted: &mut Mounted, attached: bool, label: &str) -> Outcome<u64> {
         let idle = self.idle.map(|seconds| seconds.to_string());
+        let clone = mounted.view.branch().unwrap_or_default().to_owned();
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
         words.push("INPLACE");
+        if !clone.is_empty() {
+            words.extend(["OF", &clone]);
+        }
         words.extend((!self.no_undo).then_some("UNDOABLE"));
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
         words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
@@ -135,7 +140,7 @@ const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
 
 /// Where the program is to be, and what it is to be told. `ends_with`: see [`sandbox::run`].
 pub fn enter(
-    mounted: &Mounted,
+    mounted: &mut Mounted,
     id: u64,
     chroot: bool,
     ends_with: Option<i32>,
@@ -159,8 +164,9 @@ pub fn enter(
         Namespace::Root { view }
     } else {
         environment.push((mounted::SOCKET, mounted.socket.clone().into()));
-        environment.push((mounted::MOUNT, mounted.mount_point.clone().into()));
-        Namespace::Bound { view, mount_point: mounted.mount_point.clone() }
+        let (of, mount_point) = (mounted.view_beneath(id)?, mounted.mount_point.clone());
+        environment.push((mounted::MOUNT, of.path(&mount_point).into()));
+        Namespace::Bound { view, of, mount_point }
     };
     sandbox::run(&namespace, command, &environment, ends_with, output)
 }
@@ -181,7 +187,7 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 }
 
 fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
-    let mut mounted = Mounted::find(&args.mount)?;
+    let mut mounted = Mounted::find_branch(&args.mount)?;
     if let Some(id) = mounted.entered() {
         let what =
             format!("this already runs in transaction {id} of {}", mounted.mount_point.display());
@@ -201,7 +207,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     }
     // Attached: if we are killed, it ends with us.
     let id = args.how.begin(&mut mounted, true, &label)?;
-    let code = match enter(&mounted, id, args.chroot, None, &args.command, output) {
+    let code = match enter(&mut mounted, id, args.chroot, None, &args.command, output) {
         Ok(code) => code,
         Err(failure) => {
             mounted.txn(&["ABORT", &id.to_string()])?;

@@ -311,9 +311,16 @@ pub fn all(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
     list(with(target, false, &["SNAPSHOT", "LIST"])?)
 }
 
-/// The commits that can be undone, the oldest first, as they are listed.
-pub fn commits(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
-    list(with(target, false, &["TXN", "COMMITS"])?)
+/// The commits to a branch that can be undone, the oldest first, as they are listed.
+pub fn commits(target: &Path, branch: &str) -> Outcome<Vec<serde_json::Map<String, Value>>> {
+    let mut connection = Connection::open(target, false)?;
+    let there = match branch {
+        "" => Ok(Reply::Null),
+        clone => connection.call(&[b"CLONE", b"USE", clone.as_bytes()]),
+    };
+    let reply = there.and_then(|_| connection.call(&[b"TXN", b"COMMITS"]));
+    let closed = connection.close();
+    list(reply.and_then(|reply| closed.map(|()| reply))?)
 }
 
 /// What differs between two snapshots, or between one and now.

@@ -41,7 +41,8 @@ pub struct Args {
 enum Action {
     /// Begin a transaction, and print its number.
     Begin {
-        /// The directory a store is mounted on.
+        /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), of which
+        /// the transaction is then.
         mount: PathBuf,
         #[command(flatten)]
         how: How,
@@ -103,7 +104,7 @@ enum Action {
 pub fn run(args: Args, output: &Output) -> ExitCode {
     if let Action::Exec { mount, id, chroot, ends_with, command } = &args.action {
         return match named(mount, Some(*id))
-            .and_then(|(mounted, id)| enter(&mounted, id, *chroot, *ends_with, command, output))
+            .and_then(|(mut mounted, id)| enter(&mut mounted, id, *chroot, *ends_with, command, output))
         {
             Ok(code) => ExitCode::from(code),
             Err(failure) => {
@@ -142,7 +143,7 @@ fn act(action: Action, output: &Output) -> Outcome {
     match action {
         Action::Exec { .. } => Ok(()),
         Action::Begin { mount, how } => {
-            let mut mounted = Mounted::find(&mount)?;
+            let mut mounted = Mounted::find_branch(&mount)?;
             let id = how.begin(&mut mounted, false, "")?;
             let environment = with_paths(
                 json!({mounted::TRANSACTION: id.to_string()}),
@@ -169,9 +170,13 @@ fn act(action: Action, output: &Output) -> Outcome {
                 let size = human_size(
                     info["memory"].as_u64().unwrap_or(0) + info["run_bytes"].as_u64().unwrap_or(0),
                 );
+                let clone = match info["clone"].as_str().unwrap_or("") {
+                    "" => String::new(),
+                    clone => format!("  (clone {})", show(clone.as_bytes())),
+                };
                 let _ = writeln!(
                     text,
-                    "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {}",
+                    "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {}{clone}",
                     info["id"].as_u64().unwrap_or(0),
                     info["isolation"].as_str().unwrap_or(""),
                     duration(&info["age_ms"]),
@@ -186,8 +191,12 @@ fn act(action: Action, output: &Output) -> Outcome {
             let info = fields(mounted.txn(&["STATUS", &id.to_string()])?)?;
             let isolation =
                 if info["isolation"] == "ser" { "serializable" } else { "snapshot isolation" };
+            let of = match info["clone"].as_str().unwrap_or("") {
+                "" => String::new(),
+                clone => format!(" of clone {}", show(clone.as_bytes())),
+            };
             let text = format!(
-                "transaction {id}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
+                "transaction {id}{of}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
                 show(info["label"].as_str().unwrap_or("").as_bytes()),
                 duration(&info["age_ms"]),
                 duration(&info["idle_ms"]),

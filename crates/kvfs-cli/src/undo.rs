@@ -33,7 +33,8 @@ The commits of `kvfs run`, `txn commit`, `restore`, `import`, `undo`, of agents 
 that ask for it can be undone (TXN BEGIN UNDOABLE): the newest 16, for a day, and none in a \
 store that was full since. Until then the space of what they have removed is kept.")]
 pub struct Args {
-    /// The directory a store is mounted on, or the file of a store that is not mounted.
+    /// The directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// store that is not mounted.
     target: PathBuf,
     /// Not the last commit but this one, by its number in `kvfs history`.
     #[arg(long, short = 'c', value_name = "NUMBER")]
@@ -162,11 +163,15 @@ fn live(socket: &Path, args: &Args) -> Outcome<Undone> {
     let mut client = Client::connect(socket).map_err(|e| {
         Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
     })?;
+    let clone = place::branch_of(&args.target)?;
+    if !clone.is_empty() {
+        call(&mut client, &["CLONE", "USE", &clone])?;
+    }
     again(&mut client, args)
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    place::must_be_the_store(&args.target)?;
+    place::must_be_a_branch(&args.target)?;
     let undone = match sockets::socket_of(&args.target)? {
         Some(socket) => live(&socket, &args)?,
         None if args.target.is_dir() => {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use kvdb::{BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, SnapshotInfo};
 
-use crate::difference::{FileChange, Listing, difference_of_states};
+use crate::difference::{FileChange, Listing, Side, between, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::in_use::ViewInUse;
 use crate::fs::inode_numbers::largest_in;
@@ -54,7 +54,8 @@ impl Views {
         self.shared.db.snapshots()
     }
 
-    /// What differs in the files from a snapshot to another, or to the mainline as it is now.
+    /// What differs in the files from a snapshot to another, or to what it is of, the mainline or a
+    /// clone, as that is now.
     pub fn difference_of_snapshots(
         &self,
         before: &str,
@@ -62,15 +63,16 @@ impl Views {
         listing: Listing,
     ) -> Result<Vec<FileChange>> {
         let db = &self.shared.db;
-        let before = db.open_snapshot(before)?;
-        let after = match after {
-            Some(name) => db.open_snapshot(name)?,
-            None => {
-                self.write_back(Wait::ForAll)?;
-                self.shared.mainline.at_rest(|| Ok(db.view()))?
-            }
-        };
-        difference_of_states(&before, &after, listing)
+        let state = db.open_snapshot(before)?;
+        if let Some(after) = after {
+            return difference_of_states(&state, &db.open_snapshot(after)?, listing);
+        }
+        let of = self.snapshots().into_iter().find(|info| info.name == before);
+        let fs = self.fs(&ViewId::of_branch(&of.ok_or(Error::NotFound)?.branch))?;
+        self.write_back(Wait::ForAll)?;
+        let now = fs.at_rest(|| Ok(db.view()))?;
+        let before = Side::new(state.clone(), Layout::of_state(&state).ok_or(Error::NotFound)?);
+        between(before, Side::new(now, fs.core.layout), listing)
     }
 
     /// Drops a snapshot. Clones of it stay.
@@ -232,15 +234,19 @@ impl Views {
         }
     }
 
-    /// Commits everything in all clones, and syncs it. The mainline and the transactions are their
-    /// owners' affair.
+    /// Commits everything in all clones and in durable transactions, and syncs it. The mainline and
+    /// the other transactions are their owners' affair.
     pub fn shutdown(&self) -> Result<()> {
         let entries: Vec<Arc<OpenView>> =
             self.shared.open.read().by_number.values().cloned().collect();
-        entries
-            .iter()
-            .filter(|e| matches!(e.view, ViewId::Clone(_)))
-            .try_for_each(|e| e.fs.sync_all())
+        for entry in entries {
+            match entry.view {
+                ViewId::Clone(_) => entry.fs.sync_all()?,
+                ViewId::Transaction(id) => self.keep_written(id, &entry)?,
+                ViewId::Mainline | ViewId::Snapshot(_) => {}
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn open_snapshot(&self, name: &str) -> Result<Arc<OpenView>> {

@@ -248,7 +248,7 @@ struct Comparison {
     walked: [HashSet<Ino>; 2],
 }
 
-fn between(old: Side, new: Side, listing: Listing) -> Result<Vec<FileChange>> {
+pub(crate) fn between(old: Side, new: Side, listing: Listing) -> Result<Vec<FileChange>> {
     let marks = Marks::of(&old, &new)?;
     let mut comparison = Comparison {
         listing,

@@ -239,12 +239,28 @@ impl Views {
         if !transaction.is_durable() {
             return Ok(());
         }
-        if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
-            self.write_back(Wait::ButForLocks)?;
-            let _call = entry.fs.enter()?;
-            entry.fs.commit_older_than(Duration::MAX)?;
+        match self.entry(&ViewId::Transaction(id)) {
+            Some(entry) => {
+                self.write_back(Wait::ButForLocks)?;
+                self.keep_written(id, &entry)
+            }
+            None => Ok(transaction.sync()?),
         }
-        Ok(transaction.sync()?)
+    }
+
+    /// What has arrived in the view of a durable transaction is on disk when this returns. Nothing
+    /// is done for another one, or for one that has ended.
+    pub(crate) fn keep_written(&self, id: TransactionId, entry: &OpenView) -> Result<()> {
+        let Ok(transaction) = self.transaction(id) else { return Ok(()) };
+        if !transaction.is_durable() {
+            return Ok(());
+        }
+        let kept = entry.fs.enter().and_then(|_call| {
+            entry.fs.commit_older_than(Duration::MAX)?;
+            Ok(transaction.sync()?)
+        });
+        // One that has ended in the meantime has nothing to be kept.
+        kept.or_else(|e| if self.transaction(id).is_err() { Ok(()) } else { Err(e) })
     }
 
     /// Ends a transaction without a trace.

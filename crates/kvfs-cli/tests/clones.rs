@@ -1,0 +1,158 @@
+//! A clone is a store of its own: programs run in transactions of it, whose commits are undone,
+//! listed and reviewed there, and nothing of it reaches the store.
+
+mod mounted;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use mounted::Mount;
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+}
+
+/// Exit code, standard output and standard error.
+fn ends(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let (code, out, err) = ends(command);
+    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
+    out
+}
+
+/// `kvfs run OPTIONS TARGET -- sh -c SCRIPT`, in which `kvfs` is the program under test.
+fn run(target: &Path, options: &[&str], script: &str) -> Command {
+    let mut command = kvfs(&["run"]);
+    command.args(options).arg(target).args(["--", "sh", "-ec", script]);
+    let directory = Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a directory");
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", directory.display()));
+    command
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+/// A store with a file and a clone of it.
+fn cloned() -> Option<(Mount, PathBuf)> {
+    let mount = Mount::new()?;
+    fs::write(mount.path("file"), "base").expect("write");
+    succeeds(kvfs(&["snapshot", "create"]).arg(mount.root()).arg("origin"));
+    succeeds(kvfs(&["clone", "create"]).arg(mount.root()).args(["origin", "trial"]));
+    let clone = mount.path(".kvfs/clone/trial");
+    Some((mount, clone))
+}
+
+#[test]
+fn a_program_runs_in_a_transaction_of_a_clone() {
+    let Some((mount, clone)) = cloned() else { return };
+    let script = "cd \"$KVFS_MOUNT\"; echo in > file; mkdir dir; echo new > dir/new
+                  kvfs kv put \"$KVFS_MOUNT\" key value
+                  test \"$(kvfs kv get \"$KVFS_MOUNT\" key)\" = value";
+    assert_eq!(ends(&mut run(&clone, &[], &format!("{script}; exit 3"))).0, Some(3));
+    assert_eq!((read(clone.join("file")).as_deref(), clone.join("dir").exists()), (Some("base"), false));
+    succeeds(&mut run(&clone, &[], script));
+    assert_eq!(read(clone.join("file")).as_deref(), Some("in\n"));
+    assert_eq!(read(clone.join("dir/new")).as_deref(), Some("new\n"));
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&clone).arg("key")).trim_end(), "value");
+    // The store itself has nothing of it.
+    assert_eq!((read(mount.path("file")).as_deref(), mount.path("dir").exists()), (Some("base"), false));
+    let (code, ..) = ends(kvfs(&["kv", "get"]).arg(mount.root()).arg("key"));
+    assert_ne!(code, Some(0), "the key is the clone's");
+}
+
+#[test]
+fn it_sees_the_clone_at_its_own_path_with_its_own_inode_numbers() {
+    let Some((_mount, clone)) = cloned() else { return };
+    let numbers = |out: &str| -> Vec<u64> {
+        out.split_whitespace().map(|number| number.parse().expect("a number")).collect()
+    };
+    let file = fs::metadata(clone.join("file")).expect("there").ino();
+    let out = succeeds(&mut run(&clone, &[], "cd \"$KVFS_MOUNT\"; stat -c %i file; pwd >&2"));
+    assert_eq!(numbers(&out), [file]);
+    let (_, _, said) = ends(&mut run(&clone, &[], "cd \"$KVFS_MOUNT\"; pwd >&2"));
+    assert_eq!(said.trim_end(), clone.canonicalize().expect("a path").display().to_string());
+}
+
+#[test]
+fn of_two_that_change_a_file_of_a_clone_the_second_is_told() {
+    let Some((mount, clone)) = cloned() else { return };
+    let id = succeeds(kvfs(&["txn", "begin"]).arg(&clone)).trim().to_string();
+    let view = mount.path(".kvfs/txn").join(&id);
+    fs::write(view.join("file"), "mine").expect("write");
+    let list = succeeds(kvfs(&["txn", "list"]).arg(mount.root()));
+    assert!(list.contains("(clone trial)"), "{list}");
+    let diff = succeeds(kvfs(&["txn", "diff"]).arg(mount.root()).arg(&id));
+    assert!(diff.contains("M  file"), "{diff}");
+    // One of the store itself changes the same name there, and is no conflict.
+    succeeds(&mut run(&mount.root(), &[], "echo store > \"$KVFS_MOUNT\"/file"));
+    succeeds(&mut run(&clone, &[], "echo theirs > \"$KVFS_MOUNT\"/file"));
+    let (code, _, said) = ends(kvfs(&["txn", "commit"]).arg(mount.root()).arg(&id));
+    assert!(code != Some(0) && said.contains("file"), "{code:?} {said}");
+    assert_eq!(read(clone.join("file")).as_deref(), Some("theirs\n"));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("store\n"));
+}
+
+#[test]
+fn its_commits_are_listed_and_undone_in_the_clone() {
+    let Some((mount, clone)) = cloned() else { return };
+    succeeds(&mut run(&clone, &["--label", "in the clone"], "echo in > \"$KVFS_MOUNT\"/file"));
+    succeeds(&mut run(&mount.root(), &["--label", "in the store"], "echo store > \"$KVFS_MOUNT\"/file"));
+    let history = |target: &Path| succeeds(kvfs(&["history"]).arg(target));
+    let (of_clone, of_store) = (history(&clone), history(&mount.root()));
+    assert!(of_clone.contains("in the clone") && !of_clone.contains("in the store"), "{of_clone}");
+    assert!(of_store.contains("in the store") && !of_store.contains("in the clone"), "{of_store}");
+    succeeds(kvfs(&["undo"]).arg(&clone));
+    assert_eq!(read(clone.join("file")).as_deref(), Some("base"));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("store\n"));
+}
+
+#[test]
+fn a_clone_that_is_dropped_ends_what_is_open_in_it() {
+    let Some((mount, clone)) = cloned() else { return };
+    let id = succeeds(kvfs(&["txn", "begin", "--durable"]).arg(&clone)).trim().to_string();
+    let view = mount.path(".kvfs/txn").join(&id);
+    fs::write(view.join("file"), "mine").expect("write");
+    succeeds(kvfs(&["clone", "drop"]).arg(mount.root()).arg("trial"));
+    assert!(!view.exists());
+    let (code, _, said) = ends(kvfs(&["txn", "commit"]).arg(mount.root()).arg(&id));
+    assert!(code != Some(0), "{said}");
+    let mount = mount.again();
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(mount.root())).trim(), "");
+    assert_eq!(read(mount.path("file")).as_deref(), Some("base"));
+}
+
+#[test]
+fn a_durable_one_goes_on_in_its_clone_after_a_restart() {
+    let Some((mount, clone)) = cloned() else { return };
+    let id = succeeds(kvfs(&["txn", "begin", "--durable"]).arg(&clone)).trim().to_string();
+    fs::write(mount.path(".kvfs/txn").join(&id).join("file"), "mine").expect("write");
+    let mount = mount.again();
+    let view = mount.path(".kvfs/txn").join(&id);
+    assert_eq!(read(view.join("file")).as_deref(), Some("mine"));
+    succeeds(kvfs(&["txn", "commit"]).arg(mount.root()).arg(&id));
+    assert_eq!(read(mount.path(".kvfs/clone/trial/file")).as_deref(), Some("mine"));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("base"));
+}
+
+#[test]
+fn a_snapshot_of_a_clone_is_compared_with_the_clone() {
+    let Some((mount, clone)) = cloned() else { return };
+    succeeds(kvfs(&["snapshot", "create"]).arg(&clone).arg("of-clone"));
+    fs::write(clone.join("added"), "").expect("write");
+    fs::write(mount.path("elsewhere"), "").expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(&clone).args(["a key", "1"]));
+    let diff = succeeds(kvfs(&["diff"]).arg(mount.root()).arg("of-clone"));
+    assert!(diff.contains("added") && diff.contains("a key") && !diff.contains("elsewhere"), "{diff}");
+}
