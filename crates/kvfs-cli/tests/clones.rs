@@ -149,10 +149,13 @@ fn a_durable_one_goes_on_in_its_clone_after_a_restart() {
 #[test]
 fn a_snapshot_of_a_clone_is_compared_with_the_clone() {
     let Some((mount, clone)) = cloned() else { return };
+    succeeds(kvfs(&["kv", "put"]).arg(&clone).args(["before", "1"]));
     succeeds(kvfs(&["snapshot", "create"]).arg(&clone).arg("of-clone"));
     fs::write(clone.join("added"), "").expect("write");
     fs::write(mount.path("elsewhere"), "").expect("write");
     succeeds(kvfs(&["kv", "put"]).arg(&clone).args(["a key", "1"]));
     let diff = succeeds(kvfs(&["diff"]).arg(mount.root()).arg("of-clone"));
-    assert!(diff.contains("added") && diff.contains("a key") && !diff.contains("elsewhere"), "{diff}");
+    for (name, told) in [("added", true), ("a key", true), ("before", false), ("elsewhere", false)] {
+        assert_eq!(diff.contains(name), told, "{name}: {diff}");
+    }
 }

@@ -294,35 +294,34 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
         return Err(Failure::SYNTAX);
     }
     let before = s.db().open_snapshot(name(args.at(2))?)?;
-    let all = s.db().snapshots();
-    let branch_of = |name: &str| {
-        let found = all.iter().find(|info| info.name == name);
-        found.map(|info| info.branch.clone()).unwrap_or_default()
-    };
-    let of = branch_of(name(args.at(2))?);
-    let (after, branches) = match args.get(3).filter(|_| !with_fields || last > 3) {
-        Some(after) => (s.db().open_snapshot(name(after)?)?, (of, branch_of(name(after)?))),
-        None => (s.db().view(), (of.clone(), of)),
+    let (after, branch) = match args.get(3).filter(|_| !with_fields || last > 3) {
+        // What a snapshot has is listed as of the main branch.
+        Some(after) => (s.db().open_snapshot(name(after)?)?, String::new()),
+        None => {
+            let snapshot = name(args.at(2))?;
+            let of = s.db().snapshots().into_iter().find(|info| info.name == snapshot);
+            (s.db().view(), of.map(|info| info.branch).unwrap_or_default())
+        }
     };
     out.whole(|out| {
         let position = out.position();
         let mut rows = Rows { s, out, count: 0 };
-        list_states((&before, &branches.0), (&after, &branches.1), with_fields, &mut rows)?;
+        list_states(&before, (&after, &branch), with_fields, &mut rows)?;
         let count = rows.count;
         out.insert_array_header(position, count);
         Ok(())
     })
 }
 
-/// Each state with the branch that is looked at in it.
+/// From a snapshot to a branch in another state.
 fn list_states(
-    (before, old): (&View, &str),
+    before: &View,
     (after, new): (&View, &str),
     with_fields: bool,
     rows: &mut Rows<'_>,
 ) -> Outcome {
     let s = rows.s;
-    let (old, new) = (dictionaries_of(before, old), dictionaries_of(after, new));
+    let (old, new) = (dictionaries_of(before, ""), dictionaries_of(after, new));
     let names: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     let check = || s.check_stopping();
     for dictionary in names {

@@ -7,7 +7,7 @@ use kvfs::{Fs, FsOptions, ViewId, Views, difference_of_states};
 use zones::MemoryDevice;
 
 use crate::found::{Exactly, Found, is, keys_of, look};
-use crate::state::{State, observe};
+use crate::state::{State, branch_in, observe};
 use crate::tree::Tree;
 use crate::world::{Dead, Site, World, mainline};
 
@@ -70,16 +70,16 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
         all.sort();
         all
     };
-    if branch.is_empty() {
+    if w.history.newest().branches.contains_key(&branch) {
         // What waits is committed first.
         let differs = match w.views.difference_of_snapshots(&name, None, Default::default()) {
             Ok(differs) => differs,
             Err(e) => return w.judge(&mainline(), e, "difference_of_snapshots", &[]),
         };
-        w.settle("");
+        w.settle(&branch);
         assert_eq!(
             paths(differs),
-            tree.differing(&w.history.newest().branches[""]),
+            tree.differing(&w.history.newest().branches[&branch]),
             "{}: since {name}",
             w.what()
         );
@@ -127,21 +127,18 @@ pub fn clone(w: &mut World) -> Result<(), Dead> {
 }
 
 impl World {
-    /// The inode numbers that a branch, its snapshots, and (of the mainline) open transactions have
-    /// when it is opened.
+    /// The inode numbers that a branch, its snapshots, and its open transactions have when it is
+    /// opened.
     pub fn numbers_of(&mut self, branch: &str) {
         let state = self.history.newest();
         let snapshots =
             state.snapshots.values().filter(|(of, _)| of == branch).map(|(_, tree)| &**tree);
         let trees = state.branches.get(branch).map(|tree| &**tree).into_iter().chain(snapshots);
         let mut ids: Vec<_> = trees.flat_map(|tree| tree.nodes.keys().copied()).collect();
-        if branch.is_empty() {
-            let made = state
-                .durable
-                .values()
-                .flat_map(|over| over.nodes.iter().filter(|(_, node)| node.is_some()));
-            ids.extend(made.map(|(id, _)| *id));
-        }
+        let durable = state.durable.iter().filter(|(label, _)| branch_in(label) == branch);
+        let made = durable
+            .flat_map(|(_, over)| over.nodes.iter().filter(|(_, node)| node.is_some()));
+        ids.extend(made.map(|(id, _)| *id));
         let inos: Vec<_> = ids.iter().filter_map(|id| self.inos.get(id).copied()).collect();
         self.taken.entry(branch.into()).or_default().extend(inos);
     }
@@ -154,7 +151,14 @@ pub fn drop_clone(w: &mut World) -> Result<(), Dead> {
     w.note(format!("drop clone {name}"));
     let number = w.ok(w.views.number(&ViewId::Clone(name.clone())))?;
     w.call(&["Views::drop_clone"]);
-    if w.alter(|s| drop(s.branches.remove(&name)), |w| w.views.drop_clone(&name))? {
+    w.will_end_those_of(&name);
+    let alter = |s: &mut State| {
+        s.branches.remove(&name);
+        s.durable.retain(|label, _| branch_in(label) != name);
+    };
+    let done = w.alter(alter, |w| w.views.drop_clone(&name))?;
+    w.have_ended_those_of(&name);
+    if done {
         w.view_is_over(&Site::Branch(name.clone()), number);
         w.taken.remove(&name);
         w.written_before_a_drop();
@@ -169,32 +173,20 @@ pub fn rollback(w: &mut World) -> Result<(), Dead> {
         assert!(w.views.rollback(&name).is_err(), "{}: what it is of is gone", w.what());
         return Ok(());
     }
-    if branch.is_empty() {
-        // All transactions end first, one by one.
-        w.open.sort_by_key(|open| open.id);
-        let durable: Vec<String> =
-            w.open.iter().filter(|open| open.durable).map(|open| open.label.clone()).collect();
-        durable.iter().for_each(|label| w.history.attempt(|s| drop(s.durable.remove(label))));
-    }
+    w.will_end_those_of(&branch);
     // What is in memory may be committed before.
     w.settle(&branch);
     let alter = |s: &mut State| {
         s.branches.insert(branch.clone(), tree.clone());
         s.snapshots.insert(name.clone(), (branch.clone(), tree.clone()));
-        if branch.is_empty() {
-            s.durable.clear();
-        }
+        s.durable.retain(|label, _| branch_in(label) != branch);
     };
     let before = w.history.newest().branches[&branch].clone();
     w.call(&["Views::rollback"]);
     w.listen();
     let number = w.ok(w.views.number(&w.view_of(&Site::Branch(branch.clone()))))?;
     let done = w.alter(alter, |w| w.views.rollback(&name))?;
-    if branch.is_empty() {
-        let ended: Vec<String> = w.open.iter().map(|open| open.label.clone()).collect();
-        ended.iter().for_each(|label| w.ended(label));
-        assert_eq!(w.views.list(), [], "{}: a rollback ends all transactions", w.what());
-    }
+    w.have_ended_those_of(&branch);
     if done {
         w.was_told(&Site::Branch(branch.clone()), number, &before, &tree);
         w.became_another(&Site::Branch(branch.clone()));

@@ -25,6 +25,11 @@ pub type History = Possible<State>;
 /// What durable transactions read, by label.
 pub type Bases = BTreeMap<String, Arc<Tree>>;
 
+/// The branch that a transaction is of, which is in its label.
+pub fn branch_in(label: &str) -> &str {
+    label.split_once('@').map_or("", |(_, branch)| branch)
+}
+
 #[derive(Default)]
 pub struct FoundState {
     pub branches: BTreeMap<String, Found>,

@@ -8,7 +8,7 @@ use kvdb::{Durability, Isolation, Savepoint, TransactionId, TransactionOptions};
 use kvfs::{Error, ViewId};
 
 use crate::found::{Found, is, keys_of, look};
-use crate::state::State;
+use crate::state::{State, branch_in};
 use crate::tree::{Id, Overlay, Tree};
 use crate::world::{Dead, Site, World, is_locked, mainline};
 
@@ -36,8 +36,13 @@ impl Open {
     pub fn tree(&self, state: &State) -> Tree {
         match self.isolation {
             Isolation::Snapshot => self.base.with(&self.over),
-            Isolation::Serializable => state.branches[""].with(&self.over),
+            Isolation::Serializable => state.branches[self.branch()].with(&self.over),
         }
+    }
+
+    /// The branch that it is of.
+    pub fn branch(&self) -> &str {
+        branch_in(&self.label)
     }
 }
 
@@ -51,12 +56,21 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     let isolation =
         if !durable && w.random.one_in(4) { Isolation::Serializable } else { Isolation::Snapshot };
     let checks = isolation == Isolation::Serializable || durable || !w.random.one_in(10);
-    let label = w.new_name('t');
+    let clones: Vec<String> =
+        w.history.newest().branches.keys().filter(|b| !b.is_empty()).cloned().collect();
+    let branch = match w.random.one_in(3) {
+        true => w.pick(&clones).unwrap_or_default(),
+        false => String::new(),
+    };
+    let mut label = w.new_name('t');
+    if !branch.is_empty() {
+        label = format!("{label}@{branch}");
+    }
     w.note(format!("begin {label} {isolation:?} durable {durable} checks {checks}"));
-    // What the mainline has in memory is committed first.
-    let unsettled = w.history.newest().branches[""].clone();
-    w.settle("");
-    let base = w.history.newest().branches[""].clone();
+    // What its branch has in memory is committed first.
+    let unsettled = w.history.newest().branches[&branch].clone();
+    w.settle(&branch);
+    let base = w.history.newest().branches[&branch].clone();
     if durable {
         w.bases.insert(label.clone(), base.clone());
         w.history.attempt(|s| drop(s.durable.insert(label.clone(), Arc::default())));
@@ -66,6 +80,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         durable,
         check_conflicts: checks,
         label: label.clone(),
+        branch: branch.clone(),
         undoable: w.random.one_in(3),
         user: Some(USER_ID),
         // There is one thread: no other could end what it would wait for.
@@ -88,7 +103,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
             if durable {
                 w.history.refused();
             }
-            w.unsettle("", unsettled);
+            w.unsettle(&branch, unsettled);
             return Ok(());
         }
     };
@@ -99,8 +114,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     let number = w.ok(w.views.number(&view))?;
     assert_eq!(w.ok(w.views.user(id))?, Some(USER_ID));
     assert_eq!(w.views.by_number(number).and_then(|fs| fs.user()), Some(USER_ID), "{}", w.what());
-    w.call(&["Fs::is_in_place"]);
-    assert!(w.views.by_number(number).is_some_and(|fs| !fs.is_in_place()), "{}", w.what());
+    w.call(&["Fs::in_place_of", "ViewId::of_branch"]);
+    assert_eq!(w.views.by_number(number).and_then(|fs| fs.in_place_of()), None, "{}", w.what());
     let since = w.committed.len();
     let open = Open {
         id,
@@ -129,6 +144,26 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
 }
 
 impl World {
+    /// The transactions of a branch are about to end with it, one by one, the oldest first.
+    pub fn will_end_those_of(&mut self, branch: &str) {
+        self.open.sort_by_key(|open| open.id);
+        let of = |open: &&Open| open.durable && open.branch() == branch;
+        let durable: Vec<String> =
+            self.open.iter().filter(of).map(|open| open.label.clone()).collect();
+        durable.iter().for_each(|label| self.history.attempt(|s| drop(s.durable.remove(label))));
+    }
+
+    /// They have ended.
+    pub fn have_ended_those_of(&mut self, branch: &str) {
+        let of = |open: &&Open| open.branch() == branch;
+        let ended: Vec<String> =
+            self.open.iter().filter(of).map(|open| open.label.clone()).collect();
+        ended.iter().for_each(|label| self.ended(label));
+        let left: Vec<_> =
+            self.views.list().into_iter().filter(|info| info.branch == branch).collect();
+        assert_eq!(left, [], "{}: all transactions of {branch:?} have ended", self.what());
+    }
+
     /// A transaction is over: its view answers nothing any more, and its references are given back
     /// some time.
     pub fn ended(&mut self, label: &str) {
@@ -327,9 +362,11 @@ pub fn see(w: &mut World, label: &str) -> Result<(), Dead> {
     }
     w.hand_over()?;
     let (fs, id) = (w.fs(&site)?, w.running(label).id);
+    // A durable one reads a snapshot.
+    let branch = if w.running(label).durable { "" } else { branch_in(label) };
     let seen = || -> kvfs::Result<Found> {
         let found = look(&fs)?;
-        let keys = keys_of(&w.views.transaction(id)?.view()?, "")?;
+        let keys = keys_of(&w.views.transaction(id)?.view()?, branch)?;
         Ok(Found { keys, ..found })
     };
     match seen() {
@@ -350,13 +387,17 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     }
     let durability = w.durability();
     let site = Site::Transaction(label.clone());
-    let (main, open) = (w.history.newest().branches[""].clone(), w.running(&label));
+    let branch = branch_in(&label).to_owned();
+    let parent = Site::Branch(branch.clone());
+    let (main, open) = (w.history.newest().branches[&branch].clone(), w.running(&label));
     let (id, isolation, durable, checks) = (open.id, open.isolation, open.durable, open.checks);
     let base = if isolation == Isolation::Snapshot { open.base.clone() } else { main.clone() };
     let over = open.over.clone();
     let lost = over.lost_update(&base, &main, checks);
     let meets = open.restored
-        || w.committed[open.since..].iter().any(|theirs| over.meets(theirs, &base, checks));
+        || w.committed[open.since..]
+            .iter()
+            .any(|(of, theirs)| *of == branch && over.meets(theirs, &base, checks));
     let next = Arc::new(main.merged(&over, &base));
     let entries = over.entries.len();
     w.note(format!(
@@ -365,16 +406,18 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
         over.keys.len()
     ));
     if over.changes_files() {
-        w.settle("");
+        w.settle(&branch);
     }
-    let settled = w.history.newest().branches[""].clone();
+    let settled = w.history.newest().branches[&branch].clone();
     w.history.attempt(|s| {
-        s.branches.insert(String::new(), next.clone());
+        s.branches.insert(branch.clone(), next.clone());
         s.durable.remove(&label);
     });
     w.call(&["Views::commit", "Views::followed", "Views::changed_paths"]);
     w.listen();
-    let followed = w.ok(w.views.followed(&ViewId::Mainline))?;
+    let view = ViewId::of_branch(&branch);
+    let number = w.ok(w.views.number(&view))?;
+    let followed = w.ok(w.views.followed(&view))?;
     let followed = w.db.follow_commits_with(1 << 20, &followed);
     let newest = w.db.undoable_commits().pop().map_or(0, |commit| commit.number);
     let in_its_state = w.random.one_in(3);
@@ -403,18 +446,18 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             w.ended(&label);
             let recent = w.db.commits_since(followed, usize::MAX);
             for commit in recent.into_iter().flat_map(|recent| recent.commits) {
-                w.ok(w.views.changed_paths(&ViewId::Mainline, &commit.changes))?;
+                w.ok(w.views.changed_paths(&view, &commit.changes))?;
             }
-            if w.random.one_in(2) && undone(w, newest, &settled)? {
+            if w.random.one_in(2) && undone(w, newest, &branch, &settled)? {
                 // All is as it was, for programs that have files open, too.
-                w.listing_lost(&mainline(), &next);
-                w.committed.push(over);
+                w.listing_lost(&parent, &next);
+                w.committed.push((branch, over));
                 return Ok(());
             }
-            w.was_told(&mainline(), 0, &main, &next);
-            w.lost(&mainline(), &main, &over);
-            w.listing_lost(&mainline(), &next);
-            w.committed.push(over);
+            w.was_told(&parent, number, &main, &next);
+            w.lost(&parent, &main, &over);
+            w.listing_lost(&parent, &next);
+            w.committed.push((branch, over));
             Ok(())
         }
         Err(Error::Store(kvdb::Error::Conflict { keys })) => {
@@ -437,7 +480,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             }
             w.judge(&site, e, "commit", &[])?;
             w.history.refused();
-            w.unsettle("", main);
+            w.unsettle(&branch, main);
             Ok(())
         }
     }
@@ -445,7 +488,12 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
 
 /// Undoes the commit that was just made, if it can be: it came behind that of number `newest`, and
 /// `before` is what there was.
-fn undone(w: &mut World, newest: u64, before: &Arc<Tree>) -> Result<bool, Dead> {
+fn undone(
+    w: &mut World,
+    newest: u64,
+    branch: &str,
+    before: &Arc<Tree>,
+) -> Result<bool, Dead> {
     let Some(commit) = w.db.undoable_commits().pop().filter(|c| c.number > newest) else {
         return Ok(false);
     };
@@ -458,7 +506,7 @@ fn undone(w: &mut World, newest: u64, before: &Arc<Tree>) -> Result<bool, Dead> 
     };
     // What is locked may wait in memory until now.
     assert!(against.is_empty() || w.views.takes_locks(), "{}: {against:?}", w.what());
-    w.history.attempt(|s| drop(s.branches.insert(String::new(), before.clone())));
+    w.history.attempt(|s| drop(s.branches.insert(branch.into(), before.clone())));
     let committed = match against.is_empty() {
         true => kvdb::without_lock_waits(|| w.views.commit(id, Durability::Buffered)),
         false => Err(Error::Store(kvdb::Error::Conflict { keys: against })),

@@ -12,7 +12,7 @@ use zones::CrashDevice;
 
 use crate::found::Exactly;
 use crate::kernel::{Kernel, Listing};
-use crate::state::{Bases, History, State};
+use crate::state::{Bases, History, State, branch_in};
 use crate::steps;
 use crate::transactions::Open;
 use crate::tree::{Id, Node, Overlay, TOP, Tree};
@@ -48,9 +48,9 @@ pub struct World {
     pub history: History,
     pub bases: Bases,
     pub open: Vec<Open>,
-    /// What was committed to the mainline since the store was opened; transactions remember where
+    /// What was committed to each branch since the store was opened; transactions remember where
     /// they began.
-    pub committed: Vec<Overlay>,
+    pub committed: Vec<(String, Overlay)>,
     /// References of the kernel, which the test is.
     pub references: BTreeMap<(Site, Id), u64>,
     /// What has no name any more, or none yet, and is referred to.
@@ -189,7 +189,7 @@ impl World {
     pub fn branch_of(&self, site: &Site) -> String {
         match site {
             Site::Branch(name) => name.clone(),
-            Site::Transaction(_) => String::new(),
+            Site::Transaction(label) => branch_in(label).into(),
         }
     }
 
@@ -333,8 +333,7 @@ impl World {
             }
         }
         match site {
-            Site::Branch(branch) if branch.is_empty() => self.committed.push(over),
-            Site::Branch(_) => {}
+            Site::Branch(branch) => self.committed.push((branch.clone(), over)),
             Site::Transaction(label) => self.running_mut(label).over.add(&over),
         }
     }
