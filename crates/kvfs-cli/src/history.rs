@@ -70,9 +70,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     entries.truncate(args.limit.unwrap_or(usize::MAX));
     let since = |before: Option<&String>, after: Option<&String>| -> Outcome<Option<Changes>> {
         match before.filter(|_| args.changes) {
-            Some(before) => {
-                snapshot::between(&target, before, after.map(String::as_str)).map(Some)
-            }
+            Some(before) => snapshot::between(&target, before, after.map(String::as_str)).map(Some),
             None => Ok(None),
         }
     };

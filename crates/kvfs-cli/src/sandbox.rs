@@ -333,8 +333,8 @@ fn places(view: &Path, of: &View, mount_point: &Path) -> Outcome<Vec<(PathBuf, P
     });
     // A clone is mounted where it is by nobody.
     let unmounted = (*of != View::Mainline).then(|| (view.to_owned(), of.path(mount_point)));
-    let mounted = ours
-        .filter_map(|m| Some((view.join(place::directory_of(of, m)?), m.mount_point.clone())));
+    let mounted =
+        ours.filter_map(|m| Some((view.join(place::directory_of(of, m)?), m.mount_point.clone())));
     Ok(unmounted.into_iter().chain(mounted).collect())
 }
 

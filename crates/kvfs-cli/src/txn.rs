@@ -103,9 +103,9 @@ enum Action {
 /// Only `exec` has an exit code of its own.
 pub fn run(args: Args, output: &Output) -> ExitCode {
     if let Action::Exec { mount, id, chroot, ends_with, command } = &args.action {
-        return match named(mount, Some(*id))
-            .and_then(|(mut mounted, id)| enter(&mut mounted, id, *chroot, *ends_with, command, output))
-        {
+        return match named(mount, Some(*id)).and_then(|(mut mounted, id)| {
+            enter(&mut mounted, id, *chroot, *ends_with, command, output)
+        }) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => {
                 output.print_error(&failure);

@@ -61,13 +61,19 @@ fn a_program_runs_in_a_transaction_of_a_clone() {
                   kvfs kv put \"$KVFS_MOUNT\" key value
                   test \"$(kvfs kv get \"$KVFS_MOUNT\" key)\" = value";
     assert_eq!(ends(&mut run(&clone, &[], &format!("{script}; exit 3"))).0, Some(3));
-    assert_eq!((read(clone.join("file")).as_deref(), clone.join("dir").exists()), (Some("base"), false));
+    assert_eq!(
+        (read(clone.join("file")).as_deref(), clone.join("dir").exists()),
+        (Some("base"), false)
+    );
     succeeds(&mut run(&clone, &[], script));
     assert_eq!(read(clone.join("file")).as_deref(), Some("in\n"));
     assert_eq!(read(clone.join("dir/new")).as_deref(), Some("new\n"));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&clone).arg("key")).trim_end(), "value");
     // The store itself has nothing of it.
-    assert_eq!((read(mount.path("file")).as_deref(), mount.path("dir").exists()), (Some("base"), false));
+    assert_eq!(
+        (read(mount.path("file")).as_deref(), mount.path("dir").exists()),
+        (Some("base"), false)
+    );
     let (code, ..) = ends(kvfs(&["kv", "get"]).arg(mount.root()).arg("key"));
     assert_ne!(code, Some(0), "the key is the clone's");
 }
@@ -108,7 +114,11 @@ fn of_two_that_change_a_file_of_a_clone_the_second_is_told() {
 fn its_commits_are_listed_and_undone_in_the_clone() {
     let Some((mount, clone)) = cloned() else { return };
     succeeds(&mut run(&clone, &["--label", "in the clone"], "echo in > \"$KVFS_MOUNT\"/file"));
-    succeeds(&mut run(&mount.root(), &["--label", "in the store"], "echo store > \"$KVFS_MOUNT\"/file"));
+    succeeds(&mut run(
+        &mount.root(),
+        &["--label", "in the store"],
+        "echo store > \"$KVFS_MOUNT\"/file",
+    ));
     let history = |target: &Path| succeeds(kvfs(&["history"]).arg(target));
     let (of_clone, of_store) = (history(&clone), history(&mount.root()));
     assert!(of_clone.contains("in the clone") && !of_clone.contains("in the store"), "{of_clone}");
@@ -155,7 +165,8 @@ fn a_snapshot_of_a_clone_is_compared_with_the_clone() {
     fs::write(mount.path("elsewhere"), "").expect("write");
     succeeds(kvfs(&["kv", "put"]).arg(&clone).args(["a key", "1"]));
     let diff = succeeds(kvfs(&["diff"]).arg(mount.root()).arg("of-clone"));
-    for (name, told) in [("added", true), ("a key", true), ("before", false), ("elsewhere", false)] {
+    for (name, told) in [("added", true), ("a key", true), ("before", false), ("elsewhere", false)]
+    {
         assert_eq!(diff.contains(name), told, "{name}: {diff}");
     }
 }

@@ -136,9 +136,8 @@ impl Fs {
         if !state.dirty || state.attr.nlink == 0 {
             return Ok(());
         }
-        transaction.past_its_locks(|| {
-            kvdb::without_lock_waits(|| parent.commit_dirty(&inode, &mut state))
-        })
+        transaction
+            .past_its_locks(|| kvdb::without_lock_waits(|| parent.commit_dirty(&inode, &mut state)))
     }
 
     /// The directory that a directory is in, as it is now.

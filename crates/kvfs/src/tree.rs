@@ -48,9 +48,7 @@ impl Fs {
             };
             // It may have changed before it was locked: it is looked at again.
             tree.lock(transaction, self.core.layout, mode == Locked::ToRemove)?;
-            tree.inodes
-                .iter()
-                .try_for_each(|node| self.commit_on_parent(transaction, node.ino))?;
+            tree.inodes.iter().try_for_each(|node| self.commit_on_parent(transaction, node.ino))?;
             locked = Some(tree);
         }
     }

@@ -718,10 +718,8 @@ fn a_commit_waits_for_a_serializable_transaction_that_holds_what_it_changes() {
     let views = Views::new(db.clone(), Fs::open(db, env, FsOptions::default()).unwrap());
     let fs = fs_of_branch(&views);
     let f = make(&fs, ROOT, "f", b"old");
-    let serializable =
-        TransactionOptions { isolation: Isolation::Serializable, ..of_branch() };
-    let (ser, si) =
-        (views.begin(serializable).unwrap(), views.begin(of_branch()).unwrap());
+    let serializable = TransactionOptions { isolation: Isolation::Serializable, ..of_branch() };
+    let (ser, si) = (views.begin(serializable).unwrap(), views.begin(of_branch()).unwrap());
     let (s, t) =
         (views.fs(&ViewId::Transaction(ser)).unwrap(), views.fs(&ViewId::Transaction(si)).unwrap());
     assert_eq!(read(&s, "f").unwrap(), b"old");
@@ -774,8 +772,7 @@ fn a_transaction_goes_back_to_a_savepoint_with_its_files() {
 fn a_transaction_that_looks_for_no_conflicts_looks_for_those_over_files() {
     let b = Both::new();
     let f = b.w.file_with(ROOT, "f", b"content");
-    let id =
-        b.views.begin(TransactionOptions { check_conflicts: false, ..of_branch() }).unwrap();
+    let id = b.views.begin(TransactionOptions { check_conflicts: false, ..of_branch() }).unwrap();
     let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     assert_eq!(read(&t, "f").unwrap(), b"content");
     t.write(f, 0, b"C", Default::default()).unwrap();
@@ -788,8 +785,7 @@ fn a_transaction_that_looks_for_no_conflicts_looks_for_those_over_files() {
     assert_eq!(b.w.contents("f"), b"Content");
     assert_eq!(b.w.contents("new"), b"n");
 
-    let id =
-        b.views.begin(TransactionOptions { check_conflicts: false, ..of_branch() }).unwrap();
+    let id = b.views.begin(TransactionOptions { check_conflicts: false, ..of_branch() }).unwrap();
     let t = b.views.fs(&ViewId::Transaction(id)).unwrap();
     t.write(f, 0, b"x", Default::default()).unwrap();
     b.w.write(f, 0, b"y");

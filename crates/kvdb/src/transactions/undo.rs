@@ -70,11 +70,7 @@ pub(super) struct StatesAround<'a> {
 }
 
 impl<'a> StatesAround<'a> {
-    pub(super) fn new(
-        registry: &'a Transactions,
-        branch: &str,
-        label: &str,
-    ) -> StatesAround<'a> {
+    pub(super) fn new(registry: &'a Transactions, branch: &str, label: &str) -> StatesAround<'a> {
         let cut = (0..=LABEL.min(label.len())).rev().find(|at| label.is_char_boundary(*at));
         let label = label[..cut.unwrap_or(0)].to_owned();
         StatesAround {

@@ -108,16 +108,7 @@ impl Fs {
         let core = parent.fs.core.clone();
         let (db, env) = (core.db.clone(), core.env.clone());
         let allocator = core.inode_allocator.for_transaction();
-        Fs::build(
-            Some(parent),
-            db,
-            scope,
-            env,
-            core.layout,
-            core.hash_key,
-            allocator,
-            options,
-        )
+        Fs::build(Some(parent), db, scope, env, core.layout, core.hash_key, allocator, options)
     }
 
     /// Removes orphans. None of them may be open.

@@ -38,8 +38,7 @@ impl Views {
         let (before, after) = db.states_around(commit)?;
         let known = db.undoable_commits().into_iter().find(|known| known.number == commit);
         let branch = known.map(|known| known.branch).unwrap_or_default();
-        let (transaction, parent) =
-            self.begin_at_rest(TransactionOptions { branch, ..options })?;
+        let (transaction, parent) = self.begin_at_rest(TransactionOptions { branch, ..options })?;
         let dictionaries: BTreeSet<DictionaryId> =
             [&before, &after].iter().flat_map(|state| state.dictionaries()).map(|d| d.id).collect();
         let dictionaries: Vec<DictionaryId> = dictionaries.into_iter().collect();

@@ -136,8 +136,8 @@ impl World {
         let trees = state.branches.get(branch).map(|tree| &**tree).into_iter().chain(snapshots);
         let mut ids: Vec<_> = trees.flat_map(|tree| tree.nodes.keys().copied()).collect();
         let durable = state.durable.iter().filter(|(label, _)| branch_in(label) == branch);
-        let made = durable
-            .flat_map(|(_, over)| over.nodes.iter().filter(|(_, node)| node.is_some()));
+        let made =
+            durable.flat_map(|(_, over)| over.nodes.iter().filter(|(_, node)| node.is_some()));
         ids.extend(made.map(|(id, _)| *id));
         let inos: Vec<_> = ids.iter().filter_map(|id| self.inos.get(id).copied()).collect();
         self.taken.entry(branch.into()).or_default().extend(inos);

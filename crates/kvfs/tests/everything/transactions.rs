@@ -488,12 +488,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
 
 /// Undoes the commit that was just made, if it can be: it came behind that of number `newest`, and
 /// `before` is what there was.
-fn undone(
-    w: &mut World,
-    newest: u64,
-    branch: &str,
-    before: &Arc<Tree>,
-) -> Result<bool, Dead> {
+fn undone(w: &mut World, newest: u64, branch: &str, before: &Arc<Tree>) -> Result<bool, Dead> {
     let Some(commit) = w.db.undoable_commits().pop().filter(|c| c.number > newest) else {
         return Ok(false);
     };
