@@ -175,6 +175,7 @@ impl Fs {
         for Unlinking { inode, content } in unlinking {
             let mut state = inode.state.write();
             (state.attr.nlink, state.attr.ctime) = (0, now);
+            state.written_nameless = false;
             state.inline = Some(content).filter(|content| !content.is_empty());
             state.orphaned = changes.orphans.contains(&inode.ino) || put_back.contains(&inode.ino);
         }
@@ -224,7 +225,8 @@ impl Fs {
     }
 
     /// A file without a name here, which the transaction brings back, and which was written to
-    /// since it lost its name.
+    /// since it lost its name. Its times do not say so: a program may have set them, and two
+    /// changes within a tick of the clock have the same.
     fn written_without_name(
         &self,
         transaction: &Transaction,
@@ -234,13 +236,8 @@ impl Fs {
         for &(ino, removed) in &changes.inodes {
             let Some(inode) = self.core.inode_cache.get(ino).filter(|_| !removed) else { continue };
             let state = inode.state.read();
-            if state.gone || state.attr.nlink > 0 {
-                continue;
-            }
-            let node = view.get(self.core.layout.imap, &layout::node_key(ino))?;
-            let Some(node) = node else { continue };
-            let (attr, ..) = layout::decode_node(ino, &node)?;
-            if (attr.mtime, attr.size) != (state.attr.mtime, state.attr.size) {
+            let written = !state.gone && state.attr.nlink == 0 && state.written_nameless;
+            if written && view.get(self.core.layout.imap, &layout::node_key(ino))?.is_some() {
                 return Ok(Some(ino));
             }
         }

@@ -62,11 +62,7 @@ impl Fs {
                 FileKind::Dir => return Err(Error::IsDirectory),
                 _ => return Err(Error::Invalid("the size of something that is not a file")),
             }
-            state.attr.mtime = now;
-            if let Some(group) = set.unprivileged_group {
-                drop_privileges(&mut state, Some(group));
-            }
-            kill_capability(&mut state);
+            self.touch_content(&mut state, now, set.unprivileged_group);
         }
         if set.uid.is_some() || set.gid.is_some() {
             state.attr.uid = set.uid.unwrap_or(state.attr.uid);
@@ -104,6 +100,7 @@ impl Fs {
     ) -> bool {
         state.attr.mtime = now;
         state.attr.ctime = now;
+        state.written_nameless |= state.attr.nlink == 0;
         let before = state.attr.perm;
         if unprivileged_group.is_some() {
             drop_privileges(state, unprivileged_group);

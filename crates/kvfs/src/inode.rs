@@ -65,6 +65,8 @@ pub(crate) struct InodeState {
     pub dirty: bool,
     /// In the dirty queue.
     pub queued: bool,
+    /// The content was changed while the file had no name.
+    pub written_nameless: bool,
     /// A directory that a serializable transaction has read without a lock (see `locks`).
     pub read_unlocked: bool,
     /// The store may hold pages of this inode.
@@ -180,6 +182,7 @@ impl InodeState {
             gone: false,
             dirty: false,
             queued: false,
+            written_nameless: false,
             read_unlocked: false,
             stored,
             next_page: AtomicU64::new(0),

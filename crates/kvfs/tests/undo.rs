@@ -4,7 +4,9 @@
 mod world;
 
 use kvdb::{Durability, TransactionId, TransactionOptions};
-use kvfs::{Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, ViewId, Views};
+use kvfs::{
+    Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, SetAttr, TimeSet, ViewId, Views,
+};
 use world::{USER, World, branch, of_branch};
 
 struct Both {
@@ -143,6 +145,30 @@ fn a_file_that_was_written_to_without_a_name_is_not_brought_back() {
         let _ = b.views.abort(id);
         assert!(!b.w.exists("f"));
         assert_eq!(b.w.read(ino, 3, 5), b"after");
+    }
+}
+
+#[test]
+fn what_was_written_without_a_name_counts_whatever_its_time_says() {
+    for (len, set_back) in [10, 5000, 300_000].map(|len| [(len, false), (len, true)]).concat() {
+        let (b, ino) = unlinked_while_open(len);
+        let before = b.w.fs.getattr(ino).expect("it is open").mtime;
+        if set_back {
+            b.w.second();
+        }
+        b.w.write(ino, 3, b"after");
+        if set_back {
+            let back = SetAttr { mtime: Some(TimeSet::At(before)), ..Default::default() };
+            b.w.fs.setattr(ino, &back, USER).expect("set");
+        }
+        let now = b.w.fs.getattr(ino).expect("it is open");
+        assert_eq!((now.mtime, now.size), (before, len as u64), "nothing shows it");
+        let (id, against) = b.undoing();
+        let committed = b.views.commit(id, Durability::Buffered);
+        assert!(against > 0 || committed.is_err(), "it has other content");
+        let _ = b.views.abort(id);
+        assert_eq!(b.w.read(ino, 3, 5), b"after");
+        assert!(!b.w.exists("f"));
     }
 }
 

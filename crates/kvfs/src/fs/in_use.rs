@@ -31,6 +31,8 @@ struct Nameless {
     /// The store has pages of it, and an orphan record.
     stored: bool,
     orphaned: bool,
+    /// It was written to since it lost its name.
+    written: bool,
 }
 
 impl ViewInUse {
@@ -63,7 +65,12 @@ impl Fs {
             self.commit_dirty(&inode, &mut state)?;
             let content = self.content(inode.ino, &state)?;
             let node = layout::encode_node(&state.attr, state.xattrs.as_deref(), &content);
-            let nameless = Nameless { node, stored: state.stored, orphaned: state.orphaned };
+            let nameless = Nameless {
+                node,
+                stored: state.stored,
+                orphaned: state.orphaned,
+                written: state.written_nameless,
+            };
             in_use.nameless.insert(inode.ino, nameless);
         }
         in_use.references = self.core.inode_cache.all_references();
@@ -82,6 +89,7 @@ impl Fs {
             let state = InodeState {
                 stored: nameless.stored,
                 orphaned: nameless.orphaned,
+                written_nameless: nameless.written,
                 inline: Some(content).filter(|content| !content.is_empty()),
                 ..InodeState::new(attr, xattrs)
             };
@@ -145,7 +153,8 @@ impl ViewInUse {
         for (ino, nameless) in &self.nameless {
             put_varint(out, *ino);
             put_bytes(out, &nameless.node);
-            put_varint(out, u64::from(nameless.stored) | u64::from(nameless.orphaned) << 1);
+            let bits = [nameless.stored, nameless.orphaned, nameless.written];
+            put_varint(out, bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit)));
         }
         put_varint(out, self.stranded.len() as u64);
         for (ino, Identity { kind, birth }) in &self.stranded {
@@ -163,7 +172,8 @@ impl ViewInUse {
         let nameless = reader.list(|r| {
             let (ino, node) = (r.number()?, Bytes::copy_from_slice(r.bytes()?));
             let flags = r.number()?;
-            Ok((ino, Nameless { node, stored: flags & 1 != 0, orphaned: flags & 2 != 0 }))
+            let [stored, orphaned, written] = [1, 2, 4].map(|bit| flags & bit != 0);
+            Ok((ino, Nameless { node, stored, orphaned, written }))
         })?;
         let stranded = reader.list(|r| {
             let ino = r.number()?;
