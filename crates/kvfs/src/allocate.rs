@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
+use crate::promises::Ranges;
 
 /// Bytes that one call of `copy_file_range` copies at most; the caller goes on.
 const COPY_MAX: u64 = 16 << 20;
@@ -18,8 +19,9 @@ const COPY_MAX: u64 = 16 << 20;
 const COPY_STEP: u64 = 1 << 20;
 
 impl Fs {
-    /// `fallocate`. Allocating stores nothing — a log-structured store has no places to reserve —
-    /// but fails with ENOSPC when the range does not fit now.
+    /// `fallocate`. Allocating stores no data — a log-structured store has no places to reserve —
+    /// but sets aside the space of what is not written yet of the range (see `promises`), or fails
+    /// with ENOSPC.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
@@ -61,10 +63,13 @@ impl Fs {
             AllocateMode::Punch if !how.keep_size => {
                 return Err(Error::Unsupported("punching a hole without keeping the size"));
             }
-            AllocateMode::Allocate => self.reserve(len)?,
             _ => {}
         }
         let inode = self.inode(ino)?;
+        if how.mode == AllocateMode::Allocate {
+            let missing = self.unwritten(ino, &inode.state.read(), offset, end)?;
+            self.reserve_for_promise(ino, &missing)?;
+        }
         let mut state = self.lock(&inode)?;
         if state.attr.kind != FileKind::File {
             return Err(if state.is_dir() {
@@ -73,6 +78,10 @@ impl Fs {
                 Error::Invalid("space of something that is not a file")
             });
         }
+        let missing = match how.mode {
+            AllocateMode::Allocate => self.unwritten(ino, &state, offset, end)?,
+            _ => Ranges::default(),
+        };
         // All of it is one change: what is committed on the way has the new size and times already.
         let before = state.attr;
         let lost_capability = state.buffer.lost_capability;
@@ -82,12 +91,21 @@ impl Fs {
         }
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         let cleared = match how.mode {
-            AllocateMode::Allocate => Ok(false),
+            AllocateMode::Allocate => {
+                self.promise(ino, &mut state, &missing);
+                Ok(false)
+            }
             _ => self.clear(&inode, &mut state, offset, end.min(before.size), before.size),
         };
         match cleared {
-            Ok(true) => {}
-            Ok(false) => self.mark_dirty(&inode, &mut state),
+            Ok(committed) => {
+                if how.mode == AllocateMode::Punch {
+                    self.release_promise(ino, &mut state, offset, end);
+                }
+                if !committed || state.buffer.promise_changed {
+                    self.mark_dirty(&inode, &mut state);
+                }
+            }
             Err(e) => {
                 state.attr = Attributes { body: state.attr.body, ..before };
                 state.buffer.lost_capability = lost_capability;

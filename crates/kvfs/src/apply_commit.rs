@@ -64,6 +64,8 @@ pub struct ChangeSet {
     pub inodes: Vec<(Ino, bool)>,
     /// Inodes without a name of which something is stored.
     pub(crate) orphans: HashSet<Ino>,
+    /// Files of which the note of their promised space was made, changed or removed.
+    pub(crate) promised: HashSet<Ino>,
 }
 
 impl ChangeSet {
@@ -84,6 +86,7 @@ impl ChangeSet {
             } else if dict == layout.imap {
                 match layout::decode_imap_key(&key)? {
                     ImapKey::Node(ino) => changes.inodes.push((ino, removed)),
+                    ImapKey::Promise(ino) => drop(changes.promised.insert(ino)),
                     ImapKey::Orphan(ino) if !removed => drop(changes.orphans.insert(ino)),
                     _ => {}
                 }
@@ -185,10 +188,16 @@ impl Fs {
             }
             let Some(inode) = self.core.inode_cache.get(ino) else { continue };
             if removed {
-                self.discard(&mut inode.state.write());
+                self.discard(ino, &mut inode.state.write());
                 self.core.inode_cache.remove(&inode);
             } else {
                 self.reload(&inode);
+            }
+        }
+        let written = changes.inodes.iter().filter(|(_, removed)| !removed).map(|(ino, _)| *ino);
+        for ino in written.chain(changes.promised.iter().copied()) {
+            if let Err(e) = self.follow_promise(ino) {
+                tracing::warn!(ino, "what is promised to the file is not known any more: {e}");
             }
         }
         for (parent, name, removed) in &changes.names {
@@ -326,7 +335,7 @@ impl Fs {
                 return;
             }
             // It is brought back. What it has in memory is what the store has now.
-            self.discard(&mut state);
+            self.discard(inode.ino, &mut state);
         }
         match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
             Some((attr, xattrs, _)) => {
@@ -387,7 +396,7 @@ impl Fs {
         for inode in self.core.inode_cache.all() {
             let mut state = inode.state.write();
             let (read_unlocked, before) = (state.read_unlocked, Identity::of(&state.attr));
-            self.discard(&mut state);
+            self.discard(inode.ino, &mut state);
             match node(inode.ino) {
                 Some((attr, xattrs, _)) if Identity::of(&attr) == before => {
                     *state = InodeState {
@@ -414,6 +423,11 @@ impl Fs {
                 _ => self.core.inode_cache.strand(ino, before),
             }
         }
+        if let Err(e) = self.follow_promises() {
+            tracing::warn!(
+                "what is promised to files is not as the state that is back has it: {e}"
+            );
+        }
         let mut after = Vec::new();
         if let Err(e) = self.add_known_names(&mut after) {
             // Those that cannot be read give an error to those who look for them, too.
@@ -431,7 +445,7 @@ impl Fs {
         names.dedup();
         let inodes =
             self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
-        Ok(ChangeSet { names, inodes, orphans: HashSet::new() })
+        Ok(ChangeSet { names, inodes, ..ChangeSet::default() })
     }
 
     /// What the kernel refers to, and what it is.

@@ -265,6 +265,9 @@ impl Fs {
         if state.buffer.lost_capability {
             batch.delete(layout.imap, layout::xattr_key(ino, CAPABILITY));
         }
+        if state.buffer.promise_changed {
+            self.stage_promise(ino, attr.nlink, batch);
+        }
         if attr.nlink > 0 {
             let content = self.content(ino, state)?;
             batch.put(
@@ -291,6 +294,8 @@ impl Fs {
         } else if buffer.cut == 0 {
             state.stored = false;
         }
+        // A file without a name may get one later, and its note with it.
+        state.buffer.promise_changed = buffer.promise_changed && attr.nlink == 0;
         state.orphaned =
             attr.nlink == 0 && (state.orphaned || state.stored || state.has_external_xattrs());
         state.attr = attr;
@@ -302,7 +307,8 @@ impl Fs {
     }
 
     /// Forgets what is dirty: the inode is gone.
-    pub(crate) fn discard(&self, state: &mut InodeState) {
+    pub(crate) fn discard(&self, ino: Ino, state: &mut InodeState) {
+        self.core.promises.forget(ino);
         state.gone = true;
         state.dirty = false;
         state.buffer = Buffer::default();
@@ -352,6 +358,6 @@ impl Fs {
     /// The attributes to show; call with the lock.
     pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
         self.count_pages(inode.ino, state)?;
-        Ok(state.attr.public(inode.ino))
+        Ok(self.with_promise(state.attr.public(inode.ino)))
     }
 }

@@ -30,6 +30,7 @@ use crate::inode_cache::InodeCache;
 use crate::layout::{self, Layout};
 use crate::listing_table::ListingTable;
 use crate::lost::Lost;
+use crate::promises::Promises;
 use crate::space_account::SpaceAccount;
 use crate::ticker::Ticker;
 
@@ -50,6 +51,7 @@ pub(crate) struct Core {
     pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
     pub space: SpaceAccount,
+    pub promises: Promises,
     pub lost: Lost,
     pub listings: ListingTable,
     pub hash_key: [u8; 16],

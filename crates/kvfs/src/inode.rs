@@ -96,6 +96,8 @@ pub(crate) struct Buffer {
     pub uncounted: usize,
     /// The file has lost its capability, whose value the store still has under a key of its own.
     pub lost_capability: bool,
+    /// What is promised to the file is not as its note in the store says.
+    pub promise_changed: bool,
 }
 
 /// A page that awaits its commit.
@@ -158,7 +160,13 @@ impl Page {
 
 impl Default for Buffer {
     fn default() -> Self {
-        Buffer { pages: BTreeMap::new(), cut: u64::MAX, uncounted: 0, lost_capability: false }
+        Buffer {
+            pages: BTreeMap::new(),
+            cut: u64::MAX,
+            uncounted: 0,
+            lost_capability: false,
+            promise_changed: false,
+        }
     }
 }
 

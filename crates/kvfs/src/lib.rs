@@ -72,6 +72,8 @@ mod namespace;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod partial_page;
+mod promised_ranges;
+mod promises;
 mod reflink;
 mod remove_tree;
 mod rename;

@@ -66,7 +66,7 @@ impl Fs {
         }
         inode.references.fetch_add(1, Ordering::Relaxed);
         if state.buffer.uncounted == 0 {
-            return Ok(state.attr.public(ino));
+            return Ok(self.with_promise(state.attr.public(ino)));
         }
         drop(state);
         let attr = self.attr_of(ino);
@@ -122,7 +122,7 @@ impl Fs {
                 );
             }
         }
-        self.discard(&mut state);
+        self.discard(inode.ino, &mut state);
         drop(state);
         self.core.inode_cache.remove(inode);
     }
@@ -213,7 +213,7 @@ impl Fs {
         self.core.inode_cache.insert(inode.clone());
         self.remember_added(parent, name);
         if let Err(e) = self.apply(batch) {
-            self.discard(&mut inode.state.write());
+            self.discard(ino, &mut inode.state.write());
             self.core.inode_cache.remove(&inode);
             return Err(e);
         }
@@ -321,7 +321,7 @@ impl Fs {
         self.mark_committed(&mut state, attr);
         self.mark_committed(&mut dir_state, dir_attr);
         inode.references.fetch_add(1, Ordering::Relaxed);
-        Ok(attr.public(ino))
+        Ok(self.with_promise(attr.public(ino)))
     }
 
     /// Removes a name that is no directory's.
@@ -464,6 +464,10 @@ impl Fs {
             self.stage(inode.ino, state, &attr, batch)?;
             return Ok(Unlinked::Linked(attr));
         }
+        if self.core.promises.has(inode.ino) {
+            self.stage_promise(inode.ino, 0, batch);
+            state.buffer.promise_changed = true;
+        }
         let stored = state.stored || state.has_external_xattrs();
         let removes = self.may_remove(inode.ino);
         let referenced = inode.references.load(Ordering::Relaxed) > 0;
@@ -498,7 +502,7 @@ impl Fs {
             }
             Unlinked::Nameless { attr, referenced: false, .. } => {
                 state.attr = attr;
-                self.discard(state);
+                self.discard(inode.ino, state);
                 self.core.inode_cache.remove(inode);
             }
         }

@@ -6,8 +6,10 @@ use bytes::Bytes;
 
 use crate::layout::{
     ImapKey, Super, decode_imap_key, decode_name, decode_name_key, decode_node, decode_page_key,
-    encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key, xattr_key,
+    encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key, promise_key,
+    xattr_key,
 };
+use crate::promises::Ranges;
 
 /// The node of an inode, extended attributes and small content included.
 pub fn node(data: &[u8]) {
@@ -30,6 +32,7 @@ pub fn keys(data: &[u8]) {
         Ok(ImapKey::Node(ino)) => assert_eq!(node_key(ino), data),
         Ok(ImapKey::Xattr(ino, name)) => assert_eq!(xattr_key(ino, name), data),
         Ok(ImapKey::Orphan(ino)) => assert_eq!(orphan_key(ino), data),
+        Ok(ImapKey::Promise(ino)) => assert_eq!(promise_key(ino), data),
         Ok(ImapKey::Loss(number)) => assert_eq!(loss_key(number), data),
         Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers) => {
             assert_eq!(data.len(), 9)
@@ -38,6 +41,9 @@ pub fn keys(data: &[u8]) {
     }
     if let Ok((ino, block)) = decode_page_key(data) {
         assert_eq!(page_key(ino, block), data);
+    }
+    if let Some(ranges) = Ranges::decode(data) {
+        assert_eq!(Ranges::decode(&ranges.encode()), Some(ranges));
     }
     if let Ok(own) = Super::decode(data) {
         assert_eq!(Super::decode(&own.encode()).ok(), Some(own));
@@ -64,6 +70,8 @@ mod tests {
             name_key(7, b"name"),
             xattr_key(7, b"user.a"),
             orphan_key(9),
+            promise_key(9),
+            vec![0, 0x80, 1, 5, 7],
             page_key(1, 2).to_vec(),
         ];
         let mut random = Random::new(5);

@@ -108,6 +108,10 @@ impl Fs {
         }
         self.mark_committed(&mut state, attr);
         state.stored |= shared > 0;
+        self.keep_promise(to, &mut state, to_offset, to_offset + len);
+        if state.buffer.promise_changed {
+            self.mark_dirty(&target, &mut state);
+        }
         Ok(Written { bytes: len, lost_privileges })
     }
 }

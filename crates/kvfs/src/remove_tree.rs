@@ -455,9 +455,10 @@ impl<'a> Removal<'a> {
             state.inline = Some(content).filter(|content| !content.is_empty());
         }
         for inode in self.idle.drain(..) {
-            self.fs.discard(&mut inode.state.write());
+            self.fs.discard(inode.ino, &mut inode.state.write());
             self.fs.core.inode_cache.remove(&inode);
         }
+        self.fs.forget_promises_of_removed();
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use crate::inode_allocator::collisions;
 use crate::layout::{
     self, Attributes, Body, ImapKey, Layout, Numbers, PAGE, XattrValue, blocks_of,
 };
+use crate::promises::Ranges;
 use crate::reservation::Reservation;
 
 /// One thing that is wrong.
@@ -128,6 +129,12 @@ impl Check {
                     Err(e) => self.report.find(0, e.to_string()),
                 },
                 Ok(ImapKey::Moves | ImapKey::Loss(_)) => {}
+                // That of a file which is no more promises nothing.
+                Ok(ImapKey::Promise(ino)) => {
+                    if Ranges::decode(&tuple.value()?).is_none() {
+                        self.report.find(ino, "the note of the space promised to it is malformed");
+                    }
+                }
                 Ok(ImapKey::Scrub) if layout::decode_scrub(&tuple.value()?).is_some() => {}
                 Ok(ImapKey::Scrub) => {
                     self.report.find(0, "the note of the last scrub is malformed")

@@ -27,6 +27,7 @@ pub struct Walked<'a> {
 
 /// A walk under way; see [`Fs::walk`].
 pub struct Walk {
+    fs: Fs,
     view: Arc<View>,
     layout: Layout,
     /// Until it was given.
@@ -52,13 +53,15 @@ impl Fs {
         let _call = self.enter()?;
         // Sizes and times that wait in memory; what is locked stays where it is.
         self.commit_unlocked()?;
+        let fs = self.clone();
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);
         let node = view.get(layout.imap, &layout::node_key(from))?.ok_or(Error::Stale(from))?;
         let top = layout::decode_node(from, &node)?.0.public(from);
         Ok(Walk {
+            top: Some(fs.with_promise(top)),
+            fs,
             view,
             layout,
-            top: Some(top),
             directories: Vec::new(),
             path: Vec::new(),
             seen: HashSet::new(),
@@ -104,6 +107,7 @@ impl Walk {
                 self.path.push(b'/');
             }
             self.path.extend_from_slice(&name);
+            let attr = self.fs.with_promise(attr);
             self.enter(attr)?;
             return Ok(Some(Walked { path: &self.path, attr }));
         }

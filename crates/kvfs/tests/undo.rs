@@ -4,9 +4,7 @@
 mod world;
 
 use kvdb::{Durability, TransactionId, TransactionOptions};
-use kvfs::{
-    Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, SetAttr, TimeSet, ViewId, Views,
-};
+use kvfs::{Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, SetAttr, TimeSet, ViewId, Views};
 use world::{USER, World, branch, of_branch};
 
 struct Both {

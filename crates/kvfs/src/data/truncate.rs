@@ -34,6 +34,9 @@ impl Fs {
             Body::Paged(_) if size < old => self.cut(inode.ino, state, size)?,
             _ => {}
         }
+        if size <= old {
+            self.release_promise(inode.ino, state, size, u64::MAX);
+        }
         state.attr.size = size;
         Ok(())
     }

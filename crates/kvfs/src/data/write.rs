@@ -65,7 +65,9 @@ impl Fs {
         if data.is_empty() {
             return Ok(false);
         }
-        self.reserve(data.len() as u64)?;
+        if let Some(more) = self.not_promised(ino, offset, end) {
+            self.reserve(more)?;
+        }
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
         match state.attr.kind {
@@ -77,6 +79,7 @@ impl Fs {
         debug_assert!(state.attr.size >= end);
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         self.mark_dirty(&inode, &mut state);
+        self.keep_promise(ino, &mut state, offset, end);
         self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         self.commit_if_large(&inode, &mut state);
         drop(state);

@@ -22,6 +22,7 @@ use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::listing_table::ListingTable;
 use crate::lost::Lost;
+use crate::promises::Promises;
 use crate::space_account::SpaceAccount;
 
 impl Fs {
@@ -87,6 +88,9 @@ impl Fs {
             options,
         );
         fs.take_up(in_use)?;
+        if branch.is_empty() {
+            fs.keep_all_promises()?;
+        }
         // So that it is known from the start whether it is nearly full.
         fs.refill_space(0);
         let root = fs.inode(ROOT)?;
@@ -142,6 +146,7 @@ impl Fs {
     ) -> Fs {
         let inode_cache = InodeCache::new(options.inode_memory);
         let space = SpaceAccount::new(db.promised_space());
+        let promises = Promises::new(db.promised_space());
         let listings = ListingTable::new(options.inode_memory);
         let core = Core {
             db,
@@ -157,6 +162,7 @@ impl Fs {
             tree: Mutex::new(()),
             dirty: DirtyQueue::default(),
             space,
+            promises,
             lost: Lost::default(),
             listings,
             hash_key,

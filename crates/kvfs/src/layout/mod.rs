@@ -6,6 +6,7 @@
 //!        ino(8, BE) 0x01 name      value of an extended attribute too large for the node
 //!        0(8) 's'                  the file system itself: version, key of the directory hash
 //!        0(8) 'o' ino(8, BE)       orphan: unlinked, but something of it is still stored
+//!        0(8) 'p' ino(8, BE)       space that is promised to a file: ranges of its bytes
 //!        0(8) 'm'                  the last move of a directory to another one: new parent, its
 //!                                  inode number
 //!        0(8) 'c'                  the last scrub that came to its end: when, and how much it
@@ -45,16 +46,20 @@ pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
 const SUPER: u8 = b's';
 const ORPHAN: u8 = b'o';
+const PROMISE: u8 = b'p';
 const MOVES: u8 = b'm';
 const SCRUB: u8 = b'c';
 const NUMBERS: u8 = b'n';
 const LOSS: u8 = b'l';
 /// Version of a record with the default zone size, which has no field for it.
-const SUPER_VERSION: u8 = 3;
+const SUPER_VERSION: u8 = 5;
 /// Version of a record with another zone size.
-const SUPER_WITH_ZONES: u8 = 4;
+const SUPER_WITH_ZONES: u8 = 6;
+/// The same before there were notes of promised space.
+const SUPER_WITH_ZONES_BEFORE_PROMISES: u8 = 4;
 /// The oldest version that is read. Version 1 has no hints where files have their names, version 2
-/// no numbers that directories have reserved; everything else is the same.
+/// no numbers that directories have reserved, versions 3 and 4 no notes of promised space;
+/// everything else is the same.
 const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
@@ -213,6 +218,7 @@ pub(crate) enum ImapKey<'a> {
     Numbers,
     Loss(u64),
     Orphan(Ino),
+    Promise(Ino),
     Node(Ino),
     Xattr(Ino, &'a [u8]),
 }
@@ -236,6 +242,13 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
             match orphan > ROOT && orphan < INO_LIMIT {
                 true => Ok(ImapKey::Orphan(orphan)),
                 false => Err(corrupt(orphan)),
+            }
+        }
+        (0, [PROMISE, file @ ..]) => {
+            let file = u64::from_be_bytes(file.try_into().map_err(|_| corrupt(0))?);
+            match file > ROOT && file < INO_LIMIT {
+                true => Ok(ImapKey::Promise(file)),
+                false => Err(corrupt(file)),
             }
         }
         (1..INO_LIMIT, []) => Ok(ImapKey::Node(ino)),
@@ -270,6 +283,15 @@ pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
 /// The range of all orphan records.
 pub(crate) fn orphan_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, ORPHAN], [0, 0, 0, 0, 0, 0, 0, 0, ORPHAN + 1])
+}
+
+pub(crate) fn promise_key(ino: Ino) -> Vec<u8> {
+    [&[0, 0, 0, 0, 0, 0, 0, 0, PROMISE][..], &ino.to_be_bytes()].concat()
+}
+
+/// The range of all notes of promised space.
+pub(crate) fn promise_range() -> ([u8; 9], [u8; 9]) {
+    ([0, 0, 0, 0, 0, 0, 0, 0, PROMISE], [0, 0, 0, 0, 0, 0, 0, 0, PROMISE + 1])
 }
 
 pub(crate) fn loss_key(number: u64) -> Vec<u8> {
@@ -369,8 +391,10 @@ impl Super {
         let short = || corrupt("the file system's own record is cut short, or too long");
         let (hash_key, rest) = rest.split_first_chunk().ok_or_else(short)?;
         let zone_size = match (version, rest.try_into()) {
-            (SUPER_WITH_ZONES, Ok(size)) => Some(u64::from_le_bytes(size)),
-            (..SUPER_WITH_ZONES, _) if rest.is_empty() => None,
+            (SUPER_WITH_ZONES | SUPER_WITH_ZONES_BEFORE_PROMISES, Ok(size)) => {
+                Some(u64::from_le_bytes(size))
+            }
+            (1..=3 | SUPER_VERSION, _) if rest.is_empty() => None,
             _ => return Err(short()),
         };
         Ok(Super { hash_key: *hash_key, zone_size })
@@ -474,6 +498,7 @@ mod tests {
             ImapKey::Xattr(9, b"user.a")
         );
         assert_eq!(decode_imap_key(&orphan_key(9)).unwrap(), ImapKey::Orphan(9));
+        assert_eq!(decode_imap_key(&promise_key(9)).unwrap(), ImapKey::Promise(9));
         assert_eq!(decode_imap_key(&SUPER_KEY).unwrap(), ImapKey::Super);
         assert_eq!(decode_imap_key(&MOVES_KEY).unwrap(), ImapKey::Moves);
         for bad in [
@@ -482,6 +507,8 @@ mod tests {
             &[0, 0, 0, 0, 0, 0, 0, 1, 2],
             &[0, 0, 0, 0, 0, 0, 0, 1, 1],
             &orphan_key(9)[..12],
+            &promise_key(9)[..12],
+            &promise_key(ROOT),
         ] {
             assert!(decode_imap_key(bad).is_err(), "{bad:?}");
         }
@@ -498,7 +525,10 @@ mod tests {
         other[4] = 2;
         assert_eq!(Super::decode(&other).unwrap(), s);
         assert!(!Super::is_current(&other));
-        other[4] = 5;
+        other[4] = 3;
+        assert_eq!(Super::decode(&other).unwrap(), s);
+        assert!(!Super::is_current(&other));
+        other[4] = 7;
         assert!(Super::decode(&other).unwrap_err().to_string().contains("another version"));
         let zoned = Super { zone_size: Some(0), ..s };
         assert!(Super::is_current(&zoned.encode()));

@@ -8,6 +8,7 @@ use super::{Losses, Mend, seen, word};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::Result;
 use crate::layout::{self, Body, ImapKey, PAGE, Super, XattrValue};
+use crate::promises::Ranges;
 use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
@@ -44,6 +45,12 @@ impl Mend<'_> {
                 Ok(ImapKey::Moves) => {}
                 Ok(ImapKey::Loss(_)) if self.losses == Losses::Keep => {}
                 Ok(ImapKey::Loss(_)) => self.batch.delete(imap, tuple.key),
+                Ok(ImapKey::Promise(ino)) => {
+                    if Ranges::decode(&tuple.value()?).is_none() {
+                        self.note(ino, "the note of its promised space was malformed: removed");
+                        self.batch.delete(imap, tuple.key.clone());
+                    }
+                }
                 Ok(ImapKey::Scrub) => {
                     if layout::decode_scrub(&tuple.value()?).is_none() {
                         self.note(0, "the note of the last scrub was malformed: removed");

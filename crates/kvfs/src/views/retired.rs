@@ -81,6 +81,7 @@ impl Views {
     /// All have been told that a view has ended: what is left of it is what the kernel refers to.
     pub(crate) fn retire(&self, entry: &OpenView) {
         entry.fs.core.space.release_promised_space();
+        entry.fs.core.promises.give_back();
         let mut open = self.shared.open.write();
         let left = entry.fs.core.inode_cache.take_references();
         match left.is_empty() {
