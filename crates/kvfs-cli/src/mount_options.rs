@@ -91,6 +91,8 @@ Options for -o, separated by commas:
                               (default: 30, 16 where one of them is given; else never by
                               itself): see kvfs scrub
   noxattr                     no extended attributes: one request less for every new file
+  btime, nobtime              whether statx(2) shows when a file was made (default: not, since a
+                              program that asks for it costs a request more for each file)
 Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are
 skipped.";
 
@@ -151,6 +153,8 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             }
             ("xattr" | "user_xattr", None) => options.policy.xattrs = true,
             ("noxattr" | "nouser_xattr", None) => options.policy.xattrs = false,
+            ("btime", None) => options.policy.birth_times = true,
+            ("nobtime", None) => options.policy.birth_times = false,
             ("fsname", Some(value)) => options.source = Some(value),
             ("subtype", Some(value)) => {
                 let fits = |s: &String| {

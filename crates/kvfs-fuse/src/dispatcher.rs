@@ -10,8 +10,8 @@
 //! - The kernel is told that set-user-ID bits are dropped here (`HANDLE_KILLPRIV_V2`): it then asks
 //!   for `security.capability` once a file and not once a write.
 //! - File locks stay in the kernel: it is not told that there is anyone else to ask.
-//! - STATX is left to GETATTR: it would add nothing but the time of birth, for a request more per
-//!   file.
+//! - STATX is left to GETATTR, unless the policy wants the time of birth shown: it adds nothing
+//!   else, for a request more per file.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -216,6 +216,10 @@ impl<H: Handler> Dispatcher<H> {
                 Ok(Outcome::Nothing)
             }
             Request::GetAttr => Ok(self.attr(reply, &h.getattr(node)?)),
+            Request::Statx if self.policy.birth_times => {
+                reply.answer.statx_out(&h.getattr(node)?, self.policy.attr_ttl.as_secs());
+                Ok(Outcome::Answer)
+            }
             Request::SetAttr => {
                 let changes = setattr_in(&mut f, caller)?;
                 Ok(self.attr(reply, &h.setattr(node, &changes, caller)?))

@@ -265,6 +265,9 @@ pub struct Policy {
     /// Extended attributes. With them every file that is written costs one request more, in which
     /// the kernel asks for its capabilities.
     pub xattrs: bool,
+    /// The time of birth is shown to those who ask for it, for a request for each file that they
+    /// ask about first.
+    pub birth_times: bool,
     /// Threads that read requests, each on its own clone of the connection. Over io_uring there is
     /// one for each CPU.
     pub threads: usize,
@@ -294,6 +297,7 @@ impl Default for Policy {
             max_background: 256,
             write_back: false,
             xattrs: true,
+            birth_times: false,
             // One per core serves as many clients as can run; on two cores two were as fast as one
             // for a single client and twice as fast for two, and four were slower.
             threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),

@@ -236,6 +236,20 @@ impl Answer {
         self.u64(ttl).u32(0).u32(0).attr(a);
     }
 
+    /// `fuse_statx_out`, with all that is known; the kernel may believe it for `ttl` seconds.
+    pub fn statx_out(&mut self, NodeAttr { attr: a, .. }: &NodeAttr, ttl: u64) {
+        self.u64(ttl).u32(0).u32(0).u64(0).u64(0);
+        self.u32(libc::STATX_BASIC_STATS | libc::STATX_BTIME).u32(4096).u64(0);
+        self.u32(a.nlink).u32(a.uid).u32(a.gid).u16(mode(a.kind, a.perm) as u16).u16(0);
+        self.u64(a.ino).u64(a.size).u64(a.blocks).u64(0);
+        for Timestamp { secs, nanos } in [a.atime, a.btime, a.ctime, a.mtime] {
+            self.u64(secs as u64).u32(nanos).u32(0);
+        }
+        let device = u64::from(a.rdev);
+        self.u32(libc::major(device)).u32(libc::minor(device)).u32(0).u32(0);
+        self.0.resize(self.0.len() + 14 * 8, 0);
+    }
+
     /// `fuse_entry_out`.
     pub fn entry_out(&mut self, a: &NodeAttr, entry_ttl: u64, attr_ttl: u64) {
         self.node(a.node).u64(0).u64(entry_ttl).u64(attr_ttl).u32(0).u32(0).attr(a);
@@ -335,6 +349,7 @@ mod tests {
         };
         assert_eq!(size(&|a| a.attr(&NODE)), 88);
         assert_eq!(size(&|a| a.attr_out(&NODE, 1)), 104);
+        assert_eq!(size(&|a| a.statx_out(&NODE, 1)), 288);
         assert_eq!(size(&|a| a.entry_out(&NODE, 1, 1)), ENTRY_OUT);
         assert_eq!(size(&|a| a.no_entry_out(1)), ENTRY_OUT);
         let room =
