@@ -10,6 +10,7 @@ use env::sync::Mutex;
 use kvdb::{
     CommitOptions, CommittedKey, DictionaryId, Durability, Isolation, Kvdb, ReceiveOptions,
     ReceiveStats, Result, Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
+    View,
 };
 
 use crate::effects::Effects;
@@ -209,6 +210,16 @@ pub trait Snapshots: Send + Sync {
     /// What differs in the files from a snapshot to another, or to what there is now; sorted by
     /// path. `collapsed`: as of a transaction.
     fn files(&self, before: &str, after: Option<&str>, collapsed: bool) -> Result<Vec<FileChange>>;
+    /// The same of two states of the store.
+    fn files_between(
+        &self,
+        before: &View,
+        after: &View,
+        collapsed: bool,
+    ) -> Result<Vec<FileChange>> {
+        let _ = (before, after, collapsed);
+        Ok(Vec::new())
+    }
 }
 
 /// A store without files.

@@ -182,7 +182,15 @@ impl Changes {
         if output.is_json() {
             return output.print("", self.json(detail));
         }
+        self.print_below("", detail, output)
+    }
+
+    /// Prints what differs for people, below a line.
+    pub fn print_below(&self, heading: &str, detail: Detail, output: &Output) -> Outcome {
         let mut pager = Pager::start(!detail.no_pager && !detail.stat, output);
+        if !pager.write(heading.as_bytes())? {
+            return Ok(());
+        }
         self.pieces(detail, Style::of_output(detail.color), &mut |piece| pager.write(piece))
     }
 

@@ -61,6 +61,7 @@ mod scrub;
 mod scrubbing;
 mod send;
 mod service;
+mod show;
 mod sizes;
 mod snapshot;
 mod sockets;
@@ -121,6 +122,7 @@ enum Command {
     Undo(undo::Args),
     Changes(changes_since::Args),
     History(history::Args),
+    Show(show::Args),
     Send(send::SendArgs),
     Receive(send::ReceiveArgs),
     Ls(ls::Args),
@@ -196,6 +198,7 @@ fn main() -> ExitCode {
         Command::Changes(args) => changes_since::run(args, &output),
         Command::Undo(args) => undo::run(args, &output),
         Command::History(args) => history::run(args, &output),
+        Command::Show(args) => show::run(args, &output),
         Command::Send(args) => send::send(args, &output),
         Command::Receive(args) => send::receive(args, &output),
         Command::Ls(args) => ls::run(args, &output),

@@ -380,7 +380,36 @@ fn difference(
         Some(name) => store.db.open_snapshot(name).map_err(cannot)?,
         None => store.db.view(),
     };
-    let files = kvfs::difference_of_states(&before, &after, listing(!wanted.all))
+    Changes::between(files_between(&before, &after, wanted)?, keys, None)
+}
+
+/// What a commit that is kept has changed.
+pub fn of_commit(target: &Path, number: u64, wanted: Wanted) -> Outcome<Changes> {
+    let mut connection = Connection::open(target, false)?;
+    let changes = changes_of_commit(&mut connection, number, wanted);
+    let closed = connection.close();
+    changes.and_then(|changes| closed.map(|()| changes))
+}
+
+fn changes_of_commit(connection: &mut Connection, number: u64, wanted: Wanted) -> Outcome<Changes> {
+    let name = number.to_string();
+    let words = |what: &'static str, option: Option<&'static str>| {
+        let words = [Some("TXN"), Some("COMMITS"), Some(&name), Some(what), option];
+        words.into_iter().flatten().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>()
+    };
+    let mut call =
+        |words: Vec<Vec<u8>>| connection.call(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let keys = call(words("CHANGES", wanted.fields.then_some("FIELDS")))?;
+    let files = call(words("FILES", (!wanted.all).then_some("COLLAPSED")))?;
+    let Some(store) = connection.store() else { return Changes::between(files, keys, None) };
+    let cannot = |e: kvdb::Error| failures::of_database("cannot compare", e);
+    let (before, after) = store.db.states_around(number).map_err(cannot)?;
+    Changes::between(files_between(&before, &after, wanted)?, keys, None)
+}
+
+/// What differs in the files of two states, as the socket tells it.
+fn files_between(before: &kvdb::View, after: &kvdb::View, wanted: Wanted) -> Outcome<Reply> {
+    let files = kvfs::difference_of_states(before, after, listing(!wanted.all))
         .map_err(|e| tree::failure("cannot compare the files", e))?;
     let size = |size: Option<u64>| {
         size.map_or(Reply::Null, |size| Reply::Integer(i64::try_from(size).unwrap_or(i64::MAX)))
@@ -399,7 +428,7 @@ fn difference(
             details,
         ])
     };
-    Changes::between(Reply::Array(listed(files).into_iter().map(file).collect()), keys, None)
+    Ok(Reply::Array(listed(files).into_iter().map(file).collect()))
 }
 
 /// "2024-05-17 09:30:00" of seconds since 1970, UTC.

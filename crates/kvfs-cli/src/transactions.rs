@@ -360,6 +360,15 @@ impl Snapshots for OverFiles {
         let changes = self.0.difference_of_snapshots(before, after, listing(collapsed));
         changes.map(listed).map_err(of_snapshot(before))
     }
+    fn files_between(
+        &self,
+        before: &kvdb::View,
+        after: &kvdb::View,
+        collapsed: bool,
+    ) -> Result<Vec<FileChange>> {
+        let changes = kvfs::difference_of_states(before, after, listing(collapsed));
+        changes.map(listed).map_err(of_store)
+    }
 }
 
 pub fn listing(collapsed: bool) -> Listing {

@@ -199,3 +199,44 @@ fn wrong_uses_are_refused_and_a_history_tells_of_commits() {
     assert!(said.contains("monday"), "{said}");
     assert_eq!(succeeds(kvfs(&["history", "-n", "1"]).arg(&root)).lines().count(), 2);
 }
+
+#[test]
+fn a_commit_is_shown_whatever_others_have_changed_since() {
+    let Some(p) = Place::new() else { return };
+    assert!(fails(3, kvfs(&["show"]).arg(p.store())).contains("no commit is kept"));
+    p.mounted();
+    let root = p.mnt();
+    fs::write(root.join("file"), "before").expect("written");
+    let program = env!("CARGO_BIN_EXE_kvfs");
+    run(
+        &root,
+        &format!("echo 1 > made; echo after > file; mkdir d; touch d/in; {program} kv put . k v"),
+    );
+    fs::write(root.join("file"), "by others").expect("written");
+    fs::write(root.join("since"), "").expect("written");
+    run(&root, "rm made");
+    let numbers: Vec<String> = commits(&root).iter().map(|c| c["number"].to_string()).collect();
+    let [last, first] = &numbers[..] else { panic!("{numbers:?}") };
+    let shown = |target: &Path| {
+        let words = |words: &[&str]| succeeds(kvfs(&["show"]).arg(target).args(words));
+        let said = words(&[first]);
+        assert!(said.starts_with(&format!("commit {first}  ")), "{said}");
+        let lines: Vec<String> = said
+            .lines()
+            .map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(lines[1..5], ["A d/", "M file", "A made", "A key"], "{said}");
+        assert!(!said.contains("since"), "{said}");
+        assert!(words(&[first, "--all"]).contains("d/in"));
+        assert_eq!(words(&[first, "--stat"]).lines().count(), 2);
+        assert!(words(&[]).starts_with(&format!("commit {last}  ")));
+        let list = json(&words(&[first, "--json"]));
+        assert_eq!(list["number"].to_string(), *first);
+        assert_eq!(list["changes"]["keys"].as_array().map(Vec::len), Some(1));
+        assert!(fails(3, kvfs(&["show"]).arg(target).arg("1")).contains("commit 1 is not kept"));
+        said
+    };
+    let mounted = shown(&root);
+    succeeds(&mut p.umount());
+    assert_eq!(shown(&p.store()), mounted);
+}

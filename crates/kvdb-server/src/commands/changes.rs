@@ -303,10 +303,21 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
             (s.db().view(), of.map(|info| info.branch).unwrap_or_default())
         }
     };
+    between(s, &before, (&after, &branch), with_fields, out)
+}
+
+/// What differs from a snapshot to a branch in another state, as of two snapshots.
+pub fn between(
+    s: &mut Session,
+    before: &View,
+    after: (&View, &str),
+    with_fields: bool,
+    out: &mut Output,
+) -> Outcome {
     out.whole(|out| {
         let position = out.position();
         let mut rows = Rows { s, out, count: 0 };
-        list_states(&before, (&after, &branch), with_fields, &mut rows)?;
+        list_states(before, after, with_fields, &mut rows)?;
         let count = rows.count;
         out.insert_array_header(position, count);
         Ok(())

@@ -21,7 +21,7 @@ use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
 pub const USAGE: &str = "BEGIN [OF clone] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS | UNDO [number] [ATTACHED]";
+                         COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The others wait for the mount, for a sync or for a lock, or read much.

@@ -8,8 +8,8 @@ use kvdb::{
     Changed, DictionaryId, Transaction, TransactionId, TransactionOptions, UndoableCommit, View,
 };
 
-use super::is;
-use super::txn::{arity, attach, names_of};
+use super::txn::{arity, attach, list_files, names_of};
+use super::{changes, is};
 use crate::dictionaries::{Place, listed_at};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
@@ -24,9 +24,12 @@ use crate::waiters::Spot;
 /// `TXN COMMITS`: the commits that can be undone, of the store, or of the clone that the connection
 /// works in, the oldest first: for each a map of its number,
 /// the label of its transaction, when it was made in seconds since 1970, and the bytes that are
-/// kept for it alone.
+/// kept for it alone. With `number FILES [COLLAPSED]` or `number CHANGES [FIELDS]`: what that
+/// commit has changed, as `SNAPSHOT FILES` and `SNAPSHOT CHANGES` tell it.
 pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    arity(args, 2, 2)?;
+    if args.len() > 2 {
+        return changed_by(s, args, out);
+    }
     let all = undoable(s);
     out.array(all.len());
     for commit in all {
@@ -41,6 +44,29 @@ pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         out.integer(commit.held_bytes as i64);
     }
     Ok(())
+}
+
+fn changed_by(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 4, 5)?;
+    let number = integer(args.at(2)).and_then(|number| u64::try_from(number).ok());
+    let commit = named(s, Some(number.ok_or(Failure::NOT_AN_INTEGER)?))?;
+    let (before, after) = s.db().states_around(commit.number)?;
+    // What they have is listed as of the main branch.
+    let to = (&after, "");
+    match (args.at(3), args.get(4)) {
+        (what, None) if is(what, "changes") => changes::between(s, &before, to, false, out),
+        (what, Some(option)) if is(what, "changes") && is(option, "fields") => {
+            changes::between(s, &before, to, true, out)
+        }
+        (what, option)
+            if is(what, "files") && option.is_none_or(|option| is(option, "collapsed")) =>
+        {
+            let files = s.shared.snapshots.files_between(&before, &after, option.is_some())?;
+            list_files(files, out);
+            Ok(())
+        }
+        _ => Err(Failure::SYNTAX),
+    }
 }
 
 /// `TXN UNDO [number] [ATTACHED]`: begins a transaction that undoes a commit, the last one if no

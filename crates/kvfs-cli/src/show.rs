@@ -1,0 +1,56 @@
+//! `kvfs show`: what the commit of a transaction has changed.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use crate::changes::Detail;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::{place, snapshot, text};
+
+/// Show what the commit of a transaction has changed, files and keys.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Commits that can be undone are kept, with the states before and after them: `kvfs history` lists \
+them. What others have changed since is not shown.
+
+  kvfs run /mnt -- make install
+  kvfs show /mnt                      # the last one
+  kvfs show /mnt 1843 --stat
+  kvfs undo /mnt --commit 1843")]
+pub struct Args {
+    /// The directory a store is mounted on, or the file of a store that is not mounted.
+    target: PathBuf,
+    /// The commit, by its number in `kvfs history`; without it, the last one.
+    commit: Option<u64>,
+    #[command(flatten)]
+    detail: Detail,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    place::must_be_the_store(&args.target)?;
+    let commits = snapshot::commits(&args.target)?;
+    let found = match args.commit {
+        Some(wanted) => commits.iter().find(|commit| commit["number"].as_u64() == Some(wanted)),
+        None => commits.last(),
+    };
+    let Some(commit) = found else {
+        let what = match args.commit {
+            Some(wanted) => format!("commit {wanted} is not kept"),
+            None => "no commit is kept".into(),
+        };
+        return Err(Failure::new(Exit::NotFound, what).hint("kvfs history lists those that are"));
+    };
+    let number = commit["number"].as_u64().unwrap_or(0);
+    let changes = snapshot::of_commit(&args.target, number, args.detail.wanted())?;
+    let label = commit["label"].as_str().unwrap_or("");
+    if output.is_json() {
+        let mut object = commit.clone();
+        object.insert("changes".into(), changes.json(args.detail));
+        return output.print("", json!(object));
+    }
+    let made = snapshot::time(commit["created"].as_u64().unwrap_or(0));
+    let heading = format!("commit {number}  {}", text::show(label.as_bytes()));
+    let heading = format!("{}  {made} UTC\n", heading.trim_end());
+    changes.print_below(&heading, args.detail, output)
+}
