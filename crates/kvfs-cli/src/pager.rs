@@ -2,6 +2,11 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use signal_hook::consts::{SIGINT, SIGQUIT};
+use signal_hook::flag;
 
 use crate::output::{Outcome, Output};
 
@@ -21,13 +26,42 @@ fn chosen() -> Option<String> {
 pub struct Pager<'a> {
     output: &'a Output,
     child: Option<Child>,
+    interrupts: Option<Interrupts>,
+}
+
+/// What a terminal sends to all programs in the foreground. A pager does with it what it likes, and
+/// would be left alone with the terminal, which the shell takes back, if this process ended of it
+/// first: so it ends of it when the pager has ended.
+struct Interrupts {
+    /// The one that came; 0: none.
+    came: Arc<AtomicUsize>,
+    /// The pager has ended, and the next one does what it does without us.
+    over: Arc<AtomicBool>,
+}
+
+impl Interrupts {
+    fn hold() -> Interrupts {
+        let (came, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        for signal in [SIGINT, SIGQUIT] {
+            // Where that is not possible it ends the command at once.
+            let _ = flag::register_conditional_default(signal, over.clone())
+                .and_then(|_| flag::register_usize(signal, came.clone(), signal as usize));
+        }
+        Interrupts { came, over }
+    }
+
+    fn came(&self) -> Option<i32> {
+        i32::try_from(self.came.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
+    }
 }
 
 impl Pager<'_> {
     /// A pager if it is `wanted` and standard output is a terminal; else standard output.
     pub fn start(wanted: bool, output: &Output) -> Pager<'_> {
         let pager = Some(wanted && std::io::stdout().is_terminal()).filter(|wanted| *wanted);
-        let child = pager.and_then(|_| chosen()).and_then(|pager| {
+        let pager = pager.and_then(|_| chosen());
+        let interrupts = pager.is_some().then(Interrupts::hold);
+        let child = pager.and_then(|pager| {
             let mut command = Command::new("sh");
             command.arg("-c").arg(&pager).stdin(Stdio::piped());
             if std::env::var_os("LESS").is_none() {
@@ -36,11 +70,14 @@ impl Pager<'_> {
             }
             command.spawn().ok()
         });
-        Pager { output, child }
+        Pager { output, child, interrupts }
     }
 
-    /// Whether more is wanted: who leaves the pager early has seen enough.
+    /// Whether more is wanted: who leaves the pager early, or interrupts it, has seen enough.
     pub fn write(&mut self, text: &[u8]) -> Outcome<bool> {
+        if self.interrupts.as_ref().is_some_and(|interrupts| interrupts.came().is_some()) {
+            return Ok(false);
+        }
         match self.child.as_mut().and_then(|child| child.stdin.as_mut()) {
             Some(pipe) => Ok(pipe.write_all(text).is_ok()),
             None => self.output.print_bytes(text),
@@ -53,6 +90,12 @@ impl Drop for Pager<'_> {
         if let Some(child) = &mut self.child {
             drop(child.stdin.take());
             let _ = child.wait();
+        }
+        if let Some(interrupts) = self.interrupts.take() {
+            interrupts.over.store(true, Ordering::Relaxed);
+            if let Some(signal) = interrupts.came() {
+                let _ = signal_hook::low_level::emulate_default_handler(signal);
+            }
         }
     }
 }

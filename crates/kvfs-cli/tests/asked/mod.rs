@@ -73,8 +73,12 @@ impl Asked {
 
     /// Types a line.
     pub fn types(&mut self, line: &str) {
-        let input = self.input.as_mut().expect("open");
-        input.write_all(format!("{line}\n").as_bytes()).expect("it reads");
+        self.presses(&format!("{line}\n"));
+    }
+
+    /// Presses keys.
+    pub fn presses(&mut self, keys: &str) {
+        self.input.as_mut().expect("open").write_all(keys.as_bytes()).expect("it reads");
     }
 
     /// Answers the next questions.
