@@ -126,10 +126,20 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
                 "a snapshot is made of the store or of a clone, and {} leads into {view}",
                 target.display()
             );
-            Err(Failure::new(Exit::Usage, what).hint(format!(
-                "give the directory of the mount ({})",
-                place.mount.mount_point.display()
-            )))
+            let hint = match view {
+                View::Clone(name) if place.bound => format!(
+                    "mount the whole store, or unmount it and give its file, with --of {}",
+                    show(name.as_bytes())
+                ),
+                _ if place.bound => "do it from outside".into(),
+                _ => {
+                    format!(
+                        "give the directory of the mount ({})",
+                        place.mount.mount_point.display()
+                    )
+                }
+            };
+            Err(Failure::new(Exit::Usage, what).hint(hint))
         }
     }
 }

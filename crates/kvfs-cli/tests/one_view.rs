@@ -4,6 +4,7 @@ mod place;
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
 use place::{Place, fails, kvfs, succeeds};
@@ -70,6 +71,68 @@ fn a_clone_is_mounted_by_itself_and_keeps_what_is_written() {
     p.mounted();
     assert!(!p.mnt().join("1").exists());
     assert_eq!(fs::read_to_string(p.mnt().join(".kvfs/clone/trial/2")).expect("read"), "2");
+}
+
+#[test]
+fn a_clone_that_is_mounted_alone_says_where_its_snapshots_and_transactions_are_made() {
+    let Some(p) = prepared() else { return };
+    succeeds(&mut mount(&p, "clone=trial"));
+    let on = |words: &[&str]| {
+        let mut command = kvfs(words);
+        command.stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+        command
+    };
+    let said = fails(125, on(&["run"]).arg(p.mnt()).args(["--", "true"]));
+    let why = "shows one clone or snapshot alone (-o clone=, snapshot=), and no views";
+    assert!(said.contains(why) && said.contains("where the whole store is mounted"), "{said}");
+    fs::write(p.mnt().join("dir/file"), "tried").expect("write");
+    let said = fails(2, on(&["snapshot", "create"]).arg(p.mnt()).arg("tried"));
+    assert!(said.contains("unmount it and give its file, with --of trial"), "{said}");
+    succeeds(&mut p.umount());
+    succeeds(on(&["snapshot", "create"]).arg(p.store()).args(["tried", "--of", "trial"]));
+    p.mounted();
+    let shown = p.mnt().join(".kvfs/snapshot/tried/dir/file");
+    assert_eq!(fs::read_to_string(shown).expect("read"), "tried");
+    let list = succeeds(on(&["snapshot", "list"]).arg(p.mnt()));
+    assert!(list.contains("tried  of clone trial"), "{list}");
+}
+
+/// What programs that make backups compare, to read only what has changed.
+fn compared(p: &Place, names: &[&str]) -> Vec<(u64, i64, i64, i64, i64, u64)> {
+    let of = |name: &&str| {
+        let m = fs::symlink_metadata(p.mnt().join(name)).expect("there");
+        (m.ino(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec(), m.len())
+    };
+    names.iter().map(of).collect()
+}
+
+#[test]
+fn snapshots_mounted_one_after_the_other_show_the_same_of_what_has_not_changed() {
+    let Some(p) = prepared() else { return };
+    p.mounted();
+    for n in 0..20 {
+        fs::write(p.mnt().join(format!("dir/{n}")), vec![7; n * 1000]).expect("write");
+    }
+    let snapshot = |name: &str| {
+        succeeds(kvfs(&["snapshot", "create"]).arg(p.mnt()).arg(name).stdin(Stdio::null()));
+    };
+    snapshot("first");
+    fs::write(p.mnt().join("dir/7"), "changed").expect("write");
+    fs::remove_file(p.mnt().join("dir/8")).expect("removed");
+    fs::write(p.mnt().join("dir/made"), "").expect("write");
+    snapshot("second");
+    succeeds(&mut p.umount());
+    let names = ["dir/0", "dir/1", "dir/19", "dir/file", "dir/7"];
+    let shown = ["first", "second", "first"].map(|name| {
+        succeeds(&mut mount(&p, &format!("snapshot={name}")));
+        let shown = compared(&p, &names);
+        succeeds(&mut p.umount());
+        shown
+    });
+    assert_eq!(shown[0][..4], shown[1][..4]);
+    assert_eq!(shown[0][4].0, shown[1][4].0);
+    assert_ne!(shown[0][4], shown[1][4]);
+    assert_eq!(shown[0], shown[2]);
 }
 
 #[test]

@@ -28,6 +28,52 @@ fn open_rw(path: PathBuf) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
 }
 
+/// Renames what a listing shows while it goes on; how many names it has shown.
+fn renamed_as_listed(m: &Mount, files: usize) -> usize {
+    let dir = m.path("renamed");
+    fs::create_dir(&dir).expect("mkdir");
+    (0..files).for_each(|n| drop(File::create(dir.join(format!("f{n}"))).expect("made")));
+    let mut seen = 0;
+    for entry in fs::read_dir(&dir).expect("listed") {
+        let name = entry.expect("an entry").file_name().into_string().expect("text");
+        assert!(!name.ends_with(".bak"), "{name} was shown again");
+        fs::rename(dir.join(&name), dir.join(format!("{name}.bak"))).expect("renamed");
+        seen += 1;
+        assert!(seen <= files, "the listing comes to an end");
+    }
+    let names: BTreeSet<_> =
+        fs::read_dir(&dir).expect("listed").map(|entry| entry.expect("one").file_name()).collect();
+    let all = (0..files).map(|n| format!("f{n}.bak").into());
+    assert_eq!(names, all.collect());
+    seen
+}
+
+fn a_loop_that_renames_what_it_lists_meets_each_name_once(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
+    assert_eq!(renamed_as_listed(&m, 2000), 2000);
+}
+
+#[test]
+#[ignore = "at size: takes a minute"]
+fn a_loop_that_renames_fifty_thousand_names_as_it_lists_them_meets_each_once() {
+    let Some(m) = Mount::in_mode(false) else { return };
+    assert_eq!(renamed_as_listed(&m, 50_000), 50_000);
+}
+
+fn what_is_allocated_counts_as_taken(write_back: bool) {
+    let Some(m) = Mount::in_mode(write_back) else { return };
+    let (file, length) = (open_rw(m.path("a")), 64 << 20);
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length).expect("allocated");
+    let shown = file.metadata().expect("stat");
+    assert_eq!((shown.len(), shown.blocks()), (length, length / 512));
+    file.write_all_at(&pattern(1 << 20), 3 << 20).expect("write");
+    file.sync_all().expect("synced");
+    assert_eq!(file.metadata().expect("stat").blocks(), length / 512);
+    file.set_len(0).expect("cut");
+    // Where writes are gathered, an empty file shows one, too.
+    assert!(file.metadata().expect("stat").blocks() <= 1);
+}
+
 fn what_is_written_is_read_again_after_a_remount(write_back: bool) {
     let Some(m) = Mount::in_mode(write_back) else { return };
     let sizes = [0, 1, 100, 4095, 4096, 4097, 70_000, 3 << 20];
@@ -390,6 +436,8 @@ macro_rules! in_both_modes {
 
 in_both_modes!(
     what_is_written_is_read_again_after_a_remount,
+    a_loop_that_renames_what_it_lists_meets_each_name_once,
+    what_is_allocated_counts_as_taken,
     overwriting_appending_and_truncating,
     a_shared_mapping_and_the_file_are_one,
     direct_io_bypasses_the_cache_and_agrees_with_it,
