@@ -104,6 +104,15 @@ impl FileChange {
         }
     }
 
+    /// What it takes of a list.
+    fn bytes(&self) -> usize {
+        let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+        let of_xattr =
+            |xattr: &XattrChange| xattr.name.len() + length(&xattr.before) + length(&xattr.after);
+        let xattrs: usize = self.xattrs.iter().map(of_xattr).sum();
+        self.path.len() + length(&self.targets.0) + length(&self.targets.1) + xattrs
+    }
+
     /// Something was there before and is now, and `of` it differs.
     fn changed<T: PartialEq>(&self, of: impl Fn(&Attr) -> T) -> bool {
         matches!((&self.before, &self.after), (Some(before), Some(after)) if of(before) != of(after))
@@ -152,8 +161,10 @@ pub(crate) fn difference_in(
     between(Side::new(before, layout), Side::new(after, layout), listing)
 }
 
-/// Bytes of paths that one list has at most: it is kept in memory, several times while it is told.
-const MOST_PATHS: usize = 256 << 20;
+/// Bytes of paths, targets and attributes that one list has at most: it is kept in memory, several
+/// times while it is told. A deep tree has paths as long as the square of its depth, a file with
+/// many names one for each of them.
+const MOST_LISTED: usize = 256 << 20;
 
 /// What differs in the dictionaries.
 #[derive(Default)]
@@ -231,8 +242,8 @@ type Followed = (Way, Rc<[u8]>);
 
 struct Comparison {
     listing: Listing,
-    /// Bytes of paths that may still be listed.
-    room: usize,
+    /// Bytes that may still be listed.
+    room: Room,
     old: Side,
     new: Side,
     marks: Marks,
@@ -248,11 +259,36 @@ struct Comparison {
     walked: [HashSet<Ino>; 2],
 }
 
+/// What a list may still take.
+struct Room {
+    left: usize,
+    most: usize,
+}
+
+impl Room {
+    fn take(&mut self, bytes: usize) -> Result<()> {
+        let more = || {
+            kvdb::Error::Limit(format!(
+                "the paths and attributes of what has changed take more than {} MiB: look at it \
+                 directory by directory, or without what lies below directories that were added \
+                 or removed",
+                self.most >> 20
+            ))
+        };
+        self.left = self.left.checked_sub(bytes).ok_or_else(more)?;
+        Ok(())
+    }
+}
+
 pub(crate) fn between(old: Side, new: Side, listing: Listing) -> Result<Vec<FileChange>> {
+    between_within(old, new, listing, MOST_LISTED)
+}
+
+fn between_within(old: Side, new: Side, listing: Listing, most: usize) -> Result<Vec<FileChange>> {
     let marks = Marks::of(&old, &new)?;
     let mut comparison = Comparison {
         listing,
-        room: MOST_PATHS,
+        room: Room { left: most, most },
         old,
         new,
         marks,
@@ -352,14 +388,7 @@ impl Comparison {
                 return Ok(());
             }
         }
-        let more = || {
-            kvdb::Error::Limit(format!(
-                "the paths of what has changed take more than {} MiB: look at it directory by \
-                 directory, or without what lies below directories that were added or removed",
-                MOST_PATHS >> 20
-            ))
-        };
-        self.room = self.room.checked_sub(change.path.len()).ok_or_else(more)?;
+        self.room.take(change.bytes())?;
         self.changes.insert(change.path.clone(), change);
         Ok(())
     }
@@ -407,6 +436,7 @@ impl Comparison {
                 (Some(_), None) => groups.old.other(&change.path),
                 _ => None,
             };
+            self.room.take(change.linked_to.as_ref().map_or(0, Vec::len))?;
         }
         for path in groups.differing() {
             if let Some(change) = self.changes.get_mut(&path) {
@@ -422,9 +452,88 @@ impl Comparison {
                     links: true,
                     ..FileChange::of(path.clone(), Some(&was), Some(&is))
                 };
+                self.room.take(change.bytes())?;
                 self.changes.insert(path, change);
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use env::Simulated;
+    use kvdb::Kvdb;
+
+    use super::*;
+    use crate::{Caller, Fs, FsOptions};
+
+    const MIB: usize = 1 << 20;
+
+    /// What is listed of a file system that was empty, where so much may be.
+    fn listed(make: impl FnOnce(&Fs), listing: Listing, most: usize) -> Result<Vec<FileChange>> {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        fs.sync_all().unwrap();
+        let before = db.view();
+        make(&fs);
+        fs.sync_all().unwrap();
+        let side = |view| Side::new(view, fs.core.layout);
+        between_within(side(before), side(db.view()), listing, most)
+    }
+
+    fn is_refused(listed: Result<Vec<FileChange>>) -> bool {
+        matches!(listed, Err(Error::Store(kvdb::Error::Limit(_))))
+    }
+
+    fn file(fs: &Fs, parent: Ino, name: &[u8]) -> Ino {
+        let made = fs.mknod(parent, name, FileKind::File, 0o644, 0, Caller::default());
+        made.unwrap().ino
+    }
+
+    #[test]
+    fn a_deep_tree_is_listed_collapsed_and_not_path_by_path() {
+        let deep = |fs: &Fs| {
+            let mut parent = ROOT;
+            for _ in 0..150 {
+                let name = [b'n'; 200];
+                parent = fs.mkdir(parent, &name, 0o755, Caller::default()).unwrap().ino;
+            }
+        };
+        assert!(is_refused(listed(deep, Listing::All, MIB)));
+        assert_eq!(listed(deep, Listing::All, 4 * MIB).unwrap().len(), 150);
+        assert_eq!(listed(deep, Listing::Collapsed, MIB).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn many_names_of_a_file_below_a_long_path_have_a_limit() {
+        let names = |fs: &Fs| {
+            let mut parent = ROOT;
+            for _ in 0..10 {
+                let name = [b'n'; 200];
+                parent = fs.mkdir(parent, &name, 0o755, Caller::default()).unwrap().ino;
+            }
+            let ino = file(fs, parent, b"f");
+            for n in 0..400 {
+                fs.link(ino, parent, format!("{n}").as_bytes()).unwrap();
+            }
+        };
+        // A path of 2,000 bytes each, and another one that each is linked to.
+        assert!(is_refused(listed(names, Listing::All, MIB)));
+        assert!(listed(names, Listing::All, 2 * MIB).is_ok());
+    }
+
+    #[test]
+    fn extended_attributes_that_are_listed_have_a_limit() {
+        let attributes = |fs: &Fs| {
+            for n in 0..40 {
+                let ino = file(fs, ROOT, format!("{n}").as_bytes());
+                fs.setxattr(ino, b"user.large", &[7; 60_000], Default::default()).unwrap();
+            }
+        };
+        assert!(is_refused(listed(attributes, Listing::All, MIB)));
+        assert_eq!(listed(attributes, Listing::All, 4 * MIB).unwrap().len(), 40);
     }
 }
