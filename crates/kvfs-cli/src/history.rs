@@ -51,9 +51,7 @@ fn number(info: &Map<String, Value>, name: &str) -> u64 {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     // Each clone has a history of its own.
-    let branch = place::branch_of(&args.target)?;
-    let place = place::of_target(&args.target)?.filter(|_| !branch.is_empty());
-    let target = place.map_or_else(|| args.target.clone(), |place| place.root());
+    let (target, branch) = place::store_and_branch(&args.target)?;
     let mut all = snapshot::all(&target)?;
     all.retain(|info| info["clone"].as_str().unwrap_or_default() == branch);
     let commits = snapshot::commits(&target, &branch)?;

@@ -199,6 +199,13 @@ pub fn branch_of(target: &Path) -> Outcome<String> {
     Ok(place.and_then(|place| place.view.branch().map(String::from)).unwrap_or_default())
 }
 
+/// What a path of the store or of a clone leads to: the store, and the branch in it.
+pub fn store_and_branch(target: &Path) -> Outcome<(PathBuf, String)> {
+    let branch = branch_of(target)?;
+    let place = of_target(target)?.filter(|_| !branch.is_empty());
+    Ok((place.map_or_else(|| target.to_owned(), |place| place.root()), branch))
+}
+
 impl Place {
     /// Where all of the file system is mounted; where it is not, where this is.
     pub fn root(&self) -> PathBuf {

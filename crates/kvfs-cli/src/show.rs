@@ -19,7 +19,8 @@ them. What others have changed since is not shown.
   kvfs show /mnt 1843 --stat
   kvfs undo /mnt --commit 1843")]
 pub struct Args {
-    /// The directory a store is mounted on, or the file of a store that is not mounted.
+    /// The directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// store that is not mounted.
     target: PathBuf,
     /// The commit, by its number in `kvfs history`; without it, the last one.
     commit: Option<u64>,
@@ -28,8 +29,8 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    place::must_be_the_store(&args.target)?;
-    let commits = snapshot::commits(&args.target)?;
+    let (target, branch) = place::store_and_branch(&args.target)?;
+    let commits = snapshot::commits(&target, &branch)?;
     let found = match args.commit {
         Some(wanted) => commits.iter().find(|commit| commit["number"].as_u64() == Some(wanted)),
         None => commits.last(),
@@ -42,7 +43,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::NotFound, what).hint("kvfs history lists those that are"));
     };
     let number = commit["number"].as_u64().unwrap_or(0);
-    let changes = snapshot::of_commit(&args.target, number, args.detail.wanted())?;
+    let changes = snapshot::of_commit(&target, number, args.detail.wanted())?;
     let label = commit["label"].as_str().unwrap_or("");
     if output.is_json() {
         let mut object = commit.clone();

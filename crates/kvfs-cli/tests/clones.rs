@@ -123,6 +123,8 @@ fn its_commits_are_listed_and_undone_in_the_clone() {
     let (of_clone, of_store) = (history(&clone), history(&mount.root()));
     assert!(of_clone.contains("in the clone") && !of_clone.contains("in the store"), "{of_clone}");
     assert!(of_store.contains("in the store") && !of_store.contains("in the clone"), "{of_store}");
+    let shown = succeeds(kvfs(&["show"]).arg(&clone));
+    assert!(shown.contains("in the clone") && shown.contains("M  file"), "{shown}");
     succeeds(kvfs(&["undo"]).arg(&clone));
     assert_eq!(read(clone.join("file")).as_deref(), Some("base"));
     assert_eq!(read(mount.path("file")).as_deref(), Some("store\n"));
