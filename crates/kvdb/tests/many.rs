@@ -121,7 +121,20 @@ fn rows(many: usize) -> Vec<Row> {
     ));
     rows.push(("buffered snapshot beside dictionaries", cost(|n| world.pending(n))));
     world.db.flush().expect("flushed");
+    world.db.snapshots().into_iter().for_each(|snapshot| {
+        if snapshot.name != "base" {
+            world.db.drop_snapshot(&snapshot.name).expect("dropped");
+        }
+    });
     rows.push(("snapshot beside dictionaries", cost(|n| world.snapshot(n))));
+    (0..EACH).for_each(|n| world.db.drop_snapshot(&format!("s{n:06}")).expect("dropped"));
+    rows.push((
+        "snapshot after the only one is dropped",
+        cost(|_| {
+            world.db.drop_snapshot("base").expect("dropped");
+            world.db.snapshot("base").expect("made");
+        }),
+    ));
     rows.push((
         "drop a dictionary",
         cost(|n| {
@@ -179,8 +192,11 @@ fn rows(many: usize) -> Vec<Row> {
 const COUNTED: &[&str] = &[
     "create a dictionary",
     "put beside dictionaries",
+    "flush beside dictionaries",
+    "buffered snapshot beside dictionaries",
     "drop a dictionary",
     "snapshot beside dictionaries",
+    "snapshot after the only one is dropped",
     "snapshot beside snapshots",
     "put beside snapshots",
     "drop a snapshot",
@@ -199,6 +215,18 @@ fn an_operation_allocates_the_same_beside_few_and_many() {
             after <= 2 * before + 1024,
             "{what}: {before} bytes beside 100, {after} beside 1000"
         );
+    }
+}
+
+/// A store without threads flushes those that wait with one of them now and then, and few at a
+/// time.
+#[test]
+fn no_snapshot_waits_for_the_flush_of_very_many() {
+    let world = begun();
+    for n in 0..300 {
+        let before = world.db.stats().flushes;
+        world.pending(n);
+        assert!(world.db.stats().flushes <= before + 1, "snapshot {n}");
     }
 }
 

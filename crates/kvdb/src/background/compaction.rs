@@ -420,7 +420,8 @@ impl Subcompaction {
             // What they hid of each other is gone; what is left of it lies below.
             let items = numbered.run.stats().items;
             let left = state.overwriting.0 - state.overwriting.1.saturating_sub(items) as f64;
-            compactor.garbage.set(numbered.id, left / items.max(1) as f64);
+            let share = left / items.max(1) as f64;
+            compactor.garbage.set(state.plan.dict, numbered.id, share);
         }
         self.whole.reset_part(compactor);
         compactor.counters.compactions.add(u64::from(all_done));

@@ -13,6 +13,7 @@ use vt_tree::{BlockCache, Input, KeyRange, Merge, MergeOptions, Placement, Run};
 use zones::{Job, Priority, Zones};
 
 use super::BackgroundParts;
+use super::candidates::Candidates;
 use super::defragment::Holes;
 use super::garbage::{GarbageEstimate, garbage_of_active, garbage_share};
 use crate::commit::CommitPipeline;
@@ -77,13 +78,13 @@ impl Flush {
         let (oldest, asked) = flusher.recent.oldest(&flusher.versions.visible);
         let version = flusher.versions.load_full();
         let part = |&upto: &u64| {
-            let snapshot = sealed.and_then(|_| flusher.snapshots.pending_at(upto));
+            let snapshot = sealed.as_ref().and_then(|_| flusher.snapshots.pending_at(upto));
             Part { snapshot, ..Part::default() }
         };
         let mut parts: Vec<Part> = ends.iter().map(part).collect();
         let upto = ends.last().copied().unwrap_or(0);
         let mut generations: Vec<Arc<Generation>> = Vec::new();
-        for (&dict, tree) in &version.trees {
+        for (dict, tree) in version.in_memory() {
             let layers = tree.layers.iter().filter(|l| l.generation.number <= upto);
             generations.extend(layers.clone().map(|l| l.generation.clone()));
             // The oldest first, as the parts are; within a part the newest first.
@@ -152,7 +153,7 @@ impl Flush {
             })
         };
         drop(flusher.recent.remember(self.runs().filter_map(recent)));
-        let before = self.sealed.map_or(0, |s| s.start.segment);
+        let before = self.sealed.as_ref().map_or(0, |s| s.start.segment);
         let mut recycling = flusher.commits.begin_recycling(before);
         let plan = |state: &ManifestState| {
             let mut change = VersionEdit::of([Edit::Streams(flusher.zones.positions())]);
@@ -162,13 +163,13 @@ impl Flush {
                     // Of a dictionary that was dropped in between nothing is kept.
                     if state.dictionaries.contains_key(dict) {
                         change.add_run(*dict, 0, RunId(id), run);
-                        flusher.garbage.set(RunId(id), *garbage_share);
+                        flusher.garbage.set(*dict, RunId(id), *garbage_share);
                         id += 1;
                     }
                 }
                 change.edits.extend(part.snapshot.iter().map(|s| s.edit()));
             }
-            if let Some(sealed) = self.sealed {
+            if let Some(sealed) = &self.sealed {
                 change.edits.push(Edit::JournalStart(sealed.start));
                 change.edits.push(Edit::DropSegments { before });
             }
@@ -202,12 +203,17 @@ pub(crate) struct Flusher {
     commits: Arc<CommitPipeline>,
     recent: Arc<RecentCommits>,
     garbage: Arc<GarbageEstimate>,
+    candidates: Arc<Candidates>,
     /// Held during a flush, and by work that allows none.
     flushing: Mutex<()>,
 }
 
 impl Flusher {
-    pub(super) fn new(parts: &BackgroundParts, garbage: Arc<GarbageEstimate>) -> Flusher {
+    pub(super) fn new(
+        parts: &BackgroundParts,
+        garbage: Arc<GarbageEstimate>,
+        candidates: Arc<Candidates>,
+    ) -> Flusher {
         Flusher {
             zones: parts.zones.clone(),
             cache: parts.cache.clone(),
@@ -219,6 +225,7 @@ impl Flusher {
             commits: parts.commits.clone(),
             recent: parts.recent.clone(),
             garbage,
+            candidates,
             flushing: Mutex::new(Rank::Flush, ()),
         }
     }
@@ -303,7 +310,7 @@ impl Flusher {
 
     /// After a flush: who waited for memory goes on, and the young runs may want merging.
     pub(crate) fn flushed(&self) {
-        self.garbage.count_runs(&self.versions.load(), &self.counters);
+        self.candidates.count_runs(&self.versions.load(), &self.counters);
         self.signals.reclaimable.store(true, Ordering::Release);
         self.signals.flush_ended(true);
         self.signals.memory_is_free();
@@ -322,14 +329,14 @@ impl Flusher {
         let floor =
             self.versions.read_snapshots.floor(self.versions.visible.load(Ordering::Acquire));
         let version = self.versions.load_full();
-        for layer in version.trees.values().filter_map(|t| t.layers.first()) {
+        for layer in version.in_memory().filter_map(|(_, t)| version.active(t)) {
             layer.memtable.set_floor(floor);
         }
         let held = version.generation.held();
-        let live = Holes::of(&self.versions.load()).live;
         if held < LEAST || self.commits.newest_sealed().is_some() {
             return Ok(());
         }
+        let live = Holes::of(&self.versions.load()).live;
         if in_time && held > MOST.max(live / 5)
             || garbage_of_active(&version)? > LEAST.max((live + held) / 10)
         {

@@ -8,12 +8,12 @@
 //! several has what is left of theirs. It is a guess, kept in memory: after opening nothing is
 //! known to be dead until something is overwritten again, and only the bounds on runs hold.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use env::sync::Mutex;
 
-use crate::counters::Counters;
+use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::read::version::{Layer, NumberedRun, Tree, Version};
@@ -23,32 +23,58 @@ const SAMPLE: usize = 64;
 /// How many of ten thousand missing keys the filter of a run takes for present.
 const FALSE_POSITIVES: f64 = 80.0;
 
+/// Shares of runs that are gone are forgotten when there are so many, at the least.
+const MANY_SHARES: usize = 1000;
+
 /// The share of a run's items that hide older ones, from 0 to 1, by run.
 #[derive(Default)]
-pub(crate) struct GarbageEstimate(Mutex<BTreeMap<RunId, f64>>);
+pub(crate) struct GarbageEstimate(Mutex<Estimates>);
+
+#[derive(Default)]
+struct Estimates {
+    shares: BTreeMap<RunId, f64>,
+    /// How many there were when those of runs that are gone were last forgotten.
+    kept: usize,
+    /// Dictionaries with a new estimate.
+    changed: BTreeSet<DictionaryId>,
+}
 
 impl GarbageEstimate {
-    pub(crate) fn set(&self, run: RunId, share: f64) {
+    /// Notes the share of a run of a dictionary.
+    pub(crate) fn set(&self, dict: DictionaryId, run: RunId, share: f64) {
         if share > 0.0 {
-            self.0.lock().insert(run, share.min(1.0));
+            let mut estimates = self.0.lock();
+            estimates.shares.insert(run, share.min(1.0));
+            estimates.changed.insert(dict);
         }
+    }
+
+    /// The dictionaries with a new estimate since this was asked last.
+    pub(super) fn take_changed(&self) -> BTreeSet<DictionaryId> {
+        std::mem::take(&mut self.0.lock().changed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn changed(&self, dict: DictionaryId) {
+        self.0.lock().changed.insert(dict);
     }
 
     /// Items of `runs` that hide others.
     pub(crate) fn items<'a>(&self, runs: impl IntoIterator<Item = &'a NumberedRun>) -> f64 {
-        let shares = self.0.lock();
+        let shares = &self.0.lock().shares;
         runs.into_iter()
             .map(|p| shares.get(&p.id).copied().unwrap_or(0.0) * p.run.stats().items as f64)
             .sum()
     }
 
-    /// Forgets runs that are gone.
-    pub(crate) fn keep(&self, version: &Version) {
-        let mut shares = self.0.lock();
-        if !shares.is_empty() {
-            let there: std::collections::BTreeSet<RunId> =
+    /// Forgets runs that are gone, once that is worth a look at all of them.
+    pub(super) fn keep(&self, version: &Version) {
+        let mut estimates = self.0.lock();
+        if estimates.shares.len() > 2 * estimates.kept + MANY_SHARES {
+            let there: BTreeSet<RunId> =
                 version.trees.values().flat_map(|t| t.runs()).map(|p| p.id).collect();
-            shares.retain(|id, _| there.contains(id));
+            estimates.shares.retain(|id, _| there.contains(id));
+            estimates.kept = estimates.shares.len();
         }
     }
 
@@ -72,24 +98,10 @@ impl GarbageEstimate {
         let dead = overwriting * bytes as f64 / items.max(1) as f64;
         Garbage { dead: (dead as u64).min(all), all }
     }
-
-    /// Notes in `counters` how many young runs there are, and how much of all runs is dead.
-    pub(super) fn count_runs(&self, version: &Version, counters: &Counters) {
-        let most = version.trees.values().map(|t| t.levels.first().map_or(0, Vec::len)).max();
-        counters.young_runs.set(most.unwrap_or(0) as u64);
-        self.keep(version);
-        let dead = version.trees.values().map(|t| self.dead(t));
-        let dead = dead.fold(Garbage::default(), |sum, d| Garbage {
-            dead: sum.dead + d.dead,
-            all: sum.all + d.all,
-        });
-        counters.alive_bytes.set(dead.all - dead.dead);
-        counters.dead_percent.set(dead.percent());
-    }
 }
 
 /// Bytes that are dead, of all.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Garbage {
     pub dead: u64,
     pub all: u64,
@@ -139,12 +151,13 @@ pub(super) fn garbage_share(tree: &Tree, layers: &[&Layer]) -> Result<f64> {
 pub(super) fn garbage_of_active(version: &Version) -> Result<u64> {
     let held = version.generation.held();
     let mut dead = 0;
-    for tree in version.trees.values() {
-        let Some(layer) = tree.layers.first().filter(|l| !l.memtable.is_empty()) else {
+    let all_bytes = version.memtable_bytes().max(1) as f64;
+    for (_, tree) in version.in_memory() {
+        let Some(layer) = version.active(tree).filter(|l| !l.memtable.is_empty()) else {
             continue;
         };
         dead += layer.memtable.forgotten_bytes();
-        let of_all = layer.memtable.bytes() as f64 / version.memtable_bytes().max(1) as f64;
+        let of_all = layer.memtable.bytes() as f64 / all_bytes;
         dead += (share_below(tree, &layer.memtable.sample(SAMPLE))? * held as f64 * of_all) as u64;
     }
     Ok(dead.min(2 * held))

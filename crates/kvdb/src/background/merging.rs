@@ -16,6 +16,7 @@ use zones::Zones;
 
 use super::BackgroundParts;
 use super::activity::Activity;
+use super::candidates::Candidates;
 use super::compaction::{Compaction, Subcompaction};
 use super::garbage::GarbageEstimate;
 use super::policy::{BOTTOM, CompactionLock, CompactionPlan, tight_below};
@@ -48,6 +49,7 @@ pub(crate) struct Compactor {
     activity: Arc<Activity>,
     /// What runs hide of older ones.
     pub(super) garbage: Arc<GarbageEstimate>,
+    pub(super) candidates: Arc<Candidates>,
     /// Shared for a step of a merge; alone by work that must not find one.
     pause: RwLock<()>,
     /// Changes when all merges under way are given up.
@@ -74,6 +76,7 @@ impl Compactor {
         parts: &BackgroundParts,
         activity: Arc<Activity>,
         garbage: Arc<GarbageEstimate>,
+        candidates: Arc<Candidates>,
     ) -> Compactor {
         Compactor {
             inline: parts.inline,
@@ -86,6 +89,7 @@ impl Compactor {
             versions: parts.versions.clone(),
             activity,
             garbage,
+            candidates,
             pause: RwLock::new(Rank::Merges, ()),
             round: AtomicU64::default(),
             compaction_locks: Mutex::default(),
@@ -168,33 +172,28 @@ impl Compactor {
         if !any && let Some(plan) = self.gathering_plan(&version, compaction_locks, above) {
             return Some(plan);
         }
-        let plans = version.trees.values().filter_map(|t| {
-            Some((
-                t.levels.first().map_or(0, Vec::len),
-                CompactionPlan::for_policy(
-                    t,
-                    &policy,
-                    compaction_locks,
-                    above,
-                    self.garbage.dead(t),
-                )?,
-            ))
-        });
-        if let Some((_, plan)) = plans.max_by_key(|(runs, _)| *runs) {
+        let by_policy = |t: &Arc<Tree>| {
+            let dead = self.garbage.dead(t);
+            CompactionPlan::for_policy(t, &policy, compaction_locks, above, dead)
+        };
+        let candidates = self.candidates.by_policy(&version);
+        let mut trees = candidates.iter().filter_map(|id| version.trees.get(id));
+        if let Some(plan) = trees.find_map(by_policy) {
             return Some(plan);
         }
         if !tombstones {
             return None;
         }
-        let free = |t: &&std::sync::Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
+        let free = |t: &&Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
         let dead = |t: &Tree| self.garbage.dead(t);
-        let quiet = |t: &std::sync::Arc<Tree>| {
+        let quiet = |t: &Arc<Tree>| {
             CompactionPlan::for_dead(t, dead(t), &policy)
                 .or_else(|| CompactionPlan::for_readers(t, &policy))
         };
-        version
-            .trees
-            .values()
+        let candidates = self.candidates.when_quiet(&version);
+        candidates
+            .iter()
+            .filter_map(|id| version.trees.get(id))
             .filter(free)
             .find_map(|t| CompactionPlan::for_tombstones(t, any).or_else(|| quiet(t)))
             .map(|plan| CompactionPlan { may_wait: !any, ..plan })
@@ -208,8 +207,9 @@ impl Compactor {
         compaction_locks: &[CompactionLock],
         above: usize,
     ) -> Option<CompactionPlan> {
-        let free = |t: &Tree| compaction_locks.iter().all(|c| c.dict != t.info.id);
-        let trees = version.trees.values().filter(|t| free(t));
+        let free = |t: &&Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
+        let candidates = self.candidates.outside(version);
+        let trees = candidates.iter().filter_map(|id| version.trees.get(id)).filter(free);
         let plan = trees.filter_map(|t| CompactionPlan::for_short_values(t)).next()?;
         let room = plan.gathered_bytes().saturating_add(tight_below(&self.zones))
             <= self.zones.space().free_for_user;
@@ -329,7 +329,7 @@ impl Compactor {
 
     /// After a merge: what found no space may find some now.
     pub(super) fn compacted(&self) {
-        self.garbage.count_runs(&self.versions.load(), &self.counters);
+        self.candidates.count_runs(&self.versions.load(), &self.counters);
         if self.signals.blocked() {
             self.signals.flush_wanted();
         }

@@ -15,6 +15,7 @@
 //! does.
 
 pub(crate) mod activity;
+mod candidates;
 pub(crate) mod compaction;
 pub(crate) mod defragment;
 pub(crate) mod flush;
@@ -35,6 +36,7 @@ use vt_tree::BlockCache;
 use zones::Zones;
 
 use self::activity::Activity;
+use self::candidates::Candidates;
 pub(crate) use self::defragment::Defragmenter;
 pub(crate) use self::flush::Flusher;
 use self::garbage::GarbageEstimate;
@@ -81,8 +83,9 @@ impl Background {
         let (counters, cache) = (parts.counters.clone(), parts.cache.clone());
         let activity = Activity::new(parts.env.clone(), counters, cache, idle_flush);
         let (activity, garbage) = (Arc::new(activity), Arc::<GarbageEstimate>::default());
-        let flusher = Arc::new(Flusher::new(parts, garbage.clone()));
-        let compactor = Arc::new(Compactor::new(parts, activity.clone(), garbage));
+        let candidates = Arc::new(Candidates::new(parts.options.compaction, garbage.clone()));
+        let flusher = Arc::new(Flusher::new(parts, garbage.clone(), candidates.clone()));
+        let compactor = Arc::new(Compactor::new(parts, activity.clone(), garbage, candidates));
         let defragmenter =
             Defragmenter::new(parts, flusher.clone(), compactor.clone(), activity.clone());
         let defragmenter = Arc::new(defragmenter);

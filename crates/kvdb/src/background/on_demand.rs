@@ -154,13 +154,12 @@ impl Compactor {
     pub(super) fn settle(&self) -> Result<()> {
         // Deletions first: these merges write least and gain most, and may make the room that
         // others find none without.
-        let plans: Vec<CompactionPlan> = self
-            .versions
-            .load()
-            .trees
-            .values()
-            .filter_map(|tree| CompactionPlan::for_tombstones(tree, true))
-            .collect();
+        let plans: Vec<CompactionPlan> = {
+            let version = self.versions.load();
+            let candidates = self.candidates.when_quiet(&version);
+            let trees = candidates.iter().filter_map(|id| version.trees.get(id));
+            trees.filter_map(|tree| CompactionPlan::for_tombstones(tree, true)).collect()
+        };
         for mut plan in plans {
             plan.copy_short_spans();
             if none_if_full(self.compact_now(plan, &never))? == Some(false) {

@@ -25,7 +25,9 @@ impl Compactor {
             |tree: &Tree| idle || tree.short.should_be_gathered(tree.data_bytes(), LEAST_SCANNED);
         let due: Vec<Arc<ShortValues>> = {
             let version = self.versions.load();
-            let trees = version.trees.values().filter(|tree| are_outside(tree) && due(tree));
+            let candidates = self.candidates.outside(&version);
+            let trees = candidates.iter().filter_map(|id| version.trees.get(id));
+            let trees = trees.filter(|tree| are_outside(tree) && due(tree));
             trees.map(|tree| tree.short.clone()).collect()
         };
         // First, so that the merge finds what lies outside.
@@ -39,6 +41,8 @@ impl Compactor {
 
     /// No dictionary waits for the store to be idle.
     pub(super) fn short_values_at_rest(&self) -> bool {
-        !self.versions.load().trees.values().any(|tree| are_outside(tree))
+        let version = self.versions.load();
+        let candidates = self.candidates.outside(&version);
+        !candidates.iter().filter_map(|id| version.trees.get(id)).any(|tree| are_outside(tree))
     }
 }

@@ -1,12 +1,11 @@
 //! A commit that is made only if what it was made of is unchanged: for a small change that reads
 //! before it writes, where a transaction would cost more than the change.
 //!
-//! Everything that was committed after the state that was read lies in the newest memtables of that
-//! state's version, as long as the version is the current one. So the look under the pipeline's
-//! lock is a search for a few keys there. Where the version has changed since, because memtables
-//! were sealed or runs were installed, the condition counts as broken: the caller reads again.
+//! Everything that was committed after the state that was read lies in memtables, as long as no
+//! memtables were flushed and no runs installed since. So the look under the pipeline's lock is a
+//! search for a few keys there. Otherwise the condition counts as broken: the caller reads again.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
@@ -67,26 +66,21 @@ impl Reads {
 /// A state of the store, and what of it must be unchanged.
 struct Condition {
     at: Seq,
-    /// Not held, because a commit may wait for space that an old version keeps. It is never the
-    /// current one again once it is gone.
-    version: Weak<Version>,
+    /// [`Version::installed`] of its version, which is not held: a commit may wait for space that
+    /// an old version keeps. `None`: it never holds.
+    installed: Option<u64>,
     reads: Reads,
 }
 
 impl Condition {
     fn of(state: &View, reads: Reads) -> Condition {
-        let version = match state.write_set {
-            None => Arc::downgrade(&state.version.version),
-            Some(_) => Weak::new(),
-        };
-        Condition { at: state.at, version, reads }
+        let installed = state.write_set.is_none().then_some(state.version.installed);
+        Condition { at: state.at, installed, reads }
     }
 
     /// Whether it holds for a commit of `changes` now; `newest` is the number of the newest commit.
-    fn holds(&self, newest: Seq, version: &Arc<Version>, changes: &Ops) -> Result<bool> {
-        // Also where nothing was committed since: a view that was made while memtables were sealed
-        // may lack commits up to its own number.
-        if !std::ptr::eq(self.version.as_ptr(), Arc::as_ptr(version)) {
+    fn holds(&self, newest: Seq, version: &Version, changes: &Ops) -> Result<bool> {
+        if self.installed != Some(version.installed) {
             return Ok(false);
         }
         if newest <= self.at {
@@ -97,10 +91,11 @@ impl Condition {
         let written = changes.iter().filter(|(_, op)| !commutes(op));
         let written = written.map(|(dict, op)| (*dict, range_of(op)));
         for (dict, range) in read.chain(written) {
-            let layer = version.trees.get(&dict).and_then(|tree| tree.layers.first());
-            let newer = layer.filter(|layer| layer.memtable.max_seq() > self.at);
-            if newer.map_or(Ok(false), |layer| is_changed(&layer.memtable, range, self.at))? {
-                return Ok(false);
+            let layers = version.trees.get(&dict).into_iter().flat_map(|tree| &tree.layers);
+            for layer in layers.take_while(|layer| layer.memtable.max_seq() > self.at) {
+                if is_changed(&layer.memtable, range, self.at)? {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)

@@ -1,6 +1,8 @@
 //! Changes that have their numbers enter the memtables: of a commit, and of the journal when it is
 //! read again.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use vt_tree::{Compression, Seq, Value, Writer};
 
@@ -22,28 +24,49 @@ pub(super) fn write_deferred(
     DeferredValue { dict, key, seq, value, codec, at: None, layer: layer.clone(), slot }
 }
 
-/// Writes numbered changes into the newest memtables. Gives the bytes by which they grew, and those
-/// of deferred values apart, each of which `deferred` is given. Changes of dictionaries that are
-/// gone are left out.
+/// What changes have done to memtables.
+#[derive(Default)]
+pub(crate) struct Written {
+    /// Bytes by which they grew, without deferred values.
+    pub grown: usize,
+    /// Bytes of deferred values.
+    pub deferred: usize,
+    /// Those of dictionaries that had none in this generation. No version has them yet: they are to
+    /// be added to one ([`Version::add_layers`]) that becomes visible together with the changes.
+    pub fresh: BTreeMap<DictionaryId, Layer>,
+}
+
+/// Writes numbered changes into the memtables that take commits. `deferred` is given each value
+/// that waits for its place. Changes of dictionaries that are gone are left out.
 pub(crate) fn write_memtables(
     version: &Version,
     first: Seq,
     changes: &[(DictionaryId, Op)],
     deferred: &mut dyn FnMut(DeferredValue),
-) -> (usize, usize) {
+) -> Written {
     /// Readers wait while a memtable is locked.
     const PER_LOCK: usize = 256;
     let (mut grown, mut waiting) = (0, 0);
+    let mut fresh: BTreeMap<DictionaryId, Layer> = BTreeMap::new();
     let mut seq = first;
     for of_one in changes.chunk_by(|a, b| a.0 == b.0) {
-        let Some(layer) = version.trees.get(&of_one[0].0).and_then(|t| t.layers.first()) else {
+        let dict = of_one[0].0;
+        let Some(tree) = version.trees.get(&dict) else {
             seq += of_one.len() as u64;
             continue;
         };
-        let before = layer.memtable.bytes();
+        let (layer, before) = match version.active(tree) {
+            Some(layer) => (layer, layer.memtable.bytes()),
+            None => {
+                let new = !fresh.contains_key(&dict);
+                let layer = &*fresh.entry(dict).or_insert_with(|| version.generation.layer());
+                // What a new one takes before anything is in it counts.
+                (layer, if new { 0 } else { layer.memtable.bytes() })
+            }
+        };
         for part in of_one.chunks(PER_LOCK) {
             let mut writer = layer.memtable.writer();
-            for (dict, op) in part {
+            for (_, op) in part {
                 match op {
                     // Copied: the bytes may be a slice of something much larger.
                     Op::Put(k, Value::Inline(v)) => writer.put_slice(k, seq, v),
@@ -51,7 +74,7 @@ pub(crate) fn write_memtables(
                     Op::PutDeferred(k, v, codec) => {
                         waiting += deferred::heap(v.len());
                         let (key, value) = ((k.clone(), seq), (v.clone(), *codec));
-                        deferred(write_deferred(layer, &mut writer, *dict, key, value));
+                        deferred(write_deferred(layer, &mut writer, dict, key, value));
                     }
                     Op::Update(k, update) => writer.update(k, seq, update),
                     // What hides it follows.
@@ -63,5 +86,5 @@ pub(crate) fn write_memtables(
         }
         grown += layer.memtable.bytes().saturating_sub(before);
     }
-    (grown.saturating_sub(waiting), waiting)
+    Written { grown: grown.saturating_sub(waiting), deferred: waiting, fresh }
 }

@@ -52,7 +52,7 @@ use zones::Zones;
 use self::batch::{Batch, Durability};
 use self::early::ExpectedSyncs;
 use self::feed::{CommitPosition, Feed};
-pub(crate) use self::memtables::write_memtables;
+pub(crate) use self::memtables::{Written, write_memtables};
 use self::pipeline::Pipeline;
 use self::recent::RecentCommits;
 use self::sealing::Sealed;
@@ -412,7 +412,7 @@ impl CommitPipeline {
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
         self.versions.forget_tombstones(&version, changes);
         let mut defer = |value| pipeline.pending.push(value);
-        let (grown, deferred) = write_memtables(&version, first, changes, &mut defer);
+        let written = write_memtables(&version, first, changes, &mut defer);
         if self.options.journal {
             let mut places = Vec::new();
             record::encode(changes, pipeline.stream(), |at| places.push(at));
@@ -423,9 +423,20 @@ impl CommitPipeline {
         if !pin.uses().is_empty() {
             version.generation.pin(std::mem::take(pin));
         }
-        let count = changes.len() as u64;
-        let applied = self.publish_unflushed(&mut pipeline, &version, count, grown, deferred);
-        self.feed.note(&version, changes, first + count - 1);
+        let (count, Written { grown, deferred, fresh }) = (changes.len() as u64, written);
+        let last = first + count - 1;
+        let pipeline = &mut *pipeline;
+        let applied = match fresh.is_empty() {
+            true => self.publish_unflushed(pipeline, &version, count, grown, deferred),
+            // The memtables are not in the version that readers have: these become visible with one
+            // that has them.
+            false => self.versions.change_by_commit(
+                last,
+                |version| version.add_layers(fresh),
+                |version| self.publish_unflushed(pipeline, version, count, grown, deferred),
+            ),
+        };
+        self.feed.note(&version, changes, last);
         Ok(Attempt::Applied(applied))
     }
 }

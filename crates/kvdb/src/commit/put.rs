@@ -8,7 +8,7 @@ use super::deferred::{self, DeferredValue};
 use super::memtables::write_deferred;
 use super::{CommitEnv, CommitPipeline, SpaceClaim, check_put};
 use crate::dictionary::DictionaryId;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::journal::record::{self, PutValue};
 
 impl CommitPipeline {
@@ -28,10 +28,12 @@ impl CommitPipeline {
         let large = value.len() >= tree.separate_at().max(1) as usize;
         let codec = tree.info.options.compress_values;
         let deferred = large && (durability == Durability::Buffered || !self.options.journal);
-        // `u64::MAX`: large values stay in the record, which the path of a batch sees to.
+        // `u64::MAX`: large values stay in the record, which the path of a batch sees to. It also
+        // makes the memtable where this is the first commit of a generation.
         if large
             && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
                 || self.options.late_bind_at == u64::MAX)
+            || version.active(tree).is_none()
         {
             drop(version);
             return self.put_as_batch(engine, dict, key, value, durability);
@@ -59,11 +61,12 @@ impl CommitPipeline {
             }
             let version = self.versions.load();
             let tree = version.tree(dict)?;
+            let Some(layer) = version.active(tree) else {
+                // The generation was sealed in the meantime.
+                drop(pipeline);
+                return self.put_as_batch(engine, dict, key, value, durability);
+            };
             tree.short.committed(value.len());
-            let layer = tree
-                .layers
-                .first()
-                .ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))?;
             let seq = pipeline.next_seq;
             let before = layer.memtable.bytes();
             let mut waiting = 0;

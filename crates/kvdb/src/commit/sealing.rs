@@ -19,15 +19,17 @@ use crate::journal::record::Ops;
 use crate::journal::{self, Writer, record};
 use crate::lock_order::{self, MutexGuard};
 use crate::manifest::JournalStart;
-use crate::read::version::Version;
+use crate::read::version::{Generation, Version};
 
 /// A generation that takes no more commits, and where the journal begins once it is in runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub(crate) struct Sealed {
     pub generation: u64,
     /// Of its memtables.
     pub bytes: usize,
     pub start: JournalStart,
+    /// Keeps what late binding placed for it, also for dictionaries that are dropped by now.
+    pub _kept: Arc<Generation>,
 }
 
 /// Snapshots that are made before and after a commit.
@@ -54,7 +56,7 @@ struct Last<'a> {
 
 /// A closed generation before it is known where the journal goes on behind it.
 struct ClosedGeneration {
-    number: u64,
+    generation: Arc<Generation>,
     bytes: usize,
     seq: Seq,
 }
@@ -63,10 +65,10 @@ impl ClosedGeneration {
     /// Its journal is written.
     fn behind(self, writer: &Writer) -> Sealed {
         let at = writer.position();
-        let ClosedGeneration { number: generation, bytes, seq } = self;
+        let ClosedGeneration { generation: kept, bytes, seq } = self;
         let start =
             JournalStart { segment: at.segment, offset: at.offset, position: at.position, seq };
-        Sealed { generation, bytes, start }
+        Sealed { generation: kept.number, bytes, start, _kept: kept }
     }
 }
 
@@ -227,7 +229,7 @@ impl CommitPipeline {
     ) -> Result<()> {
         let Some(last) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
         let Last { mut pipeline, version: last, record } = last;
-        let closed = self.close(last.generation.number, &record, writer, &mut pipeline)?;
+        let closed = self.close(&record, writer, &mut pipeline)?;
         before_next(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, closed.stream)?;
@@ -248,15 +250,14 @@ impl CommitPipeline {
     ) -> Result<()> {
         let Some(last) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
         let Last { mut pipeline, version: last, record } = last;
-        let number = last.generation.number;
-        let mut first = self.close(number, &record, writer, &mut pipeline)?;
+        let mut first = self.close(&record, writer, &mut pipeline)?;
         // Under the lock: the second part of the stream must not begin in the same chunk, and no
         // commit may come in between. It is short, since everything before was written above.
         self.write_stream(writer, &mut first.stream)?;
         self.update_after_write(&mut pipeline, writer, first.stream);
         let before = first.generation.behind(writer);
         let record = commit(&mut pipeline);
-        let second = self.close(number + 1, &record, writer, &mut pipeline)?;
+        let second = self.close(&record, writer, &mut pipeline)?;
         end(&mut pipeline);
         drop(pipeline);
         self.write_taken(writer, second.stream)?;
@@ -281,15 +282,9 @@ impl CommitPipeline {
         Ok(agreed.map(|record| Last { pipeline, version, record }))
     }
 
-    /// Closes generation `number`, which takes commits, in memory. What is pending belongs to it,
-    /// with `record` behind it, and is still to be written. On an error nothing has changed.
-    fn close(
-        &self,
-        number: u64,
-        record: &[u8],
-        writer: &mut Writer,
-        pipeline: &mut Pipeline,
-    ) -> Result<Closed> {
+    /// Closes the generation that takes commits, in memory. What is pending belongs to it, with
+    /// `record` behind it, and is still to be written. On an error nothing has changed.
+    fn close(&self, record: &[u8], writer: &mut Writer, pipeline: &mut Pipeline) -> Result<Closed> {
         // Its values must have their places before it is flushed.
         let mut rest = pipeline.take(writer);
         self.discard_hidden(&mut rest);
@@ -300,9 +295,10 @@ impl CommitPipeline {
         // Not before: the record of a snapshot that is not made must not be in the journal.
         pipeline.end_taken(&mut rest, record, writer);
         let seq = pipeline.next_seq - 1;
-        self.versions.change(|v| *v = v.sealed());
+        let generation = self.versions.load().generation.clone();
+        self.versions.change(Version::seal);
         let bytes = self.active_bytes.swap(0, Ordering::Relaxed);
-        Ok(Closed { stream: rest.stream, generation: ClosedGeneration { number, bytes, seq } })
+        Ok(Closed { stream: rest.stream, generation: ClosedGeneration { generation, bytes, seq } })
     }
 
     /// Generations that are closed, and whose journal is written, wait for their flush.
@@ -323,7 +319,7 @@ impl CommitPipeline {
 
     /// The newest generation up to `upto` that waits for its flush.
     pub(crate) fn sealed_upto(&self, upto: u64) -> Option<Sealed> {
-        self.sealed.lock().iter().rfind(|sealed| sealed.generation <= upto).copied()
+        self.sealed.lock().iter().rfind(|sealed| sealed.generation <= upto).cloned()
     }
 
     /// Generations up to `upto` are in runs.

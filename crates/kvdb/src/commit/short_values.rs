@@ -7,7 +7,7 @@ use super::CommitPipeline;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::Edit;
-use crate::read::version::{Tree, Version};
+use crate::read::version::{Layer, Tree, Version};
 use crate::read::version_set::{Order, VersionEdit};
 
 /// Short values of a memtable that is full of them are this part of it, at the least.
@@ -17,17 +17,16 @@ const SAMPLE: usize = 16;
 
 impl CommitPipeline {
     /// Lets the short values of dictionaries go outside from now on, where commits call for it.
-    /// `sealed` is the version whose newest generation has just been sealed.
+    /// `sealed` is the version whose generation has just been sealed.
     pub(super) fn move_short_values_out(&self, sealed: &Version) -> Result<()> {
         let least = (self.shares.seal_at / PART) as u64;
         let due = |tree: &Tree| {
             tree.short.should_go_outside(&tree.info, || tree.data_bytes(), least)
-                && meets_older_data(tree)
+                && sealed.active(tree).is_some_and(|layer| meets_older_data(tree, layer))
         };
         let due: Vec<(DictionaryId, &Tree)> = sealed
-            .trees
-            .iter()
-            .map(|(dict, tree)| (*dict, &**tree))
+            .in_memory()
+            .map(|(dict, tree)| (dict, &**tree))
             .filter(|(_, tree)| due(tree))
             .collect();
         if due.is_empty() {
@@ -49,10 +48,10 @@ impl CommitPipeline {
     }
 }
 
-/// Whether most of what the newest memtable has lies among data of runs. The rest lies before,
-/// behind or between it, as what is appended to ranges does, and is stitched by merges.
-fn meets_older_data(tree: &Tree) -> bool {
-    let keys = tree.layers.first().map(|layer| layer.memtable.sample(SAMPLE)).unwrap_or_default();
+/// Whether most of what the newest layer has lies among data of runs. The rest lies before, behind
+/// or between it, as what is appended to ranges does, and is stitched by merges.
+fn meets_older_data(tree: &Tree, newest: &Layer) -> bool {
+    let keys = newest.memtable.sample(SAMPLE);
     let runs: Vec<Input> = tree.runs().map(|numbered| Input::Run(numbered.run.clone())).collect();
     // A range of one key has something in it where a block covers it.
     let meets = |key: &Bytes| {

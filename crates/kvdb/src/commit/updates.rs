@@ -33,7 +33,7 @@ impl CommitPipeline {
             let Op::Update(key, _) = op else { continue };
             let newest = || -> Option<Arc<Memtable>> {
                 let version = self.versions.load();
-                Some(version.trees.get(dict)?.layers.first()?.memtable.clone())
+                Some(version.active_of(*dict)?.memtable.clone())
             };
             let updates = |memtable: &Memtable, at| match memtable.get(key, at) {
                 Lookup::Updated { seq, update, .. } => Some((seq, update.bytes().len())),

@@ -118,6 +118,7 @@ impl Database {
         });
         let Background { activity, flusher, compactor, defragmenter, admission } = background;
         let snapshotter = Arc::new(Snapshotter::new(SnapshotterParts {
+            inline,
             env: parts.env.clone(),
             health: parts.health.clone(),
             signals: signals.clone(),

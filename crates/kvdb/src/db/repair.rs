@@ -21,7 +21,7 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::Op;
-use crate::read::version::{Generation, Tree, Version};
+use crate::read::version::{Tree, Version};
 use crate::read::version_set::VersionEdit;
 use crate::read::version_set::encode_run;
 use crate::read::view::View;
@@ -143,13 +143,7 @@ impl Database {
         version: &Version,
         batch: Batch,
     ) -> Result<Vec<(DictionaryId, Arc<Run>)>> {
-        let generation = Generation::first();
-        let trees = version
-            .trees
-            .values()
-            .map(|t| (t.info.id, Arc::new(Tree::new(t.info.clone(), &generation))))
-            .collect();
-        let memory = Version::of(trees, generation);
+        let mut memory = Version::of(version.trees.values().map(|t| t.info.clone()));
         let changes: Vec<_> = batch
             .changes
             .into_iter()
@@ -161,7 +155,8 @@ impl Database {
                 BatchChange::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
             })
             .collect();
-        write_memtables(&memory, 1, &changes, &mut |_| {});
+        let written = write_memtables(&memory, 1, &changes, &mut |_| {});
+        memory.add_layers(written.fresh);
         let mut runs = Vec::new();
         for (&dict, tree) in &memory.trees {
             let inputs: Vec<Input> = tree.inputs();

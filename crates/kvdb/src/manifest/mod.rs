@@ -14,7 +14,7 @@ use zones::{Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zone
 
 pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
 pub(crate) use state::{
-    BranchedDictionaries, Dictionaries, DictionaryState, ManifestState, SnapshotState,
+    BranchedDictionaries, Dictionaries, DictionaryState, ManifestState, OfBranch, SnapshotState,
     SnapshotStates,
 };
 

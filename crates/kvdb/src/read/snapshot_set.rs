@@ -3,7 +3,7 @@
 //! only those that wait are begun by who makes them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,12 +12,12 @@ use env::sync::Mutex;
 use vt_tree::Seq;
 use zones::ZoneId;
 
-use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::{Label, RunId};
 use crate::lock_order::{self, Rank};
 use crate::manifest::{
-    Dictionaries, DictionaryState, Edit, ManifestState, SnapshotState, SnapshotStates,
+    DictionaryState, Edit, ManifestState, OfBranch, SnapshotState, SnapshotStates,
 };
 use crate::read::version::{Generation, OpenRun, Tree, Trees, Version};
 
@@ -37,10 +37,6 @@ impl Snapshot {
 
     pub(crate) fn edit(&self) -> Edit {
         Edit::Snapshot { label: self.label.clone(), below: self.below }
-    }
-
-    fn has(&self, info: &DictionaryInfo) -> bool {
-        info.branch == self.label.branch && info.id.0 < self.below
     }
 }
 
@@ -80,6 +76,8 @@ struct All {
     by_name: BTreeMap<String, Arc<Snapshot>>,
     /// The order of lists: when they were created, and their commits; those of one moment by name.
     by_date: BTreeMap<(Duration, Seq, String), Arc<Snapshot>>,
+    /// The date that was given last, and the time at which it was.
+    last_date: (Duration, Duration),
 }
 
 impl All {
@@ -98,8 +96,8 @@ impl All {
     }
 }
 
-/// A snapshot, while anybody has it, and what the manifest says of it.
-type Newest = (Weak<Snapshot>, Arc<SnapshotState>);
+/// The dictionaries of a snapshot, and what the manifest says of them.
+type Like = (Trees, OfBranch);
 
 pub(crate) struct Snapshots {
     /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
@@ -110,9 +108,6 @@ pub(crate) struct Snapshots {
     all: Mutex<All>,
     /// The snapshots that wait for the flush of a generation, oldest first.
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
-    /// For each branch the newest snapshot that the manifest has, and what that says of it: of the
-    /// next one only what differs is looked at.
-    newest: Mutex<HashMap<String, Newest>>,
     /// The generation of a version without memtables.
     nothing: Arc<Generation>,
 }
@@ -124,7 +119,6 @@ impl Snapshots {
             kept: lock_order::Mutex::new(Rank::Snapshots, SnapshotStates::default()),
             all: Mutex::default(),
             pending: Mutex::default(),
-            newest: Mutex::default(),
             nothing: Generation::first(),
         }
     }
@@ -146,14 +140,20 @@ impl Snapshots {
             (_, Some(entry)) => new.push(entry),
             (_, None) => gone.push(name),
         });
-        // What snapshots have in common is there once.
-        let mut known = HashMap::new();
+        // What snapshots have in common is there once: each is made from the one before, of its
+        // branch, and the first one from what the branch is now. Only what differs is looked at.
+        let (mut known, mut like) = (HashMap::new(), HashMap::<&str, Like>::new());
         for entry in new {
             let there = self.get(&entry.label.name).filter(|there| there.label == entry.label);
             let before = there.as_ref().map(|there| there.version());
-            let trees = self.trees_of(entry, before.as_deref(), version, &mut known, open)?;
-            let version = Version::of(trees, self.nothing.clone());
-            let snapshot = match there {
+            let branch = &*entry.label.branch;
+            let now = || (version.runs_of_branch(branch), state.dictionaries.of_branch(branch));
+            let base = like.remove(branch).unwrap_or_else(now);
+            let trees = self.trees_of(entry, base, before.as_deref(), version, &mut known, open)?;
+            like.insert(branch, (trees.clone(), entry.dictionaries.clone()));
+            let version =
+                Version::of_snapshot(trees, entry.dictionaries.clone(), self.nothing.clone());
+            match there {
                 Some(snapshot) => {
                     snapshot.version.store(Arc::new(version));
                     let mut pending = self.pending.lock();
@@ -161,48 +161,33 @@ impl Snapshots {
                     if let Some(at) = pending.iter().position(|(_, s)| Arc::ptr_eq(s, &snapshot)) {
                         pending.remove(at);
                     }
-                    snapshot
                 }
                 None => {
                     let (label, version) = (entry.label.clone(), ArcSwap::from_pointee(version));
                     let snapshot = Arc::new(Snapshot { label, below: 0, version });
                     self.all.lock().insert(&snapshot);
-                    snapshot
                 }
-            };
-            let newest = (Arc::downgrade(&snapshot), entry.clone());
-            self.newest.lock().insert(entry.label.branch.clone(), newest);
-        }
-        let gone: Vec<_> = gone.iter().filter_map(|name| self.all.lock().remove(name)).collect();
-        for gone in &gone {
-            let mut newest = self.newest.lock();
-            if newest.get(&gone.label.branch).is_some_and(|(s, _)| s.as_ptr() == Arc::as_ptr(gone))
-            {
-                newest.remove(&gone.label.branch);
             }
         }
+        let gone: Vec<_> = gone.iter().filter_map(|name| self.all.lock().remove(name)).collect();
         *kept = state.snapshots.clone();
         Ok(gone)
     }
 
-    /// The dictionaries of the snapshot that the manifest describes by `entry`: those of the newest
-    /// one of its branch, where they are the same.
+    /// The dictionaries of the snapshot that the manifest describes by `entry`: those of `like`,
+    /// where they are the same.
     fn trees_of(
         &self,
         entry: &SnapshotState,
+        like: Like,
         before: Option<&Version>,
         version: &Version,
         known: &mut HashMap<*const DictionaryState, Arc<Tree>>,
         open: &mut OpenRun<'_>,
     ) -> Result<Trees> {
-        let newest = self.newest.lock().get(&entry.label.branch).cloned();
-        let newest = newest.and_then(|(snapshot, of)| Some((snapshot.upgrade()?.version(), of)));
-        let (mut trees, base) = match newest {
-            Some((version, of)) => (version.trees.clone(), of.dictionaries.clone()),
-            None => (Trees::default(), Dictionaries::default()),
-        };
+        let (mut trees, like) = like;
         let mut changed = Vec::new();
-        base.difference(&entry.dictionaries, |id, old, new| match (old, new) {
+        like.difference(&entry.dictionaries, |id, old, new| match (old, new) {
             (Some(old), Some(new)) if Arc::ptr_eq(old, new) => {}
             (_, new) => changed.push((*id, new)),
         });
@@ -234,8 +219,7 @@ impl Snapshots {
         let live = version.trees.get(&id);
         let same = live.filter(|live| Arc::ptr_eq(&live.entry, entry));
         let base = same.or_else(|| before.and_then(|before| before.trees.get(&id))).or(live);
-        let base = base
-            .map_or_else(|| Tree::new(entry.info.clone(), &self.nothing), |base| Tree::clone(base));
+        let base = base.map_or_else(|| Tree::new(entry.info.clone()), |base| Tree::clone(base));
         let mut tree = Tree { layers: Vec::new(), ..base };
         // These runs were flushed after the snapshot was made, and before its own part.
         let of_live = |id: RunId, root: &Bytes| {
@@ -243,7 +227,7 @@ impl Snapshots {
             live?.runs().find(|p| p.id == id).map(|p| p.run.clone())
         };
         tree.follow(entry, &mut |id, root| of_live(id, root).map_or_else(|| open(id, root), Ok))?;
-        Ok(Arc::new(as_main(&tree)))
+        Ok(Arc::new(tree))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Snapshot>> {
@@ -254,9 +238,11 @@ impl Snapshots {
     /// other snapshot has. The clock stands still for some milliseconds at a time, and the list is
     /// in the order of creation within them, too.
     pub(crate) fn next_date(&self, now: Duration) -> Duration {
-        let all = self.all.lock();
-        let mut date = now;
-        let from = all.by_date.range((now, 0, String::new())..).map(|((created, ..), _)| *created);
+        let mut all = self.all.lock();
+        let (last, at) = all.last_date;
+        // What lies between was given while the clock stood still.
+        let mut date = if at <= now && now <= last { last } else { now };
+        let from = all.by_date.range((date, 0, String::new())..).map(|((created, ..), _)| *created);
         // Ascending, so that the first gap ends it.
         for taken in from {
             if taken > date {
@@ -264,6 +250,7 @@ impl Snapshots {
             }
             date = taken + Duration::from_nanos(1);
         }
+        all.last_date = (date, if at <= now && now <= last { at } else { now });
         date
     }
 
@@ -274,26 +261,44 @@ impl Snapshots {
 
     /// The states before and after each commit that can be undone, the oldest first.
     pub(crate) fn around_commits(&self) -> Vec<[Arc<Snapshot>; 2]> {
-        let all = self.list();
-        let before = |after: &Arc<Snapshot>| {
-            let pair = Side::After.pair_of(&after.label.name)?;
-            let before = all.iter().find(|s| Side::Before.pair_of(&s.label.name) == Some(pair))?;
-            Some([before.clone(), after.clone()])
+        let own = self.around_any_commit();
+        let pair = |side: Side, s: &Arc<Snapshot>| side.pair_of(&s.label.name).map(str::to_owned);
+        let before = own.iter().filter_map(|s| Some((pair(Side::Before, s)?, s.clone())));
+        let before: HashMap<String, Arc<Snapshot>> = before.collect();
+        let both = |after: &Arc<Snapshot>| {
+            Some([before.get(&pair(Side::After, after)?)?.clone(), after.clone()])
         };
-        all.iter().filter_map(before).collect()
+        own.iter().filter_map(both).collect()
     }
 
     /// The names of those that a crash, or a full store, has left without the other one.
     pub(crate) fn half_around_commits(&self) -> Vec<String> {
-        let all = self.list();
-        let has =
-            |side: Side, pair: &str| all.iter().any(|s| side.pair_of(&s.label.name) == Some(pair));
-        let half = |name: &str| match (Side::Before.pair_of(name), Side::After.pair_of(name)) {
-            (Some(pair), _) => !has(Side::After, pair),
-            (_, Some(pair)) => !has(Side::Before, pair),
-            _ => false,
+        let whole = self.around_commits();
+        let whole: HashSet<&str> = whole.iter().flatten().map(|s| &*s.label.name).collect();
+        let all = self.around_any_commit().into_iter().map(|s| s.label.name.clone());
+        all.filter(|name| !whole.contains(&**name)).collect()
+    }
+
+    /// All that were made around commits, the oldest first.
+    fn around_any_commit(&self) -> Vec<Arc<Snapshot>> {
+        let all = self.all.lock();
+        let of = |side: Side| {
+            let from = all.by_name.range(side.prefix().to_owned()..);
+            from.map(|(_, snapshot)| snapshot)
+                .take_while(move |snapshot| snapshot.label.name.starts_with(side.prefix()))
         };
-        all.iter().map(|s| s.label.name.clone()).filter(|name| half(name)).collect()
+        let mut own: Vec<_> = of(Side::Before).chain(of(Side::After)).cloned().collect();
+        own.retain(|s| {
+            [Side::Before, Side::After].iter().any(|side| side.pair_of(&s.label.name).is_some())
+        });
+        own.sort_by(|a, b| {
+            (a.label.created, a.label.seq, &a.label.name).cmp(&(
+                b.label.created,
+                b.label.seq,
+                &b.label.name,
+            ))
+        });
+        own
     }
 
     /// Zones in which a snapshot has something.
@@ -307,15 +312,17 @@ impl Snapshots {
 
     /// A snapshot of what `version` has, memtables included, that take no more commits.
     pub(crate) fn of(&self, label: Label, below: u32, version: &Version) -> Arc<Snapshot> {
-        let snapshot = Snapshot { label, below, version: ArcSwap::from_pointee(self.empty()) };
-        let trees = version.trees.iter().filter(|(_, t)| snapshot.has(&t.info));
-        let trees = trees.map(|(id, t)| (*id, Arc::new(as_main(t)))).collect();
-        snapshot.version.store(Arc::new(Version::of(trees, self.nothing.clone())));
-        Arc::new(snapshot)
-    }
-
-    fn empty(&self) -> Version {
-        Version::empty(self.nothing.clone())
+        let mut trees = version.of_branch(&label.branch);
+        // The others were made since.
+        while let Some((&id, _)) = trees.last_key_value()
+            && id.0 >= below
+        {
+            trees.remove(&id);
+        }
+        let mut entries = version.entries.of_branch(&label.branch);
+        entries.remove_from(below);
+        let version = Version::of_snapshot(trees, entries, self.nothing.clone());
+        Arc::new(Snapshot { label, below, version: ArcSwap::from_pointee(version) })
     }
 
     /// It can be read from here on, and waits for the flush of `generation`, of which it is the
@@ -353,15 +360,6 @@ pub(crate) fn above(version: &Version) -> u32 {
     version.trees.last_key_value().map_or(0, |(id, _)| id.0.saturating_add(1))
 }
 
-/// A dictionary of a snapshot, which is no branch: it is found by its name alone.
-fn as_main(tree: &Tree) -> Tree {
-    Tree {
-        info: DictionaryInfo { branch: String::new(), ..tree.info.clone() },
-        since: 0,
-        ..tree.clone()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use env::Simulated;
@@ -394,7 +392,7 @@ mod tests {
                     .collect();
                 assert_eq!(has, entry.dictionaries[id].runs, "{after}");
                 assert!(tree.layers.is_empty(), "{after}: it has memtables");
-                assert_eq!(tree.info.branch, "", "{after}: it is found by its name alone");
+                assert_eq!(version.find("", &tree.info.name), Some(*id), "{after}: by its name");
             }
         }
     }

@@ -1,6 +1,10 @@
 //! A version: what the store consists of at one moment, immutable and swapped as a whole. For each
 //! dictionary its memtables, newest first, then its runs, level by level, newest first. Readers pin
 //! one and need no lock; whatever it refers to lives as long as they do.
+//!
+//! A dictionary has a memtable of a generation from its first commit there on. That commit brings a
+//! version of its own ([`Version::came_with`]), so a reader that sees it has the memtable, too; the
+//! commits that follow need none, until the generation is sealed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +20,7 @@ use zones::ZonePin;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
-use crate::manifest::{BranchedDictionaries, DictionaryState, ManifestState};
+use crate::manifest::{BranchedDictionaries, DictionaryState, ManifestState, OfBranch};
 use crate::persistent_map::PersistentMap;
 use crate::short_values::ShortValues;
 
@@ -70,7 +74,7 @@ impl Generation {
     }
 
     /// A dictionary's layer of this generation, empty.
-    fn layer(self: &Arc<Self>) -> Layer {
+    pub(crate) fn layer(self: &Arc<Self>) -> Layer {
         Layer {
             generation: self.clone(),
             memtable: Arc::new(Memtable::in_pool(&self.pool)),
@@ -132,7 +136,7 @@ pub(crate) struct Tree {
     pub info: DictionaryInfo,
     /// The entry of the manifest that `levels` follows.
     pub entry: Arc<DictionaryState>,
-    /// Newest first; the first one takes commits.
+    /// Newest first, of those generations alone in which something was written to it.
     pub layers: Vec<Layer>,
     /// `levels[0]` is the youngest; within a level newest first.
     pub levels: Vec<Vec<NumberedRun>>,
@@ -143,12 +147,13 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn new(info: DictionaryInfo, generation: &Arc<Generation>) -> Tree {
+    /// An empty dictionary.
+    pub(crate) fn new(info: DictionaryInfo) -> Tree {
         let entry = Arc::new(DictionaryState::new(info.clone()));
         Tree {
             info,
             entry,
-            layers: vec![generation.layer()],
+            layers: Vec::new(),
             levels: Vec::new(),
             since: 0,
             short: Arc::default(),
@@ -156,12 +161,8 @@ impl Tree {
     }
 
     /// The dictionary that the manifest describes by `entry`, with nothing in memory.
-    fn of(
-        entry: &Arc<DictionaryState>,
-        generation: &Arc<Generation>,
-        open: &mut OpenRun<'_>,
-    ) -> Result<Tree> {
-        let mut tree = Tree::new(entry.info.clone(), generation);
+    fn of(entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<Tree> {
+        let mut tree = Tree::new(entry.info.clone());
         tree.follow(entry, open)?;
         Ok(tree)
     }
@@ -334,6 +335,11 @@ pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
 #[derive(Clone)]
 pub(crate) struct Version {
     pub trees: Trees,
+    /// The same for each branch that has any: what a snapshot of it has. Empty in the version of a
+    /// snapshot.
+    by_branch: PersistentMap<Arc<str>, Trees>,
+    /// The dictionaries that have layers.
+    in_memory: PersistentMap<DictionaryId, ()>,
     /// The state of the dictionaries in the manifest when the version last followed it.
     pub entries: BranchedDictionaries,
     /// The generation that takes commits.
@@ -342,6 +348,9 @@ pub(crate) struct Version {
     /// not in the memtables that it shares with the version before. 0: none since the store was
     /// opened.
     pub came_with: Seq,
+    /// Grows whenever it follows the manifest or gets the runs of a transaction. Between versions
+    /// that have it in common, all that was committed is in layers of the newer one.
+    pub installed: u64,
     /// Branches other than the main one, and the snapshots that they were cloned from; those of the
     /// manifest.
     pub branches: PersistentMap<String, String>,
@@ -350,13 +359,101 @@ pub(crate) struct Version {
 impl Version {
     /// A store without dictionaries.
     pub(crate) fn empty(generation: Arc<Generation>) -> Version {
-        Version::of(Trees::default(), generation)
+        Version {
+            trees: Trees::default(),
+            by_branch: PersistentMap::default(),
+            in_memory: PersistentMap::default(),
+            entries: BranchedDictionaries::default(),
+            generation,
+            came_with: 0,
+            installed: 0,
+            branches: PersistentMap::default(),
+        }
     }
 
-    /// These dictionaries, without branches, that follow no manifest.
-    pub(crate) fn of(trees: Trees, generation: Arc<Generation>) -> Version {
-        let (entries, branches) = (BranchedDictionaries::default(), PersistentMap::default());
-        Version { trees, entries, generation, came_with: 0, branches }
+    /// Empty dictionaries, without branches, that follow no manifest.
+    pub(crate) fn of(infos: impl IntoIterator<Item = DictionaryInfo>) -> Version {
+        let mut version = Version::empty(Generation::first());
+        infos.into_iter().for_each(|info| version.set(Tree::new(info)));
+        version
+    }
+
+    /// What a snapshot has: the dictionaries of one branch. `nothing`: the generation of a version
+    /// that takes no commits.
+    pub(crate) fn of_snapshot(
+        trees: Trees,
+        entries: OfBranch,
+        nothing: Arc<Generation>,
+    ) -> Version {
+        let entries = BranchedDictionaries::of_snapshot(entries);
+        // No version of the store has that number.
+        Version { trees, entries, installed: u64::MAX, ..Version::empty(nothing) }
+    }
+
+    /// Adds a dictionary, or puts it in the place of the one of its number.
+    fn set(&mut self, tree: Tree) {
+        let (id, branch) = (tree.info.id, tree.info.branch.clone());
+        match tree.layers.is_empty() {
+            true => _ = self.in_memory.remove(&id),
+            false => _ = self.in_memory.insert(id, ()),
+        }
+        let tree = Arc::new(tree);
+        let before = self.trees.insert(id, tree.clone());
+        if let Some(before) = before.filter(|before| before.info.branch != branch) {
+            self.remove_of_branch(&before.info.branch, id);
+        }
+        match self.by_branch.get_mut(&*branch) {
+            Some(trees) => _ = trees.insert(id, tree),
+            None => {
+                self.by_branch.insert(branch.into(), [(id, tree)].into_iter().collect());
+            }
+        }
+    }
+
+    fn remove(&mut self, id: DictionaryId) {
+        self.in_memory.remove(&id);
+        if let Some(gone) = self.trees.remove(&id) {
+            self.remove_of_branch(&gone.info.branch, id);
+        }
+    }
+
+    fn remove_of_branch(&mut self, branch: &str, id: DictionaryId) {
+        if let Some(trees) = self.by_branch.get_mut(branch) {
+            trees.remove(&id);
+            if trees.is_empty() {
+                self.by_branch.remove(branch);
+            }
+        }
+    }
+
+    /// The dictionaries of a branch.
+    pub(crate) fn of_branch(&self, branch: &str) -> Trees {
+        self.by_branch.get(branch).cloned().unwrap_or_default()
+    }
+
+    /// The dictionaries of a branch, with what is in runs alone.
+    pub(crate) fn runs_of_branch(&self, branch: &str) -> Trees {
+        let mut trees = self.of_branch(branch);
+        for (id, tree) in self.in_memory().filter(|(_, tree)| tree.info.branch == branch) {
+            trees.insert(id, Arc::new(Tree { layers: Vec::new(), ..Tree::clone(tree) }));
+        }
+        trees
+    }
+
+    /// The dictionaries that have something in memory.
+    pub(crate) fn in_memory(&self) -> impl Iterator<Item = (DictionaryId, &Arc<Tree>)> {
+        self.in_memory.keys().filter_map(|id| Some((*id, self.trees.get(id)?)))
+    }
+
+    /// The layer of a dictionary that takes commits; `None`: nothing was written to it in this
+    /// generation.
+    pub(crate) fn active<'t>(&self, tree: &'t Tree) -> Option<&'t Layer> {
+        tree.layers.first().filter(|layer| Arc::ptr_eq(&layer.generation, &self.generation))
+    }
+
+    /// The same, of a dictionary by number.
+    pub(crate) fn active_of(&self, dict: DictionaryId) -> Option<&Layer> {
+        self.active(self.trees.get(&dict)?)
     }
 
     /// Whether there is a branch of this name; the main one has none.
@@ -371,6 +468,7 @@ impl Version {
     ///
     /// Only dictionaries of which the manifest says something new are looked at.
     pub(crate) fn follow(&mut self, state: &ManifestState, open: &mut OpenRun<'_>) -> Result<()> {
+        self.installed += 1;
         self.branches = state.branches.clone();
         let before = std::mem::replace(&mut self.entries, state.dictionaries.clone());
         let mut changed = Vec::new();
@@ -380,23 +478,26 @@ impl Version {
         });
         for (id, entry) in changed {
             let Some(entry) = entry else {
-                self.trees.remove(&id);
+                self.remove(id);
                 continue;
             };
-            match self.trees.get_mut(&id) {
-                Some(tree) => Arc::make_mut(tree).follow(entry, open)?,
+            let tree = match self.trees.get(&id) {
+                Some(tree) => {
+                    let mut tree = Tree::clone(tree);
+                    tree.follow(entry, open)?;
+                    tree
+                }
                 None => {
                     let since = state.since.get(&id).copied().unwrap_or(0);
-                    let tree = Tree { since, ..Tree::of(entry, &self.generation, open)? };
-                    self.trees.insert(id, Arc::new(tree));
+                    Tree { since, ..Tree::of(entry, open)? }
                 }
-            }
+            };
+            self.set(tree);
         }
         for (id, &since) in &state.since {
             let rolled_back = self.trees.get(id).is_some_and(|tree| tree.since < since);
             if let Some(entry) = state.dictionaries.get(id).filter(|_| rolled_back) {
-                let tree = Tree { since, ..Tree::of(entry, &self.generation, open)? };
-                self.trees.insert(*id, Arc::new(tree));
+                self.set(Tree { since, ..Tree::of(entry, open)? });
             }
         }
         Ok(())
@@ -407,27 +508,26 @@ impl Version {
         if !self.entries.is_empty() {
             return self.entries.find(branch, name);
         }
-        // A snapshot's dictionaries have no index.
+        // What follows no manifest has no index.
         let mut infos = self.trees.values().map(|tree| &tree.info);
         infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
     }
 
     /// Nothing is known to have been committed after `seq`: what a rollback made void ends there.
     pub(crate) fn lower_since(&mut self, seq: Seq) {
-        self.change_all(|tree| tree.since > seq, |tree| tree.since = seq);
+        let due = self.trees.iter().filter(|(_, tree)| tree.since > seq);
+        let due: Vec<DictionaryId> = due.map(|(id, _)| *id).collect();
+        due.into_iter().for_each(|id| self.change(id, |tree| tree.since = seq));
     }
 
     /// Drops the memtables of generations up to `upto`, which are in runs.
     pub(crate) fn drop_layers(&mut self, upto: u64) {
         let has = |tree: &Tree| tree.layers.iter().any(|l| l.generation.number <= upto);
-        self.change_all(has, |tree| tree.layers.retain(|l| l.generation.number > upto));
-    }
-
-    /// Changes the trees of which `which` says so.
-    fn change_all(&mut self, which: impl Fn(&Tree) -> bool, change: impl Fn(&mut Tree)) {
-        let due = self.trees.iter().filter(|(_, tree)| which(tree));
-        let due: Vec<DictionaryId> = due.map(|(id, _)| *id).collect();
-        due.into_iter().for_each(|id| self.change(id, &change));
+        let due = self.in_memory().filter(|(_, tree)| has(tree));
+        let due: Vec<DictionaryId> = due.map(|(id, _)| id).collect();
+        for id in due {
+            self.change(id, |tree| tree.layers.retain(|l| l.generation.number > upto));
+        }
     }
 
     pub(crate) fn tree(&self, dict: DictionaryId) -> Result<&Arc<Tree>> {
@@ -435,48 +535,44 @@ impl Version {
     }
 
     /// Changes one tree; nothing when it was dropped.
-    pub(crate) fn change(&mut self, dict: DictionaryId, change: impl FnOnce(&mut Tree)) {
-        if let Some(tree) = self.trees.get_mut(&dict) {
-            change(Arc::make_mut(tree));
+    fn change(&mut self, dict: DictionaryId, change: impl FnOnce(&mut Tree)) {
+        if let Some(tree) = self.trees.get(&dict) {
+            let mut tree = Tree::clone(tree);
+            change(&mut tree);
+            self.set(tree);
         }
     }
 
-    /// This version with a new generation of empty memtables in front.
-    pub(crate) fn sealed(&self) -> Version {
-        let generation = self.generation.next();
-        let mut next = Version { generation: generation.clone(), ..self.clone() };
-        let seal = |tree: &mut Tree| {
-            // An empty memtable in front is replaced, so that an idle dictionary has one and not
-            // one for each generation.
-            if tree.layers.first().is_some_and(Layer::is_empty) {
-                tree.layers.remove(0);
-            }
-            tree.layers.insert(0, generation.layer());
-        };
-        next.change_all(|_| true, seal);
-        next
+    /// A new generation takes commits. A dictionary gets its memtable of it with the first one that
+    /// changes it, so this costs the same whatever the store holds.
+    pub(crate) fn seal(&mut self) {
+        self.generation = self.generation.next();
+    }
+
+    /// Puts layers of the generation that takes commits in front, of dictionaries that have none.
+    pub(crate) fn add_layers(&mut self, layers: impl IntoIterator<Item = (DictionaryId, Layer)>) {
+        for (dict, layer) in layers {
+            self.change(dict, |tree| tree.layers.insert(0, layer));
+        }
     }
 
     /// Puts runs of a transaction above everything, in a version whose generation is new; those of
     /// dropped dictionaries are left out.
     pub(crate) fn add_runs(&mut self, runs: &[(DictionaryId, Vec<Arc<Run>>)]) {
-        for (dict, runs) in runs {
-            self.change(*dict, |tree| {
-                if let Some(layer) = tree.layers.first_mut() {
-                    layer.bound = runs.clone();
-                }
-            });
-        }
+        self.installed += 1;
+        let generation = self.generation.clone();
+        let layer = |bound: &Vec<_>| Layer { bound: bound.clone(), ..generation.layer() };
+        self.add_layers(runs.iter().map(|(dict, bound)| (*dict, layer(bound))));
     }
 
     /// Nothing waits for a flush.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.trees.values().all(|t| t.layers.iter().all(Layer::is_empty))
+        self.in_memory().all(|(_, tree)| tree.layers.iter().all(Layer::is_empty))
     }
 
     /// Bytes of all memtables, sealed ones included.
     pub(crate) fn memtable_bytes(&self) -> usize {
-        self.trees.values().map(|t| t.memtable_bytes()).sum()
+        self.in_memory().map(|(_, tree)| tree.memtable_bytes()).sum()
     }
 }
 

@@ -319,16 +319,11 @@ impl VersionSet {
     /// The store as `state`, which is not the manifest's yet, would have it. `change` names its
     /// runs.
     pub(crate) fn preview(&self, state: &ManifestState, change: &VersionEdit) -> Result<View> {
-        let mut version = (*self.load_full()).clone();
+        let mut view = self.view();
+        let mut version = Version::clone(&view.version);
         version.follow(state, &mut named(&change.runs))?;
-        let pin = self.read_snapshots.pin(&self.visible);
-        Ok(View {
-            at: pin.at,
-            cache: self.cache.clone(),
-            version: PinnedVersion { version: Arc::new(version), _pin: pin },
-            write_set: None,
-            of_transaction: false,
-        })
+        view.version.version = Arc::new(version);
+        Ok(view)
     }
 
     /// Makes `state` that of the manifest, whole or not at all, and brings the version and the
@@ -339,7 +334,8 @@ impl VersionSet {
         self.swap(|version| self.follow(version, manifest.state(), &change.runs).map(drop))
     }
 
-    /// The store as of the newest commit.
+    /// The store as of the newest commit: it has every commit up to the number that it pins, and
+    /// none that is newer.
     pub(crate) fn view(&self) -> View {
         self.view_with(|| ())
     }
@@ -347,8 +343,9 @@ impl VersionSet {
     /// A view; `between` is what others do between its two steps.
     fn view_with(&self, mut between: impl FnMut()) -> View {
         loop {
-            // The version first: what it lacks was committed after this call began; what its runs
-            // hold is visible already.
+            // The version first: what its runs hold is visible already. Where commits have brought
+            // places of their own since, runs or the first memtable of a dictionary, one of them is
+            // seen below.
             let version = self.current.load_full();
             between();
             let pin = self.read_snapshots.pin(&self.visible);
@@ -366,23 +363,6 @@ impl VersionSet {
             }
             // One of these is becoming visible right now.
             env::thread::yield_now();
-        }
-    }
-
-    /// A view that has every commit up to the one that it pins: what is newer than that number is
-    /// not in it, and nothing else.
-    pub(crate) fn exact_view(&self) -> View {
-        self.exact_view_with(|| ())
-    }
-
-    fn exact_view_with(&self, mut between: impl FnMut()) -> View {
-        loop {
-            let view = self.view_with(&mut between);
-            // What was committed between the two steps lies in its memtables, unless these were
-            // sealed or others added in that time.
-            if Arc::ptr_eq(&self.current.load(), &view.version.version) {
-                return view;
-            }
         }
     }
 
@@ -421,7 +401,7 @@ impl VersionSet {
                 let floor = *floor.get_or_insert_with(|| {
                     self.read_snapshots.floor(self.visible.load(Ordering::Acquire))
                 });
-                if let Some(layer) = version.trees.get(dict).and_then(|t| t.layers.first()) {
+                if let Some(layer) = version.active_of(*dict) {
                     layer.memtable.forget_tombstones(floor);
                 }
             }
@@ -439,42 +419,36 @@ mod tests {
     /// A view's two steps, with something that others do between them, which happens once: what it
     /// has is one state of the store.
     fn between(others: impl Fn(&Kvdb, DictionaryId)) {
-        for exact in [false, true] {
-            let db = Kvdb::in_memory();
-            let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
-            let put = |key: &str, value: &str| {
-                db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put")
-            };
-            put("a", "1");
-            put("b", "1");
-            db.snapshot("one").expect("made");
-            db.flush().expect("flushed");
-            put("a", "2");
-            let done = Cell::new(false);
-            let during = || {
-                if !done.replace(true) {
-                    others(&db, d);
-                    put("b", "behind");
-                }
-            };
-            let inner = db.version_set();
-            let view = if exact { inner.exact_view_with(during) } else { inner.view_with(during) };
-            let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
-            let now = db.view();
-            if view.at == now.at {
-                // It has the number of all that was done: then it has all of it.
-                assert_eq!(
-                    ["a", "b"].map(|key| read(&view, key)),
-                    ["a", "b"].map(|key| read(&now, key)),
-                    "exact: {exact}"
-                );
-            } else {
-                assert_eq!(
-                    ["a", "b"].map(|key| read(&view, key)),
-                    [Some("2".into()), Some("1".into())],
-                    "exact: {exact}"
-                );
+        let db = Kvdb::in_memory();
+        let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+        let put = |key: &str, value: &str| {
+            db.put(d, key.as_bytes(), value.as_bytes(), Durability::Buffered).expect("put")
+        };
+        put("a", "1");
+        put("b", "1");
+        db.snapshot("one").expect("made");
+        db.flush().expect("flushed");
+        put("a", "2");
+        let done = Cell::new(false);
+        let view = db.version_set().view_with(|| {
+            if !done.replace(true) {
+                others(&db, d);
+                put("b", "behind");
             }
+        });
+        let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
+        let now = db.view();
+        if view.at == now.at {
+            // It has the number of all that was done: then it has all of it.
+            assert_eq!(
+                ["a", "b"].map(|key| read(&view, key)),
+                ["a", "b"].map(|key| read(&now, key)),
+            );
+        } else {
+            assert_eq!(
+                ["a", "b"].map(|key| read(&view, key)),
+                [Some("2".into()), Some("1".into())],
+            );
         }
     }
 
@@ -499,10 +473,10 @@ mod tests {
         });
     }
 
-    /// A plain view may lack what came between its steps; one that a transaction reads has every
-    /// commit up to its number.
+    /// A view has every commit up to its number, also those that came between its steps and went
+    /// into memtables that its version did not have.
     #[test]
-    fn an_exact_view_and_what_goes_into_other_memtables() {
+    fn a_view_and_what_goes_into_other_memtables() {
         let new_generation = |db: &Kvdb, d| {
             let generation = db.version_set().load().generation.number;
             db.pipeline().seal(generation).expect("sealed");
@@ -513,15 +487,22 @@ mod tests {
             db.put(e, b"a", b"3", Durability::Buffered).expect("put");
         };
         type Others<'a> = &'a dyn Fn(&Kvdb, DictionaryId);
-        let cases: [Others; 2] = [&new_generation, &new_dictionary];
+        // The first commit to a dictionary, and one to another that has a memtable already.
+        let two_dictionaries = |db: &Kvdb, d| {
+            let f = db.dictionary("f").expect("there");
+            db.put(f, b"a", b"4", Durability::Buffered).expect("put");
+            db.put(d, b"a", b"4", Durability::Buffered).expect("put");
+        };
+        let cases: [Others; 3] = [&new_generation, &new_dictionary, &two_dictionaries];
         for others in cases {
             let db = Kvdb::in_memory();
             let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+            db.create_dictionary("f", DictionaryOptions::default()).expect("made");
             let mut batch = Batch::new();
             batch.put(d, "a", "1");
             db.commit(batch, Durability::Buffered).expect("committed");
             let done = Cell::new(false);
-            let view = db.version_set().exact_view_with(|| {
+            let view = db.version_set().view_with(|| {
                 if !done.replace(true) {
                     others(&db, d);
                 }

@@ -20,7 +20,7 @@ use crate::journal::record::{self, Bound, Op, Ops, Record};
 use crate::log::chunk::{Header, Kind};
 use crate::log::stream::{Records, StreamPart, StreamReader};
 use crate::manifest::{self, Edit, ManifestState, Root};
-use crate::read::version::{Generation, Tree, Version};
+use crate::read::version::Version;
 
 /// Bytes of cache.
 const CACHE: usize = 32 << 20;
@@ -201,16 +201,10 @@ fn journal(
     state: &ManifestState,
     notes: &mut Vec<String>,
 ) -> (Version, BoundSources) {
-    let generation = Generation::first();
-    let trees = state
-        .dictionaries
-        .values()
-        .map(|d| (d.info.id, Arc::new(Tree::new(d.info.clone(), &generation))))
-        .collect();
     let mut replay = Replay {
         state,
         cache: cache.clone(),
-        version: Version::of(trees, generation),
+        version: Version::of(state.dictionaries.values().map(|d| d.info.clone())),
         next: state.start.seq + 1,
         bound: BoundSources::new(),
     };
@@ -355,13 +349,14 @@ impl Replay<'_> {
                 ));
             }
         }
-        write_memtables(&self.version, first, &changes, &mut |_| {});
+        let written = write_memtables(&self.version, first, &changes, &mut |_| {});
+        self.version.add_layers(written.fresh);
         Ok(())
     }
 
     fn bind(&mut self, bound: &Bound) -> Result<()> {
         let seq = self.advance(1)?;
-        self.version = self.version.sealed();
+        self.version.seal();
         let generation = self.version.generation.number;
         for (dict, roots) in bound.runs.iter().filter(|(dict, _)| self.state.takes(*dict, seq)) {
             let source = |root| match decode(&self.cache, root) {
@@ -389,12 +384,10 @@ mod tests {
         let dict = d.id();
         let mut state = ManifestState::new();
         state.apply(Edit::Dictionary(d.info().expect("there"))).expect("made");
-        let generation = Generation::first();
-        let tree = Arc::new(Tree::new(d.info().expect("there"), &generation));
         let mut replay = Replay {
             state: &state,
             cache: db.view().cache.clone(),
-            version: Version::of([(dict, tree)].into_iter().collect(), generation),
+            version: Version::of([d.info().expect("there")]),
             next: 1,
             bound: BoundSources::new(),
         };

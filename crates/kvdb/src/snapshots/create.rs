@@ -24,8 +24,12 @@ use crate::read::version::Version;
 use crate::read::version_set::{Order, VersionEdit};
 use crate::read::view::View;
 
-/// When so many snapshots wait for their flush, the next one is made after it.
+/// When so many snapshots wait for their flush, the next one is made after it. Each has asked for
+/// it; so they are that many where the disk is too slow for them.
 const MOST_WAITING: usize = 256;
+/// The same in a store without threads, whose flush would not begin before: as many as one flush
+/// brings into runs together.
+const MOST_WAITING_INLINE: usize = 64;
 
 /// The snapshot that a generation ends with, which is being closed.
 pub(crate) struct EndOfGeneration<'a> {
@@ -103,7 +107,8 @@ impl Snapshotter {
 
     /// Each snapshot that waits for its flush is one memtable more that readers look into.
     fn bound_waiting(&self) -> Result<()> {
-        if self.snapshots.waiting() < MOST_WAITING {
+        let most = if self.inline { MOST_WAITING_INLINE } else { MOST_WAITING };
+        if self.snapshots.waiting() < most {
             return Ok(());
         }
         match self.flusher.flush_sealed() {

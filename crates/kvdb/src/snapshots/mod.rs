@@ -44,6 +44,8 @@ pub const MAX_SNAPSHOT_NAME: usize = 255;
 
 /// Makes and drops snapshots and branches.
 pub(crate) struct Snapshotter {
+    /// Nothing runs by itself.
+    inline: bool,
     env: Arc<dyn Env>,
     health: Arc<Health>,
     signals: Arc<Signals>,
@@ -57,6 +59,7 @@ pub(crate) struct Snapshotter {
 
 /// The parts of the engine that it needs.
 pub(crate) struct SnapshotterParts {
+    pub inline: bool,
     pub env: Arc<dyn Env>,
     pub health: Arc<Health>,
     pub signals: Arc<Signals>,
@@ -71,6 +74,7 @@ pub(crate) struct SnapshotterParts {
 impl Snapshotter {
     pub(crate) fn new(parts: SnapshotterParts) -> Snapshotter {
         let SnapshotterParts {
+            inline,
             env,
             health,
             signals,
@@ -82,6 +86,7 @@ impl Snapshotter {
             admission,
         } = parts;
         Snapshotter {
+            inline,
             env,
             health,
             signals,
@@ -168,6 +173,11 @@ impl View {
     /// All dictionaries that it sees, by number; those of a snapshot are listed as of the main
     /// branch.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
-        self.version.trees.values().map(|t| t.info.clone()).collect()
+        // The version of a snapshot has no branches.
+        let of_main = |info: DictionaryInfo| match self.version.has_branch(&info.branch) {
+            true => info,
+            false => DictionaryInfo { branch: String::new(), ..info },
+        };
+        self.version.trees.values().map(|t| of_main(t.info.clone())).collect()
     }
 }

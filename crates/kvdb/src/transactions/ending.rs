@@ -116,7 +116,7 @@ impl TransactionState {
         for look in 1.. {
             let mut seen = Seq::MAX;
             if checks || !dependencies.is_empty() {
-                let now = parts.versions.exact_view();
+                let now = parts.versions.view();
                 reads::check(
                     registry,
                     &dependencies,

@@ -99,7 +99,7 @@ struct Remembering<'a> {
 impl<'a> Remembering<'a> {
     fn begin(parts: &'a TransactionParts) -> Remembering<'a> {
         let since = parts.recent.begin(|| {
-            let at = parts.versions.exact_view().at;
+            let at = parts.versions.view().at;
             (Some(at), at)
         });
         Remembering { recent: &parts.recent, since }
@@ -200,7 +200,7 @@ impl Transactions {
         let (with, since) = self.parts.recent.begin(|| match logged {
             Some((with, since)) => (Some(since), (with, since)),
             None if options.isolation == Isolation::Snapshot => {
-                let base = self.parts.versions.exact_view();
+                let base = self.parts.versions.view();
                 let since = base.at;
                 (Some(since), (Open::new(Some(base)), since))
             }
@@ -266,7 +266,7 @@ impl Transactions {
     ) {
         let mut open = self.open.lock();
         let since = self.parts.recent.begin(|| {
-            let at = self.parts.versions.exact_view().at;
+            let at = self.parts.versions.view().at;
             (Some(at), at)
         });
         self.insert(&mut open, id, options, with, since);

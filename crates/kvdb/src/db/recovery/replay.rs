@@ -112,7 +112,7 @@ fn flush_when_full(
 /// Puts the runs that a commit of the journal bound above everything before it.
 fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
     db.versions.change(|v| {
-        *v = v.sealed();
+        v.seal();
         v.add_runs(&bound.runs);
     });
     db.versions.load().generation.pin(db.zones.pin(uses)?);
@@ -141,8 +141,9 @@ fn snapshot_again(
     if db.snapshots.get(&label.name).is_some() {
         return Err(Error::Corrupt(format!("the journal makes snapshot {} again", label.name)));
     }
-    let generation = db.versions.load().generation.number;
-    db.snapshots.begin(generation, db.snapshots.of(label, below, &db.versions.load()));
+    let version = db.versions.load_full();
+    db.snapshots.begin(version.generation.number, db.snapshots.of(label, below, &version));
+    drop(version);
     db.commits.seal_replayed(start, db.zones.pin(bound)?);
     db.signals.flush_wanted();
     Ok(())

@@ -1,5 +1,5 @@
 //! The dictionaries of all branches: by number, and those of each branch by number and by name. A
-//! snapshot of a branch has the branch's map, shared.
+//! snapshot of a branch has the branch's maps, shared.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,11 +8,68 @@ use super::{Dictionaries, DictionaryState};
 use crate::dictionary::DictionaryId;
 use crate::persistent_map::PersistentMap;
 
-/// The dictionaries of one branch.
+/// The dictionaries of one branch, or of a snapshot of it, read as a map by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct OfBranch {
+pub(crate) struct OfBranch {
     dictionaries: Dictionaries,
     names: PersistentMap<String, DictionaryId>,
+}
+
+impl Deref for OfBranch {
+    type Target = Dictionaries;
+
+    fn deref(&self) -> &Dictionaries {
+        &self.dictionaries
+    }
+}
+
+impl OfBranch {
+    /// Adds a dictionary, or replaces the one of its number.
+    pub(crate) fn insert(&mut self, state: Arc<DictionaryState>) {
+        let info = &state.info;
+        if self.dictionaries.get(&info.id).is_some_and(|there| there.info.name != info.name) {
+            self.remove(info.id);
+        }
+        // Of two that damaged bytes give one name the first one is found.
+        if !self.names.contains_key(&info.name) {
+            self.names.insert(info.name.clone(), info.id);
+        }
+        self.dictionaries.insert(info.id, state);
+    }
+
+    pub(crate) fn remove(&mut self, id: DictionaryId) {
+        if let Some(gone) = self.dictionaries.remove(&id)
+            && self.names.get(&gone.info.name) == Some(&id)
+        {
+            self.names.remove(&gone.info.name);
+        }
+    }
+
+    /// Removes the dictionaries from this number on, which were made later.
+    pub(crate) fn remove_from(&mut self, below: u32) {
+        while let Some((&id, _)) = self.dictionaries.last_key_value()
+            && id.0 >= below
+        {
+            self.remove(id);
+        }
+    }
+}
+
+impl FromIterator<Arc<DictionaryState>> for OfBranch {
+    fn from_iter<I: IntoIterator<Item = Arc<DictionaryState>>>(all: I) -> Self {
+        let mut of = OfBranch::default();
+        all.into_iter().for_each(|state| of.insert(state));
+        of
+    }
+}
+
+impl<'a> IntoIterator for &'a OfBranch {
+    type Item = (&'a DictionaryId, &'a Arc<DictionaryState>);
+    type IntoIter = crate::persistent_map::Iter<'a, DictionaryId, Arc<DictionaryState>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.dictionaries.iter()
+    }
 }
 
 /// The dictionaries of all branches, read as one map by number.
@@ -32,14 +89,20 @@ impl Deref for BranchedDictionaries {
 }
 
 impl BranchedDictionaries {
+    /// The dictionaries of a snapshot, found as those of the main branch.
+    pub(crate) fn of_snapshot(of: OfBranch) -> BranchedDictionaries {
+        let all = of.dictionaries.clone();
+        BranchedDictionaries { all, branches: [(String::new(), of)].into_iter().collect() }
+    }
+
     /// The dictionary of that name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         self.branches.get(branch)?.names.get(name).copied()
     }
 
     /// The dictionaries of a branch.
-    pub(crate) fn of_branch(&self, branch: &str) -> Dictionaries {
-        self.branches.get(branch).map(|of| of.dictionaries.clone()).unwrap_or_default()
+    pub(crate) fn of_branch(&self, branch: &str) -> OfBranch {
+        self.branches.get(branch).cloned().unwrap_or_default()
     }
 
     /// Adds a dictionary; gives the one that had its number, which stays.
@@ -52,11 +115,7 @@ impl BranchedDictionaries {
             self.branches.insert(info.branch.clone(), OfBranch::default());
         }
         if let Some(of) = self.branches.get_mut(&info.branch) {
-            of.dictionaries.insert(info.id, state.clone());
-            // Of two that damaged bytes give one name the first one is found.
-            if !of.names.contains_key(&info.name) {
-                of.names.insert(info.name.clone(), info.id);
-            }
+            of.insert(state.clone());
         }
         self.all.insert(info.id, state.clone());
         None
@@ -64,14 +123,11 @@ impl BranchedDictionaries {
 
     pub(crate) fn remove(&mut self, id: DictionaryId) -> Option<Arc<DictionaryState>> {
         let gone = self.all.remove(&id)?;
-        let info = &gone.info;
-        if let Some(of) = self.branches.get_mut(&info.branch) {
-            of.dictionaries.remove(&id);
-            if of.names.get(&info.name) == Some(&id) {
-                of.names.remove(&info.name);
-            }
-            if of.dictionaries.is_empty() {
-                self.branches.remove(&info.branch);
+        let branch = &gone.info.branch;
+        if let Some(of) = self.branches.get_mut(branch) {
+            of.remove(id);
+            if of.is_empty() {
+                self.branches.remove(branch);
             }
         }
         Some(gone)

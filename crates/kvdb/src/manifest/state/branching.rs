@@ -15,11 +15,7 @@ impl ManifestState {
                 self.forget_origin(&label.name);
                 let mut dictionaries = self.dictionaries.of_branch(&label.branch);
                 // The others were made since.
-                while let Some((&id, _)) = dictionaries.last_key_value()
-                    && id.0 >= below
-                {
-                    dictionaries.remove(&id);
-                }
+                dictionaries.remove_from(below);
                 self.keep(SnapshotState { label, dictionaries })?;
             }
             Edit::DropSnapshot(name) => {

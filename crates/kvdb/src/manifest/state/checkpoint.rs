@@ -1,14 +1,12 @@
 //! A checkpoint: edits that build a state from nothing. What snapshots and branches have in common
 //! is written once and referred to by number.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{
-    Dictionaries, DictionaryState, KeptSoFar, MAX_LEVEL, ManifestState, contradiction, next,
-};
+use super::{DictionaryState, KeptSoFar, MAX_LEVEL, ManifestState, OfBranch, contradiction, next};
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
@@ -33,22 +31,25 @@ impl ManifestState {
         &mut self,
         snapshot: &str,
         numbers: Vec<u64>,
-    ) -> Result<Dictionaries> {
+    ) -> Result<OfBranch> {
         let KeptSoFar { dictionaries, newest: (before, newest), .. } = &mut self.kept;
         if *before != numbers {
-            let mut all = newest.clone();
-            let mut there = BTreeSet::new();
+            let mut of_snapshot = BTreeMap::new();
             for n in &numbers {
                 let state = usize::try_from(*n).ok().and_then(|n| dictionaries.get(n));
                 let state = state.ok_or_else(|| {
                     contradiction(format!("snapshot {snapshot} has a dictionary that is not there"))
                 })?;
-                there.insert(state.info.id);
-                if !all.get(&state.info.id).is_some_and(|same| Arc::ptr_eq(same, state)) {
-                    all.insert(state.info.id, state.clone());
+                of_snapshot.insert(state.info.id, state);
+            }
+            let mut all = newest.clone();
+            // First: one of these may have the name of one that comes.
+            newest.keys().filter(|id| !of_snapshot.contains_key(id)).for_each(|id| all.remove(*id));
+            for (id, state) in of_snapshot {
+                if !all.get(&id).is_some_and(|same| Arc::ptr_eq(same, state)) {
+                    all.insert(state.clone());
                 }
             }
-            newest.keys().filter(|id| !there.contains(id)).for_each(|id| _ = all.remove(id));
             (*before, *newest) = (numbers, all);
         }
         Ok(newest.clone())

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use vt_tree::Seq;
 use zones::Purpose;
 
-pub(crate) use branched::BranchedDictionaries;
+pub(crate) use branched::{BranchedDictionaries, OfBranch};
 
 use super::edit::{Edit, JournalStart};
 use crate::dictionary::{ADAPTIVE_SEPARATION, DictionaryId, DictionaryInfo};
@@ -51,7 +51,7 @@ pub(crate) type SnapshotStates = PersistentMap<String, Arc<SnapshotState>>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotState {
     pub label: Label,
-    pub dictionaries: Dictionaries,
+    pub dictionaries: OfBranch,
 }
 
 /// What a checkpoint has named so far and refers to by number.
@@ -60,7 +60,7 @@ struct KeptSoFar {
     runs: Vec<Bytes>,
     dictionaries: Vec<Arc<DictionaryState>>,
     /// Keeps the dictionaries of the newest snapshot and their state, which most others share.
-    newest: (Vec<u64>, Dictionaries),
+    newest: (Vec<u64>, OfBranch),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,8 +127,7 @@ impl ManifestState {
         };
         let dictionaries = self.dictionaries.values().map(&mut replaced).collect();
         let snapshots = self.snapshots.iter().map(|(name, snapshot)| {
-            let dictionaries =
-                snapshot.dictionaries.iter().map(|(id, d)| (*id, replaced(d))).collect();
+            let dictionaries = snapshot.dictionaries.values().map(&mut replaced).collect();
             (name.clone(), Arc::new(SnapshotState { label: snapshot.label.clone(), dictionaries }))
         });
         self.snapshots = snapshots.collect();

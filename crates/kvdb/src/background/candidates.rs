@@ -1,0 +1,223 @@
+//! The dictionaries in which a merge may be due, and what the runs of all dictionaries come to.
+//! Both follow the manifest: only dictionaries of which it says something new are looked at again,
+//! since flushes and merges come often, and a store may have very many dictionaries.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::{AddAssign, SubAssign};
+use std::sync::Arc;
+
+use env::sync::{Mutex, MutexGuard};
+
+use super::garbage::{Garbage, GarbageEstimate};
+use super::policy::CompactionPlan;
+use crate::counters::Counters;
+use crate::dictionary::DictionaryId;
+use crate::manifest::Dictionaries;
+use crate::options::CompactionPolicy;
+use crate::read::version::{Tree, Version};
+use crate::short_values::adapts;
+
+/// What there is to do in a dictionary while nothing else is under way in it. No plan is possible
+/// that this leaves out: merges under way only take possibilities away.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Findings {
+    /// Runs of the youngest level.
+    young: usize,
+    garbage: Garbage,
+    /// The policy calls for a merge.
+    by_policy: bool,
+    /// Deletions, dead bytes or readers call for one.
+    when_quiet: bool,
+    /// It may have short values outside their blocks.
+    outside: bool,
+}
+
+impl Findings {
+    fn of(tree: &Tree, policy: &CompactionPolicy, garbage: Garbage) -> Findings {
+        let planned = CompactionPlan::for_policy(tree, policy, &[], usize::MAX, garbage);
+        Findings {
+            young: tree.levels.first().map_or(0, Vec::len),
+            garbage,
+            by_policy: planned.is_some(),
+            when_quiet: CompactionPlan::for_tombstones(tree, true).is_some()
+                || CompactionPlan::for_dead(tree, garbage, policy).is_some()
+                || CompactionPlan::for_readers(tree, policy).is_some(),
+            outside: adapts(&tree.info) && tree.info.short_outside,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    /// What the manifest said of the dictionaries that were looked at.
+    seen: Dictionaries,
+    /// Of those of which there is anything to say.
+    each: HashMap<DictionaryId, Findings>,
+    /// How many dictionaries have so many young runs.
+    young: BTreeMap<usize, usize>,
+    garbage: Garbage,
+    by_policy: BTreeSet<(usize, DictionaryId)>,
+    when_quiet: BTreeSet<DictionaryId>,
+    outside: BTreeSet<DictionaryId>,
+}
+
+impl Found {
+    /// Replaces what is known of a dictionary.
+    fn set(&mut self, id: DictionaryId, now: Findings) {
+        let before = self.each.remove(&id).unwrap_or_default();
+        self.garbage -= before.garbage;
+        self.garbage += now.garbage;
+        if let Some(count) = self.young.get_mut(&before.young) {
+            *count -= 1;
+            if *count == 0 {
+                self.young.remove(&before.young);
+            }
+        }
+        if before.by_policy {
+            self.by_policy.remove(&(before.young, id));
+        }
+        if now.by_policy {
+            self.by_policy.insert((now.young, id));
+        }
+        let note = |set: &mut BTreeSet<_>, is_in: bool| match is_in {
+            true => _ = set.insert(id),
+            false => _ = set.remove(&id),
+        };
+        note(&mut self.when_quiet, now.when_quiet);
+        note(&mut self.outside, now.outside);
+        if now.young > 0 {
+            *self.young.entry(now.young).or_default() += 1;
+        }
+        if now != Findings::default() {
+            self.each.insert(id, now);
+        }
+    }
+}
+
+/// See the module's comment.
+pub(crate) struct Candidates {
+    policy: CompactionPolicy,
+    garbage: Arc<GarbageEstimate>,
+    found: Mutex<Found>,
+}
+
+impl Candidates {
+    pub(super) fn new(policy: CompactionPolicy, garbage: Arc<GarbageEstimate>) -> Candidates {
+        Candidates { policy: policy.sane(), garbage, found: Mutex::default() }
+    }
+
+    /// What is known, brought up to `version`.
+    fn of(&self, version: &Version) -> MutexGuard<'_, Found> {
+        let mut found = self.found.lock();
+        let seen = std::mem::replace(&mut found.seen, Dictionaries::clone(&version.entries));
+        let mut changed = self.garbage.take_changed();
+        seen.difference(&version.entries, |id, old, new| match (old, new) {
+            (Some(old), Some(new)) if Arc::ptr_eq(old, new) => {}
+            _ => _ = changed.insert(*id),
+        });
+        for id in changed {
+            let of = |tree: &Arc<Tree>| Findings::of(tree, &self.policy, self.garbage.dead(tree));
+            let now = version.trees.get(&id).map(of).unwrap_or_default();
+            found.set(id, now);
+        }
+        found
+    }
+
+    /// The dictionaries in which the policy may call for a merge, the most pressing first.
+    pub(super) fn by_policy(&self, version: &Version) -> Vec<DictionaryId> {
+        self.of(version).by_policy.iter().rev().map(|(_, id)| *id).collect()
+    }
+
+    /// Those in which a merge may be due once the store is quiet.
+    pub(super) fn when_quiet(&self, version: &Version) -> Vec<DictionaryId> {
+        self.of(version).when_quiet.iter().copied().collect()
+    }
+
+    /// Those that may have short values outside their blocks.
+    pub(super) fn outside(&self, version: &Version) -> Vec<DictionaryId> {
+        self.of(version).outside.iter().copied().collect()
+    }
+
+    /// Notes in `counters` how many young runs there are, and how much of all runs is dead.
+    pub(super) fn count_runs(&self, version: &Version, counters: &Counters) {
+        let found = self.of(version);
+        let most = found.young.last_key_value().map_or(0, |(most, _)| *most);
+        counters.young_runs.set(most as u64);
+        counters.alive_bytes.set(found.garbage.all - found.garbage.dead);
+        counters.dead_percent.set(found.garbage.percent());
+        drop(found);
+        self.garbage.keep(version);
+    }
+}
+
+impl AddAssign for Garbage {
+    fn add_assign(&mut self, other: Garbage) {
+        *self = Garbage { dead: self.dead + other.dead, all: self.all + other.all };
+    }
+}
+
+impl SubAssign for Garbage {
+    fn sub_assign(&mut self, other: Garbage) {
+        *self = Garbage { dead: self.dead - other.dead, all: self.all - other.all };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use zones::MemoryDevice;
+
+    use super::*;
+    use crate::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
+
+    /// What was brought up to date change by change is what is found by looking at everything.
+    #[test]
+    fn what_follows_the_changes_is_what_there_is() {
+        let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+        let options = CreateOptions { open, ..CreateOptions::default() };
+        let db = Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), options)
+            .expect("made");
+        let policy = CompactionPolicy::default();
+        let garbage = Arc::new(GarbageEstimate::default());
+        let following = Candidates::new(policy, garbage.clone());
+        let dicts: Vec<_> = (0..20)
+            .map(|n| db.create_dictionary(&format!("d{n}"), DictionaryOptions::default()))
+            .collect::<crate::Result<_>>()
+            .expect("made");
+        for round in 0..60u32 {
+            let d = dicts[(round * 7 % 20) as usize];
+            if db.has_dictionary(d) {
+                for key in 0..20 + round {
+                    let key = key.to_be_bytes();
+                    db.put(d, &key, &[1; 100], Durability::Buffered).expect("put");
+                }
+                if round % 4 == 1 {
+                    let mut batch = crate::Batch::new();
+                    batch.delete(d, vec![0, 0, 0, 1]);
+                    db.commit(batch, Durability::Buffered).expect("deleted");
+                }
+                db.flush().expect("flushed");
+                match round % 10 {
+                    3 => db.compact(d).expect("merged"),
+                    9 => db.drop_dictionary(d).expect("dropped"),
+                    _ => {}
+                }
+            }
+            let version = db.version_set().load_full();
+            if let Some(run) = version.trees.get(&d).and_then(|t| t.runs().next()) {
+                garbage.set(d, run.id, f64::from(round % 3) / 2.0);
+            }
+            let fresh = Candidates::new(policy, garbage.clone());
+            let found = fresh.of(&version);
+            // The fresh one has taken the note of what changed.
+            garbage.changed(d);
+            let followed = following.of(&version);
+            assert!(followed.each == found.each, "round {round}");
+            assert_eq!(followed.young, found.young, "round {round}");
+            assert_eq!(followed.by_policy, found.by_policy, "round {round}");
+            assert_eq!(followed.when_quiet, found.when_quiet, "round {round}");
+            assert_eq!(followed.garbage, found.garbage, "round {round}");
+            assert!(round < 40 || !found.by_policy.is_empty() || !found.when_quiet.is_empty());
+        }
+    }
+}
