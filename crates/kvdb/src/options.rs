@@ -179,6 +179,8 @@ pub(crate) struct Shares {
     /// The journal's buffer never grows beyond this but for a single record.
     pub journal_buffer: usize,
     pub cache: usize,
+    /// What locks of serializable transactions may take.
+    pub locks: usize,
     /// The journal forces a flush when it takes more of the device than this.
     pub journal_device: u64,
     /// Largest record that a commit may make.
@@ -201,6 +203,7 @@ impl Shares {
             journal_write_at,
             journal_buffer: 4 * journal_write_at,
             cache: memory / 8 * 3 - 4 * journal_write_at,
+            locks: memory / 16,
             journal_device: (4 * seal_at as u64).max(4 * zones::ZONE_SIZE),
             largest_record: memtables.max(4 << 20).min(u32::MAX as usize / 2),
         }
@@ -227,7 +230,7 @@ mod tests {
         for memory in [0, 1 << 20, 3 << 20, 64 << 20, 256 << 20, 8 << 30] {
             let s = Shares::of(&OpenOptions { memory, ..Default::default() });
             assert!(
-                s.memtables + s.journal_buffer + s.cache <= memory.max(MIN_MEMORY),
+                s.memtables + s.journal_buffer + s.cache + s.locks <= memory.max(MIN_MEMORY),
                 "{memory}: {s:?}"
             );
             assert!(s.seal_at * 2 <= s.memtables);

@@ -22,7 +22,7 @@ use crate::health::Health;
 use crate::journal::Writer;
 use crate::locks::Locks;
 use crate::manifest::{Edit, Manifest};
-use crate::options::OpenOptions;
+use crate::options::{OpenOptions, Shares};
 use crate::read::snapshot_set::Snapshots;
 use crate::read::version::Version;
 use crate::read::version_set::VersionSet;
@@ -83,7 +83,8 @@ impl Database {
             parts.manifest,
             snapshots.clone(),
         ));
-        let (counters, locks) = (Arc::<Counters>::default(), Arc::<Locks>::default());
+        let counters = Arc::<Counters>::default();
+        let locks = Arc::new(Locks::new(Shares::of(&parts.options).locks));
         let signals = Arc::<Signals>::default();
         signals.reclaimable.store(true, Ordering::Relaxed);
         signals.deletions.store(versions.load().memtable_bytes() > 0, Ordering::Relaxed);

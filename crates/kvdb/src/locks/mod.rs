@@ -65,6 +65,8 @@ pub(crate) enum LockError {
     /// An older owner held it, or one that has not ended though wounded, for as long as the caller
     /// would wait.
     TimedOut { holder: u64 },
+    /// Locks take all the memory that they may, this many bytes.
+    Full { limit: usize },
     /// The owner never began, or was released.
     Ended,
 }
@@ -75,7 +77,6 @@ pub(crate) struct Blocked {
     pub holder: u64,
 }
 
-#[derive(Default)]
 pub(crate) struct Locks {
     table: Mutex<Table>,
     owners: AtomicUsize,
@@ -87,6 +88,13 @@ pub(crate) struct Guard<'a> {
 }
 
 impl Locks {
+    /// Locks that take about so many bytes at the most. Where that is reached, owners with many
+    /// locks come to hold the keys between them as well; only where others are in the way of that,
+    /// an owner with many gets no more.
+    pub(crate) fn new(bytes: usize) -> Locks {
+        Locks { table: Mutex::new(Table::new(bytes)), owners: AtomicUsize::new(0) }
+    }
+
     /// `owner` may ask for locks from now on.
     ///
     /// A commit that saw [`Locks::any`] say no just before may still be under way when this
@@ -234,13 +242,53 @@ mod tests {
 
     /// Locks with the owners 1, 2, 3: 1 is the oldest.
     fn three() -> Locks {
-        let locks = Locks::default();
+        let locks = Locks::new(usize::MAX);
         (1..=3).for_each(|id| locks.begin(Owner { id, age: id }));
         locks
     }
 
     fn lock(locks: &Locks, owner: u64, key: &str, mode: Mode) -> Result<(), LockError> {
         lock_range(locks, owner, KeyRangeRef::key(key.as_bytes()), mode, NOW)
+    }
+
+    fn many(locks: &Locks, owner: u64, mode: Mode) -> Result<(), LockError> {
+        (0..10_000).try_for_each(|n| lock(locks, owner, &format!("k{n:05}"), mode))
+    }
+
+    #[test]
+    fn who_has_locked_very_many_keys_has_locked_those_between_them() {
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            let locks = Locks::new(100 << 10);
+            (1..=3).for_each(|id| locks.begin(Owner { id, age: id }));
+            assert_eq!(many(&locks, 2, mode), Ok(()));
+            let (fragments, ranges) = locks.table.lock().size();
+            assert!(fragments < 500 && ranges < 500, "{fragments} fragments, {ranges} ranges");
+            let timed_out = Err(LockError::TimedOut { holder: 2 });
+            assert_eq!(lock(&locks, 3, "k00000-", Mode::Exclusive), timed_out);
+            assert_eq!(lock(&locks, 3, "l", Mode::Exclusive), Ok(()));
+            locks.release(2);
+            locks.release(3);
+            assert_eq!(locks.table.lock().size(), (0, 0));
+            // Nothing is left of what it counted.
+            assert_eq!(many(&locks, 1, mode), Ok(()));
+        }
+    }
+
+    #[test]
+    fn who_cannot_have_the_keys_between_gets_no_more_than_there_is_memory_for() {
+        let locks = Locks::new(100 << 10);
+        (1..=3).for_each(|id| locks.begin(Owner { id, age: id }));
+        let outcome = (0..1000).find_map(|n| {
+            let both = [1, 2].map(|id| lock(&locks, id, &format!("k{n:05}-{id}"), Mode::Exclusive));
+            both.into_iter().find_map(Result::err)
+        });
+        let full = LockError::Full { limit: 100 << 10 };
+        assert_eq!(outcome, Some(full));
+        assert_eq!(lock(&locks, 1, "k00001-1", Mode::Exclusive), Ok(()), "it holds that");
+        assert_eq!(lock(&locks, 1, "m", Mode::Exclusive), Err(full));
+        assert_eq!(lock(&locks, 3, "m", Mode::Exclusive), Ok(()), "one with few locks goes on");
+        locks.release(2);
+        assert_eq!(many(&locks, 1, Mode::Exclusive), Ok(()));
     }
 
     /// With a transaction manager that aborts the wounded at once.
@@ -466,7 +514,7 @@ mod tests {
 
     #[test]
     fn there_is_nothing_to_look_at_without_owners() {
-        let locks = Locks::default();
+        let locks = Locks::new(usize::MAX);
         assert!(!locks.any());
         locks.begin(Owner { id: 7, age: 1 });
         locks.begin(Owner { id: 7, age: 1 });

@@ -111,7 +111,7 @@ fn age(owner: u64) -> u64 {
 }
 
 fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let locks = Locks::default();
+    let locks = Locks::new(usize::MAX);
     let mut model = Model::default();
     for step in steps {
         match step {

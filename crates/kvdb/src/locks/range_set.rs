@@ -11,6 +11,12 @@ use vt_tree::KeyRange;
 pub(crate) struct RangeSet {
     /// Start → end, disjoint, none touching the next; no end: to the last key.
     ranges: BTreeMap<Bytes, Option<Bytes>>,
+    /// Of their bounds.
+    key_bytes: usize,
+}
+
+fn key_bytes(start: &Bytes, end: &Option<Bytes>) -> usize {
+    start.len() + end.as_ref().map_or(0, Bytes::len)
 }
 
 impl RangeSet {
@@ -40,18 +46,36 @@ impl RangeSet {
                 range.end = end.clone();
             }
             let start = start.clone();
-            self.ranges.remove(&start);
+            let gone = self.ranges.remove(&start);
+            self.key_bytes -= gone.map_or(0, |end| key_bytes(&start, &end));
         }
-        self.ranges.insert(range.start, range.end);
+        self.key_bytes += key_bytes(&range.start, &range.end);
+        if let Some(before) = self.ranges.insert(range.start.clone(), range.end) {
+            self.key_bytes -= key_bytes(&range.start, &before);
+        }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = KeyRange> {
         self.ranges.iter().map(|(start, end)| KeyRange { start: start.clone(), end: end.clone() })
     }
 
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.ranges.len()
+    }
+
+    /// Bytes of the keys that bound the ranges.
+    pub(super) fn key_bytes(&self) -> usize {
+        self.key_bytes
+    }
+
+    /// For every two neighbours the range from the start of the one to the end of the other.
+    pub(super) fn pairs(&self) -> Vec<KeyRange> {
+        let mut pairs = Vec::with_capacity(self.ranges.len() / 2);
+        let mut ranges = self.ranges.iter();
+        while let (Some((start, _)), Some((_, end))) = (ranges.next(), ranges.next()) {
+            pairs.push(KeyRange { start: start.clone(), end: end.clone() });
+        }
+        pairs
     }
 }
 

@@ -12,7 +12,6 @@ use super::range_set::RangeSet;
 use super::{LockError, Owner};
 use crate::dictionary::DictionaryId;
 
-#[derive(Default)]
 pub(super) struct Table {
     /// The dictionaries in which something is locked.
     dictionaries: BTreeMap<DictionaryId, Fragments>,
@@ -20,6 +19,19 @@ pub(super) struct Table {
     /// By ticket, in the order in which they came.
     queue: BTreeMap<u64, Waiting>,
     next_ticket: u64,
+    /// What all that is held takes, about, and may take, bytes.
+    bytes: usize,
+    limit: usize,
+}
+
+/// Memory of one range that is held: its fragment, and its entry in what the owner holds.
+const RANGE_BYTES: usize = 350;
+
+/// Ranges that an owner may hold whatever others do.
+const FEW: usize = 64;
+
+fn bytes_of(ranges: &RangeSet) -> usize {
+    ranges.len() * RANGE_BYTES + 2 * ranges.key_bytes()
 }
 
 struct Holdings {
@@ -60,7 +72,25 @@ struct LockRequest {
     exclusive: bool,
 }
 
+impl Holdings {
+    fn ranges(&self) -> usize {
+        self.held.values().map(RangeSet::len).sum()
+    }
+}
+
 impl Table {
+    /// A table for about so many bytes of locks.
+    pub(super) fn new(limit: usize) -> Table {
+        Table {
+            dictionaries: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            next_ticket: 0,
+            bytes: 0,
+            limit,
+        }
+    }
+
     /// `false`: it had begun before.
     pub(super) fn begin(&mut self, owner: Owner) -> bool {
         let fresh = !self.owners.contains_key(&owner.id);
@@ -105,12 +135,58 @@ impl Table {
         if let Some(id) = self.ahead(owner, want).or(younger) {
             return Ok(Verdict::Wait { on: id });
         }
-        let range = want.range.to_range();
-        self.dictionaries.entry(want.dict).or_default().grant(owner, &range, want.exclusive);
-        if let Some(holdings) = self.owners.get_mut(&owner) {
-            holdings.held.entry(want.dict).or_default().insert(range);
+        if self.bytes >= self.limit && !self.make_room(owner) {
+            return Err(LockError::Full { limit: self.limit });
         }
+        self.grant(owner, want.dict, want.range.to_range(), want.exclusive);
         Ok(Verdict::Granted)
+    }
+
+    fn grant(&mut self, owner: u64, dict: DictionaryId, range: KeyRange, exclusive: bool) {
+        let Some(holdings) = self.owners.get_mut(&owner) else { return };
+        self.dictionaries.entry(dict).or_default().grant(owner, &range, exclusive);
+        let ranges = holdings.held.entry(dict).or_default();
+        let before = bytes_of(ranges);
+        ranges.insert(range);
+        self.bytes = self.bytes - before + bytes_of(ranges);
+    }
+
+    /// Locks take all the memory that they may: lets those who hold most hold the keys between
+    /// neighbours as well. `false`: there is no room for another lock of `owner`.
+    fn make_room(&mut self, owner: u64) -> bool {
+        let few = |holdings: &Holdings| holdings.ranges() < FEW;
+        let mut by_size: Vec<(usize, u64)> =
+            self.owners.iter().map(|(id, holdings)| (holdings.ranges(), *id)).collect();
+        by_size.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, id) in by_size {
+            // Some more than is needed, since all owners are looked at.
+            if self.bytes <= self.limit / 4 * 3 || self.owners.get(&id).is_none_or(few) {
+                break;
+            }
+            self.escalate(id);
+        }
+        self.bytes < self.limit || self.owners.get(&owner).is_some_and(few)
+    }
+
+    /// Gives an owner the keys between its ranges, of two neighbours each, where nobody is in the
+    /// way: half as many ranges are left.
+    fn escalate(&mut self, owner: u64) {
+        let Some(holdings) = self.owners.get(&owner) else { return };
+        let pairs = holdings
+            .held
+            .iter()
+            .flat_map(|(dict, ranges)| ranges.pairs().into_iter().map(move |pair| (*dict, pair)));
+        for (dict, pair) in pairs.collect::<Vec<_>>() {
+            let Some(fragments) = self.dictionaries.get(&dict) else { continue };
+            let exclusive = fragments
+                .overlapping((&pair).into())
+                .any(|(_, fragment)| fragment.holders.held_by(owner, true));
+            let want = Want { dict, range: (&pair).into(), exclusive };
+            let free = fragments.in_the_way(Some(owner), want.range, exclusive).next().is_none();
+            if free && self.ahead(owner, &want).is_none() {
+                self.grant(owner, dict, pair, exclusive);
+            }
+        }
     }
 
     /// Is to be called when `owner` must wait. When only younger ones are in the way: marks those
@@ -202,6 +278,7 @@ impl Table {
     pub(super) fn release(&mut self, owner: u64) -> bool {
         let Some(holdings) = self.owners.remove(&owner) else { return false };
         for (dict, ranges) in holdings.held {
+            self.bytes -= bytes_of(&ranges);
             let Some(fragments) = self.dictionaries.get_mut(&dict) else { continue };
             for range in ranges {
                 fragments.release(owner, &range);

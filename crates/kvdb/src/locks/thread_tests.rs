@@ -91,6 +91,7 @@ fn attempt(
             Err(LockError::TimedOut { holder }) => {
                 panic!("{id} waited for {holder} in vain: a deadlock")
             }
+            Err(LockError::Full { .. }) => panic!("nothing limits these locks"),
             Err(LockError::Wounded { .. } | LockError::Ended) => return false,
         }
         if random.one_in(4) {
@@ -102,7 +103,7 @@ fn attempt(
 
 #[test]
 fn every_transaction_comes_to_its_end() {
-    let (locks, running) = (Locks::default(), Running::default());
+    let (locks, running) = (Locks::new(usize::MAX), Running::default());
     let cells: Vec<AtomicU32> = (0..KEYS).map(|_| AtomicU32::new(0)).collect();
     let (ids, clock, wounds) = (AtomicU64::new(1), AtomicU64::new(1), AtomicU64::new(0));
     let (locks, running, cells, ids, clock, wounds) =

@@ -8,7 +8,7 @@ use super::options::Isolation;
 use super::registry::Transactions;
 use crate::commit::locking::{held, patience, range_of};
 use crate::dictionary::DictionaryId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::journal::record::Ops;
 use crate::locks::{KeyRangeRef, LockError, Locks, Mode, Owner};
@@ -16,10 +16,22 @@ use crate::locks::{KeyRangeRef, LockError, Locks, Mode, Owner};
 /// Why one ended that an older one has wounded.
 pub(super) const WOUNDED: &str = "an older transaction needed what it had locked: begin it again";
 
+fn full(limit: usize) -> Error {
+    Error::Limit(format!(
+        "locks of serializable transactions take {} KiB, all that memory allows: lock ranges \
+         instead of single keys, end other transactions, or give the store more memory",
+        limit >> 10
+    ))
+}
+
 impl Transaction {
     /// Locks a key for the rest of a serializable transaction: against changes or, `exclusive`,
     /// against reads of others as well. Reading and writing do so by themselves; this is for doing
     /// it ahead of time. No effect under snapshot isolation.
+    ///
+    /// Locks take memory, a sixteenth of the store's at the most. Where that is reached, a
+    /// transaction with many comes to lock keys between them as well; where others have locked
+    /// these, its next lock is [`Error::Limit`].
     pub fn lock_key(&self, dict: DictionaryId, key: &[u8], exclusive: bool) -> Result<()> {
         self.lock(
             dict,
@@ -76,6 +88,7 @@ impl Transaction {
                 self.shared.end(WOUNDED);
                 self.shared.aborted(WOUNDED)
             }
+            LockError::Full { limit } => full(limit),
             LockError::Ended => self.shared.ended(&self.shared.state.read()),
         })
     }
@@ -152,6 +165,7 @@ impl Alone<'_> {
             LockError::TimedOut { holder } | LockError::Wounded { by: holder } => {
                 held(holder, patience)
             }
+            LockError::Full { limit } => full(limit),
             LockError::Ended => held(self.id, patience),
         })
     }

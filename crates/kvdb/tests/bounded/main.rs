@@ -25,10 +25,9 @@ const MEMORY: usize = 1 << 20;
 /// What an operation may take beside that, however much it works on: buffers of the devices, a
 /// record of the journal, values that are being read or written, index nodes on the way to a key.
 const BESIDE: usize = 15 << 20;
-/// Bytes that operations may take for arguments that come one by one: locks and read keys of a
-/// transaction, and the second store of a stream.
+/// Bytes that operations may take for arguments that come one by one: read keys of a transaction,
+/// and the second store of a stream.
 const GIVEN: &[(&str, usize)] = &[
-    ("Transaction::lock_key", 400 * SMALL as usize),
     ("Transaction::read_conflict_key", 150 * SMALL as usize),
     ("Kvdb::receive", MEMORY + (3 << 20)),
 ];
