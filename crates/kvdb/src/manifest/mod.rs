@@ -2,7 +2,8 @@
 //! checkpoint; the superblock's root says which zones. Each commit is one chunk, written twice (see
 //! `stream`) and synced before anyone acts on it. When its zone is full, and at every open, it is
 //! written anew as a checkpoint elsewhere, and the root moves there: the old one is whole until
-//! then.
+//! then. Where less was appended since the last checkpoint than that had, another zone is added
+//! instead: so what checkpoints write is bounded by what edits do, however much there is in them.
 
 mod edit;
 mod state;
@@ -143,6 +144,9 @@ pub(crate) struct Manifest {
     position: u64,
     /// What is being written there may count.
     stained: bool,
+    /// Bytes of its zones that the checkpoint took with which it begins. 0: not known, nothing is
+    /// added to it.
+    checkpoint: u64,
 }
 
 impl Manifest {
@@ -166,6 +170,7 @@ impl Manifest {
             offset: 0,
             position: 0,
             stained: false,
+            checkpoint: 0,
         };
         manifest.rewrite()?;
         Ok(manifest)
@@ -185,8 +190,19 @@ impl Manifest {
         let pins = vec![zones.pin(&loaded.root.uses())?];
         let (root, state) = (loaded.root.clone(), loaded.state.clone());
         let (offset, position) = (loaded.offset, loaded.position);
-        let mut manifest =
-            Manifest { zones, env, health, state, root, pins, offset, position, stained: false };
+        let (stained, checkpoint) = (false, 0);
+        let mut manifest = Manifest {
+            zones,
+            env,
+            health,
+            state,
+            root,
+            pins,
+            offset,
+            position,
+            stained,
+            checkpoint,
+        };
         if manifest.root.durable == position {
             // More follows than a close has vouched for.
             manifest.vouch_for(position - 1)?;
@@ -222,6 +238,8 @@ impl Manifest {
             && self.offset + 2 * chunk::size(record.len()) <= ZONE_SIZE
         {
             self.append(record)
+        } else if record.len() <= MAX_PIECE && self.bytes() < 2 * self.checkpoint {
+            self.append_in_next_zone(record)
         } else {
             self.rewrite()
         };
@@ -255,12 +273,36 @@ impl Manifest {
         }
     }
 
-    fn append(&mut self, record: Vec<u8>) -> Result<()> {
-        let len = record.len() as u64;
+    /// Bytes of its zones that it takes.
+    fn bytes(&self) -> u64 {
+        self.root.zones.len().saturating_sub(1) as u64 * ZONE_SIZE + self.offset
+    }
+
+    /// The next chunk, twice.
+    fn chunk(&self, record: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER];
-        bytes.extend_from_slice(&record);
+        bytes.extend_from_slice(record);
         chunk::seal(Kind::Manifest, &mut bytes, self.root.epoch, self.position, self.position);
         bytes.extend_from_within(..);
+        bytes
+    }
+
+    /// Appends a chunk that has no room in the last zone. It counts once the root names the zone
+    /// that it begins.
+    fn append_in_next_zone(&mut self, record: Vec<u8>) -> Result<()> {
+        let bytes = self.chunk(&record);
+        let (zone, pin) = self.zones.take_zone(Purpose::Manifest, Priority::Last)?;
+        self.zones.write(Purpose::Manifest, zone.start(), &bytes)?;
+        self.zones.sync()?;
+        self.root.zones.push(zone);
+        self.pins.push(pin);
+        (self.offset, self.position) = (bytes.len() as u64, self.position + record.len() as u64);
+        self.vouch()
+    }
+
+    fn append(&mut self, record: Vec<u8>) -> Result<()> {
+        let len = record.len() as u64;
+        let bytes = self.chunk(&record);
         let zone = self.root.zones[self.root.zones.len() - 1];
         self.stained = true;
         self.zones.write(Purpose::Manifest, zone.start() + self.offset, &bytes)?;
@@ -322,6 +364,71 @@ impl Manifest {
             .map_err(|e| self.health.fail("writing the superblock", &e.into()))?;
         (self.root, self.offset, self.position) = (root, offset, record.len() as u64);
         self.pins = pins;
+        self.checkpoint = self.bytes();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use zones::MemoryDevice;
+
+    use super::*;
+    use crate::DictionaryOptions;
+    use crate::dictionary::{DictionaryId, DictionaryInfo};
+
+    /// A checkpoint that leaves no room in its zone for more than an edit or two.
+    #[test]
+    fn a_large_checkpoint_is_not_written_for_every_few_edits() {
+        let dictionary = |id: u32, name: String| {
+            let (branch, options) = (String::new(), DictionaryOptions::default());
+            Edit::Dictionary(DictionaryInfo {
+                id: DictionaryId(id),
+                name,
+                branch,
+                options,
+                short_outside: false,
+            })
+        };
+        let mut state = ManifestState::new();
+        let names = |len: usize| (1..).map(move |id| dictionary(id, format!("{id:0len$}")));
+        let size = |state: &ManifestState| Edit::encode_all(&state.checkpoint()).len() as u64;
+        let full = ZONE_SIZE / 2 - 4 * SECTOR;
+        let mut more = names(2000);
+        while size(&state) + 2100 < full {
+            // In steps, since the size is no small work.
+            for edit in more.by_ref().take(((full - size(&state)) / 2100) as usize) {
+                state.apply(edit).expect("applied");
+            }
+        }
+        let zones = zones::Zones::format_as(
+            Arc::new(MemoryDevice::new()),
+            zones::FormatOptions::default(),
+            [1; 16],
+        )
+        .expect("made");
+        zones.start();
+        let (env, health) = (Arc::new(Simulated::new(1)), Arc::<Health>::default());
+        let mut manifest = Manifest::begin(zones.clone(), env, health, state, 0).expect("written");
+        assert_eq!(manifest.root.zones.len(), 1, "the test fills one zone");
+        assert!(manifest.offset + 16 * SECTOR > ZONE_SIZE, "it leaves {}", manifest.offset);
+        let root = manifest.root.encode();
+        let written = || zones.io().total().write_bytes;
+        let before = written();
+        let first = manifest.state().next_dictionary;
+        for id in first..first + 500 {
+            manifest.commit(vec![dictionary(id, id.to_string())]).expect("written");
+            manifest.commit(vec![Edit::DropDictionary(DictionaryId(id))]).expect("written");
+        }
+        let edits = 1000 * 2 * SECTOR;
+        assert!(written() - before < 2 * edits, "{} for {edits}", written() - before);
+        assert_eq!(manifest.root.zones.len(), 2);
+        let loaded = load(&zones, &manifest.root.encode()).expect("loaded");
+        assert_eq!(loaded.state.dictionaries, manifest.state.dictionaries);
+        assert_eq!((loaded.offset, loaded.position), (manifest.offset, manifest.position));
+        // As after a power cut before the root names the second zone.
+        let before = load(&zones, &root).expect("what the first zone has");
+        assert!(before.position < loaded.position && before.state.next_dictionary > first);
     }
 }
