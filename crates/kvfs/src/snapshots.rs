@@ -68,7 +68,11 @@ impl Views {
             return difference_of_states(&state, &db.open_snapshot(after)?, listing);
         }
         let of = self.snapshots().into_iter().find(|info| info.name == before);
-        let fs = self.fs(&ViewId::of_branch(&of.ok_or(Error::NotFound)?.branch))?;
+        let fs = match self.fs(&ViewId::of_branch(&of.ok_or(Error::NotFound)?.branch)) {
+            // Of a clone that is gone there is only the mainline.
+            Err(Error::NotFound) => self.shared.mainline.clone(),
+            fs => fs?,
+        };
         self.write_back(Wait::ForAll)?;
         let now = fs.at_rest(|| Ok(db.view()))?;
         let before = Side::new(state.clone(), Layout::of_state(&state).ok_or(Error::NotFound)?);

@@ -300,7 +300,9 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
         None => {
             let snapshot = name(args.at(2))?;
             let of = s.db().snapshots().into_iter().find(|info| info.name == snapshot);
-            (s.db().view(), of.map(|info| info.branch).unwrap_or_default())
+            // Of a clone that is gone there is only the store.
+            let there = |name: &String| s.db().branches().iter().any(|info| info.name == *name);
+            (s.db().view(), of.map(|info| info.branch).filter(there).unwrap_or_default())
         }
     };
     between(s, &before, (&after, &branch), with_fields, out)

@@ -161,6 +161,7 @@ const OF_ONE: &[&str] = &[
     "Transaction::checks_conflicts",
     "Transaction::is_durable",
     "Transaction::is_undoable",
+    "Transaction::branch",
     "Transaction::is_in_place",
     "Transaction::check_conflicts_in",
     "Transaction::revision",

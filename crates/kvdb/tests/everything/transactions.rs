@@ -96,6 +96,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     w.call("Transaction::isolation");
     w.call("Transaction::is_in_place");
     assert_eq!(t.is_in_place(), in_place);
+    w.call("Transaction::branch");
+    assert_eq!(t.branch(), "");
     let dictionaries = w.history.newest().branches.get("").map(|branch| branch.keys());
     let alone = dictionaries.and_then(|mut names| names.next()).filter(|_| !checks).cloned();
     let alone = alone.filter(|_| w.random.one_in(2));

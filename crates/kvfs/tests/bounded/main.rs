@@ -154,7 +154,7 @@ const OF_ONE: &[&str] = &[
     "Fs::announce_cached",
     "Fs::forget",
     "Fs::getattr",
-    "Fs::is_in_place",
+    "Fs::in_place_of",
     "Fs::is_referenced",
     "Fs::is_resized",
     "Fs::is_tight",
