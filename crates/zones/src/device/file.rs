@@ -47,6 +47,14 @@ impl FileDevice {
         Self::of(file, path, read_only)
     }
 
+    /// Writes of whatever length have reached the host when they return, which the end of this
+    /// process takes nothing from.
+    #[must_use]
+    pub fn without_writes_behind(mut self) -> FileDevice {
+        self.behind = None;
+        self
+    }
+
     /// Creates a file, which must not exist yet, or opens a block device to be formatted. Only the
     /// owner may read the file: a store has data that others may not read by the permissions in it.
     pub fn create(path: impl AsRef<Path>) -> Result<FileDevice> {
