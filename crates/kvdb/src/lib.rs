@@ -33,11 +33,11 @@
 //! The guide is `docs/kvdb.md`.
 //!
 //! How it works, in the order of a commit's life: `commit` (the pipeline, late binding, group
-//! sync), `journal` (the stream of records), `read` (what readers pin, and how they read it),
-//! `background` (flush, compaction, pressure), `manifest` (what the store consists of), `db` (wires
-//! the parts; threads, recovery, checks, checkpoints). Beyond that: `transactions` and `locks`,
-//! `catalog` (the dictionaries), `snapshots`, `log` (how journal and manifest lie on the device),
-//! `lock_order`, `scrub`, `salvage`.
+//! sync), `mirror` (commits that outlive the process), `journal` (the stream of records), `read`
+//! (what readers pin, and how they read it), `background` (flush, compaction, pressure), `manifest`
+//! (what the store consists of), `db` (wires the parts; threads, recovery, checks, checkpoints).
+//! Beyond that: `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (how
+//! journal and manifest lie on the device), `lock_order`, `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 
@@ -55,6 +55,7 @@ mod lock_order;
 mod locks;
 mod log;
 mod manifest;
+mod mirror;
 mod options;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
@@ -91,6 +92,7 @@ pub use dictionary::{
 };
 pub use error::{Error, Result};
 pub use ids::TransactionId;
+pub use mirror::{Mirror, Note};
 pub use options::{CompactionPolicy, CreateOptions, OpenOptions};
 pub use read::bounds::prefix_end;
 pub use read::cursor::{Cursor, Tuple};

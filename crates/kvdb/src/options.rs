@@ -1,8 +1,11 @@
 //! How a store is made and opened, and how its one memory budget is shared out.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use zones::Profile;
+
+use crate::mirror::Mirror;
 
 /// What values that wait for their place take when they are given one while syncs are expected.
 /// Less would cost more than the sync gains: each write has the values of few keys, and bulk loads
@@ -82,6 +85,10 @@ pub struct OpenOptions {
     pub idle_flush: Duration,
     /// `close` writes the memtables out, so that the next open has nothing to replay.
     pub flush_on_close: bool,
+    /// Commits are in this file as well until they are on the device: whoever opens the store with
+    /// the mirror of a process that was killed has all commits that returned, synced or not. It has
+    /// to be empty, or that of the process which had the store open before.
+    pub mirror: Option<Arc<Mirror>>,
 }
 
 impl Default for OpenOptions {
@@ -101,6 +108,7 @@ impl Default for OpenOptions {
             zero_journal: true,
             idle_flush: Duration::from_secs(3),
             flush_on_close: true,
+            mirror: None,
         }
     }
 }

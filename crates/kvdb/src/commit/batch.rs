@@ -5,6 +5,7 @@ use vt_tree::{KeyRange, Update};
 
 use crate::commit::MAX_KEY;
 use crate::dictionary::DictionaryId;
+use crate::mirror::Note;
 use crate::read::bounds;
 use crate::read::view::StoredValue;
 
@@ -37,6 +38,7 @@ pub struct Batch {
     pub(crate) releases: bool,
     pub(crate) sync_follows: bool,
     pub(crate) promised: bool,
+    pub(crate) note: Option<Note>,
 }
 
 #[derive(Clone, Debug)]
@@ -101,6 +103,11 @@ impl Batch {
     /// the caller gives back when it is committed.
     pub fn takes_promised_space(&mut self) {
         self.promised = true;
+    }
+    /// Notes in the store's mirror, if it has one, that this commit completes a request: both
+    /// happen, or neither. See [`OpenOptions::mirror`](crate::OpenOptions::mirror).
+    pub fn note(&mut self, note: Note) {
+        self.note = Some(note);
     }
     /// Gives `key` a value, whether or not it had one.
     #[doc(alias = "insert")]

@@ -41,7 +41,7 @@ pub(crate) mod value_buffers;
 
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use env::Env;
@@ -68,6 +68,7 @@ use crate::journal::Writer;
 use crate::journal::record::{self, Op, Ops};
 use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
+use crate::mirror::Mirror;
 use crate::options::{OpenOptions, Shares};
 use crate::read::version::Version;
 use crate::read::version_set::VersionSet;
@@ -162,6 +163,8 @@ pub(crate) struct CommitPipeline {
     marked: AtomicU64,
     /// Generations that wait for their flush, oldest first.
     sealed: lock_order::Mutex<VecDeque<Sealed>>,
+    /// Set once all that it has had is in the journal.
+    mirror: OnceLock<Arc<Mirror>>,
 }
 
 /// The journal's record of a commit whose changes are in the manifest: a deletion in dictionary 0,
@@ -202,6 +205,7 @@ impl CommitPipeline {
             durable: AtomicU64::new(position),
             marked: AtomicU64::new(position),
             sealed: lock_order::Mutex::new(Rank::Sealed, VecDeque::new()),
+            mirror: OnceLock::new(),
         }
     }
 
@@ -254,14 +258,16 @@ impl CommitPipeline {
         owner: Option<u64>,
         still: impl Fn(Seq, &Ops) -> Result<bool>,
     ) -> Result<Outcome> {
-        let Valid { mut changes, claim, mut pin } = valid;
+        let Valid { mut changes, claim, mut pin, note } = valid;
         let version = self.versions.load_full();
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
         drop(version);
         if total >= self.options.late_bind_at.min(deferred::LONGEST) {
             pin.merge(self.bind(engine, large, &mut changes, claim)?);
-        } else if !large.is_empty() && (durability == Durability::Buffered || !self.options.journal)
+        } else if !large.is_empty()
+            && (durability == Durability::Buffered || !self.options.journal)
+            && !self.is_mirrored()
         {
             // The admission comes first: what is copied takes memory.
             engine.admit(user_bytes as usize, total as usize, claim)?;
@@ -279,7 +285,7 @@ impl CommitPipeline {
         }
         let deletes = claim.removes
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-        let mut valid = Valid { changes, claim, pin };
+        let mut valid = Valid { changes, claim, pin, note };
         let mut applied = loop {
             match self.apply(engine, record, &mut valid, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
@@ -311,6 +317,26 @@ impl CommitPipeline {
         self.publish(pipeline, version, count, grown, deferred)
     }
 
+    /// Makes the next `count` changes visible, which were written to memtables.
+    fn publish_written(
+        &self,
+        pipeline: &mut Pipeline,
+        version: &Version,
+        count: u64,
+        Written { grown, deferred, fresh }: Written,
+    ) -> Applied {
+        if fresh.is_empty() {
+            return self.publish_unflushed(pipeline, version, count, grown, deferred);
+        }
+        // The memtables are not in the version that readers have: these become visible with one
+        // that has them.
+        self.versions.change_by_commit(
+            pipeline.next_seq + count - 1,
+            |version| version.add_layers(fresh),
+            |version| self.publish_unflushed(pipeline, version, count, grown, deferred),
+        )
+    }
+
     /// Makes the next `count` changes visible: stores the newest number where readers look.
     pub(crate) fn publish(
         &self,
@@ -320,6 +346,7 @@ impl CommitPipeline {
         grown: usize,
         deferred: usize,
     ) -> Applied {
+        self.mirror(pipeline, count);
         pipeline.next_seq += count;
         self.versions.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
@@ -377,7 +404,7 @@ impl CommitPipeline {
         owner: Option<u64>,
         still: impl Fn(Seq, &Ops) -> Result<bool>,
     ) -> Result<Attempt> {
-        let Valid { changes, claim, pin } = valid;
+        let Valid { changes, claim, pin, note } = valid;
         let changes = &*changes;
         let values = changes
             .iter()
@@ -423,20 +450,10 @@ impl CommitPipeline {
         if !pin.uses().is_empty() {
             version.generation.pin(std::mem::take(pin));
         }
-        let (count, Written { grown, deferred, fresh }) = (changes.len() as u64, written);
-        let last = first + count - 1;
-        let pipeline = &mut *pipeline;
-        let applied = match fresh.is_empty() {
-            true => self.publish_unflushed(pipeline, &version, count, grown, deferred),
-            // The memtables are not in the version that readers have: these become visible with one
-            // that has them.
-            false => self.versions.change_by_commit(
-                last,
-                |version| version.add_layers(fresh),
-                |version| self.publish_unflushed(pipeline, version, count, grown, deferred),
-            ),
-        };
-        self.feed.note(&version, changes, last);
+        let count = changes.len() as u64;
+        pipeline.note = note.take();
+        let applied = self.publish_written(&mut pipeline, &version, count, written);
+        self.feed.note(&version, changes, first + count - 1);
         Ok(Attempt::Applied(applied))
     }
 }

@@ -92,6 +92,18 @@ impl CommitPipeline {
 
     /// Writes and syncs what is pending, while nothing else is committed. It is short.
     fn sync_rest(&self, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<()> {
+        self.write_rest(writer, pipeline)?;
+        let end = pipeline.end();
+        if end > self.durable.load(Ordering::Acquire) {
+            self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
+            self.counters.syncs.add(1);
+            self.durable.fetch_max(end, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Writes what is pending, while nothing else is committed.
+    pub(super) fn write_rest(&self, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<()> {
         if !pipeline.pending.is_empty() {
             let mut rest = pipeline.take(writer);
             self.discard_hidden(&mut rest);
@@ -102,12 +114,6 @@ impl CommitPipeline {
             self.write_stream(writer, &mut rest.stream)?;
             writer.is_whole();
             self.update_after_write(pipeline, writer, rest.stream);
-        }
-        let end = pipeline.end();
-        if end > self.durable.load(Ordering::Acquire) {
-            self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
-            self.counters.syncs.add(1);
-            self.durable.fetch_max(end, Ordering::AcqRel);
         }
         Ok(())
     }

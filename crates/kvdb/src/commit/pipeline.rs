@@ -10,6 +10,7 @@ use crate::commit::early::EARLY;
 use crate::commit::{Applied, CommitEnv, CommitPipeline};
 use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
+use crate::mirror::Note;
 
 /// What the pipeline's lock guards.
 pub(crate) struct Pipeline {
@@ -27,6 +28,10 @@ pub(crate) struct Pipeline {
     pub place_room: u64,
     /// A buffer that was written out, for reuse.
     spare: Vec<u8>,
+    /// Where in the pending stream the record stands of the commit that is not visible yet.
+    pub record_at: Option<usize>,
+    /// What this commit completes.
+    pub note: Option<Note>,
 }
 
 impl Pipeline {
@@ -40,6 +45,8 @@ impl Pipeline {
             room: 0,
             place_room: 0,
             spare: Vec::new(),
+            record_at: None,
+            note: None,
         }
     }
 
@@ -54,6 +61,7 @@ impl Pipeline {
         if stream.len() == crate::log::chunk::HEADER {
             stream.extend_from_slice(&record::number(self.next_seq));
         }
+        self.record_at = Some(stream.len());
         stream
     }
 
@@ -103,6 +111,31 @@ impl Pipeline {
 }
 
 impl CommitPipeline {
+    /// Puts the commit that comes into the mirror. A store whose mirror fails takes no commits any
+    /// more, since nobody knows which of them are in it.
+    pub(super) fn mirror(&self, pipeline: &mut Pipeline, count: u64) {
+        let (at, note) = (pipeline.record_at.take(), pipeline.note.take());
+        let (Some(mirror), Some(at)) = (self.mirror.get(), at) else { return };
+        let record = pipeline.pending.stream.get(at..).unwrap_or_default();
+        if let Err(e) = mirror.add((pipeline.next_seq, count), record, pipeline.end(), note) {
+            self.health.fail("mirroring a commit", &e);
+        }
+    }
+
+    /// Commits are in a mirror until the device has them.
+    pub(super) fn is_mirrored(&self) -> bool {
+        self.mirror.get().is_some()
+    }
+
+    /// The device has the journal's stream up to `position`.
+    fn cut_mirror(&self, position: u64) {
+        if let Some(mirror) = self.mirror.get()
+            && let Err(e) = mirror.cut(position)
+        {
+            self.health.fail("cutting the mirror of the commits", &e);
+        }
+    }
+
     /// Hands the journal's buffer to the device, not synced. Gives the position up to which the
     /// stream is written.
     pub(crate) fn write_out(&self) -> Result<u64> {
@@ -227,6 +260,7 @@ impl CommitPipeline {
         stream: Vec<u8>,
     ) {
         pipeline.update_room(writer);
+        self.cut_mirror(writer.position().position);
         self.signals.journal_ended(true);
         if stream.capacity() <= 2 * self.shares.journal_buffer {
             pipeline.spare = stream;

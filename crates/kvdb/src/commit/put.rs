@@ -27,7 +27,9 @@ impl CommitPipeline {
         let tree = version.tree(dict)?;
         let large = value.len() >= tree.separate_at().max(1) as usize;
         let codec = tree.info.options.compress_values;
-        let deferred = large && (durability == Durability::Buffered || !self.options.journal);
+        let deferred = large
+            && (durability == Durability::Buffered || !self.options.journal)
+            && !self.is_mirrored();
         // `u64::MAX`: large values stay in the record, which the path of a batch sees to. It also
         // makes the memtable where this is the first commit of a generation.
         if large

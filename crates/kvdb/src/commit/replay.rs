@@ -2,13 +2,17 @@
 //! generations are closed behind them, with nothing written.
 
 use env::sync::atomic::Ordering;
+use std::sync::Arc;
+
 use vt_tree::Seq;
 use zones::ZonePin;
 
 use super::sealing::Sealed;
-use super::{CommitPipeline, Written, write_memtables};
-use crate::journal::record::Ops;
+use super::{CommitEnv, CommitPipeline, Written, write_memtables};
+use crate::error::{Error, Result};
+use crate::journal::record::{self, Ops};
 use crate::manifest::JournalStart;
+use crate::mirror::Mirror;
 use crate::read::version::Version;
 
 impl CommitPipeline {
@@ -20,6 +24,44 @@ impl CommitPipeline {
             self.versions.change(|version| version.add_layers(fresh));
         }
         self.active_bytes.fetch_add(grown, Ordering::Relaxed);
+    }
+
+    /// Commits again what the journal does not have of a commit, whose first change had this
+    /// number, which comes next. Large values in it have their places, which are kept.
+    pub(crate) fn replay_mirrored(
+        &self,
+        engine: &impl CommitEnv,
+        first: Seq,
+        changes: &Ops,
+    ) -> Result<()> {
+        let mut pipeline = self.enter_to_delete(engine, record::size(changes))?;
+        if pipeline.next_seq != first {
+            return Err(Error::Corrupt(format!(
+                "the mirror goes on with change {first} where {} is next",
+                pipeline.next_seq
+            )));
+        }
+        let version = self.versions.load();
+        let written = write_memtables(&version, first, changes, &mut |_| {});
+        if self.options.journal {
+            record::encode(changes, pipeline.stream(), |_| {});
+        }
+        let count = changes.len() as u64;
+        let applied = self.publish_written(&mut pipeline, &version, count, written);
+        drop(pipeline);
+        engine.after_commit(applied)
+    }
+
+    /// From now on commits are mirrored. What was committed before is on the device then, and the
+    /// mirror begins anew.
+    pub(crate) fn begin_mirror(&self, mirror: &Arc<Mirror>) -> Result<()> {
+        let mut writer = self.writer.lock();
+        self.write_out_with(&mut writer)?;
+        let mut pipeline = self.pipeline.lock();
+        self.write_rest(&mut writer, &mut pipeline)?;
+        mirror.begin(self.zones.superblock().uuid)?;
+        let _ = self.mirror.set(mirror.clone());
+        Ok(())
     }
 
     /// Closes the memtables that take the replay; the ones behind them hold `bound`. `start`: where

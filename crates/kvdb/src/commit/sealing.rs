@@ -125,6 +125,8 @@ impl CommitPipeline {
             }));
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);
+                // It is on the device before any other commit: see `seal_if`.
+                pipeline.record_at = None;
             }
             pipeline.unflushed_end = pipeline.end();
             applied = Some(self.versions.change_by_commit(
@@ -229,11 +231,22 @@ impl CommitPipeline {
     ) -> Result<()> {
         let Some(last) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
         let Last { mut pipeline, version: last, record } = last;
-        let closed = self.close(&record, writer, &mut pipeline)?;
+        let mut closed = self.close(&record, writer, &mut pipeline)?;
         before_next(&mut pipeline);
-        drop(pipeline);
-        self.write_taken(writer, closed.stream)?;
-        let sealed = closed.generation.behind(writer);
+        let sealed = if self.is_mirrored() {
+            // Runs that are bound are not in the mirror, so nothing is committed behind them before
+            // the journal has them.
+            self.write_stream(writer, &mut closed.stream)?;
+            writer.is_whole();
+            self.update_after_write(&mut pipeline, writer, closed.stream);
+            let sealed = closed.generation.behind(writer);
+            self.write_rest(writer, &mut pipeline)?;
+            sealed
+        } else {
+            drop(pipeline);
+            self.write_taken(writer, closed.stream)?;
+            closed.generation.behind(writer)
+        };
         self.queue_for_flush([sealed]);
         self.move_short_values_out(&last)
     }
@@ -257,10 +270,17 @@ impl CommitPipeline {
         self.update_after_write(&mut pipeline, writer, first.stream);
         let before = first.generation.behind(writer);
         let record = commit(&mut pipeline);
-        let second = self.close(&record, writer, &mut pipeline)?;
+        let mut second = self.close(&record, writer, &mut pipeline)?;
         end(&mut pipeline);
-        drop(pipeline);
-        self.write_taken(writer, second.stream)?;
+        if self.is_mirrored() {
+            self.write_stream(writer, &mut second.stream)?;
+            writer.is_whole();
+            self.update_after_write(&mut pipeline, writer, second.stream);
+            drop(pipeline);
+        } else {
+            drop(pipeline);
+            self.write_taken(writer, second.stream)?;
+        }
         let after = second.generation.behind(writer);
         self.queue_for_flush([before, after]);
         self.move_short_values_out(&last)

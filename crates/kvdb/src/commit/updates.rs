@@ -55,6 +55,7 @@ impl CommitPipeline {
                 changes: vec![(*dict, Op::Put(key.clone(), Value::Inline(value)))],
                 claim: SpaceClaim::default(),
                 pin: ZonePin::default(),
+                note: None,
             };
             let still = |_: Seq, _: &Ops| {
                 let same = newest().is_some_and(|now| Arc::ptr_eq(&now, &memtable));

@@ -8,6 +8,7 @@ use super::CommitPipeline;
 use super::batch::{Batch, BatchChange};
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
+use crate::mirror::Note;
 use crate::read::version::Version;
 
 /// Longest key, bytes.
@@ -68,12 +69,15 @@ pub(crate) struct Valid {
     pub claim: SpaceClaim,
     /// Keeps the places of values that were stored before.
     pub pin: ZonePin,
+    /// What the commit completes.
+    pub note: Option<Note>,
 }
 
 impl CommitPipeline {
     /// The changes of a batch, if all of them are possible.
     pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
         let (mut deletes_only, releases, promised) = (true, batch.releases, batch.promised);
+        let note = batch.note;
         let mut changes = Vec::with_capacity(batch.changes.len());
         let mut stored = Vec::new();
         for change in batch.changes {
@@ -113,6 +117,7 @@ impl CommitPipeline {
             changes,
             claim: SpaceClaim { removes: deletes_only || releases, promised },
             pin,
+            note,
         })
     }
 

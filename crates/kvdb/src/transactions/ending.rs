@@ -187,7 +187,7 @@ impl TransactionState {
                     let (changes, deletes_only) = changes(&parts.cache, &write_set)?;
                     let pin = parts.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
-                    let valid = Valid { changes, claim, pin };
+                    let valid = Valid { changes, claim, pin, note: None };
                     let still = |visible: Seq, _: &Ops| still(visible);
                     parts.commits.commit_changes(
                         &*parts.admission,

@@ -314,7 +314,7 @@ impl Transaction {
     }
 
     fn apply_as(&self, batch: Batch, seen: Seen) -> Result<()> {
-        let Valid { mut changes, claim, pin } = self.validate(batch)?;
+        let Valid { mut changes, claim, pin, .. } = self.validate(batch)?;
         self.fold_updates(&mut changes)?;
         match changes.first() {
             Some((dict, _)) => self.change(*dict, claim, Some(&changes), seen, |write_set| {

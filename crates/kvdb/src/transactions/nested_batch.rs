@@ -56,7 +56,7 @@ impl NestedBatch {
 
     /// Adds the changes of a batch, all or, on any error, none of them.
     pub fn apply(&mut self, batch: Batch) -> Result<()> {
-        let Valid { changes, claim, pin } = self.transaction.validate(batch)?;
+        let Valid { changes, claim, pin, .. } = self.transaction.validate(batch)?;
         let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
         self.transaction.shared.registry.reserve_nested(bytes)?;
         self.bytes += bytes;

@@ -253,7 +253,7 @@ impl Transactions {
     }
 
     /// A transaction of this number exists or has existed.
-    pub(super) fn number_used(&self, id: TransactionId) {
+    pub(crate) fn number_used(&self, id: TransactionId) {
         self.next.fetch_max(id.0, Ordering::Relaxed);
     }
 

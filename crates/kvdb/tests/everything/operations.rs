@@ -1,7 +1,7 @@
 //! The table of operations, and those that write tuples: each does something to the store and to
 //! what it must hold, and compares every answer.
 
-use kvdb::{Durability, Error, Reads};
+use kvdb::{Durability, Error, Note, Reads};
 
 use crate::full;
 use crate::maintenance;
@@ -66,6 +66,11 @@ fn batch(w: &mut World) -> Result<(), Dead> {
     if w.random.one_in(3) {
         w.call("Batch::sync_follows");
         batch.sync_follows();
+    }
+    if w.random.one_in(6) {
+        // A store without a mirror has no place for it.
+        w.call("Batch::note");
+        batch.note(Note { slot: 0, request: w.step + 1, value: 0 });
     }
     let durability = w.durability();
     w.call("Batch::bytes");

@@ -8,9 +8,11 @@
 //!    other.
 //! 3. `resume`: allocation begins, and a fresh manifest notes how far the journal goes.
 //! 4. `replay`: the second pass over the journal applies its commits to the new database.
+//! 5. `mirrored`: what a mirror has of commits that did not reach the journal is committed again.
 
 mod found;
 mod journal;
+mod mirrored;
 mod replay;
 mod resume;
 
@@ -50,6 +52,8 @@ pub struct Recovery {
     pub bound_bytes: u64,
     /// Bytes behind the journal's end: of writes that were under way.
     pub torn_bytes: u64,
+    /// Commits that only the mirror had ([`OpenOptions::mirror`]).
+    pub mirrored: u64,
     /// How long opening took.
     pub duration: Duration,
 }
@@ -125,7 +129,12 @@ pub(in crate::db) fn open(
     let state = &found.loaded.state;
     // Open zones go on behind what commits have bound since the manifest noted their places.
     let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.stored));
-    let journal = read_journal(&zones, &cache, state, &mut recovery, &mut bound)?;
+    let mut journal = read_journal(&zones, &cache, state, &mut recovery, &mut bound)?;
+    let next = journal.last_seq.max(state.start.seq) + 1;
+    let mirrored = options.mirror.as_ref().map(|mirror| mirrored::behind(&zones, mirror, next));
+    let mirrored = mirrored.transpose()?.unwrap_or_default();
+    mirrored::keep_places(&mirrored, &mut journal.bound, &mut bound);
+    recovery.mirrored = mirrored.len() as u64;
     journal.runs.iter().for_each(|runs| runs.saw(&zones));
     // Marked before allocation begins.
     let bound = zones.pin(&journal.bound)?;
@@ -160,6 +169,7 @@ pub(in crate::db) fn open(
     }));
     replay::replay_journal(&db, journal, &state.start, &state.since, bound.uses())?;
     if !db.options.read_only {
+        mirrored::replay(&db, &mirrored)?;
         db.transactions.restore()?;
     }
     db.start_threads()?;

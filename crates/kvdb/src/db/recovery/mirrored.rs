@@ -1,0 +1,75 @@
+//! The last phase of opening a store: the commits that only the mirror of a process has which was
+//! killed. They go on where the journal ends, are committed again with the numbers that they had,
+//! and are on the device before the mirror begins anew. Where this process is killed as well, the
+//! next one does the same with what is still missing.
+
+use std::sync::Arc;
+
+use vt_tree::{ExtentRef, Seq, Value};
+use zones::{ZoneUse, Zones};
+
+use crate::db::database::Database;
+use crate::error::{Error, Result};
+use crate::ids::TransactionId;
+use crate::journal::record::{self, Op, Ops, Record};
+use crate::mirror::Mirror;
+
+/// The commits that follow those of the journal, whose next change has the number `next`.
+pub(super) fn behind(
+    zones: &Zones,
+    mirror: &Arc<Mirror>,
+    mut next: Seq,
+) -> Result<Vec<(Seq, Ops)>> {
+    if !mirror.is_of(&zones.superblock().uuid) {
+        return Err(Error::Invalid("the mirror is of another store".into()));
+    }
+    let mut commits = Vec::new();
+    for entry in mirror.entries()? {
+        if entry.next() <= next {
+            continue;
+        }
+        let changes = match record::decode(&entry.record)? {
+            Record::Commit(changes)
+                if entry.first == next && changes.len() as u64 == entry.changes =>
+            {
+                changes
+            }
+            _ => {
+                return Err(Error::Corrupt(format!(
+                    "the mirror has changes {} to {}, where the journal goes on with {next}",
+                    entry.first,
+                    entry.next()
+                )));
+            }
+        };
+        next = entry.next();
+        commits.push((entry.first, changes));
+    }
+    Ok(commits)
+}
+
+/// Adds the places of their values, before anything else can be put there. Each is shown to `saw`.
+pub(super) fn keep_places(
+    commits: &[(Seq, Ops)],
+    bound: &mut ZoneUse,
+    saw: &mut dyn FnMut(&ExtentRef),
+) {
+    for (_, op) in commits.iter().flat_map(|(_, changes)| changes) {
+        if let Op::Put(_, Value::Extent(extent)) = op {
+            bound.add_extent(extent.addr, u64::from(extent.stored));
+            saw(extent);
+        }
+    }
+}
+
+/// Commits them, and has commits mirrored from then on.
+pub(super) fn replay(db: &Database, commits: &[(Seq, Ops)]) -> Result<()> {
+    let Some(mirror) = &db.options.mirror else { return Ok(()) };
+    for (first, changes) in commits {
+        db.commits.replay_mirrored(&*db.admission, *first, changes)?;
+    }
+    db.commits.begin_mirror(mirror)?;
+    // Others may still know transactions by the numbers that they had.
+    db.transactions.number_used(TransactionId(mirror.first_transaction()));
+    Ok(())
+}

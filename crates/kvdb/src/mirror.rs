@@ -1,0 +1,340 @@
+//! A mirror of the commits that are not on the device yet, in a file that outlives this process: in
+//! memory, say (memfd_create(2)), while another process holds it. A store that is opened with the
+//! mirror of a process that was killed has every commit that any caller saw as done.
+//!
+//! A commit enters the mirror under the pipeline's lock, before it is visible to its caller as
+//! done. It leaves when its record has reached the device (cut), synced or not: the kernel has it
+//! then, and the end of a process takes nothing from the kernel. After a power cut, the mirror is
+//! gone with everything else that was not synced.
+//!
+//! **Notes.** A commit may carry a [`Note`]: that a request of somebody is done by it. It enters
+//! the mirror with the commit, whole or not at all, and it stays there when the commit leaves: each
+//! note has a slot, and the next one in this slot replaces it.
+//!
+//! The file, in the machine's byte order:
+//!
+//! ```text
+//!       0  u64 magic, u64 start of the log, u64 place of the earlier notes, u64 their number, the
+//!          store's 16 bytes (zeros: of none yet), u64 how many processes have begun with it
+//!    4096  slots, 32 bytes each: u64 request, u64 value, u64 request again (0: the slot is empty)
+//!  256 Ki  earlier notes, 16 bytes each: u64 request, u64 value; a second place at 512 Ki
+//!    1 Mi  the log: entries with an ENTRY head, then the commit's record
+//! ```
+//!
+//! A write to a page of a file in memory happens whole or not at all where only a process ends. So
+//! the heads need no checksum; an entry, which may be longer, has one. Zeros follow the last entry.
+//! Where these are missing, since the process ended while it wrote them, the log stops at the first
+//! entry that does not continue the numbers of the one before it: what lies there is older.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use vt_tree::Seq;
+use zones::crc32c;
+
+use crate::error::{Error, Result};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"KVMIRR01");
+const HEAD: usize = 56;
+const SLOT_AT: u64 = 4096;
+const SLOT: u64 = 32;
+/// Notes in slots, and earlier ones that are kept.
+const NOTES: usize = 4096;
+const EARLIER_AT: [u64; 2] = [256 << 10, 512 << 10];
+const LOG_AT: u64 = 1 << 20;
+/// Bytes of an entry before the record: u32 length of the record, u32 checksum of what follows, u64
+/// number of the first change, u32 changes, u32 slot, u64 request, u64 value.
+const ENTRY: usize = 40;
+const NO_SLOT: u32 = u32::MAX;
+/// What lies before the log's start is used again when it is at least this much.
+const SLACK: u64 = 4 << 20;
+
+/// A request of somebody that a commit completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Its place, below [`Note::SLOTS`], in which there is one note at a time.
+    pub slot: u32,
+    /// What is done; not 0.
+    pub request: u64,
+    /// Anything that whoever asks wants to know.
+    pub value: u64,
+}
+
+impl Note {
+    /// How many slots there are.
+    pub const SLOTS: u32 = NOTES as u32;
+}
+
+/// A file with the commits that the device does not have yet: see
+/// [`OpenOptions::mirror`](crate::OpenOptions::mirror).
+pub struct Mirror {
+    file: File,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Where the log begins and ends.
+    start: u64,
+    tail: u64,
+    /// Of the entries in the log: the position of the journal's stream behind each, and its end.
+    ends: VecDeque<(u64, u64)>,
+    buffer: Vec<u8>,
+    /// Which place has the earlier notes.
+    earlier: (usize, u64),
+    store: [u8; 16],
+    lives: u64,
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mirror").finish_non_exhaustive()
+    }
+}
+
+/// A commit in the mirror.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mirrored {
+    pub first: Seq,
+    pub changes: u64,
+    /// As it stands in the journal's stream, without its length.
+    pub record: Bytes,
+    /// Behind it in the file.
+    end: u64,
+    note: Option<Note>,
+}
+
+impl Mirrored {
+    /// The number of the change that follows.
+    pub fn next(&self) -> Seq {
+        self.first.saturating_add(self.changes)
+    }
+}
+
+fn failed(e: io::Error) -> Error {
+    Error::Invalid(format!("the mirror of the commits cannot be used: {e}"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |b| b.try_into().map_or(0, u64::from_ne_bytes))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |b| b.try_into().map_or(0, u32::from_ne_bytes))
+}
+
+/// As much of a range as the file has.
+fn read(file: &File, at: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    let mut done = 0;
+    while done < len {
+        match file.read_at(&mut bytes[done..], at + done as u64).map_err(failed)? {
+            0 => break,
+            n => done += n,
+        }
+    }
+    bytes.truncate(done);
+    Ok(bytes)
+}
+
+impl Mirror {
+    /// The mirror in this file, or a new one in an empty file.
+    pub fn new(file: File) -> Result<Mirror> {
+        let head = read(&file, 0, HEAD)?;
+        let mut state = State { start: LOG_AT, tail: LOG_AT, ..State::default() };
+        match u64_at(&head, 0) {
+            MAGIC => {
+                state.start = u64_at(&head, 8).max(LOG_AT);
+                let place = EARLIER_AT.iter().position(|at| *at == u64_at(&head, 16));
+                state.earlier = (place.unwrap_or(0), u64_at(&head, 24).min(NOTES as u64));
+                state.lives = u64_at(&head, 48);
+                if let Some(store) = head.get(32..48) {
+                    state.store.copy_from_slice(store);
+                }
+            }
+            0 => write_head(&file, &state)?,
+            _ => return Err(Error::Invalid("the mirror is of another version".into())),
+        }
+        Ok(Mirror { file, state: Mutex::new(state) })
+    }
+
+    /// The values of the requests that are done, as far as they are known: of each slot the last
+    /// one, and those of earlier processes.
+    pub fn notes(&self) -> Result<HashMap<u64, u64>> {
+        Ok(self.all_notes()?.into_iter().collect())
+    }
+
+    /// The oldest first.
+    fn all_notes(&self) -> Result<Vec<(u64, u64)>> {
+        let (place, count) = self.state.lock().earlier;
+        let earlier = read(&self.file, EARLIER_AT[place], count as usize * 16)?;
+        let mut all: Vec<_> =
+            earlier.chunks_exact(16).map(|n| (u64_at(n, 0), u64_at(n, 8))).collect();
+        let slots = read(&self.file, SLOT_AT, NOTES * SLOT as usize)?;
+        let mut by_slot: Vec<_> =
+            slots.chunks_exact(SLOT as usize).map(|s| (u64_at(s, 0), u64_at(s, 8))).collect();
+        by_slot.resize(NOTES, (0, 0));
+        // A commit whose note did not reach its slot any more.
+        for note in self.entries()?.into_iter().filter_map(|entry| entry.note) {
+            if let Some(slot) = by_slot.get_mut(note.slot as usize) {
+                *slot = (note.request, note.value);
+            }
+        }
+        all.extend(by_slot.into_iter().filter(|(request, _)| *request != 0));
+        Ok(all)
+    }
+
+    /// A number above all that earlier processes with this mirror have given to transactions, but
+    /// for those that have had very many.
+    pub(crate) fn first_transaction(&self) -> u64 {
+        // Of 32 bits, which is what names of transactions have room for.
+        (self.state.lock().lives.saturating_sub(1) % 2048) << 20
+    }
+
+    /// Whether it is of this store, or of none.
+    pub(crate) fn is_of(&self, store: &[u8; 16]) -> bool {
+        let of = self.state.lock().store;
+        of == [0; 16] || of == *store
+    }
+
+    /// The commits in the log.
+    pub(crate) fn entries(&self) -> Result<Vec<Mirrored>> {
+        let start = self.state.lock().start;
+        let length = self.file.metadata().map_err(failed)?.len();
+        let log = Bytes::from(read(&self.file, start, length.saturating_sub(start) as usize)?);
+        let (mut entries, mut at): (Vec<Mirrored>, usize) = (Vec::new(), 0);
+        while let Some(head) = log.get(at..at + ENTRY) {
+            let end = at + ENTRY + u32_at(head, 0) as usize;
+            let Some(rest) = log.get(at + 8..end) else { break };
+            let (first, changes) = (u64_at(head, 8), u64::from(u32_at(head, 16)));
+            let continues = entries.last().is_none_or(|last| last.next() == first);
+            if changes == 0 || !continues || crc32c(rest) != u32_at(head, 4) {
+                break;
+            }
+            let note =
+                Note { slot: u32_at(head, 20), request: u64_at(head, 24), value: u64_at(head, 32) };
+            let framed = log.slice(at + ENTRY..end);
+            let mut rest = &framed[..];
+            let record = match zones::varint::get_u64(&mut rest) {
+                Ok(len) if len == rest.len() as u64 => framed.slice(framed.len() - rest.len()..),
+                _ => break,
+            };
+            let note = (note.slot != NO_SLOT).then_some(note);
+            entries.push(Mirrored { first, changes, record, end: start + end as u64, note });
+            at = end;
+        }
+        Ok(entries)
+    }
+
+    /// Begins anew: all commits in the log are on the device. What it knows of requests stays.
+    pub(crate) fn begin(&self, store: [u8; 16]) -> Result<()> {
+        let mut notes = self.all_notes()?;
+        let last = self.entries()?.last().map(|entry| entry.end);
+        let mut state = self.state.lock();
+        state.store = store;
+        state.lives += 1;
+        // One of the slots may be among the earlier ones by now.
+        let mut known = std::collections::HashSet::new();
+        notes.reverse();
+        notes.retain(|(request, _)| known.insert(*request));
+        notes.truncate(NOTES);
+        notes.reverse();
+        let mut bytes = Vec::with_capacity(notes.len() * 16);
+        for (request, value) in &notes {
+            bytes.extend_from_slice(&request.to_ne_bytes());
+            bytes.extend_from_slice(&value.to_ne_bytes());
+        }
+        let place = 1 - state.earlier.0;
+        self.file.write_all_at(&bytes, EARLIER_AT[place]).map_err(failed)?;
+        state.earlier = (place, notes.len() as u64);
+        state.start = last.unwrap_or(state.start);
+        state.tail = state.start;
+        state.ends.clear();
+        self.file.write_all_at(&[0; ENTRY], state.start).map_err(failed)?;
+        write_head(&self.file, &state)
+    }
+
+    /// Adds a commit, whose record with its length is this, and behind which the journal's stream
+    /// is at `position`. Under the pipeline's lock.
+    pub(crate) fn add(
+        &self,
+        (first, changes): (Seq, u64),
+        record: &[u8],
+        position: u64,
+        note: Option<Note>,
+    ) -> Result<()> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let entry = &mut state.buffer;
+        entry.clear();
+        entry.extend_from_slice(&(record.len() as u32).to_ne_bytes());
+        entry.extend_from_slice(&[0; 4]);
+        entry.extend_from_slice(&first.to_ne_bytes());
+        entry.extend_from_slice(&(changes as u32).to_ne_bytes());
+        let Note { slot, request, value } =
+            note.unwrap_or(Note { slot: NO_SLOT, request: 0, value: 0 });
+        entry.extend_from_slice(&slot.to_ne_bytes());
+        entry.extend_from_slice(&request.to_ne_bytes());
+        entry.extend_from_slice(&value.to_ne_bytes());
+        entry.extend_from_slice(record);
+        let sum = crc32c(&entry[8..]);
+        entry[4..8].copy_from_slice(&sum.to_ne_bytes());
+        let end = state.tail + entry.len() as u64;
+        // Nothing that lay there before follows it.
+        entry.extend_from_slice(&[0; ENTRY]);
+        self.file.write_all_at(entry, state.tail).map_err(failed)?;
+        state.tail = end;
+        state.ends.push_back((position, state.tail));
+        if slot < Note::SLOTS {
+            let mut bytes = [0; 24];
+            bytes[..8].copy_from_slice(&request.to_ne_bytes());
+            bytes[8..16].copy_from_slice(&value.to_ne_bytes());
+            bytes[16..].copy_from_slice(&request.to_ne_bytes());
+            let at = SLOT_AT + u64::from(slot) * SLOT;
+            self.file.write_all_at(&bytes, at).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// The device has the journal's stream up to `position`. Under the pipeline's lock.
+    pub(crate) fn cut(&self, position: u64) -> Result<()> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let mut start = state.start;
+        while let Some(&(at, end)) = state.ends.front()
+            && at <= position
+        {
+            start = end;
+            state.ends.pop_front();
+        }
+        if start == state.start {
+            return Ok(());
+        }
+        state.start = start;
+        let (before, left) = (start - LOG_AT, state.tail - start);
+        if before >= left.max(SLACK) {
+            let mut rest = read(&self.file, start, left as usize)?;
+            rest.extend_from_slice(&[0; ENTRY]);
+            self.file.write_all_at(&rest, LOG_AT).map_err(failed)?;
+            state.ends.iter_mut().for_each(|(_, end)| *end -= before);
+            (state.start, state.tail) = (LOG_AT, LOG_AT + left);
+        }
+        write_head(&self.file, state)
+    }
+}
+
+fn write_head(file: &File, state: &State) -> Result<()> {
+    let mut head = [0; HEAD];
+    let (place, count) = state.earlier;
+    for (i, word) in [MAGIC, state.start, EARLIER_AT[place], count].into_iter().enumerate() {
+        head[i * 8..i * 8 + 8].copy_from_slice(&word.to_ne_bytes());
+    }
+    head[32..48].copy_from_slice(&state.store);
+    head[48..].copy_from_slice(&state.lives.to_ne_bytes());
+    file.write_all_at(&head, 0).map_err(failed)
+}
