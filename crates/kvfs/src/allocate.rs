@@ -103,7 +103,7 @@ impl Fs {
                     self.release_promise(ino, &mut state, offset, end);
                 }
                 if !committed || state.buffer.promise_changed {
-                    self.mark_dirty(&inode, &mut state);
+                    self.changed(&inode, &mut state)?;
                 }
             }
             Err(e) => {

@@ -86,7 +86,7 @@ impl Fs {
             state.attr.mtime = time(t);
         }
         state.attr.ctime = set.ctime.unwrap_or(now);
-        self.mark_dirty(&inode, &mut state);
+        self.changed(&inode, &mut state)?;
         self.exact_attr(&inode, &mut state)
     }
 

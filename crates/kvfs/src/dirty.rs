@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::RwLockWriteGuard;
-use kvdb::Batch;
+use kvdb::{Batch, Scope};
 
 use crate::attr::{Attr, Ino};
 use crate::attributes::CAPABILITY;
@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::{Buffer, Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
+use crate::request;
 
 /// What a dirty inode is charged for its node.
 const NODE_CHARGE: usize = 512;
@@ -158,6 +159,27 @@ impl Fs {
         self.enqueue(inode, state);
     }
 
+    /// Notes that `state` is newer than the store. Where nothing may wait in memory, this commits
+    /// it, which completes the request that it is for.
+    pub(crate) fn changed(&self, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+        self.mark_dirty(inode, state);
+        self.complete(inode, state)
+    }
+
+    /// Commits what was noted as changed, where nothing may wait in memory.
+    pub(crate) fn complete(&self, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+        if self.writes_through() {
+            self.commit_dirty_with(inode, state, |batch| request::completes(batch, inode.ino))?;
+        }
+        Ok(())
+    }
+
+    /// Whether every change is committed before its call returns. (In a transaction, nothing is in
+    /// the store before that commits.)
+    pub(crate) fn writes_through(&self) -> bool {
+        self.core.options.write_through && matches!(self.core.scope, Scope::Mainline(_))
+    }
+
     /// The writer's share of the work: commits this file if it holds much. The caller then lets go
     /// of the inode and calls `throttle_writer`.
     pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut InodeState) {
@@ -278,6 +300,10 @@ impl Fs {
             if state.orphaned {
                 batch.delete(layout.imap, layout::orphan_key(ino));
             }
+        } else if self.writes_through() {
+            let node =
+                layout::encode_node(attr, state.xattrs.as_deref(), &self.content(ino, state)?);
+            batch.put(layout.imap, layout::orphan_key(ino), node);
         } else if !state.orphaned
             && (state.stored || !state.buffer.pages.is_empty() || state.has_external_xattrs())
         {
@@ -296,8 +322,11 @@ impl Fs {
         }
         // A file without a name may get one later, and its note with it.
         state.buffer.promise_changed = buffer.promise_changed && attr.nlink == 0;
-        state.orphaned =
-            attr.nlink == 0 && (state.orphaned || state.stored || state.has_external_xattrs());
+        state.orphaned = attr.nlink == 0
+            && (state.orphaned
+                || state.stored
+                || state.has_external_xattrs()
+                || self.writes_through());
         state.attr = attr;
         if attr.nlink > 0 {
             state.inline = None;

@@ -13,6 +13,7 @@ use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
 use crate::inode_cache::Forgotten;
 use crate::layout::{self, Attributes, Body, NAME_MAX, TARGET_MAX};
+use crate::request;
 use crate::space_account::NAME_COST;
 
 const SGID: u16 = 0o2000;
@@ -208,6 +209,7 @@ impl Fs {
         let mut dir_attr = dir_state.attr;
         add_entry(&mut dir_attr, &attr);
         self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
+        request::completes(&mut batch, ino);
         // In the cache before a lookup can find the name.
         let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
@@ -242,7 +244,17 @@ impl Fs {
         drop(dir_state);
         (attr.nlink, attr.parent) = (0, 0);
         let ino = self.new_ino()?;
-        self.core.inode_cache.insert(Arc::new(Inode::new(ino, InodeState::new(attr, None), 1)));
+        let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
+        self.core.inode_cache.insert(inode.clone());
+        if self.writes_through() {
+            let mut state = inode.state.write();
+            if let Err(e) = self.changed(&inode, &mut state) {
+                self.discard(&mut state);
+                drop(state);
+                self.core.inode_cache.remove(&inode);
+                return Err(e);
+            }
+        }
         Ok(attr.public(ino))
     }
 
@@ -317,6 +329,7 @@ impl Fs {
         self.stage(ino, &mut state, &attr, &mut batch)?;
         self.stage(new_parent, &mut dir_state, &dir_attr, &mut batch)?;
         self.remember_added(new_parent, new_name);
+        request::completes(&mut batch, ino);
         self.apply(batch)?;
         self.mark_committed(&mut state, attr);
         self.mark_committed(&mut dir_state, dir_attr);
@@ -394,6 +407,7 @@ impl Fs {
         self.stage(dir.ino, dir_state, &dir_attr, &mut batch)?;
         let dropped = self.stage_unlink(inode, state, now, &mut batch)?;
         self.remember_removed(dir, name);
+        request::completes(&mut batch, inode.ino);
         self.apply(batch)?;
         self.mark_committed(dir_state, dir_attr);
         self.unlinked(inode, state, dropped);
@@ -479,7 +493,11 @@ impl Fs {
                 *content = Bytes::copy_from_slice(content);
             }
             batch.delete(self.core.layout.imap, layout::node_key(inode.ino));
-            if stored {
+            if self.writes_through() {
+                let content = self.content(inode.ino, state)?;
+                let node = layout::encode_node(&attr, state.xattrs.as_deref(), &content);
+                batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), node);
+            } else if stored {
                 batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), b"".as_slice());
             }
         } else if stored && removes {
@@ -498,7 +516,7 @@ impl Fs {
             Unlinked::Linked(attr) => self.mark_committed(state, attr),
             Unlinked::Nameless { attr, referenced: true, stored } => {
                 state.attr = attr;
-                state.orphaned = stored;
+                state.orphaned = stored || self.writes_through();
             }
             Unlinked::Nameless { attr, referenced: false, .. } => {
                 state.attr = attr;

@@ -13,6 +13,7 @@ use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, Body};
 use crate::namespace::{Unlinked, check_name};
+use crate::request;
 use crate::space_account::NAME_COST;
 
 /// A name's inode.
@@ -160,6 +161,7 @@ impl Fs {
         if rename.target.is_none() {
             self.remember_added(to.0, to.1);
         }
+        request::completes(&mut batch, rename.source.inode.ino);
         self.apply(batch)?;
         self.renamed(&rename, locks, renamed);
         Ok(())

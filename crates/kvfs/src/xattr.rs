@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::InodeState;
 use crate::layout::{self, XattrValue, Xattrs};
+use crate::request;
 
 /// The name spaces that are known: for all users, for the superuser, and for security modules and
 /// capabilities.
@@ -102,8 +103,7 @@ impl Fs {
         if inline && !was_external {
             state.xattrs = Some(Box::new(all));
             state.attr.ctime = self.now();
-            self.mark_dirty(&inode, &mut state);
-            return Ok(());
+            return self.changed(&inode, &mut state);
         }
         let mut batch = Batch::new();
         if inline {
@@ -136,8 +136,7 @@ impl Fs {
             XattrValue::Inline(_) => {
                 state.xattrs = Some(Box::new(all));
                 state.attr.ctime = self.now();
-                self.mark_dirty(&inode, &mut state);
-                Ok(())
+                self.changed(&inode, &mut state)
             }
             XattrValue::External(_) => {
                 let mut batch = Batch::new();
@@ -158,6 +157,7 @@ impl Fs {
         self.count_pages(ino, state)?;
         let mut attr = state.attr;
         attr.ctime = self.now();
+        request::completes(&mut batch, ino);
         let before = state.xattrs.replace(Box::new(all));
         let committed = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.apply(batch));
         match committed {

@@ -80,6 +80,7 @@ impl Fs {
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         self.mark_dirty(&inode, &mut state);
         self.keep_promise(ino, &mut state, offset, end);
+        self.complete(&inode, &mut state)?;
         self.core.counters.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         self.commit_if_large(&inode, &mut state);
         drop(state);
@@ -94,7 +95,7 @@ impl Fs {
         if state.attr.kind == FileKind::File && state.attr.size < size {
             self.truncate(&inode, &mut state, size)?;
             self.touch_content(&mut state, self.now(), None);
-            self.mark_dirty(&inode, &mut state);
+            self.changed(&inode, &mut state)?;
         }
         Ok(())
     }

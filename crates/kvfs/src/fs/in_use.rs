@@ -1,18 +1,19 @@
 //! The part of one view's state that is in use and not in the store, for another process that goes
 //! on with it. See `views/in_use`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
+use kvdb::Kvdb;
 
 use super::Fs;
 use crate::attr::{Ino, Timestamp};
 use crate::error::{Error, Result};
 use crate::inode::{Identity, Inode, InodeState};
-use crate::layout::{self, kind_code, kind_of, put_varint, take_varint};
+use crate::layout::{self, ImapKey, Layout, kind_code, kind_of, put_varint, take_varint};
 
 /// The part of one view that is in use.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -36,6 +37,27 @@ struct Nameless {
 }
 
 impl ViewInUse {
+    /// What a process had in use that was killed, and wrote through: the kernel has these
+    /// references, and the orphan records have the nodes.
+    pub fn left_by_killed(db: &Kvdb, references: Vec<(Ino, u64)>) -> Result<ViewInUse> {
+        let mut in_use = ViewInUse { references, ..ViewInUse::default() };
+        let Some(layout) = Layout::find(db) else { return Ok(in_use) };
+        let known: HashSet<Ino> = in_use.references.iter().map(|(ino, _)| *ino).collect();
+        let (start, end) = layout::orphan_range();
+        let mut cursor = db.view().cursor(layout.imap, &start, &end)?;
+        while let Some(tuple) = cursor.next()? {
+            let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
+            let node = tuple.value()?;
+            if node.is_empty() || !known.contains(&ino) {
+                continue;
+            }
+            let (first, last) = (layout::page_key(ino, 0), layout::pages_end(ino));
+            let stored = !db.view().scan(layout.dmap, &first, &last, 1)?.is_empty();
+            in_use.nameless.insert(ino, Nameless { node, stored, orphaned: true });
+        }
+        Ok(in_use)
+    }
+
     pub fn has_nameless(&self, ino: Ino) -> bool {
         self.nameless.contains_key(&ino)
     }

@@ -27,6 +27,10 @@ pub struct FsOptions {
     pub inode_memory: usize,
     /// A change is on disk at most this long after the call.
     pub flush_interval: Duration,
+    /// Every change is committed before its call returns, files without a name included, whose
+    /// nodes are in the store then. With a store whose commits are mirrored
+    /// ([`kvdb::OpenOptions::mirror`]), the end of this process loses nothing that a call has done.
+    pub write_through: bool,
     /// What a read does to the access time.
     pub atime: Atime,
     /// Bytes of small files that a directory reserves inode numbers for, so that its files lie
@@ -51,6 +55,7 @@ impl Default for FsOptions {
             write_buffer: 64 << 20,
             inode_memory: 16 << 20,
             flush_interval: Duration::from_secs(1),
+            write_through: false,
             atime: Atime::Relative,
             zone_size: None,
             max_links: i32::MAX as u32,

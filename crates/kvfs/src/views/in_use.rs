@@ -14,7 +14,7 @@
 //! There are no handles of open files to know: an inode that is open is one that is referred to.
 //! Positions in directories are found by the names' hashes, as after any mount (`directory`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use env::Env;
@@ -143,6 +143,27 @@ fn name(reader: &mut Reader<'_>) -> Result<String> {
 }
 
 impl InUse {
+    /// What a process had in use that was killed, whose file system wrote through
+    /// ([`FsOptions::write_through`]), by the references that the kernel has: to inodes of a view,
+    /// how many. Other views than the mainline do not go on: what the kernel has of them is stale.
+    pub fn left_by_killed(
+        db: &Kvdb,
+        references: impl IntoIterator<Item = (u16, Ino, u64)>,
+    ) -> Result<InUse> {
+        let mut by_view: BTreeMap<u16, Vec<(Ino, u64)>> = BTreeMap::new();
+        for (view, ino, count) in references {
+            by_view.entry(view).or_default().push((ino, count));
+        }
+        let mainline = by_view.remove(&0).unwrap_or_default();
+        let last = by_view.keys().next_back().copied().unwrap_or(0);
+        Ok(InUse {
+            mainline: ViewInUse::left_by_killed(db, mainline)?,
+            views: Vec::new(),
+            retired: by_view.into_iter().collect(),
+            last,
+        })
+    }
+
     /// As bytes, which [`InUse::decode`] reads.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -292,6 +313,71 @@ mod tests {
         assert_eq!(views.numbers_taken(), 3);
         views.forget(3, inos[0], 1);
         assert_eq!(views.numbers_taken(), 2);
+    }
+
+    /// Nothing of the process is there but what it has committed, and the kernel's references.
+    #[test]
+    fn another_one_goes_on_where_the_first_was_killed() {
+        let db = Kvdb::in_memory();
+        let env = Arc::new(Simulated::new(1));
+        let through = FsOptions { write_through: true, ..FsOptions::default() };
+        let fs = Fs::open(db.clone(), env.clone(), through.clone()).unwrap();
+        let views = Views::new(db.clone(), fs.clone());
+        let named = file(&fs, b"named", b"n");
+        let small = file(&fs, b"small", b"content");
+        let large = file(&fs, b"large", &[7; 20_000]);
+        let closed = file(&fs, b"closed", &[7; 20_000]);
+        let changes = crate::SetAttr { mode: Some(0o600), ..Default::default() };
+        fs.setattr(named, &changes, Caller::default()).unwrap();
+        fs.setxattr(named, b"user.a", b"value", crate::XattrFlags::Any).unwrap();
+        for name in [&b"small"[..], b"large", b"closed"] {
+            fs.unlink(ROOT, name).unwrap();
+        }
+        fs.write(small, 7, b"!", Default::default()).unwrap();
+        fs.write(large, 30_000, b"later", Default::default()).unwrap();
+        let never = fs.tmpfile(ROOT, 0o600, Caller::default()).unwrap().ino;
+        fs.write(never, 0, b"never", Default::default()).unwrap();
+        let dir = fs.mkdir(ROOT, b"d", 0o755, Caller::default()).unwrap().ino;
+        fs.rmdir(ROOT, b"d").unwrap();
+        let id = views.begin(TransactionOptions::default()).unwrap();
+        let inside = views.fs(&ViewId::Transaction(id)).unwrap();
+        inside.lookup(ROOT, b"named").unwrap();
+        // It ends with the process.
+        views.abort(id).unwrap();
+
+        let references = [
+            (0, named, 1),
+            (0, small, 2),
+            (0, large, 1),
+            (0, never, 1),
+            (0, dir, 1),
+            (1, named, 1),
+        ];
+        let in_use = InUse::left_by_killed(&db, references).unwrap();
+        let fs = Fs::take_over(db.clone(), env, through, &in_use).unwrap();
+        let views = Views::take_over(db, fs.clone(), &in_use);
+        assert_eq!(&fs.read(named, 0, 100).unwrap()[..], b"n");
+        assert_eq!(fs.getattr(named).unwrap().perm, 0o600);
+        assert_eq!(&fs.getxattr(named, b"user.a").unwrap()[..], b"value");
+        assert_eq!(&fs.read(small, 0, 100).unwrap()[..], b"content!");
+        assert_eq!(&fs.read(large, 30_000, 100).unwrap()[..], b"later");
+        assert_eq!(fs.read(large, 19_999, 1).unwrap()[..], [7]);
+        assert_eq!(&fs.read(never, 0, 100).unwrap()[..], b"never");
+        assert_eq!(fs.getattr(dir).unwrap().kind, FileKind::Dir);
+        assert!(fs.getattr(closed).is_err(), "the kernel does not refer to it");
+        // What was in the transaction is stale, and the number of its view taken.
+        assert!(views.by_number(1).is_none());
+        assert_eq!(views.numbers_taken(), 1);
+        views.forget(1, named, 1);
+        assert_eq!(views.numbers_taken(), 0);
+        fs.link(never, ROOT, b"now").unwrap();
+        for (ino, count) in [(small, 2), (large, 1), (never, 2), (dir, 1)] {
+            fs.forget(ino, count);
+        }
+        let report = fs.verify().unwrap();
+        assert_eq!((report.findings, report.orphans), (vec![], 0));
+        let now = fs.lookup(ROOT, b"now").unwrap().ino;
+        assert_eq!(&fs.read(now, 0, 100).unwrap()[..], b"never");
     }
 
     #[test]
