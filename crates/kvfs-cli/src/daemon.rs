@@ -22,6 +22,7 @@ use crate::daemons::{self, Record};
 use crate::destination;
 use crate::failures;
 use crate::handover::{self, Next, Resumed, State};
+use crate::keeper::Held;
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
 use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
@@ -34,6 +35,9 @@ pub enum Begin<'a> {
     Mount(&'a Path, &'a Path),
     /// It goes on with what another program has served from the store with this name.
     Resume(&'a Path, Box<Resumed>),
+    /// It mounts the store on the directory, or goes on with what another process has served which
+    /// was killed. Its keeper holds this.
+    Kept(&'a Path, &'a Path, Box<Held>),
 }
 
 /// Serves a store on a directory until it is unmounted, from here or elsewhere. `ready` is called
@@ -66,9 +70,23 @@ fn serve_logged(
     let (opened, mut service, mut asked) = match begin {
         Begin::Mount(store, dir) => {
             let opened = Opened::new(options, |access| {
-                Ok((store::open_waiting(store, access, options.memory)?, InUse::default()))
+                Ok((store::open_waiting(store, access, options.memory)?, InUse::default(), None))
             })?;
             let service = Service::begin(&opened, options, Mounting::On(dir))?;
+            (opened, service, None)
+        }
+        Begin::Kept(store, dir, held) => {
+            let opened = Opened::new(options, |access| {
+                let (store, in_use, kept) = held.open(store, access, options)?;
+                Ok((store, in_use, Some(kept)))
+            })?;
+            let service = match held.mount()? {
+                None => Service::begin(&opened, options, Mounting::Kept(dir, &held))?,
+                Some(mount) => {
+                    tracing::warn!("the daemon was killed: another one goes on");
+                    Service::begin(&opened, options, Mounting::Again(&mount))?
+                }
+            };
             (opened, service, None)
         }
         Begin::Resume(store, resumed) => {
@@ -141,7 +159,7 @@ fn serve_logged(
 fn go_on(store: &Path, resumed: &Resumed, options: &Options) -> Outcome<(Opened, Service)> {
     let opened = Opened::new(options, |access| {
         let (file, in_use) = resumed.store_and_use()?;
-        Ok((store::open_file(file, store, access, options.memory)?, in_use))
+        Ok((store::open_file(file, store, access, options.memory)?, in_use, None))
     })?;
     let service = Service::begin(&opened, options, Mounting::Again(&resumed.mount))?;
     Ok((opened, service))
@@ -275,6 +293,14 @@ fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
         to_stderr(panic);
     }));
     Ok(path.map(Path::to_path_buf))
+}
+
+/// Lets go of the terminal but for the standard output, which a daemon to come needs.
+pub fn close_terminal() {
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdin(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
 }
 
 /// Lets go of the terminal: the program that started us waits for the end of these streams.

@@ -144,7 +144,7 @@ fn as_failed(head: &mut Value, failure: &Failure) {
 }
 
 /// Has descriptors stay in a program that is executed.
-fn keep<'a>(fds: impl IntoIterator<Item = rustix::fd::BorrowedFd<'a>>) -> io::Result<()> {
+pub fn keep<'a>(fds: impl IntoIterator<Item = rustix::fd::BorrowedFd<'a>>) -> io::Result<()> {
     fds.into_iter().try_for_each(|fd| Ok(rustix::io::fcntl_setfd(fd, FdFlags::empty())?))
 }
 
@@ -168,7 +168,7 @@ fn execute(program: &Path, arguments: &[OsString], file: &File) -> io::Error {
 }
 
 /// Signals that end the process wait until it listens to them again ([`heed_signals`]).
-fn hold_signals() {
+pub fn hold_signals() {
     mask_signals(libc::SIG_BLOCK);
 }
 
@@ -228,7 +228,7 @@ fn read(mut file: &File) -> io::Result<(Value, Vec<u8>, Vec<u8>)> {
 }
 
 /// Takes a descriptor over that was left for this process.
-fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the number is only looked at; one that is no descriptor is an error.
     if number < 3 || unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::from_raw_os_error(libc::EBADF));

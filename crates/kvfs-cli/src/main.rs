@@ -33,6 +33,7 @@ mod import;
 mod import_items;
 mod import_mounted;
 mod importer;
+mod keeper;
 mod kv;
 mod list;
 mod live;

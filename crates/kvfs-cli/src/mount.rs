@@ -17,9 +17,10 @@ use kvfs_fuse::{Unmount, mounts, unmount};
 
 use crate::daemon::{self, Begin};
 use crate::daemons::Record;
-use crate::destination::Judge;
+use crate::destination::{self, Judge};
 use crate::failures;
 use crate::handover::{self, Resumed};
+use crate::keeper::{self, Held};
 use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -70,6 +71,9 @@ pub struct Args {
     /// Go on with a mount, with what was left at this descriptor.
     #[arg(long, hide = true)]
     resume: Option<i32>,
+    /// Serve with what a keeper holds at these descriptors.
+    #[arg(long, hide = true)]
+    kept: Option<String>,
     /// Say whether this program would go on with the mount that standard input describes.
     #[arg(long, hide = true)]
     fits: bool,
@@ -101,7 +105,15 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         return handover::fits(&options.policy).map_err(tell);
     }
     let background = arguments("--serving", &store, &dir, &args.options, &options);
+    if let Some(kept) = &args.kept {
+        let mut held = Box::new(Held::from_descriptors(kept)?);
+        held.live()?;
+        return serve_kept(&store, &dir, &options, held, args.foreground, output);
+    }
     if args.serving {
+        if options.keeper {
+            return keep(&store, &options, &background);
+        }
         return serve(&store, &dir, options, &background, args.resume);
     }
     if let Some(left) = args.resume {
@@ -139,6 +151,9 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
             announce(output, record)
         };
         let front = arguments("--foreground", &store, &dir, &args.options, &options);
+        if options.keeper {
+            return keeper::run(&store, &options, &front, || ()).map(drop);
+        }
         return daemon::serve(Begin::Mount(&store, &dir), &options, &front, &mut say);
     }
     let record = start(&arguments("--serving", &store, &dir, &args.options, &options))?;
@@ -282,6 +297,14 @@ fn tell(failure: Failure) -> Failure {
     std::process::exit(failure.exit as i32)
 }
 
+/// Tells the process in front that the mount stands, and lets go of it.
+fn say_ready(record: &Record) {
+    let mut out = std::io::stdout().lock();
+    // If the process in front is gone, the mount stands all the same.
+    let _ = writeln!(out, "{}", record.to_line()).and_then(|()| out.flush());
+    daemon::close_standard_streams();
+}
+
 /// The background process.
 fn serve(
     store: &Path,
@@ -295,13 +318,6 @@ fn serve(
     if options.log.is_none() {
         options.log = daemon::default_log();
     }
-    let ready = |record: &Record| {
-        let mut out = std::io::stdout().lock();
-        // If the process in the foreground is gone, the mount stands all the same.
-        let _ = writeln!(out, "{}", record.to_line()).and_then(|()| out.flush());
-        daemon::close_standard_streams();
-        Ok(())
-    };
     let mut is_ready = false;
     let begin = match left {
         None => Begin::Mount(store, dir),
@@ -309,9 +325,57 @@ fn serve(
     };
     let outcome = daemon::serve(begin, &options, arguments, &mut |record| {
         is_ready = true;
-        ready(record)
+        say_ready(record);
+        Ok(())
     });
     if is_ready || left.is_some() { outcome } else { outcome.map_err(tell) }
+}
+
+/// The background process where it is a keeper.
+fn keep(store: &Path, options: &Options, arguments: &[OsString]) -> Outcome {
+    let _ = rustix::process::setsid();
+    let _ = rustix::process::chdir("/");
+    let log = options.log.clone().or_else(daemon::default_log);
+    let mut arguments = arguments.to_vec();
+    if options.log.is_none() {
+        arguments.extend(log.iter().flat_map(|log| ["--log".into(), log.clone().into()]));
+    }
+    // A daemon tells the process in front, by a copy of the stream that leads there.
+    let outcome = keeper::run(store, options, &arguments, daemon::close_terminal);
+    let Err(failure) = outcome.map(drop) else { return Ok(()) };
+    if let Some(mut log) = log.and_then(|log| destination::append(&log).ok()) {
+        let _ = writeln!(log, "{}", failure.message);
+    }
+    Err(tell(failure))
+}
+
+/// The daemon of a keeper. The first one that gets so far has somebody to tell that the mount
+/// stands.
+fn serve_kept(
+    store: &Path,
+    dir: &Path,
+    options: &Options,
+    held: Box<Held>,
+    foreground: bool,
+    output: &Output,
+) -> Outcome {
+    let first = held.mount()?.is_none();
+    let mut is_ready = false;
+    let mut ready = |record: &Record| {
+        is_ready = true;
+        if !foreground {
+            say_ready(record);
+        } else if first {
+            options.network.warning().iter().for_each(|warning| output.note(warning));
+            announce(output, record)?;
+        }
+        Ok(())
+    };
+    let lock = held.lock()?;
+    let begin = Begin::Kept(store, dir, held);
+    let outcome = daemon::serve(begin, options, &[], &mut ready);
+    lock.let_go();
+    if first && !is_ready && !foreground { outcome.map_err(tell) } else { outcome }
 }
 
 /// Exit codes of mount(8).
@@ -405,6 +469,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             metrics: None,
             serving: false,
             resume: None,
+            kept: None,
             fits: false,
         },
         &quiet,

@@ -36,6 +36,8 @@ pub struct Options {
     pub network: Network,
     /// How often everything is read again; `None`: never by itself.
     pub scrub: Option<Interval>,
+    /// A keeper begins the daemon anew when it is killed.
+    pub keeper: bool,
 }
 
 /// Shown with `kvfs mount --help`.
@@ -90,6 +92,10 @@ Options for -o, separated by commas:
   scrub=DAYS, scrub_rate=MIB  read everything again each so many days, at so many MiB a second
                               (default: 30, 16 where one of them is given; else never by
                               itself): see kvfs scrub
+  keeper                      begin the daemon anew when it is killed or crashes: programs wait for
+                              a moment and see nothing else, and nothing is lost that a call has
+                              done. Each change takes longer, since it is committed before its
+                              call returns. Takes Linux 6.9; not with transport=uring
   noxattr                     no extended attributes: one request less for every new file
   btime, nobtime              whether statx(2) shows when a file was made (default: not, since a
                               program that asks for it costs a request more for each file)
@@ -221,6 +227,8 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 options.scrub.get_or_insert_default().bytes_per_second = rate << 20;
             }
             ("noscrub", None) => options.scrub = None,
+            ("keeper", None) => options.keeper = true,
+            ("nokeeper", None) => options.keeper = false,
             ("transport", Some(value)) => {
                 options.policy.transport = match value.to_str() {
                     Some("auto") => TransportChoice::Auto,
@@ -244,6 +252,15 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     }
     if options.policy.transport == TransportChoice::Uring && options.policy.write_back {
         return Err(failures::of_mount(kvfs_fuse::Error::RingsGather));
+    }
+    if options.policy.transport == TransportChoice::Uring && options.keeper {
+        let refused = "requests over io_uring go with the daemon that is killed, so a keeper could not begin it anew";
+        return Err(Failure::new(Exit::Usage, refused).hint("leave out transport=uring"));
+    }
+    if options.keeper && !options.mount.root.as_os_str().is_empty() {
+        let refused =
+            "a keeper goes on with the files of the store, and not with a snapshot or a clone";
+        return Err(Failure::new(Exit::Usage, refused).hint("leave out keeper"));
     }
     options.mount.default_permissions = !allowed_permissions_off;
     if options.mount.allow_other && !options.mount.default_permissions {
@@ -311,6 +328,7 @@ fn takes_no_value(name: &str) -> bool {
         "noatime",
         "relatime",
         "writeback",
+        "keeper",
     ]
     .contains(&name)
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use kvdb_server::{Server, ServerOptions};
 use kvfs::{Atime, InUse, Pause, Views};
 use kvfs_fuse::{
-    AccessTimes, FuseAdapter, Handover, KernelNotifier, MountOptions, Mounted, Served,
+    AccessTimes, FuseAdapter, Handover, Kept, KernelNotifier, MountOptions, Mounted, Served,
 };
 
 use crate::check;
@@ -19,6 +19,7 @@ use crate::daemons::{self, Record};
 use crate::failures;
 use crate::handover::{self, State};
 use crate::http::Listening;
+use crate::keeper::Held;
 use crate::metrics;
 use crate::mount_options::Options;
 use crate::network::Network;
@@ -37,21 +38,23 @@ pub struct Opened {
     pub store: Store,
     pub fs: kvfs::Fs,
     pub views: Views,
+    /// What outlives this process, where a keeper holds it.
+    pub kept: Option<Arc<Kept>>,
 }
 
 impl Opened {
     pub fn new(
         options: &Options,
-        open: impl FnOnce(Access) -> Outcome<(Store, InUse)>,
+        open: impl FnOnce(Access) -> Outcome<(Store, InUse, Option<Arc<Kept>>)>,
     ) -> Outcome<Opened> {
-        let (store, in_use) = open(access(options))?;
+        let (store, in_use, kept) = open(access(options))?;
         let atime = match options.mount.access_times {
             AccessTimes::Relative => Atime::Relative,
             AccessTimes::Never => Atime::Never,
         };
-        let fs = store.file_system_with(atime, options.zone_size, &in_use)?;
+        let fs = store.file_system_with(atime, options.zone_size, kept.is_some(), &in_use)?;
         let views = Views::take_over(store.db.clone(), fs.clone(), &in_use);
-        Ok(Opened { store, fs, views })
+        Ok(Opened { store, fs, views, kept })
     }
 }
 
@@ -62,6 +65,8 @@ fn access(options: &Options) -> Access {
 /// Where a service gets its mount.
 pub enum Mounting<'a> {
     On(&'a Path),
+    /// And a keeper holds the connection.
+    Kept(&'a Path, &'a Held),
     /// It is there, and another one has served it.
     Again(&'a Handover),
 }
@@ -74,6 +79,7 @@ pub struct Service {
     adapter: Arc<FuseAdapter>,
     pub mounted: Mounted,
     source: OsString,
+    kept: bool,
 }
 
 /// How waiting for a mount ended.
@@ -92,10 +98,10 @@ pub enum Event {
 
 impl Service {
     pub fn begin(opened: &Opened, options: &Options, mounting: Mounting<'_>) -> Outcome<Service> {
-        let Opened { store, fs, views } = opened;
+        let Opened { store, fs, views, kept } = opened;
         let figures: Arc<OnceLock<MountFigures>> = Arc::default();
         // Files come first where programs have them open.
-        let needed = matches!(mounting, Mounting::On(_));
+        let needed = !matches!(mounting, Mounting::Again(_));
         let server = start_server(store, fs, views, figures.clone(), &options.network);
         let server = or_without(server, needed)?;
         let sources = || metrics::Sources {
@@ -109,21 +115,29 @@ impl Service {
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
         let adapter = FuseAdapter::new(views.clone()).open_views(options.open_views);
         let adapter = Arc::new(match mounting {
-            Mounting::On(_) => adapter,
+            Mounting::On(_) | Mounting::Kept(..) => adapter,
             Mounting::Again(_) => adapter.of_mount_in_use(options.policy.write_back),
         });
-        let mounted = match mounting {
-            Mounting::On(dir) => {
-                let mount_options =
-                    MountOptions { source: source.clone(), ..options.mount.clone() };
-                kvfs_fuse::mount(adapter.clone(), dir, &mount_options, &options.policy)
+        let (handler, policy) = (adapter.clone(), &options.policy);
+        let mount_options = MountOptions { source: source.clone(), ..options.mount.clone() };
+        let mounted = match (&mounting, kept) {
+            (Mounting::Kept(dir, held), Some(kept)) => {
+                let keeping = (held.connection(), kept.clone());
+                kvfs_fuse::mount_kept(handler, dir, &mount_options, policy, keeping)
             }
-            Mounting::Again(handover) => {
-                kvfs_fuse::take_over(adapter.clone(), handover, &options.policy)
+            (Mounting::On(dir) | Mounting::Kept(dir, _), _) => {
+                kvfs_fuse::mount(handler, dir, &mount_options, policy)
             }
+            (Mounting::Again(handover), Some(kept)) => {
+                kvfs_fuse::take_over_killed(handler, handover, policy, kept.clone())
+            }
+            (Mounting::Again(handover), None) => kvfs_fuse::take_over(handler, handover, policy),
         };
         let mounted = mounted.map_err(failures::of_mount)?;
-        Ok(Service { server, metrics, figures, adapter, mounted, source })
+        if let Mounting::Kept(_, held) = mounting {
+            mounted.handover().map_or(Ok(()), |mount| held.note_mount(&mount))?;
+        }
+        Ok(Service { server, metrics, figures, adapter, mounted, source, kept: kept.is_some() })
     }
 
     /// Leaves a record of a mount that answers, and starts what goes with it.
@@ -157,6 +171,11 @@ impl Service {
                 let what = format!("cannot tell the kernel what changes under {}", at.display());
                 Failure::io(what, &e)
             })?;
+        if opened.kept.is_some()
+            && let Err(e) = notifier.forget_views(&opened.views)
+        {
+            tracing::warn!("what was open in snapshots and clones stays stale: {e}");
+        }
         let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
         let _ = self.figures.set(MountFigures { requests, notifier: notifier.clone(), uses_rings });
         tracing::info!(store = %store.path.display(), mount_point = %at.display(), io_uring = uses_rings, "mounted");
@@ -178,7 +197,8 @@ impl Service {
         scrubbing: Option<Scrubbing>,
         (say, events): (&Sender<Event>, &Receiver<Event>),
     ) -> Waited<'a> {
-        let Service { server, metrics, mounted, .. } = self;
+        let Service { server, metrics, mounted, kept, .. } = self;
+        let kept = *kept;
         let (stopper, before) = (mounted.stopper(), mounted.handover());
         let mut scrubbing = Some(scrubbing);
         let mut stopped_for = None;
@@ -199,6 +219,11 @@ impl Service {
                     Err(_) => return Waited::Ended(Ok(())),
                 };
                 let may = match (&stopper, &before) {
+                    _ if kept => Err(Failure::new(
+                        Exit::Failed,
+                        "this mount has a keeper, which holds what would have to be handed over",
+                    )
+                    .hint("unmount it, and mount it again")),
                     (Some(stopper), Some(before)) => {
                         may_become(&request, before, arguments, views).map(|()| stopper)
                     }

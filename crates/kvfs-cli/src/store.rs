@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Machine;
-use kvdb::{CreateOptions, Kvdb, OpenOptions, Profile};
+use kvdb::{CreateOptions, Kvdb, Mirror, OpenOptions, Profile};
 use kvfs::{Atime, Fs, FsOptions, InUse};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
@@ -126,7 +126,7 @@ impl Shares {
 pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
     let device = FileDevice::open(path, access == Access::ReadOnly)
         .map_err(|e| failures::of_device(path, "open", e))?;
-    open_on(device, path, access, memory)
+    open_on(device, path, access, memory, None)
 }
 
 /// As `open`, of a store whose file is open and locked, whatever its name is by now.
@@ -138,15 +138,39 @@ pub fn open_file(
 ) -> Outcome<Store> {
     let device = FileDevice::of(file, path, access == Access::ReadOnly)
         .map_err(|e| failures::of_device(path, "open", e))?;
-    open_on(device, path, access, memory)
+    open_on(device, path, access, memory, None)
 }
 
-fn open_on(device: FileDevice, path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
+/// As `open_waiting`, of a store whose file another process has open, too. Its commits are in a
+/// mirror, so that they are not lost with this process.
+pub fn open_mirrored(
+    file: &std::fs::File,
+    path: &Path,
+    access: Access,
+    memory: Option<u64>,
+    mirror: &Arc<Mirror>,
+) -> Outcome<Store> {
+    waiting(path, || {
+        let file = file.try_clone().map_err(|e| Failure::io("cannot take the store's file", &e))?;
+        let device = FileDevice::of(file, path, access == Access::ReadOnly)
+            .map_err(|e| failures::of_device(path, "open", e))?;
+        open_on(device.without_writes_behind(), path, access, memory, Some(mirror.clone()))
+    })
+}
+
+fn open_on(
+    device: FileDevice,
+    path: &Path,
+    access: Access,
+    memory: Option<u64>,
+    mirror: Option<Arc<Mirror>>,
+) -> Outcome<Store> {
     let shares = Shares::of(memory.unwrap_or(MEMORY));
     let device = Arc::new(device);
     let options = OpenOptions {
         read_only: access == Access::ReadOnly,
         memory: shares.database,
+        mirror,
         ..Default::default()
     };
     let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options)
@@ -166,10 +190,14 @@ fn open_on(device: FileDevice, path: &Path, access: Access, memory: Option<u64>)
 /// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what
 /// was left) it waits for that; for any other user it waits a moment, in case it is just leaving.
 pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
+    waiting(path, || open(path, access, memory))
+}
+
+fn waiting(path: &Path, open: impl Fn() -> Outcome<Store>) -> Outcome<Store> {
     let full = paths::full_path(path).unwrap_or_else(|_| path.to_path_buf());
     let mut patience = 50;
     loop {
-        let busy = match open(path, access, memory) {
+        let busy = match open() {
             Err(busy) if busy.exit == Exit::Busy => busy,
             done => return done,
         };
@@ -203,15 +231,17 @@ pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome
 
 impl Store {
     pub fn file_system(&self) -> Outcome<Fs> {
-        self.file_system_with(Atime::Relative, None, &InUse::default())
+        self.file_system_with(Atime::Relative, None, false, &InUse::default())
     }
 
-    /// With access times and zones of the name space as a mount wants them. `in_use`: what another
-    /// process had in use of it goes on.
+    /// With access times and zones of the name space as a mount wants them. `write_through`:
+    /// nothing that a call has done is in memory alone. `in_use`: what another process had in use
+    /// of it goes on.
     pub fn file_system_with(
         &self,
         atime: Atime,
         zone_size: Option<u64>,
+        write_through: bool,
         in_use: &InUse,
     ) -> Outcome<Fs> {
         let options = FsOptions {
@@ -220,6 +250,7 @@ impl Store {
             read_only: self.access == Access::ReadOnly,
             write_buffer: self.shares.write_buffer,
             inode_memory: self.shares.inodes,
+            write_through,
             ..Default::default()
         };
         let env = Arc::new(Machine::default());

@@ -2,13 +2,14 @@
 //! none of them sees an error.
 
 mod place;
+mod programs;
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -267,66 +268,18 @@ fn addresses_and_ends_are_what_they_were() {
     assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
 }
 
-/// Ends a program when the test ends, however.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn git_sqlite_and_a_build_see_no_error() {
     for mode in ["nowriteback", "writeback"] {
         let Some(p) = Place::new() else { return };
         succeeds(&mut p.mount(&["-o", mode]));
         let over = p.dir.path().join("over");
-        let scripts = [("git", GIT), ("sqlite3", SQLITE), ("cc", BUILD), ("sh", FILES)];
-        let runs = scripts.into_iter().filter(|(program, _)| {
-            let there = Command::new("which").arg(program).stdout(Stdio::null()).status();
-            let there = there.is_ok_and(|status| status.success());
-            if !there {
-                eprintln!("SKIPPED: there is no {program} here");
-            }
-            there
-        });
-        let mut workers: Vec<_> = runs
-            .map(|(program, script)| {
-                let dir = p.mnt().join(program);
-                fs::create_dir(&dir).expect("made");
-                let worker = Command::new("sh")
-                    .args(["-ec", script, program])
-                    .env("OVER", &over)
-                    .current_dir(dir)
-                    .stdout(Stdio::piped())
-                    .stderr(Stdio::piped())
-                    .spawn()
-                    .expect("sh");
-                (program, Ended(worker))
-            })
-            .collect();
-        let failed = AtomicBool::new(false);
+        let mut programs = programs::Programs::start(&p.mnt(), &over);
         for _ in 0..20 {
             succeeds(&mut p.upgrade());
-            for (_, worker) in &mut workers {
-                if worker.0.try_wait().expect("it can be asked").is_some() {
-                    failed.store(true, Ordering::Relaxed);
-                }
-            }
+            programs.none_has_ended(mode);
         }
-        fs::write(&over, b"").expect("written");
-        for (program, mut worker) in workers {
-            let (mut out, mut said) = (String::new(), String::new());
-            worker.0.stdout.take().expect("piped").read_to_string(&mut out).expect("UTF-8");
-            worker.0.stderr.take().expect("piped").read_to_string(&mut said).expect("UTF-8");
-            let status = worker.0.wait().expect("it ends");
-            assert!(status.success(), "{mode}, {program}: {status}: {said}");
-            let rounds: usize = out.lines().last().and_then(|l| l.parse().ok()).unwrap_or(0);
-            assert!(rounds > 0, "{mode}, {program}: {out}");
-        }
-        assert!(!failed.into_inner(), "none ends before it is told to");
+        programs.end(&over, mode);
         succeeds(&mut p.umount());
         let checked = succeeds(kvfs(&["check"]).arg(p.store()));
         assert!(checked.contains("clean"), "{}", text(checked.as_bytes()));
@@ -373,52 +326,3 @@ fn how_long_programs_wait() {
     fs::write(p.mnt().join("large"), vec![7; 512 << 20]).expect("written");
     measure("and 512 MiB");
 }
-
-/// Commits, and looks whether the repository is whole.
-const GIT: &str = r#"
-git init -q .; git config user.email a@b; git config user.name a; git config gc.auto 0
-n=0
-while [ ! -e "$OVER" ]; do
-    n=$((n + 1)); echo $n > f; mkdir -p d$((n % 7)); echo $n > d$((n % 7))/f
-    git add -A; git commit -q -m $n
-    [ "$(git status --porcelain)" = "" ]
-done
-git fsck --strict 2>/dev/null
-[ "$(git rev-list --count HEAD)" = $n ]
-echo $n
-"#;
-
-const SQLITE: &str = r#"
-sqlite3 db 'create table t(n integer)'
-n=0
-while [ ! -e "$OVER" ]; do
-    n=$((n + 1)); sqlite3 db "insert into t values($n)"
-done
-[ "$(sqlite3 db 'pragma integrity_check')" = ok ]
-[ "$(sqlite3 db 'select count(*) from t')" = $n ]
-echo $n
-"#;
-
-const BUILD: &str = r#"
-n=0
-while [ ! -e "$OVER" ]; do
-    n=$((n + 1))
-    printf 'int f(void) { return %d; }' $n > f.c
-    printf 'int f(void); int main(void) { return f() != %d; }' $n > main.c
-    cc -c f.c; cc -c main.c; cc -o main f.o main.o; ./main
-done
-echo $n
-"#;
-
-const FILES: &str = r#"
-exec 3>> log
-n=0
-while [ ! -e "$OVER" ]; do
-    n=$((n + 1)); echo $n >&3
-    mkdir d; for i in 1 2 3 4 5; do echo $n > d/$i; done
-    [ "$(cat d/*)" = "$(for i in 1 2 3 4 5; do echo $n; done)" ]
-    cp -r d e; mv e/1 e/6; rm -r d e
-done
-[ "$(wc -l < log)" = $n ]
-echo $n
-"#;

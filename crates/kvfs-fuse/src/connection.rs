@@ -71,7 +71,13 @@ pub(crate) fn send(
 
 /// A second connection to the same mount, with a queue of its own for requests under way.
 pub(crate) fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
-    let clone = File::options().read(true).write(true).open("/dev/fuse")?;
+    let clone = File::options().read(true).write(true).open("/dev/fuse")?.into();
+    join(&clone, connection)?;
+    Ok(clone)
+}
+
+/// Has a descriptor of the device that belongs to no mount join a connection.
+pub(crate) fn join(clone: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     // FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t), the argument points to the number of the
     // descriptor to join.
     const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(229, 0);
@@ -79,9 +85,9 @@ pub(crate) fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
     // returns.
     unsafe {
         let join = rustix::ioctl::Setter::<CLONE, u32>::new(connection.as_raw_fd() as u32);
-        rustix::ioctl::ioctl(&clone, join)?;
+        rustix::ioctl::ioctl(clone, join)?;
     }
-    Ok(clone.into())
+    Ok(())
 }
 
 /// Messages that make the kernel drop what it caches.

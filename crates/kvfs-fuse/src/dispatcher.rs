@@ -18,10 +18,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use kvfs::Note;
 
 use crate::counters::{Counters, Request};
+use crate::fault;
 use crate::handler::*;
 use crate::ioctl;
+use crate::kept::{Kept, Slot};
 use crate::wire::{self, Answer, Fields, Head, init, valid};
 
 /// What is sent back for one request.
@@ -43,6 +46,8 @@ pub(crate) struct Dispatcher<H> {
     handler: Arc<H>,
     policy: Policy,
     counters: Arc<Counters>,
+    /// Where the mount goes on when this process is killed.
+    kept: Option<Arc<Kept>>,
 }
 
 /// The answer to one request, and what becomes of it. A thread keeps it between requests, so that
@@ -56,6 +61,8 @@ pub(crate) struct ReplyBuffer {
     pub stale_attributes: Vec<NodeId>,
     /// The request was announced.
     pub announced: bool,
+    /// Where commits note what they complete.
+    slot: Option<Slot>,
 }
 
 impl ReplyBuffer {
@@ -69,7 +76,13 @@ impl ReplyBuffer {
 
 impl<H: Handler> Dispatcher<H> {
     pub fn new(handler: Arc<H>, policy: Policy, counters: Arc<Counters>) -> Self {
-        Dispatcher { handler, policy, counters }
+        Dispatcher { handler, policy, counters, kept: None }
+    }
+
+    /// For a mount that goes on when this process is killed.
+    pub fn keep(mut self, kept: Option<Arc<Kept>>) -> Self {
+        self.kept = kept;
+        self
     }
 
     /// Whether a request may take long now.
@@ -111,16 +124,95 @@ impl<H: Handler> Dispatcher<H> {
             self.counters.count(request);
         }
         let begun = Instant::now();
-        let outcome = self.guarded(request, head, fields, reply, read_buffer);
+        let outcome = match &self.kept {
+            None => self.guarded(request, head, fields, reply, read_buffer),
+            Some(kept) => self.once(kept, request, (head, fields), reply, read_buffer),
+        };
         if matches!(outcome, Outcome::Error(_)) {
             // A listing that failed half way: the kernel is not told of the entries before that.
-            self.take_back(reply);
+            self.forget_handed_out(reply);
             reply.handed_out.clear();
+        }
+        if let Some(kept) = &self.kept {
+            kept.give(head.unique & !wire::UNIQUE_RESEND, &reply.handed_out);
+            fault::point("after", head.opcode);
         }
         if !matches!(outcome, Outcome::Waits) && !is_left_out {
             self.counters.took(request, begun.elapsed());
         }
         outcome
+    }
+
+    /// Answers a request of a mount that goes on when this process is killed: one that is done
+    /// already is not done again.
+    fn once(
+        &self,
+        kept: &Arc<Kept>,
+        request: Request,
+        (head, fields): (&Head, Fields<'_>),
+        reply: &mut ReplyBuffer,
+        read_buffer: &mut [u8],
+    ) -> Outcome {
+        fault::point("before", head.opcode);
+        let id = head.unique & !wire::UNIQUE_RESEND;
+        if head.unique & wire::UNIQUE_RESEND != 0 {
+            for node in kept.take_given(id) {
+                self.handler.forget(node, 1);
+            }
+            if kept.done(id).is_some() {
+                let again = || self.answer_again(request, head, fields, reply);
+                return unless_it_panics("an answer from the state", again)
+                    .unwrap_or_else(Outcome::Error);
+            }
+        }
+        let noted = match request {
+            Request::MkNod
+            | Request::MkDir
+            | Request::SymLink
+            | Request::Link
+            | Request::Unlink
+            | Request::RmDir
+            | Request::Rename
+            | Request::Rename2
+            | Request::SetXattr
+            | Request::RemoveXattr => true,
+            Request::Write => wire::appends(fields),
+            _ => false,
+        };
+        if noted && reply.slot.is_none() {
+            reply.slot = kept.slot();
+        }
+        match reply.slot.as_ref().filter(|_| noted).map(|slot| slot.number) {
+            None => self.guarded(request, head, fields, reply, read_buffer),
+            Some(slot) => kvfs::with_note(Note { slot, request: id, value: 0 }, || {
+                self.guarded(request, head, fields, reply, read_buffer)
+            }),
+        }
+    }
+
+    /// The answer to a request that a process has done which was killed before it had answered.
+    fn answer_again(
+        &self,
+        request: Request,
+        head: &Head,
+        mut f: Fields<'_>,
+        reply: &mut ReplyBuffer,
+    ) -> Reply<Outcome> {
+        match request {
+            Request::MkNod => drop((f.u32()?, f.u32()?, f.u32()?, f.u32()?)),
+            Request::MkDir | Request::Link => drop(f.u64()?),
+            Request::SymLink => {}
+            Request::Write => {
+                let (_fh, _offset, size) = (f.u64()?, f.u64()?, f.u32()?);
+                // It may have lost set-user-ID bits.
+                reply.stale_attributes.push(head.node);
+                reply.answer.u32(size).u32(0);
+                return Ok(Outcome::Answer);
+            }
+            _ => return done(Ok(())),
+        }
+        let made = self.handler.lookup(head.node, f.name()?)?.ok_or(Errno(libc::ENOENT))?;
+        Ok(self.entry(reply, &made))
     }
 
     /// Answers, whatever the handler does.
@@ -174,6 +266,13 @@ impl<H: Handler> Dispatcher<H> {
     /// The answer did not reach the kernel (the request was interrupted, or failed): it does not
     /// have the references in it.
     pub fn take_back(&self, reply: &ReplyBuffer) {
+        self.forget_handed_out(reply);
+        if let Some(kept) = &self.kept {
+            kept.took_back(reply.handed_out.iter().map(|node| (*node, 1)));
+        }
+    }
+
+    fn forget_handed_out(&self, reply: &ReplyBuffer) {
         for &node in &reply.handed_out {
             self.handler.forget(node, 1);
         }
@@ -204,14 +303,14 @@ impl<H: Handler> Dispatcher<H> {
                 }
             },
             Request::Forget => {
-                h.forget(node, f.u64()?);
+                self.forget(node, f.u64()?);
                 Ok(Outcome::Nothing)
             }
             Request::BatchForget => {
                 let count = f.u32()?;
                 f.u32()?;
                 for _ in 0..count {
-                    h.forget(f.node()?, f.u64()?);
+                    self.forget(f.node()?, f.u64()?);
                 }
                 Ok(Outcome::Nothing)
             }
@@ -395,6 +494,14 @@ impl<H: Handler> Dispatcher<H> {
             | Request::Poll
             | Request::Statx
             | Request::Other => Err(Errno(libc::ENOSYS)),
+        }
+    }
+
+    /// The kernel gives back references.
+    fn forget(&self, node: NodeId, references: u64) {
+        self.handler.forget(node, references);
+        if let Some(kept) = &self.kept {
+            kept.took_back([(node, references)]);
         }
     }
 

@@ -169,6 +169,30 @@ impl KernelNotifier {
         Ok(notifier)
     }
 
+    /// Has the kernel forget the names of all snapshots and clones: the views that it knows by them
+    /// have ended with the process that served the mount before, and was killed. A thread of its
+    /// own does it, since the kernel may wait for answers.
+    pub fn forget_views(&self, views: &Views) -> io::Result<()> {
+        let snapshots = views.snapshots().into_iter().map(|s| ViewId::Snapshot(s.name));
+        let clones = views.clones().into_iter().map(|c| ViewId::Clone(c.name));
+        let places: Vec<_> = snapshots
+            .chain(clones)
+            .filter_map(|view| control_directory::place(&view))
+            .map(|(dir, name)| (node_id::of(node_id::CONTROL, dir), name))
+            .collect();
+        if places.is_empty() {
+            return Ok(());
+        }
+        let invalidator = self.invalidator.clone();
+        let work = move || {
+            for (dir, name) in places {
+                // It knows only some of them.
+                let _ = invalidator.remove_name(dir, name.as_bytes());
+            }
+        };
+        std::thread::Builder::new().name("fuse-forget".into()).spawn(work).map(drop)
+    }
+
     /// How long a program waits for an answer on average, now: a thread asks for the room in the
     /// file system, which the kernel never answers by itself. `None`: the mount cannot be asked, or
     /// it takes too long.

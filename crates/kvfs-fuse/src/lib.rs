@@ -54,6 +54,7 @@ pub mod counters;
 mod courtesy;
 mod cpus;
 mod dispatcher;
+mod fault;
 mod fuse_adapter;
 mod fusermount;
 pub mod handler;
@@ -61,6 +62,7 @@ mod handover;
 mod intake;
 mod interrupt;
 mod ioctl;
+mod kept;
 mod kernel_notifier;
 pub mod mount;
 mod mount_root;
@@ -83,8 +85,10 @@ pub use counters::Counters;
 pub use fuse_adapter::FuseAdapter;
 pub use handler::{Handler, Invalidator, NodeId, Policy, TransportChoice};
 pub use handover::{Handover, Stopper};
+pub use kept::Kept;
 pub use kernel_notifier::KernelNotifier;
 pub use mount::{
-    AccessTimes, Error, MountOptions, Mounted, Served, Unmount, Unmounter, mount, take_over,
-    unmount,
+    AccessTimes, Error, Keeping, MountOptions, Mounted, Served, Unmount, Unmounter,
+    kept_connection, mount, mount_kept, take_over, take_over_killed, unmount,
 };
+pub use unshared_thread::live;

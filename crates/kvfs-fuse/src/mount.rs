@@ -18,14 +18,16 @@ use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::abort_watchdog::AbortWatchdog;
+use crate::connection::join;
 use crate::counters::Counters;
 use crate::dispatcher::Dispatcher;
 use crate::fusermount;
 use crate::handler::{Handler, Invalidator, Policy, TransportChoice};
 use crate::handover::{Handover, Stopper};
+use crate::kept::Kept;
 use crate::mounts::{self, MountEntry};
 use crate::queues::Queues;
-use crate::session::{Remains, Session, greets_alike};
+use crate::session::{Remains, Session, Sharing, greets_alike};
 use crate::switch;
 use crate::worker_pool::WorkerPool;
 
@@ -216,6 +218,38 @@ pub fn mount<H: Handler>(
     options: &MountOptions,
     policy: &Policy,
 ) -> Result<Mounted, Error> {
+    mount_with(handler, mount_point, options, policy, None)
+}
+
+/// What another process holds of a mount, which goes on when this one is killed: the connection
+/// ([`kept_connection`]), and what the mount's next daemon must know.
+pub type Keeping<'a> = (&'a OwnedFd, Arc<Kept>);
+
+/// As [`mount`], so that the mount can go on when this process is killed ([`take_over_killed`]).
+pub fn mount_kept<H: Handler>(
+    handler: Arc<H>,
+    mount_point: &Path,
+    options: &MountOptions,
+    policy: &Policy,
+    keeping: Keeping<'_>,
+) -> Result<Mounted, Error> {
+    let policy = &Policy { transport: TransportChoice::Device, ..policy.clone() };
+    mount_with(handler, mount_point, options, policy, Some(keeping))
+}
+
+/// A descriptor that becomes the connection of a mount, to be held by a process that outlives the
+/// one which serves it.
+pub fn kept_connection() -> Result<OwnedFd, Error> {
+    File::options().read(true).write(true).open("/dev/fuse").map(Into::into).map_err(Error::NoFuse)
+}
+
+fn mount_with<H: Handler>(
+    handler: Arc<H>,
+    mount_point: &Path,
+    options: &MountOptions,
+    policy: &Policy,
+    keeping: Option<Keeping<'_>>,
+) -> Result<Mounted, Error> {
     if options.allow_other && !options.default_permissions {
         return Err(Error::Unguarded);
     }
@@ -243,7 +277,8 @@ pub fn mount<H: Handler>(
     };
     let policy = &Policy { transport: choice, ..policy.clone() };
     let counters = Arc::new(Counters::default());
-    let dispatcher = Dispatcher::new(handler, policy.clone(), counters.clone());
+    let (kept_by, kept) = keeping.unzip();
+    let dispatcher = Dispatcher::new(handler, policy.clone(), counters.clone()).keep(kept);
     let connection = match mount_directly(&mount_point, metadata.mode(), options)? {
         Some(connection) => connection,
         None => fusermount::mount(&mount_point, &options.for_fusermount()).map_err(failed)?,
@@ -253,7 +288,14 @@ pub fn mount<H: Handler>(
         let _ = unmount(&mount_point, Unmount::Lazy);
         if choice == TransportChoice::Uring { no_rings(e) } else { failed(e) }
     };
-    let session = Session::start(connection, dispatcher, policy).map_err(undo)?;
+    let (connection, sharing) = match kept_by {
+        None => (connection, Sharing::Own),
+        Some(kept_by) => {
+            let joined = join(kept_by, &connection).and_then(|()| kept_by.try_clone());
+            (joined.map_err(undo)?, Sharing::Kept)
+        }
+    };
+    let session = Session::start(connection, dispatcher, policy, sharing).map_err(undo)?;
     // The kernel has agreed by now, if it does.
     drop(switch);
     if !options.root.as_os_str().is_empty() {
@@ -279,7 +321,7 @@ pub fn mount<H: Handler>(
             }
         });
     }
-    let watch = watch(&entry);
+    let watch = if sharing == Sharing::Own { watch(&entry) } else { None };
     let gathers_writes = policy.write_back;
     Ok(Mounted { entry, session: Some(session), counters, gathers_writes, watch })
 }
@@ -292,18 +334,39 @@ pub fn take_over<H: Handler>(
     handover: &Handover,
     policy: &Policy,
 ) -> Result<Mounted, Error> {
+    take_over_with(handler, handover, policy, None)
+}
+
+/// As [`take_over`], from a process that was killed ([`mount_kept`]). The kernel sends again what
+/// that had not answered.
+pub fn take_over_killed<H: Handler>(
+    handler: Arc<H>,
+    handover: &Handover,
+    policy: &Policy,
+    kept: Arc<Kept>,
+) -> Result<Mounted, Error> {
+    take_over_with(handler, handover, policy, Some(kept))
+}
+
+fn take_over_with<H: Handler>(
+    handler: Arc<H>,
+    handover: &Handover,
+    policy: &Policy,
+    kept: Option<Arc<Kept>>,
+) -> Result<Mounted, Error> {
+    let sharing = if kept.is_some() { Sharing::Kept } else { Sharing::Own };
     let policy = &Policy { transport: TransportChoice::Device, ..policy.clone() };
     let counters = Arc::new(Counters::default());
-    let dispatcher = Dispatcher::new(handler, policy.clone(), counters.clone());
+    let dispatcher = Dispatcher::new(handler, policy.clone(), counters.clone()).keep(kept);
     let remains = Remains {
         connection: handover.connection.clone(),
         greeting: handover.greeting.clone(),
         held: handover.held.clone(),
     };
     let entry = handover.entry.clone();
-    let session = Session::resume(&remains, dispatcher, policy)
+    let session = Session::resume(&remains, dispatcher, policy, sharing)
         .map_err(|e| Error::TakeOver(entry.mount_point.clone(), e))?;
-    let watch = watch(&entry);
+    let watch = if sharing == Sharing::Own { watch(&entry) } else { None };
     let gathers_writes = policy.write_back;
     Ok(Mounted { entry, session: Some(session), counters, gathers_writes, watch })
 }

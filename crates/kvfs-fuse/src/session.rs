@@ -70,11 +70,13 @@ pub(crate) struct Remains {
 }
 
 impl Session {
-    /// Answers INIT on a connection that was just mounted, then starts the threads.
+    /// Answers INIT on a connection that was just mounted, then starts the threads. `sharing`: all
+    /// of them on this one connection.
     pub fn start<H: Handler>(
         connection: OwnedFd,
         dispatcher: Dispatcher<H>,
         policy: &Policy,
+        sharing: Sharing,
     ) -> io::Result<Session> {
         let mut buffer = vec![0; policy.max_write as usize + wire::REQUEST_ROOM];
         let (connection, dispatcher) = (Arc::new(connection), Arc::new(dispatcher));
@@ -92,6 +94,13 @@ impl Session {
             )),
         };
         let (greeting, offered) = greet(&connection, policy, &mut buffer, rings.is_some())?;
+        if sharing == Sharing::Kept && offered & wire::init::HAS_RESEND == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel does not send requests again (it takes Linux 6.9), so a mount cannot \
+                 go on when its daemon is killed",
+            ));
+        }
         let not_offered = || {
             io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -110,7 +119,8 @@ impl Session {
             (Some(rings), TransportChoice::Uring) => Some(begin(rings)?),
             (Some(rings), _) => or_device(begin(rings)),
         };
-        Session::begin(connection, dispatcher, blocking_pool, policy, (greeting, offered), queues)
+        let greeting = (greeting, offered);
+        Session::begin(connection, dispatcher, blocking_pool, policy, greeting, queues, sharing)
     }
 
     /// Goes on with a connection on which another session, which was had to stop, has greeted.
@@ -118,10 +128,19 @@ impl Session {
         remains: &Remains,
         dispatcher: Dispatcher<H>,
         policy: &Policy,
+        sharing: Sharing,
     ) -> io::Result<Session> {
         let offered = greets_alike(policy, &remains.greeting)?;
         let dispatcher = Arc::new(dispatcher);
         let blocking_pool = Arc::new(BlockingPool::new()?);
+        if sharing == Sharing::Kept {
+            // Before any thread takes a request: that one would come a second time.
+            match send(&remains.connection, 0, wire::NOTIFY_RESEND, &[]) {
+                // It was unmounted meanwhile.
+                Ok(()) | Err(Os::NODEV | Os::CONNABORTED | Os::NOTCONN) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
         let session = Session::begin(
             remains.connection.clone(),
             dispatcher.clone(),
@@ -129,6 +148,7 @@ impl Session {
             policy,
             (remains.greeting.clone(), offered),
             None,
+            sharing,
         )?;
         for request in remains.held.clone() {
             let (connection, dispatcher) = (remains.connection.clone(), dispatcher.clone());
@@ -145,6 +165,7 @@ impl Session {
         policy: &Policy,
         (greeting, offered): (Greeting, u64),
         queues: Option<Queues>,
+        sharing: Sharing,
     ) -> io::Result<Session> {
         let base = if queues.is_some() { 1 } else { policy.threads.max(1) };
         let stop: Arc<Stop> = Arc::default();
@@ -159,6 +180,7 @@ impl Session {
             stop: stop.clone(),
             buffer: policy.max_write as usize + wire::REQUEST_ROOM,
             batches_forgets,
+            sharing,
         };
         let (threads, queues) = (Arc::default(), queues.map(Arc::new));
         let mut session = Session {
@@ -173,7 +195,10 @@ impl Session {
         };
         for i in 0..base {
             // Without the right to open the device there is one connection, and all share it.
-            let own = if i == 0 { None } else { clone_of(&connection).ok() };
+            let own = match (i, sharing) {
+                (0, _) | (_, Sharing::Kept) => None,
+                (_, Sharing::Own) => clone_of(&connection).ok(),
+            };
             let thread = workers.open(
                 format!("fuse-{i}"),
                 own.map_or_else(|| connection.clone(), Arc::new),
@@ -184,7 +209,10 @@ impl Session {
         let all = session.threads.clone();
         let dispatcher = workers.dispatcher.clone();
         let help = move || {
-            let own = clone_of(&connection).map_or_else(|_| connection.clone(), Arc::new);
+            let own = match sharing {
+                Sharing::Kept => connection.clone(),
+                Sharing::Own => clone_of(&connection).map_or_else(|_| connection.clone(), Arc::new),
+            };
             match workers.open("fuse-help".into(), own, Part::Helps) {
                 Ok(thread) => {
                     let mut all = all.lock();
@@ -326,6 +354,17 @@ struct Workers<H> {
     buffer: usize,
     /// The thread waits a moment before it reads more FORGETs, so that it reads many at once.
     batches_forgets: bool,
+    sharing: Sharing,
+}
+
+/// By which connections the threads of a session take requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Each by one of its own, where that is possible.
+    Own,
+    /// All by the one which somebody else holds, too. When the last descriptor of a connection
+    /// goes, the kernel ends the requests that were taken by it.
+    Kept,
 }
 
 /// The part that a thread of a session has.
@@ -349,6 +388,11 @@ impl<H: Handler> Workers<H> {
         let (dispatcher, blocking_pool, pool) =
             (self.dispatcher.clone(), self.blocking_pool.clone(), self.pool.clone());
         let (mut buffer, batches_forgets) = (vec![0; self.buffer], self.batches_forgets);
+        if self.sharing == Sharing::Kept {
+            // A thread that is killed gets no memory any more, and the kernel would end the request
+            // that it is just copying there.
+            buffer.fill(1);
+        }
         let (intake, stop) = (self.intake.clone(), self.stop.clone());
         let slot = pool.join();
         let ours = slot.clone();

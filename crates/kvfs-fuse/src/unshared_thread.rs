@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -92,10 +93,36 @@ pub(crate) fn leave_descriptors() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&nothing)?)
 }
 
+/// Has a thread hold this descriptor until the process ends, and nobody else. When the process is
+/// killed, the thread ends at once, whatever others wait for.
+pub fn live(fd: OwnedFd) -> io::Result<()> {
+    let (say, said) = channel();
+    let number = libc::c_uint::try_from(fd.as_raw_fd()).map_err(io::Error::other)?;
+    let work = move || {
+        // SAFETY: as in `leave_descriptors`; the second call finds a table of this thread alone.
+        let result = unsafe {
+            libc::syscall(libc::SYS_close_range, 0, number - 1, libc::CLOSE_RANGE_UNSHARE)
+                | libc::syscall(libc::SYS_close_range, number + 1, libc::c_uint::MAX, 0)
+        };
+        let error = io::Error::last_os_error();
+        let held = if result == 0 { Ok(()) } else { Err(error) };
+        let fails = held.is_err();
+        let _ = say.send(held);
+        if fails {
+            return;
+        }
+        loop {
+            std::thread::park();
+        }
+    };
+    std::thread::Builder::new().name("fuse-life".into()).spawn(work)?;
+    let held = said.recv().map_err(|_| io::Error::other("its thread has ended"))?;
+    drop(fd);
+    held
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
 
     #[test]

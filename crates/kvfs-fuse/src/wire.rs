@@ -36,6 +36,8 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     /// Not asked for: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
+    /// Not asked for: the kernel says that it sends requests again when it is told to.
+    pub const HAS_RESEND: u64 = 1 << 39;
     /// Offered where the kernel's parameter `enable_uring` is on; asked for, requests come over
     /// io_uring once every queue has a slot.
     pub const OVER_IO_URING: u64 = 1 << 41;
@@ -69,6 +71,10 @@ pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub const NOTIFY_STORE: i32 = 4;
+/// The kernel sends all requests again that were taken and not answered.
+pub const NOTIFY_RESEND: i32 = 7;
+/// In the number of such a request, which is its number from then on.
+pub const UNIQUE_RESEND: u64 = 1 << 63;
 /// Bit of `fuse_notify_inval_entry_out.flags`: the entry is asked about anew, and stays if nothing
 /// has changed. Without it the name is torn out at once, from under programs that work there and
 /// mounts that lie below.
@@ -124,6 +130,18 @@ pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
         Ok((offset, write.u32()?))
     };
     read().ok().filter(|(_, flags)| flags & WRITE_CACHE != 0).map(|(offset, _)| offset)
+}
+
+/// Whether a WRITE with these fields goes to the end of the file, wherever that is.
+pub fn appends(mut write: Fields<'_>) -> bool {
+    let mut read = || -> Reply<(u32, u32)> {
+        let (_fh, _offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
+        let (flags, _lock_owner, open_flags) = (write.u32()?, write.u64()?, write.u32()?);
+        Ok((flags, open_flags))
+    };
+    read().is_ok_and(|(flags, open_flags)| {
+        flags & WRITE_CACHE == 0 && open_flags & libc::O_APPEND as u32 != 0
+    })
 }
 
 /// How much a READ with these fields asks for, bytes.

@@ -1,0 +1,340 @@
+//! The keeper of a mount (`-o keeper`): a small process that outlives the daemon, which is its
+//! child.
+//!
+//! It has open what must not go with the daemon: the connection to the kernel, the store's file
+//! with its lock, and three files in memory: the mirror of the commits that the journal does not
+//! have yet (`kvdb::Mirror`), what the kernel refers to (`kvfs_fuse::Kept`), and how the mount
+//! began. A daemon that is killed, or crashes, is begun anew with these, and goes on. One that ends
+//! by itself has unmounted, or could not begin: then the keeper ends, too, with the same exit code.
+//!
+//! Signals that end a daemon are passed on. They wait until it listens.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{self, Command, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvdb::Mirror;
+use kvfs::InUse;
+use kvfs_fuse::{Handover, Kept};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::handover::{hold_signals, inherited, keep};
+use crate::mount_options::Options;
+use crate::output::{Exit, Failure, Outcome};
+use crate::store::{self, Access, Store};
+
+/// The option whose argument names the descriptors that a daemon gets of its keeper.
+pub const KEPT: &str = "--kept";
+
+/// A daemon that crashes, or that others kill, more often in so much time is not begun anew. (A
+/// request that it crashes by would come to the next one, too.)
+const MOST_CRASHES: usize = 20;
+const MOST_KILLS: usize = 1000;
+const IN: Duration = Duration::from_secs(60);
+/// How long the threads of a daemon that was killed may take to end.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What outlives a daemon.
+pub struct Held {
+    connection: OwnedFd,
+    store: File,
+    mirror: File,
+    references: File,
+    /// Empty until there is a mount; then what [`Handover::encode`] says of it.
+    mount: File,
+    /// An end of a pipe that only a thread of the daemon has once it has begun
+    /// ([`kvfs_fuse::live`]).
+    life: Option<OwnedFd>,
+}
+
+/// The lock on a store, which the keeper has, too.
+pub struct Lock(File);
+
+impl Lock {
+    /// The store is closed: others need not wait for the keeper's end.
+    pub fn let_go(self) {
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> Failure {
+    move |e| Failure::io(what, &e)
+}
+
+fn in_memory(name: &str) -> Outcome<File> {
+    let made = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC);
+    made.map(File::from).map_err(|e| failed("cannot make a file in memory")(e.into()))
+}
+
+impl Held {
+    fn new(store: &Path, options: &Options) -> Outcome<Held> {
+        let connection = kvfs_fuse::kept_connection().map_err(crate::failures::of_mount)?;
+        let store = File::options().read(true).write(!options.mount.read_only).open(store);
+        Ok(Held {
+            connection,
+            store: store.map_err(failed("cannot open the store"))?,
+            mirror: in_memory("kvfs-mirror")?,
+            references: in_memory("kvfs-references")?,
+            mount: in_memory("kvfs-mount")?,
+            life: None,
+        })
+    }
+
+    /// In the order in which a daemon takes them.
+    fn all(&self) -> [BorrowedFd<'_>; 5] {
+        let files = [&self.store, &self.mirror, &self.references, &self.mount];
+        let [store, mirror, references, mount] = files.map(|file| file.as_fd());
+        [self.connection.as_fd(), store, mirror, references, mount]
+    }
+
+    /// Takes over what the keeper has left for this process.
+    pub fn from_descriptors(list: &str) -> Outcome<Held> {
+        let taken = || -> io::Result<Held> {
+            let mut numbers = list.split(',').map(|n| n.parse().ok());
+            let mut next = || {
+                let number = numbers.next().flatten().ok_or(io::ErrorKind::InvalidInput)?;
+                inherited(number)
+            };
+            Ok(Held {
+                connection: next()?,
+                store: next()?.into(),
+                mirror: next()?.into(),
+                references: next()?.into(),
+                mount: next()?.into(),
+                life: Some(next()?),
+            })
+        };
+        taken().map_err(failed("what a keeper holds cannot be used"))
+    }
+
+    /// The lock on the store.
+    pub fn lock(&self) -> Outcome<Lock> {
+        self.store.try_clone().map(Lock).map_err(failed("a descriptor cannot be copied"))
+    }
+
+    fn is_mounted(&self) -> bool {
+        self.mount.metadata().is_ok_and(|m| m.len() > 0)
+    }
+
+    /// The kernel has ended the connection.
+    fn has_mount_ended(&self) -> bool {
+        let mut looked = [PollFd::new(&self.connection, PollFlags::IN)];
+        rustix::event::poll(&mut looked, Some(&Timespec::default())).is_ok()
+            && looked[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Lets the keeper know when this process is killed, also where a thread of it cannot end
+    /// before a call on the mount is answered.
+    pub fn live(&mut self) -> Outcome {
+        let life = self.life.take().map_or(Ok(()), kvfs_fuse::live);
+        life.map_err(failed("the keeper cannot be told when this process ends"))
+    }
+
+    /// The connection.
+    pub fn connection(&self) -> &OwnedFd {
+        &self.connection
+    }
+
+    /// The mount of a daemon that was killed.
+    pub fn mount(&self) -> Outcome<Option<Handover>> {
+        if !self.is_mounted() {
+            return Ok(None);
+        }
+        let read = || -> io::Result<Handover> {
+            let (mut file, mut bytes) = (&self.mount, Vec::new());
+            file.rewind()?;
+            file.read_to_end(&mut bytes)?;
+            Handover::decode(&bytes, self.connection.try_clone()?)
+        };
+        read().map(Some).map_err(failed("what is known of the mount cannot be read"))
+    }
+
+    /// Notes what the next daemon must know of the mount.
+    pub fn note_mount(&self, mount: &Handover) -> Outcome {
+        let written = (&self.mount).write_all(&mount.encode());
+        written.map_err(failed("what is known of the mount cannot be written"))
+    }
+
+    /// Opens the store with all that a killed daemon has committed, and what the kernel has of it.
+    pub fn open(
+        &self,
+        path: &Path,
+        access: Access,
+        options: &Options,
+    ) -> Outcome<(Store, InUse, Arc<Kept>)> {
+        let file = |file: &File| file.try_clone().map_err(failed("a descriptor cannot be copied"));
+        let cannot = |e: kvdb::Error| Failure::new(Exit::Failed, e.to_string());
+        let mirror = Arc::new(Mirror::new(file(&self.mirror)?).map_err(cannot)?);
+        let kept = Kept::new(file(&self.references)?, mirror.notes().map_err(cannot)?)
+            .map_err(failed("what the kernel refers to cannot be read"))?;
+        let store = store::open_mirrored(&self.store, path, access, options.memory, &mirror)?;
+        let references =
+            kept.references().map_err(failed("what the kernel refers to cannot be read"))?;
+        let in_use = InUse::left_by_killed(&store.db, references)
+            .map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
+        Ok((store, in_use, Arc::new(kept)))
+    }
+}
+
+/// The child, and a signal that came for it before it was there.
+#[derive(Default)]
+struct Child {
+    pid: Option<Pid>,
+    waiting: Vec<Signal>,
+}
+
+/// Keeps a mount until its daemon ends by itself. `arguments`: what a daemon is called with.
+/// `begun` is called when the first one has been started. Returns only an error of the keeper's
+/// own.
+pub fn run(
+    store: &Path,
+    options: &Options,
+    arguments: &[OsString],
+    begun: impl FnOnce(),
+) -> Outcome<std::convert::Infallible> {
+    let held = Held::new(store, options)?;
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
+    keep(held.all()).map_err(failed("a descriptor cannot be left to the daemon"))?;
+    let list: Vec<_> = held.all().iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+    let list = list.join(",");
+    let child = Arc::new(Mutex::new(Child::default()));
+    pass_signals_on(child.clone()).map_err(failed("cannot listen to signals"))?;
+    let (mut kills, mut crashes, mut stuck) = (VecDeque::new(), VecDeque::new(), Vec::new());
+    let mut begun = Some(begun);
+    loop {
+        let (lives, life) = std::io::pipe().map_err(failed("cannot make a pipe"))?;
+        keep([life.as_fd()]).map_err(failed("a descriptor cannot be left to the daemon"))?;
+        let mut command = Command::new(this_program(&program));
+        command.args(arguments).arg(KEPT).arg(format!("{list},{}", life.as_raw_fd()));
+        // SAFETY: it changes the mask of signals of the child, and nothing else.
+        unsafe {
+            command.pre_exec(|| {
+                hold_signals();
+                Ok(())
+            });
+        }
+        let mut daemon = command.spawn().map_err(failed("cannot start the daemon"))?;
+        drop(life);
+        let pid = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw);
+        {
+            let mut child = lock(&child);
+            child.pid = pid;
+            let waiting = std::mem::take(&mut child.waiting);
+            waiting.into_iter().for_each(|signal| pass_on(pid, signal));
+        }
+        if let Some(begun) = begun.take() {
+            begun();
+        }
+        // Nothing is ever written there.
+        while (&lives).read(&mut [0]).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
+        let status = ended(&mut daemon).map_err(failed("cannot wait for the daemon"))?;
+        lock(&child).pid = None;
+        let code = status.and_then(|status| status.code());
+        if let Some(code) = code {
+            if code == 0 || !held.is_mounted() || held.has_mount_ended() {
+                std::process::exit(code);
+            }
+            // It could not go on: for want of space or memory, which may be there a little later.
+            std::thread::sleep(PATIENCE);
+        }
+        stuck.retain_mut(|daemon: &mut process::Child| matches!(daemon.try_wait(), Ok(None)));
+        if status.is_none() {
+            stuck.push(daemon);
+        }
+        let signal = status.and_then(|status| status.signal()).unwrap_or(libc::SIGKILL);
+        let died = match code {
+            Some(code) => format!("the daemon could not go on, and ended with {code}"),
+            None => format!("the daemon was ended by signal {signal}"),
+        };
+        if !held.is_mounted() {
+            return Err(Failure::new(Exit::Failed, format!("{died} before the mount was ready")));
+        }
+        let (deaths, most) = match signal {
+            libc::SIGKILL if code.is_none() => (&mut kills, MOST_KILLS),
+            _ => (&mut crashes, MOST_CRASHES),
+        };
+        let now = Instant::now();
+        deaths.push_back(now);
+        while deaths.front().is_some_and(|at| now - *at > IN) {
+            deaths.pop_front();
+        }
+        if deaths.len() > most {
+            let what = format!(
+                "{died}, as {most} before it in the last {} s: it is not begun anew, and the mount \
+                 is dead",
+                IN.as_secs()
+            );
+            return Err(Failure::new(Exit::Failed, what));
+        }
+    }
+}
+
+/// What is executed for another daemon: this very program, also where another version has its name
+/// by now, which may not know what is held here.
+fn this_program(named: &Path) -> &Path {
+    use std::os::unix::fs::MetadataExt;
+    let this = Path::new("/proc/self/exe");
+    let file = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
+    if file(named) == file(this) { named } else { this }
+}
+
+/// How a daemon has ended whose threads end. `None`: it was killed, and a thread of it waits for an
+/// answer of the mount, which the next daemon gives. What it had on its way to the disk has come
+/// there by then.
+fn ended(daemon: &mut process::Child) -> io::Result<Option<ExitStatus>> {
+    let begun = Instant::now();
+    loop {
+        let status = daemon.try_wait()?;
+        if status.is_some() {
+            return Ok(status);
+        }
+        if begun.elapsed() > PATIENCE {
+            // Whatever became of that thread.
+            daemon.kill()?;
+            return daemon.try_wait();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn lock(child: &Mutex<Child>) -> MutexGuard<'_, Child> {
+    child.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pass_on(pid: Option<Pid>, signal: Signal) {
+    if let Some(pid) = pid {
+        // It may just have ended.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn pass_signals_on(child: Arc<Mutex<Child>>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let listen = move || {
+        for signal in signals.forever() {
+            let signal = match signal {
+                SIGTERM => Signal::TERM,
+                SIGINT => Signal::INT,
+                _ => Signal::HUP,
+            };
+            let mut child = lock(&child);
+            match child.pid {
+                None => child.waiting.push(signal),
+                pid => pass_on(pid, signal),
+            }
+        }
+    };
+    std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen).map(drop)
+}
