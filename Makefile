@@ -167,7 +167,7 @@ readme: build
 	python3 scripts/readme.py $(KVFS)
 
 ## make syscalls     the same random system calls on a mount and on ext4, each result compared
-##                   (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount|upgrade)
+##                   (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount|upgrade|restart)
 CALLS ?= 1000000
 SEED ?= 1
 MODE ?= plain

@@ -30,6 +30,8 @@ pub enum Mode {
     Remount,
     /// The daemon becomes the same program anew, again and again meanwhile.
     Upgrade,
+    /// The daemon is killed again and again meanwhile, and its keeper begins another one.
+    Restart,
 }
 
 /// The first thing that the two sides did differently.
@@ -211,11 +213,16 @@ impl Bench {
         };
         let subject = start(root, self.marks[0])?;
         let reference = start(&self.reference, self.marks[1])?;
-        let (upgraded, running) = (self.mode == Mode::Upgrade, AtomicBool::new(true));
-        let mounted = self.mounted.as_ref().filter(|_| upgraded);
+        let mode = self.mode;
+        let replaced = matches!(mode, Mode::Upgrade | Mode::Restart);
+        let running = AtomicBool::new(true);
+        let mounted = self.mounted.as_ref().filter(|_| replaced);
         let upgrades = || -> Outcome<()> {
             while let Some(mounted) = mounted.filter(|_| running.load(Ordering::Relaxed)) {
-                mounted.upgrade()?;
+                match mode {
+                    Mode::Restart => mounted.restart()?,
+                    _ => mounted.upgrade()?,
+                }
             }
             Ok(())
         };

@@ -23,7 +23,7 @@ struct Args {
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     directory: PathBuf,
     /// What surrounds the calls: plain, commit, abort (a transaction, with --kvfs), kill, remount
-    /// (of the daemon).
+    /// (of the daemon), upgrade, restart (of the daemon, under the calls).
     #[arg(long, default_value = "plain")]
     mode: String,
     /// Of transactions: si or ser.
@@ -88,6 +88,7 @@ fn run(args: &Args) -> Outcome<usize> {
         "kill" => Mode::Kill,
         "remount" => Mode::Remount,
         "upgrade" => Mode::Upgrade,
+        "restart" => Mode::Restart,
         other => return Err(format!("'{other}' is no mode")),
     };
     let users: Vec<u32> = (0..u32::from(args.workers))
@@ -102,7 +103,12 @@ fn run(args: &Args) -> Outcome<usize> {
         None => {
             let kvfs =
                 args.kvfs.canonicalize().map_err(|e| format!("no {}: {e}", args.kvfs.display()))?;
-            Some(Mounted::new(&kvfs, &directory, &args.options)?)
+            let options = match (mode, args.options.as_str()) {
+                (Mode::Restart, "") => "keeper".to_owned(),
+                (Mode::Restart, options) => format!("{options},keeper"),
+                (_, options) => options.to_owned(),
+            };
+            Some(Mounted::new(&kvfs, &directory, &options)?)
         }
     };
     let subject = args

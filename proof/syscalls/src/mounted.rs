@@ -117,6 +117,31 @@ impl Mounted {
         self.kvfs(&["mount".as_ref(), "--upgrade".as_ref(), self.root.as_ref()]).map(drop)
     }
 
+    /// SIGKILL of the daemon of a mount with a keeper, under the calls. Another one serves when
+    /// this returns.
+    pub fn restart(&self) -> Outcome<()> {
+        // Between two daemons there is none that could be asked.
+        let pid = || self.status("pid").ok().and_then(|pid| pid.parse::<i32>().ok());
+        let mut before = pid();
+        for _ in 0..2000 {
+            if before.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            before = pid();
+        }
+        let before = before.ok_or("no daemon says that it serves")?;
+        sys!(libc::kill(before, libc::SIGKILL))
+            .map_err(|e| format!("cannot kill {before}: {}", e.name()))?;
+        for _ in 0..2000 {
+            if pid().is_some_and(|now| now != before) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Err(format!("no daemon follows {before}, which was killed"))
+    }
+
     /// Unmounts cleanly and mounts again.
     pub fn remount(&self) -> Outcome<()> {
         // A process that has just been killed may hold its files for a moment longer.
