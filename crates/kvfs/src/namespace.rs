@@ -249,7 +249,7 @@ impl Fs {
         if self.writes_through() {
             let mut state = inode.state.write();
             if let Err(e) = self.changed(&inode, &mut state) {
-                self.discard(&mut state);
+                self.discard(ino, &mut state);
                 drop(state);
                 self.core.inode_cache.remove(&inode);
                 return Err(e);

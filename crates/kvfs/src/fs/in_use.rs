@@ -53,7 +53,9 @@ impl ViewInUse {
             }
             let (first, last) = (layout::page_key(ino, 0), layout::pages_end(ino));
             let stored = !db.view().scan(layout.dmap, &first, &last, 1)?.is_empty();
-            in_use.nameless.insert(ino, Nameless { node, stored, orphaned: true });
+            // Nothing says that it was not.
+            let written = true;
+            in_use.nameless.insert(ino, Nameless { node, stored, orphaned: true, written });
         }
         Ok(in_use)
     }
