@@ -10,10 +10,10 @@ use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
 use crate::kv::{Connection, bulks};
+use crate::mounted::fields;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes;
 use crate::text;
-use crate::txn::fields;
 
 /// List, make, change and drop the dictionaries of keys.
 #[derive(clap::Args)]

@@ -6,10 +6,9 @@ use std::time::Instant;
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, fields};
 use crate::output::{Exit, Failure, Outcome};
 use crate::text::with_paths;
-use crate::txn::fields;
 
 /// The figures of a mounted store at one moment.
 pub struct Sample {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use kvdb_server::{Client, Reply};
+use serde_json::{Map, Value, json};
 
 use crate::daemons::Record;
 use crate::descendants;
@@ -11,7 +12,6 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 use crate::place::{self, View};
 use crate::sockets;
-use crate::txn::fields;
 use crate::waiting;
 
 /// The transaction that a program was started in, and the socket of the store that this is one of:
@@ -139,7 +139,7 @@ impl Mounted {
     pub fn state(&mut self, id: u64) -> Outcome<String> {
         match self.txn(&["STATE", &id.to_string()])? {
             Reply::Bulk(state) => Ok(String::from_utf8_lossy(&state).into_owned()),
-            _ => Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")),
+            _ => Err(odd_reply()),
         }
     }
 
@@ -190,6 +190,27 @@ fn judged(reply: std::io::Result<Reply>) -> Outcome<Reply> {
         Reply::Error(text) => Err(refused(&text)),
         reply => Ok(reply),
     }
+}
+
+/// A reply that is not what was asked for.
+fn odd_reply() -> Failure {
+    Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
+}
+
+/// A map of names and values as the daemon sends it.
+pub fn fields(reply: Reply) -> Outcome<Map<String, Value>> {
+    let Reply::Array(items) = reply else { return Err(odd_reply()) };
+    let mut object = Map::new();
+    let mut items = items.into_iter();
+    while let (Some(Reply::Bulk(name)), Some(value)) = (items.next(), items.next()) {
+        let value = match value {
+            Reply::Integer(n) => json!(n),
+            Reply::Bulk(text) => json!(String::from_utf8_lossy(&text)),
+            _ => Value::Null,
+        };
+        object.insert(String::from_utf8_lossy(&name).into_owned(), value);
+    }
+    Ok(object)
 }
 
 /// The transaction that this process was started in, if it is one of the store with this socket.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::changes::{Changes, Detail, Wanted};
 use crate::failures;
 use crate::kv::Connection;
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::retention::Rules;
@@ -18,7 +18,6 @@ use crate::sizes::human_size;
 use crate::text::show;
 use crate::transactions::{listed, listing};
 use crate::tree;
-use crate::txn::fields;
 
 /// Make, list and drop snapshots of a store, and go back to them.
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
 use crate::changes::{Changes, Choice, Detail, Wanted};
-use crate::mounted::{self, Mounted};
+use crate::mounted::{self, Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
 use crate::run::{How, enter};
@@ -250,22 +250,6 @@ fn act(action: Action, output: &Output) -> Outcome {
 
 fn odd() -> Failure {
     Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
-}
-
-/// A map of names and values as the daemon sends it.
-pub fn fields(reply: Reply) -> Outcome<Map<String, Value>> {
-    let Reply::Array(items) = reply else { return Err(odd()) };
-    let mut object = Map::new();
-    let mut items = items.into_iter();
-    while let (Some(Reply::Bulk(name)), Some(value)) = (items.next(), items.next()) {
-        let value = match value {
-            Reply::Integer(n) => json!(n),
-            Reply::Bulk(text) => json!(String::from_utf8_lossy(&text)),
-            _ => Value::Null,
-        };
-        object.insert(String::from_utf8_lossy(&name).into_owned(), value);
-    }
-    Ok(object)
 }
 
 /// "3 s", "5 min", "2 h".

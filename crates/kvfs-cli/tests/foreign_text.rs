@@ -186,6 +186,7 @@ fn walks(
         ("export", calls(&["export NONE OUT", "export ROOT MISSING/x"])),
         ("find", calls(&["--json find ROOT", "find NONE"])), // In text a pipe gets names as they are.
         ("history", calls(&["history ROOT", "history ROOT --changes"])),
+        ("show", calls(&["show ROOT", "show ROOT --stat", "show ROOT --patch"])),
         ("list", calls(&["list"])),
         ("import", calls(&["import ROOT MISSING", "import ROOT FILE"])),
         ("kv count", calls(&["kv count ROOT"])),

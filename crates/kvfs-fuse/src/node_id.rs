@@ -54,7 +54,7 @@ pub(crate) struct Numbering {
 
 impl Numbering {
     /// What programs see as `st_ino` and `d_ino`. A directory has another number in each view: who
-    /// compares it with that of the other view must not take the two for one, as `diff -r` does with
+    /// compares it with that of another view must not take the two for one, as `diff -r` does with
     /// directories that are alike.
     pub fn shown(self, ino: Ino, kind: FileKind) -> u64 {
         let view = if kind == FileKind::Dir { self.view } else { self.shown_in };

@@ -5,8 +5,8 @@
 //! A snapshot has what was written before it, in the kernel's memory, too, as a transaction that
 //! begins. A rollback ends all transactions of the mainline or the clone: what they have seen is no
 //! more. What is open shows the state of the snapshot at once, and files that were made since are
-//! stale. What is received from another store takes the place of a clone, whose files are brought to
-//! rest before. A clone that is dropped or replaced takes its transactions with it.
+//! stale. What is received from another store takes the place of a clone, whose files are brought
+//! to rest before. A clone that is dropped or replaced takes its transactions with it.
 
 use std::io::Read;
 use std::sync::Arc;

@@ -9,11 +9,10 @@ use serde_json::{Map, Value};
 use super::arguments::{Arguments, Told, cut};
 use super::session::Session;
 use crate::changes::{Changes, Choice, Detail, Style, Wanted};
-use crate::mounted::NotCommitted;
+use crate::mounted::{NotCommitted, fields};
 use crate::output::{Exit, Failure, Outcome};
 use crate::text::{show, show_json};
 use crate::tree::time_text;
-use crate::txn::fields;
 use crate::undo::stands_against;
 
 fn odd() -> Failure {

@@ -4,10 +4,9 @@
 use serde_json::{Value, json};
 
 use crate::changes::{Changes, Detail, Style, Wanted};
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, fields};
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
-use crate::txn::fields;
 
 /// Lines that a page is given at most. How many are left out is said.
 const MOST_LINES: usize = 5_000;

@@ -48,6 +48,7 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("undo", "target", Store),
     ("changes", "mount", Store),
     ("history", "target", Store),
+    ("show", "target", Store),
     ("send", "target", Store),
     ("send", "output", Writes),
     ("receive", "store", Store),
