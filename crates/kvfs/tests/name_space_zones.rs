@@ -318,7 +318,7 @@ fn directories_of_an_older_store_reserve_numbers_from_their_next_file_on() {
     }
     assert_eq!(sequences(&new), 1);
     assert!(new.iter().all(|ino| !old.contains(ino)));
-    assert_eq!(w.db.get(imap, &key(b"s")).unwrap().unwrap()[4], 3);
+    assert_eq!(w.db.get(imap, &key(b"s")).unwrap().unwrap()[4], 5);
     is_clean(&w);
 }
 
