@@ -42,12 +42,25 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub(crate) struct Stop {
     wanted: AtomicBool,
+    /// The first thread answers a request itself that may need an answer of another thread.
+    first_waits: AtomicBool,
     held: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Stop {
     pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
+        self.wanted.load(Ordering::SeqCst)
+    }
+
+    /// Whether the first thread may need an answer of another one, which must not stop then.
+    pub fn first_waits(&self) -> bool {
+        self.first_waits.load(Ordering::SeqCst)
+    }
+
+    /// The first thread begins or ends such a request. It asks [`Stop::is_wanted`] after it has
+    /// begun: either it sees then that the others stop, or these see that it waits.
+    pub fn set_first_waits(&self, waits: bool) {
+        self.first_waits.store(waits, Ordering::SeqCst);
     }
 
     /// Keeps a request for the next one that serves.
@@ -72,7 +85,7 @@ impl Stopper {
     /// [`crate::Mounted::wait`] then says so.
     pub fn stop(&self) {
         interrupt::prepare();
-        self.stop.wanted.store(true, Ordering::Release);
+        self.stop.wanted.store(true, Ordering::SeqCst);
         while self.pool.threads() > 0 {
             self.pool.interrupt_idle();
             std::thread::sleep(PAUSE);

@@ -413,6 +413,23 @@ impl<H: Handler> Workers<H> {
     }
 }
 
+/// As long as this lives the first thread has a request in hand that may need an answer of another
+/// thread.
+struct FirstWaits<'a>(&'a Stop);
+
+impl<'a> FirstWaits<'a> {
+    fn begin(stop: &'a Stop) -> FirstWaits<'a> {
+        stop.set_first_waits(true);
+        FirstWaits(stop)
+    }
+}
+
+impl Drop for FirstWaits<'_> {
+    fn drop(&mut self) {
+        self.0.set_first_waits(false);
+    }
+}
+
 fn serve<H: Handler>(
     connection: &Arc<OwnedFd>,
     dispatcher: &Arc<Dispatcher<H>>,
@@ -424,10 +441,14 @@ fn serve<H: Handler>(
     // What is read; in memory as far as it was used.
     let (mut reply, mut data) = (ReplyBuffer::default(), vec![0; buffer.len()]);
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
-    // Others may need an answer of the first thread for what they have in hand.
+    // Others may need an answer of the first thread for what they have in hand, and it one of
+    // theirs.
     let stops = || {
-        let goes = part != Part::First || pool.threads() == 1 && blocking_pool.is_idle();
-        stop.is_wanted() && goes
+        let goes = || match part {
+            Part::First => pool.threads() == 1 && blocking_pool.is_idle(),
+            _ => !stop.first_waits(),
+        };
+        stop.is_wanted() && goes()
     };
     while !(part == Part::Helps && pool.leave_if_not_needed(slot) || stops()) {
         reply.announced = false;
@@ -464,6 +485,8 @@ fn serve<H: Handler>(
             stop.hold(message);
             continue;
         }
+        let _waits = (part == Part::First).then(|| FirstWaits::begin(stop));
+        let alone = pool.threads() == 1 || part == Part::First && stop.is_wanted();
         if matches!(request, Request::FSync | Request::FSyncDir) {
             let (to, unique) = (connection.clone(), head.unique);
             let (counted, opcode, begun_at) = (dispatcher.clone(), head.opcode, Instant::now());
@@ -475,11 +498,7 @@ fn serve<H: Handler>(
                 Ok(FSync::Alone) => {}
                 Ok(FSync::WithNext) => {
                     let dispatcher = dispatcher.clone();
-                    blocking_pool.with_next_sync(
-                        pool.threads() == 1,
-                        move || dispatcher.sync(),
-                        confirm_to,
-                    );
+                    blocking_pool.with_next_sync(alone, move || dispatcher.sync(), confirm_to);
                     continue;
                 }
                 begun => {
@@ -492,7 +511,7 @@ fn serve<H: Handler>(
         let (connection, dispatcher, message) =
             (connection.clone(), dispatcher.clone(), message.to_vec());
         // What goes down tells the kernel to drop what it has, which no thread that answers may do.
-        blocking_pool.admit(pool.threads() == 1 || request == Request::IoCtl, move || {
+        blocking_pool.admit(alone || request == Request::IoCtl, move || {
             answer_elsewhere(&connection, &dispatcher, &message)
         });
     }
