@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use env::Machine;
 use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
@@ -118,6 +119,13 @@ impl Lasting {
     fn end(mut self) {
         let Service { mut mounted, notifier, views, db } =
             self.served.take().expect("it is served");
+        // What the kernel forgets it says some time after the last program has closed it.
+        let until = Instant::now() + Duration::from_secs(20);
+        while views.mainline().verify().expect("it can be read").orphans > 0
+            && Instant::now() < until
+        {
+            std::thread::yield_now();
+        }
         mounted.unmount().expect("unmounted");
         notifier.stop();
         views.shutdown().expect("shut down");
