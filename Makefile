@@ -94,11 +94,12 @@ many:
 	KVFS_MANY=$${KVFS_MANY:-100000} \
 		$(CARGO) test --release -p kvdb --test many table -- --ignored --nocapture
 
-## make measurements what tests only measure: synced puts after an opening, commits that can be
-##                   undone, how long programs wait for an upgrade
+## make measurements what tests only measure, and those that take minutes: synced puts after an
+##                   opening, commits that can be undone, waits for an upgrade or a keeper, kills
+##                   every five seconds, a loop that renames 50,000 files as it lists them
 measurements:
-	$(CARGO) test --release --workspace --test closed --test undo --test upgrade -- \
-		--ignored --nocapture --test-threads 1
+	$(CARGO) test --release --workspace --test closed --test undo --test upgrade --test keeper \
+		--test posix -- --ignored --nocapture --test-threads 1
 
 ## make redis-fuzz   a million random commands on a store and on redis-server: replies and keys are
 ##                   the same (KVFS_COMMANDS=1000000, KVFS_SEED=n)

@@ -7,7 +7,7 @@
 //! then, and the end of a process takes nothing from the kernel. After a power cut, the mirror is
 //! gone with everything else that was not synced.
 //!
-//! **Notes.** A commit may carry a [`Note`]: that a request of somebody is done by it. It enters
+//! **Notes.** A commit may carry a [`Note`]: that a client's request is done by it. It enters
 //! the mirror with the commit, whole or not at all, and it stays there when the commit leaves: each
 //! note has a slot, and the next one in this slot replaces it.
 //!
@@ -54,12 +54,12 @@ const NO_SLOT: u32 = u32::MAX;
 /// What lies before the log's start is used again when it is at least this much.
 const SLACK: u64 = 4 << 20;
 
-/// A request of somebody that a commit completes.
+/// A client's request that a commit completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Note {
     /// Its place, below [`Note::SLOTS`], in which there is one note at a time.
     pub slot: u32,
-    /// What is done; not 0.
+    /// The number of the request that is done; not 0.
     pub request: u64,
     /// Anything that whoever asks wants to know.
     pub value: u64,
@@ -196,7 +196,7 @@ impl Mirror {
         (self.state.lock().lives.saturating_sub(1) % 2048) << 20
     }
 
-    /// Whether it is of this store, or of none.
+    /// Returns `true` if it is of this store, or of none.
     pub(crate) fn is_of(&self, store: &[u8; 16]) -> bool {
         let of = self.state.lock().store;
         of == [0; 16] || of == *store

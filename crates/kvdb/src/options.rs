@@ -187,7 +187,7 @@ pub(crate) struct Shares {
     /// The journal's buffer never grows beyond this but for a single record.
     pub journal_buffer: usize,
     pub cache: usize,
-    /// What locks of serializable transactions may take.
+    /// The memory that locks of serializable transactions may take.
     pub locks: usize,
     /// The journal forces a flush when it takes more of the device than this.
     pub journal_device: u64,

@@ -133,7 +133,7 @@ fn a_rollback_of_one_branch_leaves_what_can_be_undone_in_the_others() {
     assert_eq!(branches(), [""; 0]);
 }
 
-/// What a store is opened with again and again.
+/// The options that a store is opened with again and again.
 fn open() -> OpenOptions {
     OpenOptions { memory: 4 << 20, threads: false, zero_journal: false, ..Default::default() }
 }

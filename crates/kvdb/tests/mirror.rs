@@ -227,7 +227,7 @@ fn commits_of_several_threads_are_all_there() {
             });
         }
         for _ in 0..20 {
-            // In this order: what the mirror loses meanwhile is on the device.
+            // In this order: what the mirror loses in that time is on the device.
             let known = done.lock().expect("no panic").clone();
             let place = u.place.copy();
             let (db, _) = open(&Arc::new(MemoryDevice::clone(&u.device)), &place);

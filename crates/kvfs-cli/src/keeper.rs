@@ -45,7 +45,7 @@ const IN: Duration = Duration::from_secs(60);
 /// How long the threads of a daemon that was killed may take to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What outlives a daemon.
+/// The state that outlives a daemon.
 pub struct Held {
     connection: OwnedFd,
     store: File,

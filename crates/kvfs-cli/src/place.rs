@@ -199,7 +199,7 @@ pub fn branch_of(target: &Path) -> Outcome<String> {
     Ok(place.and_then(|place| place.view.branch().map(String::from)).unwrap_or_default())
 }
 
-/// What a path of the store or of a clone leads to: the store, and the branch in it.
+/// Returns the store that a path of it or of a clone leads to, and the branch in it.
 pub fn store_and_branch(target: &Path) -> Outcome<(PathBuf, String)> {
     let branch = branch_of(target)?;
     let place = of_target(target)?.filter(|_| !branch.is_empty());

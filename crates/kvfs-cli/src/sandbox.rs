@@ -331,7 +331,7 @@ fn places(view: &Path, of: &View, mount_point: &Path) -> Outcome<Vec<(PathBuf, P
     let ours = all.iter().filter(|m| {
         Some(&m.device) == device && top(&m.mount_point).is_some_and(|top| top.device == m.device)
     });
-    // A clone is mounted where it is by nobody.
+    // The clone itself is no mount.
     let unmounted = (*of != View::Mainline).then(|| (view.to_owned(), of.path(mount_point)));
     let mounted =
         ours.filter_map(|m| Some((view.join(place::directory_of(of, m)?), m.mount_point.clone())));

@@ -38,7 +38,7 @@ pub struct Opened {
     pub store: Store,
     pub fs: kvfs::Fs,
     pub views: Views,
-    /// What outlives this process, where a keeper holds it.
+    /// The state that outlives this process, where a keeper holds it.
     pub kept: Option<Arc<Kept>>,
 }
 

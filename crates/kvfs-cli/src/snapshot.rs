@@ -392,7 +392,7 @@ fn difference(
     Changes::between(files_between(&before, &after, wanted)?, keys, None)
 }
 
-/// What a commit that is kept has changed.
+/// Returns the changes of a commit that is kept.
 pub fn of_commit(target: &Path, number: u64, wanted: Wanted) -> Outcome<Changes> {
     let mut connection = Connection::open(target, false)?;
     let changes = changes_of_commit(&mut connection, number, wanted);
@@ -416,7 +416,7 @@ fn changes_of_commit(connection: &mut Connection, number: u64, wanted: Wanted) -
     Changes::between(files_between(&before, &after, wanted)?, keys, None)
 }
 
-/// What differs in the files of two states, as the socket tells it.
+/// Returns the differences between the files of two states, as the socket tells them.
 fn files_between(before: &kvdb::View, after: &kvdb::View, wanted: Wanted) -> Outcome<Reply> {
     let files = kvfs::difference_of_states(before, after, listing(!wanted.all))
         .map_err(|e| tree::failure("cannot compare the files", e))?;

@@ -157,7 +157,7 @@ fn what_a_program_has_open_goes_on() {
     kept.end();
 }
 
-/// What a program does, and what must be there afterwards.
+/// A program's work, and what must be there afterwards.
 struct Call {
     opcode: &'static str,
     name: &'static str,

@@ -1,4 +1,4 @@
-//! What is moved out of a clone into the store lies in one of them whenever the daemon is killed.
+//! A file that is moved out of a clone into the store lies in one of them after every kill.
 
 mod place;
 

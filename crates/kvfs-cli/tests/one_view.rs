@@ -97,7 +97,7 @@ fn a_clone_that_is_mounted_alone_says_where_its_snapshots_and_transactions_are_m
     assert!(list.contains("tried  of clone trial"), "{list}");
 }
 
-/// What programs that make backups compare, to read only what has changed.
+/// The attributes that programs which make backups compare, to read only what has changed.
 fn compared(p: &Place, names: &[&str]) -> Vec<(u64, i64, i64, i64, i64, u64)> {
     let of = |name: &&str| {
         let m = fs::symlink_metadata(p.mnt().join(name)).expect("there");

@@ -52,7 +52,7 @@ impl Stop {
         self.wanted.load(Ordering::SeqCst)
     }
 
-    /// Whether the first thread may need an answer of another one, which must not stop then.
+    /// Returns `true` if the first thread may need an answer of another one, which must not stop.
     pub fn first_waits(&self) -> bool {
         self.first_waits.load(Ordering::SeqCst)
     }

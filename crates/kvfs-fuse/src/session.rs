@@ -136,7 +136,7 @@ impl Session {
         if sharing == Sharing::Kept {
             // Before any thread takes a request: that one would come a second time.
             match send(&remains.connection, 0, wire::NOTIFY_RESEND, &[]) {
-                // It was unmounted meanwhile.
+                // It was unmounted in that time.
                 Ok(()) | Err(Os::NODEV | Os::CONNABORTED | Os::NOTCONN) => {}
                 Err(e) => return Err(e.into()),
             }

@@ -132,7 +132,7 @@ pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
     read().ok().filter(|(_, flags)| flags & WRITE_CACHE != 0).map(|(offset, _)| offset)
 }
 
-/// Whether a WRITE with these fields goes to the end of the file, wherever that is.
+/// Returns `true` if a WRITE with these fields goes to the end of the file, wherever that is.
 pub fn appends(mut write: Fields<'_>) -> bool {
     let mut read = || -> Reply<(u32, u32)> {
         let (_fh, _offset, _size) = (write.u64()?, write.u64()?, write.u32()?);

@@ -126,7 +126,7 @@ impl Ranges {
     }
 }
 
-/// What is promised to the files of a view.
+/// The promises to the files of a view.
 pub(crate) struct Promises {
     files: Mutex<HashMap<Ino, Ranges>>,
     /// How many files, to be read without the lock.

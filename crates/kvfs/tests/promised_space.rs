@@ -1,4 +1,4 @@
-//! What `fallocate` has promised to a file is there for it, whoever fills the store.
+//! `fallocate` keeps its promise to a file although others fill the store.
 
 mod world;
 

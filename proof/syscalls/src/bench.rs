@@ -30,7 +30,7 @@ pub enum Mode {
     Remount,
     /// The daemon becomes the same program anew, again and again meanwhile.
     Upgrade,
-    /// The daemon is killed again and again meanwhile, and its keeper begins another one.
+    /// The daemon is killed again and again in that time, and its keeper begins another one.
     Restart,
 }
 

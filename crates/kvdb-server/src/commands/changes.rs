@@ -285,7 +285,7 @@ fn dictionaries_of(
 /// `SNAPSHOT CHANGES before [after] [FIELDS]`: for each string that differs an array of dictionary,
 /// key, bytes before (nil: it was not there), bytes after (nil: it is not there). Without `after`:
 /// what there is now in the store, or in the clone that the snapshot is of. Of collections and
-/// deadlines dictionary, key, `type` or `deadline`, and what `TXN CHANGES` has behind them.
+/// deadlines dictionary, key, `type` or `deadline`, and what `TXN CHANGES` has after them.
 pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // A snapshot of that name is named with the option behind it.
     let last = args.len() - 1;
@@ -308,7 +308,7 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     between(s, &before, (&after, &branch), with_fields, out)
 }
 
-/// What differs from a snapshot to a branch in another state, as of two snapshots.
+/// Lists the differences from a snapshot to a branch in another state, as of two snapshots.
 pub fn between(
     s: &mut Session,
     before: &View,

@@ -317,7 +317,7 @@ fn changed_by(s: &Session, dict: DictionaryId, key: &[u8]) -> Option<String> {
 /// Keys in words that the user knows, each once. To look for the name of a file costs, so it is
 /// done for the first `shown` of them.
 pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Vec<String> {
-    // Those of clones, too.
+    // The dictionaries of clones are among them.
     let dictionaries = s.db().view().dictionaries();
     let mut all = Vec::new();
     for (dict, key) in keys {

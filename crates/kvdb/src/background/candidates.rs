@@ -49,7 +49,7 @@ impl Findings {
 
 #[derive(Default)]
 struct Found {
-    /// What the manifest said of the dictionaries that were looked at.
+    /// The manifest's states of the dictionaries that were looked at.
     seen: Dictionaries,
     /// Of those of which there is anything to say.
     each: HashMap<DictionaryId, Findings>,
@@ -106,7 +106,7 @@ impl Candidates {
         Candidates { policy: policy.sane(), garbage, found: Mutex::default() }
     }
 
-    /// What is known, brought up to `version`.
+    /// Returns what is known, brought up to `version`.
     fn of(&self, version: &Version) -> MutexGuard<'_, Found> {
         let mut found = self.found.lock();
         let seen = std::mem::replace(&mut found.seen, Dictionaries::clone(&version.entries));

@@ -24,7 +24,7 @@ pub(super) fn write_deferred(
     DeferredValue { dict, key, seq, value, codec, at: None, layer: layer.clone(), slot }
 }
 
-/// What changes have done to memtables.
+/// The effect of changes on memtables.
 #[derive(Default)]
 pub(crate) struct Written {
     /// Bytes by which they grew, without deferred values.

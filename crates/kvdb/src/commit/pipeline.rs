@@ -30,7 +30,7 @@ pub(crate) struct Pipeline {
     spare: Vec<u8>,
     /// Where in the pending stream the record stands of the commit that is not visible yet.
     pub record_at: Option<usize>,
-    /// What this commit completes.
+    /// The request that this commit completes.
     pub note: Option<Note>,
 }
 

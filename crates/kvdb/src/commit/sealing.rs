@@ -234,7 +234,7 @@ impl CommitPipeline {
         let mut closed = self.close(&record, writer, &mut pipeline)?;
         before_next(&mut pipeline);
         let sealed = if self.is_mirrored() {
-            // Runs that are bound are not in the mirror, so nothing is committed behind them before
+            // Runs that are bound are not in the mirror, so nothing is committed after them before
             // the journal has them.
             self.write_stream(writer, &mut closed.stream)?;
             writer.is_whole();

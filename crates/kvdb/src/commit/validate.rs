@@ -69,7 +69,7 @@ pub(crate) struct Valid {
     pub claim: SpaceClaim,
     /// Keeps the places of values that were stored before.
     pub pin: ZonePin,
-    /// What the commit completes.
+    /// The request that the commit completes.
     pub note: Option<Note>,
 }
 

@@ -191,7 +191,7 @@ impl Transactions {
         {
             return Err(too_many(if open.len() >= MOST { MOST } else { most }));
         }
-        // Whoever drops the branch ends what is open afterwards.
+        // The drop of the branch ends what is open afterwards.
         if let Err(e) = has_branch() {
             drop(open);
             logged.map_or(Ok(()), |(with, _)| self.delete_begun_log(with.log))?;

@@ -104,7 +104,7 @@ impl FileChange {
         }
     }
 
-    /// What it takes of a list.
+    /// The bytes that it takes of a list.
     fn bytes(&self) -> usize {
         let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
         let of_xattr =
@@ -259,7 +259,7 @@ struct Comparison {
     walked: [HashSet<Ino>; 2],
 }
 
-/// What a list may still take.
+/// The bytes that a list may still take.
 struct Room {
     left: usize,
     most: usize,

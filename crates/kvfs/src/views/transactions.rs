@@ -23,7 +23,7 @@ use crate::fs::{Fs, FsOptions, Parent};
 
 /// A commit that has happened.
 struct Committed<'a> {
-    /// What it has changed.
+    /// The changes that it has made.
     changes: ChangeSet,
     /// Inodes that have become orphans by it.
     orphans: Vec<Ino>,

@@ -38,14 +38,14 @@ impl Running {
     }
 }
 
-/// What the commit of a transaction has changed.
+/// The changes that the commit of a transaction has made.
 #[derive(Clone, Copy)]
 pub struct CommittedTo<'a> {
     /// The view that it was committed to: the mainline or a clone.
     pub fs: &'a Fs,
     /// The number of that view.
     pub number: u16,
-    /// What has changed there.
+    /// The changes there.
     pub changes: &'a ChangeSet,
 }
 

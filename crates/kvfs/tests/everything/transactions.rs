@@ -67,7 +67,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         label = format!("{label}@{branch}");
     }
     w.note(format!("begin {label} {isolation:?} durable {durable} checks {checks}"));
-    // What its branch has in memory is committed first.
+    // The branch's memory is committed first.
     let unsettled = w.history.newest().branches[&branch].clone();
     w.settle(&branch);
     let base = w.history.newest().branches[&branch].clone();
