@@ -20,6 +20,7 @@ mod device_profile;
 mod dict;
 mod doctor;
 mod du;
+mod explore;
 mod export;
 mod failures;
 mod figures;
@@ -112,6 +113,7 @@ enum Command {
     Kv(kv::Args),
     Dict(dict::Args),
     Run(run::Args),
+    Explore(explore::Args),
     Txn(txn::Args),
     Mcp(mcp::Args),
     Web(web::Args),
@@ -181,6 +183,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         // They end with exit codes of other programs.
         Command::Run(args) => return run::run(args, &output),
+        Command::Explore(args) => return explore::run(args, &output),
         Command::Txn(args) => return txn::run(args, &output),
         Command::Create(args) => create::run(args, &output),
         Command::Mount(args) => mount::run(args, &output),

@@ -152,6 +152,16 @@ fn writing(lab: &Lab, command: &str, argument: &str, onto: &Path) -> Vec<Command
             mount.arg(lab.other()).arg("elsewhere").arg("--log").arg(onto);
             all.push(mount);
         }
+        ("explore", "outputs") => {
+            // The files that it makes are there, and lead to the store.
+            let dir = lab.at("outputs");
+            let _ = fs::remove_dir_all(&dir);
+            fs::create_dir_all(&dir).expect("mkdir");
+            symlink(lab.at("").join(onto), dir.join("1.out")).expect("a link");
+            let mut explore = kvfs(&["explore", "1", "mnt", "--first", "--outputs"]);
+            explore.arg(dir).args(["--", "echo", "overwritten"]);
+            all.push(explore);
+        }
         ("bench", "dir") => {
             // The directory that it makes is there, and leads to the store.
             let dir = lab.at("benched");

@@ -183,6 +183,14 @@ fn walks(
         ),
         ("doctor", calls(&["doctor"])),
         ("du", calls(&["du ROOT", "du FILE", "du NONE"])),
+        (
+            "explore",
+            calls(&[
+                "explore 1 ROOT -- NONE",
+                "explore 2 MISSING -- true",
+                "explore 1 ROOT --label TEXT --judge false -- true",
+            ]),
+        ),
         ("export", calls(&["export NONE OUT", "export ROOT MISSING/x"])),
         ("find", calls(&["--json find ROOT", "find NONE"])), // In text a pipe gets names as they are.
         ("history", calls(&["history ROOT", "history ROOT --changes"])),

@@ -37,6 +37,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("kv call", "target", Store),
     ("dict list", "target", Store),
     ("run", "mount", Store),
+    ("explore", "mount", Store),
+    ("explore", "outputs", Writes),
     ("txn begin", "mount", Store),
     ("txn list", "mount", Store),
     ("mcp", "mount", Store),

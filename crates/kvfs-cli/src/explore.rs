@@ -1,0 +1,478 @@
+//! `kvfs explore`: the same task tried several times, side by side, of which one attempt is kept.
+//!
+//! Each attempt is a transaction of its own, begun before any of the programs starts, so all of
+//! them see the same state and none sees another. The programs are children of this process that
+//! run `kvfs txn exec`; a thread waits for each. One connection has begun the transactions and ends
+//! them: if this process is killed, the daemon aborts them, and the kernel tells the children.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::descendants;
+use crate::destination::{self, Judge, Making};
+use crate::mounted::{Mounted, NotCommitted};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::run::How;
+use crate::sandbox;
+use crate::text::with_paths;
+
+/// Try a task several times side by side, each attempt in a transaction of its own, and keep the
+/// best.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Every attempt sees the store as it is now, and none of what the others do. In its environment it \
+finds KVFS_ATTEMPT, its number from 1, and KVFS_ATTEMPTS, how many there are, beside what `kvfs \
+run` sets: different prompts, seeds or options follow from them.
+
+  kvfs explore 4 /mnt --judge 'make -s -C $KVFS_MOUNT test' -- sh fix.sh
+  kvfs explore 8 /mnt --first --outputs tries -- solver --seed-from KVFS_ATTEMPT
+
+An attempt succeeds when its program exits with 0. The judge is a shell command that runs in the \
+attempt after that: with exit code 0 it accepts, and a number in the last line that it prints is \
+the score, of which the highest wins; of equal ones the first attempt does. What the judge writes \
+is a part of the attempt. Without --judge and --first nothing is committed: the attempts that \
+succeeded stay open, to be looked at with `kvfs txn diff`, and ended with `kvfs txn commit` or \
+`abort`.
+
+What the attempts print comes to standard error when each has ended, or into files (--outputs).
+
+Exit codes: 0 one is committed, or some are open as wanted; 1 no attempt was accepted and nothing \
+was changed; 75 others have changed the same in that time: the chosen attempt is kept as an open \
+transaction; 125 something else failed.")]
+pub struct Args {
+    /// How many attempts.
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=MOST_ATTEMPTS))]
+    attempts: u16,
+    /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME).
+    mount: PathBuf,
+    #[command(flatten)]
+    how: How,
+    /// The first attempt to succeed (and to be accepted) is committed; those that still run are
+    /// ended.
+    #[arg(long)]
+    first: bool,
+    /// Judges an attempt that has succeeded: a shell command.
+    #[arg(long, value_name = "COMMAND")]
+    judge: Option<OsString>,
+    /// So many attempts run at a time; by default all do.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// What attempt 1 prints is written to the files 1.out and 1.err of this directory, and so on;
+    /// the directory is made where there is none.
+    #[arg(long, value_name = "DIRECTORY")]
+    outputs: Option<PathBuf>,
+    /// Do not wait until the commit is on disk; it will be there within the flush interval.
+    #[arg(long)]
+    no_sync: bool,
+    /// The program and its arguments, after `--`.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Transactions that one call begins: a store takes some thousand.
+const MOST_ATTEMPTS: i64 = 256;
+
+/// The number of an attempt, from 1.
+const ATTEMPT: &str = "KVFS_ATTEMPT";
+/// How many attempts there are.
+const ATTEMPTS: &str = "KVFS_ATTEMPTS";
+
+/// Nothing was accepted.
+const NONE_ACCEPTED: u8 = 1;
+
+/// An attempt before it runs.
+struct Attempt {
+    number: usize,
+    id: u64,
+    /// Its standard output and standard error.
+    streams: [Printed; 2],
+}
+
+/// Where what an attempt prints goes.
+struct Printed {
+    name: &'static str,
+    file: File,
+    /// It is shown when the attempt has ended.
+    shown: bool,
+}
+
+/// An attempt that has ended.
+struct Ended {
+    number: usize,
+    id: u64,
+    /// `None`: it was ended, since another one had won.
+    code: Option<i32>,
+    took: Duration,
+    /// The judge's. `None`: it was not accepted, or there is no judge.
+    score: Option<f64>,
+    /// Its program has succeeded, and the judge has accepted it.
+    accepted: bool,
+    streams: [Printed; 2],
+}
+
+/// Ends with the exit codes of the help.
+pub fn run(args: Args, output: &Output) -> ExitCode {
+    match explore(&args, output) {
+        Ok(code) => code,
+        Err(failure) => {
+            output.print_error(&failure);
+            ExitCode::from(match failure.exit {
+                Exit::Conflict => Exit::TRY_AGAIN,
+                _ => sandbox::NOT_STARTED,
+            })
+        }
+    }
+}
+
+fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
+    let mut mounted = Mounted::find_branch(&args.mount)?;
+    if let Some(id) = mounted.entered() {
+        let what =
+            format!("this already runs in transaction {id} of {}", mounted.mount_point.display());
+        return Err(Failure::new(Exit::Usage, what).hint("explore from outside of it"));
+    }
+    mounted.must_have_views()?;
+    // No attempt commits itself, and what one leaves running is known.
+    mounted.seal()?;
+    let attempts = begin(args, &mut mounted)?;
+    let ids: Vec<u64> = attempts.iter().map(|attempt| attempt.id).collect();
+    let ended = Race::new(args).run(attempts, output)?;
+    // What is left running would write into what is about to be committed.
+    let left = descendants::end_all();
+    if !left.is_empty() {
+        let what = format!("these cannot be ended: {}", descendants::told(&left));
+        return Err(Failure::new(Exit::Failed, what).hint("nothing was committed"));
+    }
+    let commits = args.first || args.judge.is_some();
+    let winner = if commits { best(&ended) } else { None };
+    let open = |one: &Ended| !commits && one.accepted;
+    for id in ids {
+        let keep = ended.iter().any(|one| one.id == id && open(one));
+        if keep {
+            mounted.txn(&["KEEP", &id.to_string()])?;
+        } else if winner.is_none_or(|at| ended[at].id != id) {
+            mounted.txn(&["ABORT", &id.to_string()])?;
+        }
+    }
+    if let Some(at) = winner {
+        commit(&mut mounted, &ended[at], args)?;
+    }
+    let state = |at: usize, one: &Ended| match winner {
+        Some(winner) if winner == at => "committed",
+        _ if open(one) => "open",
+        _ => "aborted",
+    };
+    let states: Vec<&str> = ended.iter().enumerate().map(|(at, one)| state(at, one)).collect();
+    report(&mounted, &ended, &states, winner, output)?;
+    let some = states.iter().any(|state| *state != "aborted");
+    if !some {
+        output.note("no attempt was accepted: nothing was changed");
+    }
+    Ok(if some { ExitCode::SUCCESS } else { ExitCode::from(NONE_ACCEPTED) })
+}
+
+/// Begins the transactions, all of them before any program runs.
+fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
+    if let Some(directory) = &args.outputs {
+        std::fs::create_dir_all(directory)
+            .map_err(|e| Failure::io(format!("cannot make {}", directory.display()), &e))?;
+    }
+    let words: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
+    let words = words.join(" ");
+    let mut attempts = Vec::new();
+    for number in 1..=usize::from(args.attempts) {
+        let streams = [printed(args, number, "out")?, printed(args, number, "err")?];
+        let label = format!("attempt {number} of {}: {words}", args.attempts);
+        // Attached: it ends with this connection, however that ends.
+        let id = args.how.begin(mounted, true, &label)?;
+        attempts.push(Attempt { number, id, streams });
+    }
+    Ok(attempts)
+}
+
+fn printed(args: &Args, number: usize, ending: &str) -> Outcome<Printed> {
+    let name = if ending == "out" { "standard output" } else { "standard error" };
+    let file = match &args.outputs {
+        Some(directory) => {
+            let path = directory.join(format!("{number}.{ending}"));
+            let judge = Judge::reading(&args.mount, Making::PUBLIC);
+            destination::create(&path, Making::PUBLIC, judge)?
+        }
+        None => tempfile::tempfile().map_err(|e| Failure::io("cannot make a file", &e))?,
+    };
+    Ok(Printed { name, file, shown: args.outputs.is_none() })
+}
+
+/// The attempts as they run.
+struct Race<'a> {
+    args: &'a Args,
+    /// One has won: no other is started, and those that run are ended.
+    won: AtomicBool,
+}
+
+impl<'a> Race<'a> {
+    fn new(args: &'a Args) -> Race<'a> {
+        Race { args, won: AtomicBool::new(false) }
+    }
+
+    fn is_won(&self) -> bool {
+        self.won.load(Ordering::Acquire)
+    }
+
+    /// Runs them, so many at a time as was asked for. Returns those that have run, in their order;
+    /// with `--first`, one of them is accepted at most.
+    fn run(&self, attempts: Vec<Attempt>, output: &Output) -> Outcome<Vec<Ended>> {
+        let program =
+            std::env::current_exe().map_err(|e| Failure::io("cannot find the kvfs program", &e))?;
+        let jobs = self.args.jobs.map_or(attempts.len(), usize::from).min(attempts.len());
+        let bar = output.progress("attempts", Some(attempts.len() as u64), false);
+        let waiting = Mutex::new(attempts.into_iter());
+        let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let (sender, receiver) = mpsc::channel();
+        let mut all = Vec::new();
+        let mut failed = None;
+        std::thread::scope(|scope| {
+            for _ in 0..jobs {
+                let (sender, program, take) = (sender.clone(), &program, &take);
+                // The kernel tells a child of the end of the thread that has started it, which
+                // waits for it.
+                scope.spawn(move || {
+                    while !self.is_won()
+                        && let Some(attempt) = take()
+                        && sender.send(self.attempt(program, attempt)).is_ok()
+                    {}
+                });
+            }
+            drop(sender);
+            for ended in receiver {
+                let shown = ended.and_then(|mut one| {
+                    bar.inc(1);
+                    if one.code.is_some() {
+                        bar.suspend(|| one.show())?;
+                    }
+                    if self.args.first && one.accepted {
+                        one.accepted = !self.won.swap(true, Ordering::AcqRel);
+                        descendants::end_all();
+                    }
+                    all.push(one);
+                    Ok(())
+                });
+                if let Err(e) = shown {
+                    failed.get_or_insert(e);
+                    self.won.store(true, Ordering::Release);
+                    descendants::end_all();
+                }
+            }
+        });
+        bar.finish_and_clear();
+        all.sort_by_key(|one| one.number);
+        failed.map_or(Ok(all), Err)
+    }
+
+    /// Runs an attempt, and its judge.
+    fn attempt(&self, program: &Path, attempt: Attempt) -> Outcome<Ended> {
+        let Attempt { number, id, streams } = attempt;
+        let begun = Instant::now();
+        let [out, err] = &streams;
+        let stream = |printed: &Printed| printed.file.try_clone().map(Stdio::from);
+        let cannot = |e: io::Error| Failure::io(format!("cannot start attempt {number}"), &e);
+        let mut command = self.inside(program, number, id);
+        command.args(&self.args.command);
+        command.stdout(stream(out).map_err(cannot)?).stderr(stream(err).map_err(cannot)?);
+        let mut child = self.start(command).map_err(cannot)?;
+        // Another thread may have taken notice of its end, when it ended them all.
+        let code = child.wait().ok().and_then(|status| status.code());
+        let mut ended = Ended {
+            number,
+            id,
+            code,
+            took: begun.elapsed(),
+            score: None,
+            accepted: false,
+            streams,
+        };
+        if code != Some(0) || self.is_won() {
+            return Ok(ended);
+        }
+        let Some(judge) = &self.args.judge else {
+            ended.accepted = true;
+            return Ok(ended);
+        };
+        let mut command = self.inside(program, number, id);
+        command.args(["sh", "-c"]).arg(judge).stdout(Stdio::piped());
+        command.stderr(stream(&ended.streams[1]).map_err(cannot)?);
+        let mut child = self.start(command).map_err(cannot)?;
+        let mut said = Vec::new();
+        if let Some(pipe) = &mut child.stdout {
+            // It ends with the judge, or what the judge has left running.
+            pipe.read_to_end(&mut said).map_err(cannot)?;
+        }
+        ended.accepted = child.wait().is_ok_and(|status| status.success());
+        ended.score = ended.accepted.then(|| score(&said)).flatten();
+        ended.streams[0].file.write_all(&said).map_err(cannot)?;
+        Ok(ended)
+    }
+
+    /// Starts a program, and ends it where another attempt has won just now.
+    fn start(&self, mut command: Command) -> io::Result<Child> {
+        let mut child = command.spawn()?;
+        if self.is_won() {
+            let _ = child.kill();
+        }
+        Ok(child)
+    }
+
+    /// A program in the view of an attempt, whose words are to follow.
+    fn inside(&self, program: &Path, number: usize, id: u64) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(["txn", "exec"])
+            .arg(&self.args.mount)
+            .arg(id.to_string())
+            // Also where this process is killed.
+            .args(["--ends-with", &std::process::id().to_string(), "--"])
+            .env(ATTEMPT, number.to_string())
+            .env(ATTEMPTS, self.args.attempts.to_string())
+            .stdin(Stdio::null());
+        command
+    }
+}
+
+/// The number in the last line that a judge has printed.
+fn score(said: &[u8]) -> Option<f64> {
+    let said = String::from_utf8_lossy(said);
+    let last = said.lines().rfind(|line| !line.trim().is_empty())?;
+    last.trim().parse().ok().filter(|score: &f64| !score.is_nan())
+}
+
+/// The attempt that is committed: of those that were accepted the one with the highest score, and
+/// the first of equal ones. One whose judge has told none has 0.
+fn best(ended: &[Ended]) -> Option<usize> {
+    let score = |one: &Ended| one.score.unwrap_or(0.0);
+    let accepted = ended.iter().enumerate().filter(|(_, one)| one.accepted);
+    accepted.rev().max_by(|(_, a), (_, b)| score(a).total_cmp(&score(b))).map(|(at, _)| at)
+}
+
+fn commit(mounted: &mut Mounted, winner: &Ended, args: &Args) -> Outcome {
+    let id = winner.id;
+    match mounted.commit(id, !args.no_sync, None, true) {
+        Ok(()) => Ok(()),
+        Err(NotCommitted::Conflict(failure)) => {
+            // A serializable one that gave way to another is over.
+            if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
+                return Err(failure);
+            }
+            let mount = mounted.mount_point.display();
+            Err(failure.hint(format!(
+                "attempt {} is kept as transaction {id}: kvfs txn diff {mount} {id} shows it, and \
+                 kvfs txn abort {mount} {id} ends it",
+                winner.number
+            )))
+        }
+        Err(other) => Err(other.into()),
+    }
+}
+
+impl Ended {
+    /// Shows what it has printed, where that has not gone to files.
+    fn show(&mut self) -> Outcome {
+        for printed in self.streams.iter_mut().filter(|printed| printed.shown) {
+            let cannot = |e: io::Error| Failure::io("cannot show what an attempt has printed", &e);
+            let length = printed.file.seek(SeekFrom::End(0)).map_err(cannot)?;
+            if length == 0 {
+                continue;
+            }
+            printed.file.seek(SeekFrom::Start(0)).map_err(cannot)?;
+            let mut to = io::stderr().lock();
+            // A reader of ours that has gone wants no more.
+            let shown = writeln!(to, "--- attempt {}, {}", self.number, printed.name)
+                .and_then(|()| io::copy(&mut printed.file, &mut to).map(drop));
+            if shown.is_err_and(|e| e.kind() != io::ErrorKind::BrokenPipe) {
+                return Err(Failure::new(Exit::Failed, "cannot write to standard error"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn report(
+    mounted: &Mounted,
+    ended: &[Ended],
+    states: &[&str],
+    winner: Option<usize>,
+    output: &Output,
+) -> Outcome {
+    let mut text =
+        format!("{:>7}  {:>4}  {:>9}  {:>9}  STATE\n", "ATTEMPT", "EXIT", "TIME", "SCORE");
+    let mut values = Vec::new();
+    for (one, state) in ended.iter().zip(states) {
+        let code = one.code.map_or_else(|| "-".into(), |code| code.to_string());
+        let score = one.score.map_or_else(|| "-".into(), |score| score.to_string());
+        let id =
+            if *state == "open" { format!(" as transaction {}", one.id) } else { String::new() };
+        let took = format!("{:.1} s", one.took.as_secs_f64());
+        text.push_str(&format!(
+            "{:>7}  {code:>4}  {took:>9}  {score:>9}  {state}{id}\n",
+            one.number
+        ));
+        let value = json!({
+            "attempt": one.number, "id": one.id, "exit": one.code, "score": one.score,
+            "seconds": one.took.as_secs_f64(), "state": state,
+        });
+        let view = (*state == "open").then(|| mounted.view(one.id));
+        values.push(with_paths(value, &[("view", view.as_deref())]));
+    }
+    let committed = winner.map_or(Value::Null, |at| json!(ended[at].number));
+    output.print(text, json!({"attempts": values, "committed": committed}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(number: usize, accepted: bool, score: Option<f64>) -> Ended {
+        let file = || tempfile::tempfile().expect("a file");
+        let stream = || Printed { name: "standard output", file: file(), shown: true };
+        Ended {
+            number,
+            id: number as u64,
+            code: Some(0),
+            took: Duration::from_secs(10 - number as u64),
+            score,
+            accepted,
+            streams: [stream(), stream()],
+        }
+    }
+
+    #[test]
+    fn the_highest_score_wins_and_the_first_of_equal_ones() {
+        let all = [
+            ended(1, false, None),
+            ended(2, true, Some(3.0)),
+            ended(3, true, Some(7.5)),
+            ended(4, true, Some(7.5)),
+            ended(5, true, None),
+        ];
+        assert_eq!(best(&all), Some(2));
+        assert_eq!(best(&all[..2]), Some(1));
+        assert_eq!(best(&all[..1]), None);
+        let negative = [ended(1, true, Some(-1.0)), ended(2, true, None)];
+        assert_eq!(best(&negative), Some(1));
+    }
+
+    #[test]
+    fn a_score_is_the_number_of_the_last_line() {
+        assert_eq!(score(b"3 tests\n 12.5 \n\n"), Some(12.5));
+        assert_eq!(score(b"12\nall is well\n"), None);
+        assert_eq!(score(b"NaN\n"), None);
+        assert_eq!(score(b""), None);
+    }
+}
