@@ -144,7 +144,7 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
     mounted.seal()?;
     let attempts = begin(args, &mut mounted)?;
     let ids: Vec<u64> = attempts.iter().map(|attempt| attempt.id).collect();
-    let ended = Race::new(args).run(attempts, output)?;
+    let ended = Race::new(args, &mounted.mount_point).run(attempts, output)?;
     // What is left running would write into what is about to be committed.
     let left = descendants::end_all();
     if !left.is_empty() {
@@ -214,13 +214,15 @@ fn printed(args: &Args, number: usize, ending: &str) -> Outcome<Printed> {
 /// The attempts as they run.
 struct Race<'a> {
     args: &'a Args,
+    /// Where the store is mounted.
+    mount_point: &'a Path,
     /// One has won: no other is started, and those that run are ended.
     won: AtomicBool,
 }
 
 impl<'a> Race<'a> {
-    fn new(args: &'a Args) -> Race<'a> {
-        Race { args, won: AtomicBool::new(false) }
+    fn new(args: &'a Args, mount_point: &'a Path) -> Race<'a> {
+        Race { args, mount_point, won: AtomicBool::new(false) }
     }
 
     fn is_won(&self) -> bool {
@@ -335,7 +337,7 @@ impl<'a> Race<'a> {
         let mut command = Command::new(program);
         command
             .args(["txn", "exec"])
-            .arg(&self.args.mount)
+            .arg(self.mount_point)
             .arg(id.to_string())
             // Also where this process is killed.
             .args(["--ends-with", &std::process::id().to_string(), "--"])
