@@ -5,9 +5,9 @@
 use bytes::Bytes;
 
 use crate::layout::{
-    ImapKey, Super, decode_imap_key, decode_name, decode_name_key, decode_node, decode_page_key,
-    encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key, promise_key,
-    xattr_key,
+    ImapKey, Super, bases_key, decode_imap_key, decode_name, decode_name_key, decode_node,
+    decode_page_key, encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key,
+    promise_key, xattr_key,
 };
 use crate::promises::Ranges;
 
@@ -33,6 +33,9 @@ pub fn keys(data: &[u8]) {
         Ok(ImapKey::Xattr(ino, name)) => assert_eq!(xattr_key(ino, name), data),
         Ok(ImapKey::Orphan(ino)) => assert_eq!(orphan_key(ino), data),
         Ok(ImapKey::Promise(ino)) => assert_eq!(promise_key(ino), data),
+        Ok(ImapKey::Bases(clone)) => {
+            assert_eq!(bases_key(kvdb::DictionaryId(clone)), data)
+        }
         Ok(ImapKey::Loss(number)) => assert_eq!(loss_key(number), data),
         Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers) => {
             assert_eq!(data.len(), 9)

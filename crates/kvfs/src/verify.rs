@@ -128,7 +128,7 @@ impl Check {
                     Ok(_) => has_super = true,
                     Err(e) => self.report.find(0, e.to_string()),
                 },
-                Ok(ImapKey::Moves | ImapKey::Loss(_)) => {}
+                Ok(ImapKey::Moves | ImapKey::Loss(_) | ImapKey::Bases(_)) => {}
                 // That of a file which is no more promises nothing.
                 Ok(ImapKey::Promise(ino)) => {
                     if Ranges::decode(&tuple.value()?).is_none() {

@@ -11,6 +11,8 @@
 //!                                  inode number
 //!        0(8) 'c'                  the last scrub that came to its end: when, and how much it
 //!                                  found
+//!        0(8) 'b' clone(4, BE)      states that a clone has in common with this branch, see
+//!                                  `views/common_states`
 //!        0(8) 'l' n(8, BE)         something that a repair could not bring back
 //!        0(8) 'n'                  bound below which all inode numbers lie that were given, and
 //!                                  the first one that a directory may have reserved
@@ -51,6 +53,7 @@ const MOVES: u8 = b'm';
 const SCRUB: u8 = b'c';
 const NUMBERS: u8 = b'n';
 const LOSS: u8 = b'l';
+const BASES: u8 = b'b';
 /// Version of a record with the default zone size, which has no field for it.
 const SUPER_VERSION: u8 = 5;
 /// Version of a record with another zone size.
@@ -216,6 +219,7 @@ pub(crate) enum ImapKey<'a> {
     Moves,
     Scrub,
     Numbers,
+    Bases(u32),
     Loss(u64),
     Orphan(Ino),
     Promise(Ino),
@@ -232,6 +236,10 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
         (0, [MOVES]) => Ok(ImapKey::Moves),
         (0, [SCRUB]) => Ok(ImapKey::Scrub),
         (0, [NUMBERS]) => Ok(ImapKey::Numbers),
+        (0, [BASES, clone @ ..]) => {
+            let clone = clone.try_into().map_err(|_| corrupt(0))?;
+            Ok(ImapKey::Bases(u32::from_be_bytes(clone)))
+        }
         (0, [LOSS, number @ ..]) => {
             let number = number.try_into().map_err(|_| corrupt(0))?;
             Ok(ImapKey::Loss(u64::from_be_bytes(number)))
@@ -301,6 +309,26 @@ pub(crate) fn loss_key(number: u64) -> Vec<u8> {
 /// The range of all notes of losses.
 pub(crate) fn loss_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, LOSS], [0, 0, 0, 0, 0, 0, 0, 0, LOSS + 1])
+}
+
+/// The note of the states that a branch has in common with a clone, which is told from all others
+/// by the number of one of its dictionaries.
+pub(crate) fn bases_key(clone: DictionaryId) -> Vec<u8> {
+    [&[0, 0, 0, 0, 0, 0, 0, 0, BASES][..], &clone.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn encode_marks(marks: &[u64]) -> Vec<u8> {
+    marks.iter().flat_map(|mark| mark.to_le_bytes()).collect()
+}
+
+/// The marks of such a note. What is malformed has none.
+pub(crate) fn decode_marks(value: &[u8]) -> Vec<u64> {
+    let (marks, rest) = value.as_chunks::<8>();
+    if rest.is_empty() {
+        marks.iter().map(|mark| u64::from_le_bytes(*mark)).collect()
+    } else {
+        vec![]
+    }
 }
 
 pub(crate) const SCRUB_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SCRUB];

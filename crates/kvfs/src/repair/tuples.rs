@@ -42,7 +42,7 @@ impl Mend<'_> {
                     Err(e) if tuple.value()?.starts_with(b"kvfs") => return Err(e),
                     Err(_) => {}
                 },
-                Ok(ImapKey::Moves) => {}
+                Ok(ImapKey::Moves | ImapKey::Bases(_)) => {}
                 Ok(ImapKey::Loss(_)) if self.losses == Losses::Keep => {}
                 Ok(ImapKey::Loss(_)) => self.batch.delete(imap, tuple.key),
                 Ok(ImapKey::Promise(ino)) => {
