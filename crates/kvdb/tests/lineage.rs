@@ -149,16 +149,15 @@ fn what_is_received_in_the_place_of_a_clone_is_no_clone() {
     let db = create(Arc::new(MemoryDevice::new()));
     fill(&db);
     db.keep_common_state("c", "c", 1).expect("kept");
-    let mut stream = Vec::new();
-    db.send("s", None, &mut stream).expect("sent");
-    let elsewhere = create(Arc::new(MemoryDevice::new()));
+    let create = CreateOptions { open: options(), ..Default::default() };
+    let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(9)));
+    let elsewhere = Kvdb::create(device, env, create).expect("a store");
     let put = elsewhere.open_dictionary("d").expect("made");
     put.insert("k", "elsewhere").expect("put");
     elsewhere.snapshot("theirs").expect("made");
     let mut stream = Vec::new();
-    elsewhere.send("theirs", None, &mut stream).expect("sent");
-    let options =
-        kvdb::ReceiveOptions { branch: "c".into(), force: true, ..Default::default() };
+    elsewhere.send("theirs", None, &mut stream, None).expect("sent");
+    let options = kvdb::ReceiveOptions { branch: "c".into(), replace: true, ..Default::default() };
     db.receive(&mut &stream[..], &options).expect("received");
     assert!(db.lineage("c").is_err());
     assert!(db.common_state("c", 1).is_err());
@@ -168,13 +167,13 @@ fn what_is_received_in_the_place_of_a_clone_is_no_clone() {
 /// there.
 #[test]
 fn at_no_moment_a_power_cut_leaves_a_clone_without_it() {
-    let writes = |device: &CrashDevice| device.writes();
     let run = |cut: Option<u64>| {
         let device = Arc::new(CrashDevice::new());
         let db = create(device.clone());
         if let Some(cut) = cut {
-            device.cut_after(cut);
+            device.cut_power_after(cut);
         }
+        let before = device.operations();
         let work = || -> kvdb::Result<()> {
             let d = db.open_dictionary("d")?;
             d.insert("k", "base")?;
@@ -187,18 +186,14 @@ fn at_no_moment_a_power_cut_leaves_a_clone_without_it() {
             db.drop_branch("c")
         };
         let done = work();
-        (device, done.is_ok())
+        (device.operations() - before, device, done.is_ok())
     };
-    let (device, done) = run(None);
+    let (all, _, done) = run(None);
     assert!(done);
-    let all = writes(&device);
     let (mut with, mut without) = (0, 0);
     for cut in 0..all {
-        let (device, _) = run(Some(cut));
-        let after = Arc::new(device.after_cut(cut));
-        let Ok((db, _)) = Kvdb::open(after, Arc::new(Simulated::new(3)), options()) else {
-            continue;
-        };
+        let (_, device, _) = run(Some(cut));
+        let db = open(Arc::new(device.crash(cut)));
         match db.branches().is_empty() {
             true => without += 1,
             false => {
@@ -242,12 +237,15 @@ fn what_one_has_changed_is_taken_over_and_what_both_have_is_a_conflict() {
     assert_eq!(text(&db.view(), d, "k").as_deref(), Some("clone"));
     put(&db, d, "k", "main again");
     let both = |clash: Clash<'_>| {
-        Settled::Put([clash.here.unwrap_or(b""), b"+", clash.changed.unwrap_or(b"")].concat().into())
+        Settled::Put(
+            [clash.here.unwrap_or(b""), b"+", clash.changed.unwrap_or(b"")].concat().into(),
+        )
     };
     assert!(carried(&db, [c, d], &mut { both }).is_empty());
     assert_eq!(text(&db.view(), d, "k").as_deref(), Some("main again+clone"));
-    db.delete(c, b"other", Durability::Buffered).expect("deleted");
-    db.delete(c, b"k", Durability::Buffered).expect("deleted");
+    let mut batch = kvdb::Batch::new();
+    batch.delete(c, "k");
+    db.commit(batch, Durability::Buffered).expect("deleted");
     assert_eq!(carried(&db, [c, d], &mut conflict), ["k"]);
 }
 

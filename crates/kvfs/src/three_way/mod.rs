@@ -103,6 +103,8 @@ pub(crate) struct Plan<'a> {
     kept_in: HashSet<Ino>,
     /// Inodes that both have moved, and for which a place was chosen.
     settled_moves: HashSet<Ino>,
+    /// Files of into that are as from has made others in their place.
+    same: HashSet<Ino>,
     /// Moved by into, too, where from's entry was.
     moved_away: BTreeSet<Ino>,
     conflicts: BTreeSet<MergeConflict>,
@@ -138,6 +140,7 @@ pub(crate) fn merge(
         stays: BTreeSet::new(),
         kept_in: HashSet::new(),
         settled_moves: HashSet::new(),
+        same: HashSet::new(),
         moved_away: BTreeSet::new(),
         conflicts: BTreeSet::new(),
     };

@@ -1,5 +1,6 @@
 //! The entries of directories that from has changed.
 
+use super::counterparts::alike;
 use super::{NameChange, Place, Plan};
 use crate::attr::{FileKind, Ino};
 use crate::error::Result;
@@ -25,6 +26,9 @@ impl Plan<'_> {
         let here: Place = (dir, place.1.clone());
         let into = self.entry_of(&here)?;
         if self.leads_to(&sides.base, base, into)? {
+            if self.replaced_alike(base, from, into)? {
+                return Ok(());
+            }
             return self.take(&place, here, from);
         }
         if self.leads_to(&sides.from, from, into)? {
@@ -57,6 +61,31 @@ impl Plan<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether from has put another file in the place of one that into has made the same of.
+    fn replaced_alike(
+        &mut self,
+        base: super::Entry,
+        from: super::Entry,
+        into: super::Entry,
+    ) -> Result<bool> {
+        let sides = self.sides;
+        let (Some((was, _)), Some((is, kind)), Some((there, _))) = (base, from, into) else {
+            return Ok(false);
+        };
+        if was == is || kind == FileKind::Dir || sides.into.node(is)?.is_some() {
+            return Ok(false);
+        }
+        let nodes = (sides.base.node(was)?, sides.from.node(is)?, sides.into.node(there)?);
+        let (Some(was), Some(is), Some(there)) = nodes else { return Ok(false) };
+        // What into has left alone need not be read.
+        let same =
+            !self.is_untouched(&was, &there)? && alike((&sides.from, &is), (&sides.into, &there))?;
+        if same {
+            self.same.insert(there.ino);
+        }
+        Ok(same)
     }
 
     /// Into gets an entry as from has it.

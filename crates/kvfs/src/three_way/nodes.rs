@@ -121,7 +121,7 @@ impl Plan<'_> {
     }
 
     /// Whether into has a file's content and attributes where base has them.
-    fn is_untouched(&self, base: &StoredNode, into: &StoredNode) -> Result<bool> {
+    pub(super) fn is_untouched(&self, base: &StoredNode, into: &StoredNode) -> Result<bool> {
         let sides = self.sides;
         let of = |node: &StoredNode| (node.attr.size, node.attr.body);
         if base.ino != into.ino
@@ -144,7 +144,10 @@ impl Plan<'_> {
     /// A file that from has removed.
     fn removed(&mut self, base: StoredNode) -> Result<()> {
         let sides = self.sides;
-        let Some(into) = sides.into.node(base.ino)? else { return Ok(()) };
+        let Some(into) = sides.into.node(base.ino)?.filter(|_| !self.same.contains(&base.ino))
+        else {
+            return Ok(());
+        };
         let touched = !self.is_untouched(&base, &into)?
             && !alike((&sides.base, &base), (&sides.into, &into))?;
         let named = i64::from(into.attr.nlink) + self.names_added(base.ino) > 0;
@@ -157,7 +160,8 @@ impl Plan<'_> {
             return Ok(());
         }
         let ours = if touched { Deed::Changed } else { Deed::Moved };
-        match self.choose(path, ours, Deed::Removed) {
+        let theirs = if sides.from.find(&path)?.is_some() { Deed::Changed } else { Deed::Removed };
+        match self.choose(path, ours, theirs) {
             Some(Choice::Theirs) => {
                 for (dir, name, _) in sides.into.names_of(&HashSet::from([base.ino]))? {
                     let place: Place = (dir, name.into());
