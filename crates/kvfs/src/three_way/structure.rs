@@ -56,8 +56,15 @@ impl Plan<'_> {
     /// What from has put somewhere, while into has put it elsewhere.
     fn moved_twice(&mut self) -> Result<bool> {
         let mut changed = false;
-        let moved_away: Vec<Ino> = self.moved_away.iter().copied().collect();
-        for ino in moved_away {
+        let more = self.sums.names.iter().filter(|(_, added)| **added > 0);
+        let more: BTreeSet<Ino> = more.map(|(ino, _)| *ino).collect();
+        for ino in self.moved_away.union(&more).copied().collect::<Vec<Ino>>() {
+            let Some(into) = self.sides.into.node(ino)? else { continue };
+            let dir = into.attr.kind == FileKind::Dir;
+            // A file may have any number of names.
+            if !dir && (!self.moved_away.contains(&ino) || !self.has_own_name(ino)?) {
+                continue;
+            }
             let put = self.entries.values().any(|r| {
                 let leads = |entry: super::Entry| entry.is_some_and(|(to, _)| to == ino);
                 leads(r.after) && !leads(r.before)
@@ -74,8 +81,6 @@ impl Plan<'_> {
                 }
                 Some(choice) => {
                     self.settled_moves.insert(ino);
-                    let dir =
-                        self.sides.into.node(ino)?.is_some_and(|n| n.attr.kind == FileKind::Dir);
                     if choice == Choice::Both && dir {
                         self.restore(ino);
                     } else if choice == Choice::Theirs {
@@ -86,6 +91,16 @@ impl Plan<'_> {
             }
         }
         Ok(changed)
+    }
+
+    /// Whether into has given a file a name that base has not.
+    fn has_own_name(&self, ino: Ino) -> Result<bool> {
+        for (dir, name, _) in self.sides.into.names_of(&HashSet::from([ino]))? {
+            if self.sides.base.entry(dir, &name)?.is_none_or(|node| node.ino != ino) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The names that into alone has given to an inode go.
@@ -107,7 +122,7 @@ impl Plan<'_> {
             let same = |side: &crate::difference::Side| {
                 side.entry(place.0, &place.1).map(|node| node.is_some_and(|node| node.ino == ino))
             };
-            if leads && !same(&self.sides.from)? && !same(&self.sides.base)? {
+            if leads && !same(&self.sides.from)? && (dir || !same(&self.sides.base)?) {
                 self.set(place, None)?;
             }
         }

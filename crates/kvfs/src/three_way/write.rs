@@ -92,6 +92,17 @@ impl Plan<'_> {
         let (into, from) = (self.sides.into.node(ino)?, &self.sides.from);
         let layout = changes.layout;
         let added = self.names_added(ino);
+        let orphan = layout::orphan_key(ino);
+        if into.is_none() && added > 0 && self.sides.into.state.get(layout.imap, &orphan)?.is_some()
+        {
+            // Into has removed it, and a program has it open: it is that file again.
+            changes.batch.delete(layout.imap, orphan);
+            if let Some(content) = self.content.get_mut(&ino)
+                && let Content::Changes(source) = *content
+            {
+                *content = Content::All(source);
+            }
+        }
         let source = match self.content.get(&ino) {
             Some(Content::Changes(source) | Content::All(source)) => Some(*source),
             None if into.is_none() => Some(ino),
@@ -162,7 +173,7 @@ impl Plan<'_> {
         let value = layout::encode_node(&attr, node.xattrs.as_ref(), &node.content);
         changes.batch.put(layout.imap, layout::node_key(ino), value);
         if let Some((source, _)) = &taken {
-            self.write_xattrs(*source, ino, into.is_some(), changes)?;
+            self.write_xattrs(*source, ino, changes)?;
         }
         if let Some(source) = source.filter(|_| !dir) {
             self.write_promise(ino, Some(source), changes)?;
@@ -171,18 +182,10 @@ impl Plan<'_> {
     }
 
     /// Values of attributes that do not lie in the node.
-    fn write_xattrs(
-        &self,
-        source: Ino,
-        ino: Ino,
-        there: bool,
-        changes: &mut Changes<'_>,
-    ) -> Result<()> {
+    fn write_xattrs(&self, source: Ino, ino: Ino, changes: &mut Changes<'_>) -> Result<()> {
         let (from, into) = (&self.sides.from, changes.layout.imap);
-        if there {
-            let start = layout::xattr_key(ino, b"\0");
-            changes.delete_range(into, &start, &layout::node_range(ino).1);
-        }
+        let start = layout::xattr_key(ino, b"\0");
+        changes.delete_range(into, &start, &layout::node_range(ino).1);
         let (start, end) = (layout::xattr_key(source, b"\0"), layout::node_range(source).1);
         // Few: a node has room for their names alone.
         for (key, value) in from.state.scan_stored(from.layout.imap, &start, &end, usize::MAX)? {
