@@ -84,6 +84,7 @@ pub use db::recovery::Recovery;
 pub use db::repair::RepairReport;
 pub use db::scope::Scope;
 pub use db::send::SendStats;
+pub use db::snapshots::STORE_BRANCH;
 pub use db::stats::{DictionaryStats, Stats};
 pub use db::{Kvdb, Space};
 pub use dictionary::{

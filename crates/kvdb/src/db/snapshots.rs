@@ -6,11 +6,16 @@ use crate::commit::batch::Durability;
 use crate::db::Kvdb;
 use crate::db::handle::Dictionary;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::read::view::View;
 use crate::snapshots::{
     BranchInfo, Lineage, SnapshotInfo, check_name, check_visible, is_own, shown_origin,
 };
+
+/// The branch of what a layer above notes of the store as a whole
+/// ([`Kvdb::create_dictionary_of_store`]). It is not listed, there are no snapshots of it, and so
+/// no rollback, clone or stream changes it.
+pub const STORE_BRANCH: &str = ".store";
 
 /// Why serializable transactions end.
 const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
@@ -199,6 +204,23 @@ impl Kvdb {
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
         self.db.0.catalog.create(branch, name, options)
+    }
+
+    /// The dictionary of that name in [`STORE_BRANCH`], made if it does not exist (durable before
+    /// this returns).
+    pub fn create_dictionary_of_store(
+        &self,
+        name: &str,
+        options: DictionaryOptions,
+    ) -> Result<DictionaryId> {
+        let db = &self.db.0;
+        if !db.versions.load().has_branch(STORE_BRANCH) {
+            match db.snapshotter.create_branch(STORE_BRANCH) {
+                Ok(()) | Err(Error::Exists(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        db.catalog.create(STORE_BRANCH, name, options)
     }
 
     /// The dictionary of a branch, made with default options if it does not exist, as a handle.
