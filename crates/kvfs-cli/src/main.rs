@@ -40,6 +40,7 @@ mod live;
 mod ls;
 mod manual;
 mod mcp;
+mod merge;
 mod metrics;
 mod mount;
 mod mount_config;
@@ -51,6 +52,7 @@ mod pager;
 mod paths;
 mod pax;
 mod place;
+mod proposed;
 mod restore;
 mod retention;
 mod rm;
@@ -118,6 +120,8 @@ enum Command {
     Top(top::Args),
     Snapshot(snapshot::Args),
     Clone(snapshot::CloneArgs),
+    Merge(merge::Args),
+    Rebase(merge::RebaseArgs),
     Diff(snapshot::DiffArgs),
     Restore(restore::Args),
     Undo(undo::Args),
@@ -182,6 +186,8 @@ fn main() -> ExitCode {
         // They end with exit codes of other programs.
         Command::Run(args) => return run::run(args, &output),
         Command::Txn(args) => return txn::run(args, &output),
+        Command::Merge(args) => return merge::run(args, &output),
+        Command::Rebase(args) => return merge::rebase(args, &output),
         Command::Create(args) => create::run(args, &output),
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),

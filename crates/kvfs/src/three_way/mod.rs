@@ -105,6 +105,8 @@ pub(crate) struct Plan<'a> {
     settled_moves: HashSet<Ino>,
     /// Files of into that are as from has made others in their place.
     same: HashSet<Ino>,
+    /// What from has put somewhere and was not taken.
+    passed_by: HashSet<Ino>,
     /// Moved by into, too, where from's entry was.
     moved_away: BTreeSet<Ino>,
     conflicts: BTreeSet<MergeConflict>,
@@ -141,6 +143,7 @@ pub(crate) fn merge(
         kept_in: HashSet::new(),
         settled_moves: HashSet::new(),
         same: HashSet::new(),
+        passed_by: HashSet::new(),
         moved_away: BTreeSet::new(),
         conflicts: BTreeSet::new(),
     };

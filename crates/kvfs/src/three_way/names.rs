@@ -27,6 +27,7 @@ impl Plan<'_> {
         let into = self.entry_of(&here)?;
         if self.leads_to(&sides.base, base, into)? {
             if self.replaced_alike(base, from, into)? {
+                self.passed_by.extend(from.map(|(ino, _)| ino));
                 return Ok(());
             }
             return self.take(&place, here, from);
@@ -59,7 +60,10 @@ impl Plan<'_> {
                 let beside = self.beside(&here)?;
                 self.take(&place, beside, from)
             }
-            _ => Ok(()),
+            _ => {
+                self.passed_by.extend(from.map(|(ino, _)| ino));
+                Ok(())
+            }
         }
     }
 
@@ -105,7 +109,10 @@ impl Plan<'_> {
         let path = self.path_of(place)?;
         match self.choose(path, Deed::Removed, Deed::Moved) {
             Some(Choice::Theirs | Choice::Both) => self.bring_back(ino, kind, here),
-            _ => Ok(()),
+            _ => {
+                self.passed_by.insert(ino);
+                Ok(())
+            }
         }
     }
 
@@ -117,7 +124,10 @@ impl Plan<'_> {
                 Some(dir) => self.take(&place.clone(), (dir, place.1), from),
                 None => Ok(()),
             },
-            _ => Ok(()),
+            _ => {
+                self.passed_by.extend(from.map(|(ino, _)| ino));
+                Ok(())
+            }
         }
     }
 

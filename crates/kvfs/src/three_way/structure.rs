@@ -40,7 +40,8 @@ impl Plan<'_> {
     /// they come to an end.
     pub(super) fn structure(&mut self) -> Result<()> {
         loop {
-            let steps = [Plan::moved_twice, Plan::lost, Plan::removed_dirs, Plan::circles];
+            let steps =
+                [Plan::unplaced, Plan::moved_twice, Plan::lost, Plan::removed_dirs, Plan::circles];
             let mut changed = false;
             for step in steps {
                 self.sums = self.sums();
@@ -51,6 +52,26 @@ impl Plan<'_> {
                 return Ok(());
             }
         }
+    }
+
+    /// What lies in directories that come along, and have got no place.
+    fn unplaced(&mut self) -> Result<bool> {
+        let dirs: BTreeSet<Ino> = self.entries.keys().map(|(dir, _)| *dir).collect();
+        let mut without = BTreeSet::new();
+        for dir in dirs {
+            if self.names_added(dir) <= 0 && self.sides.into.node(dir)?.is_none() {
+                without.insert(dir);
+            }
+        }
+        let mut changed = false;
+        for ((dir, _), replaced) in &mut self.entries {
+            if let Some((ino, _)) = replaced.after.filter(|_| without.contains(dir)) {
+                replaced.after = None;
+                self.passed_by.insert(ino);
+                changed = true;
+            }
+        }
+        Ok(changed)
     }
 
     /// What from has put somewhere, while into has put it elsewhere.
@@ -138,12 +159,43 @@ impl Plan<'_> {
             let Some(into) = self.sides.into.node(ino)? else { continue };
             let dir = into.attr.kind == FileKind::Dir;
             let names = if dir { 1 } else { i64::from(into.attr.nlink) };
-            if names + added <= 0 && self.sides.from.node(ino)?.is_some() {
+            if names + added > 0 || self.sides.from.node(ino)?.is_none() {
+                continue;
+            }
+            if self.passed_by.contains(&ino) {
                 self.restore(ino);
                 changed = true;
+                continue;
+            }
+            // Each side has removed the names that the other one has left.
+            let path = self.path_of_inode(ino)?;
+            match self.choose(path, Deed::Removed, Deed::Removed) {
+                None => {}
+                Some(Choice::Theirs) => {
+                    self.take_names(ino, into.attr.kind)?;
+                    changed = true;
+                }
+                Some(_) => {
+                    self.restore(ino);
+                    changed = true;
+                }
             }
         }
         Ok(changed)
+    }
+
+    /// A file gets the names that from has for it, where they are free.
+    fn take_names(&mut self, ino: Ino, kind: FileKind) -> Result<()> {
+        for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {
+            let Some(dir) = self.dir_in_into(dir)? else { continue };
+            let place: Place = (dir, name.into());
+            if self.entry_now(&place)?.is_none() {
+                self.set(place, Some((ino, kind)))?;
+            }
+        }
+        // Nowhere else: it stays where it is.
+        self.passed_by.insert(ino);
+        Ok(())
     }
 
     /// Directories that from has removed have nothing in them.
