@@ -11,10 +11,10 @@ use kvdb::{
     Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
 };
 use kvdb_server::{
-    Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
-    Whose,
+    Cloned, Conflicting, FileChange, FileDetail, Importing, Merge, Merging, Paths, Preferred,
+    Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
 };
-use kvfs::{Attr, Below, Caller, Earlier, FileKind, Listing, ViewId, Views};
+use kvfs::{Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeOptions, ViewId, Views};
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -59,6 +59,31 @@ impl Transactions for OverFiles {
         options: TransactionOptions,
     ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)> {
         self.0.undo(commit, options).map_err(of_store)
+    }
+
+    fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
+        let choices = merge.choices.iter().map(|(path, preferred)| {
+            let choice = match preferred {
+                Preferred::Ours => Choice::Ours,
+                Preferred::Theirs => Choice::Theirs,
+                Preferred::Both => Choice::Both,
+            };
+            (path.clone(), choice)
+        });
+        let options = MergeOptions {
+            clone: merge.clone.clone(),
+            rebase: merge.rebase,
+            choices: choices.collect(),
+            dry_run: merge.dry_run,
+            transaction: merge.options.clone(),
+        };
+        let merged = self.0.merge(&options, settle).map_err(of_store)?;
+        let conflicts = merged.conflicts.into_iter().map(|one| {
+            let (ours, theirs) = (one.ours.word(), one.theirs.word());
+            Conflicting { path: one.path, key: one.key, ours, theirs }
+        });
+        let (id, into, from) = (merged.transaction, merged.into, merged.from);
+        Ok(Merging { id, into, from, conflicts: conflicts.collect() })
     }
 
     fn followed(&self) -> Vec<DictionaryId> {

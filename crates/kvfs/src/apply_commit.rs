@@ -30,12 +30,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Batch, Changed, Savepoint, Scope, Transaction, View};
+use kvdb::{Batch, Changed, Savepoint, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::fs::inode_numbers::{largest_ino, noted};
 use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, ImapKey, Layout};
@@ -47,13 +46,6 @@ const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
 /// Directory and name; `true`: removed.
 type ChangedName = (Ino, Box<[u8]>, bool);
-
-/// Below this all numbers of a state are, and all that it says may have been given.
-fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
-    let largest = largest_ino(view, layout)?;
-    let noted = noted(view, layout)?.map_or(0, |noted| noted.bound);
-    Ok(largest.saturating_add(1).max(noted))
-}
 
 /// What a transaction has changed of a file system.
 #[derive(Clone, Debug, Default)]
@@ -376,18 +368,9 @@ impl Fs {
         // locked, or noted as not locked.
         let view = self.core.scope.view()?;
         if matches!(self.core.scope, Scope::Mainline(_)) {
-            // What is back may have larger numbers than all that there was when the store was
-            // opened.
-            self.core.inode_allocator.clear_noted();
-            match numbers_below(&view, &self.core.layout) {
-                Ok(bound) => self.core.inode_allocator.raise_next_to(bound),
-                // A number might be given a second time.
-                Err(e) => self.core.db.halt(&format!(
-                    "the inode numbers of the state that is back cannot be read ({e}); unmount and mount again"
-                )),
-            }
             // What directories have reserved in the state that is back was used since.
             self.core.inode_allocator.void_reservations();
+            self.core.inode_allocator.clear_mark();
         }
         let node = |ino| {
             let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
@@ -532,7 +515,7 @@ mod tests {
     use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Scope};
     use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
-    use crate::inode_allocator::InodeAllocator;
+    use crate::inode_allocator::{Counter, InodeAllocator};
     use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 
     /// As in a store that has received its snapshots from another one.
@@ -556,7 +539,9 @@ mod tests {
 
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
-        let (scope, allocator) = (Scope::Mainline(db.clone()), InodeAllocator::from(a, 0));
+        let scope = Scope::Mainline(db.clone());
+        let notes = crate::fs::counter::notes_of(&db);
+        let allocator = InodeAllocator::of_branch(Arc::new(Counter::from(notes, a)), 0);
         let fs = Fs::without_parent(
             db.clone(),
             scope,

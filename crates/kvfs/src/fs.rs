@@ -1,8 +1,9 @@
 //! The file system itself: its state, and what every call begins with. How it is opened is in
-//! `open` and `options`, the inode numbers that it gives in `inode_numbers`.
+//! `open` and `options`, the inode numbers that it gives in `inode_numbers` and `counter`.
 
+pub(crate) mod counter;
 pub(crate) mod in_use;
-pub(crate) mod inode_numbers;
+mod inode_numbers;
 mod open;
 mod options;
 mod resolve;

@@ -15,8 +15,8 @@ use kvdb::{BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, Sn
 
 use crate::difference::{FileChange, Listing, Side, between, difference_of_states};
 use crate::error::{Error, Result};
+use crate::fs::counter::numbers_of;
 use crate::fs::in_use::ViewInUse;
-use crate::fs::inode_numbers::largest_in;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
@@ -40,7 +40,7 @@ impl Views {
         let fs = self.fs(of)?;
         let db = &self.shared.db;
         fs.at_rest(|| {
-            fs.without_reservations(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))
+            fs.under_another_mark(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))
         })?;
         if durability == Durability::Synced {
             db.sync()?;
@@ -91,6 +91,9 @@ impl Views {
     /// Makes a branch out of a snapshot.
     pub fn clone_snapshot(&self, snapshot: &str, name: &str) -> Result<()> {
         self.shared.db.clone_snapshot(snapshot, name)?;
+        if !self.shared.mainline.core.options.read_only {
+            self.shared.mainline.count_clone(name);
+        }
         self.tell(|watcher| watcher.appeared(&ViewId::Clone(name.into())));
         Ok(())
     }
@@ -133,7 +136,8 @@ impl Views {
             self.commit_others(Some(&view));
             // It is not opened in between.
             let _one = self.shared.opening.lock();
-            let Some(entry) = self.entry(&view) else { return Ok(replace()?) };
+            let count = || self.shared.mainline.count_received(&options.branch);
+            let Some(entry) = self.entry(&view) else { return Ok(replace().map(|()| count())?) };
             let fs = &entry.fs;
             {
                 let _call = fs.enter()?;
@@ -142,6 +146,7 @@ impl Views {
             let mut frozen = fs.core.freeze_lock.freeze();
             fs.commit_unlocked()?;
             replace()?;
+            count();
             // Files that are open in the old one are gone, as where a clone is dropped.
             frozen.end();
             drop(frozen);
@@ -167,7 +172,7 @@ impl Views {
             .ok_or(Error::NotFound)?;
         // Before anything ends for it.
         let state = self.shared.db.open_snapshot(snapshot)?;
-        largest_in(&state)?;
+        self.shared.mainline.count(numbers_of(&state)?, None)?;
         let view = ViewId::of_branch(&info.branch);
         let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         self.check_running(number, &fs, &state)?;
@@ -288,7 +293,9 @@ impl Views {
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
         db.set_merge(layout.imap, Arc::new(Join));
-        let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options, in_use)?;
+        let counter = Some(mainline.inode_allocator.counter().clone());
+        let env = mainline.env.clone();
+        let fs = Fs::open_layout(db.clone(), counter, layout, env, options, in_use)?;
         let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
         self.add(ViewId::Clone(name.into()), fs, None, exists)
     }

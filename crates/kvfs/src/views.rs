@@ -65,7 +65,9 @@ use crate::fs::in_use::ViewInUse;
 use crate::merge;
 use crate::ticker::Ticker;
 
+mod common_states;
 mod in_use;
+mod merging;
 mod retired;
 mod running;
 mod transactions;

@@ -9,7 +9,7 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
-use super::{changes, is, revert, snapshot, undo, wrong_arity};
+use super::{changes, is, merge, revert, snapshot, undo, wrong_arity};
 use crate::dictionaries::{self, Place};
 use crate::effects::{Effect, Effects};
 use crate::failure::{Failure, Outcome};
@@ -21,7 +21,7 @@ use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
 pub const USAGE: &str = "BEGIN [OF clone] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED]";
+                         COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | MERGE clone [REBASE] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The others wait for the mount, for a sync or for a lock, or read much.
@@ -71,6 +71,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "rollback") => rollback(s, args, out),
         c if is(c, "commits") => undo::commits(s, args, out),
         c if is(c, "undo") => undo::undo(s, args, out),
+        c if is(c, "merge") => merge::merge(s, args, out),
         c => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
             Err(Failure::request(format!("unknown subcommand '{c}'. TXN {USAGE}")))
@@ -351,7 +352,7 @@ pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Ve
 }
 
 /// The key that a tuple of a dictionary of types belongs to; the tuple's own, if it is not known.
-fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
+pub fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
     if let Some(key) = tuple.strip_prefix(b"k") {
         return tuple.slice_ref(key);
     }

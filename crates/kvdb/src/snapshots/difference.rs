@@ -64,6 +64,18 @@ impl View {
         self.difference_in(dict, after, dict_after, &KeyRange::all())
     }
 
+    /// [`View::difference`], of the keys of `[start, end)`.
+    pub fn difference_between(
+        &self,
+        dict: DictionaryId,
+        after: &View,
+        dict_after: DictionaryId,
+        (start, end): (&[u8], &[u8]),
+    ) -> Result<Difference> {
+        let range = KeyRange::new(Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
+        self.difference_in(dict, after, dict_after, &range)
+    }
+
     /// [`View::difference`], of a range of keys.
     pub(crate) fn difference_in(
         &self,

@@ -13,11 +13,13 @@
 //!   reconcile it; `join`: the routines that dictionaries name in their options;
 //! - `locking`: what serializable ones lock, and what that means for others;
 //! - `ending`: commit and abort; `undo`: commits that can be undone;
+//! - `carry`: what another branch has changed, taken over;
 //! - `durable`: those that survive a crash and a restart;
 //! - `changes`: what a transaction would change, listed;
 //! - `updates`: bounds the updates of one key.
 
 mod bulk;
+mod carry;
 mod changes;
 mod conflicts;
 pub(crate) mod durable;
@@ -35,6 +37,7 @@ mod undo;
 mod updates;
 
 pub use bulk::{Bulk, BulkRun, KeptTuple, StoredTuple, StoredTuples};
+pub use carry::{Clash, Settled};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};

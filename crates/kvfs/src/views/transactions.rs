@@ -63,7 +63,7 @@ impl Views {
     }
 
     /// The view of a branch.
-    fn branch(&self, name: &str) -> Result<Parent> {
+    pub(super) fn branch(&self, name: &str) -> Result<Parent> {
         let view = ViewId::of_branch(name);
         match self.fs(&view).and_then(|fs| Ok(Parent { fs, number: self.number(&view)? })) {
             Err(Error::NotFound) => Err(kvdb::Error::NoBranch(name.into()).into()),
