@@ -51,6 +51,9 @@ pub(crate) struct Counter {
     /// The dictionary of its notes. `None`: nothing is given.
     pub notes: Option<DictionaryId>,
     next: AtomicU64,
+    /// Numbers below this that were reserved, in any branch, are void: what has come from another
+    /// store may have them.
+    void: AtomicU64,
     /// The bound that the store's note says.
     noted: AtomicU64,
     /// Held while a note is written, which is a commit.
@@ -68,8 +71,8 @@ pub(crate) struct Note {
 impl Counter {
     /// All numbers that were given are below `next`, as the store says or shows.
     pub fn from(notes: Option<DictionaryId>, next: Ino) -> Counter {
-        let (next, noted) = (AtomicU64::new(next), AtomicU64::new(0));
-        Counter { notes, next, noted, noting: Mutex::new(()) }
+        let (next, noting) = (AtomicU64::new(next), Mutex::new(()));
+        Counter { notes, next, void: AtomicU64::new(0), noted: AtomicU64::new(0), noting }
     }
 
     /// The number that would be next.
@@ -84,6 +87,15 @@ impl Counter {
     /// Numbers below `ino` are not given any more.
     pub fn raise_next_to(&self, ino: Ino) {
         self.next.fetch_max(ino, Ordering::Relaxed);
+    }
+
+    /// What was reserved below `ino` is void, in all branches.
+    pub fn void_below(&self, ino: Ino) {
+        self.void.fetch_max(ino, Ordering::Relaxed);
+    }
+
+    fn void(&self) -> Ino {
+        self.void.load(Ordering::Relaxed)
     }
 
     fn noted(&self) -> Ino {
@@ -212,7 +224,7 @@ impl InodeAllocator {
             return self.counter.take(1);
         };
         let mut blocks = blocks.lock();
-        if blocks.left.is_empty() {
+        if blocks.left.is_empty() || blocks.left.start < self.counter.void() {
             let size = (FIRST_BLOCK << blocks.taken.len().min(32)).min(LARGEST_BLOCK);
             let start = self.counter.take(size);
             blocks.left = start..start + size;
@@ -245,7 +257,7 @@ impl InodeAllocator {
         let mut blocks = blocks.lock();
         let Blocks { taken, reserved, .. } = &mut *blocks;
         let reserved = reserved.entry(dir).or_default();
-        if reserved.is_empty() {
+        if reserved.is_empty() || reserved.next < self.counter.void() {
             *reserved = block();
             taken.push(reserved.next..reserved.end);
         }
@@ -268,7 +280,7 @@ impl InodeAllocator {
 
     fn is_valid(&self, reserved: &Reservation) -> bool {
         !reserved.is_empty()
-            && reserved.next >= self.branch.first.load(Ordering::Relaxed)
+            && reserved.next >= self.branch.first.load(Ordering::Relaxed).max(self.counter.void())
             && reserved.end <= self.next()
     }
 

@@ -134,23 +134,7 @@ impl Views {
             // What the kernel holds back was written to what is going to be replaced.
             self.write_back(Wait::ForAll)?;
             self.commit_others(Some(&view));
-            // It is not opened in between.
-            let _one = self.shared.opening.lock();
-            let count = || self.shared.mainline.count_received(&options.branch);
-            let Some(entry) = self.entry(&view) else { return Ok(replace().map(|()| count())?) };
-            let fs = &entry.fs;
-            {
-                let _call = fs.enter()?;
-                fs.commit_unlocked()?;
-            }
-            let mut frozen = fs.core.freeze_lock.freeze();
-            fs.commit_unlocked()?;
-            replace()?;
-            count();
-            // Files that are open in the old one are gone, as where a clone is dropped.
-            frozen.end();
-            drop(frozen);
-            replaced = Some(entry);
+            replaced = self.replace(&view, replace)?;
             Ok(())
         })?;
         match replaced {
@@ -160,6 +144,36 @@ impl Views {
         self.let_go_of_ended();
         self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(received.snapshot.clone())));
         Ok(received)
+    }
+
+    /// Lets another branch take the place of a clone, which comes to rest before. Gives its view if
+    /// it was open: files that are open there are gone, as where a clone is dropped.
+    fn replace(
+        &self,
+        view: &ViewId,
+        replace: &mut dyn FnMut() -> kvdb::Result<()>,
+    ) -> Result<Option<Arc<OpenView>>> {
+        let ViewId::Clone(name) = view else {
+            return Err(Error::Invalid("what is mounted is not replaced by another branch"));
+        };
+        // It is not opened in between.
+        let _one = self.shared.opening.lock();
+        let Some(entry) = self.entry(view) else {
+            replace()?;
+            self.shared.mainline.count_received(name);
+            return Ok(None);
+        };
+        {
+            let _call = entry.fs.enter()?;
+            entry.fs.commit_unlocked()?;
+        }
+        let mut frozen = entry.fs.core.freeze_lock.freeze();
+        entry.fs.commit_unlocked()?;
+        replace()?;
+        self.shared.mainline.count_received(name);
+        frozen.end();
+        drop(frozen);
+        Ok(Some(entry))
     }
 
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
@@ -176,6 +190,13 @@ impl Views {
         let view = ViewId::of_branch(&info.branch);
         let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         self.check_running(number, &fs, &state)?;
+        // Before the branch was replaced by one that was received it had other dictionaries.
+        let of_state = Layout::of_state(&state);
+        let is_other = of_state.is_some_and(|of| of.imap != fs.core.layout.imap);
+        if is_other && view == ViewId::Mainline {
+            let why = "the store had another main branch then, which a received one has replaced: unmount it and roll it back by its file";
+            return Err(Error::Invalid(why));
+        }
         drop(state);
         self.abort_those_of(&info.branch)?;
         // The rollback is on disk at once; a durable one that it ends, or that had just ended, must
@@ -184,6 +205,12 @@ impl Views {
         // What the kernel holds back belongs to what is left behind.
         self.write_back(Wait::ForAll)?;
         self.commit_others(Some(&view));
+        if is_other {
+            let replaced = self.replace(&view, &mut || self.shared.db.rollback(snapshot))?;
+            replaced.iter().for_each(|entry| self.end_view(entry, None));
+            self.let_go_of_ended();
+            return Ok(());
+        }
         let turn = fs.core.superseded.turn();
         let mut begun = Vec::new();
         let changes = fs.revert(&turn, || {

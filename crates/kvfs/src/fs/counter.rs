@@ -16,8 +16,8 @@ use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::inode_allocator::{Counter, InodeAllocator};
 use crate::layout::counter::{
-    BOUND_KEY, NUMBERS, Reserved, branch_key, branch_range, decode_bound, decode_branch_key,
-    decode_mark, encode_number,
+    BOUND_KEY, NUMBERS, Reserved, VOID_KEY, branch_key, branch_range, decode_bound,
+    decode_branch_key, decode_mark, encode_number,
 };
 use crate::layout::{self, Layout};
 use crate::reservation::INO_LIMIT;
@@ -34,6 +34,11 @@ pub(crate) fn notes_of(db: &Kvdb) -> Option<DictionaryId> {
 /// The bound that the store has noted.
 pub(crate) fn noted_bound(view: &View, notes: DictionaryId) -> Result<Option<Ino>> {
     Ok(view.get(notes, BOUND_KEY)?.and_then(|value| decode_bound(&value)))
+}
+
+/// What was reserved below this is void in all branches.
+fn noted_void(view: &View, notes: DictionaryId) -> Result<Ino> {
+    Ok(view.get(notes, VOID_KEY)?.and_then(|value| decode_bound(&value)).unwrap_or(0))
 }
 
 /// The counter of a store whose main branch has this file system. `is_current`: it was written by
@@ -75,9 +80,14 @@ pub(super) fn open_counter(
         }
     };
     let counter = Counter::from(Some(notes), noted.map_or(next, |noted| noted.max(next)));
+    counter.void_below(noted_void(&view, notes)?);
     if noted.is_none_or(|noted| noted < next) || !batch.is_empty() {
         counter.note_raised(|bound| {
             batch.put(notes, BOUND_KEY, encode_number(bound));
+            if !unknown.is_empty() {
+                counter.void_below(bound);
+                batch.put(notes, VOID_KEY, encode_number(bound));
+            }
             Ok(db.commit(batch, Durability::Buffered)?)
         })?;
     }
@@ -129,7 +139,9 @@ pub(crate) fn valid_reserved(
     let Some(notes) = notes else { return Ok(None) };
     let reserved = reserved_in(state, layout)?;
     let mark = now.get(notes, &branch_key(layout.imap))?.and_then(|mark| decode_mark(&mark));
-    Ok(reserved.filter(|reserved| Some(reserved.mark) == mark))
+    let void = noted_void(now, notes)?;
+    let valid = reserved.filter(|reserved| Some(reserved.mark) == mark);
+    Ok(valid.map(|valid| Reserved { first: valid.first.max(void), ..valid }))
 }
 
 /// The bound of all numbers, of which the store says that those of this branch are below it.
@@ -243,26 +255,27 @@ impl Fs {
     /// A clone was made: no number that it has is given from here on. Where this fails, the next
     /// opening does it.
     pub(crate) fn count_clone(&self, branch: &str) {
-        self.count_branch(branch, 0);
+        self.count_branch(branch, 0, false);
     }
 
-    /// The same of what has come from another store, with its snapshots.
+    /// The same of what has come from another store, with its snapshots. It may have numbers that
+    /// directories have reserved here.
     pub(crate) fn count_received(&self, branch: &str) {
-        self.count_branch(branch, kept_below(&self.core.db, |of| of == branch));
+        self.count_branch(branch, kept_below(&self.core.db, |of| of == branch), true);
     }
 
-    fn count_branch(&self, branch: &str, kept: Ino) {
+    fn count_branch(&self, branch: &str, kept: Ino, has_come: bool) {
         let db = &self.core.db;
         let Some(layout) = Layout::find_in(db, branch) else { return };
         let below = possible(numbers_below(&db.view(), &layout), || format!("branch {branch:?}"));
-        if let Err(e) = self.count(below.max(kept), Some(layout.imap)) {
+        if let Err(e) = self.count(below.max(kept), Some((layout.imap, has_come))) {
             tracing::warn!("branch {branch:?} is counted at the next opening: {e}");
         }
     }
 
-    /// No number below this is given from here on, also after a kill. `imap`: of the branch that
-    /// has them.
-    pub(crate) fn count(&self, below: Ino, imap: Option<DictionaryId>) -> Result<()> {
+    /// No number below this is given from here on, also after a kill. `branch`: the `imap` of the
+    /// one that has them, and whether that came from elsewhere.
+    pub(crate) fn count(&self, below: Ino, branch: Option<(DictionaryId, bool)>) -> Result<()> {
         let db = &self.core.db;
         let counter = self.core.inode_allocator.counter();
         let Some(notes) = counter.notes else { return Ok(()) };
@@ -272,10 +285,14 @@ impl Fs {
             if noted_bound(&db.view(), notes)?.is_none_or(|noted| noted < bound) {
                 batch.put(notes, BOUND_KEY, encode_number(bound));
             }
-            if let Some(imap) = imap
-                && db.get(notes, &branch_key(imap))?.is_none()
-            {
-                batch.put(notes, branch_key(imap), encode_number(0));
+            if let Some((imap, has_come)) = branch {
+                if has_come {
+                    counter.void_below(bound);
+                    batch.put(notes, VOID_KEY, encode_number(bound));
+                }
+                if db.get(notes, &branch_key(imap))?.is_none() {
+                    batch.put(notes, branch_key(imap), encode_number(0));
+                }
             }
             if batch.is_empty() { Ok(()) } else { Ok(db.commit(batch, Durability::Buffered)?) }
         })

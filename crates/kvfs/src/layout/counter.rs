@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! numbers   'n'            bound below which all inode numbers lie that were given, in any branch
+//!           'v'            numbers below this that a directory has reserved are void, in any branch
 //!           'b' imap(4)    the branch whose imap has this number is counted: all its inode numbers
 //!                          are below the bound; the mark that it was given last, 0 if none
 //! ```
@@ -21,6 +22,7 @@ use crate::reservation::INO_LIMIT;
 /// The name of the dictionary.
 pub(crate) const NUMBERS: &str = "numbers";
 pub(crate) const BOUND_KEY: &[u8] = b"n";
+pub(crate) const VOID_KEY: &[u8] = b"v";
 const BRANCH: u8 = b'b';
 
 /// What a branch says of the numbers that its directories have reserved.
