@@ -14,7 +14,7 @@ use kvdb_server::{
     Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
     Whose,
 };
-use kvfs::{Attr, Below, Caller, Earlier, FileKind, Listing, ViewId, Views};
+use kvfs::{Attr, Below, Caller, Earlier, FileKind, Listing, Untold, ViewId, Views};
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -142,7 +142,12 @@ impl Transactions for OverFiles {
         let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };
         let inside = self.0.fs(&ViewId::Transaction(id)).map_err(of_store)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
-        import.importer = Some(Importer::new(inside, to, owner).map_err(said)?);
+        let untold = match own {
+            // Its commit notes what changes.
+            true => Untold::default(),
+            false => self.0.untold(&ViewId::Transaction(id)).map_err(of_store)?,
+        };
+        import.importer = Some(Importer::noted(inside, to, owner, untold).map_err(said)?);
         Ok(Box::new(import))
     }
 
