@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 
 use kvdb_server::{Server, ServerOptions};
-use kvfs::{Atime, InUse, Pause, Views};
+use kvfs::{Atime, InUse, Pause, ViewNotes, Views};
 use kvfs_fuse::{
     AccessTimes, FuseAdapter, Handover, Kept, KernelNotifier, MountOptions, Mounted, Served,
 };
@@ -19,7 +19,7 @@ use crate::daemons::{self, Record};
 use crate::failures;
 use crate::handover::{self, State};
 use crate::http::Listening;
-use crate::keeper::Held;
+use crate::keeper::{Held, Keeper};
 use crate::metrics;
 use crate::mount_options::Options;
 use crate::network::Network;
@@ -42,18 +42,28 @@ pub struct Opened {
     pub kept: Option<Arc<Kept>>,
 }
 
+/// An open store, and what is in use of its file system.
+pub struct InHand {
+    pub store: Store,
+    pub in_use: InUse,
+    /// What outlives this process, where a keeper holds it.
+    pub kept: Option<(Arc<Kept>, Arc<ViewNotes>)>,
+}
+
 impl Opened {
-    pub fn new(
-        options: &Options,
-        open: impl FnOnce(Access) -> Outcome<(Store, InUse, Option<Arc<Kept>>)>,
-    ) -> Outcome<Opened> {
-        let (store, in_use, kept) = open(access(options))?;
+    pub fn new(options: &Options, open: impl FnOnce(Access) -> Outcome<InHand>) -> Outcome<Opened> {
+        let InHand { store, in_use, kept } = open(access(options))?;
         let atime = match options.mount.access_times {
             AccessTimes::Relative => Atime::Relative,
             AccessTimes::Never => Atime::Never,
         };
         let fs = store.file_system_with(atime, options.zone_size, kept.is_some(), &in_use)?;
-        let views = Views::take_over(store.db.clone(), fs.clone(), &in_use);
+        let (kept, notes) = kept.unzip();
+        let (db, mainline) = (store.db.clone(), fs.clone());
+        let views = match notes {
+            Some(notes) => Views::take_over_noted(db, mainline, &in_use, notes),
+            None => Views::take_over(db, mainline, &in_use),
+        };
         Ok(Opened { store, fs, views, kept })
     }
 }
@@ -79,7 +89,8 @@ pub struct Service {
     adapter: Arc<FuseAdapter>,
     pub mounted: Mounted,
     source: OsString,
-    kept: bool,
+    /// Who begins this process anew when it is killed.
+    pub keeper: Option<Keeper>,
 }
 
 /// How waiting for a mount ended.
@@ -137,7 +148,7 @@ impl Service {
         if let Mounting::Kept(_, held) = mounting {
             mounted.handover().map_or(Ok(()), |mount| held.note_mount(&mount))?;
         }
-        Ok(Service { server, metrics, figures, adapter, mounted, source, kept: kept.is_some() })
+        Ok(Service { server, metrics, figures, adapter, mounted, source, keeper: None })
     }
 
     /// Leaves a record of a mount that answers, and starts what goes with it.
@@ -172,9 +183,9 @@ impl Service {
                 Failure::io(what, &e)
             })?;
         if opened.kept.is_some()
-            && let Err(e) = notifier.forget_views(&opened.views)
+            && let Err(e) = notifier.follow_killed(&opened.views)
         {
-            tracing::warn!("what was open in snapshots and clones stays stale: {e}");
+            tracing::warn!("views that have ended may be seen for a while: {e}");
         }
         let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
         let _ = self.figures.set(MountFigures { requests, notifier: notifier.clone(), uses_rings });
@@ -185,6 +196,7 @@ impl Service {
             .map(|interval| Scrubbing::start(&store.db, &opened.fs, interval, writable))
             .transpose();
         let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
+        self.keeper.iter().for_each(Keeper::say_serves);
         Ok((record, notifier, scrubbing))
     }
 
@@ -197,8 +209,7 @@ impl Service {
         scrubbing: Option<Scrubbing>,
         (say, events): (&Sender<Event>, &Receiver<Event>),
     ) -> Waited<'a> {
-        let Service { server, metrics, mounted, kept, .. } = self;
-        let kept = *kept;
+        let Service { server, metrics, mounted, keeper, .. } = self;
         let (stopper, before) = (mounted.stopper(), mounted.handover());
         let mut scrubbing = Some(scrubbing);
         let mut stopped_for = None;
@@ -218,14 +229,15 @@ impl Service {
                     }
                     Err(_) => return Waited::Ended(Ok(())),
                 };
-                let may = match (&stopper, &before) {
-                    _ if kept => Err(Failure::new(
-                        Exit::Failed,
-                        "this mount has a keeper, which holds what would have to be handed over",
-                    )
-                    .hint("unmount it, and mount it again")),
-                    (Some(stopper), Some(before)) => {
-                        may_become(&request, before, arguments, views).map(|()| stopper)
+                let may = match (&stopper, &before, &*keeper) {
+                    (Some(_), Some(before), Some(keeper)) => {
+                        may_become(&request, before, arguments, views, true).and_then(|()| {
+                            request.answer_followed();
+                            Err(keeper.become_program(&request.program))
+                        })
+                    }
+                    (Some(stopper), Some(before), None) => {
+                        may_become(&request, before, arguments, views, false).map(|()| stopper)
                     }
                     _ => Err(Failure::new(
                         Exit::Failed,
@@ -272,10 +284,11 @@ fn may_become(
     handover: &Handover,
     arguments: &[OsString],
     views: &Views,
+    kept: bool,
 ) -> Outcome {
     hinders(views)?;
     let state = State { mount: handover, in_use: &InUse::default() };
-    handover::ask(&request.program, arguments, &state)?;
+    handover::ask(&request.program, arguments, &state, kept)?;
     // Little is left to do then while requests wait.
     views.sync_all().map_err(|e| {
         Failure::new(Exit::Failed, format!("what was written cannot be committed: {e}"))

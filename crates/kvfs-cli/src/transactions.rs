@@ -14,7 +14,9 @@ use kvdb_server::{
     Cloned, Conflicting, FileChange, FileDetail, Importing, Merge, Merging, Paths, Preferred,
     Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
 };
-use kvfs::{Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeOptions, ViewId, Views};
+use kvfs::{
+    Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeOptions, Untold, ViewId, Views,
+};
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -167,7 +169,12 @@ impl Transactions for OverFiles {
         let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };
         let inside = self.0.fs(&ViewId::Transaction(id)).map_err(of_store)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
-        import.importer = Some(Importer::new(inside, to, owner).map_err(said)?);
+        let untold = match own {
+            // Its commit notes what changes.
+            true => Untold::default(),
+            false => self.0.untold(&ViewId::Transaction(id)).map_err(of_store)?,
+        };
+        import.importer = Some(Importer::noted(inside, to, owner, untold).map_err(said)?);
         Ok(Box::new(import))
     }
 

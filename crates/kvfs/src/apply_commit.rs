@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Identity, Inode, InodeState};
-use crate::layout::{self, ImapKey, Layout};
+use crate::layout::{self, Attributes, ImapKey, Layout};
 
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
@@ -264,6 +264,7 @@ impl Fs {
 
     /// Undoes what a transaction has changed in the content of files that it removes and that are
     /// open here. Returns those of which the store has content then; they have an orphan record.
+    /// Where nothing may be in memory alone, all have one, with their nodes.
     fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
         let mut stored = HashSet::new();
         if unlinking.is_empty() {
@@ -309,6 +310,17 @@ impl Fs {
                 }
             }
         }
+        if self.writes_through() {
+            let mut batch = Batch::new();
+            for Unlinking { inode, content } in unlinking {
+                let state = inode.state.read();
+                let attr = Attributes { nlink: 0, ctime: self.now(), ..state.attr };
+                let node = layout::encode_node(&attr, state.xattrs.as_deref(), content);
+                batch.put(imap, layout::orphan_key(inode.ino), node);
+                stored.insert(inode.ino);
+            }
+            transaction.apply_at_commit(batch)?;
+        }
         Ok(stored)
     }
 
@@ -344,11 +356,11 @@ impl Fs {
     /// Has `change` make another state of the store this view's, all at once, and brings everything
     /// in memory up to that. What is not committed is gone. What the kernel refers to and is no
     /// more, or is another file under the same number, is stale from then on. Gives what the kernel
-    /// may know that is not so any more.
+    /// may know that is not so any more; `change` is called with what it may know before.
     pub(crate) fn revert(
         &self,
         turn: &ChangeTurn<'_>,
-        change: impl FnOnce() -> Result<()>,
+        change: impl FnOnce(&ChangeSet) -> Result<()>,
     ) -> Result<ChangeSet> {
         let frozen = self.core.freeze_lock.freeze();
         if frozen.ended() {
@@ -361,7 +373,11 @@ impl Fs {
         // back from there, and is no worse for it.
         let _ = kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX));
         let before = self.state_before_change(None)?;
-        change()?;
+        let referenced = self.referenced().into_iter().chain([crate::ROOT]);
+        let inodes = referenced.map(|ino| (ino, false)).collect();
+        let known_before = ChangeSet { names, inodes, ..ChangeSet::default() };
+        change(&known_before)?;
+        let mut names = known_before.names;
         // It has happened: no error ends this before what is in memory has followed it.
         turn.publish(before);
         // Nothing is locked by reading this. What a serializable transaction has in memory is
@@ -455,7 +471,7 @@ impl Fs {
 
     /// Adds the names in all directories that the kernel refers to; after an error those that could
     /// be read.
-    fn add_known_names(&self, names: &mut Vec<ChangedName>) -> Result<()> {
+    pub(crate) fn add_known_names(&self, names: &mut Vec<ChangedName>) -> Result<()> {
         let view = self.core.scope.view()?;
         for ino in self.referenced().into_iter().chain([crate::ROOT]) {
             let mut cursor = view.cursor(
@@ -597,7 +613,7 @@ mod tests {
         let file = fs.lookup(ROOT, b"file").unwrap().ino;
         assert_eq!(&fs.read(file, 0, 100).unwrap()[..], b"new, and longer");
         let turn = fs.core.superseded.turn();
-        let changes = fs.revert(&turn, || {
+        let changes = fs.revert(&turn, |_| {
             db.rollback("before")?;
             device.inject(Fault::always(Operation::Read, FaultKind::Error));
             Ok(())

@@ -119,6 +119,8 @@ pub use request::with_note;
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use sync::FSync;
 pub use verify::{Finding, Report, verify};
-pub use views::{CommittedTo, InUse, Pause, Running, ViewId, Views, Wait, Watcher};
+pub use views::{
+    CommittedTo, InUse, Pause, Running, Untold, ViewId, ViewNotes, Views, Wait, Watcher,
+};
 pub use walk::{Walk, Walked};
 pub use whole::Whole;

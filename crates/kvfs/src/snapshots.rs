@@ -20,7 +20,7 @@ use crate::fs::in_use::ViewInUse;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
-use crate::views::{Join, OpenView, VIEW_SHARE, ViewId, Views, Wait};
+use crate::views::{Join, OpenView, Untold, VIEW_SHARE, ViewId, Views, Wait};
 
 impl Views {
     /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this
@@ -212,8 +212,9 @@ impl Views {
             return Ok(());
         }
         let turn = fs.core.superseded.turn();
-        let mut begun = Vec::new();
-        let changes = fs.revert(&turn, || {
+        let (mut begun, mut untold) = (Vec::new(), Untold::default());
+        let changes = fs.revert(&turn, |known| {
+            untold = self.will_tell_of_all(number, known);
             self.shared.db.rollback(snapshot)?;
             // One that has begun since, before it was done, has a view of what is no more.
             begun.extend(self.list().into_iter().filter(|t| t.branch == info.branch));
@@ -233,7 +234,7 @@ impl Views {
             tracing::warn!("files without a name keep their space until the next mount: {e}");
         }
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
-        drop(turn);
+        drop((turn, untold));
         // Not before: one of them may be committing, and wait for its turn with its view closed.
         begun.iter().for_each(|info| self.let_go(info.id));
         Ok(synced?)

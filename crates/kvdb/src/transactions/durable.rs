@@ -26,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
+use crate::mirror::Note;
 use crate::read::version::read;
 
 /// Where the logs are.
@@ -38,6 +39,8 @@ const END: [u8; 9] = [0xff; 9];
 const WITH_USER: u8 = 2;
 /// A flag at the beginning of a log: the commit of the transaction can be undone.
 const UNDOABLE: u8 = 4;
+/// A flag at the beginning of a log: what the transaction changes is seen in place of the store.
+const IN_PLACE: u8 = 8;
 /// The version of a log of the main branch, and of one that names another branch, which older
 /// programs must not take for one of the main branch.
 const OF_MAIN: u8 = 1;
@@ -51,8 +54,8 @@ fn base_name(id: impl Display) -> String {
 }
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
-/// with a user, 4: its commit can be undone), varint idle limit in ms and one (0: none), bytes
-/// label, varint user if there is one, bytes branch in version 2.
+/// with a user, 4: its commit can be undone, 8: it is seen in place of the store), varint idle limit
+/// in ms and one (0: none), bytes label, varint user if there is one, bytes branch in version 2.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let version = if options.branch.is_empty() { OF_MAIN } else { OF_BRANCH };
@@ -60,7 +63,8 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
         version,
         flag(options.check_conflicts, 1)
             | flag(options.user.is_some(), WITH_USER)
-            | flag(options.undoable, UNDOABLE),
+            | flag(options.undoable, UNDOABLE)
+            | flag(options.in_place, IN_PLACE),
     ];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
@@ -100,6 +104,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
         detached: true,
         durable: true,
         undoable: flags & UNDOABLE != 0,
+        in_place: flags & IN_PLACE != 0,
         ..Default::default()
     })
 }
@@ -151,16 +156,18 @@ impl Transactions {
         Ok(Open { log: Some(log), ..Open::new(Some(base)) })
     }
 
-    /// Logs changes that a transaction is about to make; `at`: how many it has made before.
+    /// Logs changes that a transaction is about to make; `at`: how many it has made before. `note`:
+    /// the request that they complete.
     pub(super) fn log(
         &self,
         log: DictionaryId,
         at: u64,
         changes: &Ops,
-        claim: SpaceClaim,
+        (claim, note): (SpaceClaim, Option<Note>),
     ) -> Result<()> {
         let changes = whole(&self.parts.cache, changes)?;
         let mut batch = Batch::new();
+        note.into_iter().for_each(|note| batch.note(note));
         if claim.promised {
             batch.takes_promised_space();
         }

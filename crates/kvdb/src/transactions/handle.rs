@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::journal::record::Ops;
 use crate::locks::{KeyRangeRef, Mode};
+use crate::mirror::Note;
 use crate::read::cursor::Cursor;
 use crate::read::version::read;
 use crate::read::view::View;
@@ -271,7 +272,7 @@ impl Transaction {
         }
         self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
         let put = |write_set: &mut WriteSet| write_set.put(dict, key, value);
-        self.change(dict, SpaceClaim::default(), None, Seen::Yes, put)
+        self.change(dict, (SpaceClaim::default(), None), None, Seen::Yes, put)
     }
 
     /// Changes the value of `key` without reading it, see [`Batch::update`]. What others have done
@@ -314,12 +315,14 @@ impl Transaction {
     }
 
     fn apply_as(&self, batch: Batch, seen: Seen) -> Result<()> {
-        let Valid { mut changes, claim, pin, .. } = self.validate(batch)?;
+        let Valid { mut changes, claim, pin, note } = self.validate(batch)?;
         self.fold_updates(&mut changes)?;
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, claim, Some(&changes), seen, |write_set| {
-                write_set.write(&changes, pin)
-            }),
+            Some((dict, _)) => {
+                self.change(*dict, (claim, note), Some(&changes), seen, |write_set| {
+                    write_set.write(&changes, pin)
+                })
+            }
             None => Ok(()),
         }
     }
@@ -339,19 +342,21 @@ impl Transaction {
     /// by now, which the commit refuses.
     pub(super) fn make(&self, changes: &Ops, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, claim, Some(changes), Seen::Yes, |write_set| {
-                write_set.write(changes, Default::default())
-            }),
+            Some((dict, _)) => {
+                self.change(*dict, (claim, None), Some(changes), Seen::Yes, |write_set| {
+                    write_set.write(changes, Default::default())
+                })
+            }
             None => self.read().map(|_| ()),
         }
     }
 
     /// Makes room and then changes. `dict`: one that is changed; `logged`: the changes, when they
-    /// may have to be logged.
+    /// may have to be logged, with the note of the request that they complete.
     fn change(
         &self,
         dict: DictionaryId,
-        claim: SpaceClaim,
+        (claim, note): (SpaceClaim, Option<Note>),
         logged: Option<&Ops>,
         seen: Seen,
         change: impl FnOnce(&mut WriteSet),
@@ -381,7 +386,7 @@ impl Transaction {
         }
         registry.make_room(self.shared.id);
         if let (Some(log), Some(changes)) = (open.log, logged) {
-            registry.log(log, open.write_set.at, changes, claim)?;
+            registry.log(log, open.write_set.at, changes, (claim, note))?;
         }
         change(&mut open.write_set);
         open.revision += u64::from(seen == Seen::Yes);

@@ -59,8 +59,7 @@ pub struct TransactionOptions {
     /// ignores it.
     pub user: Option<u32>,
     /// What it changes is seen in place of the store, by programs that are to see no difference,
-    /// for interfaces that show it otherwise elsewhere. The store itself ignores it, also of one
-    /// that survives a restart.
+    /// for interfaces that show it otherwise elsewhere. The store itself ignores it.
     pub in_place: bool,
 }
 

@@ -13,7 +13,7 @@ use kvdb::{
 
 use super::undo::remove_content;
 use super::watcher::CommittedTo;
-use super::{AWAITS_COMMIT, OpenView, Running, VIEW_SHARE, ViewId, Views, Wait, running};
+use super::{AWAITS_COMMIT, OpenView, Running, Untold, VIEW_SHARE, ViewId, Views, Wait, running};
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::difference::{FileChange, Listing, difference_in};
@@ -33,6 +33,8 @@ struct Committed<'a> {
     unsynced: Option<kvdb::Error>,
     /// Keeps programs from being started from what is changed.
     running: Running,
+    /// Ends when the watchers have been told, too.
+    untold: Untold,
 }
 
 impl Views {
@@ -142,8 +144,8 @@ impl Views {
         let Parent { fs, number } = &parent;
         let changes = committed.as_ref().ok().map(|done| &done.changes);
         self.end_view(&entry, changes.map(|changes| CommittedTo { fs, number: *number, changes }));
-        let Committed { orphans, turn, unsynced, running, .. } = committed?;
-        drop((turn, running));
+        let Committed { orphans, turn, unsynced, running, untold, .. } = committed?;
+        drop((turn, running, untold));
         let synced = match (unsynced, options.durability) {
             (Some(error), _) => Err(error),
             (None, Durability::Synced) => self.shared.db.sync().map_err(kvdb::Error::after_commit),
@@ -183,14 +185,14 @@ impl Views {
             }
             remove_content(&parent.fs, transaction, &mut changes.orphans)?;
         }
-        let committed = self.commit_to(&parent.fs, transaction, changes, options)?;
+        let committed = self.commit_to(parent, transaction, changes, options)?;
         Ok(Committed { running, ..committed })
     }
 
     /// Commits a transaction, and brings the memory of the view that it is of up to it.
     fn commit_to<'a>(
         &self,
-        parent: &'a Fs,
+        Parent { fs: parent, number }: &'a Parent,
         transaction: &Transaction,
         changes: ChangeSet,
         options: CommitOptions,
@@ -214,8 +216,10 @@ impl Views {
                 turn: None,
                 unsynced,
                 running: Running::default(),
+                untold: Untold::default(),
             });
         }
+        let untold = self.will_tell(*number, &changes);
         // A serializable transaction may have locked what this one changes. To end it needs the
         // parent's freeze lock and a turn, so both are let go of before each attempt.
         let attempt = || {
@@ -229,7 +233,7 @@ impl Views {
         };
         let (orphans, turn) = parent.retry_on_lock(attempt).flatten()?;
         let (unsynced, running) = (unsynced.take(), Running::default());
-        Ok(Committed { changes, orphans, turn, unsynced, running })
+        Ok(Committed { changes, orphans, turn, unsynced, running, untold })
     }
 
     /// What a durable transaction has so far, files included, is on disk when this returns. Of
@@ -313,9 +317,13 @@ impl Views {
         // What the kernel holds back must not come afterwards.
         self.write_back(Wait::ButForLocks)?;
         let turn = entry.fs.core.superseded.turn();
-        let changes = entry.fs.revert(&turn, || Ok(transaction.rollback_to(savepoint)?))?;
+        let mut untold = Untold::default();
+        let changes = entry.fs.revert(&turn, |known| {
+            untold = self.will_tell_of_all(entry.number, known);
+            Ok(transaction.rollback_to(savepoint)?)
+        })?;
         self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));
-        drop(turn);
+        drop((turn, untold));
         Ok(())
     }
 
@@ -367,7 +375,8 @@ impl Views {
         difference_in(layout, view.beneath(), view, listing)
     }
 
-    /// Tells the watchers that a caller has changed these names and inodes of a view by itself.
+    /// Tells the watchers that a caller has changed these names and inodes of a view by itself
+    /// ([`Views::untold`]).
     pub fn tell_changed(
         &self,
         view: &ViewId,
