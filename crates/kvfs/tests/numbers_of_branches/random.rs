@@ -367,7 +367,7 @@ impl Drop for History {
 #[test]
 fn whatever_happens_to_branches_no_number_is_given_twice() {
     let base = number("KVFS_BASE", 0);
-    for seed in base..base + number("KVFS_SEEDS", 30) {
+    for seed in base..base + number("KVFS_SEEDS", 20) {
         let mut history = History::new(seed);
         for step in 0..STEPS {
             history.step();
