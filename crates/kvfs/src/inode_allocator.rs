@@ -23,7 +23,7 @@
 //! What a directory has reserved is in its node, and so in every snapshot and clone of its branch.
 //! It is valid in that branch alone, which a mark says (`layout::counter`).
 
-use env::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const FIRST_BLOCK: u64 = 64;
 const LARGEST_BLOCK: u64 = 1 << 16;
 
 /// Numbers of the largest block that a directory reserves.
-const LARGEST_ZONE: u64 = 1 << 20;
+pub(crate) const LARGEST_ZONE: u64 = 1 << 20;
 
 /// What all branches of a store have given.
 pub(crate) struct Counter {
@@ -126,8 +126,10 @@ pub(crate) struct InodeAllocator {
 struct Branch {
     /// Numbers below this are void.
     first: AtomicU64,
-    /// The mark is noted, and no other state of the branch has it.
-    marked: AtomicBool,
+    /// The mark that is noted, which no other state of the branch has; 0: none is.
+    mark: AtomicU64,
+    /// All numbers that are reserved under that mark are below this, as is noted.
+    end: AtomicU64,
 }
 
 #[derive(Default)]
@@ -144,7 +146,8 @@ impl InodeAllocator {
     /// The allocator of a branch in which all reservations are void.
     pub fn of_branch(counter: Arc<Counter>, zone_size: u64) -> InodeAllocator {
         let first = AtomicU64::new(counter.next());
-        let branch = Arc::new(Branch { first, marked: AtomicBool::new(false) });
+        let (mark, end) = (AtomicU64::new(0), AtomicU64::new(0));
+        let branch = Arc::new(Branch { first, mark, end });
         let zone = zone_size.div_ceil(PAGE).min(LARGEST_ZONE);
         let zone = if zone == 0 { 0 } else { zone.next_power_of_two() };
         InodeAllocator { counter, branch, zone, blocks: None }
@@ -179,42 +182,48 @@ impl InodeAllocator {
     /// The state of the branch is another one's, too, from now on, or has become another one: what
     /// is given next is given under a new mark.
     pub fn clear_mark(&self) {
-        self.branch.marked.store(false, Ordering::Relaxed);
+        self.branch.end.store(0, Ordering::Relaxed);
+        self.branch.mark.store(0, Ordering::Relaxed);
     }
 
-    /// Returns `true` if numbers are given out of what directories have reserved, and the branch
-    /// has no mark that says so.
-    fn lacks_mark(&self) -> bool {
-        self.zone > 0 && self.blocks.is_none() && !self.branch.marked.load(Ordering::Relaxed)
+    /// Returns `true` if numbers below `end` may be reserved by directories, and the branch has no
+    /// mark that says so.
+    fn lacks_mark(&self, end: Ino) -> bool {
+        let reserves = self.zone > 0 && self.blocks.is_none();
+        reserves && end > self.branch.end.load(Ordering::Relaxed)
     }
 
     /// Whether the store says all that it must before numbers below `end` are used.
     pub fn is_noted(&self, end: Ino) -> bool {
-        end <= self.counter.noted() && !self.lacks_mark()
+        end <= self.counter.noted() && !self.lacks_mark(end)
     }
 
     /// Has `write` note what is not noted of all numbers below `end`. They may be used when this
     /// returns.
     pub fn note(&self, end: Ino, write: impl FnOnce(Note) -> Result<()>) -> Result<()> {
-        let counter = &self.counter;
+        let (counter, branch) = (&self.counter, &self.branch);
         let _noting = counter.noting.lock();
         if self.is_noted(end) {
             return Ok(());
         }
-        let reserved = self.lacks_mark().then(|| {
-            let first = self.branch.first.load(Ordering::Relaxed);
-            Reserved { mark: counter.take(1), first }
+        let mark = self.lacks_mark(end).then(|| match branch.mark.load(Ordering::Relaxed) {
+            0 => counter.take(1),
+            mark => mark,
         });
-        let end = end.max(reserved.map_or(0, |reserved| reserved.mark.saturating_add(1)));
+        let end = end.max(mark.map_or(0, |mark| mark.saturating_add(1)));
         if end > INO_LIMIT {
             return Err(Error::NoSpace);
         }
         let room = || self.next().max(end).saturating_add(NOTED_TOGETHER).min(INO_LIMIT);
         let bound = (end > counter.noted()).then(room);
+        let end = bound.unwrap_or(counter.noted());
+        let first = branch.first.load(Ordering::Relaxed);
+        let reserved = mark.map(|mark| Reserved { mark, first, end });
         write(Note { bound, reserved })?;
-        bound.into_iter().for_each(|bound| counter.noted.store(bound, Ordering::Relaxed));
-        if reserved.is_some() {
-            self.branch.marked.store(true, Ordering::Relaxed);
+        counter.noted.store(end, Ordering::Relaxed);
+        if let Some(mark) = mark {
+            branch.mark.store(mark, Ordering::Relaxed);
+            branch.end.store(end, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ mod tests {
             promise_key(9),
             vec![0, 0x80, 1, 5, 7],
             page_key(1, 2).to_vec(),
-            Reserved { mark: 9, first: 7 }.encode(),
+            Reserved { mark: 9, first: 7, end: 20 }.encode(),
             encode_number(1 << 40),
             branch_key(kvdb::DictionaryId(7)),
         ];

@@ -130,6 +130,7 @@ const OF_ONE: &[&str] = &[
     "Kvdb::has_dictionary",
     "Kvdb::create_dictionary",
     "Kvdb::create_dictionary_in",
+    "Kvdb::create_dictionary_of_store",
     "Kvdb::open_dictionary",
     "Kvdb::open_dictionary_in",
     "Kvdb::open_dictionary_with",

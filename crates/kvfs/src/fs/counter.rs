@@ -14,7 +14,7 @@ use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANC
 use super::Fs;
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
-use crate::inode_allocator::{Counter, InodeAllocator};
+use crate::inode_allocator::{Counter, InodeAllocator, LARGEST_ZONE};
 use crate::layout::counter::{
     BOUND_KEY, NUMBERS, Reserved, VOID_KEY, branch_key, branch_range, decode_bound,
     decode_branch_key, decode_mark, encode_number,
@@ -49,7 +49,7 @@ pub(super) fn open_counter(
     is_current: bool,
     read_only: bool,
 ) -> Result<Counter> {
-    let own = numbers_below(&db.view(), layout)?;
+    let own = shown_below(&db.view(), layout)?;
     if read_only {
         return Ok(Counter::from(None, own));
     }
@@ -120,7 +120,7 @@ pub(super) fn allocator_of(
     zone_size: u64,
 ) -> Result<InodeAllocator> {
     let view = db.view();
-    counter.raise_next_to(numbers_below(&view, layout)?);
+    counter.raise_next_to(shown_below(&view, layout)?);
     let allocator = InodeAllocator::of_branch(counter, zone_size);
     let notes = allocator.counter().notes;
     if let Some(reserved) = valid_reserved((&view, layout), &view, notes)? {
@@ -163,23 +163,30 @@ fn reserved_in(view: &View, layout: &Layout) -> Result<Option<Reserved>> {
     Ok(value.and_then(|value| Reserved::decode(&value)))
 }
 
-/// Below this are all numbers that a state shows, and those that it says may have been given. What
-/// is malformed is passed by, and found by a check.
-pub(crate) fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
+/// Below this are all numbers that a state shows.
+pub(crate) fn shown_below(view: &View, layout: &Layout) -> Result<Ino> {
     let largest = largest_ino(view, layout)?;
-    let shown = largest.checked_add(1).filter(|&below| below < INO_LIMIT);
-    let shown = shown.ok_or_else(|| never_given(largest))?;
-    let older = view.get(layout.imap, &layout::NUMBERS_KEY)?;
-    let older = older.and_then(|value| layout::decode_numbers(&value)).unwrap_or(0);
-    let mark = reserved_in(view, layout)?.map_or(0, |reserved| reserved.mark + 1);
-    Ok(shown.max(older).max(mark))
+    let below = largest.checked_add(1).filter(|&below| below < INO_LIMIT);
+    below.ok_or_else(|| never_given(largest))
 }
 
-/// The same of a state that is about to become a branch's, which fails where it would leave no
-/// numbers to others.
+/// Below this are all numbers that a state shows, and those that it says may have been given, or
+/// reserved, where it was made. What is malformed is passed by, and found by a check.
+fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
+    let shown = shown_below(view, layout)?;
+    let older = view.get(layout.imap, &layout::NUMBERS_KEY)?;
+    // A block of an older version may have begun below the bound and ended above it.
+    let above = |bound: Ino| bound.saturating_add(LARGEST_ZONE).min(INO_LIMIT);
+    let older = older.and_then(|value| layout::decode_numbers(&value)).map_or(0, above);
+    let reserved = reserved_in(view, layout)?.map_or(0, |reserved| reserved.end);
+    Ok(shown.max(older).max(reserved))
+}
+
+/// Below this are the numbers of a state that is about to become a branch's. Fails where it would
+/// leave none to others.
 pub(crate) fn numbers_of(state: &View) -> Result<Ino> {
     let Some(layout) = Layout::of_state(state) else { return Ok(ROOT + 1) };
-    check_possible(numbers_below(state, &layout)?)
+    check_possible(shown_below(state, &layout)?)
 }
 
 /// Fails where a branch that did not count here has numbers that would leave none to others.
@@ -218,7 +225,11 @@ fn branches_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
 fn kept_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
     let states = db.snapshots().into_iter().filter(|info| of(&info.branch)).map(|info| {
         let state = db.open_snapshot(&info.name).map_err(Error::from);
-        possible(state.and_then(|state| numbers_of(&state)), || format!("snapshot {}", info.name))
+        let below = state.and_then(|state| match Layout::of_state(&state) {
+            Some(layout) => numbers_below(&state, &layout),
+            None => Ok(0),
+        });
+        possible(below, || format!("snapshot {}", info.name))
     });
     states.max().unwrap_or(0)
 }
@@ -255,19 +266,26 @@ impl Fs {
     /// A clone was made: no number that it has is given from here on. Where this fails, the next
     /// opening does it.
     pub(crate) fn count_clone(&self, branch: &str) {
-        self.count_branch(branch, 0, false);
+        self.count_branch(branch, shown_below, 0, false);
     }
 
     /// The same of what has come from another store, with its snapshots. It may have numbers that
     /// directories have reserved here.
     pub(crate) fn count_received(&self, branch: &str) {
-        self.count_branch(branch, kept_below(&self.core.db, |of| of == branch), true);
+        let kept = kept_below(&self.core.db, |of| of == branch);
+        self.count_branch(branch, numbers_below, kept, true);
     }
 
-    fn count_branch(&self, branch: &str, kept: Ino, has_come: bool) {
+    fn count_branch(
+        &self,
+        branch: &str,
+        below: impl Fn(&View, &Layout) -> Result<Ino>,
+        kept: Ino,
+        has_come: bool,
+    ) {
         let db = &self.core.db;
         let Some(layout) = Layout::find_in(db, branch) else { return };
-        let below = possible(numbers_below(&db.view(), &layout), || format!("branch {branch:?}"));
+        let below = possible(below(&db.view(), &layout), || format!("branch {branch:?}"));
         if let Err(e) = self.count(below.max(kept), Some((layout.imap, has_come))) {
             tracing::warn!("branch {branch:?} is counted at the next opening: {e}");
         }

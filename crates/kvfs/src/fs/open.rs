@@ -7,7 +7,7 @@ use env::Env;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, Kvdb, Scope};
 
-use super::counter::{allocator_of, check_possible, numbers_below, open_counter};
+use super::counter::{allocator_of, check_possible, open_counter, shown_below};
 use super::in_use::ViewInUse;
 use super::options::{FsOptions, ZONE_SIZE};
 use super::statistics::Counters;
@@ -67,7 +67,7 @@ impl Fs {
         };
         let counter = match counter {
             Some(counter) => {
-                check_possible(numbers_below(&db.view(), &layout)?)?;
+                check_possible(shown_below(&db.view(), &layout)?)?;
                 counter
             }
             None => Arc::new(open_counter(&db, &layout, is_current, options.read_only)?),

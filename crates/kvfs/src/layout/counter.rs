@@ -32,18 +32,25 @@ pub(crate) struct Reserved {
     pub mark: Ino,
     /// Those below this are void: others may have them.
     pub first: Ino,
+    /// None of them is at or above this. Whoever receives the branch gives none of them.
+    pub end: Ino,
 }
 
 impl Reserved {
     pub fn encode(&self) -> Vec<u8> {
-        [self.mark.to_le_bytes(), self.first.to_le_bytes()].concat()
+        [self.mark, self.first, self.end].map(u64::to_le_bytes).concat()
     }
 
     /// `None`: the value is malformed.
     pub fn decode(value: &[u8]) -> Option<Reserved> {
-        let (mark, first) = value.split_first_chunk::<8>()?;
-        let (mark, first) = (u64::from_le_bytes(*mark), u64::from_le_bytes(first.try_into().ok()?));
-        (is_number(mark) && first <= mark).then_some(Reserved { mark, first })
+        let (numbers, []) = value.as_chunks::<8>() else { return None };
+        let &[mark, first, end] = numbers else { return None };
+        let [mark, first, end] = [mark, first, end].map(u64::from_le_bytes);
+        (is_number(mark) && first <= mark && mark < end && end <= INO_LIMIT).then_some(Reserved {
+            mark,
+            first,
+            end,
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! A store on a device whose power can be cut, and what the tests do with it.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use env::Simulated;
@@ -15,8 +16,20 @@ pub struct Store {
     pub views: Views,
 }
 
+thread_local! {
+    static NEXT: Cell<u64> = const { Cell::new(7) };
+}
+
+/// Environments of this thread are made from here on, one after the other.
+pub fn environments_from(seed: u64) {
+    NEXT.set(seed);
+}
+
+/// One of its own for each opening: two stores, or two lives of one, that draw the same numbers
+/// would take each other's snapshots for their own.
 pub fn environment() -> Arc<Simulated> {
-    Arc::new(Simulated::new(7))
+    NEXT.set(NEXT.get() + 1);
+    Arc::new(Simulated::new(NEXT.get()))
 }
 
 fn open_options() -> OpenOptions {
@@ -120,7 +133,7 @@ pub fn walk(fs: &Fs) -> Vec<Found> {
             }
             true
         })
-        .expect("listed");
+        .unwrap_or_else(|e| panic!("directory {parent} cannot be listed: {e}"));
     }
     found
 }
