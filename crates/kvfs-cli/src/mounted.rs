@@ -2,6 +2,7 @@
 //! daemon.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use kvdb_server::{Client, Reply};
 use serde_json::{Map, Value, json};
@@ -20,6 +21,10 @@ pub const TRANSACTION: &str = "KVFS_TXN";
 pub const SOCKET: &str = "KVFS_SOCKET";
 /// Where the store is mounted.
 pub const MOUNT: &str = "KVFS_MOUNT";
+
+/// How long another daemon may take to go on with a mount, and how often it is called then.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a transaction was not committed.
 pub enum NotCommitted {
@@ -127,6 +132,29 @@ impl Mounted {
     pub fn receive(&mut self) -> Outcome<Reply> {
         let _waiting = waiting::on(&self.socket);
         judged(self.client.receive())
+    }
+
+    /// Connects again where the daemon is gone: another one may go on with the mount. Returns `true`
+    /// if it was there all the time.
+    pub fn connect_again(&mut self) -> Outcome<bool> {
+        if self.client.call(&[b"PING"]).is_ok() {
+            return Ok(true);
+        }
+        let begun = Instant::now();
+        loop {
+            match sockets::connect(&self.socket) {
+                Ok(client) => {
+                    self.client = client;
+                    return Ok(false);
+                }
+                Err(e) if begun.elapsed() > PATIENCE => {
+                    let socket = self.socket.display();
+                    let what = format!("cannot reach the store's daemon at {socket}");
+                    return Err(Failure::io(what, &e));
+                }
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
     }
 
     pub fn txn(&mut self, words: &[&str]) -> Outcome<Reply> {

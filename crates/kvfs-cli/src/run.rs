@@ -214,6 +214,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
             return Err(failure);
         }
     };
+    find_again(&mut mounted, id, terminal.is_some())?;
     let number = id.to_string();
     let mut asked = terminal.map(|terminal| Question { terminal, id, code });
     let (end, state) = loop {
@@ -257,13 +258,55 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     Ok(code)
 }
 
+/// Fails where the transaction has ended with the store's daemon. `sealed`: what the program had
+/// started was kept from ending it, which nothing does any more where the daemon is another one.
+fn find_again(mounted: &mut Mounted, id: u64, sealed: bool) -> Outcome {
+    if mounted.connect_again()? {
+        return Ok(());
+    }
+    let mount = mounted.mount_point.display().to_string();
+    match mounted.txn(&["STATUS", &id.to_string()]) {
+        Ok(_) if !sealed => Ok(()),
+        Ok(_) => {
+            let what = "the store's daemon ended while the program ran, and another one goes on";
+            Err(Failure::new(Exit::Failed, what)
+                .hint(format!("it is kept as transaction {id}: see kvfs txn diff {mount} {id}")))
+        }
+        Err(failure) if failure.exit == Exit::NotFound => {
+            let what = format!(
+                "the store's daemon ended while the program ran, and transaction {id} with it"
+            );
+            Err(Failure::new(Exit::Failed, what).hint(
+                "what the program did in it is gone; with --durable it goes on where the mount \
+                 has a keeper",
+            ))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
 fn commit(
     mounted: &mut Mounted,
     id: u64,
     args: &Args,
     state: Option<&str>,
 ) -> Result<(), NotCommitted> {
-    mounted.commit(id, !args.no_sync, state, !args.no_keep)
+    let commit = |mounted: &mut Mounted| mounted.commit(id, !args.no_sync, state, !args.no_keep);
+    let failure = match commit(mounted) {
+        Err(NotCommitted::Failed(failure)) => failure,
+        done => return done,
+    };
+    if mounted.connect_again().unwrap_or(true) {
+        return Err(NotCommitted::Failed(failure));
+    }
+    // It was killed meanwhile. A transaction that goes on is not committed.
+    match mounted.txn(&["STATUS", &id.to_string()]) {
+        Ok(_) => commit(mounted),
+        Err(_) => Err(NotCommitted::Failed(failure.hint(format!(
+            "the store's daemon ended during the commit: kvfs history {} shows whether it is there",
+            mounted.mount_point.display()
+        )))),
+    }
 }
 
 /// What the program has done is kept where others have changed the same: it may have taken hours.

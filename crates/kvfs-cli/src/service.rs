@@ -169,6 +169,8 @@ impl Service {
         record.handover = Some(handover::VERSION);
         record.log = log;
         record.recovery = store.recovery.clone();
+        // Requests are answered. Whoever reads the record may rely on what follows a kill from here on.
+        self.keeper.iter().for_each(Keeper::say_serves);
         record.write().map_err(|e| {
             Failure::io(format!("cannot write a record to {}", daemons::directory().display()), &e)
         })?;
@@ -196,7 +198,6 @@ impl Service {
             .map(|interval| Scrubbing::start(&store.db, &opened.fs, interval, writable))
             .transpose();
         let scrubbing = scrubbing.map_err(|e| Failure::io("cannot start the scrub", &e))?;
-        self.keeper.iter().for_each(Keeper::say_serves);
         Ok((record, notifier, scrubbing))
     }
 

@@ -432,6 +432,43 @@ fn see(change: &Change, point: &str, is_made: bool, mode: &str) {
 }
 
 #[test]
+fn a_run_says_what_became_of_it() {
+    for durable in [true, false] {
+        let Some(kept) = Kept::new("nowriteback") else { return };
+        let (place, at) = (&kept.place, kept.place.mnt());
+        let [there, go] = ["there", "go"].map(|name| place.dir.path().join(name));
+        let script = format!(
+            "echo inside > {}; : > {}; until test -e {}; do sleep 0.01; done",
+            at.join("new").display(),
+            there.display(),
+            go.display()
+        );
+        let mut run = kvfs(&["run"]);
+        run.arg(&at).args(durable.then_some("--durable")).args(["--", "sh", "-c", &script]);
+        let mut run = run.stderr(Stdio::piped()).spawn().expect("kvfs");
+        until("it has written", || there.exists());
+        kept.kill();
+        fs::write(&go, "").expect("written");
+        let mut said = String::new();
+        use std::io::Read;
+        run.stderr.take().expect("piped").read_to_string(&mut said).expect("UTF-8");
+        let ended = run.wait().expect("it is ours");
+        if durable {
+            assert_eq!((ended.code(), said.as_str()), (Some(0), ""));
+            assert_eq!(fs::read(at.join("new")).expect("read"), b"inside\n");
+        } else {
+            assert_eq!(ended.code(), Some(125), "{said}");
+            assert!(said.contains("the store's daemon ended while the program ran"), "{said}");
+            assert!(said.contains("is gone"), "{said}");
+            assert!(!at.join("new").exists());
+        }
+        answers(place);
+        assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&at)).lines().count(), 0);
+        kept.end();
+    }
+}
+
+#[test]
 fn a_program_that_does_not_come_to_serve_is_given_up() {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::fs::PermissionsExt;

@@ -367,7 +367,9 @@ mod tests {
         let env = Arc::new(Simulated::new(1));
         let through = FsOptions { write_through: true, ..FsOptions::default() };
         let fs = Fs::open(db.clone(), env.clone(), through.clone()).unwrap();
-        let views = Views::new(db.clone(), fs.clone());
+        let notes = tempfile::tempfile().unwrap();
+        let noted = || Arc::new(ViewNotes::new(notes.try_clone().unwrap()).unwrap());
+        let views = Views::take_over_noted(db.clone(), fs.clone(), &InUse::default(), noted());
         let named = file(&fs, b"named", b"n");
         let small = file(&fs, b"small", b"content");
         let large = file(&fs, b"large", &[7; 20_000]);
@@ -387,8 +389,15 @@ mod tests {
         let id = views.begin(TransactionOptions::default()).unwrap();
         let inside = views.fs(&ViewId::Transaction(id)).unwrap();
         inside.lookup(ROOT, b"named").unwrap();
+        // One that goes on, with a file that was removed while it was open.
+        let durable = TransactionOptions { durable: true, ..Default::default() };
+        let lasting = views.begin(durable).unwrap();
+        let inside = views.fs(&ViewId::Transaction(lasting)).unwrap();
+        let gone = file(&inside, b"gone", &[9; 20_000]);
+        inside.unlink(ROOT, b"gone").unwrap();
+        inside.write(gone, 30_000, b"later", Default::default()).unwrap();
         // It ends with the process.
-        views.abort(id).unwrap();
+        db.transaction(id).unwrap().abort();
 
         let references = [
             (0, named, 1),
@@ -397,10 +406,24 @@ mod tests {
             (0, never, 1),
             (0, dir, 1),
             (1, named, 1),
+            (2, gone, 1),
         ];
-        let in_use = InUse::left_by_killed(&db, references).unwrap();
+        let next = noted();
+        let in_use = InUse::left_by_killed(&db, references, &next).unwrap();
         let fs = Fs::take_over(db.clone(), env, through, &in_use).unwrap();
-        let views = Views::take_over(db, fs.clone(), &in_use);
+        let views = Views::take_over_noted(db, fs.clone(), &in_use, next);
+        let inside = views.by_number(2).unwrap();
+        assert_eq!(inside.read(gone, 19_999, 1).unwrap()[..], [9]);
+        assert_eq!(&inside.read(gone, 30_000, 100).unwrap()[..], b"later");
+        assert_eq!(inside.getattr(gone).unwrap().nlink, 0);
+        views.forget(2, gone, 1);
+        views.abort(lasting).unwrap();
+        let ended = std::sync::Mutex::new(Vec::new());
+        views.forget_ended(|number, view, inodes| {
+            ended.lock().unwrap().push((number, view.clone(), inodes));
+        });
+        let ended = ended.into_inner().unwrap();
+        assert_eq!(ended, [(1, ViewId::Transaction(id), vec![named])]);
         assert_eq!(&fs.read(named, 0, 100).unwrap()[..], b"n");
         assert_eq!(fs.getattr(named).unwrap().perm, 0o600);
         assert_eq!(&fs.getxattr(named, b"user.a").unwrap()[..], b"value");

@@ -463,7 +463,7 @@ mod tests {
         let (file, db) = (tempfile::tempfile().expect("a file"), Kvdb::in_memory());
         let options = kvdb::TransactionOptions { detached: true, ..Default::default() };
         let id = db.begin_with(options).expect("begun").id();
-        db.snapshot("s", kvdb::Durability::Buffered).expect("made");
+        db.snapshot("s").expect("made");
         let (transaction, snapshot) = (ViewId::Transaction(id), ViewId::Snapshot("s".into()));
         let notes = again(&file);
         notes.opened(&db, 3, &transaction);
@@ -479,14 +479,14 @@ mod tests {
         assert_eq!(noted(&again(&file)), [(7, snapshot.clone(), true)]);
         // Another one of its name is not taken for it.
         db.drop_snapshot("s").expect("dropped");
-        db.snapshot("s", kvdb::Durability::Buffered).expect("made");
+        db.snapshot("s").expect("made");
         assert_eq!(noted(&again(&file)), [(7, snapshot, false)]);
     }
 
     #[test]
     fn a_log_that_has_grown_begins_anew_with_what_it_says() {
         let (file, db) = (tempfile::tempfile().expect("a file"), Kvdb::in_memory());
-        db.snapshot("s", kvdb::Durability::Buffered).expect("made");
+        db.snapshot("s").expect("made");
         let notes = Arc::new(again(&file));
         notes.opened(&db, 7, &ViewId::Snapshot("s".into()));
         let name: Box<[u8]> = vec![b'n'; 200].into();
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn notes_that_are_cut_or_overwritten_are_an_error_and_no_panic() {
         let (file, db) = (tempfile::tempfile().expect("a file"), Kvdb::in_memory());
-        db.snapshot("s", kvdb::Durability::Buffered).expect("made");
+        db.snapshot("s").expect("made");
         let notes = Arc::new(again(&file));
         notes.opened(&db, 7, &ViewId::Snapshot("s".into()));
         let untold = notes.begin(7, &ChangeSet::default(), false);
