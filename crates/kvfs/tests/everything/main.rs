@@ -108,6 +108,7 @@ const OPERATIONS: &[(&str, u64, Run)] = &[
     ("drop snapshot", 1, Once(branches::drop_snapshot)),
     ("clone", 1, Once(branches::clone)),
     ("drop clone", 1, Once(branches::drop_clone)),
+    ("merge", 1, Once(branches::merge)),
     ("rollback", 1, Once(branches::rollback)),
     ("send and receive", 1, Once(branches::send)),
     ("checkpoint", 1, Once(branches::checkpoint)),
