@@ -131,6 +131,10 @@ impl Views {
         let view = ViewId::Clone(options.branch.clone());
         let mut replaced = None;
         let received = self.shared.db.receive_within(input, options, |replace| -> Result<()> {
+            // What replaces it is on disk at once; a durable one that this ends must not be there
+            // again after a crash, over dictionaries that are gone.
+            self.abort_those_of(&options.branch)?;
+            self.shared.db.sync()?;
             // What the kernel holds back was written to what is going to be replaced.
             self.write_back(Wait::ForAll)?;
             self.commit_others(Some(&view));
