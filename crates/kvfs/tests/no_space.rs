@@ -115,14 +115,17 @@ fn rounds() -> u64 {
 }
 
 /// Fills the store, removes files here and there, and fills it again.
-fn cycles(sizes: &[usize]) {
+fn cycles(sizes: &[usize], order: u64) {
     let (db, fs) = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), false);
-    let mut random = Random::new(3);
+    let mut random = Random::new(order);
     let mut files = Files::new();
     for round in 0..rounds() {
         sizes.iter().for_each(|&size| fill(&fs, &mut files, round, size));
         let (held, usable) = (held(&files), (ZONES - RESERVE - OVERHEAD) * ZONE_SIZE);
-        assert!(held * 100 > usable * 80, "round {round}: full with {held} bytes of {usable}");
+        assert!(
+            held * 100 > usable * 80,
+            "order {order}, round {round}: full with {held} bytes of {usable}"
+        );
         fs.sync_all().unwrap();
         assert_eq!(fs.statistics().dirty_bytes, 0, "all that was accepted is committed");
         verify(&fs, &files, &format!("round {round}"));
@@ -138,12 +141,15 @@ fn cycles(sizes: &[usize]) {
 
 #[test]
 fn files_of_many_sizes_come_and_go_in_a_full_store() {
-    cycles(&[3 << 20, 70_000, 1500]);
+    cycles(&[3 << 20, 70_000, 1500], 3);
 }
 
 #[test]
 fn small_files_come_and_go_in_a_full_store() {
-    cycles(&[2000]);
+    // Whether merges find room before they have made some depends on the order in which files go:
+    // in the sixth they have none left when four zones are nearly empty.
+    let orders = if std::env::var_os("KVFS_SEEDS").is_some() { 3..=10 } else { 6..=6 };
+    orders.for_each(|order| cycles(&[2000], order));
 }
 
 #[test]

@@ -36,8 +36,8 @@ enum Evacuated {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OtherMerges {
     Running,
-    /// The caller merges alone (`Compactor::merge_alone`).
-    Excluded,
+    /// The caller merges alone (`Compactor::merge_alone`), and takes zones as this priority may.
+    Excluded(Priority),
 }
 
 impl Defragmenter {
@@ -149,7 +149,10 @@ impl Defragmenter {
         let options = MergeOptions {
             drop_tombstones: false,
             old_seq: self.versions.visible.load(Ordering::Acquire),
-            priority: Priority::Merge,
+            priority: match merges {
+                OtherMerges::Running => Priority::Merge,
+                OtherMerges::Excluded(priority) => priority,
+            },
             lifetime: lifetime(&self.zones, [numbered], level),
             ..options.storage(placement)
         };
