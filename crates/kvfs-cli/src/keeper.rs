@@ -4,13 +4,14 @@
 //! It has open what must not go with the daemon: the connection to the kernel, the store's file
 //! with its lock, and four files in memory: the mirror of the commits that the journal does not
 //! have yet (`kvdb::Mirror`), what the kernel refers to (`kvfs_fuse::Kept`), the views and what the
-//! kernel has not been told of them (`kvfs::ViewNotes`), and how the mount began. A daemon that is killed, or crashes, is begun anew with these, and goes on. One that ends
-//! by itself has unmounted, or could not begin: then the keeper ends, too, with the same exit code.
+//! kernel has not been told of them (`kvfs::ViewNotes`), and how the mount began. A daemon that is
+//! killed, or crashes, is begun anew with these, and goes on. One that ends by itself has
+//! unmounted, or could not begin: then the keeper ends, too, with the same exit code.
 //!
 //! **Another version.** A daemon that is asked to become another program (`upgrade`) has the keeper
-//! execute that from now on, and kills itself: what follows is what follows any kill. Should the new
-//! program not come to serve, the one before it is executed again. The keeper itself stays what it
-//! is.
+//! execute that from now on, and kills itself: what follows is what follows any kill. Should the
+//! new program not come to serve, the one before it is executed again. The keeper itself stays what
+//! it is.
 //!
 //! The daemon has an end of a pipe, on which it says that it serves, and what it is to become.
 //!

@@ -134,8 +134,8 @@ impl Mounted {
         judged(self.client.receive())
     }
 
-    /// Connects again where the daemon is gone: another one may go on with the mount. Returns `true`
-    /// if it was there all the time.
+    /// Connects again where the daemon is gone: another one may go on with the mount. Returns
+    /// `true` if it was there all the time.
     pub fn connect_again(&mut self) -> Outcome<bool> {
         if self.client.call(&[b"PING"]).is_ok() {
             return Ok(true);

@@ -169,7 +169,8 @@ impl Service {
         record.handover = Some(handover::VERSION);
         record.log = log;
         record.recovery = store.recovery.clone();
-        // Requests are answered. Whoever reads the record may rely on what follows a kill from here on.
+        // Requests are answered. Whoever reads the record may rely on what follows a kill from here
+        // on.
         self.keeper.iter().for_each(Keeper::say_serves);
         record.write().map_err(|e| {
             Failure::io(format!("cannot write a record to {}", daemons::directory().display()), &e)

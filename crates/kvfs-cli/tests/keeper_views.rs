@@ -1,5 +1,5 @@
-//! `kvfs mount -o keeper`: views of durable transactions, snapshots and clones go on when the daemon
-//! is killed, and programs see what was committed wherever in a commit that was.
+//! `kvfs mount -o keeper`: views of durable transactions, snapshots and clones go on when the
+//! daemon is killed, and programs see what was committed wherever in a commit that was.
 
 mod kept;
 mod place;

@@ -177,13 +177,11 @@ impl KernelNotifier {
         let (invalidator, views) = (self.invalidator.clone(), views.clone());
         let forget = move |number, view: &ViewId, inodes: Vec<Ino>| {
             // What it has forgotten by itself is no error.
-            for ino in inodes {
-                let _ = invalidator.invalidate_inode(node_id::of(number, ino));
-            }
-            for (dir, name) in control_directory::places(view, Some(control_directory::own_user()))
-            {
-                let dir = node_id::of(node_id::CONTROL, dir);
-                let _ = invalidator.remove_name(dir, name.as_bytes());
+            let nodes = inodes.into_iter().map(|ino| node_id::of(number, ino));
+            nodes.for_each(|node| drop(invalidator.invalidate_inode(node)));
+            let user = Some(control_directory::own_user());
+            for (dir, name) in control_directory::places(view, user) {
+                drop(invalidator.remove_name(node_id::of(node_id::CONTROL, dir), name.as_bytes()));
             }
         };
         let work = move || views.forget_ended(forget);

@@ -54,8 +54,9 @@ fn base_name(id: impl Display) -> String {
 }
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
-/// with a user, 4: its commit can be undone, 8: it is seen in place of the store), varint idle limit
-/// in ms and one (0: none), bytes label, varint user if there is one, bytes branch in version 2.
+/// with a user, 4: its commit can be undone, 8: it is seen in place of the store), varint idle
+/// limit in ms and one (0: none), bytes label, varint user if there is one, bytes branch in version
+/// 2.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let version = if options.branch.is_empty() { OF_MAIN } else { OF_BRANCH };

@@ -26,8 +26,8 @@ impl Kept {
         Kept::with(options, |_| {})
     }
 
-    /// As [`Kept::new`]. From the moment on at which [`Kept::arm`] is called the daemon is killed at
-    /// this point (`KVFS_KILLED_AT`), once.
+    /// As [`Kept::new`]. From the moment on at which [`Kept::arm`] is called the daemon is killed
+    /// at this point (`KVFS_KILLED_AT`), once.
     pub fn killed_at(options: &str, point: &str) -> Option<Kept> {
         Kept::with(options, |mount| {
             let words: Vec<_> = mount.get_args().map(PathBuf::from).collect();

@@ -8,8 +8,8 @@
 //! over. A change is noted before it is made, and until the watchers have been told of it. One that
 //! was noted and never made is told all the same, which costs caches a look.
 //!
-//! The file, in the machine's byte order: u64 magic, u64 start of the log, u64 its end; from 4096 on
-//! the log, whose entries are *bytes*: varint kind, then
+//! The file, in the machine's byte order: u64 magic, u64 start of the log, u64 its end; from 4096
+//! on the log, whose entries are *bytes*: varint kind, then
 //!
 //! ```text
 //! 1 a view is open       varint number · view · 16 bytes that tell it from others of its name
@@ -19,10 +19,10 @@
 //! 4 caches were told     varint change
 //! ```
 //!
-//! Several entries may be of one change. The log begins anew, before its start or after its end, with
-//! the views alone, when it has grown a lot and no change is under way. A process that is killed may
-//! leave an entry after the end that is not whole; the head, which lies in one page, says where the
-//! end is.
+//! Several entries may be of one change. The log begins anew, before its start or after its end,
+//! with the views alone, when it has grown a lot and no change is under way. A process that is
+//! killed may leave an entry after the end that is not whole; the head, which lies in one page,
+//! says where the end is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
