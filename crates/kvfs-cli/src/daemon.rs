@@ -25,8 +25,8 @@ use crate::handover::{self, Next, Resumed, State};
 use crate::keeper::{Held, Keeper};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
-use crate::service::{Event, InHand, Mounting, Opened, Service, Waited, hinders};
-use crate::store;
+use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
+use crate::store::{self, InHand};
 use crate::upgrade::Request;
 
 /// How a daemon begins.

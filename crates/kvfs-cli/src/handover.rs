@@ -28,12 +28,13 @@ use serde_json::{Value, json};
 use zones::FileDevice;
 
 use crate::daemons;
-use crate::keeper;
 use crate::output::{Exit, Failure, Outcome};
 
 /// The version of all that is handed over. Programs of different versions do not hand over to each
 /// other.
 pub const VERSION: u32 = 1;
+/// The version of all that a keeper holds. A program of another one does not go on with it.
+const KEPT_VERSION: &str = "kept 1";
 
 /// The option whose argument names the file in which the new program finds the state.
 pub const RESUME: &str = "--resume";
@@ -70,7 +71,7 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Failure {
 
 /// The version of what a program finds: of all that is handed over, or that a keeper holds.
 fn version(kept: bool) -> Value {
-    if kept { keeper::VERSION.into() } else { VERSION.into() }
+    if kept { KEPT_VERSION.into() } else { VERSION.into() }
 }
 
 /// Asks a program whether it goes on with a mount, with the arguments that it would get. `kept`: by

@@ -42,14 +42,10 @@ use crate::daemons;
 use crate::handover::{hold_signals, inherited, keep};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
-use crate::service::InHand;
-use crate::store::{self, Access};
+use crate::store::{self, Access, InHand};
 
 /// The option whose argument names the descriptors that a daemon gets of its keeper.
 pub const KEPT: &str = "--kept";
-
-/// The version of all that is held. A program of another one does not go on with it.
-pub const VERSION: &str = "kept 1";
 
 /// A daemon says that it serves, and which program is to follow it.
 const SERVES: &str = "serves";

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 
 use kvdb_server::{Server, ServerOptions};
-use kvfs::{Atime, InUse, Pause, ViewNotes, Views};
+use kvfs::{Atime, InUse, Pause, Views};
 use kvfs_fuse::{
     AccessTimes, FuseAdapter, Handover, Kept, KernelNotifier, MountOptions, Mounted, Served,
 };
@@ -29,7 +29,7 @@ use crate::scrubbing::Scrubbing;
 use crate::sockets;
 use crate::statistics;
 use crate::statistics::MountFigures;
-use crate::store::{Access, Store};
+use crate::store::{Access, InHand, Store};
 use crate::transactions::OverFiles;
 use crate::upgrade::Request;
 
@@ -40,14 +40,6 @@ pub struct Opened {
     pub views: Views,
     /// The state that outlives this process, where a keeper holds it.
     pub kept: Option<Arc<Kept>>,
-}
-
-/// An open store, and what is in use of its file system.
-pub struct InHand {
-    pub store: Store,
-    pub in_use: InUse,
-    /// What outlives this process, where a keeper holds it.
-    pub kept: Option<(Arc<Kept>, Arc<ViewNotes>)>,
 }
 
 impl Opened {

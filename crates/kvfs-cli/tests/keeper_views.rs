@@ -36,6 +36,12 @@ fn answers(place: &Place) {
     until("the socket answers", || {
         kvfs(&["txn", "list"]).arg(place.mnt()).output().is_ok_and(|said| said.status.success())
     });
+    // Its record comes a moment later.
+    until("there is a record of it", || {
+        let said = kvfs(&["--json", "stat"]).arg(place.mnt()).output().expect("kvfs runs");
+        let stat: Option<serde_json::Value> = serde_json::from_slice(&said.stdout).ok();
+        stat.is_some_and(|stat| stat["daemon"]["pid"].is_i64())
+    });
 }
 
 #[test]
