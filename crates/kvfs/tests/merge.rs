@@ -555,6 +555,31 @@ fn names_of_one_file_are_counted_as_both_sides_have_them() {
 }
 
 #[test]
+fn a_file_of_which_each_side_has_removed_the_name_that_the_other_has_left() {
+    for choice in [None, Some(Choice::Ours), Some(Choice::Theirs)] {
+        let two = Two::new();
+        let (main, clone) = two.sides();
+        main.link(ino(&main, "f"), ROOT, b"second").expect("linked");
+        two.merge(&rebase("c"));
+        rm(&main, "f");
+        rm(&clone, "second");
+        match choice {
+            None => {
+                let both = conflict("f", Deed::Removed, Deed::Removed);
+                assert_eq!(two.conflicts(&of("c")), [both]);
+            }
+            Some(choice) => {
+                two.merge(&chosen("f", choice));
+                let (there, gone) =
+                    if choice == Choice::Ours { ("second", "f") } else { ("f", "second") };
+                assert_eq!(content(&main, there).expect("there"), b"f");
+                assert!(content(&main, gone).is_none());
+            }
+        }
+    }
+}
+
+#[test]
 fn a_file_that_is_replaced_is_the_same_path() {
     let two = Two::new();
     let (main, clone) = two.sides();
