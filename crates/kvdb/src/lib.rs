@@ -102,9 +102,9 @@ pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, Received, SnapshotInfo};
 pub use transactions::{
-    Bulk, BulkRun, Changed, Changes, CommitOptions, Isolation, KeptTuple, MAX_SAVEPOINTS,
-    MergeRoutine, Merged, NestedBatch, Revision, Savepoint, StoredTuple, StoredTuples, Transaction,
-    TransactionInfo, TransactionOptions, UndoableCommit,
+    Bulk, BulkRun, Changed, Changes, CommitOptions, Isolation, KeptTuple, MAX_NESTED,
+    MAX_SAVEPOINTS, MergeRoutine, Merged, NestedBatch, Revision, Savepoint, StoredTuple,
+    StoredTuples, Transaction, TransactionInfo, TransactionOptions, UndoableCommit,
 };
 pub use vt_tree::{Estimate, Update, read_alone, read_onward};
 pub use zones::{Profile, ZoneInfo, ZoneState};

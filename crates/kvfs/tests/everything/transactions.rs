@@ -427,7 +427,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     let commit = || match in_its_state {
         true => {
             let only_in = Some(w.views.revision(id)?);
-            w.views.commit_with(id, kvdb::CommitOptions { durability, only_in, stays: false })
+            w.views
+                .commit_with(id, kvdb::CommitOptions { durability, only_in, ..Default::default() })
         }
         false => w.views.commit(id, durability),
     };
