@@ -41,10 +41,11 @@ impl Fs {
         if self.core.inode_allocator.is_noted(end) {
             return Ok(());
         }
-        let parent = self.core.parent.as_ref().map(|parent| &parent.fs);
+        // What a transaction notes goes with it, and the numbers have been given.
+        let outermost = self.core.parent.as_ref().map(|_| self.outermost());
         // A rollback, which takes the note back, comes before this or after it. (A call of a view
         // without a parent is inside.)
-        let _call = parent.map(Fs::enter).transpose()?;
+        let _call = outermost.map(Fs::enter).transpose()?;
         self.core.inode_allocator.note(end, |bound| {
             let mut batch = Batch::new();
             batch.put(
@@ -52,7 +53,7 @@ impl Fs {
                 layout::NUMBERS_KEY.to_vec(),
                 layout::encode_numbers(self.core.inode_allocator.numbers(bound)),
             );
-            parent.unwrap_or(self).apply(batch)
+            outermost.unwrap_or(self).apply(batch)
         })
     }
 
