@@ -197,6 +197,17 @@ pub trait Transactions: Send + Sync {
     /// What it has changed of the files, sorted by path. `collapsed`: what lies below a directory
     /// that was added or removed is mostly counted.
     fn files(&self, id: TransactionId, collapsed: bool) -> Result<Vec<FileChange>>;
+    /// What keys of a reserved dictionary are, with the names that files have in a transaction.
+    fn describe(
+        &self,
+        id: TransactionId,
+        dictionary: &str,
+        start: &[u8],
+        end: &[u8],
+    ) -> Option<String> {
+        let _ = (id, dictionary, start, end);
+        None
+    }
     /// Reserved dictionaries whose keys tell what commits have changed of the files.
     fn followed(&self) -> Vec<DictionaryId> {
         Vec::new()

@@ -105,9 +105,9 @@ pub use snapshots::{
     BranchInfo, Change, Difference, Lineage, MAX_SNAPSHOT_NAME, Received, SnapshotInfo,
 };
 pub use transactions::{
-    Bulk, BulkRun, Changed, Changes, Clash, CommitOptions, Isolation, KeptTuple, MAX_SAVEPOINTS,
-    MergeRoutine, Merged, NestedBatch, Revision, Savepoint, Settled, StoredTuple, StoredTuples,
-    Transaction, TransactionInfo, TransactionOptions, UndoableCommit,
+    Bulk, BulkRun, Changed, Changes, Clash, CommitOptions, Isolation, KeptTuple, MAX_NESTED,
+    MAX_SAVEPOINTS, MergeRoutine, Merged, NestedBatch, Revision, Savepoint, Settled, StoredTuple,
+    StoredTuples, Transaction, TransactionInfo, TransactionOptions, UndoableCommit,
 };
 pub use vt_tree::{Estimate, Update, read_alone, read_onward};
 pub use zones::{Profile, ZoneInfo, ZoneState};

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::descendants;
 use crate::destination::{self, Judge, Making};
-use crate::mounted::{Mounted, NotCommitted};
+use crate::mounted::{Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::run::How;
 use crate::sandbox;
@@ -365,7 +365,7 @@ fn best(ended: &[Ended]) -> Option<usize> {
 
 fn commit(mounted: &mut Mounted, winner: &Ended, args: &Args) -> Outcome {
     let id = winner.id;
-    match mounted.commit(id, !args.no_sync, None, true) {
+    match mounted.commit(id, Commit { sync: !args.no_sync, stay: true, ..Commit::default() }) {
         Ok(()) => Ok(()),
         Err(NotCommitted::Conflict(failure)) => {
             // A serializable one that gave way to another is over.

@@ -98,6 +98,16 @@ impl Transactions for OverFiles {
         Ok(Paths { paths, more: changed.more })
     }
 
+    fn describe(
+        &self,
+        id: TransactionId,
+        dictionary: &str,
+        start: &[u8],
+        end: &[u8],
+    ) -> Option<String> {
+        self.0.describe_keys(id, dictionary, start, end)
+    }
+
     fn keep(&self, id: TransactionId) -> Result<()> {
         self.0.keep(id).map_err(of_store)
     }

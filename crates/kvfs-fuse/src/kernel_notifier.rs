@@ -248,9 +248,11 @@ impl Watcher for KernelNotifier {
             queues.settle(SETTLING);
         }
         // It takes no inode's lock to drop a listing.
-        let user =
-            if let ViewId::Transaction(id) = view { self.adapter.user_of(*id) } else { None };
-        for (dir, _) in control_directory::places(view, user) {
+        let (user, chain) = match view {
+            ViewId::Transaction(id) => (self.adapter.user_of(*id), self.adapter.chain(*id)),
+            _ => (None, Vec::new()),
+        };
+        for (dir, _) in control_directory::places(view, user, &chain) {
             if let Err(e) = self.invalidator.invalidate_inode(node_id::of(node_id::CONTROL, dir)) {
                 tracing::debug!("cannot tell the kernel of {view:?}: {e}");
             }
@@ -265,6 +267,7 @@ impl Watcher for KernelNotifier {
         let places = control_directory::places(
             view,
             Some(fs.user().unwrap_or_else(control_directory::own_user)),
+            &fs.transactions(),
         );
         let places: Vec<_> = places
             .into_iter()
@@ -304,7 +307,7 @@ impl Watcher for KernelNotifier {
         path: &[u8],
     ) -> Result<(), String> {
         // Tearing a name out would tear out mounts below it as well.
-        let path = control_directory::path_in(view, fs.user(), path);
+        let path = control_directory::path_in(view, fs.user(), &fs.transactions(), path);
         match self.mount_root.mounted_below(&path) {
             Ok(None) => {}
             Ok(Some(mount)) => {

@@ -1,5 +1,6 @@
-//! Applies a transaction's commit to the mainline's inodes in memory: from the commit on, every
-//! call must see there what the store has.
+//! Applies a transaction's commit to the inodes in memory of the view that it began in: from the
+//! commit on, every call must see there what the store has. What is said here of the mainline holds
+//! for a clone and for a transaction that others began within.
 //!
 //! The mainline is frozen, so no call is under way. What is dirty is committed first, so that the
 //! database finds conflicts with it: a write to the mainline counts as made before the
@@ -123,7 +124,7 @@ impl Fs {
     }
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to
-    /// that. The mainline's. Gives the orphans that are not open. On an error nothing has
+    /// that. Gives the orphans that are not open. On an error nothing has
     /// changed; [`kvdb::Error::Locked`]: try again.
     pub(crate) fn apply_commit(
         &self,
@@ -487,7 +488,8 @@ impl Fs {
     }
 
     /// Removes those of these inodes that are orphans and not open, with their records. One that a
-    /// rollback or an undo has brought back since its number was noted has no record any more.
+    /// rollback or an undo has brought back since its number was noted has no record any more. In a
+    /// transaction those go that are its own; the others are left to its commit.
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
         let imap = self.core.layout.imap;
         for some in orphans.chunks(REMOVED_AT_ONCE) {
@@ -497,6 +499,7 @@ impl Fs {
             for &ino in some {
                 let record = layout::orphan_key(ino);
                 if self.core.inode_cache.references(ino) == 0
+                    && self.may_remove(ino)
                     && self.core.scope.get(imap, &record)?.is_some()
                 {
                     self.core.layout.stage_removal(ino, &mut batch);

@@ -60,7 +60,7 @@ pub(crate) struct Core {
     ticker: Arc<Ticker>,
 }
 
-/// A view that transactions begin in: the mainline or a clone.
+/// A view that transactions begin in: the mainline, a clone, or another transaction.
 #[derive(Clone)]
 pub(crate) struct Parent {
     pub fs: Fs,
@@ -91,15 +91,41 @@ impl Fs {
         }
     }
 
-    /// The number of the view in whose place this one is seen: that which the transaction began in.
-    /// `None`: it is seen in the place of none.
+    /// The transactions that this view is within, the outermost first, and its own, also when they
+    /// are over; none for another view.
+    pub fn transactions(&self) -> Vec<kvdb::TransactionId> {
+        let mut all = Vec::new();
+        let mut fs = Some(self);
+        while let Some(Core { scope: Scope::Transaction(transaction), parent, .. }) =
+            fs.map(|fs| &*fs.core)
+        {
+            all.push(transaction.id());
+            fs = parent.as_ref().map(|parent| &parent.fs);
+        }
+        all.reverse();
+        all
+    }
+
+    /// The number of the view in whose place this one is seen: that which the transaction began in,
+    /// or in whose place that one is seen. `None`: it is seen in the place of none.
     pub fn in_place_of(&self) -> Option<u16> {
         match &self.core.scope {
             Scope::Transaction(transaction) if transaction.is_in_place() => {
-                self.core.parent.as_ref().map(|parent| parent.number)
+                let place = |parent: &Parent| parent.fs.in_place_of().unwrap_or(parent.number);
+                self.core.parent.as_ref().map(place)
             }
             _ => None,
         }
+    }
+
+    /// The mainline or the clone that this view is of, itself or through the transactions that it
+    /// is within.
+    pub(crate) fn outermost(&self) -> &Fs {
+        let mut fs = self;
+        while let Some(parent) = &fs.core.parent {
+            fs = &parent.fs;
+        }
+        fs
     }
 
     /// Takes the freeze lock for a call. ESTALE when the view is over.

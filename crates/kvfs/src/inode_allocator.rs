@@ -305,6 +305,17 @@ impl InodeAllocator {
         start..start + count
     }
 
+    /// Numbers that a transaction has given which commits to this one are its own from here on.
+    pub fn take_over(&self, from: &InodeAllocator) {
+        let (Some(blocks), Some(from)) = (&self.blocks, &from.blocks) else { return };
+        let theirs = from.lock().taken.clone();
+        let mut blocks = blocks.lock();
+        blocks.taken.extend(theirs);
+        blocks.taken.sort_unstable_by_key(|block| block.start);
+        // What a commit that failed has brought is there already.
+        blocks.taken.dedup();
+    }
+
     /// Whether the number was given here, so that no other view sees the inode before a commit. Of
     /// a mainline: every number.
     pub fn is_own(&self, ino: Ino) -> bool {

@@ -96,9 +96,10 @@ impl View {
 
     /// Everything that a dictionary consists of here, newest first.
     fn side(&self, dict: DictionaryId) -> vt_tree::Side {
-        let own = self.write_set.iter().flat_map(|set| set.inputs(dict));
         let inputs = self.version.trees.get(&dict).map(|t| t.inputs()).unwrap_or_default();
-        own.chain(inputs.into_iter().map(|input: Input| (input, self.at))).collect()
+        self.written_inputs(dict)
+            .chain(inputs.into_iter().map(|input: Input| (input, self.at)))
+            .collect()
     }
 }
 

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use vt_tree::{BlockCache, Seq, Value};
 use zones::ZonePin;
 
+use super::ending::change;
 use super::options::{Isolation, TransactionOptions};
 use super::registry::Transactions;
 use super::state::{Open, TransactionState};
@@ -28,6 +29,7 @@ use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::mirror::Note;
 use crate::read::version::read;
+use crate::read::write_set::WriteSet;
 
 /// Where the logs are.
 pub(super) const BRANCH: &str = ".transactions";
@@ -187,6 +189,45 @@ impl Transactions {
             rest = more;
         }
         self.commit(batch, Durability::Buffered)
+    }
+
+    /// Logs what a transaction has written that commits into the one whose log this is: all or
+    /// nothing of it, however much it is. `at`: how many changes that one has made before.
+    pub(super) fn log_nested(
+        self: &Arc<Self>,
+        log: DictionaryId,
+        at: u64,
+        write_set: &WriteSet,
+    ) -> Result<()> {
+        let transaction = self.begin(TransactionOptions {
+            check_conflicts: false,
+            private: true,
+            label: "a log".into(),
+            ..TransactionOptions::default()
+        })?;
+        let (mut piece, mut bytes, mut at) = (Ops::new(), 0, at);
+        let mut put = |piece: &mut Ops| -> Result<()> {
+            let mut record = Vec::new();
+            record::encode(&whole(&self.parts.cache, piece)?, &mut record, |_| {});
+            transaction.put(log, at.to_be_bytes(), record)?;
+            at += piece.len() as u64;
+            piece.clear();
+            Ok(())
+        };
+        write_set.for_each(|dict, item| {
+            let op = change(&self.parts.cache, item)?;
+            bytes += op.bytes();
+            piece.push((dict, op));
+            if bytes >= PIECE {
+                bytes = 0;
+                put(&mut piece)?;
+            }
+            Ok(())
+        })?;
+        if !piece.is_empty() {
+            put(&mut piece)?;
+        }
+        transaction.commit(Durability::Buffered)
     }
 
     /// Takes back what was logged when a transaction had made more than `at` changes.

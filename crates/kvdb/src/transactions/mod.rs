@@ -6,6 +6,7 @@
 //! - `options`: how a transaction is begun and listed;
 //! - `handle`: the calls of a transaction; `state`: what its handles share; `revision`: which state
 //!   of its changes it is in;
+//! - `nested`: transactions within transactions;
 //! - `nested_batch`: changes of a transaction that are made all at once or not at all;
 //! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
@@ -27,6 +28,7 @@ mod ending;
 mod handle;
 mod join;
 mod locking;
+mod nested;
 mod nested_batch;
 mod options;
 mod reads;
@@ -41,6 +43,7 @@ pub use carry::{Clash, Settled};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};
+pub use nested::MAX_NESTED;
 pub use nested_batch::NestedBatch;
 pub use options::{CommitOptions, Isolation, TransactionInfo, TransactionOptions};
 pub(crate) use registry::{TransactionParts, Transactions};

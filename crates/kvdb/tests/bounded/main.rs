@@ -163,6 +163,7 @@ const OF_ONE: &[&str] = &[
     "Transaction::is_durable",
     "Transaction::is_undoable",
     "Transaction::branch",
+    "Transaction::within",
     "Transaction::is_in_place",
     "Transaction::check_conflicts_in",
     "Transaction::revision",
