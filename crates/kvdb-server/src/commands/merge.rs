@@ -1,5 +1,5 @@
-//! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or the
-//! other way round.
+//! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or
+//! the other way round.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
