@@ -1,5 +1,5 @@
-//! `kvfs merge` and `kvfs rebase`: what a clone has changed, brought into the branch that it was made
-//! of, and the other way round.
+//! `kvfs merge` and `kvfs rebase`: what a clone has changed, brought into the branch that it was
+//! made of, and the other way round.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

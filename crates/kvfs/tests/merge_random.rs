@@ -371,8 +371,8 @@ fn each_path_is_what_one_side_has_made_of_it() {
             let found = store.merge(&options("c", None));
             let paths: Vec<String> =
                 found.iter().map(|one| String::from_utf8_lossy(&one.path).into_owned()).collect();
-            // What one side has made anew as it was, the other one has removed: by its path alone it
-            // was left as it is.
+            // What one side has made anew as it was, the other one has removed: by its path alone
+            // it was left as it is.
             let anew = |path: &String| {
                 let of = |tree: &Tree| tree.get(path).map(|t| (t.content.clone(), t.perm));
                 let alike = of(&base) == of(&main) || of(&base) == of(&clone);

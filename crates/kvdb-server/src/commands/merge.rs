@@ -1,5 +1,5 @@
-//! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or the
-//! other way round.
+//! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or
+//! the other way round.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -99,6 +99,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 /// Begins it. Tuples of collections are settled, and named, by the key that they belong to.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
     let named: RefCell<HashMap<Vec<u8>, Vec<u8>>> = RefCell::default();
+    let parent = s.db().lineage(&merge.clone)?.parent;
     let settle = |name: &str, clash: &Clash<'_>| {
         let Some(of) = name.strip_prefix(TYPES_PREFIX) else { return Settled::Conflict };
         if let Some((_, 0, _)) = parse_element(clash.key)
@@ -109,10 +110,12 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
             return Settled::Left;
         }
         let tuple = Bytes::copy_from_slice(clash.key);
-        let key = match s.db().dictionary_in(&merge.clone, name) {
-            Some(types) => key_of_tuple(s, types, &tuple),
-            None => tuple,
+        // One of the two may have removed what says which key it is.
+        let owner = |branch: &str| {
+            let types = s.db().dictionary_in(branch, name)?;
+            Some(key_of_tuple(s, types, &tuple)).filter(|key| *key != tuple)
         };
+        let key = owner(&merge.clone).or_else(|| owner(&parent)).unwrap_or_else(|| tuple.clone());
         let shown = [of.as_bytes(), b":", &key].concat();
         let chosen = |path: &[u8]| path == shown || path == of.as_bytes();
         match merge.choices.iter().find(|(path, _)| chosen(path)) {

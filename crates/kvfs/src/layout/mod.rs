@@ -15,7 +15,8 @@
 //!                                  `views/common_states`
 //!        0(8) 'l' n(8, BE)         something that a repair could not bring back
 //!        0(8) 'n'                  of older versions: bound below which all inode numbers lie that
-//!                                  were given, and the first one that a directory may have reserved
+//!                                  were given, and the first one that a directory may have
+//!                                  reserved
 //!        0(8) 'r'                  mark of the branch, and the first inode number that a directory
 //!                                  may have reserved (see `counter`)
 //! dmap   ino(8, BE) block(8, BE)   page: up to 4096 bytes, what is missing at its end is zero; one
