@@ -30,8 +30,8 @@ use crate::place::{self, View};
 
 /// What the child sees.
 pub enum Namespace {
-    /// `view` takes the place of `of`, the store, a clone or a transaction that is shown already, in
-    /// what is mounted on `mount_point`. `place`: where `of` itself is.
+    /// `view` takes the place of `of`, the store, a clone or a transaction that is shown already,
+    /// in what is mounted on `mount_point`. `place`: where `of` itself is.
     Bound { view: PathBuf, of: View, mount_point: PathBuf, place: PathBuf },
     /// `view` is the root.
     Root { view: PathBuf },
@@ -322,8 +322,8 @@ const CLONED_TREE: libc::c_int = 1 | 0x8000 | libc::O_CLOEXEC;
 /// For move_mount(2): the mount is the descriptor's.
 const OF_TREE: libc::c_int = 4;
 
-/// Where the store, the clone or the transaction, or a directory of it, is mounted, and the directory
-/// of `view` that belongs there. Mounts of other views stay what they are.
+/// Where the store, the clone or the transaction, or a directory of it, is mounted, and the
+/// directory of `view` that belongs there. Mounts of other views stay what they are.
 fn places(
     view: &Path,
     of: &View,

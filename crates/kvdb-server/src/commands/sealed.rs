@@ -1,6 +1,6 @@
 //! What clients may do that are confined by a seal ([`crate::seals`]): read, write in the
-//! transactions of the seal, begin and end others within these, and neither end these themselves nor
-//! act on the store or on other clients.
+//! transactions of the seal, begin and end others within these, and neither end these themselves
+//! nor act on the store or on other clients.
 
 use kvdb::TransactionId;
 

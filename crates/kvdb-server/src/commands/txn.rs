@@ -111,9 +111,9 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
     duration.ok_or_else(|| Failure::request("not a number of seconds"))
 }
 
-/// `TXN BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK]
-/// [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where the connection works in a clone, it
-/// is of that one.
+/// `TXN BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds]
+/// [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where the connection works in
+/// a clone, it is of that one.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options = TransactionOptions {
         detached: true,
@@ -217,10 +217,10 @@ fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
     }
 }
 
-/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF`: in the state that `TXN STATE` has
-/// given, and in no other, which is the error `CHANGED`. `STAY`: after a conflict it is open as
-/// before. `ABORTNESTED`: transactions that are open within it are aborted then; without it they are
-/// the error `NESTED`.
+/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF`: in the state that `TXN STATE`
+/// has given, and in no other, which is the error `CHANGED`. `STAY`: after a conflict it is open as
+/// before. `ABORTNESTED`: transactions that are open within it are aborted then; without it they
+/// are the error `NESTED`.
 fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 8)?;
     let durability = if s.durable { Durability::Synced } else { Durability::Buffered };

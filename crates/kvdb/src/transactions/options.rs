@@ -52,8 +52,8 @@ pub struct TransactionOptions {
     pub undoable: bool,
     /// The transaction that it is begun within: it reads what that one has changed so far, and its
     /// commit makes its changes a part of that one, which others see when that one commits. Both of
-    /// snapshot isolation; neither durable nor undoable by itself; of the branch and the user of that
-    /// one.
+    /// snapshot isolation; neither durable nor undoable by itself; of the branch and the user of
+    /// that one.
     pub within: Option<TransactionId>,
     /// The branch that it is of; `""`: the main one. What a durable one reads, and the states
     /// around a commit that can be undone, are of this branch alone; its end ends the transaction.

@@ -40,9 +40,9 @@ struct Committed<'a> {
 
 impl Views {
     /// Begins a transaction over files and keys, of the mainline, or of the clone that the options
-    /// name as its branch, or within the transaction that they name. It stays open until it is ended, however many programs come and go
-    /// (`detached` is always set). One that looks for no conflicts looks for those over files all
-    /// the same: the last to commit wins for keys alone.
+    /// name as its branch, or within the transaction that they name. It stays open until it is
+    /// ended, however many programs come and go (`detached` is always set). One that looks for no
+    /// conflicts looks for those over files all the same: the last to commit wins for keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         let (transaction, parent) = self.begin_at_rest(options)?;
         let id = transaction.id();
@@ -425,8 +425,8 @@ impl Views {
         difference_in(layout, view.beneath(), view, listing)
     }
 
-    /// What the keys from `start` up to `end` of a dictionary are, with the names that files have in
-    /// a transaction; see [`crate::describe_keys`].
+    /// What the keys from `start` up to `end` of a dictionary are, with the names that files have
+    /// in a transaction; see [`crate::describe_keys`].
     pub fn describe_keys(
         &self,
         id: TransactionId,
