@@ -118,16 +118,6 @@ impl Fs {
         }
     }
 
-    /// The mainline or the clone that this view is of, itself or through the transactions that it
-    /// is within.
-    pub(crate) fn outermost(&self) -> &Fs {
-        let mut fs = self;
-        while let Some(parent) = &fs.core.parent {
-            fs = &parent.fs;
-        }
-        fs
-    }
-
     /// Takes the freeze lock for a call. ESTALE when the view is over.
     pub(crate) fn enter(&self) -> Result<CallGuard<'_>> {
         self.core.freeze_lock.enter()
