@@ -332,8 +332,8 @@ impl InodeAllocator {
 }
 
 /// Directories whose reservations would give a number a second time, and why: another directory has
-/// reserved some of the numbers, or one of `inodes` has one. Void reservations give none: those that
-/// lie elsewhere than `valid`.
+/// reserved some of the numbers, or one of `inodes` has one. Void reservations give none: those
+/// that lie elsewhere than `valid`.
 pub(crate) fn collisions(
     mut reserved: Vec<(Reservation, Ino)>,
     valid: Range<Ino>,

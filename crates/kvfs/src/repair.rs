@@ -132,8 +132,8 @@ impl<'a> Mend<'a> {
         self.mended.push(Finding { ino, what: what.into() });
     }
 
-    /// Notes the bound of all numbers, unless it is `noted` and enough: those that were given before
-    /// are below `given`. What directories have reserved is void.
+    /// Notes the bound of all numbers, unless it is `noted` and enough: those that were given
+    /// before are below `given`. What directories have reserved is void.
     fn count_again(&mut self, notes: DictionaryId, noted: Option<Ino>, given: Ino) {
         let highest = self.inodes.last_key_value().map_or(ROOT, |(ino, _)| *ino);
         let bound = given.max(highest.saturating_add(1)).min(INO_LIMIT);

@@ -48,9 +48,9 @@ impl Fs {
         Ok(fs)
     }
 
-    /// The file system in these dictionaries of a branch, of which this is in use: of a clone, whose
-    /// numbers are counted by the store's counter, or of the main branch. Nothing is committed by
-    /// itself.
+    /// The file system in these dictionaries of a branch, of which this is in use: of a clone,
+    /// whose numbers are counted by the store's counter, or of the main branch. Nothing is
+    /// committed by itself.
     pub(crate) fn open_layout(
         db: Kvdb,
         counter: Option<Arc<Counter>>,

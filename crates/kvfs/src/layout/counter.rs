@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! numbers   'n'            bound below which all inode numbers lie that were given, in any branch
-//!           'v'            numbers below this that a directory has reserved are void, in any branch
+//!           'v'            reserved numbers below this are void, in any branch
 //!           'b' imap(4)    the branch whose imap has this number is counted: all its inode numbers
 //!                          are below the bound; the mark that it was given last, 0 if none
 //! ```

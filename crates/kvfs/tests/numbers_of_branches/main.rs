@@ -446,8 +446,8 @@ fn an_opening_of_a_store_of_this_version_notes_nothing() {
     });
 }
 
-/// In stores of older versions each branch has counted by itself. What has the largest number may be
-/// anywhere: a clone, a snapshot of one, a transaction, a note of what is nowhere.
+/// In stores of older versions each branch has counted by itself. What has the largest number may
+/// be anywhere: a clone, a snapshot of one, a transaction, a note of what is nowhere.
 #[test]
 fn a_store_of_an_older_version_goes_on_behind_the_largest_number_of_all_branches() {
     for largest in ["mainline", "clone", "snapshot", "transaction", "note", "gone"] {
