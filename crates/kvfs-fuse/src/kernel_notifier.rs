@@ -180,7 +180,8 @@ impl KernelNotifier {
             let nodes = inodes.into_iter().map(|ino| node_id::of(number, ino));
             nodes.for_each(|node| drop(invalidator.invalidate_inode(node)));
             let user = Some(control_directory::own_user());
-            for (dir, name) in control_directory::places(view, user) {
+            // Of a transaction within another one the inodes alone: nothing says where it was.
+            for (dir, name) in control_directory::places(view, user, &[]) {
                 drop(invalidator.remove_name(node_id::of(node_id::CONTROL, dir), name.as_bytes()));
             }
         };

@@ -202,7 +202,7 @@ impl Keys<'_> {
                 }
                 (Some(was), None, Some(here)) => {
                     let changed = base.difference(was, self.into, here)?.next().transpose()?;
-                    match changed.and_then(|_| Some(self.choices.of_key(name, b""))) {
+                    match changed.map(|_| self.choices.of_key(name, b"")) {
                         None | Some(Some(Choice::Theirs)) => self.empty(here, transaction)?,
                         Some(Some(_)) => {}
                         Some(None) => {
