@@ -192,7 +192,7 @@ fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
         let streams = [printed(args, number, "out")?, printed(args, number, "err")?];
         let label = format!("attempt {number} of {}: {words}", args.attempts);
         // Attached: it ends with this connection, however that ends.
-        let id = args.how.begin(mounted, true, &label)?;
+        let id = args.how.begin(mounted, None, true, &label)?;
         attempts.push(Attempt { number, id, streams });
     }
     Ok(attempts)

@@ -114,7 +114,7 @@ impl Store {
 
     /// The conflicts; without any it is committed.
     fn merge(&self, options: &MergeOptions) -> Vec<MergeConflict> {
-        if options.rebase || options.clone.len() % 2 == 0 {
+        if options.rebase || options.clone.len().is_multiple_of(2) {
             self.w.second();
         }
         let merged = self.views.merge(options, &|_, _| kvdb::Settled::Conflict).expect("merged");
