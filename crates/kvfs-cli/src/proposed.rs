@@ -125,7 +125,7 @@ fn here<T>(
     drop(client);
     let down = views.mainline().shutdown().and_then(|()| views.shutdown());
     let done = done?;
-    down.map_err(|e| tree::failure(&format!("cannot {what}"), e))?;
+    down.map_err(|e| tree::failure(format!("cannot {what}"), e))?;
     Ok(done)
 }
 

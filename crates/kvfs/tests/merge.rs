@@ -86,7 +86,7 @@ fn mv(fs: &Fs, from: &str, to: &str) {
 }
 
 fn chmod(fs: &Fs, path: &str, perm: u16) {
-    let set = SetAttr { mode: Some(perm.into()), ..Default::default() };
+    let set = SetAttr { mode: Some(perm), ..Default::default() };
     fs.setattr(ino(fs, path), &set, USER).expect("set");
 }
 
@@ -594,7 +594,7 @@ fn a_file_that_is_replaced_is_the_same_path() {
     assert_eq!(content(&main, "g").expect("there"), b"clone");
     write(&clone, "f", b"in place");
     let both = conflict("f", Deed::Changed, Deed::Changed);
-    assert_eq!(two.conflicts(&of("c")), [both.clone()]);
+    assert_eq!(two.conflicts(&of("c")), std::slice::from_ref(&both));
     replace(&clone, "f", b"replaced");
     assert_eq!(two.conflicts(&of("c")), [both]);
     two.merge(&chosen("f", Choice::Theirs));

@@ -15,6 +15,9 @@ use kvfs::{Fs, FsOptions, Ino, ROOT, ViewId};
 
 use crate::store::{Found, Store, environments_from, file, walk};
 
+/// How often a step is drawn, its name, and what it does.
+type Step = (u64, &'static str, fn(&mut History));
+
 const STEPS: u64 = 120;
 
 fn number(name: &str, or: u64) -> u64 {
@@ -331,7 +334,7 @@ impl History {
     }
 
     fn step(&mut self) {
-        let steps: [(u64, &str, fn(&mut History)); 12] = [
+        let steps: [Step; 12] = [
             (30, "make", History::make),
             (5, "remove", History::remove),
             (4, "copy", History::copy),
