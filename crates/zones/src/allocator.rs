@@ -450,8 +450,10 @@ impl AllocatorState {
     /// The lowest priority that may take a zone if so many are free.
     fn depth(&self, free: usize) -> Priority {
         let may = |priority: &Priority| free > self.floor(*priority);
-        use Priority::*;
-        [User, Promised, Log, Merge, Relocate, Flush].into_iter().find(may).unwrap_or(Last)
+        [Priority::User, Priority::Promised, Priority::Log, Priority::Merge, Priority::Flush]
+            .into_iter()
+            .find(may)
+            .unwrap_or(Priority::Last)
     }
 
     /// Reserves between `need` and `want` bytes in the open zone of a stream. A writer whose

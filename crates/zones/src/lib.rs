@@ -195,9 +195,6 @@ pub enum Priority {
     /// Merges, which turn deletions into space: leave all but four zones of the reserve, but at
     /// least a quarter of it and at most 4 zones.
     Merge,
-    /// Moves out of zones that are nearly empty, when merges find no room any more: they take less
-    /// than they make free. Leave a quarter of the reserve, but at most 2 zones.
-    Relocate,
     /// Flushes, without which deletions do not get to a merge: leave one zone.
     Flush,
     /// What a store needs to be opened, and gives back at once: may take the last zone.
@@ -211,7 +208,6 @@ impl Priority {
             Priority::User => reserve.saturating_add(promised),
             Priority::Promised | Priority::Log => (reserve / 2).min(4),
             Priority::Merge => reserve.saturating_sub(4).max(reserve / 4).min(4),
-            Priority::Relocate => (reserve / 4).min(2),
             Priority::Flush => (reserve / 4).min(1),
             Priority::Last => 0,
         }

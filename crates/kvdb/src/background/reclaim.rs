@@ -8,8 +8,6 @@ use crate::error::Result;
 
 /// Zones that must have become free before a reclaim is content.
 const ENOUGH: u64 = 4;
-/// A round that drops as many bytes has gained something, whatever zones are free.
-const LEAST_GAIN: u64 = ZONE_SIZE / 4;
 /// Most rounds of a reclaim: a caller that waits for it must go on at last.
 const ROUNDS: usize = 16;
 
@@ -20,7 +18,7 @@ impl Admission {
     /// there may be more to gain.
     pub(super) fn reclaim(&self) -> Result<bool> {
         let _job = Job::Reclaiming.begin();
-        let mut before = None;
+        let mut free = 0;
         for _ in 0..ROUNDS {
             // Without room for a flush, merges may make some.
             let flushed = none_if_full(self.flusher.flush_all())?.is_some();
@@ -33,11 +31,7 @@ impl Admission {
             if space.free_for_user > enough.saturating_add(self.flusher.unflushed_bytes()) {
                 return Ok(moved || !settled);
             }
-            // Of what a merge drops no zone may be free yet, until the rest of its zones is moved.
-            let (free, live) = (space.zones_free, self.defragmenter.holes().live);
-            let gained = before
-                .replace((free, live))
-                .is_none_or(|then| free > then.0 || live + LEAST_GAIN <= then.1);
+            let gained = space.zones_free > std::mem::replace(&mut free, space.zones_free);
             if self.signals.stopping() || !gained || (!moved && flushed && settled) {
                 return Ok(false);
             }

@@ -36,8 +36,8 @@ enum Evacuated {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OtherMerges {
     Running,
-    /// The caller merges alone (`Compactor::merge_alone`), and takes zones as this priority may.
-    Excluded(Priority),
+    /// The caller merges alone (`Compactor::merge_alone`).
+    Excluded,
 }
 
 impl Defragmenter {
@@ -149,10 +149,7 @@ impl Defragmenter {
         let options = MergeOptions {
             drop_tombstones: false,
             old_seq: self.versions.visible.load(Ordering::Acquire),
-            priority: match merges {
-                OtherMerges::Running => Priority::Merge,
-                OtherMerges::Excluded(priority) => priority,
-            },
+            priority: Priority::Merge,
             lifetime: lifetime(&self.zones, [numbered], level),
             ..options.storage(placement)
         };

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
 use vt_tree::{BlockCache, Placement, RunStats};
-use zones::{Job, Priority, ZONE_SIZE, Zones};
+use zones::{Job, ZONE_SIZE, Zones};
 
 pub(crate) use victims::Holes;
 
@@ -375,21 +375,17 @@ impl Defragmenter {
             return Ok(false);
         }
         let mut part = self.compactor.part_size();
-        let mut priority = Priority::Merge;
         loop {
             let before = self.zones.io().written_by(job);
-            let merges = OtherMerges::Excluded(priority);
-            match self.evacuate(&victims, part, merges, &mut |_| !self.signals.stopping()) {
+            match self
+                .evacuate(&victims, part, OtherMerges::Excluded, &mut |_| !self.signals.stopping())
+            {
                 Ok(_) => {
                     let written = self.zones.io().written_by(job).saturating_sub(before);
                     let emptied = self.emptied(&victims.zones) * ZONE_SIZE;
                     return Ok(emptied > written && !self.signals.stopping());
                 }
                 Err(Error::NoSpace) if part > SMALLEST => part /= 4,
-                // Merges have left as few zones as they may: these victims alone can make some.
-                Err(Error::NoSpace) if priority == Priority::Merge => {
-                    priority = Priority::Relocate;
-                }
                 Err(e) => return Err(e),
             }
         }
