@@ -28,7 +28,6 @@ mod keys;
 mod lcs;
 mod lists;
 mod long_double;
-mod merge;
 mod multi;
 mod numbers;
 mod pubsub;

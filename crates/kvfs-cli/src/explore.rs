@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::descendants;
 use crate::destination::{self, Judge, Making};
-use crate::mounted::{Commit, Mounted, NotCommitted};
+use crate::mounted::{Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::run::How;
 use crate::sandbox;
@@ -192,7 +192,7 @@ fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
         let streams = [printed(args, number, "out")?, printed(args, number, "err")?];
         let label = format!("attempt {number} of {}: {words}", args.attempts);
         // Attached: it ends with this connection, however that ends.
-        let id = args.how.begin(mounted, None, true, &label)?;
+        let id = args.how.begin(mounted, true, &label)?;
         attempts.push(Attempt { number, id, streams });
     }
     Ok(attempts)
@@ -365,7 +365,7 @@ fn best(ended: &[Ended]) -> Option<usize> {
 
 fn commit(mounted: &mut Mounted, winner: &Ended, args: &Args) -> Outcome {
     let id = winner.id;
-    match mounted.commit(id, Commit { sync: !args.no_sync, stay: true, ..Commit::default() }) {
+    match mounted.commit(id, !args.no_sync, None, true) {
         Ok(()) => Ok(()),
         Err(NotCommitted::Conflict(failure)) => {
             // A serializable one that gave way to another is over.

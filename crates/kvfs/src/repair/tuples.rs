@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use super::{Losses, Mend, seen, word};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::Result;
-use crate::layout::counter::Reserved;
 use crate::layout::{self, Body, ImapKey, PAGE, Super, XattrValue};
 use crate::promises::Ranges;
 use crate::reservation::INO_LIMIT;
@@ -43,7 +42,7 @@ impl Mend<'_> {
                     Err(e) if tuple.value()?.starts_with(b"kvfs") => return Err(e),
                     Err(_) => {}
                 },
-                Ok(ImapKey::Moves | ImapKey::Bases(_)) => {}
+                Ok(ImapKey::Moves) => {}
                 Ok(ImapKey::Loss(_)) if self.losses == Losses::Keep => {}
                 Ok(ImapKey::Loss(_)) => self.batch.delete(imap, tuple.key),
                 Ok(ImapKey::Promise(ino)) => {
@@ -59,14 +58,9 @@ impl Mend<'_> {
                     }
                 }
                 Ok(ImapKey::Numbers) => {
-                    if layout::decode_numbers(&tuple.value()?).is_none() {
+                    self.numbers = layout::decode_numbers(&tuple.value()?);
+                    if self.numbers.is_none() {
                         self.note(0, "the bound of the inode numbers was malformed: removed");
-                        self.batch.delete(imap, tuple.key);
-                    }
-                }
-                Ok(ImapKey::Reserved) => {
-                    if Reserved::decode(&tuple.value()?).is_none() {
-                        self.note(0, "the mark of the reserved numbers was malformed: removed");
                         self.batch.delete(imap, tuple.key);
                     }
                 }
