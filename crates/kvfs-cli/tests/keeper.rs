@@ -578,6 +578,10 @@ fn in_front_the_keeper_is_the_process() {
         place.mount(&["-f", "-o", "keeper"]).stdout(Stdio::null()).spawn().expect("kvfs");
     until("it is mounted", || place.entry().is_some());
     until("it answers", || fs::write(place.mnt().join("f"), b"content").is_ok());
+    // A daemon that is killed before its mount is noted is not begun anew.
+    until("it is noted", || {
+        kvfs(&["stat"]).arg(place.mnt()).output().is_ok_and(|said| said.status.success())
+    });
     let kept = Kept { keeper: front.id() as i32, place };
     kept.kill();
     assert_eq!(fs::read(kept.place.mnt().join("f")).expect("read"), b"content");
