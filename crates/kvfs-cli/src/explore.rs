@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 
 use crate::descendants;
 use crate::destination::{self, Judge, Making};
-use crate::mounted::{Mounted, NotCommitted};
+use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::run::How;
+use crate::run::{How, kept};
 use crate::sandbox;
 use crate::text::with_paths;
 
@@ -163,7 +163,10 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
         }
     }
     if let Some(at) = winner {
-        commit(&mut mounted, &ended[at], args)?;
+        let Ended { id, number, .. } = ended[at];
+        mounted
+            .commit(id, !args.no_sync, None, true)
+            .map_err(|why| kept(&mut mounted, id, &format!("attempt {number}"), why))?;
     }
     let state = |at: usize, one: &Ended| match winner {
         Some(winner) if winner == at => "committed",
@@ -206,9 +209,14 @@ fn printed(args: &Args, number: usize, ending: &str) -> Outcome<Printed> {
             let judge = Judge::reading(&args.mount, Making::PUBLIC);
             destination::create(&path, Making::PUBLIC, judge)?
         }
-        None => tempfile::tempfile().map_err(|e| Failure::io("cannot make a file", &e))?,
+        None => temporary()?,
     };
     Ok(Printed { name, file, shown: args.outputs.is_none() })
+}
+
+/// A file without a name.
+fn temporary() -> Outcome<File> {
+    tempfile::tempfile().map_err(|e| Failure::io("cannot make a temporary file", &e))
 }
 
 /// The attempts as they run.
@@ -308,18 +316,19 @@ impl<'a> Race<'a> {
             ended.accepted = true;
             return Ok(ended);
         };
+        // A file and no pipe: what the judge leaves running may hold it open.
+        let mut said = temporary()?;
         let mut command = self.inside(program, number, id);
-        command.args(["sh", "-c"]).arg(judge).stdout(Stdio::piped());
+        command.args(["sh", "-c"]).arg(judge);
+        command.stdout(said.try_clone().map_err(cannot)?);
         command.stderr(stream(&ended.streams[1]).map_err(cannot)?);
         let mut child = self.start(command).map_err(cannot)?;
-        let mut said = Vec::new();
-        if let Some(pipe) = &mut child.stdout {
-            // It ends with the judge, or what the judge has left running.
-            pipe.read_to_end(&mut said).map_err(cannot)?;
-        }
         ended.accepted = child.wait().is_ok_and(|status| status.success());
-        ended.score = ended.accepted.then(|| score(&said)).flatten();
-        ended.streams[0].file.write_all(&said).map_err(cannot)?;
+        let last = end_of(&mut said).map_err(cannot)?;
+        ended.score = ended.accepted.then(|| score(&last)).flatten();
+        said.rewind()
+            .and_then(|()| io::copy(&mut said, &mut ended.streams[0].file))
+            .map_err(cannot)?;
         Ok(ended)
     }
 
@@ -348,6 +357,16 @@ impl<'a> Race<'a> {
     }
 }
 
+/// The end of what a judge has printed, with room for a score.
+fn end_of(said: &mut File) -> io::Result<Vec<u8>> {
+    const ROOM: u64 = 4096;
+    let length = said.seek(SeekFrom::End(0))?;
+    said.seek(SeekFrom::Start(length.saturating_sub(ROOM)))?;
+    let mut end = Vec::new();
+    said.take(ROOM).read_to_end(&mut end)?;
+    Ok(end)
+}
+
 /// The number in the last line that a judge has printed.
 fn score(said: &[u8]) -> Option<f64> {
     let said = String::from_utf8_lossy(said);
@@ -361,26 +380,6 @@ fn best(ended: &[Ended]) -> Option<usize> {
     let score = |one: &Ended| one.score.unwrap_or(0.0);
     let accepted = ended.iter().enumerate().filter(|(_, one)| one.accepted);
     accepted.rev().max_by(|(_, a), (_, b)| score(a).total_cmp(&score(b))).map(|(at, _)| at)
-}
-
-fn commit(mounted: &mut Mounted, winner: &Ended, args: &Args) -> Outcome {
-    let id = winner.id;
-    match mounted.commit(id, !args.no_sync, None, true) {
-        Ok(()) => Ok(()),
-        Err(NotCommitted::Conflict(failure)) => {
-            // A serializable one that gave way to another is over.
-            if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
-                return Err(failure);
-            }
-            let mount = mounted.mount_point.display();
-            Err(failure.hint(format!(
-                "attempt {} is kept as transaction {id}: kvfs txn diff {mount} {id} shows it, and \
-                 kvfs txn abort {mount} {id} ends it",
-                winner.number
-            )))
-        }
-        Err(other) => Err(other.into()),
-    }
 }
 
 impl Ended {

@@ -234,12 +234,16 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
             Err(NotCommitted::Changed(_)) => {
                 question.terminal.say("It has changed since it was shown, and is shown again:")?;
             }
-            done => return done.map(|()| code).map_err(|why| kept(&mut mounted, id, args, why)),
+            done => {
+                return done
+                    .map(|()| code)
+                    .map_err(|why| not_committed(&mut mounted, id, args, why));
+            }
         }
     };
     match end {
         Answer::Commit => commit(&mut mounted, id, args, state.as_deref())
-            .map_err(|why| kept(&mut mounted, id, args, why))?,
+            .map_err(|why| not_committed(&mut mounted, id, args, why))?,
         Answer::Abort => {
             mounted.txn(&["ABORT", &number])?;
             match (args.end.abort, args.end.ask) {
@@ -266,10 +270,19 @@ fn commit(
     mounted.commit(id, !args.no_sync, state, !args.no_keep)
 }
 
-/// What the program has done is kept where others have changed the same: it may have taken hours.
-fn kept(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failure {
+/// Keeps what the program did after a conflict, but where that is not wanted.
+fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failure {
+    match args.no_keep {
+        true => why.into(),
+        false => kept(mounted, id, "run it again; what it did", why),
+    }
+}
+
+/// Keeps a transaction that was to stay after a conflict, and says so of `what` was done in it: it
+/// may have taken hours.
+pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Failure {
     let conflict = match why {
-        NotCommitted::Conflict(failure) if !args.no_keep => failure,
+        NotCommitted::Conflict(failure) => failure,
         other => return other.into(),
     };
     // A serializable one that gave way to another is over.
@@ -278,8 +291,8 @@ fn kept(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failu
     }
     let mount = mounted.mount_point.display();
     conflict.hint(format!(
-        "run it again; what it did is kept as transaction {id}: kvfs txn diff {mount} {id} shows \
-         it, its files are in {}, and kvfs txn abort {mount} {id} ends it",
+        "{what} is kept as transaction {id}: kvfs txn diff {mount} {id} shows it, its files are in \
+         {}, and kvfs txn abort {mount} {id} ends it",
         mounted.view(id).display()
     ))
 }

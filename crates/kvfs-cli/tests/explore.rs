@@ -161,6 +161,17 @@ fn what_others_have_changed_meanwhile_is_a_conflict_and_the_attempt_is_kept() {
 }
 
 #[test]
+fn what_a_judge_leaves_running_is_not_waited_for() {
+    let Some(mount) = Mount::new() else { return };
+    let judge = "setsid sleep 10000 & echo 5";
+    let script = "echo x > $KVFS_MOUNT/file";
+    let (code, out, err) = ends(&mut explore(&mount.root(), 1, &["--judge", judge], script));
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.contains("committed"), "{out}");
+    assert_eq!(err, "--- attempt 1, standard output\n5\n");
+}
+
+#[test]
 fn an_attempt_does_not_commit_itself() {
     let Some(mount) = Mount::new() else { return };
     let script = "cd $KVFS_MOUNT; echo x > file; ! kvfs txn commit .";
