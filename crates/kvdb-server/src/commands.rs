@@ -28,6 +28,7 @@ mod keys;
 mod lcs;
 mod lists;
 mod long_double;
+mod merge;
 mod multi;
 mod numbers;
 mod pubsub;

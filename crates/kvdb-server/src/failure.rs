@@ -107,6 +107,7 @@ impl From<kvdb::Error> for Failure {
             kvdb::Error::Limit(what) => Failure::Limit(what),
             kvdb::Error::NoTransaction(_) => Failure::NoTransaction(error.to_string()),
             kvdb::Error::Changed(_) => Failure::Coded(format!("CHANGED {error}").into()),
+            kvdb::Error::Nested { .. } => Failure::Coded(format!("NESTED {error}").into()),
             kvdb::Error::NoSnapshot(_) | kvdb::Error::NoBranch(_) => {
                 Failure::Coded(format!("NOSNAPSHOT {error}").into())
             }

@@ -55,6 +55,13 @@ impl Seals {
         }
     }
 
+    /// A client that is confined has begun a transaction within one that it may write in.
+    pub fn begun_within(&self, confined: Confined, id: TransactionId) {
+        if let Some(connection) = confined.0 {
+            self.begun(connection, id);
+        }
+    }
+
     /// A connection has ended: no descendant writes any more.
     pub fn end(&self, connection: u64) {
         if self.count.load(SeqCst) > 0 {

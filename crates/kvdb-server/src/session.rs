@@ -454,7 +454,17 @@ impl Session {
         let Some((transaction, state)) = &self.joined else {
             return self.shared.reached().carry_out(effects);
         };
-        self.shared.reached().wake_inside(transaction.id(), &effects);
+        self.settle_with(transaction.id(), state, effects);
+    }
+
+    /// Keeps effects until a transaction commits, in which they were brought about.
+    pub fn settle_in(&self, id: TransactionId, effects: Effects) {
+        let state = self.shared.transaction_states.of(self.db(), id);
+        self.settle_with(id, &state, effects);
+    }
+
+    fn settle_with(&self, id: TransactionId, state: &TransactionState, effects: Effects) {
+        self.shared.reached().wake_inside(id, &effects);
         let mut kept = state.effects.lock();
         let Some(kept) = &mut *kept else {
             // Another connection has committed the transaction during this command.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{
-    CommitOptions, CommittedKey, DictionaryId, Durability, Isolation, Kvdb, ReceiveOptions,
-    ReceiveStats, Result, Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
-    View,
+    Clash, CommitOptions, CommittedKey, DictionaryId, Durability, Isolation, Kvdb, ReceiveOptions,
+    ReceiveStats, Result, Revision, Savepoint, Settled, Transaction, TransactionId,
+    TransactionOptions, View,
 };
 
 use crate::effects::Effects;
@@ -109,6 +109,61 @@ pub trait Walking: Send {
     fn next(&mut self) -> Result<Vec<u8>>;
 }
 
+/// A merge that a client asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Merge {
+    /// The clone that is merged into the branch that it was made of.
+    pub clone: String,
+    /// The other way round.
+    pub rebase: bool,
+    /// It is looked at, and not committed.
+    pub dry_run: bool,
+    /// Whose version counts at which paths or keys, where both sides have changed the same.
+    pub choices: Vec<(Vec<u8>, Preferred)>,
+    /// How its transaction begins.
+    pub options: TransactionOptions,
+}
+
+/// Whose version counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preferred {
+    /// That of the branch that is merged into.
+    Ours,
+    /// That of the branch that is merged.
+    Theirs,
+    /// Both, beside each other.
+    Both,
+}
+
+/// A merge that has begun.
+#[derive(Clone, Debug)]
+pub struct Merging {
+    /// Its transaction.
+    pub id: TransactionId,
+    /// The clone that it commits to; empty: the store itself.
+    pub into: String,
+    /// The clone whose changes these are; empty: the store itself.
+    pub from: String,
+    /// What both sides have changed.
+    pub conflicts: Vec<Conflicting>,
+}
+
+/// Something that both sides have changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflicting {
+    /// A path, or `dictionary:key`.
+    pub path: Vec<u8>,
+    /// It is a key.
+    pub key: bool,
+    /// What the branch has done that is merged into, in a word.
+    pub ours: &'static str,
+    /// What the other one has done.
+    pub theirs: &'static str,
+}
+
+/// Settles a key that both have changed, by the name of its dictionary.
+pub type SettleKey<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
+
 /// Who begins and ends transactions. The store itself does where it is nothing but keys; where it
 /// is also a file system, files must be ready for it as well.
 pub trait Transactions: Send + Sync {
@@ -127,6 +182,12 @@ pub trait Transactions: Send + Sync {
         commit: u64,
         options: TransactionOptions,
     ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)>;
+    /// Begins one that brings the changes of one branch into another when it commits. `settle` is
+    /// asked about keys that both have changed.
+    fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
+        let _ = (merge, settle);
+        Err(kvdb::Error::Invalid("clones are merged with their files, and here are none".into()))
+    }
     /// What a durable one has so far is on disk when this returns.
     fn keep(&self, id: TransactionId) -> Result<()>;
     /// Marks the state that it has now.
@@ -136,6 +197,17 @@ pub trait Transactions: Send + Sync {
     /// What it has changed of the files, sorted by path. `collapsed`: what lies below a directory
     /// that was added or removed is mostly counted.
     fn files(&self, id: TransactionId, collapsed: bool) -> Result<Vec<FileChange>>;
+    /// What keys of a reserved dictionary are, with the names that files have in a transaction.
+    fn describe(
+        &self,
+        id: TransactionId,
+        dictionary: &str,
+        start: &[u8],
+        end: &[u8],
+    ) -> Option<String> {
+        let _ = (id, dictionary, start, end);
+        None
+    }
     /// Reserved dictionaries whose keys tell what commits have changed of the files.
     fn followed(&self) -> Vec<DictionaryId> {
         Vec::new()

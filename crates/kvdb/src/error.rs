@@ -57,6 +57,19 @@ pub enum Error {
     /// nothing was committed.
     #[error("transaction {0} has changed since it was looked at, and was not committed")]
     Changed(TransactionId),
+    /// Transactions are open within the one that was to be committed; it is open, and nothing was
+    /// committed.
+    #[error(
+        "transaction {id} is not committed while others are open within it ({}): commit or abort \
+         these first",
+        listed(nested)
+    )]
+    Nested {
+        /// The transaction.
+        id: TransactionId,
+        /// Those within it.
+        nested: Vec<TransactionId>,
+    },
     /// There is no such transaction.
     #[error("no transaction {0}: it has ended, or never was")]
     NoTransaction(TransactionId),
@@ -79,6 +92,14 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Conflict { .. } | Error::Locked(_))
     }
+}
+
+/// Transactions, for a message.
+fn listed(transactions: &[TransactionId]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = transactions.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = transactions.len().saturating_sub(SHOWN);
+    shown.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
 /// A few of the keys, for a message.

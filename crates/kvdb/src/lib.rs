@@ -84,6 +84,7 @@ pub use db::recovery::Recovery;
 pub use db::repair::RepairReport;
 pub use db::scope::Scope;
 pub use db::send::SendStats;
+pub use db::snapshots::STORE_BRANCH;
 pub use db::stats::{DictionaryStats, Stats};
 pub use db::{Kvdb, Space};
 pub use dictionary::{
@@ -100,11 +101,13 @@ pub use read::iter::{Iter, Keys};
 pub use read::view::{StoredValue, View};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
-pub use snapshots::{BranchInfo, Change, Difference, MAX_SNAPSHOT_NAME, Received, SnapshotInfo};
+pub use snapshots::{
+    BranchInfo, Change, Difference, Lineage, MAX_SNAPSHOT_NAME, Received, SnapshotInfo,
+};
 pub use transactions::{
-    Bulk, BulkRun, Changed, Changes, CommitOptions, Isolation, KeptTuple, MAX_SAVEPOINTS,
-    MergeRoutine, Merged, NestedBatch, Revision, Savepoint, StoredTuple, StoredTuples, Transaction,
-    TransactionInfo, TransactionOptions, UndoableCommit,
+    Bulk, BulkRun, Changed, Changes, Clash, CommitOptions, Isolation, KeptTuple, MAX_NESTED,
+    MAX_SAVEPOINTS, MergeRoutine, Merged, NestedBatch, Revision, Savepoint, Settled, StoredTuple,
+    StoredTuples, Transaction, TransactionInfo, TransactionOptions, UndoableCommit,
 };
 pub use vt_tree::{Estimate, Update, read_alone, read_onward};
 pub use zones::{Profile, ZoneInfo, ZoneState};

@@ -37,8 +37,13 @@ impl World {
     }
 
     fn begin(&self) -> Transaction {
-        let options =
-            TransactionOptions { durable: true, label: "long work".into(), ..Default::default() };
+        let (durable, in_place) = (true, true);
+        let options = TransactionOptions {
+            durable,
+            in_place,
+            label: "long work".into(),
+            ..Default::default()
+        };
         self.db.begin_with(options).unwrap()
     }
 
@@ -97,6 +102,7 @@ fn it_goes_on_after_a_crash_as_if_nothing_had_been() {
         (1, t.id(), true, "long work")
     );
     let again = world.joined(t.id());
+    assert!(again.is_in_place());
     assert_eq!(value(&again, world.d, "a").as_deref(), Some("t"));
     assert_eq!(
         value(&again, world.d, "b").as_deref(),

@@ -22,11 +22,11 @@ use crate::daemons::{self, Record};
 use crate::destination;
 use crate::failures;
 use crate::handover::{self, Next, Resumed, State};
-use crate::keeper::Held;
+use crate::keeper::{Held, Keeper};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
 use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
-use crate::store;
+use crate::store::{self, InHand};
 use crate::upgrade::Request;
 
 /// How a daemon begins.
@@ -37,7 +37,7 @@ pub enum Begin<'a> {
     Resume(&'a Path, Box<Resumed>),
     /// It mounts the store on the directory, or goes on with what another process has served which
     /// was killed. Its keeper holds this.
-    Kept(&'a Path, &'a Path, Box<Held>),
+    Kept(&'a Path, &'a Path, Box<Held>, Keeper),
 }
 
 /// Serves a store on a directory until it is unmounted, from here or elsewhere. `ready` is called
@@ -70,23 +70,22 @@ fn serve_logged(
     let (opened, mut service, mut asked) = match begin {
         Begin::Mount(store, dir) => {
             let opened = Opened::new(options, |access| {
-                Ok((store::open_waiting(store, access, options.memory)?, InUse::default(), None))
+                let store = store::open_waiting(store, access, options.memory)?;
+                Ok(InHand { store, in_use: InUse::default(), kept: None })
             })?;
             let service = Service::begin(&opened, options, Mounting::On(dir))?;
             (opened, service, None)
         }
-        Begin::Kept(store, dir, held) => {
-            let opened = Opened::new(options, |access| {
-                let (store, in_use, kept) = held.open(store, access, options)?;
-                Ok((store, in_use, Some(kept)))
-            })?;
-            let service = match held.mount()? {
+        Begin::Kept(store, dir, held, keeper) => {
+            let opened = Opened::new(options, |access| held.open(store, access, options))?;
+            let mut service = match held.mount()? {
                 None => Service::begin(&opened, options, Mounting::Kept(dir, &held))?,
                 Some(mount) => {
                     tracing::warn!("the daemon was killed: another one goes on");
                     Service::begin(&opened, options, Mounting::Again(&mount))?
                 }
             };
+            service.keeper = Some(keeper);
             (opened, service, None)
         }
         Begin::Resume(store, resumed) => {
@@ -159,7 +158,8 @@ fn serve_logged(
 fn go_on(store: &Path, resumed: &Resumed, options: &Options) -> Outcome<(Opened, Service)> {
     let opened = Opened::new(options, |access| {
         let (file, in_use) = resumed.store_and_use()?;
-        Ok((store::open_file(file, store, access, options.memory)?, in_use, None))
+        let store = store::open_file(file, store, access, options.memory)?;
+        Ok(InHand { store, in_use, kept: None })
     })?;
     let service = Service::begin(&opened, options, Mounting::Again(&resumed.mount))?;
     Ok((opened, service))

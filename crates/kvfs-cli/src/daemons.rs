@@ -273,10 +273,7 @@ impl Record {
 
     /// It was stopped by a signal, and does nothing until it is told to go on.
     pub fn is_stopped(&self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        // The name in parentheses may contain anything.
-        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-        matches!(state, Some('T' | 't')) && self.is_alive()
+        is_stopped(self.pid) && self.is_alive()
     }
 
     /// A handle that becomes readable when the process ends; `None`: it has ended.
@@ -328,6 +325,14 @@ impl Record {
             failure: v["failure"].as_str().map(Into::into),
         })
     }
+}
+
+/// A process was stopped by a signal, or by who traces it.
+pub fn is_stopped(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may contain anything.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    matches!(state, Some('T' | 't'))
 }
 
 /// `%`, control characters and every byte that is not UTF-8 become `%XX`: other readers of records

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::descendants;
 use crate::destination::{self, Judge, Making};
-use crate::mounted::Mounted;
+use crate::mounted::{Commit, Mounted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::run::{How, kept};
 use crate::sandbox;
@@ -165,7 +165,7 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
     if let Some(at) = winner {
         let Ended { id, number, .. } = ended[at];
         mounted
-            .commit(id, !args.no_sync, None, true)
+            .commit(id, Commit { sync: !args.no_sync, stay: true, ..Commit::default() })
             .map_err(|why| kept(&mut mounted, id, &format!("attempt {number}"), why))?;
     }
     let state = |at: usize, one: &Ended| match winner {
@@ -195,7 +195,7 @@ fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
         let streams = [printed(args, number, "out")?, printed(args, number, "err")?];
         let label = format!("attempt {number} of {}: {words}", args.attempts);
         // Attached: it ends with this connection, however that ends.
-        let id = args.how.begin(mounted, true, &label)?;
+        let id = args.how.begin(mounted, None, true, &label)?;
         attempts.push(Attempt { number, id, streams });
     }
     Ok(attempts)

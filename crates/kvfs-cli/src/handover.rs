@@ -33,6 +33,8 @@ use crate::output::{Exit, Failure, Outcome};
 /// The version of all that is handed over. Programs of different versions do not hand over to each
 /// other.
 pub const VERSION: u32 = 1;
+/// The version of all that a keeper holds. A program of another one does not go on with it.
+const KEPT_VERSION: &str = "kept 1";
 
 /// The option whose argument names the file in which the new program finds the state.
 pub const RESUME: &str = "--resume";
@@ -67,9 +69,15 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Failure {
     move |e| Failure::io(what.clone(), &e)
 }
 
-/// Asks a program whether it goes on with a mount, with the arguments that it would get.
-pub fn ask(program: &Path, arguments: &[OsString], state: &State<'_>) -> Outcome {
-    let file = write(state, &json!({"version": VERSION}))
+/// The version of what a program finds: of all that is handed over, or that a keeper holds.
+fn version(kept: bool) -> Value {
+    if kept { KEPT_VERSION.into() } else { VERSION.into() }
+}
+
+/// Asks a program whether it goes on with a mount, with the arguments that it would get. `kept`: by
+/// what a keeper holds.
+pub fn ask(program: &Path, arguments: &[OsString], state: &State<'_>, kept: bool) -> Outcome {
+    let file = write(state, &json!({"version": version(kept)}))
         .map_err(failed("what there is to know could not be written"))?;
     let output = Command::new(program)
         .args(arguments)
@@ -90,11 +98,11 @@ pub fn ask(program: &Path, arguments: &[OsString], state: &State<'_>) -> Outcome
 }
 
 /// The answer of a program that is asked: it finds the state at its standard input.
-pub fn fits(policy: &Policy) -> Outcome {
+pub fn fits(policy: &Policy, kept: bool) -> Outcome {
     let file = File::from(
         io::stdin().as_fd().try_clone_to_owned().map_err(failed("there is no standard input"))?,
     );
-    let (_, mount, _) = read(&file).map_err(failed("it cannot be read"))?;
+    let (_, mount, _) = read(&file, &version(kept)).map_err(failed("it cannot be read"))?;
     // Not the connection: that stays where it is.
     let mount = Handover::decode(&mount, file.into()).map_err(failed("it cannot be read"))?;
     mount.fits(policy).map_err(crate::failures::of_mount)
@@ -205,7 +213,7 @@ fn write_parts(parts: [&[u8]; 3]) -> io::Result<File> {
 }
 
 /// Head, mount and file system, as [`write`] has written them.
-fn read(mut file: &File) -> io::Result<(Value, Vec<u8>, Vec<u8>)> {
+fn read(mut file: &File, version: &Value) -> io::Result<(Value, Vec<u8>, Vec<u8>)> {
     let malformed = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut all = Vec::new();
     file.rewind()?;
@@ -221,7 +229,7 @@ fn read(mut file: &File) -> io::Result<(Value, Vec<u8>, Vec<u8>)> {
     };
     let (head, mount, in_use) = (part()?, part()?, part()?);
     let head: Value = serde_json::from_slice(&head)?;
-    if head["version"] != VERSION {
+    if head["version"] != *version {
         return Err(malformed("it is of another version"));
     }
     Ok((head, mount, in_use))
@@ -245,7 +253,7 @@ impl Resumed {
     pub fn from_descriptor(number: RawFd) -> Outcome<Resumed> {
         let resumed = || -> io::Result<Resumed> {
             let file = File::from(inherited(number)?);
-            let (head, mount, in_use) = read(&file)?;
+            let (head, mount, in_use) = read(&file, &version(false))?;
             let fd = |name: &str| {
                 let number = head[name].as_i64().and_then(|n| RawFd::try_from(n).ok());
                 number.map(inherited).transpose()
@@ -290,7 +298,7 @@ impl Resumed {
         let Some(before) = &self.before else { return };
         let executed = || -> io::Result<()> {
             // The descriptors have kept their numbers.
-            let (mut head, mount, in_use) = read(&self.file)?;
+            let (mut head, mount, in_use) = read(&self.file, &version(false))?;
             as_failed(&mut head, failure);
             let words = head["arguments"].as_array().into_iter().flatten();
             let arguments: Vec<OsString> =

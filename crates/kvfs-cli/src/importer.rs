@@ -9,7 +9,9 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use kvfs::{Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Whole, WriteHints, XattrFlags};
+use kvfs::{
+    Caller, FileKind, Fs, Ino, ROOT, SetAttr, TimeSet, Untold, Whole, WriteHints, XattrFlags,
+};
 use serde::Serialize;
 
 use crate::import_items::{Item, Meta, PIECE};
@@ -76,6 +78,8 @@ pub struct Importer {
     /// that were there.
     pub names: Vec<(Ino, Box<[u8]>)>,
     pub inodes: Vec<Ino>,
+    /// Where they are noted before.
+    untold: Untold,
 }
 
 /// So many are remembered by name.
@@ -102,6 +106,11 @@ pub fn is_hidden(path: &[u8]) -> bool {
 impl Importer {
     /// Into the directory at `to`, made if it does not exist.
     pub fn new(fs: Fs, to: &[u8], caller: Caller) -> Outcome<Importer> {
+        Importer::noted(fs, to, caller, Untold::default())
+    }
+
+    /// As [`Importer::new`]. `untold`: where the changes are noted before they are made.
+    pub fn noted(fs: Fs, to: &[u8], caller: Caller, untold: Untold) -> Outcome<Importer> {
         if is_hidden(to) {
             return Err(hidden(to));
         }
@@ -111,6 +120,16 @@ impl Importer {
                 format!("the path {} leads out of its directory by `..`", text::show(to)),
             ));
         }
+        // In one that is missing the kernel knows no name.
+        let mut at = ROOT;
+        for name in tree::names(to) {
+            untold.add(&[(at, name)], &[at]);
+            match fs.peek(at, name) {
+                Ok(Some((ino, FileKind::Dir))) => at = ino,
+                _ => break,
+            }
+        }
+        untold.add(&[], &[at]);
         let root = tree::make_directories(&fs, to, caller)?;
         let counts = Counts::default();
         let (last, directories, file, left_out) = (None, Vec::new(), None, Vec::new());
@@ -130,6 +149,7 @@ impl Importer {
             left_out,
             names,
             inodes,
+            untold,
         };
         // The way there may have been made now.
         let mut at = ROOT;
@@ -199,10 +219,17 @@ impl Importer {
     fn tell(&mut self, dir: Ino, name: &[u8]) {
         if self.fs.is_referenced(dir) {
             self.names.push((dir, name.into()));
+            self.untold.add(&[(dir, name)], &[dir]);
             if self.inodes.last() != Some(&dir) {
                 self.inodes.push(dir);
             }
         }
+    }
+
+    /// An inode that is there changes.
+    fn tell_inode(&mut self, ino: Ino) {
+        self.untold.add(&[], &[ino]);
+        self.inodes.push(ino);
     }
 
     fn skip(&mut self, what: String) {
@@ -275,7 +302,7 @@ impl Importer {
         self.fs.forget(attr.ino, 1);
         match attr.kind {
             FileKind::Dir if keep_directory => {
-                self.inodes.push(attr.ino);
+                self.tell_inode(attr.ino);
                 return Ok(Some(attr.ino));
             }
             FileKind::Dir => {
@@ -283,7 +310,13 @@ impl Importer {
                 self.make_waiting()?;
                 self.fs.rmdir(parent, name)?;
             }
-            _ => self.fs.unlink(parent, name)?,
+            _ => {
+                // It may have other names, of which it has fewer then.
+                if self.fs.is_referenced(attr.ino) {
+                    self.tell_inode(attr.ino);
+                }
+                self.fs.unlink(parent, name)?;
+            }
         }
         self.last = None;
         Ok(None)
@@ -350,9 +383,9 @@ impl Importer {
                 if same {
                     return Ok(());
                 }
-                let linked = self
-                    .clear(parent, name, false)
-                    .and_then(|_| self.fs.link(source.ino, parent, name));
+                let cleared = self.clear(parent, name, false);
+                self.tell_inode(source.ino);
+                let linked = cleared.and_then(|_| self.fs.link(source.ino, parent, name));
                 linked
                     .map(|attr| self.fs.forget(attr.ino, 1))
                     .map_err(|e| cannot("make the hard link", path, e))

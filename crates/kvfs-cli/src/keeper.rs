@@ -2,40 +2,54 @@
 //! child.
 //!
 //! It has open what must not go with the daemon: the connection to the kernel, the store's file
-//! with its lock, and three files in memory: the mirror of the commits that the journal does not
-//! have yet (`kvdb::Mirror`), what the kernel refers to (`kvfs_fuse::Kept`), and how the mount
-//! began. A daemon that is killed, or crashes, is begun anew with these, and goes on. One that ends
-//! by itself has unmounted, or could not begin: then the keeper ends, too, with the same exit code.
+//! with its lock, and four files in memory: the mirror of the commits that the journal does not
+//! have yet (`kvdb::Mirror`), what the kernel refers to (`kvfs_fuse::Kept`), the views and what the
+//! kernel has not been told of them (`kvfs::ViewNotes`), and how the mount began. A daemon that is
+//! killed, or crashes, is begun anew with these, and goes on. One that ends by itself has
+//! unmounted, or could not begin: then the keeper ends, too, with the same exit code.
+//!
+//! **Another version.** A daemon that is asked to become another program (`upgrade`) has the keeper
+//! execute that from now on, and kills itself: what follows is what follows any kill. Should the
+//! new program not come to serve, the one before it is executed again. The keeper itself stays what
+//! it is.
+//!
+//! The daemon has an end of a pipe, on which it says that it serves, and what it is to become.
 //!
 //! Signals that end a daemon are passed on. They wait until it listens.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{self, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvdb::Mirror;
-use kvfs::InUse;
-use kvfs_fuse::{Handover, Kept};
+use kvfs::{InUse, ViewNotes};
+use kvfs_fuse::{Handover, Kept, Life};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::daemons;
 use crate::handover::{hold_signals, inherited, keep};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
-use crate::store::{self, Access, Store};
+use crate::store::{self, Access, InHand};
 
 /// The option whose argument names the descriptors that a daemon gets of its keeper.
 pub const KEPT: &str = "--kept";
+
+/// A daemon says that it serves, and which program is to follow it.
+const SERVES: &str = "serves";
+const BECOMES: &str = "becomes ";
 
 /// A daemon that crashes, or that others kill, more often in so much time is not begun anew. (A
 /// request that it crashes by would come to the next one, too.)
@@ -51,11 +65,61 @@ pub struct Held {
     store: File,
     mirror: File,
     references: File,
+    views: File,
     /// Empty until there is a mount; then what [`Handover::encode`] says of it.
     mount: File,
     /// An end of a pipe that only a thread of the daemon has once it has begun
     /// ([`kvfs_fuse::live`]).
     life: Option<OwnedFd>,
+}
+
+/// By which a daemon talks to its keeper.
+pub struct Keeper(Life);
+
+impl Keeper {
+    /// The daemon serves.
+    pub fn say_serves(&self) {
+        if let Err(e) = self.0.say(format!("{SERVES}\n").as_bytes()) {
+            tracing::warn!("the keeper does not know that this process serves: {e}");
+        }
+    }
+
+    /// Has the program follow this process, which ends with that.
+    pub fn become_program(&self, program: &Path) -> Failure {
+        let said = self.0.say(format!("{BECOMES}{}\n", daemons::escape(program)).as_bytes());
+        let killed = said.and_then(|()| Ok(kill_process(rustix::process::getpid(), Signal::KILL)?));
+        let cannot = failed("the keeper cannot be told what is to follow");
+        cannot(killed.err().unwrap_or_else(|| io::ErrorKind::Interrupted.into()))
+    }
+}
+
+/// A program that is executed for a daemon: this very file, also where another version has its name
+/// by now, which may not know what is held here.
+struct Program {
+    name: PathBuf,
+    file: OwnedFd,
+}
+
+impl Program {
+    fn at(name: &Path) -> io::Result<Program> {
+        let file = rustix::fs::open(name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Program { name: name.into(), file })
+    }
+
+    fn own() -> io::Result<Program> {
+        let name = std::env::current_exe()?;
+        Ok(Program { name, ..Program::at(Path::new("/proc/self/exe"))? })
+    }
+
+    /// By which it is executed.
+    fn path(&self) -> PathBuf {
+        let by_file = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        let file = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
+        match file(&self.name) == file(&by_file) {
+            true => self.name.clone(),
+            false => by_file,
+        }
+    }
 }
 
 /// The lock on a store, which the keeper has, too.
@@ -86,16 +150,17 @@ impl Held {
             store: store.map_err(failed("cannot open the store"))?,
             mirror: in_memory("kvfs-mirror")?,
             references: in_memory("kvfs-references")?,
+            views: in_memory("kvfs-views")?,
             mount: in_memory("kvfs-mount")?,
             life: None,
         })
     }
 
     /// In the order in which a daemon takes them.
-    fn all(&self) -> [BorrowedFd<'_>; 5] {
-        let files = [&self.store, &self.mirror, &self.references, &self.mount];
-        let [store, mirror, references, mount] = files.map(|file| file.as_fd());
-        [self.connection.as_fd(), store, mirror, references, mount]
+    fn all(&self) -> [BorrowedFd<'_>; 6] {
+        let files = [&self.store, &self.mirror, &self.references, &self.views, &self.mount];
+        let [store, mirror, references, views, mount] = files.map(|file| file.as_fd());
+        [self.connection.as_fd(), store, mirror, references, views, mount]
     }
 
     /// Takes over what the keeper has left for this process.
@@ -111,6 +176,7 @@ impl Held {
                 store: next()?.into(),
                 mirror: next()?.into(),
                 references: next()?.into(),
+                views: next()?.into(),
                 mount: next()?.into(),
                 life: Some(next()?),
             })
@@ -136,9 +202,10 @@ impl Held {
 
     /// Lets the keeper know when this process is killed, also where a thread of it cannot end
     /// before a call on the mount is answered.
-    pub fn live(&mut self) -> Outcome {
-        let life = self.life.take().map_or(Ok(()), kvfs_fuse::live);
-        life.map_err(failed("the keeper cannot be told when this process ends"))
+    pub fn live(&mut self) -> Outcome<Keeper> {
+        let life = self.life.take().ok_or_else(|| io::ErrorKind::NotFound.into());
+        let life = life.and_then(kvfs_fuse::live);
+        life.map(Keeper).map_err(failed("the keeper cannot be told when this process ends"))
     }
 
     /// The connection.
@@ -167,12 +234,7 @@ impl Held {
     }
 
     /// Opens the store with all that a killed daemon has committed, and what the kernel has of it.
-    pub fn open(
-        &self,
-        path: &Path,
-        access: Access,
-        options: &Options,
-    ) -> Outcome<(Store, InUse, Arc<Kept>)> {
+    pub fn open(&self, path: &Path, access: Access, options: &Options) -> Outcome<InHand> {
         let file = |file: &File| file.try_clone().map_err(failed("a descriptor cannot be copied"));
         let cannot = |e: kvdb::Error| Failure::new(Exit::Failed, e.to_string());
         let mirror = Arc::new(Mirror::new(file(&self.mirror)?).map_err(cannot)?);
@@ -181,9 +243,10 @@ impl Held {
         let store = store::open_mirrored(&self.store, path, access, options.memory, &mirror)?;
         let references =
             kept.references().map_err(failed("what the kernel refers to cannot be read"))?;
-        let in_use = InUse::left_by_killed(&store.db, references)
-            .map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
-        Ok((store, in_use, Arc::new(kept)))
+        let of_files = |e: kvfs::Error| Failure::new(Exit::Failed, e.to_string());
+        let notes = ViewNotes::new(file(&self.views)?).map_err(of_files)?;
+        let in_use = InUse::left_by_killed(&store.db, references, &notes).map_err(of_files)?;
+        Ok(InHand { store, in_use, kept: Some((Arc::new(kept), Arc::new(notes))) })
     }
 }
 
@@ -204,8 +267,10 @@ pub fn run(
     begun: impl FnOnce(),
 ) -> Outcome<std::convert::Infallible> {
     let held = Held::new(store, options)?;
-    let program = std::env::current_exe()
-        .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
+    let mut program =
+        Program::own().map_err(|e| Failure::io("cannot find this program's own file", &e))?;
+    // The one before, until the next one has served.
+    let mut before = None;
     keep(held.all()).map_err(failed("a descriptor cannot be left to the daemon"))?;
     let list: Vec<_> = held.all().iter().map(|fd| fd.as_raw_fd().to_string()).collect();
     let list = list.join(",");
@@ -216,7 +281,7 @@ pub fn run(
     loop {
         let (lives, life) = std::io::pipe().map_err(failed("cannot make a pipe"))?;
         keep([life.as_fd()]).map_err(failed("a descriptor cannot be left to the daemon"))?;
-        let mut command = Command::new(this_program(&program));
+        let mut command = Command::new(program.path());
         command.args(arguments).arg(KEPT).arg(format!("{list},{}", life.as_raw_fd()));
         // SAFETY: it changes the mask of signals of the child, and nothing else.
         unsafe {
@@ -225,7 +290,17 @@ pub fn run(
                 Ok(())
             });
         }
-        let mut daemon = command.spawn().map_err(failed("cannot start the daemon"))?;
+        let mut daemon = match (command.spawn(), before.take()) {
+            (Ok(daemon), earlier) => {
+                before = earlier;
+                daemon
+            }
+            (Err(_), Some(earlier)) => {
+                program = earlier;
+                continue;
+            }
+            (Err(e), None) => return Err(failed("cannot start the daemon")(e)),
+        };
         drop(life);
         let pid = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw);
         {
@@ -237,8 +312,14 @@ pub fn run(
         if let Some(begun) = begun.take() {
             begun();
         }
-        // Nothing is ever written there.
-        while (&lives).read(&mut [0]).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
+        let mut next = None;
+        for said in BufReader::new(&lives).lines().map_while(Result::ok) {
+            if said == SERVES {
+                before = None;
+            } else if let Some(name) = said.strip_prefix(BECOMES) {
+                next = Program::at(&daemons::unescape(name)).ok();
+            }
+        }
         let status = ended(&mut daemon).map_err(failed("cannot wait for the daemon"))?;
         lock(&child).pid = None;
         let code = status.and_then(|status| status.code());
@@ -252,6 +333,14 @@ pub fn run(
         stuck.retain_mut(|daemon: &mut process::Child| matches!(daemon.try_wait(), Ok(None)));
         if status.is_none() {
             stuck.push(daemon);
+        }
+        if let Some(next) = next {
+            before = Some(std::mem::replace(&mut program, next));
+            continue;
+        }
+        if let Some(before) = before.take() {
+            // It did not come to serve.
+            program = before;
         }
         let signal = status.and_then(|status| status.signal()).unwrap_or(libc::SIGKILL);
         let died = match code {
@@ -279,15 +368,6 @@ pub fn run(
             return Err(Failure::new(Exit::Failed, what));
         }
     }
-}
-
-/// What is executed for another daemon: this very program, also where another version has its name
-/// by now, which may not know what is held here.
-fn this_program(named: &Path) -> &Path {
-    use std::os::unix::fs::MetadataExt;
-    let this = Path::new("/proc/self/exe");
-    let file = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
-    if file(named) == file(this) { named } else { this }
 }
 
 /// How a daemon has ended whose threads end. `None`: it was killed, and a thread of it waits for an

@@ -41,6 +41,7 @@ mod live;
 mod ls;
 mod manual;
 mod mcp;
+mod merge;
 mod metrics;
 mod mount;
 mod mount_config;
@@ -52,6 +53,7 @@ mod pager;
 mod paths;
 mod pax;
 mod place;
+mod proposed;
 mod restore;
 mod retention;
 mod rm;
@@ -120,6 +122,8 @@ enum Command {
     Top(top::Args),
     Snapshot(snapshot::Args),
     Clone(snapshot::CloneArgs),
+    Merge(merge::Args),
+    Rebase(merge::RebaseArgs),
     Diff(snapshot::DiffArgs),
     Restore(restore::Args),
     Undo(undo::Args),
@@ -185,6 +189,8 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(args, &output),
         Command::Explore(args) => return explore::run(args, &output),
         Command::Txn(args) => return txn::run(args, &output),
+        Command::Merge(args) => return merge::run(args, &output),
+        Command::Rebase(args) => return merge::rebase(args, &output),
         Command::Create(args) => create::run(args, &output),
         Command::Mount(args) => mount::run(args, &output),
         Command::Umount(args) => umount::run(args, &output),

@@ -102,13 +102,14 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.metrics = args.metrics.or(options.metrics);
     options.network.check()?;
     if args.fits {
-        return handover::fits(&options.policy).map_err(tell);
+        return handover::fits(&options.policy, options.keeper).map_err(tell);
     }
     let background = arguments("--serving", &store, &dir, &args.options, &options);
     if let Some(kept) = &args.kept {
         let mut held = Box::new(Held::from_descriptors(kept)?);
-        held.live()?;
-        return serve_kept(&store, &dir, &options, held, args.foreground, output);
+        let keeper = held.live()?;
+        let begin = Begin::Kept(&store, &dir, held, keeper);
+        return serve_kept(begin, &options, &background, args.foreground, output);
     }
     if args.serving {
         if options.keeper {
@@ -352,14 +353,16 @@ fn keep(store: &Path, options: &Options, arguments: &[OsString]) -> Outcome {
 /// The daemon of a keeper. The first one that gets so far has somebody to tell that the mount
 /// stands.
 fn serve_kept(
-    store: &Path,
-    dir: &Path,
+    begin: Begin<'_>,
     options: &Options,
-    held: Box<Held>,
+    arguments: &[OsString],
     foreground: bool,
     output: &Output,
 ) -> Outcome {
-    let first = held.mount()?.is_none();
+    let Begin::Kept(_, _, held, _) = &begin else {
+        return Err(Failure::new(Exit::Failed, "there is nothing that a keeper holds"));
+    };
+    let (first, lock) = (held.mount()?.is_none(), held.lock()?);
     let mut is_ready = false;
     let mut ready = |record: &Record| {
         is_ready = true;
@@ -371,9 +374,7 @@ fn serve_kept(
         }
         Ok(())
     };
-    let lock = held.lock()?;
-    let begin = Begin::Kept(store, dir, held);
-    let outcome = daemon::serve(begin, options, &[], &mut ready);
+    let outcome = daemon::serve(begin, options, arguments, &mut ready);
     lock.let_go();
     if first && !is_ready && !foreground { outcome.map_err(tell) } else { outcome }
 }

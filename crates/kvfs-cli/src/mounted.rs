@@ -2,6 +2,7 @@
 //! daemon.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use kvdb_server::{Client, Reply};
 use serde_json::{Map, Value, json};
@@ -21,12 +22,18 @@ pub const SOCKET: &str = "KVFS_SOCKET";
 /// Where the store is mounted.
 pub const MOUNT: &str = "KVFS_MOUNT";
 
+/// How long another daemon may take to go on with a mount, and how often it is called then.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Why a transaction was not committed.
 pub enum NotCommitted {
     /// It was in another state, and is open.
     Changed(Failure),
     /// Others have changed the same.
     Conflict(Failure),
+    /// Others are open within it.
+    Nested(Failure),
     Failed(Failure),
 }
 
@@ -34,9 +41,24 @@ impl From<NotCommitted> for Failure {
     fn from(why: NotCommitted) -> Failure {
         match why {
             NotCommitted::Changed(failure) => failure.hint("look at it again"),
-            NotCommitted::Conflict(failure) | NotCommitted::Failed(failure) => failure,
+            NotCommitted::Conflict(failure)
+            | NotCommitted::Nested(failure)
+            | NotCommitted::Failed(failure) => failure,
         }
     }
+}
+
+/// How a transaction is committed.
+#[derive(Clone, Copy, Default)]
+pub struct Commit<'a> {
+    /// It is on disk then.
+    pub sync: bool,
+    /// In this state alone.
+    pub state: Option<&'a str>,
+    /// It is open after a conflict.
+    pub stay: bool,
+    /// Transactions that are open within it are aborted.
+    pub abort_nested: bool,
 }
 
 pub struct Mounted {
@@ -46,6 +68,8 @@ pub struct Mounted {
     pub view: View,
     /// It is the mount that shows the view, and not the path that names it.
     pub bound: bool,
+    /// Where the path lies in the table of mounts.
+    pub mounted_at: PathBuf,
     client: Client,
 }
 
@@ -80,17 +104,25 @@ impl Mounted {
             Some(place) => Some(place.root()),
             None => Record::all().into_iter().find(|r| r.store == full).map(|r| r.mount_point),
         };
+        let mounted_at = place.as_ref().map(|place| place.mount.mount_point.clone());
         let client = sockets::connect(&socket).map_err(|e| {
             Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
         })?;
         let (view, bound) =
             place.map_or((View::Mainline, false), |place| (place.view, place.bound));
-        Ok(Mounted { mount_point: mount_point.ok_or_else(none)?, socket, view, bound, client })
+        let mount_point = mount_point.ok_or_else(none)?;
+        let mounted_at = mounted_at.unwrap_or_else(|| mount_point.clone());
+        Ok(Mounted { mount_point, socket, view, bound, mounted_at, client })
     }
 
     /// The directory where a transaction's view of the files is.
     pub fn view(&self, id: u64) -> PathBuf {
         View::Transaction(id).path(&self.mount_point)
+    }
+
+    /// Whether the path leads to what a transaction shows in place of the store.
+    pub fn shows(&self, id: u64) -> bool {
+        self.bound && self.view == View::Transaction(id)
     }
 
     /// The clone that a transaction is of, or the store.
@@ -129,6 +161,29 @@ impl Mounted {
         judged(self.client.receive())
     }
 
+    /// Connects again where the daemon is gone: another one may go on with the mount. Returns
+    /// `true` if it was there all the time.
+    pub fn connect_again(&mut self) -> Outcome<bool> {
+        if self.client.call(&[b"PING"]).is_ok() {
+            return Ok(true);
+        }
+        let begun = Instant::now();
+        loop {
+            match sockets::connect(&self.socket) {
+                Ok(client) => {
+                    self.client = client;
+                    return Ok(false);
+                }
+                Err(e) if begun.elapsed() > PATIENCE => {
+                    let socket = self.socket.display();
+                    let what = format!("cannot reach the store's daemon at {socket}");
+                    return Err(Failure::io(what, &e));
+                }
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
     pub fn txn(&mut self, words: &[&str]) -> Outcome<Reply> {
         let words: Vec<&[u8]> =
             std::iter::once("TXN").chain(words.iter().copied()).map(str::as_bytes).collect();
@@ -143,19 +198,14 @@ impl Mounted {
         }
     }
 
-    /// Commits a transaction: with a `state` in that one only, with `stay` so that it is open after
-    /// a conflict.
-    pub fn commit(
-        &mut self,
-        id: u64,
-        sync: bool,
-        state: Option<&str>,
-        stay: bool,
-    ) -> Result<(), NotCommitted> {
+    /// Commits a transaction.
+    pub fn commit(&mut self, id: u64, how: Commit<'_>) -> Result<(), NotCommitted> {
+        let Commit { sync, state, stay, abort_nested } = how;
         let number = id.to_string();
         let mut words: Vec<&[u8]> = vec![b"TXN", b"COMMIT", number.as_bytes()];
         words.extend(sync.then_some(&b"SYNC"[..]));
         words.extend(stay.then_some(&b"STAY"[..]));
+        words.extend(abort_nested.then_some(&b"ABORTNESTED"[..]));
         words.extend(state.iter().flat_map(|state| [&b"IF"[..], state.as_bytes()]));
         let _waiting = waiting::on(&self.socket);
         let reply = self.client.call(&words);
@@ -163,6 +213,9 @@ impl Mounted {
         match reply.map_err(cannot)? {
             Reply::Error(text) if text.starts_with("CHANGED ") => {
                 Err(NotCommitted::Changed(refused(&text)))
+            }
+            Reply::Error(text) if text.starts_with("NESTED ") => {
+                Err(NotCommitted::Nested(refused(&text)))
             }
             Reply::Error(text) if text.starts_with("CONFLICT ") => {
                 Err(NotCommitted::Conflict(refused(&text)))

@@ -98,7 +98,12 @@ fn view_of(path: &Path) -> (View, PathBuf) {
         (Some("clone"), Some(name)) => View::Clone(name),
         _ => View::Listing,
     };
-    (view, parts.as_path().to_owned())
+    let rest = parts.as_path();
+    match view {
+        // One that was begun within it lies in its view.
+        View::Transaction(_) if rest.starts_with(HIDDEN) => view_of(rest),
+        view => (view, rest.to_owned()),
+    }
 }
 
 /// The directory of a view that is mounted there; `None`: it is another view's.
@@ -112,10 +117,11 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
     let Some(mount) = mounts::mount_of(path)?.filter(MountEntry::is_fuse) else { return Ok(None) };
     let below = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
     let begins = below(&mount.root);
-    let bound = view_of(&begins).0 != View::Mainline;
+    let shown = view_of(&begins).0;
     let inside =
         path.strip_prefix(&mount.mount_point).map_or_else(|_| PathBuf::new(), Path::to_owned);
     let (view, rest) = view_of(&begins.join(inside));
+    let bound = shown != View::Mainline && shown == view;
     Ok(Some(Place { mount, view, rest, bound }))
 }
 

@@ -8,8 +8,9 @@ use kvdb_server::Reply;
 
 use crate::changes::{Changes, Choice, Detail, Style, Wanted};
 use crate::descendants;
-use crate::mounted::{self, Mounted, NotCommitted};
+use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place::View;
 use crate::sandbox::{self, Namespace};
 use crate::terminal::Terminal;
 use crate::text::with_paths;
@@ -24,6 +25,10 @@ know nothing of it need nothing: kvfs run /mnt -- make install
 
 By default exit code 0 commits and anything else aborts. Of two transactions that change the \
 same file or key, the first to commit wins (si), or the younger one waits (ser).
+
+Within a program that runs so, kvfs run begins a transaction within that one: it sees what that \
+one has changed so far, and commits into it, before all of it is committed. Several may run at \
+once: of two that change the same file or key the first to commit wins.
 
 In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCKET, where the \
 store's daemon listens; KVFS_MOUNT, where the store is mounted. `kvfs kv` in it works in the \
@@ -111,7 +116,14 @@ struct End {
 
 impl How {
     /// Begins a transaction: its number.
-    pub fn begin(&self, mounted: &mut Mounted, attached: bool, label: &str) -> Outcome<u64> {
+    pub fn begin(
+        &self,
+        mounted: &mut Mounted,
+        within: Option<u64>,
+        attached: bool,
+        label: &str,
+    ) -> Outcome<u64> {
+        let around = within.map(|id| id.to_string());
         let idle = self.idle.map(|seconds| seconds.to_string());
         let clone = mounted.view.branch().unwrap_or_default().to_owned();
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
@@ -119,7 +131,9 @@ impl How {
         if !clone.is_empty() {
             words.extend(["OF", &clone]);
         }
-        words.extend((!self.no_undo).then_some("UNDOABLE"));
+        // The commit into another one is undone by ending that.
+        words.extend((!self.no_undo && within.is_none()).then_some("UNDOABLE"));
+        words.extend(around.iter().flat_map(|id| ["WITHIN", id.as_str()]));
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
         words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
         words.extend(self.no_check.then_some("NOCHECK"));
@@ -137,6 +151,16 @@ impl How {
 
 /// `0`: git changes nothing that it was not asked to change.
 const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
+
+/// What a transaction takes the place of for a program, and where that is.
+fn replaced(mounted: &mut Mounted, id: u64) -> Outcome<(View, PathBuf)> {
+    if mounted.bound && matches!(mounted.view, View::Transaction(_)) {
+        return Ok((mounted.view.clone(), mounted.mounted_at.clone()));
+    }
+    let of = mounted.view_beneath(id)?;
+    let place = of.path(&mounted.mount_point);
+    Ok((of, place))
+}
 
 /// Where the program is to be, and what it is to be told. `ends_with`: see [`sandbox::run`].
 pub fn enter(
@@ -164,9 +188,9 @@ pub fn enter(
         Namespace::Root { view }
     } else {
         environment.push((mounted::SOCKET, mounted.socket.clone().into()));
-        let (of, mount_point) = (mounted.view_beneath(id)?, mounted.mount_point.clone());
-        environment.push((mounted::MOUNT, of.path(&mount_point).into()));
-        Namespace::Bound { view, of, mount_point }
+        let (of, place) = replaced(mounted, id)?;
+        environment.push((mounted::MOUNT, place.clone().into()));
+        Namespace::Bound { view, of, mount_point: mounted.mount_point.clone(), place }
     };
     sandbox::run(&namespace, command, &environment, ends_with, output)
 }
@@ -188,11 +212,16 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 
 fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     let mut mounted = Mounted::find_branch(&args.mount)?;
-    if let Some(id) = mounted.entered() {
-        let what =
-            format!("this already runs in transaction {id} of {}", mounted.mount_point.display());
-        return Err(Failure::new(Exit::Usage, what)
-            .hint("a transaction in a transaction is not possible; run the program as it is"));
+    let within = mounted.entered();
+    if let Some(id) = within.filter(|id| !mounted.shows(*id)) {
+        let what = format!(
+            "this already runs in transaction {id}, and {} does not show that one",
+            args.mount.display()
+        );
+        return Err(Failure::new(Exit::Usage, what).hint(format!(
+            "give the directory that shows it ({}), or run the program as it is",
+            std::env::var(mounted::MOUNT).unwrap_or_default()
+        )));
     }
     mounted.must_have_views()?;
     let terminal = match args.end.ask {
@@ -206,7 +235,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         mounted.seal()?;
     }
     // Attached: if we are killed, it ends with us.
-    let id = args.how.begin(&mut mounted, true, &label)?;
+    let id = args.how.begin(&mut mounted, within, true, &label)?;
     let code = match enter(&mut mounted, id, args.chroot, None, &args.command, output) {
         Ok(code) => code,
         Err(failure) => {
@@ -214,6 +243,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
             return Err(failure);
         }
     };
+    find_again(&mut mounted, id, terminal.is_some())?;
     let number = id.to_string();
     let mut asked = terminal.map(|terminal| Question { terminal, id, code });
     let (end, state) = loop {
@@ -261,36 +291,81 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     Ok(code)
 }
 
+/// Fails where the transaction has ended with the store's daemon. `sealed`: what the program had
+/// started was kept from ending it, which nothing does any more where the daemon is another one.
+fn find_again(mounted: &mut Mounted, id: u64, sealed: bool) -> Outcome {
+    if mounted.connect_again()? {
+        return Ok(());
+    }
+    let mount = mounted.mount_point.display().to_string();
+    match mounted.txn(&["STATUS", &id.to_string()]) {
+        Ok(_) if !sealed => Ok(()),
+        Ok(_) => {
+            let what = "the store's daemon ended while the program ran, and another one goes on";
+            Err(Failure::new(Exit::Failed, what)
+                .hint(format!("it is kept as transaction {id}: see kvfs txn diff {mount} {id}")))
+        }
+        Err(failure) if failure.exit == Exit::NotFound => {
+            let what = format!(
+                "the store's daemon ended while the program ran, and transaction {id} with it"
+            );
+            Err(Failure::new(Exit::Failed, what).hint(
+                "what the program did in it is gone; with --durable it goes on where the mount \
+                 has a keeper",
+            ))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
 fn commit(
     mounted: &mut Mounted,
     id: u64,
     args: &Args,
     state: Option<&str>,
 ) -> Result<(), NotCommitted> {
-    mounted.commit(id, !args.no_sync, state, !args.no_keep)
+    let how = Commit { sync: !args.no_sync, state, stay: !args.no_keep, ..Commit::default() };
+    let commit = |mounted: &mut Mounted| mounted.commit(id, how);
+    let failure = match commit(mounted) {
+        Err(NotCommitted::Failed(failure)) => failure,
+        done => return done,
+    };
+    if mounted.connect_again().unwrap_or(true) {
+        return Err(NotCommitted::Failed(failure));
+    }
+    // It was killed meanwhile. A transaction that goes on is not committed.
+    match mounted.txn(&["STATUS", &id.to_string()]) {
+        Ok(_) => commit(mounted),
+        Err(_) => Err(NotCommitted::Failed(failure.hint(format!(
+            "the store's daemon ended during the commit: kvfs history {} shows whether it is there",
+            mounted.mount_point.display()
+        )))),
+    }
 }
 
 /// Keeps what the program did after a conflict, but where that is not wanted.
 fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failure {
-    match args.no_keep {
-        true => why.into(),
-        false => kept(mounted, id, "run it again; what it did", why),
-    }
+    let what = match why {
+        NotCommitted::Conflict(failure) if args.no_keep => return failure,
+        // They may be at work still.
+        NotCommitted::Nested(_) => "commit it when they have ended; what it did",
+        _ => "run it again; what it did",
+    };
+    kept(mounted, id, what, why)
 }
 
-/// Keeps a transaction that was to stay after a conflict, and says so of `what` was done in it: it
-/// may have taken hours.
+/// Keeps a transaction that was to stay after it was refused, and says so of `what` was done in it:
+/// it may have taken hours.
 pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Failure {
-    let conflict = match why {
-        NotCommitted::Conflict(failure) => failure,
-        other => return other.into(),
+    let (NotCommitted::Conflict(failure) | NotCommitted::Nested(failure)) = why else {
+        return why.into();
     };
     // A serializable one that gave way to another is over.
     if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
-        return conflict;
+        return failure;
     }
     let mount = mounted.mount_point.display();
-    conflict.hint(format!(
+    failure.hint(format!(
         "{what} is kept as transaction {id}: kvfs txn diff {mount} {id} shows it, its files are in \
          {}, and kvfs txn abort {mount} {id} ends it",
         mounted.view(id).display()

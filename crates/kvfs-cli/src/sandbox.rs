@@ -30,8 +30,9 @@ use crate::place::{self, View};
 
 /// What the child sees.
 pub enum Namespace {
-    /// `view` takes the place of `of`, the store or a clone, in what is mounted on `mount_point`.
-    Bound { view: PathBuf, of: View, mount_point: PathBuf },
+    /// `view` takes the place of `of`, the store, a clone or a transaction that is shown already,
+    /// in what is mounted on `mount_point`. `place`: where `of` itself is.
+    Bound { view: PathBuf, of: View, mount_point: PathBuf, place: PathBuf },
     /// `view` is the root.
     Root { view: PathBuf },
 }
@@ -146,7 +147,7 @@ const AWAY: u8 = 7;
 
 fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     let (view, place) = match namespace {
-        Namespace::Bound { view, of, mount_point } => (view, &of.path(mount_point)),
+        Namespace::Bound { view, place, .. } => (view, place),
         Namespace::Root { view } => (view, view),
     };
     let what = match step {
@@ -206,14 +207,13 @@ impl Inside {
         let maps = (line(user), line(group));
         let here = std::env::current_dir().ok();
         Ok(match namespace {
-            Namespace::Bound { view, of, mount_point } => {
-                let places = places(view, of, mount_point)?;
-                let main = of.path(mount_point);
+            Namespace::Bound { view, of, mount_point, place: main } => {
+                let places = places(view, of, mount_point, main)?;
                 // The same path leads to the view once that lies there.
                 let inside = |dir: &PathBuf| places.iter().any(|(_, place)| dir.starts_with(place));
                 let directory = here.filter(inside).map(|dir| c_string(&dir)).transpose()?;
                 let replaced = |(view, place): &(PathBuf, PathBuf)| {
-                    let is_main = *place == main;
+                    let is_main = place == main;
                     Ok(Replaced {
                         view: c_string(view)?,
                         place: c_string(place)?,
@@ -322,9 +322,14 @@ const CLONED_TREE: libc::c_int = 1 | 0x8000 | libc::O_CLOEXEC;
 /// For move_mount(2): the mount is the descriptor's.
 const OF_TREE: libc::c_int = 4;
 
-/// Where the store or the clone, or a directory of it, is mounted, and the directory of `view` that
-/// belongs there. Mounts of other views stay what they are.
-fn places(view: &Path, of: &View, mount_point: &Path) -> Outcome<Vec<(PathBuf, PathBuf)>> {
+/// Where the store, the clone or the transaction, or a directory of it, is mounted, and the
+/// directory of `view` that belongs there. Mounts of other views stay what they are.
+fn places(
+    view: &Path,
+    of: &View,
+    mount_point: &Path,
+    main: &Path,
+) -> Outcome<Vec<(PathBuf, PathBuf)>> {
     let all = mounts::mounts().map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     let top = |place: &Path| all.iter().rfind(|m| m.mount_point == place);
     let device = top(mount_point).map(|m| &m.device);
@@ -332,7 +337,7 @@ fn places(view: &Path, of: &View, mount_point: &Path) -> Outcome<Vec<(PathBuf, P
         Some(&m.device) == device && top(&m.mount_point).is_some_and(|top| top.device == m.device)
     });
     // The clone itself is no mount.
-    let unmounted = (*of != View::Mainline).then(|| (view.to_owned(), of.path(mount_point)));
+    let unmounted = matches!(of, View::Clone(_)).then(|| (view.to_owned(), main.to_owned()));
     let mounted =
         ours.filter_map(|m| Some((view.join(place::directory_of(of, m)?), m.mount_point.clone())));
     Ok(unmounted.into_iter().chain(mounted).collect())

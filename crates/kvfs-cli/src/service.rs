@@ -19,7 +19,7 @@ use crate::daemons::{self, Record};
 use crate::failures;
 use crate::handover::{self, State};
 use crate::http::Listening;
-use crate::keeper::Held;
+use crate::keeper::{Held, Keeper};
 use crate::metrics;
 use crate::mount_options::Options;
 use crate::network::Network;
@@ -29,7 +29,7 @@ use crate::scrubbing::Scrubbing;
 use crate::sockets;
 use crate::statistics;
 use crate::statistics::MountFigures;
-use crate::store::{Access, Store};
+use crate::store::{Access, InHand, Store};
 use crate::transactions::OverFiles;
 use crate::upgrade::Request;
 
@@ -43,17 +43,19 @@ pub struct Opened {
 }
 
 impl Opened {
-    pub fn new(
-        options: &Options,
-        open: impl FnOnce(Access) -> Outcome<(Store, InUse, Option<Arc<Kept>>)>,
-    ) -> Outcome<Opened> {
-        let (store, in_use, kept) = open(access(options))?;
+    pub fn new(options: &Options, open: impl FnOnce(Access) -> Outcome<InHand>) -> Outcome<Opened> {
+        let InHand { store, in_use, kept } = open(access(options))?;
         let atime = match options.mount.access_times {
             AccessTimes::Relative => Atime::Relative,
             AccessTimes::Never => Atime::Never,
         };
         let fs = store.file_system_with(atime, options.zone_size, kept.is_some(), &in_use)?;
-        let views = Views::take_over(store.db.clone(), fs.clone(), &in_use);
+        let (kept, notes) = kept.unzip();
+        let (db, mainline) = (store.db.clone(), fs.clone());
+        let views = match notes {
+            Some(notes) => Views::take_over_noted(db, mainline, &in_use, notes),
+            None => Views::take_over(db, mainline, &in_use),
+        };
         Ok(Opened { store, fs, views, kept })
     }
 }
@@ -79,7 +81,8 @@ pub struct Service {
     adapter: Arc<FuseAdapter>,
     pub mounted: Mounted,
     source: OsString,
-    kept: bool,
+    /// Who begins this process anew when it is killed.
+    pub keeper: Option<Keeper>,
 }
 
 /// How waiting for a mount ended.
@@ -137,7 +140,7 @@ impl Service {
         if let Mounting::Kept(_, held) = mounting {
             mounted.handover().map_or(Ok(()), |mount| held.note_mount(&mount))?;
         }
-        Ok(Service { server, metrics, figures, adapter, mounted, source, kept: kept.is_some() })
+        Ok(Service { server, metrics, figures, adapter, mounted, source, keeper: None })
     }
 
     /// Leaves a record of a mount that answers, and starts what goes with it.
@@ -158,6 +161,9 @@ impl Service {
         record.handover = Some(handover::VERSION);
         record.log = log;
         record.recovery = store.recovery.clone();
+        // Requests are answered. Whoever reads the record may rely on what follows a kill from here
+        // on.
+        self.keeper.iter().for_each(Keeper::say_serves);
         record.write().map_err(|e| {
             Failure::io(format!("cannot write a record to {}", daemons::directory().display()), &e)
         })?;
@@ -172,9 +178,9 @@ impl Service {
                 Failure::io(what, &e)
             })?;
         if opened.kept.is_some()
-            && let Err(e) = notifier.forget_views(&opened.views)
+            && let Err(e) = notifier.follow_killed(&opened.views)
         {
-            tracing::warn!("what was open in snapshots and clones stays stale: {e}");
+            tracing::warn!("views that have ended may be seen for a while: {e}");
         }
         let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
         let _ = self.figures.set(MountFigures { requests, notifier: notifier.clone(), uses_rings });
@@ -197,8 +203,7 @@ impl Service {
         scrubbing: Option<Scrubbing>,
         (say, events): (&Sender<Event>, &Receiver<Event>),
     ) -> Waited<'a> {
-        let Service { server, metrics, mounted, kept, .. } = self;
-        let kept = *kept;
+        let Service { server, metrics, mounted, keeper, .. } = self;
         let (stopper, before) = (mounted.stopper(), mounted.handover());
         let mut scrubbing = Some(scrubbing);
         let mut stopped_for = None;
@@ -218,14 +223,15 @@ impl Service {
                     }
                     Err(_) => return Waited::Ended(Ok(())),
                 };
-                let may = match (&stopper, &before) {
-                    _ if kept => Err(Failure::new(
-                        Exit::Failed,
-                        "this mount has a keeper, which holds what would have to be handed over",
-                    )
-                    .hint("unmount it, and mount it again")),
-                    (Some(stopper), Some(before)) => {
-                        may_become(&request, before, arguments, views).map(|()| stopper)
+                let may = match (&stopper, &before, &*keeper) {
+                    (Some(_), Some(before), Some(keeper)) => {
+                        may_become(&request, before, arguments, views, true).and_then(|()| {
+                            request.answer_followed();
+                            Err(keeper.become_program(&request.program))
+                        })
+                    }
+                    (Some(stopper), Some(before), None) => {
+                        may_become(&request, before, arguments, views, false).map(|()| stopper)
                     }
                     _ => Err(Failure::new(
                         Exit::Failed,
@@ -272,10 +278,11 @@ fn may_become(
     handover: &Handover,
     arguments: &[OsString],
     views: &Views,
+    kept: bool,
 ) -> Outcome {
     hinders(views)?;
     let state = State { mount: handover, in_use: &InUse::default() };
-    handover::ask(&request.program, arguments, &state)?;
+    handover::ask(&request.program, arguments, &state, kept)?;
     // Little is left to do then while requests wait.
     views.sync_all().map_err(|e| {
         Failure::new(Exit::Failed, format!("what was written cannot be committed: {e}"))

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, Mirror, OpenOptions, Profile};
-use kvfs::{Atime, Fs, FsOptions, InUse};
+use kvfs::{Atime, Fs, FsOptions, InUse, ViewNotes};
+use kvfs_fuse::Kept;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
@@ -92,6 +93,14 @@ pub struct Store {
     /// Its file, which is locked until the last one lets go of this.
     pub device: Arc<FileDevice>,
     shares: Shares,
+}
+
+/// An open store, and what is in use of its file system.
+pub struct InHand {
+    pub store: Store,
+    pub in_use: InUse,
+    /// What outlives this process, where a keeper holds it.
+    pub kept: Option<(Arc<Kept>, Arc<ViewNotes>)>,
 }
 
 /// All the memory a store takes when not told otherwise, bytes.

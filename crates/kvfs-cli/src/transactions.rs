@@ -11,10 +11,12 @@ use kvdb::{
     Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
 };
 use kvdb_server::{
-    Cloned, FileChange, FileDetail, Importing, Paths, Removed, Snapshots, Transactions, Walking,
-    Whose,
+    Cloned, Conflicting, FileChange, FileDetail, Importing, Merge, Merging, Paths, Preferred,
+    Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
 };
-use kvfs::{Attr, Below, Caller, Earlier, FileKind, Listing, ViewId, Views};
+use kvfs::{
+    Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeOptions, Untold, ViewId, Views,
+};
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -61,6 +63,31 @@ impl Transactions for OverFiles {
         self.0.undo(commit, options).map_err(of_store)
     }
 
+    fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
+        let choices = merge.choices.iter().map(|(path, preferred)| {
+            let choice = match preferred {
+                Preferred::Ours => Choice::Ours,
+                Preferred::Theirs => Choice::Theirs,
+                Preferred::Both => Choice::Both,
+            };
+            (path.clone(), choice)
+        });
+        let options = MergeOptions {
+            clone: merge.clone.clone(),
+            rebase: merge.rebase,
+            choices: choices.collect(),
+            dry_run: merge.dry_run,
+            transaction: merge.options.clone(),
+        };
+        let merged = self.0.merge(&options, settle).map_err(of_store)?;
+        let conflicts = merged.conflicts.into_iter().map(|one| {
+            let (ours, theirs) = (one.ours.word(), one.theirs.word());
+            Conflicting { path: one.path, key: one.key, ours, theirs }
+        });
+        let (id, into, from) = (merged.transaction, merged.into, merged.from);
+        Ok(Merging { id, into, from, conflicts: conflicts.collect() })
+    }
+
     fn followed(&self) -> Vec<DictionaryId> {
         self.0.followed(&ViewId::Mainline).unwrap_or_default()
     }
@@ -69,6 +96,16 @@ impl Transactions for OverFiles {
         let changed = self.0.changed_paths(&ViewId::Mainline, changes).map_err(of_store)?;
         let paths = changed.paths.into_iter().map(|(path, change)| (path, change.word())).collect();
         Ok(Paths { paths, more: changed.more })
+    }
+
+    fn describe(
+        &self,
+        id: TransactionId,
+        dictionary: &str,
+        start: &[u8],
+        end: &[u8],
+    ) -> Option<String> {
+        self.0.describe_keys(id, dictionary, start, end)
     }
 
     fn keep(&self, id: TransactionId) -> Result<()> {
@@ -142,7 +179,12 @@ impl Transactions for OverFiles {
         let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };
         let inside = self.0.fs(&ViewId::Transaction(id)).map_err(of_store)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
-        import.importer = Some(Importer::new(inside, to, owner).map_err(said)?);
+        let untold = match own {
+            // Its commit notes what changes.
+            true => Untold::default(),
+            false => self.0.untold(&ViewId::Transaction(id)).map_err(of_store)?,
+        };
+        import.importer = Some(Importer::noted(inside, to, owner, untold).map_err(said)?);
         Ok(Box::new(import))
     }
 

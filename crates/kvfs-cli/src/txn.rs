@@ -11,7 +11,7 @@ use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
 use crate::changes::{Changes, Choice, Detail, Wanted};
-use crate::mounted::{self, Mounted, fields};
+use crate::mounted::{self, Commit, Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
 use crate::run::{How, enter};
@@ -44,6 +44,9 @@ enum Action {
         /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), of which
         /// the transaction is then.
         mount: PathBuf,
+        /// Within this transaction: it sees what that one has changed so far, and commits into it.
+        #[arg(long, value_name = "ID")]
+        within: Option<u64>,
         #[command(flatten)]
         how: How,
     },
@@ -64,7 +67,12 @@ enum Action {
     },
     /// List the open transactions.
     #[command(visible_alias = "ls")]
-    List { mount: PathBuf },
+    List {
+        mount: PathBuf,
+        /// Those that are within another one below that one.
+        #[arg(long)]
+        tree: bool,
+    },
     /// Show one.
     Status { mount: PathBuf, id: Option<u64> },
     /// Show what it would change: files and keys.
@@ -92,6 +100,10 @@ enum Action {
         /// is what was looked at.
         #[arg(long = "if", value_name = "STATE")]
         only_if: Option<String>,
+        /// Abort the transactions that are open within it; without this it is not committed while
+        /// there are any.
+        #[arg(long)]
+        abort_nested: bool,
         /// Do not wait until it is on disk; it will be there within the flush interval.
         #[arg(long)]
         no_sync: bool,
@@ -142,9 +154,9 @@ fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
 fn act(action: Action, output: &Output) -> Outcome {
     match action {
         Action::Exec { .. } => Ok(()),
-        Action::Begin { mount, how } => {
+        Action::Begin { mount, within, how } => {
             let mut mounted = Mounted::find_branch(&mount)?;
-            let id = how.begin(&mut mounted, false, "")?;
+            let id = how.begin(&mut mounted, within, false, "")?;
             let environment = with_paths(
                 json!({mounted::TRANSACTION: id.to_string()}),
                 &[(mounted::SOCKET, Some(&mounted.socket))],
@@ -152,7 +164,7 @@ fn act(action: Action, output: &Output) -> Outcome {
             let value = json!({"id": id, "environment": environment});
             output.print(id, with_paths(value, &[("view", Some(&mounted.view(id)))]))
         }
-        Action::List { mount } => {
+        Action::List { mount, tree } => {
             let Reply::Array(all) = Mounted::find(&mount)?.txn(&["LIST"])? else {
                 return Err(odd());
             };
@@ -166,7 +178,7 @@ fn act(action: Action, output: &Output) -> Outcome {
                     "ID", "", "AGE", "IDLE", "SIZE"
                 );
             }
-            for info in &all {
+            for (info, depth) in listed(&all, tree) {
                 let size = human_size(
                     info["memory"].as_u64().unwrap_or(0) + info["run_bytes"].as_u64().unwrap_or(0),
                 );
@@ -176,12 +188,14 @@ fn act(action: Action, output: &Output) -> Outcome {
                 };
                 let _ = writeln!(
                     text,
-                    "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {}{clone}",
+                    "{:>6}  {:4}  {:>8}  {:>8}  {size:>8}  {:indent$}{}{clone}",
                     info["id"].as_u64().unwrap_or(0),
                     info["isolation"].as_str().unwrap_or(""),
                     duration(&info["age_ms"]),
                     duration(&info["idle_ms"]),
-                    show(info["label"].as_str().unwrap_or("").as_bytes())
+                    "",
+                    show(info["label"].as_str().unwrap_or("").as_bytes()),
+                    indent = 2 * depth
                 );
             }
             output.print(text, all)
@@ -195,8 +209,10 @@ fn act(action: Action, output: &Output) -> Outcome {
                 "" => String::new(),
                 clone => format!(" of clone {}", show(clone.as_bytes())),
             };
+            let within = info["within"].as_u64();
+            let within = within.map_or(String::new(), |id| format!(" within transaction {id}"));
             let text = format!(
-                "transaction {id}{of}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
+                "transaction {id}{of}{within}: {isolation}\nlabel    {}\nage      {}\nidle     {}\nchanges  {}\nsize     {} in memory, {} in runs of its own\nview     {}\n",
                 show(info["label"].as_str().unwrap_or("").as_bytes()),
                 duration(&info["age_ms"]),
                 duration(&info["idle_ms"]),
@@ -235,9 +251,15 @@ fn act(action: Action, output: &Output) -> Outcome {
             changes.revert(&mut mounted, id, &Choice::distinct(choices))?;
             output.print("", json!({"reverted": paths.len()}))
         }
-        Action::Commit { mount, id, only_if, no_sync } => {
+        Action::Commit { mount, id, only_if, abort_nested, no_sync } => {
             let (mut mounted, id) = named(&mount, id)?;
-            mounted.commit(id, !no_sync, only_if.as_deref(), false)?;
+            let how = Commit {
+                sync: !no_sync,
+                state: only_if.as_deref(),
+                abort_nested,
+                ..Commit::default()
+            };
+            mounted.commit(id, how)?;
             output.print("", json!({"committed": id}))
         }
         Action::Abort { mount, id } => {
@@ -246,6 +268,28 @@ fn act(action: Action, output: &Output) -> Outcome {
             output.print("", json!({"aborted": id}))
         }
     }
+}
+
+/// The transactions in the order of a list, each with the number of those that are around it; in a
+/// `tree` those within one come right after it.
+fn listed(all: &[Map<String, Value>], tree: bool) -> Vec<(&Map<String, Value>, usize)> {
+    fn add<'a>(
+        all: &'a [Map<String, Value>],
+        around: Option<u64>,
+        depth: usize,
+        out: &mut Vec<(&'a Map<String, Value>, usize)>,
+    ) {
+        for info in all.iter().filter(|info| info["within"].as_u64() == around) {
+            out.push((info, depth));
+            add(all, info["id"].as_u64(), depth + 1, out);
+        }
+    }
+    if !tree {
+        return all.iter().map(|info| (info, 0)).collect();
+    }
+    let mut out = Vec::new();
+    add(all, None, 0, &mut out);
+    out
 }
 
 fn odd() -> Failure {

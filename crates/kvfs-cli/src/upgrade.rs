@@ -3,10 +3,12 @@
 //!
 //! The one in front listens at a socket beside the daemon's record and sends the daemon SIGHUP. The
 //! daemon calls there, is told which program to become, and answers with what hinders it; or it
-//! becomes that program (`handover`), which has the connection then, and answers that it serves. If
-//! neither comes, the end of the connection says so.
+//! becomes that program (`handover`), which has the connection then, and answers that it serves. A
+//! daemon that has a keeper answers that another process follows it (`keeper`), whose record says
+//! that it serves. If nothing comes, the end of the connection says so. A daemon that is stopped
+//! (SIGSTOP) would be waited for in vain, so it is looked at now and then.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvfs_fuse::mounts::{self, MountEntry};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -24,6 +26,10 @@ use crate::{handover, paths, text};
 
 /// How long the other end may take for its first words.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// When it is looked at whether a process that is waited for runs.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// When it is looked at whether another process serves.
+const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// Has the daemon that serves `target` become this program.
 pub fn run(target: &Path, output: &Output) -> Outcome {
@@ -35,9 +41,12 @@ pub fn run(target: &Path, output: &Output) -> Outcome {
         .map_err(|e| Failure::io("cannot listen for the daemon's answer", &e))?;
     let stream = call(&record, &listening)?;
     drop(listening);
-    let answer = ask(&stream, &program)
-        .map_err(|e| Failure::io(format!("cannot talk to process {}", record.pid), &e))?;
-    match (Record::from_line(&answer), Failure::from_line(&answer)) {
+    let answer = ask(&stream, &program, &record)?;
+    let goes_on = match keeper_in(&answer) {
+        Some(keeper) => Some(follower(&record, keeper, &program, &stream)?),
+        None => Record::from_line(&answer),
+    };
+    match (goes_on, Failure::from_line(&answer)) {
         (Some(record), _) => {
             let said = format!(
                 "process {} goes on with {} on {} as kvfs {}",
@@ -54,11 +63,7 @@ pub fn run(target: &Path, output: &Output) -> Outcome {
         (None, Some(failure)) => Err(failure),
         (None, None) => {
             let what = format!("process {} ended, or gave up, without an answer", record.pid);
-            let failure = Failure::new(Exit::Failed, what);
-            Err(match record.log {
-                Some(log) => failure.hint(format!("see {}", log.display())),
-                None => failure,
-            })
+            Err(with_log(Failure::new(Exit::Failed, what), record.log.as_deref()))
         }
     }
 }
@@ -83,11 +88,7 @@ fn daemon_of(target: &Path) -> Outcome<Record> {
         let what = format!("no daemon of this user serves {}", target.display());
         Failure::new(Exit::NotFound, what).hint("kvfs list shows what is mounted")
     })?;
-    if record.is_stopped() {
-        let (mount, pid) = (record.mount_point.display(), record.pid);
-        let what = format!("process {pid}, which serves {mount}, is stopped");
-        return Err(Failure::new(Exit::Busy, what).hint(format!("kill -CONT {pid}")));
-    }
+    must_run(&record)?;
     if record.handover != Some(handover::VERSION) {
         let (mount, pid) = (record.mount_point.display(), record.pid);
         let what =
@@ -95,6 +96,25 @@ fn daemon_of(target: &Path) -> Outcome<Record> {
         return Err(Failure::new(Exit::Failed, what).hint("unmount it, and mount it again"));
     }
     Ok(record)
+}
+
+/// Fails where the process is stopped by a signal.
+fn must_run(record: &Record) -> Outcome {
+    if record.is_stopped() { Err(is_stopped(record.pid, record)) } else { Ok(()) }
+}
+
+fn is_stopped(pid: i32, record: &Record) -> Failure {
+    let mount = record.mount_point.display();
+    let what = format!("process {pid}, which serves {mount}, is stopped");
+    Failure::new(Exit::Busy, what).hint(format!("kill -CONT {pid}"))
+}
+
+/// The failure, and where there is more about it.
+fn with_log(failure: Failure, log: Option<&Path>) -> Failure {
+    match log {
+        Some(log) => failure.hint(format!("see {}", log.display())),
+        None => failure,
+    }
 }
 
 /// A program in the mount could not be read while the mount is not served.
@@ -157,7 +177,9 @@ fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
     loop {
         let mut polled =
             [PollFd::new(&listening.listener, PollFlags::IN), PollFd::new(&process, PollFlags::IN)];
-        match rustix::event::poll(&mut polled, None) {
+        match rustix::event::poll(&mut polled, Some(&LOOK)) {
+            // When it goes on, it finds that nobody calls.
+            Ok(0) => must_run(record)?,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(cannot(e.into())),
         }
@@ -175,12 +197,87 @@ fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
 }
 
 /// Says which program the daemon is to become; its answer, or nothing.
-fn ask(stream: &UnixStream, program: &Path) -> io::Result<String> {
+fn ask(stream: &UnixStream, program: &Path, record: &Record) -> Outcome<String> {
+    let cannot = |e: io::Error| Failure::io(format!("cannot talk to process {}", record.pid), &e);
     let request = json!({"program": daemons::escape(program)});
-    (&*stream).write_all(format!("{request}\n").as_bytes())?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    Ok(answer)
+    let mut stream = stream;
+    stream.write_all(format!("{request}\n").as_bytes()).map_err(cannot)?;
+    let (mut answer, mut bytes) = (Vec::new(), [0; 4096]);
+    while !answer.contains(&b'\n') {
+        match rustix::event::poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&LOOK)) {
+            Ok(0) => {
+                must_run(record)?;
+                continue;
+            }
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(cannot(e.into())),
+        }
+        match stream.read(&mut bytes).map_err(cannot)? {
+            0 => break,
+            read => answer.extend_from_slice(&bytes[..read]),
+        }
+    }
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// The keeper that begins the process which follows.
+fn keeper_in(answer: &str) -> Option<Pid> {
+    let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
+    Pid::from_raw(i32::try_from(answer["keeper"].as_i64()?).ok()?)
+}
+
+/// Waits for the process that follows a daemon which has a keeper.
+fn follower(before: &Record, keeper: Pid, program: &Path, stream: &UnixStream) -> Outcome<Record> {
+    let ended = || {
+        let what = format!("the mount on {} is not served any more", before.mount_point.display());
+        with_log(Failure::new(Exit::Failed, what), before.log.as_deref())
+    };
+    let process = rustix::process::pidfd_open(keeper, rustix::process::PidfdFlags::empty());
+    let process = process.map_err(|_| ended())?;
+    let mut said = None;
+    loop {
+        let is_other = |now: &Record| (now.pid, now.started) != (before.pid, before.started);
+        let now = Record::read(&before.device);
+        if let Some(now) = now.filter(|now| is_other(now) && now.is_alive()) {
+            let file = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
+            let executes = file(Path::new(&format!("/proc/{}/exe", now.pid)));
+            if executes.is_none() || executes == file(program) {
+                return Ok(now);
+            }
+            let what = format!(
+                "this program could not go on with {}: process {} does, as the one before",
+                now.mount_point.display(),
+                now.pid
+            );
+            return Err(with_log(Failure::new(Exit::Failed, what), now.log.as_deref()));
+        }
+        let keeper = keeper.as_raw_nonzero().get();
+        if daemons::is_stopped(keeper) {
+            return Err(is_stopped(keeper, before));
+        }
+        // The daemon has more to say where it could not end.
+        if said.is_none() && before.is_alive() {
+            said = more(stream);
+        }
+        if let Some(failure) = said.as_deref().and_then(Failure::from_line) {
+            return Err(failure);
+        }
+        let mut polled = [PollFd::new(&process, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, Some(&SOON)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            _ => return Err(ended()),
+        }
+    }
+}
+
+/// A line that has come.
+fn more(stream: &UnixStream) -> Option<String> {
+    let now =
+        rustix::event::poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&Timespec::default()));
+    let mut line = String::new();
+    (now == Ok(1)).then(|| BufReader::new(stream).read_line(&mut line).ok())??;
+    Some(line)
 }
 
 /// The daemon's end.
@@ -211,6 +308,13 @@ impl Request {
         let request: serde_json::Value = serde_json::from_str(&line).map_err(|_| malformed())?;
         let program = request["program"].as_str().map(daemons::unescape).ok_or_else(malformed)?;
         Ok(Some(Request { stream: stream.into(), program }))
+    }
+
+    /// Says that another process follows, which the keeper of this one begins.
+    pub fn answer_followed(&self) {
+        let keeper = rustix::process::getppid().map_or(0, |keeper| keeper.as_raw_nonzero().get());
+        let line = format!("{}\n", json!({"keeper": keeper}));
+        let _ = rustix::io::write(&self.stream, line.as_bytes());
     }
 
     /// Says what hinders the daemon, or that it serves as the new program.

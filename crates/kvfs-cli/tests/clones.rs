@@ -172,3 +172,115 @@ fn a_snapshot_of_a_clone_is_compared_with_the_clone() {
         assert_eq!(diff.contains(name), told, "{name}: {diff}");
     }
 }
+
+#[test]
+fn a_clone_is_merged_and_undone_and_merged_again() {
+    let Some((mount, clone)) = cloned() else { return };
+    fs::write(clone.join("file"), "clone").expect("write");
+    fs::create_dir(clone.join("dir")).expect("made");
+    fs::write(clone.join("dir/new"), vec![7; 300_000]).expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(&clone).args(["key", "value"]));
+    fs::write(mount.path("main"), "main").expect("write");
+    // Programs have it open, and see the merge.
+    let open = fs::File::open(mount.path("file")).expect("opened");
+    let shown = succeeds(kvfs(&["merge", "--dry-run"]).arg(&clone));
+    assert!(shown.contains("M  file") && shown.contains("A  dir"), "{shown}");
+    assert_eq!(read(mount.path("file")).as_deref(), Some("base"));
+    let shown = succeeds(kvfs(&["merge"]).arg(&clone));
+    assert!(shown.contains("clone trial into the store: done"), "{shown}");
+    assert_eq!(read(mount.path("file")).as_deref(), Some("clone"));
+    assert_eq!(fs::read(mount.path("dir/new")).expect("read"), vec![7; 300_000]);
+    assert_eq!(std::io::read_to_string(&open).expect("read"), "clone");
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(mount.root()).arg("key")).trim_end(), "value");
+    let history = succeeds(kvfs(&["history"]).arg(mount.root()));
+    assert!(history.contains("merge trial"), "{history}");
+    succeeds(kvfs(&["undo"]).arg(mount.root()));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("base"));
+    assert!(!mount.path("dir").exists() && mount.path("main").exists());
+    let json = succeeds(kvfs(&["--json", "merge", "--drop"]).arg(mount.root()).arg("trial"));
+    assert!(json.contains("\"dropped\":true") && json.contains("dir"), "{json}");
+    assert_eq!(read(mount.path("file")).as_deref(), Some("clone"));
+    assert!(!clone.exists());
+}
+
+#[test]
+fn a_merge_with_conflicts_lists_them_and_changes_nothing() {
+    let Some((mount, clone)) = cloned() else { return };
+    fs::write(clone.join("file"), "clone").expect("write");
+    fs::write(mount.path("file"), "main").expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(&clone).args(["key", "clone"]));
+    succeeds(kvfs(&["kv", "put"]).arg(mount.root()).args(["key", "main"]));
+    for command in ["merge", "rebase"] {
+        let (code, out, said) = ends(kvfs(&[command]).arg(&clone));
+        assert_eq!(code, Some(75), "{out}{said}");
+        assert!(out.contains("C  file: changed in") && out.contains("C  key"), "{out}");
+        assert!(said.contains("--theirs"), "{said}");
+        let (code, json, _) = ends(kvfs(&["--json", command]).arg(&clone));
+        assert_eq!(code, Some(75), "{json}");
+        assert!(json.contains("\"conflicts\":[{"), "{json}");
+    }
+    assert_eq!(read(mount.path("file")).as_deref(), Some("main"));
+    assert_eq!(read(clone.join("file")).as_deref(), Some("clone"));
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(mount.root())).trim(), "");
+    succeeds(kvfs(&["merge", "--both", "file", "--theirs", "."]).arg(&clone));
+    assert_eq!(read(mount.path("file")).as_deref(), Some("main"));
+    assert_eq!(read(mount.path("file~trial")).as_deref(), Some("clone"));
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(mount.root()).arg("key")).trim_end(), "clone");
+    // What was chosen there comes into the clone.
+    succeeds(kvfs(&["rebase"]).arg(&clone));
+    assert_eq!(read(clone.join("file")).as_deref(), Some("main"));
+    assert_eq!(read(clone.join("file~trial")).as_deref(), Some("clone"));
+}
+
+#[test]
+fn a_merge_that_is_kept_open_is_cut_down_and_committed_by_hand() {
+    let Some((mount, clone)) = cloned() else { return };
+    fs::write(clone.join("wanted"), "1").expect("write");
+    fs::write(clone.join("unwanted"), "1").expect("write");
+    let shown = succeeds(kvfs(&["merge", "--keep"]).arg(&clone));
+    let id = shown.trim().rsplit(' ').next().expect("a number").to_owned();
+    let diff = succeeds(kvfs(&["txn", "diff"]).arg(mount.root()).arg(&id));
+    assert!(diff.contains("A  wanted"), "{diff}");
+    succeeds(kvfs(&["txn", "revert"]).arg(mount.root()).args([&id, "unwanted"]));
+    succeeds(kvfs(&["txn", "commit"]).arg(mount.root()).arg(&id));
+    assert!(mount.path("wanted").exists() && !mount.path("unwanted").exists());
+    succeeds(kvfs(&["merge"]).arg(&clone));
+    assert!(!mount.path("unwanted").exists(), "it counts as merged");
+}
+
+#[test]
+fn elements_of_collections_that_both_have_added_are_counted() {
+    let Some((mount, clone)) = cloned() else { return };
+    let call = |target: &Path, words: &[&str]| {
+        succeeds(kvfs(&["kv", "call"]).arg(target).args(words)).trim().to_owned()
+    };
+    call(&mount.root(), &["SADD", "set", "a", "b"]);
+    succeeds(kvfs(&["snapshot", "create"]).arg(mount.root()).arg("later"));
+    succeeds(kvfs(&["clone", "create"]).arg(mount.root()).args(["later", "second"]));
+    let clone = clone.with_file_name("second");
+    call(&clone, &["SADD", "set", "c", "both"]);
+    call(&mount.root(), &["SADD", "set", "d", "both"]);
+    call(&mount.root(), &["SREM", "set", "a"]);
+    succeeds(kvfs(&["merge"]).arg(&clone));
+    assert!(call(&mount.root(), &["SCARD", "set"]).ends_with('4'));
+    call(&clone, &["DEL", "set"]);
+    call(&mount.root(), &["SADD", "set", "e"]);
+    let (code, out, _) = ends(kvfs(&["merge"]).arg(&clone));
+    assert_eq!(code, Some(75), "{out}");
+    assert!(out.contains(":set:"), "{out}");
+}
+
+#[test]
+fn a_store_that_is_not_mounted_is_merged_too() {
+    let Some((mount, clone)) = cloned() else { return };
+    fs::write(clone.join("file"), "clone").expect("write");
+    let store = mount.root().with_file_name("store");
+    succeeds(kvfs(&["umount"]).arg(mount.root()));
+    let (code, _, said) = ends(kvfs(&["merge"]).arg(&store));
+    assert!(code == Some(2) && said.contains("which clone"), "{said}");
+    let (code, _, said) = ends(kvfs(&["merge"]).arg(&store).arg("nothing"));
+    assert!(code != Some(0) && said.contains("nothing"), "{said}");
+    succeeds(kvfs(&["merge"]).arg(&store).arg("trial"));
+    assert_eq!(succeeds(kvfs(&["cat"]).arg(&store).arg("file")), "clone");
+    succeeds(kvfs(&["check"]).arg(&store));
+}

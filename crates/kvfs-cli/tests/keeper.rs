@@ -1,78 +1,25 @@
 //! `kvfs mount -o keeper`: a daemon that is killed is begun anew under programs that use the mount,
 //! none of them sees an error, and nothing is lost that a call has done.
 
+mod kept;
 mod place;
 mod programs;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use kept::{Kept, parent_of};
 use place::{Place, fails, is_alive, kill, kvfs, succeeds, until};
 use rustix::process::Signal;
 
-/// A mount with a keeper.
-struct Kept {
-    place: Place,
-    keeper: i32,
-}
-
-fn parent_of(pid: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
-impl Kept {
-    fn new(options: &str, killed_at: Option<&str>) -> Option<Kept> {
-        let place = Place::new()?;
-        let mut mount = place.mount(&["--json", "-o", "keeper", "-o", options]);
-        if let Some(at) = killed_at {
-            mount.env("KVFS_KILLED_AT", at);
-        }
-        let said = succeeds(mount.stdin(Stdio::null()));
-        let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        let daemon = value["pid"].as_i64().expect("a pid") as i32;
-        let keeper = parent_of(daemon).expect("it runs");
-        Some(Kept { place, keeper })
-    }
-
-    /// The daemon that serves now.
-    fn daemon(&self) -> i32 {
-        let children = format!("/proc/{0}/task/{0}/children", self.keeper);
-        let mut daemon = None;
-        until("there is a daemon", || {
-            let children = fs::read_to_string(&children).expect("the keeper is there");
-            daemon = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
-            daemon.is_some()
-        });
-        daemon.expect("it was waited for")
-    }
-
-    /// Kills the daemon; another one is there when this returns, and answers.
-    fn kill(&self) {
-        let before = self.daemon();
-        kill(before, Signal::KILL);
-        until("there is another daemon", || self.daemon() != before);
-    }
-
-    fn end(self) {
-        until("it is unmounted", || {
-            self.place.umount().output().expect("kvfs runs").status.success()
-        });
-        until("the keeper has ended", || !is_alive(self.keeper));
-        let checked = succeeds(kvfs(&["check"]).arg(self.place.store()));
-        assert!(checked.contains("clean"), "{checked}");
-    }
-}
-
 #[test]
 fn what_was_written_is_there_when_the_daemon_is_killed() {
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     let at = kept.place.mnt();
     for round in 0..10 {
         let name = at.join(format!("f{round}"));
@@ -86,7 +33,7 @@ fn what_was_written_is_there_when_the_daemon_is_killed() {
 
 #[test]
 fn what_a_program_has_open_goes_on() {
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     let at = kept.place.mnt();
     let open = |name: &str| {
         let mut options = File::options();
@@ -422,7 +369,7 @@ fn each_call_is_done_once_wherever_the_daemon_is_killed() {
     for call in CALLS {
         for point in ["before", "after"] {
             let what = format!("{point} {}", call.name);
-            let Some(kept) = Kept::new("nowriteback", None) else { return };
+            let Some(kept) = Kept::new("nowriteback") else { return };
             let at = kept.place.mnt();
             (call.before)(&at);
             drop(kept.place.umount().output());
@@ -467,7 +414,7 @@ fn a_daemon_that_is_killed_while_it_waits_for_its_own_mount_is_followed_by_anoth
 
 #[test]
 fn a_read_only_mount_goes_on_too() {
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     fs::write(kept.place.mnt().join("f"), b"content").expect("written");
     drop(kept.place.umount().output());
     until("the keeper has ended", || !is_alive(kept.keeper));
@@ -488,7 +435,7 @@ fn a_read_only_mount_goes_on_too() {
 
 #[test]
 fn what_is_open_in_a_transaction_is_stale_and_the_rest_goes_on() {
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     let at = kept.place.mnt();
     fs::write(at.join("f"), b"content").expect("written");
     let id = succeeds(kvfs(&["txn", "begin"]).arg(&at)).trim().to_string();
@@ -511,7 +458,7 @@ fn what_is_open_in_a_transaction_is_stale_and_the_rest_goes_on() {
 
 #[test]
 fn keys_that_were_set_are_there_too() {
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     for round in 0..5 {
         let value = format!("{round}");
         kept.place.ask(&["SET", "k", &value]);
@@ -542,7 +489,7 @@ fn git_sqlite_and_a_build_see_no_error_for_long() {
 }
 
 fn under_programs(mode: &str, kills: usize, pause: Duration) {
-    let Some(kept) = Kept::new(mode, None) else { return };
+    let Some(kept) = Kept::new(mode) else { return };
     let over = kept.place.dir.path().join("over");
     let mut programs = programs::Programs::start(&kept.place.mnt(), &over);
     for _ in 0..kills {
@@ -556,7 +503,7 @@ fn under_programs(mode: &str, kills: usize, pause: Duration) {
 
 #[test]
 fn who_ends_the_mount_ends_the_keeper() {
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     fs::write(kept.place.mnt().join("f"), b"content").expect("written");
     // As systemd does.
     kill(kept.keeper, Signal::TERM);
@@ -564,7 +511,7 @@ fn who_ends_the_mount_ends_the_keeper() {
     assert!(kept.place.entry().is_none());
     assert!(succeeds(kvfs(&["check"]).arg(kept.place.store())).contains("clean"));
     // And a daemon that is told itself.
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     kept.kill();
     kill(kept.daemon(), Signal::TERM);
     until("it has ended", || !is_alive(kept.keeper));
@@ -598,18 +545,13 @@ fn what_a_keeper_cannot_keep_is_refused() {
     assert!(said.contains("io_uring"), "{said}");
     let said = fails(2, &mut place.mount(&["-o", "keeper,snapshot=s"]));
     assert!(said.contains("keeper"), "{said}");
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
-    let said = fails(1, kvfs(&["mount", "--upgrade"]).arg(kept.place.mnt()));
-    assert!(said.contains("has a keeper"), "{said}");
-    assert!(kept.place.mnt().as_os_str().as_bytes().len() > 1);
-    kept.end();
 }
 
 /// Measures what the option costs: calls on two mounts, with a keeper and without one, in turn.
 #[test]
 #[ignore = "it measures"]
 fn what_a_call_costs() {
-    let Some(with) = Kept::new("nowriteback", None) else { return };
+    let Some(with) = Kept::new("nowriteback") else { return };
     let Some(without) = Place::new() else { return };
     succeeds(&mut without.mount(&["-o", "nowriteback"]));
     const ROUNDS: usize = 15;
@@ -663,7 +605,7 @@ fn what_a_call_costs() {
 #[test]
 #[ignore = "it measures"]
 fn how_long_programs_wait() {
-    let Some(kept) = Kept::new("nowriteback", None) else { return };
+    let Some(kept) = Kept::new("nowriteback") else { return };
     let at = kept.place.mnt();
     let measure = |what: &str| {
         let mut longest: Vec<Duration> = (0..20)

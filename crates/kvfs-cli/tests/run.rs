@@ -226,9 +226,6 @@ fn programs_that_cannot_be_run_have_their_own_exit_codes() {
     assert_eq!(code, Some(125), "{err}");
     assert!(err.contains("no store with a socket is mounted"), "{err}");
     assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
-    let (code, _, err) = ends(&mut run(&root, &[], "kvfs run $KVFS_MOUNT -- true"));
-    assert_eq!(code, Some(125));
-    assert!(err.contains("this already runs in transaction"), "{err}");
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn a_directory_that_is_mounted_elsewhere_shows_the_view_there_too() {
     let (m, b) = (root.display(), elsewhere.0.path().display());
     // Relative, from inside of that mount, too.
     let script = format!(
-        "set -e; echo one > {b}/one; echo two > two; cat {b}/f {m}/sub/one {m}/sub/two > {m}/seen; test ! -e {m}/.kvfs"
+        "set -e; echo one > {b}/one; echo two > two; cat {b}/f {m}/sub/one {m}/sub/two > {m}/seen; test \"$(ls {m}/.kvfs)\" = txn; test -z \"$(ls {m}/.kvfs/txn)\""
     );
     assert_eq!(run(&root, &["--abort"], elsewhere.0.path(), &script), Some(0));
     assert_eq!(

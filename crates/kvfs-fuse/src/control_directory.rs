@@ -15,6 +15,11 @@
 //! alone. The kernel checks it as it checks everything; the modes of the view's own root stay what
 //! they are. A mount may be open instead.
 //!
+//! **Transactions within transactions.** One that was begun within another is a part of what that
+//! one has, and lies in that one's view alone: `.kvfs/txn/18` in the root of the view of 17. So a
+//! program to which that view is shown in place of the store finds it, and nothing else of the
+//! store. In the store's own root `.kvfs/txn/18` is a link that leads there.
+//!
 //! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed
 //! over everything (`quiesce_barrier`).
 //!
@@ -42,6 +47,11 @@ pub(crate) const USERS: Ino = 6;
 const HOME: Ino = 1 << 40;
 /// The name of a transaction, with its number.
 const LINK: Ino = 2 << 40;
+
+/// The control directory in the root of a transaction's view, with its number, and in that the
+/// directory of the transactions within it.
+const TOP_OF: Ino = 3 << 40;
+const WITHIN: Ino = 4 << 40;
 
 /// The directory of the users, in the top one.
 pub(crate) const USERS_NAME: &str = "user";
@@ -76,19 +86,51 @@ pub(crate) fn linked(ino: Ino) -> Option<TransactionId> {
     (ino & !(HOME - 1) == LINK).then_some(TransactionId(ino & (HOME - 1)))
 }
 
-/// Where a transaction's name leads.
-pub(crate) fn target(id: TransactionId, user: u32) -> String {
-    format!("../{USERS_NAME}/{user}/{id}")
+/// The control directory in the root of the view of a transaction; `None`: the number is too large.
+pub(crate) fn top_of(id: TransactionId) -> Option<Ino> {
+    (id.0 < HOME).then_some(TOP_OF | id.0)
 }
 
-/// The path from the root of the file system to what lies at `path` in a view. `user`: whose it is,
-/// of a transaction.
-pub(crate) fn path_in(view: &ViewId, user: Option<u32>, path: &[u8]) -> PathBuf {
+/// The directory of the transactions within one.
+pub(crate) fn within(id: TransactionId) -> Option<Ino> {
+    (id.0 < HOME).then_some(WITHIN | id.0)
+}
+
+/// The transaction of the view in whose root it is the control directory.
+pub(crate) fn topped(ino: Ino) -> Option<TransactionId> {
+    (ino & !(HOME - 1) == TOP_OF).then_some(TransactionId(ino & (HOME - 1)))
+}
+
+/// The transaction that those are within whose directory it is.
+pub(crate) fn around(ino: Ino) -> Option<TransactionId> {
+    (ino & !(HOME - 1) == WITHIN).then_some(TransactionId(ino & (HOME - 1)))
+}
+
+/// The way to a transaction's view from the directory of its user. `chain`: those that it is
+/// within, the outermost first, and itself.
+fn way(chain: &[TransactionId]) -> String {
+    let names: Vec<String> = chain.iter().map(ToString::to_string).collect();
+    names.join("/.kvfs/txn/")
+}
+
+/// Where a transaction's name leads.
+pub(crate) fn target(chain: &[TransactionId], user: u32) -> String {
+    format!("../{USERS_NAME}/{user}/{}", way(chain))
+}
+
+/// The path from the root of the file system to what lies at `path` in a view. Of a transaction:
+/// `user`: whose it is; `chain`: those that it is within, and itself.
+pub(crate) fn path_in(
+    view: &ViewId,
+    user: Option<u32>,
+    chain: &[TransactionId],
+    path: &[u8],
+) -> PathBuf {
     let above = match view {
         ViewId::Mainline => PathBuf::new(),
-        ViewId::Transaction(id) => {
+        ViewId::Transaction(_) => {
             let user = user.unwrap_or_else(own_user);
-            PathBuf::from(format!(".kvfs/{USERS_NAME}/{user}/{id}"))
+            PathBuf::from(format!(".kvfs/{USERS_NAME}/{user}/{}", way(chain)))
         }
         ViewId::Snapshot(name) => Path::new(".kvfs/snapshot").join(name),
         ViewId::Clone(name) => Path::new(".kvfs/clone").join(name),
@@ -138,6 +180,9 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
         }),
         ino => match user_of(ino) {
             Some(uid) => Some(Attr { perm, uid, ..directory }),
+            None if topped(ino).is_some() => Some(directory),
+            // Of whom the transaction is.
+            None if around(ino).is_some() => Some(Attr { perm, ..directory }),
             None => linked(ino).map(|_| Attr {
                 kind: FileKind::Symlink,
                 perm: 0o777,
@@ -152,7 +197,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
 pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<ViewId> {
     let name = std::str::from_utf8(name).ok()?;
     match dir {
-        dir if dir == TRANSACTIONS || user_of(dir).is_some() => {
+        dir if dir == TRANSACTIONS || user_of(dir).is_some() || around(dir).is_some() => {
             let id = name.parse().ok()?;
             // One name for each.
             (name == format!("{id}")).then_some(ViewId::Transaction(TransactionId(id)))
@@ -173,10 +218,18 @@ pub(crate) fn place(view: &ViewId) -> Option<(Ino, String)> {
     }
 }
 
-/// All names that it has: of a transaction, whose user is known, also that in the user's directory.
-pub(crate) fn places(view: &ViewId, user: Option<u32>) -> Vec<(Ino, String)> {
-    let home = match (view, user) {
-        (ViewId::Transaction(id), Some(user)) => Some((home(user), id.to_string())),
+/// All names that it has: of a transaction also that in the directory of its user, if that is
+/// known, or of the one that it is within (`chain`, see [`path_in`]).
+pub(crate) fn places(
+    view: &ViewId,
+    user: Option<u32>,
+    chain: &[TransactionId],
+) -> Vec<(Ino, String)> {
+    let home = match (view, chain) {
+        (ViewId::Transaction(id), [.., parent, _]) => {
+            within(*parent).map(|dir| (dir, id.to_string()))
+        }
+        (ViewId::Transaction(id), _) => user.map(|user| (home(user), id.to_string())),
         _ => None,
     };
     place(view).into_iter().chain(home).collect()
@@ -203,6 +256,19 @@ mod tests {
     }
 
     #[test]
+    fn one_within_another_lies_in_that_ones_view() {
+        let chain = [3, 17, 18].map(TransactionId);
+        let view = ViewId::Transaction(chain[2]);
+        let path = path_in(&view, Some(7), &chain, b"a/b");
+        assert_eq!(path, Path::new(".kvfs/user/7/3/.kvfs/txn/17/.kvfs/txn/18/a/b"));
+        assert_eq!(target(&chain, 7), "../user/7/3/.kvfs/txn/17/.kvfs/txn/18");
+        let dirs: Vec<Ino> = places(&view, Some(7), &chain).into_iter().map(|p| p.0).collect();
+        assert_eq!(dirs, [TRANSACTIONS, within(chain[1]).unwrap()]);
+        let dirs: Vec<Ino> = places(&view, Some(7), &chain[2..]).into_iter().map(|p| p.0).collect();
+        assert_eq!(dirs, [TRANSACTIONS, home(7)]);
+    }
+
+    #[test]
     fn directories_of_users_and_names_of_transactions_have_numbers_of_their_own() {
         for user in [0, 1000, u32::MAX] {
             assert_eq!((user_of(home(user)), linked(home(user))), (Some(user), None));
@@ -211,6 +277,9 @@ mod tests {
         for id in [1, 17, HOME - 1].map(TransactionId) {
             let link = link(id).unwrap();
             assert_eq!((linked(link), user_of(link)), (Some(id), None));
+            let (top, in_it) = (top_of(id).unwrap(), within(id).unwrap());
+            assert_eq!((topped(top), around(top), linked(top)), (Some(id), None, None));
+            assert_eq!((topped(in_it), around(in_it), user_of(in_it)), (None, Some(id), None));
         }
         assert_eq!(link(TransactionId(HOME)), None);
         assert!((TOP..=USERS).all(|ino| user_of(ino).is_none() && linked(ino).is_none()));

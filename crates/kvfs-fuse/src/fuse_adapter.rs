@@ -288,8 +288,10 @@ fn answer_to_late_times(node: NodeId, changes: &SetAttr) -> Option<NodeAttr> {
 impl Handler for FuseAdapter {
     fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>> {
         match self.at(parent)? {
-            At::View(view, ROOT) if view.number == 0 && name == control_directory::NAME => {
-                self.control_attr(control_directory::TOP).map(Some)
+            At::View(view, ROOT)
+                if name == control_directory::NAME && view.control_directory().is_some() =>
+            {
+                self.control_attr(view.control_directory().ok_or(STALE)?).map(Some)
             }
             At::View(view, ino) => match view.lookup(ino, name) {
                 Err(kvfs::Error::NotFound) => Ok(None),

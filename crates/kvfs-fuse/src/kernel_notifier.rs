@@ -62,7 +62,7 @@ use crate::recall::Recall;
 use crate::unshared_thread::UnsharedThread;
 use crate::watch_events::WatchEvents;
 use crate::worker_pool::WorkerPool;
-use crate::{barrier, control_directory, node_id};
+use crate::{barrier, control_directory, fault, node_id};
 
 /// Reads for ourselves.
 const KEEP_ATIME: ReadHints = ReadHints { keep_atime: true };
@@ -169,27 +169,23 @@ impl KernelNotifier {
         Ok(notifier)
     }
 
-    /// Has the kernel forget the names of all snapshots and clones: the views that it knows by them
-    /// have ended with the process that served the mount before, and was killed. A thread of its
-    /// own does it, since the kernel may wait for answers.
-    pub fn forget_views(&self, views: &Views) -> io::Result<()> {
-        let snapshots = views.snapshots().into_iter().map(|s| ViewId::Snapshot(s.name));
-        let clones = views.clones().into_iter().map(|c| ViewId::Clone(c.name));
-        let places: Vec<_> = snapshots
-            .chain(clones)
-            .filter_map(|view| control_directory::place(&view))
-            .map(|(dir, name)| (node_id::of(node_id::CONTROL, dir), name))
-            .collect();
-        if places.is_empty() {
-            return Ok(());
-        }
-        let invalidator = self.invalidator.clone();
-        let work = move || {
-            for (dir, name) in places {
-                // It knows only some of them.
-                let _ = invalidator.remove_name(dir, name.as_bytes());
+    /// Goes on where a process was killed that served the mount before: tells the kernel what that
+    /// had changed and not told, and has it forget the views that have ended with it. A thread of
+    /// its own does the latter, since the kernel may wait for answers.
+    pub fn follow_killed(&self, views: &Views) -> io::Result<()> {
+        views.tell_left();
+        let (invalidator, views) = (self.invalidator.clone(), views.clone());
+        let forget = move |number, view: &ViewId, inodes: Vec<Ino>| {
+            // What it has forgotten by itself is no error.
+            let nodes = inodes.into_iter().map(|ino| node_id::of(number, ino));
+            nodes.for_each(|node| drop(invalidator.invalidate_inode(node)));
+            let user = Some(control_directory::own_user());
+            // Of a transaction within another one the inodes alone: nothing says where it was.
+            for (dir, name) in control_directory::places(view, user, &[]) {
+                drop(invalidator.remove_name(node_id::of(node_id::CONTROL, dir), name.as_bytes()));
             }
         };
+        let work = move || views.forget_ended(forget);
         std::thread::Builder::new().name("fuse-forget".into()).spawn(work).map(drop)
     }
 
@@ -253,9 +249,11 @@ impl Watcher for KernelNotifier {
             queues.settle(SETTLING);
         }
         // It takes no inode's lock to drop a listing.
-        let user =
-            if let ViewId::Transaction(id) = view { self.adapter.user_of(*id) } else { None };
-        for (dir, _) in control_directory::places(view, user) {
+        let (user, chain) = match view {
+            ViewId::Transaction(id) => (self.adapter.user_of(*id), self.adapter.chain(*id)),
+            _ => (None, Vec::new()),
+        };
+        for (dir, _) in control_directory::places(view, user, &chain) {
             if let Err(e) = self.invalidator.invalidate_inode(node_id::of(node_id::CONTROL, dir)) {
                 tracing::debug!("cannot tell the kernel of {view:?}: {e}");
             }
@@ -270,6 +268,7 @@ impl Watcher for KernelNotifier {
         let places = control_directory::places(
             view,
             Some(fs.user().unwrap_or_else(control_directory::own_user)),
+            &fs.transactions(),
         );
         let places: Vec<_> = places
             .into_iter()
@@ -309,7 +308,7 @@ impl Watcher for KernelNotifier {
         path: &[u8],
     ) -> Result<(), String> {
         // Tearing a name out would tear out mounts below it as well.
-        let path = control_directory::path_in(view, fs.user(), path);
+        let path = control_directory::path_in(view, fs.user(), &fs.transactions(), path);
         match self.mount_root.mounted_below(&path) {
             Ok(None) => {}
             Ok(Some(mount)) => {
@@ -410,6 +409,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl KernelNotifier {
     /// Has the kernel send its dirty pages, and all threads pass the barrier.
     fn hand_over(&self) -> HandedOver {
+        let handed_over = self.ask_for_pages();
+        fault::point("handed over", 0);
+        handed_over
+    }
+
+    fn ask_for_pages(&self) -> HandedOver {
         let failed = |e: io::Error| {
             HandedOver::Failed(format!("the kernel did not hand over what it holds: {e}"))
         };
@@ -495,6 +500,7 @@ impl KernelNotifier {
         if self.has_stopped() {
             return;
         }
+        fault::point("untold", 0);
         match self.send_all(invalidations) {
             Ok(()) => {}
             // The mount has ended.
@@ -503,6 +509,7 @@ impl KernelNotifier {
                 tracing::warn!("the kernel may show old content: it did not take what changed: {e}")
             }
         }
+        fault::point("told", 0);
     }
 
     fn send_all(&self, invalidations: &Invalidations) -> io::Result<()> {

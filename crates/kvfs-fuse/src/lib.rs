@@ -91,4 +91,4 @@ pub use mount::{
     AccessTimes, Error, Keeping, MountOptions, Mounted, Served, Unmount, Unmounter,
     kept_connection, mount, mount_kept, take_over, take_over_killed, unmount,
 };
-pub use unshared_thread::live;
+pub use unshared_thread::{Life, live};

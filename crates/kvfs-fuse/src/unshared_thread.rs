@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -93,11 +93,27 @@ pub(crate) fn leave_descriptors() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&nothing)?)
 }
 
-/// Has a thread hold this descriptor until the process ends, and nobody else. When the process is
-/// killed, the thread ends at once, whatever others wait for.
-pub fn live(fd: OwnedFd) -> io::Result<()> {
+/// The end of a pipe that shows whether this process lives: see [`live`].
+#[derive(Clone)]
+pub struct Life(Sender<(Vec<u8>, Sender<io::Result<()>>)>);
+
+impl Life {
+    /// Writes a few bytes to the pipe.
+    pub fn say(&self, what: &[u8]) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NotConnected);
+        let (say, said) = channel();
+        self.0.send((what.to_vec(), say)).map_err(|_| gone())?;
+        said.recv().map_err(|_| gone())?
+    }
+}
+
+/// Has a thread hold this end of a pipe until the process ends, and nobody else. When the process
+/// is killed, the thread ends at once, whatever others wait for.
+pub fn live(pipe: OwnedFd) -> io::Result<Life> {
     let (say, said) = channel();
-    let number = libc::c_uint::try_from(fd.as_raw_fd()).map_err(io::Error::other)?;
+    let (give, given) = channel::<(Vec<u8>, Sender<io::Result<()>>)>();
+    let raw = pipe.as_raw_fd();
+    let number = libc::c_uint::try_from(raw).map_err(io::Error::other)?;
     let work = move || {
         // SAFETY: as in `leave_descriptors`; the second call finds a table of this thread alone.
         let result = unsafe {
@@ -111,14 +127,20 @@ pub fn live(fd: OwnedFd) -> io::Result<()> {
         if fails {
             return;
         }
+        // SAFETY: it is open in the table of this thread, which nobody else has, until it ends.
+        let pipe = unsafe { BorrowedFd::borrow_raw(raw) };
+        for (what, done) in given {
+            let written = rustix::io::write(pipe, &what);
+            let _ = done.send(written.map(drop).map_err(io::Error::from));
+        }
         loop {
             std::thread::park();
         }
     };
     std::thread::Builder::new().name("fuse-life".into()).spawn(work)?;
     let held = said.recv().map_err(|_| io::Error::other("its thread has ended"))?;
-    drop(fd);
-    held
+    drop(pipe);
+    held.map(|()| Life(give))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Applies a transaction's commit to the mainline's inodes in memory: from the commit on, every
-//! call must see there what the store has.
+//! Applies a transaction's commit to the inodes in memory of the view that it began in: from the
+//! commit on, every call must see there what the store has. What is said here of the mainline holds
+//! for a clone and for a transaction that others began within.
 //!
 //! The mainline is frozen, so no call is under way. What is dirty is committed first, so that the
 //! database finds conflicts with it: a write to the mainline counts as made before the
@@ -30,15 +31,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Batch, Changed, Savepoint, Scope, Transaction, View};
+use kvdb::{Batch, Changed, Savepoint, Scope, Transaction};
 
 use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
-use crate::fs::inode_numbers::{largest_ino, noted};
 use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Identity, Inode, InodeState};
-use crate::layout::{self, ImapKey, Layout};
+use crate::layout::{self, Attributes, ImapKey, Layout};
 
 /// Orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
@@ -47,13 +47,6 @@ const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
 /// Directory and name; `true`: removed.
 type ChangedName = (Ino, Box<[u8]>, bool);
-
-/// Below this all numbers of a state are, and all that it says may have been given.
-fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
-    let largest = largest_ino(view, layout)?;
-    let noted = noted(view, layout)?.map_or(0, |noted| noted.bound);
-    Ok(largest.saturating_add(1).max(noted))
-}
 
 /// What a transaction has changed of a file system.
 #[derive(Clone, Debug, Default)]
@@ -131,7 +124,7 @@ impl Fs {
     }
 
     /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to
-    /// that. The mainline's. Gives the orphans that are not open. On an error nothing has
+    /// that. Gives the orphans that are not open. On an error nothing has
     /// changed; [`kvdb::Error::Locked`]: try again.
     pub(crate) fn apply_commit(
         &self,
@@ -272,6 +265,7 @@ impl Fs {
 
     /// Undoes what a transaction has changed in the content of files that it removes and that are
     /// open here. Returns those of which the store has content then; they have an orphan record.
+    /// Where nothing may be in memory alone, all have one, with their nodes.
     fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
         let mut stored = HashSet::new();
         if unlinking.is_empty() {
@@ -317,6 +311,17 @@ impl Fs {
                 }
             }
         }
+        if self.writes_through() {
+            let mut batch = Batch::new();
+            for Unlinking { inode, content } in unlinking {
+                let state = inode.state.read();
+                let attr = Attributes { nlink: 0, ctime: self.now(), ..state.attr };
+                let node = layout::encode_node(&attr, state.xattrs.as_deref(), content);
+                batch.put(imap, layout::orphan_key(inode.ino), node);
+                stored.insert(inode.ino);
+            }
+            transaction.apply_at_commit(batch)?;
+        }
         Ok(stored)
     }
 
@@ -352,11 +357,11 @@ impl Fs {
     /// Has `change` make another state of the store this view's, all at once, and brings everything
     /// in memory up to that. What is not committed is gone. What the kernel refers to and is no
     /// more, or is another file under the same number, is stale from then on. Gives what the kernel
-    /// may know that is not so any more.
+    /// may know that is not so any more; `change` is called with what it may know before.
     pub(crate) fn revert(
         &self,
         turn: &ChangeTurn<'_>,
-        change: impl FnOnce() -> Result<()>,
+        change: impl FnOnce(&ChangeSet) -> Result<()>,
     ) -> Result<ChangeSet> {
         let frozen = self.core.freeze_lock.freeze();
         if frozen.ended() {
@@ -369,25 +374,20 @@ impl Fs {
         // back from there, and is no worse for it.
         let _ = kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX));
         let before = self.state_before_change(None)?;
-        change()?;
+        let referenced = self.referenced().into_iter().chain([crate::ROOT]);
+        let inodes = referenced.map(|ino| (ino, false)).collect();
+        let known_before = ChangeSet { names, inodes, ..ChangeSet::default() };
+        change(&known_before)?;
+        let mut names = known_before.names;
         // It has happened: no error ends this before what is in memory has followed it.
         turn.publish(before);
         // Nothing is locked by reading this. What a serializable transaction has in memory is
         // locked, or noted as not locked.
         let view = self.core.scope.view()?;
         if matches!(self.core.scope, Scope::Mainline(_)) {
-            // What is back may have larger numbers than all that there was when the store was
-            // opened.
-            self.core.inode_allocator.clear_noted();
-            match numbers_below(&view, &self.core.layout) {
-                Ok(bound) => self.core.inode_allocator.raise_next_to(bound),
-                // A number might be given a second time.
-                Err(e) => self.core.db.halt(&format!(
-                    "the inode numbers of the state that is back cannot be read ({e}); unmount and mount again"
-                )),
-            }
             // What directories have reserved in the state that is back was used since.
             self.core.inode_allocator.void_reservations();
+            self.core.inode_allocator.clear_mark();
         }
         let node = |ino| {
             let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
@@ -472,7 +472,7 @@ impl Fs {
 
     /// Adds the names in all directories that the kernel refers to; after an error those that could
     /// be read.
-    fn add_known_names(&self, names: &mut Vec<ChangedName>) -> Result<()> {
+    pub(crate) fn add_known_names(&self, names: &mut Vec<ChangedName>) -> Result<()> {
         let view = self.core.scope.view()?;
         for ino in self.referenced().into_iter().chain([crate::ROOT]) {
             let mut cursor = view.cursor(
@@ -488,7 +488,8 @@ impl Fs {
     }
 
     /// Removes those of these inodes that are orphans and not open, with their records. One that a
-    /// rollback or an undo has brought back since its number was noted has no record any more.
+    /// rollback or an undo has brought back since its number was noted has no record any more. In a
+    /// transaction those go that are its own; the others are left to its commit.
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
         let imap = self.core.layout.imap;
         for some in orphans.chunks(REMOVED_AT_ONCE) {
@@ -498,6 +499,7 @@ impl Fs {
             for &ino in some {
                 let record = layout::orphan_key(ino);
                 if self.core.inode_cache.references(ino) == 0
+                    && self.may_remove(ino)
                     && self.core.scope.get(imap, &record)?.is_some()
                 {
                     self.core.layout.stage_removal(ino, &mut batch);
@@ -532,7 +534,7 @@ mod tests {
     use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Scope};
     use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation};
 
-    use crate::inode_allocator::InodeAllocator;
+    use crate::inode_allocator::{Counter, InodeAllocator};
     use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 
     /// As in a store that has received its snapshots from another one.
@@ -556,7 +558,9 @@ mod tests {
 
         env.advance(Duration::from_secs(1));
         let core = &fs.core;
-        let (scope, allocator) = (Scope::Mainline(db.clone()), InodeAllocator::from(a, 0));
+        let scope = Scope::Mainline(db.clone());
+        let notes = crate::fs::counter::notes_of(&db);
+        let allocator = InodeAllocator::of_branch(Arc::new(Counter::from(notes, a)), 0);
         let fs = Fs::without_parent(
             db.clone(),
             scope,
@@ -612,7 +616,7 @@ mod tests {
         let file = fs.lookup(ROOT, b"file").unwrap().ino;
         assert_eq!(&fs.read(file, 0, 100).unwrap()[..], b"new, and longer");
         let turn = fs.core.superseded.turn();
-        let changes = fs.revert(&turn, || {
+        let changes = fs.revert(&turn, |_| {
             db.rollback("before")?;
             device.inject(Fault::always(Operation::Read, FaultKind::Error));
             Ok(())

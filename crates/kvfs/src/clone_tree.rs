@@ -33,7 +33,7 @@ use crate::layout::{self, Attributes, Body, Layout};
 use crate::namespace::{add_entry, check_name};
 use crate::tree::{Dir, Locked, Tree};
 use crate::tree_order::TreeOrder;
-use crate::views::{ViewId, Views, Wait};
+use crate::views::{Untold, ViewId, Views, Wait};
 
 /// Changes that are made together.
 const AT_ONCE: usize = 2048;
@@ -59,11 +59,14 @@ impl Fs {
     /// Makes `name` in `parent` a copy of `from`, which may be a directory, with all below it, or
     /// anything else. It has the owners, modes and times of the original, and a birth of its own.
     pub fn clone_tree(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
-        self.clone_of(None, from, parent, name, &mut Linked::new()).map(|copied| copied.stats)
+        let nobody = |_: &ChangeSet| Untold::default();
+        let copied = self.clone_of(None, from, parent, name, &mut Linked::new(), &nobody);
+        copied.map(|(copied, _)| copied.stats)
     }
 
     /// `earlier`: the state and the dictionaries that have `from`, where it is not what this view
     /// sees now. `linked`: of the files copied before, those that have other names elsewhere.
+    /// `note`: called with what of the view changes by it, before it does.
     fn clone_of(
         &self,
         earlier: Option<&(Arc<kvdb::View>, Layout)>,
@@ -71,23 +74,24 @@ impl Fs {
         parent: Ino,
         name: &[u8],
         linked: &mut Linked,
-    ) -> Result<Copied> {
+        note: &dyn Fn(&ChangeSet) -> Untold,
+    ) -> Result<(Copied, Untold)> {
         self.writable()?;
         check_name(name)?;
-        let copied =
-            self.retry_on_lock(|| self.clone_tree_once(earlier, from, parent, name, linked))?;
+        let once = || self.clone_tree_once(earlier, from, (parent, name), linked, note);
+        let (copied, untold) = self.retry_on_lock(once)?;
         linked.extend(copied.linked.iter().copied());
-        Ok(copied)
+        Ok((copied, untold))
     }
 
     fn clone_tree_once(
         &self,
         earlier: Option<&(Arc<kvdb::View>, Layout)>,
         from: Ino,
-        parent: Ino,
-        name: &[u8],
+        (parent, name): (Ino, &[u8]),
         linked: &Linked,
-    ) -> Result<Copied> {
+        note: &dyn Fn(&ChangeSet) -> Untold,
+    ) -> Result<(Copied, Untold)> {
         let _call = self.enter()?;
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
@@ -165,6 +169,7 @@ impl Fs {
                 self.stage(inode.ino, &mut state, &attr, &mut batch)?;
                 states.push((state, attr));
             }
+            let untold = note(&copied.changes(parent, name));
             transaction.apply(batch)?;
             if alone {
                 transaction.commit(kvdb::Durability::Buffered)?;
@@ -172,7 +177,7 @@ impl Fs {
             self.mark_committed(&mut state, dir_attr);
             states.iter_mut().for_each(|(state, attr)| self.mark_committed(state, *attr));
             drop(states);
-            Ok(copied)
+            Ok((copied, untold))
         });
         if outcome.is_err() {
             if alone {
@@ -247,23 +252,21 @@ impl Views {
         self.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let parent = fs.resolve(parent)?.ino;
-        let copied = match earlier {
-            None => fs.clone_of(None, fs.resolve(from)?.ino, parent, name, linked)?,
+        let note = |changes: &ChangeSet| self.will_tell(number, changes);
+        let (copied, untold) = match earlier {
+            None => fs.clone_of(None, fs.resolve(from)?.ino, parent, name, linked, &note)?,
             Some(earlier) => {
                 let state = self.state_of(view, earlier)?;
                 let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
                 let side = Side::new(state, layout);
                 let ino = side.find(from)?.ok_or(Error::NotFound)?.ino;
-                fs.clone_of(Some(&(Arc::new(side.state), layout)), ino, parent, name, linked)?
+                let state = (Arc::new(side.state), layout);
+                fs.clone_of(Some(&state), ino, parent, name, linked, &note)?
             }
         };
-        let more_names = copied.named.iter().map(|(ino, _)| (*ino, false));
-        let changes = ChangeSet {
-            names: vec![(parent, name.into(), false)],
-            inodes: std::iter::once((parent, false)).chain(more_names).collect(),
-            ..ChangeSet::default()
-        };
+        let changes = copied.changes(parent, name);
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
+        drop(untold);
         Ok(copied.stats)
     }
 }
@@ -353,6 +356,18 @@ struct Copied {
     linked: Vec<(Ino, Ino)>,
     /// Copies of an earlier call, ascending, and how many names they get here.
     named: Vec<(Ino, u32)>,
+}
+
+impl Copied {
+    /// What changes in a view that gets the copy under this name.
+    fn changes(&self, parent: Ino, name: &[u8]) -> ChangeSet {
+        let more_names = self.named.iter().map(|(ino, _)| (*ino, false));
+        ChangeSet {
+            names: vec![(parent, name.into(), false)],
+            inodes: std::iter::once((parent, false)).chain(more_names).collect(),
+            ..ChangeSet::default()
+        }
+    }
 }
 
 /// A tree on its way into a transaction.

@@ -174,10 +174,15 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether every change is committed before its call returns. (In a transaction, nothing is in
-    /// the store before that commits.)
+    /// Whether every change is committed before its call returns. (Of a transaction, nothing is in
+    /// the store before that commits, but for the log of a durable one.)
     pub(crate) fn writes_through(&self) -> bool {
-        self.core.options.write_through && matches!(self.core.scope, Scope::Mainline(_))
+        let lasts = match &self.core.scope {
+            Scope::Mainline(_) => true,
+            Scope::Transaction(transaction) => transaction.is_durable(),
+            Scope::Frozen(_) => false,
+        };
+        self.core.options.write_through && lasts
     }
 
     /// The writer's share of the work: commits this file if it holds much. The caller then lets go

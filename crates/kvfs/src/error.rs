@@ -140,7 +140,7 @@ impl Error {
             Error::Store(kvdb::Error::Locked(_) | kvdb::Error::Conflict { .. }) => libc::EDEADLK,
             Error::Store(kvdb::Error::NoTransaction(_)) => libc::ESTALE,
             Error::Store(kvdb::Error::Limit(_)) => libc::ENOMEM,
-            Error::NotHandedOver(_) => libc::EBUSY,
+            Error::NotHandedOver(_) | Error::Store(kvdb::Error::Nested { .. }) => libc::EBUSY,
             Error::Store(_) => libc::EIO,
         }
     }

@@ -1,8 +1,9 @@
 //! The file system itself: its state, and what every call begins with. How it is opened is in
-//! `open` and `options`, the inode numbers that it gives in `inode_numbers`.
+//! `open` and `options`, the inode numbers that it gives in `inode_numbers` and `counter`.
 
+pub(crate) mod counter;
 pub(crate) mod in_use;
-pub(crate) mod inode_numbers;
+mod inode_numbers;
 mod open;
 mod options;
 mod resolve;
@@ -59,7 +60,7 @@ pub(crate) struct Core {
     ticker: Arc<Ticker>,
 }
 
-/// A view that transactions begin in: the mainline or a clone.
+/// A view that transactions begin in: the mainline, a clone, or another transaction.
 #[derive(Clone)]
 pub(crate) struct Parent {
     pub fs: Fs,
@@ -90,12 +91,28 @@ impl Fs {
         }
     }
 
-    /// The number of the view in whose place this one is seen: that which the transaction began in.
-    /// `None`: it is seen in the place of none.
+    /// The transactions that this view is within, the outermost first, and its own, also when they
+    /// are over; none for another view.
+    pub fn transactions(&self) -> Vec<kvdb::TransactionId> {
+        let mut all = Vec::new();
+        let mut fs = Some(self);
+        while let Some(Core { scope: Scope::Transaction(transaction), parent, .. }) =
+            fs.map(|fs| &*fs.core)
+        {
+            all.push(transaction.id());
+            fs = parent.as_ref().map(|parent| &parent.fs);
+        }
+        all.reverse();
+        all
+    }
+
+    /// The number of the view in whose place this one is seen: that which the transaction began in,
+    /// or in whose place that one is seen. `None`: it is seen in the place of none.
     pub fn in_place_of(&self) -> Option<u16> {
         match &self.core.scope {
             Scope::Transaction(transaction) if transaction.is_in_place() => {
-                self.core.parent.as_ref().map(|parent| parent.number)
+                let place = |parent: &Parent| parent.fs.in_place_of().unwrap_or(parent.number);
+                self.core.parent.as_ref().map(place)
             }
             _ => None,
         }

@@ -1,5 +1,6 @@
-//! Inode numbers: one counter for a branch, its mainline and all its transactions, so that no two
-//! of them ever give a new inode the same number, and commits need not be checked for it.
+//! Inode numbers: one counter for a store, all its branches and all their transactions, so that no
+//! two of them ever give a new inode the same number. Commits need not be checked for it, and what
+//! branches have of one number came from one inode.
 //!
 //! Nodes, names and pages are stored in the order of these numbers. So that files which lie in one
 //! directory lie together on disk, too, a directory reserves numbers in blocks, its zones, and its
@@ -15,9 +16,12 @@
 //!
 //! A note in the store says below which bound all numbers lie that were given: a number may be
 //! where nothing shows it when the store is opened, in a durable transaction that cannot go on for
-//! want of room, say. The note is committed before the first number at or above it is used, and
-//! then leaves room for many, so that it costs next to nothing. What is not used of them when the
-//! store is closed is a gap.
+//! want of room, say. The note is committed before the first number at or above it is used, or
+//! reserved, and then leaves room for many, so that it costs next to nothing. What is not used of
+//! them when the store is closed is a gap.
+//!
+//! What a directory has reserved is in its node, and so in every snapshot and clone of its branch.
+//! It is valid in that branch alone, which a mark says (`layout::counter`).
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -25,10 +29,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use env::sync::Mutex;
+use kvdb::DictionaryId;
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
-use crate::layout::{Numbers, PAGE};
+use crate::layout::PAGE;
+use crate::layout::counter::Reserved;
 use crate::reservation::{INO_LIMIT, Reservation};
 
 /// Numbers that one note of the bound is enough for.
@@ -38,25 +44,92 @@ const FIRST_BLOCK: u64 = 64;
 const LARGEST_BLOCK: u64 = 1 << 16;
 
 /// Numbers of the largest block that a directory reserves.
-const LARGEST_ZONE: u64 = 1 << 20;
+pub(crate) const LARGEST_ZONE: u64 = 1 << 20;
+
+/// What all branches of a store have given.
+pub(crate) struct Counter {
+    /// The dictionary of its notes. `None`: nothing is given.
+    pub notes: Option<DictionaryId>,
+    next: AtomicU64,
+    /// Numbers below this that were reserved, in any branch, are void: what has come from another
+    /// store may have them.
+    void: AtomicU64,
+    /// The bound that the store's note says.
+    noted: AtomicU64,
+    /// Held while a note is written, which is a commit.
+    noting: Mutex<()>,
+}
+
+/// What is to be noted before numbers are used.
+pub(crate) struct Note {
+    /// `None`: the bound that is noted is enough.
+    pub bound: Option<Ino>,
+    /// `None`: the branch has its mark.
+    pub reserved: Option<Reserved>,
+}
+
+impl Counter {
+    /// All numbers that were given are below `next`, as the store says or shows.
+    pub fn from(notes: Option<DictionaryId>, next: Ino) -> Counter {
+        let (next, noting) = (AtomicU64::new(next), Mutex::new(()));
+        Counter { notes, next, void: AtomicU64::new(0), noted: AtomicU64::new(0), noting }
+    }
+
+    /// The number that would be next.
+    pub fn next(&self) -> Ino {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, count: u64) -> Ino {
+        self.next.fetch_add(count, Ordering::Relaxed)
+    }
+
+    /// Numbers below `ino` are not given any more.
+    pub fn raise_next_to(&self, ino: Ino) {
+        self.next.fetch_max(ino, Ordering::Relaxed);
+    }
+
+    /// What was reserved below `ino` is void, in all branches.
+    pub fn void_below(&self, ino: Ino) {
+        self.void.fetch_max(ino, Ordering::Relaxed);
+    }
+
+    fn void(&self) -> Ino {
+        self.void.load(Ordering::Relaxed)
+    }
+
+    fn noted(&self) -> Ino {
+        self.noted.load(Ordering::Relaxed)
+    }
+
+    /// Has `write` note a bound for what [`Counter::raise_next_to`] may have done. It is a note of
+    /// what is there, and not one of what is going to be given.
+    pub fn note_raised<T>(&self, write: impl FnOnce(Ino) -> Result<T>) -> Result<T> {
+        let _noting = self.noting.lock();
+        let bound = self.next().max(self.noted()).min(INO_LIMIT);
+        let written = write(bound)?;
+        self.noted.store(bound, Ordering::Relaxed);
+        Ok(written)
+    }
+}
 
 /// Where one view of a branch takes its numbers from.
 pub(crate) struct InodeAllocator {
-    given: Arc<Given>,
+    counter: Arc<Counter>,
+    branch: Arc<Branch>,
     /// Numbers of a directory's first block; 0: directories reserve none.
     zone: u64,
     blocks: Option<Mutex<Blocks>>,
 }
 
-/// What all views of a branch have given.
-struct Given {
-    next: AtomicU64,
-    /// The bound that the store's note says.
-    noted: AtomicU64,
-    /// Numbers below this that a directory has reserved are void.
-    first_reserved: AtomicU64,
-    /// Held while the note is written, which is a commit.
-    noting: Mutex<()>,
+/// What directories of a branch have reserved.
+struct Branch {
+    /// Numbers below this are void.
+    first: AtomicU64,
+    /// The mark that is noted, which no other state of the branch has; 0: none is.
+    mark: AtomicU64,
+    /// All numbers that are reserved under that mark are below this, as is noted.
+    end: AtomicU64,
 }
 
 #[derive(Default)]
@@ -70,96 +143,99 @@ struct Blocks {
 }
 
 impl InodeAllocator {
-    /// The allocator of a mainline whose largest number in use is below `next`.
-    pub fn from(next: Ino, zone_size: u64) -> InodeAllocator {
-        let given = Given {
-            next: AtomicU64::new(next),
-            noted: AtomicU64::new(0),
-            first_reserved: AtomicU64::new(next),
-            noting: Mutex::new(()),
-        };
+    /// The allocator of a branch in which all reservations are void.
+    pub fn of_branch(counter: Arc<Counter>, zone_size: u64) -> InodeAllocator {
+        let first = AtomicU64::new(counter.next());
+        let (mark, end) = (AtomicU64::new(0), AtomicU64::new(0));
+        let branch = Arc::new(Branch { first, mark, end });
         let zone = zone_size.div_ceil(PAGE).min(LARGEST_ZONE);
         let zone = if zone == 0 { 0 } else { zone.next_power_of_two() };
-        InodeAllocator { given: Arc::new(given), zone, blocks: None }
+        InodeAllocator { counter, branch, zone, blocks: None }
     }
 
     /// The allocator of a state in which nothing is made.
     pub fn of_frozen() -> InodeAllocator {
-        InodeAllocator::from(INO_LIMIT - 1, 0)
-    }
-
-    /// Reservations of numbers below this are void: the numbers may have been given elsewhere.
-    pub fn void_below(&self, ino: Ino) {
-        self.given.first_reserved.store(ino, Ordering::Relaxed);
-    }
-
-    /// All reservations so far are void. The next note says so.
-    pub fn void_reservations(&self) {
-        self.void_below(self.next());
-    }
-
-    /// What a note of `bound` says.
-    pub fn numbers(&self, bound: Ino) -> Numbers {
-        let first_reserved = self.given.first_reserved.load(Ordering::Relaxed).min(bound);
-        Numbers { bound, first_reserved }
-    }
-
-    /// The store says that numbers below `bound` may have been given.
-    pub fn set_noted_below(&self, bound: Ino) {
-        self.given.noted.store(bound, Ordering::Relaxed);
-    }
-
-    /// The store has become another one, and its note is not known.
-    pub fn clear_noted(&self) {
-        self.set_noted_below(0);
-    }
-
-    /// The bound that the store's note says, if it is known and directories reserve numbers.
-    pub fn noted(&self) -> Option<Ino> {
-        let noted = self.given.noted.load(Ordering::Relaxed);
-        (noted > 0 && self.zone > 0).then_some(noted)
-    }
-
-    /// Whether the store says that all numbers below `end` may have been given.
-    pub fn is_noted(&self, end: Ino) -> bool {
-        end <= self.given.noted.load(Ordering::Relaxed)
-    }
-
-    /// Has `write` note a bound unless all numbers below `end` are noted. They may be used when
-    /// this returns.
-    pub fn note(&self, end: Ino, write: impl FnOnce(Ino) -> Result<()>) -> Result<()> {
-        let _noting = self.given.noting.lock();
-        if self.is_noted(end) {
-            return Ok(());
-        }
-        if end > INO_LIMIT {
-            return Err(Error::NoSpace);
-        }
-        let bound = self.next().max(end).saturating_add(NOTED_TOGETHER).min(INO_LIMIT);
-        write(bound)?;
-        self.set_noted_below(bound);
-        Ok(())
+        InodeAllocator::of_branch(Arc::new(Counter::from(None, INO_LIMIT - 1)), 0)
     }
 
     /// The allocator of a transaction of the same branch.
     pub fn for_transaction(&self) -> InodeAllocator {
         let blocks = Some(Mutex::default());
-        InodeAllocator { given: self.given.clone(), zone: self.zone, blocks }
+        let (counter, branch) = (self.counter.clone(), self.branch.clone());
+        InodeAllocator { counter, branch, zone: self.zone, blocks }
     }
 
-    /// Numbers below `ino` are not given any more.
-    pub fn raise_next_to(&self, ino: Ino) {
-        self.given.next.fetch_max(ino, Ordering::Relaxed);
+    pub fn counter(&self) -> &Arc<Counter> {
+        &self.counter
+    }
+
+    /// Reservations of numbers below this are void, and no others.
+    pub fn void_below(&self, ino: Ino) {
+        self.branch.first.store(ino, Ordering::Relaxed);
+    }
+
+    /// All reservations so far are void.
+    pub fn void_reservations(&self) {
+        self.void_below(self.next());
+    }
+
+    /// The state of the branch is another one's, too, from now on, or has become another one: what
+    /// is given next is given under a new mark.
+    pub fn clear_mark(&self) {
+        self.branch.end.store(0, Ordering::Relaxed);
+        self.branch.mark.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if numbers below `end` may be reserved by directories, and the branch has no
+    /// mark that says so.
+    fn lacks_mark(&self, end: Ino) -> bool {
+        let reserves = self.zone > 0 && self.blocks.is_none();
+        reserves && end > self.branch.end.load(Ordering::Relaxed)
+    }
+
+    /// Whether the store says all that it must before numbers below `end` are used.
+    pub fn is_noted(&self, end: Ino) -> bool {
+        end <= self.counter.noted() && !self.lacks_mark(end)
+    }
+
+    /// Has `write` note what is not noted of all numbers below `end`. They may be used when this
+    /// returns.
+    pub fn note(&self, end: Ino, write: impl FnOnce(Note) -> Result<()>) -> Result<()> {
+        let (counter, branch) = (&self.counter, &self.branch);
+        let _noting = counter.noting.lock();
+        if self.is_noted(end) {
+            return Ok(());
+        }
+        let mark = self.lacks_mark(end).then(|| match branch.mark.load(Ordering::Relaxed) {
+            0 => counter.take(1),
+            mark => mark,
+        });
+        let end = end.max(mark.map_or(0, |mark| mark.saturating_add(1)));
+        if end > INO_LIMIT {
+            return Err(Error::NoSpace);
+        }
+        let room = || self.next().max(end).saturating_add(NOTED_TOGETHER).min(INO_LIMIT);
+        let bound = (end > counter.noted()).then(room);
+        let end = bound.unwrap_or(counter.noted());
+        let first = branch.first.load(Ordering::Relaxed);
+        let reserved = mark.map(|mark| Reserved { mark, first, end });
+        write(Note { bound, reserved })?;
+        counter.noted.store(end, Ordering::Relaxed);
+        if let Some(mark) = mark {
+            branch.mark.store(mark, Ordering::Relaxed);
+            branch.end.store(end, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub fn take(&self) -> Ino {
         let Some(blocks) = &self.blocks else {
-            return self.given.next.fetch_add(1, Ordering::Relaxed);
+            return self.counter.take(1);
         };
         let mut blocks = blocks.lock();
-        if blocks.left.is_empty() {
+        if blocks.left.is_empty() || blocks.left.start < self.counter.void() {
             let size = (FIRST_BLOCK << blocks.taken.len().min(32)).min(LARGEST_BLOCK);
-            let start = self.given.next.fetch_add(size, Ordering::Relaxed);
+            let start = self.counter.take(size);
             blocks.left = start..start + size;
             let block = blocks.left.clone();
             blocks.taken.push(block);
@@ -170,7 +246,7 @@ impl InodeAllocator {
     }
 
     /// A number for an entry of a directory that has `entries` so far. `reserved` is what its node
-    /// says: of a mainline, what is left.
+    /// says: of a mainline, what is left. All of that must be noted before the node is stored.
     pub fn take_in(&self, dir: Ino, reserved: &mut Reservation, entries: u64) -> Ino {
         if self.zone == 0 {
             return self.take();
@@ -178,7 +254,7 @@ impl InodeAllocator {
         // As large as the directory, so that it has few of them and wastes at most half.
         let size = entries.min(LARGEST_ZONE).next_power_of_two().max(self.zone);
         let block = || {
-            let start = self.given.next.fetch_add(size, Ordering::Relaxed);
+            let start = self.counter.take(size);
             Reservation { next: start, end: (start + size).min(INO_LIMIT).max(start + 1) }
         };
         let Some(blocks) = &self.blocks else {
@@ -190,7 +266,7 @@ impl InodeAllocator {
         let mut blocks = blocks.lock();
         let Blocks { taken, reserved, .. } = &mut *blocks;
         let reserved = reserved.entry(dir).or_default();
-        if reserved.is_empty() {
+        if reserved.is_empty() || reserved.next < self.counter.void() {
             *reserved = block();
             taken.push(reserved.next..reserved.end);
         }
@@ -213,20 +289,31 @@ impl InodeAllocator {
 
     fn is_valid(&self, reserved: &Reservation) -> bool {
         !reserved.is_empty()
-            && reserved.next >= self.given.first_reserved.load(Ordering::Relaxed)
+            && reserved.next >= self.branch.first.load(Ordering::Relaxed).max(self.counter.void())
             && reserved.end <= self.next()
     }
 
     /// Takes `count` numbers that follow one another.
     pub fn take_together(&self, count: u64) -> Range<Ino> {
         let Some(blocks) = &self.blocks else {
-            let start = self.given.next.fetch_add(count, Ordering::Relaxed);
+            let start = self.counter.take(count);
             return start..start + count;
         };
         let mut blocks = blocks.lock();
-        let start = self.given.next.fetch_add(count, Ordering::Relaxed);
+        let start = self.counter.take(count);
         blocks.taken.push(start..start + count);
         start..start + count
+    }
+
+    /// Numbers that a transaction has given which commits to this one are its own from here on.
+    pub fn take_over(&self, from: &InodeAllocator) {
+        let (Some(blocks), Some(from)) = (&self.blocks, &from.blocks) else { return };
+        let theirs = from.lock().taken.clone();
+        let mut blocks = blocks.lock();
+        blocks.taken.extend(theirs);
+        blocks.taken.sort_unstable_by_key(|block| block.start);
+        // What a commit that failed has brought is there already.
+        blocks.taken.dedup();
     }
 
     /// Whether the number was given here, so that no other view sees the inode before a commit. Of
@@ -240,19 +327,19 @@ impl InodeAllocator {
 
     /// The number that would be next.
     pub fn next(&self) -> Ino {
-        self.given.next.load(Ordering::Relaxed)
+        self.counter.next()
     }
 }
 
 /// Directories whose reservations would give a number a second time, and why: another directory has
-/// reserved some of the numbers, or one of `inodes` has one. Void reservations give none.
+/// reserved some of the numbers, or one of `inodes` has one. Void reservations give none: those
+/// that lie elsewhere than `valid`.
 pub(crate) fn collisions(
     mut reserved: Vec<(Reservation, Ino)>,
-    numbers: Option<Numbers>,
+    valid: Range<Ino>,
     inodes: impl Iterator<Item = Ino>,
 ) -> Vec<(Ino, String)> {
-    let Some(numbers) = numbers else { return Vec::new() };
-    reserved.retain(|(r, _)| r.next >= numbers.first_reserved && r.end <= numbers.bound);
+    reserved.retain(|(r, _)| r.next >= valid.start && r.end <= valid.end);
     reserved.sort_unstable_by_key(|(r, dir)| (r.next, *dir));
     let mut found = Vec::new();
     // The one that reaches furthest of those so far.
@@ -278,19 +365,37 @@ pub(crate) fn collisions(
 mod tests {
     use super::*;
 
+    fn mainline(zone_size: u64) -> InodeAllocator {
+        InodeAllocator::of_branch(Arc::new(Counter::from(None, 2)), zone_size)
+    }
+
+    /// What has to be noted.
+    fn note(numbers: &InodeAllocator, end: Ino) -> (Option<Ino>, Option<Reserved>) {
+        let mut noted = (None, None);
+        let write = |Note { bound, reserved }| {
+            noted = (bound, reserved);
+            Ok(())
+        };
+        numbers.note(end, write).unwrap();
+        noted
+    }
+
     #[test]
     fn no_number_is_given_out_twice_and_each_knows_its_own() {
-        let mainline = InodeAllocator::from(2, 0);
-        let (a, b) = (mainline.for_transaction(), mainline.for_transaction());
+        let mainline = mainline(0);
+        let clone = InodeAllocator::of_branch(mainline.counter().clone(), 0);
+        let (a, b, c) =
+            (mainline.for_transaction(), mainline.for_transaction(), clone.for_transaction());
         let mut all = std::collections::BTreeMap::new();
+        let views = [("mainline", &mainline), ("a", &a), ("b", &b), ("clone", &clone), ("c", &c)];
         for i in 0..1000 {
-            for (name, numbers) in [("mainline", &mainline), ("a", &a), ("b", &b)] {
+            for (name, numbers) in views {
                 if name != "b" || i % 7 == 0 {
                     assert_eq!(all.insert(numbers.take(), name), None);
                 }
             }
         }
-        for (name, numbers) in [("mainline", &mainline), ("a", &a), ("b", &b)] {
+        for (name, numbers) in views {
             let together = numbers.take_together(100);
             assert_eq!(together.end - together.start, 100);
             together.for_each(|ino| assert_eq!(all.insert(ino, name), None));
@@ -298,6 +403,7 @@ mod tests {
         for (ino, name) in all {
             assert_eq!(a.is_own(ino), name == "a", "{ino}");
             assert_eq!(b.is_own(ino), name == "b", "{ino}");
+            assert_eq!(c.is_own(ino), name == "c", "{ino}");
             assert!(mainline.is_own(ino));
         }
         assert!(!a.is_own(1) && !a.is_own(mainline.next()));
@@ -305,27 +411,29 @@ mod tests {
 
     #[test]
     fn a_bound_is_noted_before_a_number_above_it_is_used() {
-        let numbers = InodeAllocator::from(2, 0);
-        // Gives the bound, if one has to be noted.
-        let note = |end| {
-            let mut noted = None;
-            let write = |bound| {
-                noted = Some(bound);
-                Ok(())
-            };
-            numbers.note(end, write).unwrap();
-            noted
-        };
+        let numbers = mainline(0);
         let ino = numbers.take();
         assert!(numbers.note(ino + 1, |_| Err(Error::NoSpace)).is_err());
-        let bound = note(ino + 1).expect("none was noted so far");
+        let bound = note(&numbers, ino + 1).0.expect("none was noted so far");
         assert!(bound > ino);
-        assert_eq!(note(bound), None);
-        assert!(note(bound + 1).is_some_and(|next| next > bound));
-        numbers.clear_noted();
-        assert!(note(ino + 1).is_some());
-        numbers.raise_next_to(INO_LIMIT - 1);
-        assert_eq!(note(numbers.take() + 1), Some(INO_LIMIT));
+        assert_eq!(note(&numbers, bound), (None, None));
+        assert!(note(&numbers, bound + 1).0.is_some_and(|next| next > bound));
+        numbers.counter().raise_next_to(INO_LIMIT - 1);
+        assert_eq!(note(&numbers, numbers.take() + 1).0, Some(INO_LIMIT));
         assert!(numbers.note(numbers.take() + 1, |_| Ok(())).is_err(), "there are no more");
+    }
+
+    #[test]
+    fn a_branch_has_a_mark_of_its_own_before_it_gives_what_a_directory_has_reserved() {
+        let numbers = mainline(1 << 20);
+        let clone = InodeAllocator::of_branch(numbers.counter().clone(), 1 << 20);
+        let mark = note(&numbers, 3).1.expect("it has none so far").mark;
+        assert_eq!(note(&numbers, 3), (None, None));
+        assert_eq!(note(&numbers.for_transaction(), 3), (None, None), "it gives none of these");
+        numbers.clear_mark();
+        let next = note(&numbers, 3).1.expect("it has none any more").mark;
+        let other = note(&clone, 3).1.expect("it has none so far").mark;
+        assert!(mark < next && next < other);
+        assert!(numbers.take() > other, "no inode gets it");
     }
 }

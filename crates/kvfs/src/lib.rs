@@ -29,7 +29,8 @@
 //!   thread of an interval: `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
-//!   that goes on with all of it.
+//!   that goes on with all of it. Branches that merge: `merging`, `three_way`, `views/merging`,
+//!   `views/common_states`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
@@ -68,6 +69,7 @@ mod locks;
 mod losses;
 mod lost;
 mod merge;
+mod merging;
 mod namespace;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
@@ -86,6 +88,7 @@ mod snapshots;
 mod space_account;
 mod statfs;
 mod sync;
+mod three_way;
 mod ticker;
 mod tree;
 mod tree_order;
@@ -109,12 +112,15 @@ pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
 pub use going_down::GoingDown;
 pub use kvdb::{Note, TransactionId};
 pub use losses::{Loss, losses};
+pub use merging::{Choice, Deed, MergeConflict, MergeOptions, Merged, SettleKeys};
 pub use remove_tree::RemoveStats;
 pub use repair::{Losses, Repaired, repair};
 pub use request::with_note;
 pub use salvage::{Left, LeftEntries, LeftEntry, LeftNode, Remains};
 pub use sync::FSync;
 pub use verify::{Finding, Report, verify};
-pub use views::{CommittedTo, InUse, Pause, Running, ViewId, Views, Wait, Watcher};
+pub use views::{
+    CommittedTo, InUse, Pause, Running, Untold, ViewId, ViewNotes, Views, Wait, Watcher,
+};
 pub use walk::{Walk, Walked};
 pub use whole::Whole;

@@ -21,7 +21,11 @@ pub(crate) fn join(
     mine: Option<&[u8]>,
     theirs: Option<&[u8]>,
 ) -> Option<Bytes> {
-    let ImapKey::Node(ino) = layout::decode_imap_key(key).ok()? else { return None };
+    let ino = match layout::decode_imap_key(key).ok()? {
+        ImapKey::Node(ino) => ino,
+        ImapKey::Bases(_) => return marks(base, mine, theirs),
+        _ => return None,
+    };
     let node = |value: Option<&[u8]>| {
         let (attr, xattrs, _) = layout::decode_node(ino, &Bytes::copy_from_slice(value?)).ok()?;
         (attr.kind == FileKind::Dir).then_some((attr, xattrs.unwrap_or_default()))
@@ -29,6 +33,19 @@ pub(crate) fn join(
     // One that is missing was removed on its side, or is not a directory.
     let (attr, xattrs) = join_directories(&node(base)?, &node(mine)?, &node(theirs)?)?;
     Some(layout::encode_node(&attr, Some(&xattrs), b""))
+}
+
+/// States in common of which an undo takes back some: those that were made afterwards have what it
+/// takes back, and are none any more, either. Two merges of one clone at a time conflict.
+fn marks(base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Option<Bytes> {
+    let [base, mine, theirs] =
+        [base, mine, theirs].map(|note| layout::decode_marks(note.unwrap_or_default()));
+    if mine.iter().any(|mark| !base.contains(mark)) {
+        return None;
+    }
+    let stays = |mark: &&u64| mine.contains(mark) || !base.contains(mark);
+    let left: Vec<u64> = theirs.iter().take_while(stays).copied().collect();
+    Some(layout::encode_marks(&left).into())
 }
 
 type DirectoryNode = (Attributes, Xattrs);

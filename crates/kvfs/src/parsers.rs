@@ -4,10 +4,13 @@
 
 use bytes::Bytes;
 
+use crate::layout::counter::{
+    Reserved, branch_key, decode_bound, decode_branch_key, decode_mark, encode_number,
+};
 use crate::layout::{
-    ImapKey, Super, decode_imap_key, decode_name, decode_name_key, decode_node, decode_page_key,
-    encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key, promise_key,
-    xattr_key,
+    ImapKey, Super, bases_key, decode_imap_key, decode_name, decode_name_key, decode_node,
+    decode_page_key, encode_name, encode_node, loss_key, name_key, node_key, orphan_key, page_key,
+    promise_key, xattr_key,
 };
 use crate::promises::Ranges;
 
@@ -33,10 +36,13 @@ pub fn keys(data: &[u8]) {
         Ok(ImapKey::Xattr(ino, name)) => assert_eq!(xattr_key(ino, name), data),
         Ok(ImapKey::Orphan(ino)) => assert_eq!(orphan_key(ino), data),
         Ok(ImapKey::Promise(ino)) => assert_eq!(promise_key(ino), data),
-        Ok(ImapKey::Loss(number)) => assert_eq!(loss_key(number), data),
-        Ok(ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers) => {
-            assert_eq!(data.len(), 9)
+        Ok(ImapKey::Bases(clone)) => {
+            assert_eq!(bases_key(kvdb::DictionaryId(clone)), data)
         }
+        Ok(ImapKey::Loss(number)) => assert_eq!(loss_key(number), data),
+        Ok(
+            ImapKey::Super | ImapKey::Moves | ImapKey::Scrub | ImapKey::Numbers | ImapKey::Reserved,
+        ) => assert_eq!(data.len(), 9),
         Err(_) => {}
     }
     if let Ok((ino, block)) = decode_page_key(data) {
@@ -44,6 +50,15 @@ pub fn keys(data: &[u8]) {
     }
     if let Some(ranges) = Ranges::decode(data) {
         assert_eq!(Ranges::decode(&ranges.encode()), Some(ranges));
+    }
+    if let Some(reserved) = Reserved::decode(data) {
+        assert_eq!(reserved.encode(), data);
+    }
+    if let Some(number) = decode_bound(data).or(decode_mark(data)) {
+        assert_eq!(encode_number(number), data);
+    }
+    if let Some(imap) = decode_branch_key(data) {
+        assert_eq!(branch_key(imap), data);
     }
     if let Ok(own) = Super::decode(data) {
         assert_eq!(Super::decode(&own.encode()).ok(), Some(own));
@@ -73,6 +88,9 @@ mod tests {
             promise_key(9),
             vec![0, 0x80, 1, 5, 7],
             page_key(1, 2).to_vec(),
+            Reserved { mark: 9, first: 7, end: 20 }.encode(),
+            encode_number(1 << 40),
+            branch_key(kvdb::DictionaryId(7)),
         ];
         let mut random = Random::new(5);
         for n in 0..60_000 {

@@ -29,7 +29,7 @@ use crate::inode::Inode;
 use crate::layout::{self, Attributes, Body, Layout, XattrValue, Xattrs};
 use crate::namespace::check_name;
 use crate::tree::{Locked, Node, Tree, for_each_of};
-use crate::views::{ViewId, Views};
+use crate::views::{Untold, ViewId, Views};
 
 /// Bytes of changes that are committed as they are; more of them go through a transaction, which
 /// may write them out.
@@ -51,21 +51,32 @@ pub struct RemoveStats {
 impl Fs {
     /// Removes `name` from `parent`, whatever it is, with everything below it.
     pub fn remove_tree(&self, parent: Ino, name: &[u8]) -> Result<RemoveStats> {
-        self.remove_and_list(parent, name).map(|(stats, _)| stats)
+        self.remove_and_list(parent, name, &|_| Untold::default()).map(|(stats, ..)| stats)
     }
 
-    /// Removes a tree, and also returns what a kernel may have to be told.
-    fn remove_and_list(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, ChangeSet)> {
+    /// Removes a tree, and also returns what a kernel may have to be told. `note`: called with that
+    /// before anything is changed.
+    fn remove_and_list(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        note: &dyn Fn(&ChangeSet) -> Untold,
+    ) -> Result<(RemoveStats, ChangeSet, Untold)> {
         self.writable()?;
         match name {
             b"." => return Err(Error::Invalid("removing `.`")),
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        self.retry_on_lock(|| self.remove_once(parent, name))
+        self.retry_on_lock(|| self.remove_once(parent, name, note))
     }
 
-    fn remove_once(&self, parent: Ino, name: &[u8]) -> Result<(RemoveStats, ChangeSet)> {
+    fn remove_once(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        note: &dyn Fn(&ChangeSet) -> Untold,
+    ) -> Result<(RemoveStats, ChangeSet, Untold)> {
         if let Some(transaction) = self.locking() {
             // What it must wait for it waits for while others work in the view.
             let _call = self.enter()?;
@@ -110,12 +121,13 @@ impl Fs {
         removal.batch.delete(self.core.layout.nmap, layout::name_key(parent, name));
         self.stage(parent, &mut dir_state, &dir_attr, &mut removal.batch)?;
         self.remember_removed(&dir, name);
-        removal.commit()?;
-        self.mark_committed(&mut dir_state, dir_attr);
-        let mut changes = removal.changes;
+        let mut changes = std::mem::take(&mut removal.changes);
         changes.names.push((parent, name.into(), true));
         changes.inodes.push((parent, false));
-        Ok((removal.stats, changes))
+        let untold = note(&changes);
+        removal.commit()?;
+        self.mark_committed(&mut dir_state, dir_attr);
+        Ok((removal.stats, changes, untold))
     }
 }
 
@@ -146,8 +158,10 @@ impl Views {
         fs.peek(parent, name)?.ok_or(Error::NotFound)?;
         // What programs do not use need not be kept for them.
         self.goes(view, number, &fs, (parent, name), &names.join(&b'/'))?;
-        let (stats, changes) = fs.remove_and_list(parent, name)?;
+        let note = |changes: &ChangeSet| self.will_tell(number, changes);
+        let (stats, changes, untold) = fs.remove_and_list(parent, name, &note)?;
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
+        drop(untold);
         Ok(stats)
     }
 }
@@ -327,19 +341,27 @@ impl<'a> Removal<'a> {
             }
         } else {
             self.delete(self.layout.imap, layout::node_key(ino))?;
-            if pages || external {
+            if (pages || external) && !(referenced && fs.writes_through()) {
                 self.put(self.layout.imap, layout::orphan_key(ino), Bytes::new())?;
             }
         }
         match known {
             Some(inode) if referenced => {
+                let state = inode.state.read();
                 let content = match node.dir {
                     true => Bytes::new(),
                     // A copy: it may be a slice of a whole block.
-                    false => Bytes::copy_from_slice(&fs.content(ino, &inode.state.read())?),
+                    false => Bytes::copy_from_slice(&fs.content(ino, &state)?),
                 };
                 let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
-                self.open.push(OpenInode { inode, attr, content, stored: pages || external });
+                let mut stored = pages || external;
+                if fs.writes_through() {
+                    let node = layout::encode_node(&attr, state.xattrs.as_deref(), &content);
+                    self.put(self.layout.imap, layout::orphan_key(ino), node)?;
+                    stored = true;
+                }
+                drop(state);
+                self.open.push(OpenInode { inode, attr, content, stored });
                 self.changes.inodes.push((ino, true));
             }
             Some(inode) => self.idle.push(inode),

@@ -15,12 +15,14 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use env::Env;
-use kvdb::{Batch, Kvdb, RepairReport, View};
+use kvdb::{Batch, DictionaryId, Kvdb, RepairReport, View};
 
-use crate::attr::{FileKind, Ino, Timestamp};
+use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::Result;
-use crate::fs::inode_numbers::{largest_ino, largest_kept, largest_taken, noted};
-use crate::layout::{Attributes, Body, Layout, Numbers, Xattrs};
+use crate::fs::counter::{given_below, largest_ino, noted_bound, notes_of, valid_reserved};
+use crate::layout::counter::{BOUND_KEY, branch_range, encode_number};
+use crate::layout::{Attributes, Body, Layout, Xattrs};
+use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
 /// What a repair did.
@@ -48,10 +50,11 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let layout = Layout::find(db);
     let store = db.repair(|view, removed| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
-        let largest = largest_ino(view, &layout)?
-            .max(largest_kept(db, "").0)
-            .max(largest_taken(db, "", &layout));
-        let largest = noted(view, &layout)?.map_or(largest, |noted| largest.max(noted.bound - 1));
+        let notes = notes_of(db);
+        let noted = notes.map(|notes| noted_bound(view, notes)).transpose()?.flatten();
+        // What is left of the counter's notes may be old.
+        let given = given_below(db).max(noted.unwrap_or(0));
+        let largest = largest_ino(view, &layout)?.max(given.saturating_sub(1));
         let mut mend = Mend::new(view, layout, env, largest, losses);
         mend.nodes()?;
         mend.lost(removed)?;
@@ -59,8 +62,14 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
         mend.names()?;
         mend.tree();
         mend.lost_and_found()?;
-        mend.reservations();
+        if let Some(valid) = valid_reserved((view, &layout), view, notes)? {
+            mend.reservations(valid.first..given);
+        }
         mend.write();
+        if let Some(notes) = notes {
+            let changed = !removed.is_empty() || !mend.batch.is_empty();
+            mend.count_again(notes, noted.filter(|_| !changed), given);
+        }
         mended = mend.mended;
         Ok(mend.batch)
     })?;
@@ -89,7 +98,6 @@ struct Mend<'a> {
     now: Timestamp,
     random: [u64; 2],
     largest: Ino,
-    numbers: Option<Numbers>,
     losses: Losses,
     batch: Batch,
     mended: Vec<Finding>,
@@ -112,7 +120,6 @@ impl<'a> Mend<'a> {
             now: env.wall().into(),
             random,
             largest,
-            numbers: None,
             losses,
             batch: Batch::new(),
             mended: Vec::new(),
@@ -123,6 +130,18 @@ impl<'a> Mend<'a> {
 
     fn note(&mut self, ino: Ino, what: impl Into<String>) {
         self.mended.push(Finding { ino, what: what.into() });
+    }
+
+    /// Notes the bound of all numbers, unless it is `noted` and enough: those that were given
+    /// before are below `given`. What directories have reserved is void.
+    fn count_again(&mut self, notes: DictionaryId, noted: Option<Ino>, given: Ino) {
+        let highest = self.inodes.last_key_value().map_or(ROOT, |(ino, _)| *ino);
+        let bound = given.max(highest.saturating_add(1)).min(INO_LIMIT);
+        if noted.is_none_or(|noted| noted < bound) {
+            let (start, end) = branch_range();
+            self.batch.delete_range(notes, start.to_vec(), end.to_vec());
+            self.batch.put(notes, BOUND_KEY, encode_number(bound));
+        }
     }
 
     /// A node in the place of one that is lost: the superuser's alone.

@@ -15,12 +15,12 @@ use kvdb::{BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, Sn
 
 use crate::difference::{FileChange, Listing, Side, between, difference_of_states};
 use crate::error::{Error, Result};
+use crate::fs::counter::numbers_of;
 use crate::fs::in_use::ViewInUse;
-use crate::fs::inode_numbers::largest_in;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
-use crate::views::{Join, OpenView, VIEW_SHARE, ViewId, Views, Wait};
+use crate::views::{Join, OpenView, Untold, VIEW_SHARE, ViewId, Views, Wait};
 
 impl Views {
     /// Makes a snapshot of the mainline or of a clone. With `Synced` it is on disk when this
@@ -40,7 +40,7 @@ impl Views {
         let fs = self.fs(of)?;
         let db = &self.shared.db;
         fs.at_rest(|| {
-            fs.without_reservations(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))
+            fs.under_another_mark(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))
         })?;
         if durability == Durability::Synced {
             db.sync()?;
@@ -91,6 +91,9 @@ impl Views {
     /// Makes a branch out of a snapshot.
     pub fn clone_snapshot(&self, snapshot: &str, name: &str) -> Result<()> {
         self.shared.db.clone_snapshot(snapshot, name)?;
+        if !self.shared.mainline.core.options.read_only {
+            self.shared.mainline.count_clone(name);
+        }
         self.tell(|watcher| watcher.appeared(&ViewId::Clone(name.into())));
         Ok(())
     }
@@ -128,24 +131,14 @@ impl Views {
         let view = ViewId::Clone(options.branch.clone());
         let mut replaced = None;
         let received = self.shared.db.receive_within(input, options, |replace| -> Result<()> {
+            // What replaces it is on disk at once; a durable one that this ends must not be there
+            // again after a crash, over dictionaries that are gone.
+            self.abort_those_of(&options.branch)?;
+            self.shared.db.sync()?;
             // What the kernel holds back was written to what is going to be replaced.
             self.write_back(Wait::ForAll)?;
             self.commit_others(Some(&view));
-            // It is not opened in between.
-            let _one = self.shared.opening.lock();
-            let Some(entry) = self.entry(&view) else { return Ok(replace()?) };
-            let fs = &entry.fs;
-            {
-                let _call = fs.enter()?;
-                fs.commit_unlocked()?;
-            }
-            let mut frozen = fs.core.freeze_lock.freeze();
-            fs.commit_unlocked()?;
-            replace()?;
-            // Files that are open in the old one are gone, as where a clone is dropped.
-            frozen.end();
-            drop(frozen);
-            replaced = Some(entry);
+            replaced = self.replace(&view, replace)?;
             Ok(())
         })?;
         match replaced {
@@ -155,6 +148,36 @@ impl Views {
         self.let_go_of_ended();
         self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(received.snapshot.clone())));
         Ok(received)
+    }
+
+    /// Lets another branch take the place of a clone, which comes to rest before. Gives its view if
+    /// it was open: files that are open there are gone, as where a clone is dropped.
+    fn replace(
+        &self,
+        view: &ViewId,
+        replace: &mut dyn FnMut() -> kvdb::Result<()>,
+    ) -> Result<Option<Arc<OpenView>>> {
+        let ViewId::Clone(name) = view else {
+            return Err(Error::Invalid("what is mounted is not replaced by another branch"));
+        };
+        // It is not opened in between.
+        let _one = self.shared.opening.lock();
+        let Some(entry) = self.entry(view) else {
+            replace()?;
+            self.shared.mainline.count_received(name);
+            return Ok(None);
+        };
+        {
+            let _call = entry.fs.enter()?;
+            entry.fs.commit_unlocked()?;
+        }
+        let mut frozen = entry.fs.core.freeze_lock.freeze();
+        entry.fs.commit_unlocked()?;
+        replace()?;
+        self.shared.mainline.count_received(name);
+        frozen.end();
+        drop(frozen);
+        Ok(Some(entry))
     }
 
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
@@ -167,10 +190,17 @@ impl Views {
             .ok_or(Error::NotFound)?;
         // Before anything ends for it.
         let state = self.shared.db.open_snapshot(snapshot)?;
-        largest_in(&state)?;
+        self.shared.mainline.count(numbers_of(&state)?, None)?;
         let view = ViewId::of_branch(&info.branch);
         let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         self.check_running(number, &fs, &state)?;
+        // Before the branch was replaced by one that was received it had other dictionaries.
+        let of_state = Layout::of_state(&state);
+        let is_other = of_state.is_some_and(|of| of.imap != fs.core.layout.imap);
+        if is_other && view == ViewId::Mainline {
+            let why = "the store had another main branch then, which a received one has replaced: unmount it and roll it back by its file";
+            return Err(Error::Invalid(why));
+        }
         drop(state);
         self.abort_those_of(&info.branch)?;
         // The rollback is on disk at once; a durable one that it ends, or that had just ended, must
@@ -179,9 +209,16 @@ impl Views {
         // What the kernel holds back belongs to what is left behind.
         self.write_back(Wait::ForAll)?;
         self.commit_others(Some(&view));
+        if is_other {
+            let replaced = self.replace(&view, &mut || self.shared.db.rollback(snapshot))?;
+            replaced.iter().for_each(|entry| self.end_view(entry, None));
+            self.let_go_of_ended();
+            return Ok(());
+        }
         let turn = fs.core.superseded.turn();
-        let mut begun = Vec::new();
-        let changes = fs.revert(&turn, || {
+        let (mut begun, mut untold) = (Vec::new(), Untold::default());
+        let changes = fs.revert(&turn, |known| {
+            untold = self.will_tell_of_all(number, known);
             self.shared.db.rollback(snapshot)?;
             // One that has begun since, before it was done, has a view of what is no more.
             begun.extend(self.list().into_iter().filter(|t| t.branch == info.branch));
@@ -201,7 +238,7 @@ impl Views {
             tracing::warn!("files without a name keep their space until the next mount: {e}");
         }
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
-        drop(turn);
+        drop((turn, untold));
         // Not before: one of them may be committing, and wait for its turn with its view closed.
         begun.iter().for_each(|info| self.let_go(info.id));
         Ok(synced?)
@@ -288,7 +325,9 @@ impl Views {
         }
         let layout = Layout::find_in(db, name).ok_or(Error::NotFound)?;
         db.set_merge(layout.imap, Arc::new(Join));
-        let fs = Fs::open_layout(db.clone(), name, layout, mainline.env.clone(), options, in_use)?;
+        let counter = Some(mainline.inode_allocator.counter().clone());
+        let env = mainline.env.clone();
+        let fs = Fs::open_layout(db.clone(), counter, layout, env, options, in_use)?;
         let exists = || Layout::find_in(db, name).is_some_and(|now| now.imap == layout.imap);
         self.add(ViewId::Clone(name.into()), fs, None, exists)
     }

@@ -7,10 +7,10 @@ use kvdb::{Kvdb, View};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
+use crate::fs::counter::{counted_below, notes_of, valid_reserved};
 use crate::inode_allocator::collisions;
-use crate::layout::{
-    self, Attributes, Body, ImapKey, Layout, Numbers, PAGE, XattrValue, blocks_of,
-};
+use crate::layout::counter::Reserved;
+use crate::layout::{self, Attributes, Body, ImapKey, Layout, PAGE, XattrValue, blocks_of};
 use crate::promises::Ranges;
 use crate::reservation::Reservation;
 
@@ -62,7 +62,7 @@ impl Fs {
     /// Commits what is dirty and checks the whole file system.
     pub fn verify(&self) -> Result<Report> {
         self.sync_all()?;
-        check(self.core.scope.view()?, self.core.layout)
+        check(self.core.scope.view()?, self.core.layout, &self.core.db)
     }
 }
 
@@ -75,20 +75,19 @@ pub fn verify(db: &Kvdb) -> Result<Report> {
         report.find(0, "there is no file system in this store");
         return Ok(report);
     };
-    check(db.view(), layout)
+    check(db.view(), layout, db)
 }
 
-fn check(view: View, layout: Layout) -> Result<Report> {
+fn check(view: View, layout: Layout, db: &Kvdb) -> Result<Report> {
     let mut check = Check {
         view,
         layout,
         report: Report::default(),
         inodes: HashMap::new(),
-        numbers: None,
         reserved: Vec::new(),
     };
     check.nodes()?;
-    check.reservations();
+    check.numbers(db)?;
     check.names()?;
     check.pages()?;
     check.totals();
@@ -112,7 +111,6 @@ struct Check {
     layout: Layout,
     report: Report,
     inodes: HashMap<Ino, Option<Seen>>,
-    numbers: Option<Numbers>,
     /// What directories have reserved.
     reserved: Vec<(Reservation, Ino)>,
 }
@@ -128,7 +126,7 @@ impl Check {
                     Ok(_) => has_super = true,
                     Err(e) => self.report.find(0, e.to_string()),
                 },
-                Ok(ImapKey::Moves | ImapKey::Loss(_)) => {}
+                Ok(ImapKey::Moves | ImapKey::Loss(_) | ImapKey::Bases(_)) => {}
                 // That of a file which is no more promises nothing.
                 Ok(ImapKey::Promise(ino)) => {
                     if Ranges::decode(&tuple.value()?).is_none() {
@@ -140,9 +138,13 @@ impl Check {
                     self.report.find(0, "the note of the last scrub is malformed")
                 }
                 Ok(ImapKey::Numbers) => {
-                    self.numbers = layout::decode_numbers(&tuple.value()?);
-                    if self.numbers.is_none() {
+                    if layout::decode_numbers(&tuple.value()?).is_none() {
                         self.report.find(0, "the bound of the inode numbers is malformed");
+                    }
+                }
+                Ok(ImapKey::Reserved) => {
+                    if Reserved::decode(&tuple.value()?).is_none() {
+                        self.report.find(0, "the mark of the reserved inode numbers is malformed");
                     }
                 }
                 Ok(ImapKey::Orphan(ino)) => {
@@ -177,10 +179,20 @@ impl Check {
         Ok(())
     }
 
-    fn reservations(&mut self) {
-        let reserved = std::mem::take(&mut self.reserved);
-        let found = collisions(reserved, self.numbers, self.inodes.keys().copied());
-        found.into_iter().for_each(|(dir, what)| self.report.find(dir, what));
+    fn numbers(&mut self, db: &Kvdb) -> Result<()> {
+        // A state of before, or of a transaction, does not have the notes of what it has.
+        let (now, notes) = (db.view(), notes_of(db));
+        let Some(bound) = counted_below(&self.layout, &now, notes)? else { return Ok(()) };
+        for ino in self.inodes.keys().filter(|&&ino| ino >= bound) {
+            self.report.find(*ino, format!("the numbers that were given end before {bound}"));
+        }
+        if let Some(valid) = valid_reserved((&self.view, &self.layout), &now, notes)? {
+            let reserved = std::mem::take(&mut self.reserved);
+            let inodes = self.inodes.keys().copied();
+            let found = collisions(reserved, valid.first..bound, inodes);
+            found.into_iter().for_each(|(dir, what)| self.report.find(dir, what));
+        }
+        Ok(())
     }
 
     fn node(&mut self, ino: Ino, value: &bytes::Bytes) {

@@ -65,7 +65,10 @@ use crate::fs::in_use::ViewInUse;
 use crate::merge;
 use crate::ticker::Ticker;
 
+mod common_states;
 mod in_use;
+mod merging;
+mod notes;
 mod retired;
 mod running;
 mod transactions;
@@ -73,6 +76,7 @@ mod undo;
 mod watcher;
 
 pub use in_use::{InUse, Pause};
+pub use notes::{Untold, ViewNotes};
 use retired::Retired;
 pub use watcher::{CommittedTo, Running, Wait, Watcher};
 
@@ -116,6 +120,8 @@ pub(crate) struct Shared {
     /// Held by the periodic work.
     pub ticking: Mutex<()>,
     pub down: AtomicBool,
+    /// What a process must know that follows this one when it is killed.
+    pub notes: Option<Arc<ViewNotes>>,
 }
 
 #[derive(Default)]
@@ -171,11 +177,16 @@ impl Views {
 
     /// The views of the file system `mainline`, which is the one in `db`.
     pub fn new(db: Kvdb, mainline: Fs) -> Views {
-        Views::with(db, mainline, |_| ())
+        Views::with(db, mainline, None, |_| ())
     }
 
     /// With views that `reopen` opens first.
-    pub(crate) fn with(db: Kvdb, mainline: Fs, reopen: impl FnOnce(&Views)) -> Views {
+    pub(crate) fn with(
+        db: Kvdb,
+        mainline: Fs,
+        notes: Option<Arc<ViewNotes>>,
+        reopen: impl FnOnce(&Views),
+    ) -> Views {
         db.set_merge(mainline.core.layout.imap, Arc::new(Join));
         let views = Views {
             shared: Arc::new(Shared {
@@ -188,6 +199,7 @@ impl Views {
                 ticker: Arc::default(),
                 ticking: Mutex::new(()),
                 down: AtomicBool::new(false),
+                notes,
             }),
         };
         reopen(&views);
@@ -301,6 +313,9 @@ impl Views {
             number = number % Self::MAX_NUMBER + 1;
         }
         open.last = number;
+        if let Some(notes) = &self.shared.notes {
+            notes.opened(&self.shared.db, number, &view);
+        }
         let entry = Arc::new(OpenView { view: view.clone(), number, fs, transaction });
         open.by_number.insert(number, entry.clone());
         open.numbers.insert(view, number);

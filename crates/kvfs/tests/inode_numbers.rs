@@ -141,32 +141,56 @@ fn numbers_of_files_that_are_gone_are_not_given_again() {
     is_clean(&db);
 }
 
-/// A store of before there was such a note is opened, and has one from its first new file on.
+/// A store that has lost the note goes on behind what is there, and has one from its opening on.
 #[test]
 fn a_store_without_a_note_of_its_numbers_goes_on_behind_the_largest_that_is_there() {
     let device = Arc::new(MemoryDevice::new());
     let (db, fs, _) = create(&device, None);
     let old = file(&fs, "old", b"old");
     fs.sync_all().unwrap();
-    let imap = db.dictionary("imap").unwrap();
-    let note = [&[0; 8][..], b"n"].concat();
-    assert!(db.get(imap, &note).unwrap().is_some());
+    let notes = db.dictionary_in(kvdb::STORE_BRANCH, "numbers").unwrap();
+    let bound = |db: &Kvdb| db.get(notes, b"n").unwrap();
+    assert!(bound(&db).is_some());
     let mut batch = Batch::new();
-    batch.delete(imap, note.clone());
+    batch.delete(notes, b"n".as_slice());
     db.commit(batch, Durability::Synced).unwrap();
     let (db, fs, _) = open(&crash(&device), 16 << 20);
-    assert_eq!(file(&fs, "new", b"new"), old + 1);
-    assert!(db.get(imap, &note).unwrap().is_some());
+    assert!(bound(&db).is_some());
+    assert!(file(&fs, "new", b"new") > old);
     is_clean(&db);
-    // One that says what cannot be is found by a check, and is no bound.
-    for wrong in [&b""[..], &[0xff; 8], &[1; 9]] {
+    // One that says what cannot be is no bound.
+    for wrong in [&b""[..], &[0xff; 8], &[1; 9], &[0; 8]] {
         let mut batch = Batch::new();
-        batch.put(imap, note.clone(), wrong);
+        batch.put(notes, b"n".as_slice(), wrong);
         db.commit(batch, Durability::Synced).unwrap();
-        let report = kvfs::verify(&db).unwrap();
-        assert!(!report.is_clean(), "{wrong:?}");
-        let db =
-            Kvdb::open(crash(&device), Arc::new(Simulated::new(7)), options(16 << 20)).unwrap().0;
-        assert!(Fs::open(db, Arc::new(Simulated::new(7)), FsOptions::default()).is_ok());
+        let fs = Fs::open(db.clone(), Arc::new(Simulated::new(7)), FsOptions::default()).unwrap();
+        let known = fs.resolve(b"/new").unwrap().ino;
+        assert!(file(&fs, &format!("{wrong:?}"), b"") > known);
+        is_clean(&db);
+    }
+}
+
+/// Notes in a branch that say what cannot be are found by a check, and say nothing.
+#[test]
+fn malformed_notes_of_a_branch_are_found() {
+    let device = Arc::new(MemoryDevice::new());
+    let (db, fs, _) = create(&device, None);
+    file(&fs, "old", b"old");
+    fs.sync_all().unwrap();
+    let imap = db.dictionary("imap").unwrap();
+    for key in [b"n", b"r"] {
+        for wrong in [&b""[..], &[0xff; 16], &[1; 9]] {
+            let mut batch = Batch::new();
+            batch.put(imap, [&[0; 8][..], key].concat(), wrong);
+            db.commit(batch, Durability::Synced).unwrap();
+            let report = kvfs::verify(&db).unwrap();
+            assert!(!report.is_clean(), "{key:?} {wrong:?}");
+            let fs = Fs::open(db.clone(), Arc::new(Simulated::new(7)), FsOptions::default());
+            assert!(fs.is_ok(), "{key:?} {wrong:?}");
+        }
+        let mut batch = Batch::new();
+        batch.delete(imap, [&[0; 8][..], key].concat());
+        db.commit(batch, Durability::Synced).unwrap();
+        is_clean(&db);
     }
 }

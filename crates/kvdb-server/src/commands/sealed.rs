@@ -1,5 +1,6 @@
 //! What clients may do that are confined by a seal ([`crate::seals`]): read, write in the
-//! transactions of the seal, and neither end these nor act on the store or on other clients.
+//! transactions of the seal, begin and end others within these, and neither end these themselves
+//! nor act on the store or on other clients.
 
 use kvdb::TransactionId;
 
@@ -47,10 +48,14 @@ const FORMS: [(&str, &[&str]); 17] = [
     (
         "txn",
         &[
+            "abort",
+            "begin",
             "changes",
+            "commit",
             "commits",
             "files",
             "join",
+            "keep",
             "leave",
             "list",
             "lock",
@@ -76,13 +81,27 @@ pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
         if !args.get(1).is_some_and(|form| forms.iter().any(|allowed| is(form, allowed))) {
             return Err(SEALED);
         }
+        let number = |word: &[u8]| integer(word).and_then(|id| u64::try_from(id).ok());
         if *name == "txn" && is(args.at(1), "join") {
-            let id = integer(args.at(2)).and_then(|id| u64::try_from(id).ok());
-            return if id.is_none_or(|id| allowed(TransactionId(id))) {
+            return if number(args.at(2)).is_none_or(|id| allowed(TransactionId(id))) {
                 Ok(())
             } else {
                 Err(SEALED)
             };
+        }
+        if *name == "txn" && is(args.at(1), "begin") {
+            let mut words = args.from(2).skip_while(|word| !is(word, "within"));
+            let around = words.nth(1).and_then(number).map(TransactionId);
+            return if around.is_some_and(allowed) { Ok(()) } else { Err(SEALED) };
+        }
+        if *name == "txn" && ["abort", "commit", "keep"].iter().any(|form| is(args.at(1), form)) {
+            let joined = s.joined.as_ref().map(|(transaction, _)| transaction.id());
+            let named: Vec<_> = args.from(2).filter_map(number).map(TransactionId).collect();
+            let all = if named.is_empty() { Vec::from_iter(joined) } else { named };
+            let around = |id| s.db().transaction(id).ok().and_then(|t| t.within());
+            let inner = |id: &TransactionId| allowed(*id) && around(*id).is_some_and(allowed);
+            let ends_inner = !all.is_empty() && all.iter().all(inner);
+            return if ends_inner { Ok(()) } else { Err(SEALED) };
         }
     }
     // What it gathers is looked at one by one.

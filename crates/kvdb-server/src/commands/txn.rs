@@ -9,7 +9,7 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
-use super::{changes, is, revert, snapshot, undo, wrong_arity};
+use super::{changes, is, merge, revert, snapshot, undo, wrong_arity};
 use crate::dictionaries::{self, Place};
 use crate::effects::{Effect, Effects};
 use crate::failure::{Failure, Outcome};
@@ -20,8 +20,8 @@ use crate::session::Session;
 use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
-pub const USAGE: &str = "BEGIN [OF clone] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] [IF state] [STAY] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED]";
+pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
+                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | MERGE clone [REBASE] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The others wait for the mount, for a sync or for a lock, or read much.
@@ -71,6 +71,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "rollback") => rollback(s, args, out),
         c if is(c, "commits") => undo::commits(s, args, out),
         c if is(c, "undo") => undo::undo(s, args, out),
+        c if is(c, "merge") => merge::merge(s, args, out),
         c => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
             Err(Failure::request(format!("unknown subcommand '{c}'. TXN {USAGE}")))
@@ -110,9 +111,9 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
     duration.ok_or_else(|| Failure::request("not a number of seconds"))
 }
 
-/// `TXN BEGIN [OF clone] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE]
-/// [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where the connection works in a clone, it is of
-/// that one.
+/// `TXN BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds]
+/// [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where the connection works in
+/// a clone, it is of that one.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options = TransactionOptions {
         detached: true,
@@ -126,6 +127,9 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         match word {
             o if is(o, "of") => {
                 options.branch = snapshot::name(words.next().ok_or(Failure::SYNTAX)?)?.into();
+            }
+            o if is(o, "within") && options.within.is_none() => {
+                options.within = Some(number(words.next().ok_or(Failure::SYNTAX)?)?);
             }
             o if is(o, "si") => options.isolation = Isolation::Snapshot,
             o if is(o, "ser") => options.isolation = Isolation::Serializable,
@@ -146,6 +150,9 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
     let id = s.shared.transactions.begin(options)?;
     s.shared.seals.begun(s.id, id);
+    if let Some(confined) = s.confined {
+        s.shared.seals.begun_within(confined, id);
+    }
     if attached {
         attach(s, id);
     }
@@ -210,10 +217,12 @@ fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
     }
 }
 
-/// `TXN COMMIT [id] [SYNC] [IF state] [STAY]`. `IF`: in the state that `TXN STATE` has given, and
-/// in no other, which is the error `CHANGED`. `STAY`: after a conflict it is open as before.
+/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF`: in the state that `TXN STATE`
+/// has given, and in no other, which is the error `CHANGED`. `STAY`: after a conflict it is open as
+/// before. `ABORTNESTED`: transactions that are open within it are aborted then; without it they
+/// are the error `NESTED`.
 fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    arity(args, 2, 7)?;
+    arity(args, 2, 8)?;
     let durability = if s.durable { Durability::Synced } else { Durability::Buffered };
     let mut options = CommitOptions { durability, ..CommitOptions::default() };
     let mut id = None;
@@ -222,6 +231,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         match word {
             o if is(o, "sync") => options.durability = Durability::Synced,
             o if is(o, "stay") => options.stays = true,
+            o if is(o, "abortnested") => options.aborts_nested = true,
             o if is(o, "if") => {
                 let state = words.next().and_then(|word| std::str::from_utf8(word).ok());
                 options.only_in = Some(state.ok_or(Failure::SYNTAX)?.parse()?);
@@ -231,6 +241,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     let id = id_of(s, id)?;
+    let around = s.db().transaction(id).ok().and_then(|transaction| transaction.within());
     let done = s.shared.transactions.commit(id, options);
     // It has happened all the same.
     let (done, unsynced) = match done {
@@ -242,7 +253,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if !options.stays {
                 over(s, id);
             }
-            Err(Failure::Conflict(conflict(s, &keys, options.stays)))
+            Err(Failure::Conflict(conflict(s, around, &keys, options.stays)))
         }
         Err(error) => {
             if s.db().transaction(id).is_err() {
@@ -252,8 +263,11 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         Ok(()) => {
             if let Some(state) = s.shared.transaction_states.end(id) {
-                let effects = state.effects.lock().take();
-                s.shared.reached().carry_out(effects.unwrap_or_default());
+                let effects = state.effects.lock().take().unwrap_or_default();
+                match around {
+                    Some(around) => s.settle_in(around, effects),
+                    None => s.shared.reached().carry_out(effects),
+                }
             }
             if s.shared.transaction_states.is_older(id) {
                 tell_all("lost", dictionaries::listed(s.db()).into_iter().map(|(name, _)| name), s);
@@ -278,17 +292,23 @@ pub fn tell_all(event: &'static str, dictionaries: impl IntoIterator<Item = Stri
 }
 
 /// What was changed by others, in names that the user knows.
-fn conflict(s: &Session, keys: &[(DictionaryId, Bytes)], stays: bool) -> String {
+fn conflict(
+    s: &Session,
+    around: Option<TransactionId>,
+    keys: &[(DictionaryId, Bytes)],
+    stays: bool,
+) -> String {
     const SHOWN: usize = 3;
-    let mut all = names_of(s, keys, SHOWN);
+    let mut all = names_in(s, around, keys, SHOWN);
     let more =
         if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
     all.truncate(SHOWN);
     for name in &mut all {
         let of_name = |key: &&(DictionaryId, Bytes)| {
-            names_of(s, std::slice::from_ref(*key), 1).first() == Some(&*name)
+            names_in(s, around, std::slice::from_ref(*key), 1).first() == Some(&*name)
         };
-        let key = keys.iter().take(SHOWN * 16).find(of_name);
+        // What a transaction has taken in has no numbers of its own.
+        let key = keys.iter().take(SHOWN * 16).find(of_name).filter(|_| around.is_none());
         if let Some(by) = key.and_then(|(dict, key)| changed_by(s, *dict, key)) {
             name.push_str(&by);
         }
@@ -317,16 +337,31 @@ fn changed_by(s: &Session, dict: DictionaryId, key: &[u8]) -> Option<String> {
 /// Keys in words that the user knows, each once. To look for the name of a file costs, so it is
 /// done for the first `shown` of them.
 pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Vec<String> {
+    names_in(s, None, keys, shown)
+}
+
+/// As [`names_of`], with the names that files have in a transaction, where there is one.
+fn names_in(
+    s: &Session,
+    around: Option<TransactionId>,
+    keys: &[(DictionaryId, Bytes)],
+    shown: usize,
+) -> Vec<String> {
     // The dictionaries of clones are among them.
     let dictionaries = s.db().view().dictionaries();
     let mut all = Vec::new();
     for (dict, key) in keys {
         let name = match dictionaries.iter().find(|d| d.id == *dict) {
             Some(d) if d.options.reserved => {
-                let describe = s.shared.describe.as_ref().filter(|_| all.len() < shown);
                 let end = [&key[..], &[0]].concat();
-                describe
-                    .and_then(|describe| describe(&d.name, key, &end))
+                let describe = || match (around, &s.shared.describe) {
+                    (Some(id), _) => s.shared.transactions.describe(id, &d.name, key, &end),
+                    (None, Some(describe)) => describe(&d.name, key, &end),
+                    (None, None) => None,
+                };
+                (all.len() < shown)
+                    .then(describe)
+                    .flatten()
                     .unwrap_or_else(|| "a file or directory".to_string())
             }
             found => {
@@ -351,7 +386,7 @@ pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Ve
 }
 
 /// The key that a tuple of a dictionary of types belongs to; the tuple's own, if it is not known.
-fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
+pub fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
     if let Some(key) = tuple.strip_prefix(b"k") {
         return tuple.slice_ref(key);
     }
@@ -384,9 +419,14 @@ fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// One transaction, as a map of names and values.
 fn describe(info: &TransactionInfo, out: &mut Output) {
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-    out.map(9);
+    out.map(10);
     out.bulk(b"id");
     out.integer(info.id.0 as i64);
+    out.bulk(b"within");
+    match info.within {
+        Some(around) => out.integer(around.0 as i64),
+        None => out.null(),
+    }
     out.bulk(b"clone");
     out.bulk(info.branch.as_bytes());
     out.bulk(b"isolation");

@@ -102,7 +102,7 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     if changed.is_empty()
-        && let Err(failure) = note_events(s, id)
+        && let Err(failure) = note_events(s, id, "undo")
     {
         let _ = s.shared.transactions.abort(id);
         return Err(failure);
@@ -157,8 +157,9 @@ fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {
     })
 }
 
-/// Keeps with a transaction the event `undo` of each key that it changes back.
-fn note_events(s: &Session, id: TransactionId) -> Outcome {
+/// Keeps with a transaction an event of each key that it changes: `undo` of those that it changes
+/// back.
+pub fn note_events(s: &Session, id: TransactionId, what: &'static str) -> Outcome {
     if !s.notes(Classes::GENERIC) {
         return Ok(());
     }
@@ -167,7 +168,7 @@ fn note_events(s: &Session, id: TransactionId) -> Outcome {
     let place = Place::of(&transaction);
     for (dictionary, strings) in listed_at(&place, s.db()) {
         let types = s.db().dictionary_in(transaction.branch(), &types_name(&dictionary));
-        let effects = events_of(s, &transaction, &view, (strings, types))?;
+        let effects = events_of(s, &transaction, &view, (strings, types), what)?;
         if let Some(kept) = &mut *state.effects.lock()
             && !effects.is_empty()
         {
@@ -187,6 +188,7 @@ fn events_of(
     transaction: &Transaction,
     view: &View,
     (strings, types): (DictionaryId, Option<DictionaryId>),
+    what: &'static str,
 ) -> Result<Vec<Effect>, Failure> {
     let event = |name| Event { class: Classes::GENERIC, name };
     let most = s.shared.limits.events;
@@ -197,7 +199,7 @@ fn events_of(
                 Effect::Range { event: event("delrange"), start, end }
             }
             Changed::Put { key, .. } | Changed::Update { key, .. } | Changed::Delete { key } => {
-                Effect::Event { event: event("undo"), key }
+                Effect::Event { event: event(what), key }
             }
         });
         if effects.len() > most {
@@ -210,7 +212,7 @@ fn events_of(
     let review = Review::new(state(&base), state(view), false, room, &check);
     match review.of_transaction(transaction) {
         Ok(reviewed) if effects.len() + reviewed.len() <= most => {
-            let of_key = |key| Effect::Event { event: event("undo"), key };
+            let of_key = |key| Effect::Event { event: event(what), key };
             effects.extend(reviewed.into_iter().map(|one| of_key(one.key)));
         }
         Ok(_) | Err(Failure::Limit(_)) => return Ok(vec![Effect::of_all("lost")]),
@@ -221,7 +223,7 @@ fn events_of(
 
 /// Keys that would be a string and something else at once: what others have made there since is in
 /// the other dictionary.
-fn kinds_meet(
+pub fn kinds_meet(
     s: &Session,
     transaction: &Transaction,
 ) -> Result<Vec<(DictionaryId, Bytes)>, Failure> {

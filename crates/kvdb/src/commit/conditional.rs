@@ -74,7 +74,8 @@ struct Condition {
 
 impl Condition {
     fn of(state: &View, reads: Reads) -> Condition {
-        let installed = state.write_set.is_none().then_some(state.version.installed);
+        let committed = state.write_set.is_none() && state.around.is_none();
+        let installed = committed.then_some(state.version.installed);
         Condition { at: state.at, installed, reads }
     }
 

@@ -14,7 +14,7 @@ pub(crate) mod repair;
 pub(crate) mod scope;
 mod scrub;
 pub(crate) mod send;
-mod snapshots;
+pub(crate) mod snapshots;
 pub(crate) mod stats;
 mod threads;
 mod transactions;

@@ -6,9 +6,16 @@ use crate::commit::batch::Durability;
 use crate::db::Kvdb;
 use crate::db::handle::Dictionary;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::read::view::View;
-use crate::snapshots::{BranchInfo, SnapshotInfo, check_name, check_visible, is_own};
+use crate::snapshots::{
+    BranchInfo, Lineage, SnapshotInfo, check_name, check_visible, is_own, shown_origin,
+};
+
+/// The branch of what a layer above notes of the store as a whole
+/// ([`Kvdb::create_dictionary_of_store`]). It is not listed, there are no snapshots of it, and so
+/// no rollback, clone or stream changes it.
+pub const STORE_BRANCH: &str = ".store";
 
 /// Why serializable transactions end.
 const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
@@ -97,8 +104,53 @@ impl Kvdb {
     pub fn branches(&self) -> Vec<BranchInfo> {
         let version = self.db.0.versions.load();
         let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
-        let of = |snapshot: &String| Some(snapshot.clone()).filter(|s| !s.is_empty());
+        let of = |from: &String| {
+            let shown = shown_origin(from);
+            let another = shown != from && self.db.0.snapshotter.has(shown);
+            Some(shown.to_owned()).filter(|shown| !shown.is_empty() && !another)
+        };
         all.map(|(name, from)| BranchInfo { name: name.clone(), snapshot: of(from) }).collect()
+    }
+
+    /// What a clone and the branch that it was made of have in common. An error where it was made
+    /// of nothing that is known, or that branch is gone.
+    pub fn lineage(&self, clone: &str) -> Result<Lineage> {
+        check_name("branch", clone)?;
+        self.db.0.snapshotter.lineage(clone)
+    }
+
+    /// Keeps the state that a branch has now, which is the clone or the one that it was made of, as
+    /// one that both have in common, under a mark. Buffered, as a snapshot is; it ends with the
+    /// clone at the latest.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// db.snapshot("monday")?;
+    /// db.clone_snapshot("monday", "try")?;
+    /// assert_eq!(db.lineage("try")?.parent, "");
+    /// let state = db.keep_common_state("try", "", 7)?;
+    /// assert_eq!(state.get(fruit.id(), b"apple")?.unwrap(), "red");
+    /// assert_eq!(db.lineage("try")?.kept, [7]);
+    /// db.drop_common_states("try", &[])?;
+    /// assert!(db.common_state("try", 7).is_err());
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn keep_common_state(&self, clone: &str, of: &str, mark: u64) -> Result<View> {
+        check_name("branch", clone)?;
+        self.db.0.snapshotter.keep_common_state(clone, of, mark)
+    }
+
+    /// A state that [`Kvdb::keep_common_state`] has kept.
+    pub fn common_state(&self, clone: &str, mark: u64) -> Result<View> {
+        self.db.0.snapshotter.common_state(clone, mark)
+    }
+
+    /// Lets go of the common states of a clone but for these, and but for the one that it was made
+    /// of.
+    pub fn drop_common_states(&self, clone: &str, but: &[u64]) -> Result<()> {
+        self.db.0.snapshotter.drop_common_states(clone, but)
     }
 
     /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. Its
@@ -152,6 +204,23 @@ impl Kvdb {
         options: DictionaryOptions,
     ) -> Result<DictionaryId> {
         self.db.0.catalog.create(branch, name, options)
+    }
+
+    /// The dictionary of that name in [`STORE_BRANCH`], made if it does not exist (durable before
+    /// this returns).
+    pub fn create_dictionary_of_store(
+        &self,
+        name: &str,
+        options: DictionaryOptions,
+    ) -> Result<DictionaryId> {
+        let db = &self.db.0;
+        if !db.versions.load().has_branch(STORE_BRANCH) {
+            match db.snapshotter.create_branch(STORE_BRANCH) {
+                Ok(()) | Err(Error::Exists(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        db.catalog.create(STORE_BRANCH, name, options)
     }
 
     /// The dictionary of a branch, made with default options if it does not exist, as a handle.

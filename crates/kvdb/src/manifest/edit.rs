@@ -89,6 +89,11 @@ pub(crate) enum Edit {
         below: u32,
     },
     DropSnapshot(String),
+    /// The snapshot has another name from here on; clones of it are clones of it under that name.
+    RenameSnapshot {
+        from: String,
+        to: String,
+    },
     /// A new branch of new dictionaries, numbered from `first` on, that have what the snapshot's
     /// have.
     Clone {
@@ -246,6 +251,11 @@ impl Edit {
                 put_bytes(out, from.as_bytes());
                 put_bytes(out, to.as_bytes());
             }
+            Edit::RenameSnapshot { from, to } => {
+                out.push(28);
+                put_bytes(out, from.as_bytes());
+                put_bytes(out, to.as_bytes());
+            }
             Edit::KeptRun(run) => {
                 out.push(23);
                 put_bytes(out, run);
@@ -336,6 +346,7 @@ impl Edit {
             }
             26 => Edit::AddKeptRun(DictionaryId(r.varint_u32()?), kept(r)?),
             27 => Edit::Options(dictionary(r, String::new())?),
+            28 => Edit::RenameSnapshot { from: text(r)?, to: text(r)? },
             kind => {
                 return Err(r.corrupt(&format!(
                     "edit {kind} is unknown: a newer version wrote it, or it is damaged"
@@ -492,6 +503,7 @@ mod tests {
             Edit::Dictionary(in_branch.clone()),
             Edit::Snapshot { label: label.clone(), below: 77 },
             Edit::DropSnapshot("monday".into()),
+            Edit::RenameSnapshot { from: "monday".into(), to: ".origin".into() },
             Edit::Clone { snapshot: "monday".into(), branch: "try".into(), first: 9 },
             Edit::Branch { name: "try".into(), of: String::new() },
             Edit::DropBranch("try".into()),
@@ -548,7 +560,7 @@ mod tests {
         let record = Edit::encode_all(&all());
         let record = Bytes::copy_from_slice(zones::varint::get_bytes(&mut &record[..]).unwrap());
         for at in 0..record.len() {
-            for value in [0, 3, 13, 14, 24, 25, 27, 0x80, 0xff] {
+            for value in [0, 3, 13, 14, 24, 25, 27, 28, 0x80, 0xff] {
                 let mut bad = record.to_vec();
                 bad[at] = value;
                 let _ = Edit::decode_all(&Bytes::from(bad));

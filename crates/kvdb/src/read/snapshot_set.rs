@@ -259,6 +259,13 @@ impl Snapshots {
         self.all.lock().by_date.values().cloned().collect()
     }
 
+    /// Those whose names begin with `prefix`, in the order of their names.
+    pub(crate) fn named(&self, prefix: &str) -> Vec<Arc<Snapshot>> {
+        let all = self.all.lock();
+        let from = all.by_name.range(prefix.to_owned()..);
+        from.take_while(|(name, _)| name.starts_with(prefix)).map(|(_, s)| s.clone()).collect()
+    }
+
     /// The states before and after each commit that can be undone, the oldest first.
     pub(crate) fn around_commits(&self) -> Vec<[Arc<Snapshot>; 2]> {
         let own = self.around_any_commit();

@@ -358,6 +358,7 @@ impl VersionSet {
                     cache: self.cache.clone(),
                     version: PinnedVersion { version, _pin: pin },
                     write_set: None,
+                    around: None,
                     of_transaction: false,
                 };
             }

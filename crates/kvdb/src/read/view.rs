@@ -23,6 +23,8 @@ pub struct View {
     pub(crate) at: Seq,
     /// What a transaction has written lies above all that.
     pub(crate) write_set: Option<Arc<WriteSet>>,
+    /// Below that, what those had written that the transaction was begun within.
+    pub(crate) around: Option<Arc<WriteSet>>,
     /// It is a transaction's, with what that has written or without it.
     pub(crate) of_transaction: bool,
 }
@@ -65,6 +67,13 @@ impl View {
         View { write_set: Some(Arc::new(write_set)), of_transaction: true, ..self }
     }
 
+    /// This view with what a transaction has written as a part of the state that it shows, for one
+    /// that begins within that.
+    pub(crate) fn around(self, write_set: WriteSet) -> View {
+        let write_set = write_set.over(self.around);
+        View { around: Some(Arc::new(write_set)), of_transaction: true, ..self }
+    }
+
     /// The state that a transaction's own changes lie above here, without them; any other view is
     /// this itself.
     pub fn beneath(&self) -> View {
@@ -80,12 +89,36 @@ impl View {
         }
     }
 
+    /// Whether there is such a dictionary in the state, or something was written to it.
+    pub(crate) fn knows(&self, dict: DictionaryId) -> bool {
+        self.version.trees.contains_key(&dict)
+            || self.around.as_ref().is_some_and(|around| around.knows(dict))
+    }
+
+    /// What transactions have written of `key`.
+    fn written(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
+        let mut written = Lookup::Absent;
+        for write_set in [&self.write_set, &self.around].into_iter().flatten() {
+            written = written.over(write_set.get(dict, key)?);
+            if written.is_final() {
+                break;
+            }
+        }
+        Ok(written)
+    }
+
+    /// What a cursor reads of what transactions have written, newest first.
+    pub(crate) fn written_inputs(
+        &self,
+        dict: DictionaryId,
+    ) -> impl Iterator<Item = (Input, Seq)> + '_ {
+        let write_sets = [&self.write_set, &self.around].into_iter().flatten();
+        write_sets.flat_map(move |write_set| write_set.inputs(dict))
+    }
+
     /// The value of `key`, or the place where it lies.
     fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
-        let own = match &self.write_set {
-            Some(write_set) => write_set.get(dict, key)?,
-            None => Lookup::Absent,
-        };
+        let own = self.written(dict, key)?;
         match self.tree(dict)? {
             Some(tree) if matches!(own, Lookup::Absent) => tree.get(&self.cache, key, self.at),
             Some(tree) if !own.is_final() => {
@@ -97,10 +130,7 @@ impl View {
 
     /// What is known of `key` without reading a large value.
     fn lookup(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
-        let own = match &self.write_set {
-            Some(write_set) => write_set.get(dict, key)?,
-            None => Lookup::Absent,
-        };
+        let own = self.written(dict, key)?;
         match self.tree(dict)? {
             Some(tree) if !own.is_final() => Ok(own.over(tree.lookup(key, self.at)?)),
             _ => Ok(own),
@@ -118,7 +148,7 @@ impl View {
     }
 
     fn find_if_there(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
-        if self.version.trees.contains_key(&dict) { self.find(dict, key) } else { Ok(None) }
+        if self.knows(dict) { self.find(dict, key) } else { Ok(None) }
     }
 
     /// Whether `key` has the same value here and in `other`, or is in neither, as in a dictionary
@@ -173,9 +203,8 @@ impl View {
 
     /// A cursor over all of `below`, newest first, and what a transaction has written above it.
     pub(crate) fn tree_cursor(&self, dict: DictionaryId, below: Vec<Input>) -> TreeCursor {
-        let own = self.write_set.iter().flat_map(|set| set.inputs(dict));
         let below = below.into_iter().map(|input| (input, self.at));
-        TreeCursor::as_of(&self.cache, own.chain(below))
+        TreeCursor::as_of(&self.cache, self.written_inputs(dict).chain(below))
     }
 
     /// Everything that a cursor reads below what a transaction has written, newest first. A

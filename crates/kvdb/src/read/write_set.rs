@@ -94,7 +94,7 @@ pub(crate) struct WriteSet {
     /// The transaction's changes up to this one are seen.
     pub at: Seq,
     /// What lies under it and stays as it is: of a nested batch, the transaction as it was when
-    /// that began.
+    /// that began; of one that others began within, that which it began within itself.
     beneath: Option<Arc<WriteSet>>,
     /// Keeps the places of values that were stored before it put them under other keys.
     places: Arc<Mutex<ZonePin>>,
@@ -261,6 +261,30 @@ impl WriteSet {
             places: self.places.clone(),
             ..WriteSet::default()
         }
+    }
+
+    /// This one above another one, which stays as it is.
+    pub(crate) fn over(self, beneath: Option<Arc<WriteSet>>) -> WriteSet {
+        WriteSet { beneath, ..self }
+    }
+
+    /// Something was written to a dictionary, here or beneath.
+    pub(crate) fn knows(&self, dict: DictionaryId) -> bool {
+        self.trees.contains_key(&dict)
+            || self.beneath.as_ref().is_some_and(|beneath| beneath.knows(dict))
+    }
+
+    /// The parts that have come since a mark, and have something in them.
+    pub(crate) fn since(
+        &self,
+        mark: &BTreeMap<DictionaryId, usize>,
+    ) -> BTreeMap<DictionaryId, Parts> {
+        let newer = |(dict, parts): (&DictionaryId, &Parts)| {
+            let from = mark.get(dict).copied().unwrap_or(0);
+            let parts = parts.iter().skip(from).filter(|part| part.items() > 0);
+            (*dict, parts.cloned().collect())
+        };
+        self.trees.iter().map(newer).collect()
     }
 
     /// How many parts there are of each dictionary. What is written from here on goes into new

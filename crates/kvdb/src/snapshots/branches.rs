@@ -20,7 +20,7 @@ use crate::read::snapshot_set::Snapshot;
 use crate::read::version_set::VersionEdit;
 
 /// Lets a change name the runs of a snapshot.
-fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
+pub(super) fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
     let version = snapshot.version();
     let entries = state.snapshots.get(&snapshot.label.name).map(|s| &s.dictionaries);
     for (id, entry) in entries.into_iter().flatten() {
@@ -91,8 +91,10 @@ impl Snapshotter {
             if !state.branches.contains_key(name) {
                 return Err(Error::NoBranch(name.into()));
             }
-            let around = undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone()));
-            Ok(VersionEdit::of(std::iter::once(Edit::DropBranch(name.into())).chain(around)))
+            let mut edits = self.drops_with(state, name);
+            edits.push(Edit::DropBranch(name.into()));
+            edits.extend(undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone())));
+            Ok(VersionEdit::of(edits))
         };
         let installed = self.commits.install_commit(entered, Changed::Unfollowed, plan)?;
         drop((naming, locked));
@@ -225,6 +227,7 @@ impl Snapshotter {
             let below = state.next_dictionary;
             let left_out = state.dictionaries.find(from, but);
             let mut edits: Vec<Edit> = left_out.into_iter().map(Edit::DropDictionary).collect();
+            edits.extend(self.drops_with(state, to));
             edits.push(Edit::Adopt { from: from.into(), to: to.into() });
             edits.push(Edit::Snapshot { label, below });
             edits.extend(undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone())));

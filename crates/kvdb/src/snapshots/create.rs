@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use vt_tree::Seq;
 
-use super::{SnapshotInfo, Snapshotter};
+use super::branches::know;
+use super::{SnapshotInfo, Snapshotter, bases};
 use crate::commit::SnapshotMaker;
 use crate::commit::batch::Durability;
 use crate::error::{Error, Result};
@@ -171,6 +172,10 @@ impl Snapshotter {
         view
     }
 
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.snapshots.get(name).is_some()
+    }
+
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
         self.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
@@ -178,7 +183,11 @@ impl Snapshotter {
         let Some(gone) = self.snapshots.get(name) else {
             return Err(Error::NoSnapshot(name.into()));
         };
-        self.commits.install(|_| VersionEdit::of([Edit::DropSnapshot(name.into())]))?;
+        self.commits.install(|state| {
+            let mut change = VersionEdit::of([bases::drop_of(state, &gone)]);
+            know(&mut change, state, &gone);
+            change
+        })?;
         drop(naming);
         // Its runs are let go outside of all locks.
         drop(gone);

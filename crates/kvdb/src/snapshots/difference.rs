@@ -64,6 +64,18 @@ impl View {
         self.difference_in(dict, after, dict_after, &KeyRange::all())
     }
 
+    /// [`View::difference`], of the keys of `[start, end)`.
+    pub fn difference_between(
+        &self,
+        dict: DictionaryId,
+        after: &View,
+        dict_after: DictionaryId,
+        (start, end): (&[u8], &[u8]),
+    ) -> Result<Difference> {
+        let range = KeyRange::new(Bytes::copy_from_slice(start), Bytes::copy_from_slice(end));
+        self.difference_in(dict, after, dict_after, &range)
+    }
+
     /// [`View::difference`], of a range of keys.
     pub(crate) fn difference_in(
         &self,
@@ -84,9 +96,10 @@ impl View {
 
     /// Everything that a dictionary consists of here, newest first.
     fn side(&self, dict: DictionaryId) -> vt_tree::Side {
-        let own = self.write_set.iter().flat_map(|set| set.inputs(dict));
         let inputs = self.version.trees.get(&dict).map(|t| t.inputs()).unwrap_or_default();
-        own.chain(inputs.into_iter().map(|input: Input| (input, self.at))).collect()
+        self.written_inputs(dict)
+            .chain(inputs.into_iter().map(|input: Input| (input, self.at)))
+            .collect()
     }
 }
 

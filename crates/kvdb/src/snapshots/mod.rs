@@ -10,10 +10,12 @@
 //!
 //! - `create`: making, opening and dropping them;
 //! - `branches`: clones, rollbacks;
+//! - `bases`: states that a clone and its parent have in common;
 //! - `held`: what they keep of the device that nothing else keeps;
 //! - `difference`: what two states differ in;
 //! - `stream`: their form on the way to another store (`db::send`, `db::receive`).
 
+mod bases;
 mod branches;
 mod create;
 mod difference;
@@ -25,6 +27,8 @@ use std::time::Duration;
 
 use env::Env;
 
+pub use bases::Lineage;
+pub(crate) use bases::shown_origin;
 pub(crate) use create::EndOfGeneration;
 pub use difference::{Change, Difference};
 pub use stream::Received;

@@ -57,10 +57,9 @@ impl KeptTuple {
 impl View {
     /// The tuples of a dictionary, from the first one on; values are not read.
     pub fn stored_tuples(&self, dict: DictionaryId) -> Result<StoredTuples> {
-        let write_set = self.write_set.iter().flat_map(|write_set| write_set.inputs(dict));
         let below = self.inputs(dict)?.into_iter().map(|input: Input| (input, self.at));
         Ok(StoredTuples {
-            cursor: TreeCursor::as_of(&self.cache, write_set.chain(below)),
+            cursor: TreeCursor::as_of(&self.cache, self.written_inputs(dict).chain(below)),
             view: self.clone(),
         })
     }
@@ -205,7 +204,7 @@ impl Transaction {
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         open.write_set.adopt(dict, run);
         open.revision += 1;
-        let kept = open.savepoints.last().and_then(|mark| mark.parts.get(&dict).copied());
+        let kept = open.kept().get(&dict).copied();
         if open.write_set.is_stacked(dict, kept.unwrap_or(0)) {
             // The run stays a part of the transaction if this fails; a later spill tries again.
             let _ = open.spill(&self.shared.registry);

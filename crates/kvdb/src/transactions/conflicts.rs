@@ -14,12 +14,13 @@ use zones::ZonePin;
 use super::durable;
 use super::reads::ReadSet;
 use super::registry::Transactions;
+use crate::commit::recent::RecentCommit;
 use crate::dictionary::{DictionaryId, Join};
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
 use crate::read::version::read;
 use crate::read::view::View;
-use crate::read::write_set::{Part, WriteSet};
+use crate::read::write_set::{Part, Parts, WriteSet};
 
 /// Keys that a conflict names at most.
 const NAMED: usize = 16;
@@ -92,18 +93,62 @@ impl Newer {
     }
 }
 
-/// What of a dictionary was committed after `since`, and something more.
-fn newer(registry: &Transactions, dict: DictionaryId, since: Seq) -> Vec<Newer> {
-    // The version first: what a flush takes out of it is among the recent commits before.
-    let version = registry.parts.versions.load_full();
-    let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
-    let memtables = layers
-        .filter(|l| l.memtable.max_seq() > since)
-        .map(|l| Newer::Memtable(l.memtable.clone()));
-    let mut all: Vec<Newer> = memtables.collect();
-    let recent = registry.parts.recent.of(dict, since).into_iter();
-    all.extend(recent.map(|p| if p.one_seq { Newer::OneSeq(p.run) } else { Newer::Run(p.run) }));
-    all
+/// The changes of others that a transaction may conflict with.
+#[derive(Clone, Copy)]
+pub(super) enum Others<'a> {
+    /// What was committed to the store after this.
+    Store(Seq),
+    /// What the transaction that it is within has changed since it began.
+    Around(&'a BTreeMap<DictionaryId, Parts>),
+}
+
+impl Others<'_> {
+    /// Of what may be older, changes with a greater number count.
+    fn since(self) -> Seq {
+        match self {
+            Others::Store(since) => since,
+            Others::Around(_) => 0,
+        }
+    }
+
+    /// All of a dictionary was changed: it was rolled back, or, `dropped`, is no more.
+    fn replaced(self, registry: &Transactions, dict: DictionaryId, dropped: bool) -> bool {
+        match self {
+            Others::Store(since) => {
+                registry.parts.versions.load().trees.get(&dict).map_or(dropped, |t| t.since > since)
+            }
+            // The commit of the outermost transaction finds that.
+            Others::Around(_) => false,
+        }
+    }
+
+    /// What of a dictionary was changed, and something more.
+    fn newer(self, registry: &Transactions, dict: DictionaryId) -> Vec<Newer> {
+        let since = match self {
+            Others::Store(since) => since,
+            Others::Around(parts) => {
+                let newer = |part: &Part| match part {
+                    Part::Memtable(memtable) => Newer::Memtable(memtable.clone()),
+                    Part::Run(run) => Newer::OneSeq(run.clone()),
+                };
+                return parts.get(&dict).into_iter().flatten().map(newer).collect();
+            }
+        };
+        // The version first: what a flush takes out of it is among the recent commits before.
+        let version = registry.parts.versions.load_full();
+        let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
+        let memtables = layers
+            .filter(|l| l.memtable.max_seq() > since)
+            .map(|l| Newer::Memtable(l.memtable.clone()));
+        let mut all: Vec<Newer> = memtables.collect();
+        let recent = registry.parts.recent.of(dict, since).into_iter();
+        let one = |p: RecentCommit| match p.one_seq {
+            true => Newer::OneSeq(p.run),
+            false => Newer::Run(p.run),
+        };
+        all.extend(recent.map(one));
+        all
+    }
 }
 
 /// Something that both sides have changed, as it is found; what several parts have is found several
@@ -124,28 +169,26 @@ fn is_checked(only: Only<'_>, dict: DictionaryId) -> bool {
     only.is_none_or(|only| only.contains(&dict))
 }
 
-/// Shows what `write_set` changes and others have changed after `since`. Keys are left out that
+/// Shows what `write_set` changes and others have changed, too. Keys are left out that
 /// `write_set` changes only by updates that commute with what others have done: these apply to
 /// whatever the value is when it commits.
 fn both(
     registry: &Transactions,
     write_set: &WriteSet,
-    since: Seq,
+    others: Others<'_>,
     only: Only<'_>,
     visit: &mut Visit<'_>,
 ) -> Result<ControlFlow<()>> {
+    let since = others.since();
     for (&dict, parts) in &*write_set.trees {
         let mine: u64 = parts.iter().map(Part::items).sum();
         if mine == 0 || !is_checked(only, dict) {
             continue;
         }
-        if registry.parts.versions.load().trees.get(&dict).is_some_and(|t| t.since > since)
-            // Rolled back since: all of it was changed.
-            && visit(dict, Found::Range(&[]))?.is_break()
-        {
+        if others.replaced(registry, dict, false) && visit(dict, Found::Range(&[]))?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        for newer in newer(registry, dict, since) {
+        for newer in others.newer(registry, dict) {
             if newer.items() < mine {
                 if through_theirs(write_set, dict, &newer, since, visit)?.is_break() {
                     return Ok(ControlFlow::Break(()));
@@ -328,14 +371,14 @@ impl Joined<'_> {
     }
 }
 
-/// What others have changed is joined with what `write_set` changes: `write_set` with the changes
-/// above it that it needs besides, if it needs any, or [`Error::Conflict`]. `base`: the store as it
+/// What `others` have changed is joined with what `write_set` changes: `write_set` with the changes
+/// above it that it needs besides, if it needs any, or [`Error::Conflict`]. `base`: the state as it
 /// was when the transaction began or was last looked at; `now`: as it is. `by_value`: `base` may be
-/// older than `since`. `only`: nothing else is looked at.
+/// older than `others`. `only`: nothing else is looked at.
 pub(super) fn reconcile(
     registry: &Transactions,
     write_set: &WriteSet,
-    since: Seq,
+    others: Others<'_>,
     by_value: bool,
     (base, now): (&View, &View),
     only: Only<'_>,
@@ -368,7 +411,7 @@ pub(super) fn reconcile(
             false => ControlFlow::Continue(()),
         })
     };
-    if both(registry, write_set, since, only, &mut visit)?.is_continue() && by_value {
+    if both(registry, write_set, others, only, &mut visit)?.is_continue() && by_value {
         _ = changed_since(write_set, (base, now), only, &mut visit)?;
     }
     if !conflicts.is_empty() {
@@ -401,30 +444,30 @@ fn join(
     Ok(routine.merge(key, base.as_deref(), mine.as_deref(), theirs.as_deref()))
 }
 
-/// Whether others have changed after `since` what `write_set` changes.
+/// Whether `others` have changed what `write_set` changes.
 pub(super) fn any(
     registry: &Transactions,
     write_set: &WriteSet,
-    since: Seq,
+    others: Others<'_>,
     only: Only<'_>,
 ) -> Result<bool> {
     let mut first = |_: DictionaryId, _: Found<'_>| Ok(ControlFlow::Break(()));
-    Ok(both(registry, write_set, since, only, &mut first)?.is_break())
+    Ok(both(registry, write_set, others, only, &mut first)?.is_break())
 }
 
-/// The first key or range of `reads` that others have changed after `since`.
+/// The first key or range of `reads` that `others` have changed.
 pub(super) fn changed_read(
     registry: &Transactions,
     reads: &ReadSet,
-    since: Seq,
+    others: Others<'_>,
 ) -> Result<Option<(DictionaryId, Bytes)>> {
+    let since = others.since();
     for (dict, ranges) in reads.iter() {
-        // Dropped or rolled back since: all of it was changed.
-        let gone = registry.parts.versions.load().trees.get(&dict).is_none_or(|t| t.since > since);
+        let gone = others.replaced(registry, dict, true);
         if let Some(range) = ranges.iter().next().filter(|_| gone) {
             return Ok(Some((dict, range.start)));
         }
-        for newer in newer(registry, dict, since) {
+        for newer in others.newer(registry, dict) {
             let mut source = None;
             for range in ranges.iter() {
                 if changed_in(&newer, &mut source, &range, since)? {

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use vt_tree::{BlockCache, Seq, Value};
 use zones::ZonePin;
 
+use super::ending::change;
 use super::options::{Isolation, TransactionOptions};
 use super::registry::Transactions;
 use super::state::{Open, TransactionState};
@@ -26,7 +27,9 @@ use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
+use crate::mirror::Note;
 use crate::read::version::read;
+use crate::read::write_set::WriteSet;
 
 /// Where the logs are.
 pub(super) const BRANCH: &str = ".transactions";
@@ -38,6 +41,8 @@ const END: [u8; 9] = [0xff; 9];
 const WITH_USER: u8 = 2;
 /// A flag at the beginning of a log: the commit of the transaction can be undone.
 const UNDOABLE: u8 = 4;
+/// A flag at the beginning of a log: what the transaction changes is seen in place of the store.
+const IN_PLACE: u8 = 8;
 /// The version of a log of the main branch, and of one that names another branch, which older
 /// programs must not take for one of the main branch.
 const OF_MAIN: u8 = 1;
@@ -51,8 +56,9 @@ fn base_name(id: impl Display) -> String {
 }
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
-/// with a user, 4: its commit can be undone), varint idle limit in ms and one (0: none), bytes
-/// label, varint user if there is one, bytes branch in version 2.
+/// with a user, 4: its commit can be undone, 8: it is seen in place of the store), varint idle
+/// limit in ms and one (0: none), bytes label, varint user if there is one, bytes branch in version
+/// 2.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let version = if options.branch.is_empty() { OF_MAIN } else { OF_BRANCH };
@@ -60,7 +66,8 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
         version,
         flag(options.check_conflicts, 1)
             | flag(options.user.is_some(), WITH_USER)
-            | flag(options.undoable, UNDOABLE),
+            | flag(options.undoable, UNDOABLE)
+            | flag(options.in_place, IN_PLACE),
     ];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
@@ -100,6 +107,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
         detached: true,
         durable: true,
         undoable: flags & UNDOABLE != 0,
+        in_place: flags & IN_PLACE != 0,
         ..Default::default()
     })
 }
@@ -151,16 +159,18 @@ impl Transactions {
         Ok(Open { log: Some(log), ..Open::new(Some(base)) })
     }
 
-    /// Logs changes that a transaction is about to make; `at`: how many it has made before.
+    /// Logs changes that a transaction is about to make; `at`: how many it has made before. `note`:
+    /// the request that they complete.
     pub(super) fn log(
         &self,
         log: DictionaryId,
         at: u64,
         changes: &Ops,
-        claim: SpaceClaim,
+        (claim, note): (SpaceClaim, Option<Note>),
     ) -> Result<()> {
         let changes = whole(&self.parts.cache, changes)?;
         let mut batch = Batch::new();
+        note.into_iter().for_each(|note| batch.note(note));
         if claim.promised {
             batch.takes_promised_space();
         }
@@ -179,6 +189,45 @@ impl Transactions {
             rest = more;
         }
         self.commit(batch, Durability::Buffered)
+    }
+
+    /// Logs what a transaction has written that commits into the one whose log this is: all or
+    /// nothing of it, however much it is. `at`: how many changes that one has made before.
+    pub(super) fn log_nested(
+        self: &Arc<Self>,
+        log: DictionaryId,
+        at: u64,
+        write_set: &WriteSet,
+    ) -> Result<()> {
+        let transaction = self.begin(TransactionOptions {
+            check_conflicts: false,
+            private: true,
+            label: "a log".into(),
+            ..TransactionOptions::default()
+        })?;
+        let (mut piece, mut bytes, mut at) = (Ops::new(), 0, at);
+        let mut put = |piece: &mut Ops| -> Result<()> {
+            let mut record = Vec::new();
+            record::encode(&whole(&self.parts.cache, piece)?, &mut record, |_| {});
+            transaction.put(log, at.to_be_bytes(), record)?;
+            at += piece.len() as u64;
+            piece.clear();
+            Ok(())
+        };
+        write_set.for_each(|dict, item| {
+            let op = change(&self.parts.cache, item)?;
+            bytes += op.bytes();
+            piece.push((dict, op));
+            if bytes >= PIECE {
+                bytes = 0;
+                put(&mut piece)?;
+            }
+            Ok(())
+        })?;
+        if !piece.is_empty() {
+            put(&mut piece)?;
+        }
+        transaction.commit(Durability::Buffered)
     }
 
     /// Takes back what was logged when a transaction had made more than `at` changes.

@@ -9,10 +9,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vt_tree::{BlockCache, BodyRef, KeyRange, Lookup, Run, Seq, Update};
+use bytes::Bytes;
+use vt_tree::{BlockCache, BodyRef, ItemRef, KeyRange, Lookup, Run, Seq, Update};
 use zones::ZonePin;
 
-use super::conflicts;
+use super::conflicts::{self, Others};
 use super::options::{CommitOptions, Isolation, TransactionOptions};
 use super::reads;
 use super::registry::Transactions;
@@ -30,14 +31,14 @@ use crate::read::view::View;
 use crate::read::write_set::{Part, WriteSet};
 
 /// A commit with more in memory than this binds runs, bytes.
-const BIND_AT: usize = 1 << 20;
+pub(super) const BIND_AT: usize = 1 << 20;
 /// Looks for conflicts outside of the pipeline's lock before one is taken under it, however long it
 /// takes.
 const LOOKS: usize = 4;
 
 impl TransactionState {
     pub(super) fn commit(&self, options: CommitOptions) -> Result<()> {
-        let CommitOptions { durability, only_in, stays } = options;
+        let CommitOptions { durability, only_in, stays, aborts_nested } = options;
         let mut state = self.state.write();
         self.measure(&state);
         let Some(open) = &mut state.open else { return Err(self.ended(&state)) };
@@ -49,20 +50,28 @@ impl TransactionState {
         if only_in.is_some_and(|only_in| only_in != now) {
             return Err(Error::Changed(self.id));
         }
-        let applied = match self.apply(open) {
+        let nested: Vec<_> = open.nested_ids().collect();
+        if !nested.is_empty() && !aborts_nested {
+            return Err(Error::Nested { id: self.id, nested });
+        }
+        let applied = match &self.within {
+            Some(within) => self.apply_within(within, open).map(|()| None),
+            None => self.apply(open),
+        };
+        let applied = match applied {
             Ok(applied) => applied,
             Err(e) => {
                 if matches!(e, Error::Conflict { .. }) && !stays {
                     let open = state.open.take();
                     drop(state);
-                    self.end_log(open.and_then(|open| open.log));
-                    self.gone();
+                    self.let_go(open);
                 }
                 return Err(e);
             }
         };
         let durable = match (&applied, durability) {
             (_, Durability::Buffered) => Ok(()),
+            (None, Durability::Synced) if !self.is_kept() => Ok(()),
             (Some(applied), Durability::Synced) => self.registry.parts.commits.sync_if(
                 &*self.registry.parts.admission,
                 durability,
@@ -73,6 +82,7 @@ impl TransactionState {
         state.open = None;
         drop(state);
         self.gone();
+        self.registry.end_nested(nested, &self.why_nested_end());
         let Some(applied) = applied else { return durable };
         durable
             .and_then(|()| self.registry.parts.admission.after_commit(applied))
@@ -99,8 +109,7 @@ impl TransactionState {
         let mut bound = large;
         if bound {
             // Before anything is joined: an attempt that fails has not written it for nothing.
-            let keep = open.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
-            open.write_set.spill(&registry.run_writer(), &keep)?;
+            open.spill(registry)?;
         }
         let mut write_set = open.write_set.clone();
         if let Some(log) = open.log {
@@ -133,7 +142,7 @@ impl TransactionState {
                     let joined = conflicts::reconcile(
                         registry,
                         &write_set,
-                        since,
+                        Others::Store(since),
                         by_value,
                         (&base, &now),
                         only,
@@ -154,7 +163,7 @@ impl TransactionState {
                     return Ok(visible <= seen);
                 }
                 reads::check(registry, &dependencies, seen)?;
-                Ok(!checks || !conflicts::any(registry, &mine, seen, only)?)
+                Ok(!checks || !conflicts::any(registry, &mine, Others::Store(seen), only)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound || undoable {
@@ -209,12 +218,15 @@ impl TransactionState {
     /// Ends it without a trace.
     pub(super) fn abort(&self) {
         let open = self.state.write().open.take();
-        if let Some(open) = &open {
-            self.end_log(open.log);
-            self.gone();
-        }
-        // What it had written is let go.
-        drop(open);
+        self.let_go(open);
+    }
+
+    /// It is over, and what it had written is let go; `None`: that has happened before.
+    fn let_go(&self, open: Option<Open>) {
+        let Some(open) = open else { return };
+        self.end_log(open.log);
+        self.gone();
+        self.registry.end_nested(open.nested_ids(), &self.why_nested_end());
     }
 
     /// The store is being closed.
@@ -223,7 +235,8 @@ impl TransactionState {
             *self.doomed.lock() = Some(why.to_owned());
             let open = self.state.write().open.take();
             self.gone();
-            drop(open);
+            let nested = open.iter().flat_map(Open::nested_ids);
+            self.registry.end_nested(nested, &self.why_nested_end());
         } else {
             self.end(why);
         }
@@ -237,14 +250,15 @@ impl TransactionState {
         let open = state.open.take();
         if open.is_some() {
             state.why = Some(why.to_owned());
-            drop(state);
-            self.end_log(open.as_ref().and_then(|open| open.log));
-            self.gone();
         }
-        drop(open);
+        drop(state);
+        self.let_go(open);
     }
 
     fn gone(&self) {
+        if let Some(within) = &self.within {
+            within.leave(self.id);
+        }
         self.registry.parts.locks.release(self.id.0);
         self.registry.forget(self.id);
     }
@@ -267,43 +281,37 @@ fn touched(write_set: &WriteSet) -> Result<Vec<(DictionaryId, KeyRange)>> {
 }
 
 /// A transaction in memory as the changes of a commit; and whether none of them adds data.
-fn changes(cache: &BlockCache, write_set: &WriteSet) -> Result<(Ops, bool)> {
+pub(super) fn changes(cache: &BlockCache, write_set: &WriteSet) -> Result<(Ops, bool)> {
     let mut changes = Ops::new();
     let mut deletes_only = true;
     write_set.for_each(|dict, item| {
-        let key = bytes::Bytes::copy_from_slice(item.key);
-        changes.push((
-            dict,
-            match item.body {
-                BodyRef::Put(value) => {
-                    deletes_only = false;
-                    Op::Put(key, value.to_value())
-                }
-                BodyRef::Update { base: None, update } => {
-                    deletes_only = false;
-                    Op::Update(key, Update::decode(update)?)
-                }
-                // The value was put by the transaction itself.
-                BodyRef::Update { base: Some(_), .. } => {
-                    deletes_only = false;
-                    match cache.resolve(Lookup::of(item.seq, item.body.to_body())?)? {
-                        Some(value) => Op::Put(key, value),
-                        None => Op::Delete(key),
-                    }
-                }
-                BodyRef::Delete => Op::Delete(key),
-                BodyRef::DeleteRange { end } => {
-                    Op::DeleteRange(key, bytes::Bytes::copy_from_slice(end))
-                }
-            },
-        ));
+        deletes_only &= matches!(item.body, BodyRef::Delete | BodyRef::DeleteRange { .. });
+        changes.push((dict, change(cache, item)?));
         Ok(())
     })?;
     Ok((changes, deletes_only))
 }
 
+/// An item of a transaction as a change.
+pub(super) fn change(cache: &BlockCache, item: ItemRef<'_>) -> Result<Op> {
+    let key = Bytes::copy_from_slice(item.key);
+    Ok(match item.body {
+        BodyRef::Put(value) => Op::Put(key, value.to_value()),
+        BodyRef::Update { base: None, update } => Op::Update(key, Update::decode(update)?),
+        // The value was put by the transaction itself.
+        BodyRef::Update { base: Some(_), .. } => {
+            match cache.resolve(Lookup::of(item.seq, item.body.to_body())?)? {
+                Some(value) => Op::Put(key, value),
+                None => Op::Delete(key),
+            }
+        }
+        BodyRef::Delete => Op::Delete(key),
+        BodyRef::DeleteRange { end } => Op::DeleteRange(key, Bytes::copy_from_slice(end)),
+    })
+}
+
 /// The runs of a transaction that has nothing in memory, newest first.
-fn runs(write_set: &WriteSet) -> Vec<(DictionaryId, Vec<Arc<Run>>)> {
+pub(super) fn runs(write_set: &WriteSet) -> Vec<(DictionaryId, Vec<Arc<Run>>)> {
     let run = |part: &Part| if let Part::Run(run) = part { Some(run.clone()) } else { None };
     write_set
         .trees

@@ -10,14 +10,15 @@ use vt_tree::{Lookup, Update};
 use super::nested_batch::NestedBatch;
 use super::options::{CommitOptions, Isolation, TransactionInfo};
 use super::revision::Revision;
-use super::state::{Last, Mark, Open, OpenState, TransactionState};
+use super::state::{Last, Open, OpenState, TransactionState};
 use crate::commit::batch::{Batch, Durability};
-use crate::commit::{CommitEnv, SpaceClaim, Valid, check_put};
+use crate::commit::{SpaceClaim, Valid, check_put};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::journal::record::Ops;
 use crate::locks::{KeyRangeRef, Mode};
+use crate::mirror::Note;
 use crate::read::cursor::Cursor;
 use crate::read::version::read;
 use crate::read::view::View;
@@ -94,6 +95,17 @@ impl Transaction {
         self.shared.info()
     }
 
+    /// The transaction that it was begun within; see [`TransactionOptions::within`].
+    pub fn within(&self) -> Option<TransactionId> {
+        self.shared.options.within
+    }
+
+    /// Transactions that are open within it, the oldest first.
+    pub fn nested(&self) -> Result<Vec<TransactionId>> {
+        let state = self.read()?;
+        Ok(state.open.iter().flat_map(Open::nested_ids).collect())
+    }
+
     /// The branch that it is of; see [`TransactionOptions::branch`].
     pub fn branch(&self) -> &str {
         &self.shared.options.branch
@@ -148,12 +160,12 @@ impl Transaction {
             }
             Lookup::Deleted(_) => return Ok(None),
             Lookup::Updated { .. } => {
-                return self.beneath(open).with(open.write_set.clone()).get(dict, key);
+                return open.view(&self.shared.registry).get(dict, key);
             }
             Lookup::Absent => {}
         }
         match &open.base {
-            Some(view) if view.version.trees.contains_key(&dict) => view.get(dict, key),
+            Some(view) if view.knows(dict) => view.get(dict, key),
             // Made since it began, where it is there at all.
             Some(_) => self.shared.registry.parts.versions.load().tree(dict).map(|_| None),
             None => self.shared.registry.parts.versions.get(dict, key),
@@ -164,7 +176,7 @@ impl Transaction {
     /// nor among those that were made since.
     fn find_dictionary(&self, dict: DictionaryId) -> Result<()> {
         let base = self.read()?.open.as_ref().and_then(|open| open.base.clone());
-        match base.is_some_and(|base| base.version.trees.contains_key(&dict)) {
+        match base.is_some_and(|base| base.knows(dict)) {
             true => Ok(()),
             false => self.shared.registry.parts.versions.load().tree(dict).map(drop),
         }
@@ -219,7 +231,7 @@ impl Transaction {
     pub fn view(&self) -> Result<View> {
         let state = self.read()?;
         let Some(open) = &state.open else { return Err(Error::NoTransaction(self.shared.id)) };
-        Ok(self.beneath(open).with(open.write_set.clone()))
+        Ok(open.view(&self.shared.registry))
     }
 
     /// `earlier`, a view of this transaction, with what others have committed by now: for a caller
@@ -231,20 +243,12 @@ impl Transaction {
         Ok(View { write_set: earlier.write_set.clone(), of_transaction: true, ..base })
     }
 
-    /// What it reads below its own changes.
-    fn beneath(&self, open: &Open) -> View {
-        match &open.base {
-            Some(view) => view.clone(),
-            None => self.shared.registry.parts.versions.view(),
-        }
-    }
-
     pub(super) fn base(&self) -> Result<View> {
         let state = self.read()?;
         state
             .open
             .as_ref()
-            .map(|open| self.beneath(open))
+            .map(|open| open.beneath(&self.shared.registry))
             .ok_or(Error::NoTransaction(self.shared.id))
     }
 
@@ -271,7 +275,7 @@ impl Transaction {
         }
         self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
         let put = |write_set: &mut WriteSet| write_set.put(dict, key, value);
-        self.change(dict, SpaceClaim::default(), None, Seen::Yes, put)
+        self.change(dict, (SpaceClaim::default(), None), None, Seen::Yes, put)
     }
 
     /// Changes the value of `key` without reading it, see [`Batch::update`]. What others have done
@@ -314,12 +318,14 @@ impl Transaction {
     }
 
     fn apply_as(&self, batch: Batch, seen: Seen) -> Result<()> {
-        let Valid { mut changes, claim, pin, .. } = self.validate(batch)?;
+        let Valid { mut changes, claim, pin, note } = self.validate(batch)?;
         self.fold_updates(&mut changes)?;
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, claim, Some(&changes), seen, |write_set| {
-                write_set.write(&changes, pin)
-            }),
+            Some((dict, _)) => {
+                self.change(*dict, (claim, note), Some(&changes), seen, |write_set| {
+                    write_set.write(&changes, pin)
+                })
+            }
             None => Ok(()),
         }
     }
@@ -339,19 +345,21 @@ impl Transaction {
     /// by now, which the commit refuses.
     pub(super) fn make(&self, changes: &Ops, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
-            Some((dict, _)) => self.change(*dict, claim, Some(changes), Seen::Yes, |write_set| {
-                write_set.write(changes, Default::default())
-            }),
+            Some((dict, _)) => {
+                self.change(*dict, (claim, None), Some(changes), Seen::Yes, |write_set| {
+                    write_set.write(changes, Default::default())
+                })
+            }
             None => self.read().map(|_| ()),
         }
     }
 
     /// Makes room and then changes. `dict`: one that is changed; `logged`: the changes, when they
-    /// may have to be logged.
+    /// may have to be logged, with the note of the request that they complete.
     fn change(
         &self,
         dict: DictionaryId,
-        claim: SpaceClaim,
+        (claim, note): (SpaceClaim, Option<Note>),
         logged: Option<&Ops>,
         seen: Seen,
         change: impl FnOnce(&mut WriteSet),
@@ -363,25 +371,10 @@ impl Transaction {
             // The first change there: is there such a dictionary?
             registry.parts.versions.load().tree(dict).map(|_| ())?;
         }
-        let share = registry.share();
-        if open.write_set.is_full(share) {
-            registry.parts.health.writable()?;
-            match open.spill(registry) {
-                // Deletions are still taken, by a share above what one batch may have left: they
-                // lead to space in the end.
-                Err(Error::NoSpace)
-                    if claim.removes
-                        && open.write_set.memory() < 2 * share + registry.shares.largest_record => {
-                }
-                Err(Error::NoSpace) if registry.parts.admission.want_space() => {
-                    open.spill(registry)?
-                }
-                spilled => spilled?,
-            }
-        }
+        open.make_room(registry, claim.removes)?;
         registry.make_room(self.shared.id);
         if let (Some(log), Some(changes)) = (open.log, logged) {
-            registry.log(log, open.write_set.at, changes, claim)?;
+            registry.log(log, open.write_set.at, changes, (claim, note))?;
         }
         change(&mut open.write_set);
         open.revision += u64::from(seen == Seen::Yes);
@@ -406,14 +399,14 @@ impl Transaction {
                 "the transaction has {MAX_SAVEPOINTS} savepoints: go back to an earlier one, or commit"
             )));
         }
-        let id = open.next_savepoint;
-        open.next_savepoint += 1;
-        let parts = open.write_set.mark();
-        open.savepoints.push(Mark { id, parts, at: open.write_set.at });
+        let mark = open.mark();
+        let id = mark.id;
+        open.savepoints.push(mark);
         Ok(Savepoint { id })
     }
 
-    /// Undoes what was changed since a savepoint, which stays; those made after it are gone.
+    /// Undoes what was changed since a savepoint, which stays; those made after it are gone, and
+    /// transactions that were begun within it after that are aborted.
     pub fn rollback_to(&self, savepoint: &Savepoint) -> Result<()> {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
@@ -432,6 +425,13 @@ impl Transaction {
         // What comes next goes into parts of its own again.
         open.write_set.mark();
         self.shared.count(open);
+        let begun_since = open.leave_nested_since(savepoint.id);
+        drop(state);
+        let why = format!(
+            "transaction {}, within which it was begun, went back to a savepoint from before that",
+            self.shared.id
+        );
+        self.shared.registry.end_nested(begun_since, &why);
         Ok(())
     }
 
@@ -450,8 +450,11 @@ impl Transaction {
 
     /// Whether others have by now changed something that it has changed or that its commit depends
     /// on, so that it would find a conflict if nothing can join the two. Never so for a
-    /// serializable one.
+    /// serializable one. Of one within another, that other one is asked alone.
     pub fn is_outdated(&self) -> Result<bool> {
+        if let Some(within) = &self.shared.within {
+            return within.is_outdated(&self.shared, self.read()?);
+        }
         let (write_set, dependencies) = match &self.read()?.open {
             Some(open) if open.base.is_some() => {
                 (open.write_set.clone(), super::reads::dependencies(open, self.shared.since))
@@ -463,7 +466,8 @@ impl Transaction {
             Err(Error::Conflict { .. }) => return Ok(true),
             checked => checked?,
         }
-        super::conflicts::any(registry, &write_set, self.shared.since, None)
+        let others = super::conflicts::Others::Store(self.shared.since);
+        super::conflicts::any(registry, &write_set, others, None)
     }
 
     /// Ends it without a trace.

@@ -6,6 +6,7 @@
 //! - `options`: how a transaction is begun and listed;
 //! - `handle`: the calls of a transaction; `state`: what its handles share; `revision`: which state
 //!   of its changes it is in;
+//! - `nested`: transactions within transactions;
 //! - `nested_batch`: changes of a transaction that are made all at once or not at all;
 //! - `reads`: what of others a commit depends on, though it does not change it;
 //! - `registry`: those that are open;
@@ -13,11 +14,13 @@
 //!   reconcile it; `join`: the routines that dictionaries name in their options;
 //! - `locking`: what serializable ones lock, and what that means for others;
 //! - `ending`: commit and abort; `undo`: commits that can be undone;
+//! - `carry`: what another branch has changed, taken over;
 //! - `durable`: those that survive a crash and a restart;
 //! - `changes`: what a transaction would change, listed;
 //! - `updates`: bounds the updates of one key.
 
 mod bulk;
+mod carry;
 mod changes;
 mod conflicts;
 pub(crate) mod durable;
@@ -25,6 +28,7 @@ mod ending;
 mod handle;
 mod join;
 mod locking;
+mod nested;
 mod nested_batch;
 mod options;
 mod reads;
@@ -35,9 +39,11 @@ mod undo;
 mod updates;
 
 pub use bulk::{Bulk, BulkRun, KeptTuple, StoredTuple, StoredTuples};
+pub use carry::{Clash, Settled};
 pub use changes::{Changed, Changes};
 pub use conflicts::{MergeRoutine, Merged};
 pub use handle::{MAX_SAVEPOINTS, Savepoint, Transaction};
+pub use nested::MAX_NESTED;
 pub use nested_batch::NestedBatch;
 pub use options::{CommitOptions, Isolation, TransactionInfo, TransactionOptions};
 pub(crate) use registry::{TransactionParts, Transactions};

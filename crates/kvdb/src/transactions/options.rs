@@ -50,6 +50,11 @@ pub struct TransactionOptions {
     /// and after it are kept, for which the memtables of the moment are closed. For commits that
     /// people make, not for thousands a second.
     pub undoable: bool,
+    /// The transaction that it is begun within: it reads what that one has changed so far, and its
+    /// commit makes its changes a part of that one, which others see when that one commits. Both of
+    /// snapshot isolation; neither durable nor undoable by itself; of the branch and the user of
+    /// that one.
+    pub within: Option<TransactionId>,
     /// The branch that it is of; `""`: the main one. What a durable one reads, and the states
     /// around a commit that can be undone, are of this branch alone; its end ends the transaction.
     pub branch: String,
@@ -59,8 +64,7 @@ pub struct TransactionOptions {
     /// ignores it.
     pub user: Option<u32>,
     /// What it changes is seen in place of the store, by programs that are to see no difference,
-    /// for interfaces that show it otherwise elsewhere. The store itself ignores it, also of one
-    /// that survives a restart.
+    /// for interfaces that show it otherwise elsewhere. The store itself ignores it.
     pub in_place: bool,
 }
 
@@ -76,6 +80,7 @@ impl Default for TransactionOptions {
             retry_of: None,
             durable: false,
             undoable: false,
+            within: None,
             branch: String::new(),
             label: String::new(),
             user: None,
@@ -94,11 +99,19 @@ pub struct CommitOptions {
     pub only_in: Option<Revision>,
     /// It is open after a conflict, too: what it has changed can be looked at and taken elsewhere.
     pub stays: bool,
+    /// Transactions that are open within it are aborted when it has committed. Otherwise it is not
+    /// committed while there are any ([`crate::Error::Nested`]), and is open as before.
+    pub aborts_nested: bool,
 }
 
 impl Default for CommitOptions {
     fn default() -> Self {
-        CommitOptions { durability: Durability::Buffered, only_in: None, stays: false }
+        CommitOptions {
+            durability: Durability::Buffered,
+            only_in: None,
+            stays: false,
+            aborts_nested: false,
+        }
     }
 }
 
@@ -109,6 +122,8 @@ pub struct TransactionInfo {
     pub id: TransactionId,
     /// How it is isolated from others.
     pub isolation: Isolation,
+    /// The transaction that it was begun within.
+    pub within: Option<TransactionId>,
     /// The branch that it is of; `""`: the main one.
     pub branch: String,
     /// The label that it was begun with.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use vt_tree::{KeyRange, Seq};
 
+use super::conflicts::{self, Others};
 use super::handle::Transaction;
 use super::options::Isolation;
 use super::registry::Transactions;
@@ -44,6 +45,17 @@ impl ReadSet {
         self.dictionaries.iter().map(|(dict, ranges)| (*dict, ranges))
     }
 
+    /// Adds what another one has.
+    pub(super) fn extend(&mut self, other: &ReadSet) -> Result<()> {
+        if self.bytes.saturating_add(other.bytes) > MOST {
+            return Err(too_many());
+        }
+        for (dict, ranges) in other.iter() {
+            ranges.iter().for_each(|range| self.insert(dict, range));
+        }
+        Ok(())
+    }
+
     fn insert(&mut self, dict: DictionaryId, range: KeyRange) {
         self.bytes += range.start.len() + range.end.as_ref().map_or(0, |end| end.len()) + OVERHEAD;
         self.dictionaries.entry(dict).or_default().insert(range);
@@ -53,6 +65,12 @@ impl ReadSet {
     fn first(&self) -> Option<(DictionaryId, Bytes)> {
         self.iter().find_map(|(dict, ranges)| Some((dict, ranges.iter().next()?.start)))
     }
+}
+
+fn too_many() -> Error {
+    Error::Limit(format!(
+        "the commit depends on more than {MOST} bytes of keys: take ranges, or a serializable transaction"
+    ))
 }
 
 /// A read set that must be unchanged when a transaction commits.
@@ -73,9 +91,8 @@ impl Dependency {
         registry: &Transactions,
         since: Seq,
     ) -> Result<Option<(DictionaryId, Bytes)>> {
-        if let Some(found) =
-            super::conflicts::changed_read(registry, &self.reads, since.max(self.since))?
-        {
+        let others = Others::Store(since.max(self.since));
+        if let Some(found) = conflicts::changed_read(registry, &self.reads, others)? {
             return Ok(Some(found));
         }
         // Asked last: while it was open, nothing that the search above needs was forgotten.
@@ -143,7 +160,7 @@ impl Transaction {
         if self.isolation() == Isolation::Serializable {
             return self.lock(dict, range, crate::locks::Mode::Shared);
         }
-        if self.shared.options.durable {
+        if self.shared.is_logged() {
             return Err(Error::Invalid(
                 "a durable transaction does not keep what it has read: it is not logged".into(),
             ));
@@ -155,9 +172,7 @@ impl Transaction {
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.id())) };
         self.shared.registry.parts.versions.load().tree(dict)?;
         if open.reads.bytes > MOST {
-            return Err(Error::Limit(format!(
-                "the commit depends on more than {MOST} bytes of keys: take ranges, or a serializable transaction"
-            )));
+            return Err(too_many());
         }
         Arc::make_mut(&mut open.reads).insert(dict, range.to_range());
         Ok(())
@@ -168,6 +183,12 @@ impl Transaction {
     /// of `other`; or if `other` has ended. It is kept until this one ends, and is not changed by
     /// it. Hence `other` must not depend on this one: [`Error::Invalid`].
     pub fn depend_on(&self, other: &Transaction) -> Result<()> {
+        if other.within().is_some() {
+            return Err(Error::Invalid(format!(
+                "transaction {} is within another one, and what it has read is its own alone",
+                other.id()
+            )));
+        }
         // Two that depend on each other would keep each other open.
         let _one = self.shared.registry.depending.lock();
         let reads = match &other.read()?.open {

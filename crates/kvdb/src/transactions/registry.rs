@@ -13,6 +13,7 @@ use zones::Zones;
 use super::conflicts::MergeRoutine;
 use super::handle::Transaction;
 use super::locking::WOUNDED;
+use super::nested::Within;
 use super::options::{Isolation, TransactionInfo, TransactionOptions};
 use super::state::{Open, TransactionState};
 use crate::background::Admission;
@@ -70,7 +71,7 @@ pub(crate) struct Transactions {
     /// What it shares with the rest of the engine.
     pub(super) parts: TransactionParts,
     pub(super) shares: Shares,
-    open: Mutex<BTreeMap<TransactionId, Arc<TransactionState>>>,
+    pub(super) open: Mutex<BTreeMap<TransactionId, Arc<TransactionState>>>,
     count: AtomicUsize,
     /// Of those, detached ones.
     detached: AtomicUsize,
@@ -163,21 +164,16 @@ impl Transactions {
 
     pub(crate) fn begin(self: &Arc<Self>, options: TransactionOptions) -> Result<Transaction> {
         self.parts.health.writable()?;
+        if let Some(within) = options.within {
+            return self.begin_within(within, options);
+        }
         let has_branch = || match self.parts.versions.load().has_branch(&options.branch) {
             true => Ok(()),
             false => Err(Error::NoBranch(options.branch.clone())),
         };
         has_branch()?;
         let stays = options.detached || options.durable;
-        let most = (self.parts.options.memory / EACH).clamp(LEAST, MOST);
-        let too_many = |most: usize| {
-            Error::Limit(format!(
-                "{most} transactions are open: end some, or give the store more memory (one for each {EACH} bytes)"
-            ))
-        };
-        if stays && self.detached.load(Ordering::Relaxed) >= most {
-            return Err(too_many(most));
-        }
+        self.has_room(0, stays)?;
         let id = TransactionId(self.number());
         let logging = options.durable.then(|| self.logging.lock());
         // What is committed while the log begins is remembered.
@@ -186,11 +182,7 @@ impl Transactions {
         let mut open = self.open.lock();
         // Once more, since others may have begun in between; a log that is there already is let be,
         // and swept up if this one has none.
-        if open.len() >= MOST
-            || stays && logged.is_none() && self.detached.load(Ordering::Relaxed) >= most
-        {
-            return Err(too_many(if open.len() >= MOST { MOST } else { most }));
-        }
+        self.has_room(open.len(), stays && logged.is_none())?;
         // The drop of the branch ends what is open afterwards.
         if let Err(e) = has_branch() {
             drop(open);
@@ -214,7 +206,7 @@ impl Transactions {
             let age = options.retry_of.unwrap_or(id).0.min(id.0);
             self.parts.locks.begin(Owner { id: id.0, age });
         }
-        let transaction = self.insert(&mut open, id, options, with, since);
+        let transaction = self.insert(&mut open, id, options, None, with, since);
         drop((open, logging));
         if locks {
             // Commits that have seen no locks come to their end.
@@ -234,15 +226,32 @@ impl Transactions {
         self.all().iter().map(|transaction| transaction.info()).collect()
     }
 
-    fn insert(
+    /// An error where no other transaction may be open; `open`: how many are. `stays`: it stays
+    /// open by itself.
+    pub(super) fn has_room(&self, open: usize, stays: bool) -> Result<()> {
+        let most = (self.parts.options.memory / EACH).clamp(LEAST, MOST);
+        let most = match () {
+            () if open >= MOST => MOST,
+            () if stays && self.detached.load(Ordering::Relaxed) >= most => most,
+            () => return Ok(()),
+        };
+        Err(Error::Limit(format!(
+            "{most} transactions are open: end some, or give the store more memory (one for each {EACH} bytes)"
+        )))
+    }
+
+    pub(super) fn insert(
         self: &Arc<Self>,
         open: &mut BTreeMap<TransactionId, Arc<TransactionState>>,
         id: TransactionId,
         options: TransactionOptions,
+        within: Option<Within>,
         with: Open,
         since: Seq,
     ) -> Arc<TransactionState> {
-        let transaction = TransactionState::new(self.clone(), id, options, self.now(), since, with);
+        let now = self.now();
+        let transaction =
+            TransactionState::new(self.clone(), id, options, within, now, since, with);
         if let Some(with) = &mut transaction.state.write().open {
             transaction.count(with);
         }
@@ -269,7 +278,7 @@ impl Transactions {
             let at = self.parts.versions.view().at;
             (Some(at), at)
         });
-        self.insert(&mut open, id, options, with, since);
+        self.insert(&mut open, id, options, None, with, since);
     }
 
     pub(super) fn find(&self, id: TransactionId) -> Option<Arc<TransactionState>> {

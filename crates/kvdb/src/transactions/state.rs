@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use env::sync::RwLock;
 
+use super::nested::{Nested, Within};
 use super::options::{TransactionInfo, TransactionOptions};
 use super::reads::{Dependency, ReadSet};
 use super::registry::Transactions;
+use crate::commit::CommitEnv;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
@@ -43,6 +45,8 @@ impl Drop for Last {
 pub(crate) struct TransactionState {
     pub(super) id: TransactionId,
     pub(super) options: TransactionOptions,
+    /// Where it was begun, if that is another transaction.
+    pub(super) within: Option<Within>,
     pub(super) registry: Arc<Transactions>,
     /// When it began, and when it was last used, of the database's clock.
     pub(super) begun: Duration,
@@ -90,9 +94,11 @@ pub(super) struct Open {
     pub by_value: bool,
     pub(super) savepoints: Vec<Mark>,
     pub(super) next_savepoint: u64,
+    /// Transactions that are open within it.
+    pub(super) nested: Vec<Nested>,
 }
 
-/// What a savepoint goes back to.
+/// What a savepoint goes back to, and what a transaction within it reads.
 pub(super) struct Mark {
     pub(super) id: u64,
     pub(super) parts: BTreeMap<DictionaryId, usize>,
@@ -112,12 +118,69 @@ impl Open {
             by_value: false,
             savepoints: Vec::new(),
             next_savepoint: 1,
+            nested: Vec::new(),
         }
     }
 
-    /// Writes out what it has in memory; what savepoints go back to stays apart.
+    /// What it reads below its own changes.
+    pub(super) fn beneath(&self, registry: &Transactions) -> View {
+        match &self.base {
+            Some(view) => view.clone(),
+            None => registry.parts.versions.view(),
+        }
+    }
+
+    /// What it sees.
+    pub(super) fn view(&self, registry: &Transactions) -> View {
+        self.beneath(registry).with(self.write_set.clone())
+    }
+
+    /// Marks the state that it has now.
+    pub(super) fn mark(&mut self) -> Mark {
+        let id = self.next_savepoint;
+        self.next_savepoint += 1;
+        Mark { id, parts: self.write_set.mark(), at: self.write_set.at }
+    }
+
+    /// So many parts of each dictionary stay apart from those that come after them: savepoints and
+    /// transactions within it have marked places between them.
+    pub(super) fn kept(&self) -> BTreeMap<DictionaryId, usize> {
+        let nested = self.nested.iter().map(|nested| &nested.mark);
+        let mut kept = BTreeMap::new();
+        for mark in self.savepoints.last().into_iter().chain(nested) {
+            for (dict, parts) in &mark.parts {
+                let most: &mut usize = kept.entry(*dict).or_default();
+                *most = (*most).max(*parts);
+            }
+        }
+        kept
+    }
+
+    /// Writes out what it has in memory where that is much, before a change. `removes`: the change
+    /// adds no data.
+    pub(super) fn make_room(&mut self, registry: &Transactions, removes: bool) -> Result<()> {
+        let share = registry.share();
+        if !self.write_set.is_full(share) {
+            return Ok(());
+        }
+        registry.parts.health.writable()?;
+        match self.spill(registry) {
+            // Deletions are still taken, by a share above what one batch may have left: they lead
+            // to space in the end.
+            Err(Error::NoSpace)
+                if removes
+                    && self.write_set.memory() < 2 * share + registry.shares.largest_record =>
+            {
+                Ok(())
+            }
+            Err(Error::NoSpace) if registry.parts.admission.want_space() => self.spill(registry),
+            spilled => spilled,
+        }
+    }
+
+    /// Writes out what it has in memory; what is kept apart stays so.
     pub(super) fn spill(&mut self, registry: &Transactions) -> Result<()> {
-        let keep = self.savepoints.last().map(|mark| mark.parts.clone()).unwrap_or_default();
+        let keep = self.kept();
         self.write_set.spill(&registry.run_writer(), &keep)
     }
 }
@@ -127,6 +190,7 @@ impl TransactionState {
         registry: Arc<Transactions>,
         id: TransactionId,
         options: TransactionOptions,
+        within: Option<Within>,
         now: Duration,
         since: u64,
         open: Open,
@@ -138,6 +202,7 @@ impl TransactionState {
                 detached: options.detached || options.durable,
                 ..options
             },
+            within,
             registry,
             begun: now,
             begun_at,
@@ -165,7 +230,9 @@ impl TransactionState {
 
     /// What every call begins with.
     pub(super) fn used(&self) -> Result<()> {
-        self.used_nanos.store(self.registry.now().as_nanos() as u64, Ordering::Relaxed);
+        let now = self.registry.now().as_nanos() as u64;
+        // The transactions around it are in use as well.
+        self.and_around().for_each(|used| used.used_nanos.store(now, Ordering::Relaxed));
         match &*self.doomed.lock() {
             Some(why) => Err(self.aborted(why)),
             None => Ok(()),
@@ -206,6 +273,7 @@ impl TransactionState {
         TransactionInfo {
             id: self.id,
             isolation: self.options.isolation,
+            within: self.options.within,
             branch: self.options.branch.clone(),
             label: self.options.label.clone(),
             durable: self.options.durable,

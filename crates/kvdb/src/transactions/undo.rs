@@ -229,7 +229,12 @@ impl Transaction {
 
 /// Whether a key has the value of a tuple of another state. Values that lie in one place are not
 /// read for it.
-fn is_still(now: &View, dict: DictionaryId, key: &[u8], then: Option<&Tuple>) -> Result<bool> {
+pub(super) fn is_still(
+    now: &View,
+    dict: DictionaryId,
+    key: &[u8],
+    then: Option<&Tuple>,
+) -> Result<bool> {
     Ok(match (now.stored(dict, key)?, then) {
         (None, None) => true,
         (Some(now), Some(then)) if now.value == then.raw_value()? => true,

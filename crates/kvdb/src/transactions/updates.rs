@@ -4,20 +4,31 @@ use bytes::Bytes;
 use vt_tree::{Lookup, Value};
 
 use super::handle::Transaction;
+use super::registry::Transactions;
+use super::state::Open;
 use crate::commit::updates;
 use crate::error::Result;
 use crate::journal::record::{Op, Ops};
 
 impl Transaction {
+    pub(super) fn fold_updates(&self, changes: &mut Ops) -> Result<()> {
+        if !changes.iter().any(|(_, op)| matches!(op, Op::Update(..))) {
+            return Ok(());
+        }
+        match &self.read()?.open {
+            Some(open) => open.fold_updates(&self.shared.registry, changes),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Open {
     /// Where `changes` update a key that the transaction has changed by many updates already, its
     /// value is put instead.
-    pub(super) fn fold_updates(&self, changes: &mut Ops) -> Result<()> {
+    pub(super) fn fold_updates(&self, registry: &Transactions, changes: &mut Ops) -> Result<()> {
         for at in 0..changes.len() {
             let (dict, Op::Update(key, update)) = &changes[at] else { continue };
-            let own = match &self.read()?.open {
-                Some(open) => open.write_set.get(*dict, key)?,
-                None => continue,
-            };
+            let own = self.write_set.get(*dict, key)?;
             let Lookup::Updated { base: None, update: before, .. } = &own else { continue };
             let len = before.bytes().len();
             // What the batch itself does to the key is not in the value yet.
@@ -25,7 +36,7 @@ impl Transaction {
             if len <= updates::SHORT || changes[..at].iter().any(touched) {
                 continue;
             }
-            let value = self.view()?.get(*dict, key)?;
+            let value = self.view(registry).get(*dict, key)?;
             if updates::are_long(len, value.as_ref().map_or(0, Bytes::len)) {
                 let value = Value::Inline(update.apply(value.as_deref()));
                 changes[at].1 = Op::Put(key.clone(), value);

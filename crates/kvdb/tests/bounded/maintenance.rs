@@ -21,6 +21,16 @@ pub const STEPS: &[Step] = &[
     (&["Kvdb::stats", "Kvdb::space", "Kvdb::zone_map"], stats),
     (&["Kvdb::snapshot", "Kvdb::snapshot_of", "Kvdb::snapshots", "Kvdb::open_snapshot"], snapshot),
     (&["Kvdb::clone_snapshot", "Kvdb::drop_branch", "Kvdb::rollback"], clone),
+    (
+        &[
+            "Kvdb::lineage",
+            "Kvdb::keep_common_state",
+            "Kvdb::common_state",
+            "Kvdb::drop_common_states",
+            "Transaction::carry",
+        ],
+        in_common,
+    ),
     (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
     (
         &[
@@ -117,6 +127,25 @@ fn clone(w: &mut World) -> Result<()> {
     w.db.ingest(there, large(w.times, 34))?;
     w.db.drop_branch("branch")?;
     w.db.rollback("one")?;
+    w.settled()
+}
+
+fn in_common(w: &mut World) -> Result<()> {
+    w.db.snapshot("base")?;
+    w.db.clone_snapshot("base", "branch")?;
+    w.db.drop_snapshot("base")?;
+    let there = w.db.dictionary_in("branch", "large").expect("it is there");
+    w.db.ingest(there, large(w.times, 34))?;
+    let state = w.db.keep_common_state("branch", "branch", 1)?;
+    let origin = w.db.lineage("branch")?.origin;
+    let t = w.db.begin(kvdb::Isolation::Snapshot)?;
+    let from = (&w.db.common_state("branch", 1)?, there);
+    let carried = t.carry((&origin, w.large), from, w.large, &mut |_| kvdb::Settled::Taken)?;
+    assert!(carried.is_empty());
+    t.commit(kvdb::Durability::Buffered)?;
+    drop((state, origin));
+    w.db.drop_common_states("branch", &[])?;
+    w.db.drop_branch("branch")?;
     w.settled()
 }
 

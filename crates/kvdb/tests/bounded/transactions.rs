@@ -38,6 +38,7 @@ pub const STEPS: &[Step] = &[
     ),
     (&["Transaction::savepoint", "Transaction::rollback_to"], savepoints),
     (&["Transaction::nested_batch"], nested),
+    (&["Transaction::nested"], within),
     (&["Transaction::changes", "Transaction::changes_of", "Transaction::changes_in"], changes),
     (
         &["Transaction::view", "Transaction::renew", "Transaction::cursor", "Transaction::scan"],
@@ -247,6 +248,21 @@ fn nested(w: &mut World) -> Result<()> {
     assert!(matches!(refused, Err(Error::Limit(_))), "{refused:?}");
     drop(nested);
     t.commit(Durability::Buffered)
+}
+
+fn within(w: &mut World) -> Result<()> {
+    for durable in [false, true] {
+        let t = w.db.begin_with(TransactionOptions { durable, ..Default::default() })?;
+        for mark in [19, 20] {
+            let options = TransactionOptions { within: Some(t.id()), ..Default::default() };
+            let inner = w.db.begin_with(options)?;
+            change(w, &inner, mark)?;
+            assert_eq!(t.nested()?, [inner.id()]);
+            inner.commit(Durability::Buffered)?;
+        }
+        t.commit(Durability::Buffered)?;
+    }
+    w.settled()
 }
 
 fn changes(w: &mut World) -> Result<()> {

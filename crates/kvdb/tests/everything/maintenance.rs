@@ -76,6 +76,13 @@ pub fn dictionaries(w: &mut World) -> Result<(), Dead> {
         w.db.set_merge(id, Arc::new(Never));
         return Ok(());
     }
+    if w.random.one_in(8) {
+        // Nothing that is compared shows it.
+        w.call("Kvdb::create_dictionary_of_store");
+        let options = options(w);
+        let made = |w: &mut World| w.db.create_dictionary_of_store("notes", options).map(drop);
+        return w.add(|_| (), made).map(drop);
+    }
     let name = ["a", "b", "c", "d"][w.random.below(4) as usize];
     if w.history.newest().table(&branch, name).is_some() {
         return Ok(());

@@ -31,6 +31,7 @@ pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("drop snapshot", 2, snapshots::drop_snapshot),
     ("rollback", 1, snapshots::rollback),
     ("clone", 1, snapshots::clone),
+    ("states in common", 1, snapshots::in_common),
     ("drop branch", 1, snapshots::drop_branch),
     ("send and receive", 1, snapshots::send),
     ("make and drop dictionaries", 2, maintenance::dictionaries),

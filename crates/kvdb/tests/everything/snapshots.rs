@@ -140,6 +140,57 @@ pub fn clone(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
+/// States that a clone and the branch that it was made of have in common: kept, taken over in a
+/// transaction that is looked at, and dropped. Nothing that others see changes.
+pub fn in_common(w: &mut World) -> Result<(), Dead> {
+    let names: Vec<String> =
+        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
+    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else {
+        return Ok(());
+    };
+    w.call("Kvdb::lineage");
+    let Ok(lineage) = w.db.lineage(&name) else { return Ok(()) };
+    assert!(w.history.newest().branches.contains_key(&lineage.parent), "{}", w.what());
+    for name in ["Kvdb::keep_common_state", "Kvdb::common_state", "Kvdb::drop_common_states"] {
+        w.call(name);
+    }
+    let mark = w.random.below(u64::MAX);
+    let kept = w.db.keep_common_state(&name, &name, mark);
+    if w.unless_full(kept)?.is_none() {
+        return Ok(());
+    }
+    let state = w.ok(w.db.common_state(&name, mark))?;
+    assert!(w.ok(w.db.lineage(&name))?.kept.contains(&mark), "{}", w.what());
+    for name in ["Transaction::carry", "View::difference_between"] {
+        w.call(name);
+    }
+    let content = w.history.newest().branches[&name].clone();
+    for dict in content.keys() {
+        let (Some(was), Some(is)) = (lineage.origin.dictionary(dict), state.dictionary(dict))
+        else {
+            continue;
+        };
+        let whole = w.ok(lineage.origin.difference(was, &state, is))?.count();
+        let all = lineage.origin.difference_between(was, &state, is, (b"", b"\xff\xff\xff"));
+        assert!(w.ok(all)?.count() <= whole, "{}", w.what());
+        let Some(into) = w.db.dictionary_in(&lineage.parent, dict) else { continue };
+        let options = kvdb::TransactionOptions {
+            branch: lineage.parent.clone(),
+            lock_timeout: std::time::Duration::ZERO,
+            ..Default::default()
+        };
+        let t = w.ok(w.db.begin_with(options))?;
+        let ends = ((&lineage.origin, was), (&state, is));
+        let carried = t.carry(ends.0, ends.1, into, &mut |_| kvdb::Settled::Taken);
+        if let Some(clashes) = w.unless_full(carried)? {
+            assert_eq!(clashes, Vec::<bytes::Bytes>::new(), "{}", w.what());
+        }
+        t.abort();
+    }
+    let dropped = w.db.drop_common_states(&name, &[]);
+    w.unless_full(dropped).map(drop)
+}
+
 pub fn drop_branch(w: &mut World) -> Result<(), Dead> {
     let names: Vec<String> =
         w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kvdb::{
-    CommitOptions, Durability, Error, Isolation, Savepoint, Scope, Transaction, TransactionOptions,
+    CommitOptions, DictionaryId, Durability, Error, Isolation, Savepoint, Scope, Transaction,
+    TransactionOptions,
 };
 
 use crate::oracle::{Change, Kind, ManifestState, branch_of, seen, tuples};
@@ -155,7 +156,8 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
     }
     let key = w.key();
     let change = |kind| Change { branch: branch.clone(), dict: dict.clone(), kind };
-    match w.random.below(20) {
+    match w.random.below(21) {
+        20 => within(w, open, (branch, dict, id))?,
         0 | 1 => {
             let value = w.value();
             w.call("Transaction::put");
@@ -481,6 +483,42 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
     Ok(())
 }
 
+/// A transaction within one: what it changes is seen in itself, and in that one when it has
+/// committed.
+fn within(
+    w: &mut World,
+    open: &mut Open,
+    (branch, dict, id): (String, String, DictionaryId),
+) -> Result<(), Dead> {
+    let t = open.t.clone();
+    let options = TransactionOptions { within: Some(t.id()), ..Default::default() };
+    let Some(inner) = w.unless_full(w.db.begin_with(options))? else { return Ok(()) };
+    w.call("Transaction::within");
+    w.call("Transaction::nested");
+    assert_eq!((inner.within(), w.ok(t.nested())?), (Some(t.id()), vec![inner.id()]));
+    let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)], !open.durable);
+    if w.unless_full(inner.apply(batch))?.is_none() {
+        return compare(w, open);
+    }
+    let mut sees = open.sees.clone();
+    sees.apply(&changes);
+    let found = w.ok(tuples(&w.ok(inner.view())?, id))?;
+    assert_eq!(Some(&found), sees.table(&branch, &dict), "{}: one within", w.what());
+    compare(w, open)?;
+    let durability = w.durability();
+    let ended = match w.random.one_in(3) {
+        true => {
+            inner.abort();
+            None
+        }
+        false => w.unless_full(inner.commit(durability))?,
+    };
+    if ended.is_some() {
+        open.step(&changes);
+    }
+    compare(w, open)
+}
+
 /// What removes something in a transaction is refused for want of space only where it is logged.
 fn removed(w: &mut World, open: &Open, done: kvdb::Result<()>) -> Result<bool, Dead> {
     if open.durable { Ok(w.unless_full(done)?.is_some()) } else { w.ok(done).map(|()| true) }
@@ -516,7 +554,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
             w.call("Transaction::revision");
             w.call("Transaction::commit_with");
             open.t.revision().and_then(|seen| {
-                let options = CommitOptions { durability, only_in: Some(seen), stays: false };
+                let options =
+                    CommitOptions { durability, only_in: Some(seen), ..CommitOptions::default() };
                 open.t.commit_with(options)
             })
         }

@@ -96,6 +96,11 @@ const TOOLS: &[Tool] = &[
                 "si (default): of two that change the same the first to commit wins. ser: what it reads or writes is locked.",
             ),
             may("durable", Kind::Flag, "It survives a crash of the store's daemon."),
+            may(
+                "within",
+                Kind::Number,
+                "The number of an open transaction: this one sees what that one has changed so far, and its commit makes its changes a part of that one. For attempts of which some are given up; of several the first to commit wins.",
+            ),
         ],
         effect: Effect::Adds,
         run: transactions::begin,

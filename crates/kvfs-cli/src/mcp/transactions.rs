@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::arguments::{Arguments, Told, cut};
 use super::session::Session;
 use crate::changes::{Changes, Choice, Detail, Style, Wanted};
-use crate::mounted::{NotCommitted, fields};
+use crate::mounted::{Commit, NotCommitted, fields};
 use crate::output::{Exit, Failure, Outcome};
 use crate::text::{show, show_json};
 use crate::tree::time_text;
@@ -21,14 +21,14 @@ fn odd() -> Failure {
 
 pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let isolation = given.text("isolation").unwrap_or("si").to_ascii_uppercase();
-    let mut words = vec![
-        "BEGIN",
-        &isolation,
-        "INPLACE",
-        "UNDOABLE",
-        "LABEL",
-        given.text("label").unwrap_or("agent"),
-    ];
+    let within = given.number("within").map(|id| id.to_string());
+    let label = given.text("label").unwrap_or("agent");
+    let mut words = vec!["BEGIN", &isolation, "INPLACE", "LABEL", label];
+    match &within {
+        // The commit into another one is undone by ending that.
+        Some(around) => words.extend(["WITHIN", around]),
+        None => words.push("UNDOABLE"),
+    }
     // If we are killed, it ends with us.
     words.push("ATTACHED");
     words.extend(given.flag("durable").then_some("DURABLE"));
@@ -132,7 +132,8 @@ fn ended(session: &mut Session, id: u64) {
 
 pub fn commit(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
-    match session.mounted.commit(id, true, given.text("state"), false) {
+    let how = Commit { sync: true, state: given.text("state"), ..Commit::default() };
+    match session.mounted.commit(id, how) {
         Ok(()) => {
             ended(session, id);
             Ok(format!("transaction {id} is committed, and on disk\n").into())
@@ -177,10 +178,12 @@ pub fn list(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
     let mut text = String::new();
     for info in &all {
         let id = info["id"].as_u64().unwrap_or(0);
+        let around = info["within"].as_u64();
+        let around = around.map_or(String::new(), |around| format!(" within transaction {around}"));
         let own = if session.begun.contains(&id) { " (begun in this session)" } else { "" };
         let _ = writeln!(
             text,
-            "transaction {id}{own}: {} changes, {} s old, label {}",
+            "transaction {id}{around}{own}: {} changes, {} s old, label {}",
             info["changes"],
             info["age_ms"].as_u64().unwrap_or(0) / 1000,
             show_json(&info["label"]).unwrap_or_default()

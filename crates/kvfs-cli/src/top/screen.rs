@@ -216,13 +216,18 @@ impl Screen {
     fn transactions(&self, frame: &mut Frame<'_>, area: Rect) {
         let rows = self.now.transactions.iter().map(|info| {
             let size = count(&info["memory"]) + count(&info["run_bytes"]);
+            let label = info["label"].as_str().unwrap_or("");
+            let label = match info["within"].as_u64() {
+                Some(around) => format!("within {around}: {label}"),
+                None => label.to_string(),
+            };
             Row::new([
                 right(count(&info["id"]).to_string()),
                 Line::from(info["isolation"].as_str().unwrap_or("").to_string()),
                 right(duration(count(&info["age_ms"]))),
                 right(duration(count(&info["idle_ms"]))),
                 right(human_size(size)),
-                Line::from(text::show(info["label"].as_str().unwrap_or("").as_bytes())),
+                Line::from(text::show(label.as_bytes())),
             ])
         });
         let widths = [

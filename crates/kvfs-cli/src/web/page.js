@@ -352,7 +352,8 @@ function transactions(state) {
   const rows = state.transactions.map((t) => {
     const button = element("button", { textContent: "Review" });
     button.addEventListener("click", () => review(t.id));
-    return [String(t.id), named(t.label), t.isolation === "ser" ? "serializable" : "snapshot",
+    const id = t.within === null ? String(t.id) : `${t.id} within ${t.within}`;
+    return [id, named(t.label), t.isolation === "ser" ? "serializable" : "snapshot",
       duration(t.age_ms), duration(t.idle_ms), number(t.changes), size(t.memory + t.run_bytes),
       element("td", {}, button)];
   });

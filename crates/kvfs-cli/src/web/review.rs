@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::changes::{Changes, Detail, Style, Wanted};
-use crate::mounted::{Mounted, fields};
+use crate::mounted::{Commit, Mounted, fields};
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
@@ -54,7 +54,7 @@ pub fn commit(mounted: &mut Mounted, id: u64, body: &[u8]) -> Outcome<Value> {
     let Some(shown) = body["state"].as_str() else {
         return Err(Failure::new(Exit::Usage, "say which state of it was looked at"));
     };
-    mounted.commit(id, true, Some(shown), false)?;
+    mounted.commit(id, Commit { sync: true, state: Some(shown), ..Commit::default() })?;
     Ok(json!({"committed": id}))
 }
 

@@ -48,6 +48,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("diff", "target", Store),
     ("restore", "target", Store),
     ("undo", "target", Store),
+    ("merge", "target", Store),
+    ("rebase", "target", Store),
     ("changes", "mount", Store),
     ("history", "target", Store),
     ("show", "target", Store),

@@ -12,20 +12,37 @@ fn of_view(view: u16, attr: Attr) -> NodeAttr {
     Numbering { view, shown_in: view }.attr(attr)
 }
 
+impl In<'_> {
+    /// The control directory in its root.
+    pub(super) fn control_directory(&self) -> Option<Ino> {
+        match self.number {
+            0 => Some(control_directory::TOP),
+            _ => self.transactions().last().and_then(|id| control_directory::top_of(*id)),
+        }
+    }
+}
+
 impl FuseAdapter {
+    /// The transactions that one is within, the outermost first, and itself; none: there is none.
+    pub(crate) fn chain(&self, id: kvfs::TransactionId) -> Vec<kvfs::TransactionId> {
+        self.views.and_around(id).unwrap_or_default()
+    }
+
     pub(super) fn control_attr(&self, ino: Ino) -> Reply<NodeAttr> {
         let root = self.mainline.getattr(ROOT).map_err(errno)?;
         let attr = control_directory::attr(ino, &root, self.open_views).ok_or(STALE)?;
-        let attr = match control_directory::linked(ino) {
-            Some(id) => Attr { size: self.link_target(id)?.len() as u64, ..attr },
-            None => attr,
+        let attr = match (control_directory::linked(ino), control_directory::around(ino)) {
+            (Some(id), _) => Attr { size: self.link_target(id)?.len() as u64, ..attr },
+            (_, Some(id)) => Attr { uid: self.user_of(id).ok_or(STALE)?, ..attr },
+            _ => attr,
         };
         Ok(of_view(node_id::CONTROL, attr))
     }
 
     /// Where the name of a transaction leads.
     pub(super) fn link_target(&self, id: kvfs::TransactionId) -> Reply<String> {
-        self.user_of(id).map(|user| control_directory::target(id, user)).ok_or(STALE)
+        let user = self.user_of(id).ok_or(STALE)?;
+        Ok(control_directory::target(&self.chain(id), user))
     }
 
     /// What `name` stands for in the control directory.
@@ -40,7 +57,20 @@ impl FuseAdapter {
             (dir, b"..") if control_directory::user_of(dir).is_some() => {
                 self.control_attr(control_directory::USERS)
             }
+            (dir, b"..") if control_directory::topped(dir).is_some() => {
+                let id = control_directory::topped(dir).ok_or(none)?;
+                self.root_of(&ViewId::Transaction(id))
+            }
+            (dir, b"..") if control_directory::around(dir).is_some() => {
+                let id = control_directory::around(dir).ok_or(none)?;
+                self.control_attr(control_directory::top_of(id).ok_or(none)?)
+            }
             (_, b"..") => self.control_attr(control_directory::TOP),
+            (dir, b"txn") if control_directory::topped(dir).is_some() => {
+                let id = control_directory::topped(dir).ok_or(none)?;
+                self.control_attr(control_directory::within(id).ok_or(none)?).map_err(|_| none)
+            }
+            (dir, _) if control_directory::topped(dir).is_some() => Err(none),
             (control_directory::TOP, _) if name == control_directory::BARRIER_NAME.as_bytes() => {
                 self.control_attr(control_directory::BARRIER)
             }
@@ -64,16 +94,33 @@ impl FuseAdapter {
             _ => {
                 let view = control_directory::view(dir, name).ok_or(none)?;
                 if let ViewId::Transaction(id) = view
-                    && self.user_of(id) != control_directory::user_of(dir)
+                    && !self.lies_in(id, dir)
                 {
                     return Err(none);
                 }
-                let number = self.views.number(&view).map_err(errno)?;
-                let fs = self.views.by_number(number).ok_or(none)?;
-                let root = fs.lookup(ROOT, b".");
-                In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(root)
+                self.root_of(&view)
             }
         }
+    }
+
+    /// Whether the view of a transaction lies in a directory, and not a link to it.
+    fn lies_in(&self, id: kvfs::TransactionId, dir: Ino) -> bool {
+        match self.chain(id)[..] {
+            [.., parent, _] => control_directory::around(dir) == Some(parent),
+            [_] => {
+                let user = control_directory::user_of(dir);
+                user.is_some() && self.user_of(id) == user
+            }
+            [] => false,
+        }
+    }
+
+    /// The root of a view.
+    fn root_of(&self, view: &ViewId) -> Reply<NodeAttr> {
+        let number = self.views.number(view).map_err(errno)?;
+        let fs = self.views.by_number(number).ok_or(Errno(libc::ENOENT))?;
+        let root = fs.lookup(ROOT, b".");
+        In { number, gathers: self.gathers_writes(), fs: FsIn::Other(fs) }.shown(root)
     }
 
     pub(super) fn list_control(
@@ -86,6 +133,10 @@ impl FuseAdapter {
         let above = match dir {
             control_directory::TOP => NodeId::ROOT,
             dir if control_directory::user_of(dir).is_some() => here(control_directory::USERS),
+            dir if control_directory::around(dir).is_some() => {
+                let id = control_directory::around(dir);
+                here(id.and_then(control_directory::top_of).unwrap_or(dir))
+            }
             _ => here(control_directory::TOP),
         };
         let directory = |name: &str, node| (name.to_string(), node, FileKind::Dir);
@@ -94,6 +145,8 @@ impl FuseAdapter {
             entries.extend(
                 control_directory::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))),
             );
+        } else if let Some(id) = control_directory::topped(dir) {
+            entries.extend(control_directory::within(id).map(|ino| directory("txn", here(ino))));
         } else {
             for view in self.views.all() {
                 let Some((place, name)) = control_directory::place(&view) else { continue };
@@ -104,9 +157,7 @@ impl FuseAdapter {
                                 .map(|link| (name, here(link), FileKind::Symlink)),
                         );
                     }
-                    ViewId::Transaction(id)
-                        if control_directory::user_of(dir).is_none()
-                            || self.user_of(id) != control_directory::user_of(dir) => {}
+                    ViewId::Transaction(id) if !self.lies_in(id, dir) => {}
                     // Listing opens nothing: a number on the wire is given to what is looked up.
                     ViewId::Transaction(_) => entries.push(directory(&name, here(ROOT))),
                     _ if place == dir => entries.push(directory(&name, here(ROOT))),

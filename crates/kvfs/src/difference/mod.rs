@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey, Layout};
 pub use collapse::Below;
 use collapse::Way;
-pub(crate) use content::same as same_content;
+pub(crate) use content::{same as same_content, same_xattrs};
 use links::Linked;
 pub(crate) use side::{Side, StoredNode, joined};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
-use kvdb::Kvdb;
+use kvdb::View;
 
 use super::Fs;
 use crate::attr::{Ino, Timestamp};
@@ -37,14 +37,23 @@ struct Nameless {
 }
 
 impl ViewInUse {
+    /// References to inodes all of which have names.
+    pub fn with_names(references: Vec<(Ino, u64)>) -> ViewInUse {
+        ViewInUse { references, ..ViewInUse::default() }
+    }
+
     /// What a process had in use that was killed, and wrote through: the kernel has these
     /// references, and the orphan records have the nodes.
-    pub fn left_by_killed(db: &Kvdb, references: Vec<(Ino, u64)>) -> Result<ViewInUse> {
-        let mut in_use = ViewInUse { references, ..ViewInUse::default() };
-        let Some(layout) = Layout::find(db) else { return Ok(in_use) };
+    pub fn left_by_killed(
+        view: &View,
+        layout: Option<Layout>,
+        references: Vec<(Ino, u64)>,
+    ) -> Result<ViewInUse> {
+        let mut in_use = ViewInUse::with_names(references);
+        let Some(layout) = layout else { return Ok(in_use) };
         let known: HashSet<Ino> = in_use.references.iter().map(|(ino, _)| *ino).collect();
         let (start, end) = layout::orphan_range();
-        let mut cursor = db.view().cursor(layout.imap, &start, &end)?;
+        let mut cursor = view.cursor(layout.imap, &start, &end)?;
         while let Some(tuple) = cursor.next()? {
             let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
             let node = tuple.value()?;
@@ -52,7 +61,7 @@ impl ViewInUse {
                 continue;
             }
             let (first, last) = (layout::page_key(ino, 0), layout::pages_end(ino));
-            let stored = !db.view().scan(layout.dmap, &first, &last, 1)?.is_empty();
+            let stored = !view.scan(layout.dmap, &first, &last, 1)?.is_empty();
             // Nothing says that it was not.
             let written = true;
             in_use.nameless.insert(ino, Nameless { node, stored, orphaned: true, written });

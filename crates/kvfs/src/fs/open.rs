@@ -7,8 +7,8 @@ use env::Env;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, Kvdb, Scope};
 
+use super::counter::{allocator_of, check_possible, open_counter, shown_below};
 use super::in_use::ViewInUse;
-use super::inode_numbers::allocator_of;
 use super::options::{FsOptions, ZONE_SIZE};
 use super::statistics::Counters;
 use super::superseded::Superseded;
@@ -17,7 +17,7 @@ use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
 use crate::freeze_lock::FreezeLock;
-use crate::inode_allocator::InodeAllocator;
+use crate::inode_allocator::{Counter, InodeAllocator};
 use crate::inode_cache::InodeCache;
 use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::listing_table::ListingTable;
@@ -43,41 +43,49 @@ impl Fs {
             None if options.read_only => return Err(Error::ReadOnly),
             None => Layout::create(&db)?,
         };
-        let fs = Fs::open_layout(db, "", layout, env, options, in_use)?;
+        let fs = Fs::open_layout(db, None, layout, env, options, in_use)?;
         fs.start_ticker();
         Ok(fs)
     }
 
-    /// The file system in these dictionaries of a branch, of which this is in use. Nothing is
+    /// The file system in these dictionaries of a branch, of which this is in use: of a clone,
+    /// whose numbers are counted by the store's counter, or of the main branch. Nothing is
     /// committed by itself.
     pub(crate) fn open_layout(
         db: Kvdb,
-        branch: &str,
+        counter: Option<Arc<Counter>>,
         layout: Layout,
         env: Arc<dyn Env>,
         options: FsOptions,
         in_use: &ViewInUse,
     ) -> Result<Fs> {
-        let Super { hash_key, zone_size } = match db.get(layout.imap, &layout::SUPER_KEY)? {
-            Some(value) => {
-                let record = Super::decode(&value)?;
-                if !Super::is_current(&value) && !options.read_only {
-                    let mut batch = Batch::new();
-                    batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
-                    db.commit(batch, kvdb::Durability::Buffered)?;
-                }
-                record
-            }
+        let is_main = counter.is_none();
+        let (record, is_current) = match db.get(layout.imap, &layout::SUPER_KEY)? {
+            Some(value) => (Super::decode(&value)?, Super::is_current(&value)),
             None if options.read_only => return Err(Error::ReadOnly),
-            None => make(&db, &layout, &*env, &options)?,
+            None => (make(&db, &layout, &*env, &options)?, true),
         };
+        let counter = match counter {
+            Some(counter) => {
+                check_possible(shown_below(&db.view(), &layout)?)?;
+                counter
+            }
+            None => Arc::new(open_counter(&db, &layout, is_current, options.read_only)?),
+        };
+        // An older program must not open what is counted here.
+        if !is_current && !options.read_only {
+            let mut batch = Batch::new();
+            batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
+            db.commit(batch, Durability::Buffered)?;
+        }
+        let Super { hash_key, zone_size } = record;
         let orphans = match options.read_only {
             true => 0,
             false => empty_orphans(&db, &layout, |ino| in_use.has_nameless(ino))?,
         };
         let zone_size = options.zone_size.or(zone_size).unwrap_or(ZONE_SIZE);
         let options = FsOptions { zone_size: Some(zone_size), ..options };
-        let inode_allocator = allocator_of(&db, branch, &layout, zone_size, options.read_only)?;
+        let inode_allocator = allocator_of(&db, &layout, counter, zone_size)?;
         let fs = Fs::without_parent(
             db.clone(),
             Scope::Mainline(db),
@@ -88,7 +96,7 @@ impl Fs {
             options,
         );
         fs.take_up(in_use)?;
-        if branch.is_empty() {
+        if is_main {
             fs.keep_all_promises()?;
         }
         // So that it is known from the start whether it is nearly full.

@@ -11,9 +11,14 @@
 //!                                  inode number
 //!        0(8) 'c'                  the last scrub that came to its end: when, and how much it
 //!                                  found
+//!        0(8) 'b' clone(4, BE)      states that a clone has in common with this branch, see
+//!                                  `views/common_states`
 //!        0(8) 'l' n(8, BE)         something that a repair could not bring back
-//!        0(8) 'n'                  bound below which all inode numbers lie that were given, and
-//!                                  the first one that a directory may have reserved
+//!        0(8) 'n'                  of older versions: bound below which all inode numbers lie that
+//!                                  were given, and the first one that a directory may have
+//!                                  reserved
+//!        0(8) 'r'                  mark of the branch, and the first inode number that a directory
+//!                                  may have reserved (see `counter`)
 //! dmap   ino(8, BE) block(8, BE)   page: up to 4096 bytes, what is missing at its end is zero; one
 //!                                  more byte: its content is lost
 //! ```
@@ -21,6 +26,7 @@
 //! Everything above speaks of inodes, names and blocks, so that keys by zone and relative path can
 //! replace keys by inode here.
 
+pub(crate) mod counter;
 mod node;
 
 use bytes::{Bytes, BytesMut};
@@ -50,16 +56,19 @@ const PROMISE: u8 = b'p';
 const MOVES: u8 = b'm';
 const SCRUB: u8 = b'c';
 const NUMBERS: u8 = b'n';
+const RESERVED: u8 = b'r';
 const LOSS: u8 = b'l';
+const BASES: u8 = b'b';
 /// Version of a record with the default zone size, which has no field for it.
-const SUPER_VERSION: u8 = 5;
+const SUPER_VERSION: u8 = 7;
 /// Version of a record with another zone size.
-const SUPER_WITH_ZONES: u8 = 6;
-/// The same before there were notes of promised space.
-const SUPER_WITH_ZONES_BEFORE_PROMISES: u8 = 4;
+const SUPER_WITH_ZONES: u8 = 8;
+/// The same where each branch counted its inode numbers by itself, and before there were notes of
+/// promised space.
+const OLDER_WITH_ZONES: [u8; 2] = [6, 4];
 /// The oldest version that is read. Version 1 has no hints where files have their names, version 2
-/// no numbers that directories have reserved, versions 3 and 4 no notes of promised space;
-/// everything else is the same.
+/// no numbers that directories have reserved, versions 3 and 4 no notes of promised space, versions
+/// 5 and 6 a counter of inode numbers for each branch; everything else is the same.
 const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
@@ -216,6 +225,8 @@ pub(crate) enum ImapKey<'a> {
     Moves,
     Scrub,
     Numbers,
+    Bases(u32),
+    Reserved,
     Loss(u64),
     Orphan(Ino),
     Promise(Ino),
@@ -232,6 +243,11 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
         (0, [MOVES]) => Ok(ImapKey::Moves),
         (0, [SCRUB]) => Ok(ImapKey::Scrub),
         (0, [NUMBERS]) => Ok(ImapKey::Numbers),
+        (0, [BASES, clone @ ..]) => {
+            let clone = clone.try_into().map_err(|_| corrupt(0))?;
+            Ok(ImapKey::Bases(u32::from_be_bytes(clone)))
+        }
+        (0, [RESERVED]) => Ok(ImapKey::Reserved),
         (0, [LOSS, number @ ..]) => {
             let number = number.try_into().map_err(|_| corrupt(0))?;
             Ok(ImapKey::Loss(u64::from_be_bytes(number)))
@@ -303,37 +319,45 @@ pub(crate) fn loss_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, LOSS], [0, 0, 0, 0, 0, 0, 0, 0, LOSS + 1])
 }
 
+/// The note of the states that a branch has in common with a clone, which is told from all others
+/// by the number of one of its dictionaries.
+pub(crate) fn bases_key(clone: DictionaryId) -> Vec<u8> {
+    [&[0, 0, 0, 0, 0, 0, 0, 0, BASES][..], &clone.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn encode_marks(marks: &[u64]) -> Vec<u8> {
+    marks.iter().flat_map(|mark| mark.to_le_bytes()).collect()
+}
+
+/// The marks of such a note. What is malformed has none.
+pub(crate) fn decode_marks(value: &[u8]) -> Vec<u64> {
+    let (marks, rest) = value.as_chunks::<8>();
+    if rest.is_empty() {
+        marks.iter().map(|mark| u64::from_le_bytes(*mark)).collect()
+    } else {
+        vec![]
+    }
+}
+
 pub(crate) const SCRUB_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SCRUB];
 pub(crate) const NUMBERS_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, NUMBERS];
+pub(crate) const RESERVED_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, RESERVED];
 pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
 
 /// Written by every move of a directory into another one, so that no two transactions that do it
 /// both commit.
 pub(crate) const MOVES_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, MOVES];
 
-/// What the store says about the inode numbers that were given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Numbers {
-    /// All of them are below this.
-    pub bound: Ino,
-    /// Numbers below this that a directory has reserved are void: others may have them.
-    pub first_reserved: Ino,
-}
-
-pub(crate) fn encode_numbers(numbers: Numbers) -> Vec<u8> {
-    [numbers.bound.to_le_bytes(), numbers.first_reserved.to_le_bytes()].concat()
-}
-
-/// `None`: the value is malformed. Version 2 stores have the bound alone.
-pub(crate) fn decode_numbers(value: &[u8]) -> Option<Numbers> {
+/// What a state of an older version says about the inode numbers that were given: all are below
+/// this. `None`: the value is malformed. Version 2 has the bound alone.
+pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
     let (bound, rest) = value.split_first_chunk::<8>()?;
     let bound = u64::from_le_bytes(*bound);
     let first_reserved = match rest {
         [] => bound,
         rest => u64::from_le_bytes(rest.try_into().ok()?),
     };
-    (bound > ROOT && bound <= INO_LIMIT && first_reserved <= bound)
-        .then_some(Numbers { bound, first_reserved })
+    (bound > ROOT && bound <= INO_LIMIT && first_reserved <= bound).then_some(bound)
 }
 
 /// The value of a note on a scrub: when it came to its end, seconds since 1970, and in how many
@@ -391,10 +415,12 @@ impl Super {
         let short = || corrupt("the file system's own record is cut short, or too long");
         let (hash_key, rest) = rest.split_first_chunk().ok_or_else(short)?;
         let zone_size = match (version, rest.try_into()) {
-            (SUPER_WITH_ZONES | SUPER_WITH_ZONES_BEFORE_PROMISES, Ok(size)) => {
+            (version, Ok(size))
+                if version == SUPER_WITH_ZONES || OLDER_WITH_ZONES.contains(&version) =>
+            {
                 Some(u64::from_le_bytes(size))
             }
-            (1..=3 | SUPER_VERSION, _) if rest.is_empty() => None,
+            (1..=3 | 5 | SUPER_VERSION, _) if rest.is_empty() => None,
             _ => return Err(short()),
         };
         Ok(Super { hash_key: *hash_key, zone_size })

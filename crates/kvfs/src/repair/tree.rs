@@ -3,6 +3,7 @@
 //! are written with the counts that were found.
 
 use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
 
 use super::Mend;
 use crate::attr::{FileKind, Ino, ROOT};
@@ -109,12 +110,13 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// Takes the reservation away from a directory that would give a number a second time.
-    pub(super) fn reservations(&mut self) {
+    /// Takes the reservation away from a directory that would give a number a second time. Others
+    /// than those of `valid` numbers give none.
+    pub(super) fn reservations(&mut self, valid: Range<Ino>) {
         let reserved = self.inodes.iter().map(|(ino, seen)| (seen.attr.reserved, *ino));
         let reserved = reserved.filter(|(reserved, _)| !reserved.is_empty()).collect();
         let inodes = self.inodes.keys().chain(&self.orphans).copied();
-        for (dir, what) in collisions(reserved, self.numbers, inodes) {
+        for (dir, what) in collisions(reserved, valid, inodes) {
             self.note(dir, format!("{what}: reserves others now"));
             if let Some(seen) = self.inodes.get_mut(&dir) {
                 seen.attr.reserved = Default::default();

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::{Losses, Mend, seen, word};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::Result;
+use crate::layout::counter::Reserved;
 use crate::layout::{self, Body, ImapKey, PAGE, Super, XattrValue};
 use crate::promises::Ranges;
 use crate::reservation::INO_LIMIT;
@@ -42,7 +43,7 @@ impl Mend<'_> {
                     Err(e) if tuple.value()?.starts_with(b"kvfs") => return Err(e),
                     Err(_) => {}
                 },
-                Ok(ImapKey::Moves) => {}
+                Ok(ImapKey::Moves | ImapKey::Bases(_)) => {}
                 Ok(ImapKey::Loss(_)) if self.losses == Losses::Keep => {}
                 Ok(ImapKey::Loss(_)) => self.batch.delete(imap, tuple.key),
                 Ok(ImapKey::Promise(ino)) => {
@@ -58,9 +59,14 @@ impl Mend<'_> {
                     }
                 }
                 Ok(ImapKey::Numbers) => {
-                    self.numbers = layout::decode_numbers(&tuple.value()?);
-                    if self.numbers.is_none() {
+                    if layout::decode_numbers(&tuple.value()?).is_none() {
                         self.note(0, "the bound of the inode numbers was malformed: removed");
+                        self.batch.delete(imap, tuple.key);
+                    }
+                }
+                Ok(ImapKey::Reserved) => {
+                    if Reserved::decode(&tuple.value()?).is_none() {
+                        self.note(0, "the mark of the reserved numbers was malformed: removed");
                         self.batch.delete(imap, tuple.key);
                     }
                 }

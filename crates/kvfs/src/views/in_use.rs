@@ -21,12 +21,13 @@ use env::Env;
 use env::sync::MutexGuard;
 use kvdb::Kvdb;
 
+use super::notes::ViewNotes;
 use super::{Retired, ViewId, Views};
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::in_use::{MALFORMED, Reader, ViewInUse, put_bytes, put_references};
 use crate::fs::{Fs, FsOptions};
-use crate::layout::put_varint;
+use crate::layout::{Layout, put_varint};
 
 /// The version of the encoding.
 const VERSION: u64 = 1;
@@ -96,18 +97,37 @@ impl Views {
     /// As [`Views::new`], where another process has served the file system until now: its views go
     /// on under their numbers. `mainline` comes from [`Fs::take_over`].
     pub fn take_over(db: Kvdb, mainline: Fs, in_use: &InUse) -> Views {
-        Views::with(db, mainline, |views| {
-            for (number, view, of) in &in_use.views {
-                if let Err(e) = views.reopen(*number, view, of) {
+        Views::with(db, mainline, None, |views| views.reopen_all(in_use))
+    }
+
+    /// As [`Views::take_over`]. From now on what a process must know that follows this one, which
+    /// may be killed, is noted.
+    pub fn take_over_noted(db: Kvdb, mainline: Fs, in_use: &InUse, notes: Arc<ViewNotes>) -> Views {
+        let views = Views::with(db, mainline, Some(notes.clone()), |views| {
+            views.reopen_all(in_use);
+        });
+        notes.keep_alone(|number, view| {
+            views.entry(view).is_some_and(|entry| entry.number == number)
+        });
+        views
+    }
+
+    fn reopen_all(&self, in_use: &InUse) {
+        for (number, references) in &in_use.retired {
+            self.retire_number(*number, references);
+        }
+        // A transaction opens the view that it began in, which has a number of its own.
+        let is_transaction = |view: &ViewId| matches!(view, ViewId::Transaction(_));
+        for transactions in [false, true] {
+            let those = in_use.views.iter().filter(|(_, v, _)| is_transaction(v) == transactions);
+            for (number, view, of) in those {
+                if let Err(e) = self.reopen(*number, view, of) {
                     tracing::warn!("{view:?} does not go on: {e}");
-                    views.retire_number(*number, &of.references);
+                    self.retire_number(*number, &of.references);
                 }
             }
-            for (number, references) in &in_use.retired {
-                views.retire_number(*number, references);
-            }
-            views.shared.open.write().last = in_use.last;
-        })
+        }
+        self.shared.open.write().last = in_use.last;
     }
 
     /// Opens a view under the number that it had.
@@ -132,8 +152,36 @@ impl Views {
     }
 }
 
+pub(super) fn put_view(out: &mut Vec<u8>, view: &ViewId) {
+    match view {
+        ViewId::Mainline => put_varint(out, 0),
+        ViewId::Transaction(id) => {
+            put_varint(out, 1);
+            put_varint(out, id.0);
+        }
+        ViewId::Snapshot(name) => {
+            put_varint(out, 2);
+            put_bytes(out, name.as_bytes());
+        }
+        ViewId::Clone(name) => {
+            put_varint(out, 3);
+            put_bytes(out, name.as_bytes());
+        }
+    }
+}
+
+/// A view, but for the mainline.
+pub(super) fn take_view(reader: &mut Reader<'_>) -> Result<ViewId> {
+    match reader.number()? {
+        1 => Ok(ViewId::Transaction(kvdb::TransactionId(reader.number()?))),
+        2 => Ok(ViewId::Snapshot(name(reader)?)),
+        3 => Ok(ViewId::Clone(name(reader)?)),
+        _ => Err(MALFORMED),
+    }
+}
+
 /// A number that a view can have.
-fn view_number(reader: &mut Reader<'_>) -> Result<u16> {
+pub(super) fn view_number(reader: &mut Reader<'_>) -> Result<u16> {
     let number = reader.small()?;
     if (1..=Views::MAX_NUMBER).contains(&number) { Ok(number) } else { Err(MALFORMED) }
 }
@@ -145,23 +193,40 @@ fn name(reader: &mut Reader<'_>) -> Result<String> {
 impl InUse {
     /// What a process had in use that was killed, whose file system wrote through
     /// ([`FsOptions::write_through`]), by the references that the kernel has: to inodes of a view,
-    /// how many. Other views than the mainline do not go on: what the kernel has of them is stale.
+    /// how many; and by its notes. Views that are there no more do not go on, as those of
+    /// transactions that are not durable: what the kernel has of them is stale.
     pub fn left_by_killed(
         db: &Kvdb,
         references: impl IntoIterator<Item = (u16, Ino, u64)>,
+        notes: &ViewNotes,
     ) -> Result<InUse> {
         let mut by_view: BTreeMap<u16, Vec<(Ino, u64)>> = BTreeMap::new();
         for (view, ino, count) in references {
             by_view.entry(view).or_default().push((ino, count));
         }
-        let mainline = by_view.remove(&0).unwrap_or_default();
-        let last = by_view.keys().next_back().copied().unwrap_or(0);
-        Ok(InUse {
-            mainline: ViewInUse::left_by_killed(db, mainline)?,
-            views: Vec::new(),
-            retired: by_view.into_iter().collect(),
-            last,
-        })
+        let noted = notes.views();
+        let numbers = by_view.keys().copied().chain(noted.iter().map(|(number, _)| *number));
+        let last = numbers.max().unwrap_or(0);
+        let mut of = |number| by_view.remove(&number).unwrap_or_default();
+        let view = db.view();
+        let mainline = ViewInUse::left_by_killed(&view, Layout::find(db), of(0))?;
+        let mut views = Vec::new();
+        for (number, noted) in noted.into_iter().filter(|(_, noted)| noted.is_there(db)) {
+            let (references, view) = (of(number), noted.view);
+            let in_use = match &view {
+                ViewId::Transaction(id) => {
+                    let transaction = db.transaction(*id)?;
+                    let layout = Layout::find_in(db, transaction.branch());
+                    ViewInUse::left_by_killed(&transaction.view()?, layout, references)?
+                }
+                ViewId::Clone(name) => {
+                    ViewInUse::left_by_killed(&db.view(), Layout::find_in(db, name), references)?
+                }
+                ViewId::Snapshot(_) | ViewId::Mainline => ViewInUse::with_names(references),
+            };
+            views.push((number, view, in_use));
+        }
+        Ok(InUse { mainline, views, retired: by_view.into_iter().collect(), last })
     }
 
     /// As bytes, which [`InUse::decode`] reads.
@@ -172,21 +237,7 @@ impl InUse {
         put_varint(&mut out, self.views.len() as u64);
         for (number, view, in_use) in &self.views {
             put_varint(&mut out, u64::from(*number));
-            match view {
-                ViewId::Mainline => put_varint(&mut out, 0),
-                ViewId::Transaction(id) => {
-                    put_varint(&mut out, 1);
-                    put_varint(&mut out, id.0);
-                }
-                ViewId::Snapshot(name) => {
-                    put_varint(&mut out, 2);
-                    put_bytes(&mut out, name.as_bytes());
-                }
-                ViewId::Clone(name) => {
-                    put_varint(&mut out, 3);
-                    put_bytes(&mut out, name.as_bytes());
-                }
-            }
+            put_view(&mut out, view);
             in_use.encode(&mut out);
         }
         put_varint(&mut out, self.retired.len() as u64);
@@ -207,13 +258,7 @@ impl InUse {
         }
         let mainline = ViewInUse::decode(&mut reader)?;
         let views = reader.list(|r| {
-            let number = view_number(r)?;
-            let view = match r.number()? {
-                1 => ViewId::Transaction(kvdb::TransactionId(r.number()?)),
-                2 => ViewId::Snapshot(name(r)?),
-                3 => ViewId::Clone(name(r)?),
-                _ => return Err(MALFORMED),
-            };
+            let (number, view) = (view_number(r)?, take_view(r)?);
             Ok((number, view, ViewInUse::decode(r)?))
         })?;
         let retired = reader.list(|r| Ok((view_number(r)?, r.references()?)))?;
@@ -322,7 +367,9 @@ mod tests {
         let env = Arc::new(Simulated::new(1));
         let through = FsOptions { write_through: true, ..FsOptions::default() };
         let fs = Fs::open(db.clone(), env.clone(), through.clone()).unwrap();
-        let views = Views::new(db.clone(), fs.clone());
+        let notes = tempfile::tempfile().unwrap();
+        let noted = || Arc::new(ViewNotes::new(notes.try_clone().unwrap()).unwrap());
+        let views = Views::take_over_noted(db.clone(), fs.clone(), &InUse::default(), noted());
         let named = file(&fs, b"named", b"n");
         let small = file(&fs, b"small", b"content");
         let large = file(&fs, b"large", &[7; 20_000]);
@@ -342,8 +389,15 @@ mod tests {
         let id = views.begin(TransactionOptions::default()).unwrap();
         let inside = views.fs(&ViewId::Transaction(id)).unwrap();
         inside.lookup(ROOT, b"named").unwrap();
+        // One that goes on, with a file that was removed while it was open.
+        let durable = TransactionOptions { durable: true, ..Default::default() };
+        let lasting = views.begin(durable).unwrap();
+        let inside = views.fs(&ViewId::Transaction(lasting)).unwrap();
+        let gone = file(&inside, b"gone", &[9; 20_000]);
+        inside.unlink(ROOT, b"gone").unwrap();
+        inside.write(gone, 30_000, b"later", Default::default()).unwrap();
         // It ends with the process.
-        views.abort(id).unwrap();
+        db.transaction(id).unwrap().abort();
 
         let references = [
             (0, named, 1),
@@ -352,10 +406,24 @@ mod tests {
             (0, never, 1),
             (0, dir, 1),
             (1, named, 1),
+            (2, gone, 1),
         ];
-        let in_use = InUse::left_by_killed(&db, references).unwrap();
+        let next = noted();
+        let in_use = InUse::left_by_killed(&db, references, &next).unwrap();
         let fs = Fs::take_over(db.clone(), env, through, &in_use).unwrap();
-        let views = Views::take_over(db, fs.clone(), &in_use);
+        let views = Views::take_over_noted(db, fs.clone(), &in_use, next);
+        let inside = views.by_number(2).unwrap();
+        assert_eq!(inside.read(gone, 19_999, 1).unwrap()[..], [9]);
+        assert_eq!(&inside.read(gone, 30_000, 100).unwrap()[..], b"later");
+        assert_eq!(inside.getattr(gone).unwrap().nlink, 0);
+        views.forget(2, gone, 1);
+        views.abort(lasting).unwrap();
+        let ended = std::sync::Mutex::new(Vec::new());
+        views.forget_ended(|number, view, inodes| {
+            ended.lock().unwrap().push((number, view.clone(), inodes));
+        });
+        let ended = ended.into_inner().unwrap();
+        assert_eq!(ended, [(1, ViewId::Transaction(id), vec![named])]);
         assert_eq!(&fs.read(named, 0, 100).unwrap()[..], b"n");
         assert_eq!(fs.getattr(named).unwrap().perm, 0o600);
         assert_eq!(&fs.getxattr(named, b"user.a").unwrap()[..], b"value");

@@ -83,6 +83,9 @@ impl Views {
         entry.fs.core.space.release_promised_space();
         entry.fs.core.promises.give_back();
         let mut open = self.shared.open.write();
+        if let Some(notes) = &self.shared.notes {
+            notes.freed(entry.number);
+        }
         let left = entry.fs.core.inode_cache.take_references();
         match left.is_empty() {
             true => drop(open.retired.remove(&entry.number)),

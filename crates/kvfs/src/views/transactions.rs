@@ -13,9 +13,10 @@ use kvdb::{
 
 use super::undo::remove_content;
 use super::watcher::CommittedTo;
-use super::{AWAITS_COMMIT, OpenView, Running, VIEW_SHARE, ViewId, Views, Wait, running};
+use super::{AWAITS_COMMIT, OpenView, Running, Untold, VIEW_SHARE, ViewId, Views, Wait, running};
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
+use crate::describe_keys::describe_keys_in;
 use crate::difference::{FileChange, Listing, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::superseded::ChangeTurn;
@@ -33,13 +34,15 @@ struct Committed<'a> {
     unsynced: Option<kvdb::Error>,
     /// Keeps programs from being started from what is changed.
     running: Running,
+    /// Ends when the watchers have been told, too.
+    untold: Untold,
 }
 
 impl Views {
-    /// Begins a transaction over files and keys, of the mainline or of the clone that the options
-    /// name as its branch. It stays open until it is ended, however many programs come and go
-    /// (`detached` is always set). One that looks for no conflicts looks for those over files all
-    /// the same: the last to commit wins for keys alone.
+    /// Begins a transaction over files and keys, of the mainline, or of the clone that the options
+    /// name as its branch, or within the transaction that they name. It stays open until it is
+    /// ended, however many programs come and go (`detached` is always set). One that looks for no
+    /// conflicts looks for those over files all the same: the last to commit wins for keys alone.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         let (transaction, parent) = self.begin_at_rest(options)?;
         let id = transaction.id();
@@ -54,7 +57,7 @@ impl Views {
         &self,
         options: TransactionOptions,
     ) -> Result<(Transaction, Parent)> {
-        let parent = self.branch(&options.branch)?;
+        let parent = self.begins_in(options.within, &options.branch)?;
         parent.fs.writable()?;
         self.write_back(Wait::ForAll)?;
         let options = TransactionOptions { detached: true, ..options };
@@ -62,8 +65,17 @@ impl Views {
         Ok((transaction, parent))
     }
 
+    /// The view that a transaction begins in, with these options.
+    fn begins_in(&self, within: Option<TransactionId>, branch: &str) -> Result<Parent> {
+        let Some(id) = within else { return self.branch(branch) };
+        match self.find(&ViewId::Transaction(id)) {
+            Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
+            found => found.map(|entry| Parent { fs: entry.fs.clone(), number: entry.number }),
+        }
+    }
+
     /// The view of a branch.
-    fn branch(&self, name: &str) -> Result<Parent> {
+    pub(super) fn branch(&self, name: &str) -> Result<Parent> {
         let view = ViewId::of_branch(name);
         match self.fs(&view).and_then(|fs| Ok(Parent { fs, number: self.number(&view)? })) {
             Err(Error::NotFound) => Err(kvdb::Error::NoBranch(name.into()).into()),
@@ -76,7 +88,25 @@ impl Views {
         let entry = self.entry(&ViewId::Transaction(transaction.id()));
         match entry.and_then(|entry| entry.fs.core.parent.clone()) {
             Some(parent) => Ok(parent),
-            None => self.branch(transaction.branch()),
+            None => self.begins_in(transaction.within(), transaction.branch()),
+        }
+    }
+
+    /// The transactions that are open within one, those within these included.
+    fn all_within(&self, id: TransactionId) -> Vec<TransactionId> {
+        let (mut all, mut at) = (vec![id], 0);
+        while let Some(&id) = all.get(at) {
+            let nested = self.transaction(id).ok().and_then(|one| one.nested().ok());
+            all.extend(nested.unwrap_or_default());
+            at += 1;
+        }
+        all.split_off(1)
+    }
+
+    /// Ends the views of those of these transactions that have ended.
+    fn let_go_of_those_over(&self, all: &[TransactionId]) {
+        for &id in all.iter().rev().filter(|id| self.shared.db.transaction(**id).is_err()) {
+            self.let_go(id);
         }
     }
 
@@ -98,6 +128,11 @@ impl Views {
     /// open after a conflict, too.
     pub fn commit_with(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
         let transaction = self.transaction(id)?;
+        let nested = transaction.nested()?;
+        if !nested.is_empty() && !options.aborts_nested {
+            return Err(kvdb::Error::Nested { id, nested }.into());
+        }
+        let within = self.all_within(id);
         // Opened where it is not: caches are told by it.
         let entry = match self.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
@@ -142,8 +177,9 @@ impl Views {
         let Parent { fs, number } = &parent;
         let changes = committed.as_ref().ok().map(|done| &done.changes);
         self.end_view(&entry, changes.map(|changes| CommittedTo { fs, number: *number, changes }));
-        let Committed { orphans, turn, unsynced, running, .. } = committed?;
-        drop((turn, running));
+        self.let_go_of_those_over(&within);
+        let Committed { orphans, turn, unsynced, running, untold, .. } = committed?;
+        drop((turn, running, untold));
         let synced = match (unsynced, options.durability) {
             (Some(error), _) => Err(error),
             (None, Durability::Synced) => self.shared.db.sync().map_err(kvdb::Error::after_commit),
@@ -183,14 +219,15 @@ impl Views {
             }
             remove_content(&parent.fs, transaction, &mut changes.orphans)?;
         }
-        let committed = self.commit_to(&parent.fs, transaction, changes, options)?;
+        parent.fs.core.inode_allocator.take_over(&entry.fs.core.inode_allocator);
+        let committed = self.commit_to(parent, transaction, changes, options)?;
         Ok(Committed { running, ..committed })
     }
 
     /// Commits a transaction, and brings the memory of the view that it is of up to it.
     fn commit_to<'a>(
         &self,
-        parent: &'a Fs,
+        Parent { fs: parent, number }: &'a Parent,
         transaction: &Transaction,
         changes: ChangeSet,
         options: CommitOptions,
@@ -214,8 +251,10 @@ impl Views {
                 turn: None,
                 unsynced,
                 running: Running::default(),
+                untold: Untold::default(),
             });
         }
+        let untold = self.will_tell(*number, &changes);
         // A serializable transaction may have locked what this one changes. To end it needs the
         // parent's freeze lock and a turn, so both are let go of before each attempt.
         let attempt = || {
@@ -229,7 +268,7 @@ impl Views {
         };
         let (orphans, turn) = parent.retry_on_lock(attempt).flatten()?;
         let (unsynced, running) = (unsynced.take(), Running::default());
-        Ok(Committed { changes, orphans, turn, unsynced, running })
+        Ok(Committed { changes, orphans, turn, unsynced, running, untold })
     }
 
     /// What a durable transaction has so far, files included, is on disk when this returns. Of
@@ -266,8 +305,10 @@ impl Views {
     /// Ends a transaction without a trace.
     pub fn abort(&self, id: TransactionId) -> Result<()> {
         let transaction = self.transaction(id)?;
+        let within = self.all_within(id);
         // First, so that calls which wait for locks come back.
         transaction.abort();
+        self.let_go_of_those_over(&within);
         self.let_go(id);
         Ok(())
     }
@@ -313,9 +354,15 @@ impl Views {
         // What the kernel holds back must not come afterwards.
         self.write_back(Wait::ButForLocks)?;
         let turn = entry.fs.core.superseded.turn();
-        let changes = entry.fs.revert(&turn, || Ok(transaction.rollback_to(savepoint)?))?;
+        let within = self.all_within(id);
+        let mut untold = Untold::default();
+        let changes = entry.fs.revert(&turn, |known| {
+            untold = self.will_tell_of_all(entry.number, known);
+            Ok(transaction.rollback_to(savepoint)?)
+        })?;
         self.tell(|watcher| watcher.changed(entry.number, &entry.fs, &changes));
-        drop(turn);
+        drop((turn, untold));
+        self.let_go_of_those_over(&within);
         Ok(())
     }
 
@@ -333,6 +380,17 @@ impl Views {
     /// The open transactions, the oldest first.
     pub fn list(&self) -> Vec<TransactionInfo> {
         self.shared.db.transactions()
+    }
+
+    /// The transactions that one is within, the outermost first, and itself.
+    pub fn and_around(&self, id: TransactionId) -> Result<Vec<TransactionId>> {
+        let (mut all, mut next) = (Vec::new(), Some(id));
+        while let Some(id) = next {
+            all.push(id);
+            next = self.transaction(id)?.within();
+        }
+        all.reverse();
+        Ok(all)
     }
 
     /// Whether a serializable transaction is open, for which others may have to wait.
@@ -367,7 +425,22 @@ impl Views {
         difference_in(layout, view.beneath(), view, listing)
     }
 
-    /// Tells the watchers that a caller has changed these names and inodes of a view by itself.
+    /// What the keys from `start` up to `end` of a dictionary are, with the names that files have
+    /// in a transaction; see [`crate::describe_keys`].
+    pub fn describe_keys(
+        &self,
+        id: TransactionId,
+        dictionary: &str,
+        start: &[u8],
+        end: &[u8],
+    ) -> Option<String> {
+        let transaction = self.transaction(id).ok()?;
+        let layout = self.parent(&transaction).ok()?.fs.core.layout;
+        describe_keys_in(transaction.view().ok()?, layout, dictionary, start, end)
+    }
+
+    /// Tells the watchers that a caller has changed these names and inodes of a view by itself
+    /// ([`Views::untold`]).
     pub fn tell_changed(
         &self,
         view: &ViewId,
@@ -396,7 +469,8 @@ impl Views {
     }
 
     pub(crate) fn open_transaction(&self, transaction: Transaction) -> Result<Arc<OpenView>> {
-        self.open_in(self.branch(transaction.branch())?, transaction)
+        let parent = self.begins_in(transaction.within(), transaction.branch())?;
+        self.open_in(parent, transaction)
     }
 
     fn open_in(&self, parent: Parent, transaction: Transaction) -> Result<Arc<OpenView>> {

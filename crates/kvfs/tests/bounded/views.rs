@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use kvdb::{Durability, Isolation, ReceiveOptions, TransactionOptions};
-use kvfs::{Earlier, GoingDown, Listing, ROOT, Result, TransactionId, ViewId};
+use kvfs::{Earlier, GoingDown, Listing, MergeOptions, ROOT, Result, TransactionId, ViewId};
 
 use crate::{FILES, LARGE, Step, World, fill, plant};
 
@@ -25,6 +25,7 @@ pub const STEPS: &[Step] = &[
     (&["Views::snapshot", "Views::difference_of_snapshots", "Views::drop_snapshot"], snapshot),
     (&["Views::clone_earlier", "Views::clone_several_earlier"], earlier),
     (&["Views::clone_snapshot", "Views::drop_clone"], clone),
+    (&["Views::merge"], merge),
     (&["Views::receive", "Views::rollback", "Views::sync_all", "Fs::sync_all"], receive),
     (&["Views::go_down"], go_down),
 ];
@@ -133,6 +134,33 @@ fn clone(w: &mut World) -> Result<()> {
     drop(fs);
     w.settle()?;
     w.views.drop_clone("clone")?;
+    w.settle()
+}
+
+/// A clone with many files and a large one, into which as many were changed beneath.
+fn merge(w: &mut World) -> Result<()> {
+    w.views.snapshot(&ViewId::Mainline, "base", Durability::Synced)?;
+    w.views.clone_snapshot("base", "merged")?;
+    w.views.drop_snapshot("base")?;
+    let fs = w.views.fs(&ViewId::Clone("merged".into()))?;
+    plant(&fs, ROOT, "of the clone", 4)?;
+    let large = fs.resolve(b"/large")?.ino;
+    fill(&fs, large, 5)?;
+    fs.forget(large, 1);
+    plant(w.fs(), ROOT, "of the parent", 6)?;
+    for rebase in [false, true] {
+        let options = MergeOptions { clone: "merged".into(), rebase, ..MergeOptions::default() };
+        let merged = w.views.merge(&options, &|_, _| kvdb::Settled::Conflict)?;
+        assert_eq!(merged.conflicts, []);
+        w.views.commit(merged.transaction, Durability::Synced)?;
+        w.settle()?;
+    }
+    assert!(w.fs().resolve(b"/of the clone").is_ok() && fs.resolve(b"/of the parent").is_ok());
+    for name in [&b"of the clone"[..], b"of the parent"] {
+        w.fs().remove_tree(ROOT, name)?;
+    }
+    drop(fs);
+    w.views.drop_clone("merged")?;
     w.settle()
 }
 

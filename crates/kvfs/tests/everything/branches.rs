@@ -1,9 +1,10 @@
 //! Snapshots, clones, rollbacks, streams, copies of the whole store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use kvdb::{Durability, Kvdb, OpenOptions, ReceiveOptions, Received};
-use kvfs::{Fs, FsOptions, ViewId, Views, difference_of_states};
+use kvdb::{Durability, Kvdb, OpenOptions, ReceiveOptions, Received, TransactionOptions};
+use kvfs::{Choice, Fs, FsOptions, MergeOptions, ViewId, Views, difference_of_states};
 use zones::MemoryDevice;
 
 use crate::found::{Exactly, Found, is, keys_of, look};
@@ -164,6 +165,48 @@ pub fn drop_clone(w: &mut World) -> Result<(), Dead> {
         w.written_before_a_drop();
     }
     Ok(())
+}
+
+/// A merge or a rebase of a clone, that is looked at: its tree is sound, and nothing else changes.
+pub fn merge(w: &mut World) -> Result<(), Dead> {
+    let names: Vec<String> =
+        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
+    let Some(clone) = w.pick(&names) else { return Ok(()) };
+    let choice = [None, Some(Choice::Ours), Some(Choice::Theirs), Some(Choice::Both)];
+    let choice = choice[w.random.below(4) as usize];
+    let options = MergeOptions {
+        clone: clone.clone(),
+        rebase: w.random.one_in(2),
+        choices: choice.into_iter().map(|choice| (Vec::new(), choice)).collect(),
+        dry_run: true,
+        transaction: TransactionOptions { lock_timeout: Duration::ZERO, ..Default::default() },
+    };
+    w.note(format!("merge {clone}, rebase {}, {choice:?}", options.rebase));
+    w.call(&["Views::merge"]);
+    let Ok(lineage) = w.db.lineage(&clone) else {
+        let refused = w.views.merge(&options, &|_, _| kvdb::Settled::Conflict);
+        assert!(refused.is_err(), "{}: it has nothing in common", w.what());
+        return Ok(());
+    };
+    let sides = [clone, lineage.parent];
+    let unsettled = sides.clone().map(|side| w.history.newest().branches[&side].clone());
+    sides.iter().for_each(|side| w.settle(side));
+    let merged = match w.views.merge(&options, &|_, _| kvdb::Settled::Conflict) {
+        Ok(merged) => merged,
+        Err(e) => {
+            w.judge(&mainline(), e, "merge", &[])?;
+            for (side, before) in sides.iter().zip(unsettled) {
+                w.unsettle(side, before);
+            }
+            return Ok(());
+        }
+    };
+    if merged.conflicts.is_empty() {
+        let inside = w.ok(w.views.fs(&ViewId::Transaction(merged.transaction)))?;
+        let report = w.ok(inside.verify())?;
+        assert!(report.findings.is_empty(), "{}: {:?}", w.what(), report.findings);
+    }
+    w.ok(w.views.abort(merged.transaction))
 }
 
 pub fn rollback(w: &mut World) -> Result<(), Dead> {

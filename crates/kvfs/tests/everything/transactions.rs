@@ -114,6 +114,10 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     let number = w.ok(w.views.number(&view))?;
     assert_eq!(w.ok(w.views.user(id))?, Some(USER_ID));
     assert_eq!(w.views.by_number(number).and_then(|fs| fs.user()), Some(USER_ID), "{}", w.what());
+    w.call(&["Fs::transactions", "Views::and_around", "Views::describe_keys"]);
+    assert_eq!(w.views.by_number(number).map(|fs| fs.transactions()), Some(vec![id]));
+    assert_eq!(w.ok(w.views.and_around(id))?, [id]);
+    assert_eq!(w.views.describe_keys(id, "rows", b"a", b"b"), None, "{}", w.what());
     w.call(&["Fs::in_place_of", "ViewId::of_branch"]);
     assert_eq!(w.views.by_number(number).and_then(|fs| fs.in_place_of()), None, "{}", w.what());
     let since = w.committed.len();
@@ -427,7 +431,8 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     let commit = || match in_its_state {
         true => {
             let only_in = Some(w.views.revision(id)?);
-            w.views.commit_with(id, kvdb::CommitOptions { durability, only_in, stays: false })
+            w.views
+                .commit_with(id, kvdb::CommitOptions { durability, only_in, ..Default::default() })
         }
         false => w.views.commit(id, durability),
     };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use env::Simulated;
-use kvdb::{Durability, Kvdb, TransactionOptions};
+use kvdb::{Durability, Kvdb, TransactionId, TransactionOptions};
 use kvfs::{Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 
 pub struct World {
@@ -21,9 +21,14 @@ pub fn branch() -> &'static str {
     if env!("CARGO_CRATE_NAME").ends_with("_of_clones") { "clone" } else { "" }
 }
 
-/// How a transaction of that branch is begun.
+/// The transaction that a suite works in, where its name says so: the first one of a store.
+pub fn around() -> Option<TransactionId> {
+    env!("CARGO_CRATE_NAME").ends_with("_in_transactions").then_some(TransactionId(1))
+}
+
+/// How a transaction is begun there.
 pub fn of_branch() -> TransactionOptions {
-    TransactionOptions { branch: branch().into(), ..TransactionOptions::default() }
+    TransactionOptions { branch: branch().into(), within: around(), ..Default::default() }
 }
 
 impl World {
@@ -52,6 +57,10 @@ impl World {
 
     /// Drops the file system as a kill would, and opens it again with other options.
     pub fn crash_to(&mut self, options: FsOptions) {
+        // A transaction would be over, and others within it.
+        if around().is_some() {
+            return;
+        }
         self.fs = Fs::open(self.db.clone(), self.env.clone(), options).unwrap();
         if !branch().is_empty() {
             self.fs = fs_of_branch(&Views::new(self.db.clone(), self.fs.clone()));
@@ -59,6 +68,9 @@ impl World {
     }
 
     pub fn remount(&mut self) {
+        if around().is_some() {
+            return;
+        }
         self.fs.shutdown().unwrap();
         self.crash();
     }
@@ -156,8 +168,14 @@ impl Drop for World {
     }
 }
 
-/// The files of [`branch`], which is made if need be.
+/// The files of [`branch`], which is made if need be, or of [`around`].
 pub fn fs_of_branch(views: &Views) -> Fs {
+    if let Some(id) = around() {
+        if views.list().is_empty() {
+            assert_eq!(views.begin(TransactionOptions::default()).unwrap(), id);
+        }
+        return views.fs(&ViewId::Transaction(id)).unwrap();
+    }
     if !branch().is_empty() && views.clones().is_empty() {
         views.snapshot(&ViewId::Mainline, "origin", Durability::Buffered).unwrap();
         views.clone_snapshot("origin", branch()).unwrap();

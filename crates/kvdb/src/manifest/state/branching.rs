@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{DictionaryState, ManifestState, SnapshotState, contradiction};
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::Result;
+use crate::ids::Label;
 use crate::manifest::Edit;
 
 impl ManifestState {
@@ -21,6 +22,16 @@ impl ManifestState {
             Edit::DropSnapshot(name) => {
                 self.snapshot(&name)?;
                 self.snapshots.remove(&name);
+            }
+            Edit::RenameSnapshot { from, to } => {
+                let state = self.snapshot(&from)?;
+                self.snapshots.remove(&from);
+                let label = Label { name: to.clone(), ..state.label.clone() };
+                self.keep(SnapshotState { label, dictionaries: state.dictionaries.clone() })?;
+                if let Some(count) = self.clones.remove(&from) {
+                    self.clones.insert(to.clone(), count);
+                    self.origin_is(&from, &to);
+                }
             }
             Edit::Clone { snapshot, branch, first } => {
                 let of = self.snapshot(&snapshot)?;
@@ -57,6 +68,10 @@ impl ManifestState {
             Edit::Since { dict, seq } => _ = self.since.insert(dict, seq),
             Edit::Adopt { from, to } => {
                 self.remove_branch(&from)?;
+                // What takes its place was not cloned.
+                if self.branches.contains_key(&to) {
+                    self.remove_branch(&to)?;
+                }
                 self.know_branch(&to);
                 self.dictionaries.remove_branch(&to);
                 for d in self.dictionaries.remove_branch(&from).values() {
@@ -111,10 +126,21 @@ impl ManifestState {
     /// cloned from this one.
     fn forget_origin(&mut self, name: &str) {
         if self.clones.remove(name).is_some() {
-            let of_it = self.branches.iter().filter(|(_, of)| *of == name);
-            let of_it: Vec<String> = of_it.map(|(branch, _)| branch.clone()).collect();
-            of_it.into_iter().for_each(|branch| _ = self.branches.insert(branch, String::new()));
+            self.origin_is(name, "");
         }
+    }
+
+    /// The branches that were cloned from the snapshot `before` are from `now` on clones of that
+    /// name.
+    fn origin_is(&mut self, before: &str, now: &str) {
+        let of_it = self.branches.iter().filter(|(_, of)| *of == before);
+        let of_it: Vec<String> = of_it.map(|(branch, _)| branch.clone()).collect();
+        of_it.into_iter().for_each(|branch| _ = self.branches.insert(branch, now.into()));
+    }
+
+    /// How many branches were cloned from the snapshot of that name.
+    pub(crate) fn clones_of(&self, snapshot: &str) -> usize {
+        self.clones.get(snapshot).copied().unwrap_or(0)
     }
 
     fn add_branch(&mut self, name: String, of: String) -> Result<()> {

@@ -1,0 +1,144 @@
+//! States that a clone and its parent have in common: what both of them are compared with when one
+//! takes over what the other has changed. They are snapshots of the store's own, which nobody else
+//! lists or drops, and which end with the clone.
+//!
+//! The first of them is the snapshot that the clone was made of. Nothing is written for it: a clone
+//! names it already, and where its user drops it before the clone it gets a name of the store's
+//! own, in one edit. So a clone always has it, at whatever moment the power fails. The others are
+//! made when one side has taken over the state of the other.
+
+use env::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::{Snapshotter, is_own};
+use crate::commit::batch::Durability;
+use crate::error::{Error, Result};
+use crate::manifest::{Edit, ManifestState};
+use crate::read::snapshot_set::Snapshot;
+use crate::read::version_set::VersionEdit;
+use crate::read::view::View;
+
+/// A snapshot that its user has dropped, while clones of it are there.
+const ORIGIN: &str = ".origin-";
+/// A state that a clone was merged or rebased at.
+const BASE: &str = ".base-";
+
+/// What a clone and the branch that it was made of have in common.
+#[derive(Clone)]
+pub struct Lineage {
+    /// The branch that it was made of; `""`: the main one.
+    pub parent: String,
+    /// The state that it was made of.
+    pub origin: View,
+    /// The marks of the common states that are kept besides, the oldest first; see
+    /// [`crate::Kvdb::keep_common_state`].
+    pub kept: Vec<u64>,
+}
+
+/// The name that a dropped snapshot keeps its state under. `None`: it has such a name.
+fn origin_name(of: &Snapshot) -> Option<String> {
+    let id: String = of.label.id.iter().map(|byte| format!("{byte:02x}")).collect();
+    (!is_own(&of.label.name)).then(|| format!("{ORIGIN}{id}-{}", of.label.name))
+}
+
+/// The name that its user has given to the snapshot of a branch's origin.
+pub(crate) fn shown_origin(name: &str) -> &str {
+    match name.strip_prefix(ORIGIN).and_then(|rest| rest.split_once('-')) {
+        Some((_, shown)) => shown,
+        None => name,
+    }
+}
+
+fn base_name(clone: &str, mark: u64) -> String {
+    format!("{BASE}{clone}/{mark:016x}")
+}
+
+fn mark_of(clone: &str, name: &str) -> Option<u64> {
+    let mark = name.strip_prefix(BASE)?.strip_prefix(clone)?.strip_prefix('/')?;
+    (mark.len() == 16).then(|| u64::from_str_radix(mark, 16).ok()).flatten()
+}
+
+/// The edit that drops a snapshot; one that clones were made of goes on under another name.
+pub(super) fn drop_of(state: &ManifestState, gone: &Snapshot) -> Edit {
+    let name = gone.label.name.clone();
+    match origin_name(gone).filter(|_| state.clones_of(&name) > 0) {
+        Some(to) => Edit::RenameSnapshot { from: name, to },
+        None => Edit::DropSnapshot(name),
+    }
+}
+
+impl Snapshotter {
+    /// The edits that drop what only this clone has kept of common states. They come before the one
+    /// that ends it.
+    pub(super) fn drops_with(&self, state: &ManifestState, clone: &str) -> Vec<Edit> {
+        let bases = self.kept_of(clone).into_iter().map(|s| s.label.name.clone());
+        let origin = state.branches.get(clone).filter(|of| {
+            of.starts_with(ORIGIN) && state.clones_of(of) == 1 && state.snapshots.contains_key(*of)
+        });
+        bases.chain(origin.cloned()).map(Edit::DropSnapshot).collect()
+    }
+
+    /// The common states of a clone.
+    pub(crate) fn lineage(&self, clone: &str) -> Result<Lineage> {
+        let version = self.versions.load_full();
+        let of = version.branches.get(clone).ok_or_else(|| Error::NoBranch(clone.into()))?;
+        let unknown = |why: &str| Error::Invalid(format!("{clone} {why}"));
+        let not_cloned = || unknown("was not made of a state that this store has");
+        let origin = self.snapshots.get(of).ok_or_else(not_cloned)?;
+        let parent = origin.label.branch.clone();
+        if !version.has_branch(&parent) {
+            return Err(unknown(&format!("was made of clone {parent}, which is gone")));
+        }
+        // A branch that is dropped and made again has other dictionaries, one that is rolled back
+        // has the same.
+        let (then, now) = (origin.version(), version.entries.of_branch(&parent));
+        if !then.trees.is_empty() && !then.trees.keys().any(|dict| now.get(dict).is_some()) {
+            return Err(unknown("was made of a branch in whose place is another one"));
+        }
+        let kept = self.kept_of(clone);
+        let kept = kept.iter().filter_map(|s| mark_of(clone, &s.label.name)).collect();
+        Ok(Lineage { parent, origin: self.open(&origin), kept })
+    }
+
+    /// Those that were kept besides the first, the oldest first.
+    fn kept_of(&self, clone: &str) -> Vec<Arc<Snapshot>> {
+        let all = self.snapshots.named(&format!("{BASE}{clone}/"));
+        let mut kept: Vec<_> =
+            all.into_iter().filter(|s| mark_of(clone, &s.label.name).is_some()).collect();
+        kept.sort_by_key(|s| (s.label.created, s.label.seq));
+        kept
+    }
+
+    pub(crate) fn keep_common_state(&self, clone: &str, of: &str, mark: u64) -> Result<View> {
+        if clone.is_empty() || !self.versions.load().has_branch(clone) {
+            return Err(Error::NoBranch(clone.into()));
+        }
+        let name = base_name(clone, mark);
+        self.snapshot(of, &name, Durability::Buffered)?;
+        self.open_snapshot(&name)
+    }
+
+    pub(crate) fn common_state(&self, clone: &str, mark: u64) -> Result<View> {
+        self.open_snapshot(&base_name(clone, mark))
+    }
+
+    pub(crate) fn drop_common_states(&self, clone: &str, but: &[u64]) -> Result<()> {
+        self.health.writable()?;
+        let goes = |s: &Arc<Snapshot>| {
+            mark_of(clone, &s.label.name).is_some_and(|mark| !but.contains(&mark))
+        };
+        if !self.kept_of(clone).iter().any(goes) {
+            return Ok(());
+        }
+        self.commits.flush_before_edit(&*self.admission)?;
+        let naming = self.settled()?;
+        let gone: Vec<_> = self.kept_of(clone).into_iter().filter(goes).collect();
+        let drops = gone.iter().map(|s| Edit::DropSnapshot(s.label.name.clone()));
+        self.commits.install(|_| VersionEdit::of(drops))?;
+        drop(naming);
+        // Their runs are let go outside of all locks.
+        drop(gone);
+        self.signals.reclaimable.store(true, Ordering::Release);
+        Ok(())
+    }
+}

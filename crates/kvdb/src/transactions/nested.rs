@@ -1,0 +1,248 @@
+//! Transactions within transactions. One that begins within another reads the state that it finds
+//! there, and its commit puts what it has written above what that one has, which others see when
+//! the outermost one commits.
+//!
+//! What it reads is the parts of the write set of the one around it, as of a mark, as savepoints
+//! have them: later changes go into parts of their own. These parts are also all that its commit is
+//! compared with. Whether the store has changed is no question then: what it reads of the store is
+//! what the one around it reads, whose own commit looks for conflicts for both, since it has taken
+//! over the changes and all that they depend on.
+
+use std::collections::BTreeMap;
+use std::iter;
+use std::sync::Arc;
+
+use env::sync::RwLockReadGuard;
+
+use super::conflicts::{self, Others};
+use super::ending::{BIND_AT, changes, runs};
+use super::handle::Transaction;
+use super::options::{Isolation, TransactionOptions};
+use super::reads;
+use super::registry::Transactions;
+use super::state::{Mark, Open, OpenState, TransactionState};
+use crate::error::{Error, Result};
+use crate::ids::TransactionId;
+
+/// Transactions that may be around one another, the outermost one included: a read may have to look
+/// into what each of them has written.
+pub const MAX_NESTED: usize = 16;
+
+/// Where a transaction was begun.
+pub(super) struct Within {
+    parent: Arc<TransactionState>,
+}
+
+/// A transaction that is open within another one, as that one knows it.
+pub(super) struct Nested {
+    id: TransactionId,
+    /// What it reads lies before this, and what it may conflict with after it.
+    pub(super) mark: Mark,
+}
+
+impl Within {
+    /// The transaction is not open within it any more.
+    pub(super) fn leave(&self, id: TransactionId) {
+        if let Some(open) = &mut self.parent.state.write().open {
+            open.nested.retain(|nested| nested.id != id);
+        }
+    }
+
+    /// See [`Transaction::is_outdated`].
+    pub(super) fn is_outdated(
+        &self,
+        of: &TransactionState,
+        state: RwLockReadGuard<'_, OpenState>,
+    ) -> Result<bool> {
+        let Some(open) = &state.open else { return Err(of.ended(&state)) };
+        let (write_set, reads) = (open.write_set.clone(), open.reads.clone());
+        let depends = open.depends.clone();
+        drop(state);
+        let state = self.parent.state.read();
+        let Some(around) = &state.open else { return Err(self.parent.ended(&state)) };
+        let Some(mark) = around.mark_of(of.id) else { return Ok(true) };
+        let changed = around.write_set.since(&mark.parts);
+        drop(state);
+        let others = Others::Around(&changed);
+        match reads::check(&of.registry, &depends, 0) {
+            Err(Error::Conflict { .. }) => return Ok(true),
+            checked => checked?,
+        }
+        Ok(conflicts::changed_read(&of.registry, &reads, others)?.is_some()
+            || conflicts::any(&of.registry, &write_set, others, None)?)
+    }
+}
+
+impl Open {
+    pub(super) fn nested_ids(&self) -> impl Iterator<Item = TransactionId> + '_ {
+        self.nested.iter().map(|nested| nested.id)
+    }
+
+    fn mark_of(&self, id: TransactionId) -> Option<&Mark> {
+        self.nested.iter().find(|nested| nested.id == id).map(|nested| &nested.mark)
+    }
+
+    /// Lets go of the transactions that were begun after a savepoint, and gives them.
+    pub(super) fn leave_nested_since(&mut self, savepoint: u64) -> Vec<TransactionId> {
+        let since = |nested: &mut Nested| nested.mark.id > savepoint;
+        self.nested.extract_if(.., since).map(|nested| nested.id).collect()
+    }
+}
+
+impl Transactions {
+    /// Begins a transaction within another one.
+    pub(super) fn begin_within(
+        self: &Arc<Self>,
+        within: TransactionId,
+        options: TransactionOptions,
+    ) -> Result<Transaction> {
+        let parent = self.find(within).filter(|parent| !parent.options.private);
+        let parent = parent.ok_or(Error::NoTransaction(within))?;
+        parent.takes_nested(&options)?;
+        let TransactionOptions { ref branch, user, .. } = parent.options;
+        let options = TransactionOptions { branch: branch.clone(), user, ..options };
+        parent.used()?;
+        let mut state = parent.state.write();
+        let Some(around) = &mut state.open else { return Err(parent.ended(&state)) };
+        let mut all = self.open.lock();
+        self.has_room(all.len(), options.detached)?;
+        let mark = around.mark();
+        let base = around.beneath(self).around(around.write_set.clone());
+        let id = TransactionId(self.number());
+        // What the one around it looks for conflicts from is kept for as long as this one is open.
+        let since = self.parts.recent.begin(|| (Some(parent.since), parent.since));
+        let begun_in = Some(Within { parent: parent.clone() });
+        let nested = self.insert(&mut all, id, options, begun_in, Open::new(Some(base)), since);
+        around.nested.push(Nested { id, mark });
+        Ok(TransactionState::handle(&nested))
+    }
+
+    /// Aborts transactions that are within one that is over, or has gone back.
+    pub(super) fn end_nested(&self, ids: impl IntoIterator<Item = TransactionId>, why: &str) {
+        for nested in ids.into_iter().filter_map(|id| self.find(id)) {
+            nested.end(why);
+        }
+    }
+}
+
+impl TransactionState {
+    /// This transaction, and those around it from the inside out.
+    pub(super) fn and_around(&self) -> impl Iterator<Item = &TransactionState> {
+        iter::successors(Some(self), |one| one.within.as_ref().map(|within| &*within.parent))
+    }
+
+    /// Whether what it commits is logged.
+    pub(super) fn is_logged(&self) -> bool {
+        self.and_around().any(|one| one.options.durable)
+    }
+
+    /// Whether what it has committed can be on disk before a transaction around it commits, or
+    /// there is none.
+    pub(super) fn is_kept(&self) -> bool {
+        self.within.as_ref().is_none_or(|within| within.parent.options.durable)
+    }
+
+    /// Why transactions within it end when it has ended.
+    pub(super) fn why_nested_end(&self) -> String {
+        format!("transaction {}, within which it was begun, has ended", self.id)
+    }
+
+    fn takes_nested(&self, options: &TransactionOptions) -> Result<()> {
+        let invalid = |what: &str| Err(Error::Invalid(what.to_owned()));
+        if self.options.isolation == Isolation::Serializable {
+            return invalid(
+                "a transaction within a serializable one: what one locks would not be locked for \
+                 the other",
+            );
+        }
+        if options.isolation == Isolation::Serializable {
+            return invalid("a serializable transaction within another one: begin it by itself");
+        }
+        if options.durable {
+            return invalid(
+                "a durable transaction within another one: what it commits is kept if that one is \
+                 durable",
+            );
+        }
+        if options.undoable {
+            return invalid(
+                "a commit into a transaction that could be undone: go back to a savepoint instead",
+            );
+        }
+        if self.and_around().count() >= MAX_NESTED {
+            return Err(Error::Limit(format!(
+                "{MAX_NESTED} transactions are within one another already"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Makes the changes a part of the transaction around it, all or, on any error, none of them.
+    pub(super) fn apply_within(&self, within: &Within, open: &mut Open) -> Result<()> {
+        let (registry, parent) = (&self.registry, &within.parent);
+        let parts = &registry.parts;
+        parts.health.writable()?;
+        if !open.write_set.in_memory() || open.write_set.memory() > BIND_AT {
+            open.spill(registry)?;
+        }
+        let mut state = parent.state.write();
+        if let Some(why) = &*parent.doomed.lock() {
+            return Err(parent.aborted(why));
+        }
+        let Some(into) = &mut state.open else { return Err(parent.ended(&state)) };
+        let Some(mark) = into.mark_of(self.id) else {
+            return Err(self.aborted("the transaction within which it was begun went back"));
+        };
+        let changed = into.write_set.since(&mark.parts);
+        let others = Others::Around(&changed);
+        if !open.write_set.is_empty()
+            && let Some(found) = conflicts::changed_read(registry, &open.reads, others)?
+        {
+            return Err(Error::Conflict { keys: vec![found] });
+        }
+        reads::check(registry, &open.depends, 0)?;
+        let mut all_reads = into.reads.clone();
+        if !open.reads.is_empty() {
+            Arc::make_mut(&mut all_reads).extend(&open.reads)?;
+        }
+        let checked_alone = self.checked.lock().clone();
+        let only = (!self.options.check_conflicts).then_some(&checked_alone[..]);
+        let (base, now) = (open.beneath(registry), into.view(registry));
+        let mine = &open.write_set;
+        let joined = conflicts::reconcile(registry, mine, others, false, (&base, &now), only)?;
+        let mut write_set = joined.unwrap_or_else(|| mine.clone());
+        if write_set.in_memory() && write_set.memory() <= BIND_AT {
+            let (mut changes, removes) = changes(&parts.cache, &write_set)?;
+            into.make_room(registry, removes)?;
+            let pin = parts.commits.keep_places(&changes)?;
+            if let Some(log) = into.log {
+                registry.log_nested(log, into.write_set.at, &write_set)?;
+            }
+            into.fold_updates(registry, &mut changes)?;
+            into.write_set.write(&changes, pin);
+        } else {
+            into.make_room(registry, false)?;
+            write_set.spill(&registry.run_writer(), &BTreeMap::new())?;
+            if let Some(log) = into.log {
+                registry.log_nested(log, into.write_set.at, &write_set)?;
+            }
+            let kept = into.kept();
+            let mut stacked = false;
+            for (dict, runs) in runs(&write_set) {
+                runs.into_iter().rev().for_each(|run| into.write_set.adopt(dict, run));
+                let kept = kept.get(&dict).copied().unwrap_or(0);
+                stacked |= into.write_set.is_stacked(dict, kept);
+            }
+            if stacked {
+                // The runs are a part of it if this fails; a later spill tries again.
+                let _ = into.spill(registry);
+            }
+        }
+        into.revision += u64::from(!write_set.is_empty());
+        into.reads = all_reads;
+        into.depends.extend(open.depends.iter().cloned());
+        into.nested.retain(|nested| nested.id != self.id);
+        parent.count(into);
+        Ok(())
+    }
+}

@@ -1,0 +1,284 @@
+//! `kvfs merge` and `kvfs rebase`: what a clone has changed, brought into the branch that it was
+//! made of, and the other way round.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use kvdb_server::{Client, Reply};
+use serde_json::{Value, json};
+
+use crate::changes::{Changes, Detail};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::place;
+use crate::proposed::{self, call, odd};
+use crate::text::show;
+
+/// Bring what a clone has changed into the store, or the clone, that it was made of.
+#[derive(clap::Args)]
+#[command(after_help = "\
+What the clone has changed since it was made, or was merged last, becomes one commit, however much \
+it is: contents are taken by reference. What both sides have changed is a conflict: then nothing \
+is changed, the paths are listed, and the exit code is 75. Choose for them, and merge again.
+
+  kvfs clone create /mnt monday trial
+  ...work in /mnt/.kvfs/clone/trial...
+  kvfs merge /mnt/.kvfs/clone/trial --dry-run     # what would be changed?
+  kvfs merge /mnt/.kvfs/clone/trial
+  kvfs merge /mnt/.kvfs/clone/trial --theirs src --ours Cargo.lock
+  kvfs merge store.kvfs trial --drop              # of a store that is not mounted
+  kvfs undo /mnt                                  # takes the merge back
+
+A clone can be merged again: only what it has changed since then comes. `kvfs rebase` brings into \
+the clone what was changed beneath it, by the same rules. With --keep the merge is an open \
+transaction: see it, take parts out of it, and commit it with kvfs txn.")]
+pub struct Args {
+    /// The clone (/mnt/.kvfs/clone/NAME); or a mount, or the file of a store that is not mounted.
+    target: PathBuf,
+    /// The name of the clone, where TARGET is not the clone itself.
+    clone: Option<String>,
+    /// Where both have changed the same: leave what is there, at this path and below, or of this
+    /// key (dictionary:key) or dictionary. May be repeated; \".\" is everything.
+    #[arg(long, value_name = "PATH")]
+    ours: Vec<String>,
+    /// Take the version that is merged.
+    #[arg(long, value_name = "PATH")]
+    theirs: Vec<String>,
+    /// Keep both: the one that is merged gets a name with ~ and the clone's name behind it.
+    #[arg(long, value_name = "PATH")]
+    both: Vec<String>,
+    /// Say what would be changed, and do nothing.
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+    /// Do not commit: leave the transaction open for `kvfs txn diff`, `revert` and `commit`.
+    #[arg(long, conflicts_with = "dry_run")]
+    keep: bool,
+    /// Drop the clone once it is merged.
+    #[arg(long, conflicts_with_all = ["dry_run", "keep"])]
+    drop: bool,
+    /// One line for all: how much was added, changed, removed.
+    #[arg(long)]
+    stat: bool,
+    /// Also what lies below directories that are added or removed by it.
+    #[arg(long, short = 'a')]
+    all: bool,
+    /// Not through a pager: on a terminal it is KVFS_PAGER, PAGER or less.
+    #[arg(long)]
+    no_pager: bool,
+}
+
+/// Bring what was changed beneath a clone into the clone.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The same as kvfs merge, the other way round: what the store, or the clone, that this clone was made \
+of has changed since becomes one commit in the clone. What the clone has changed stays; where both \
+have changed the same, it is listed, and the exit code is 75.
+
+  kvfs rebase /mnt/.kvfs/clone/trial
+  kvfs rebase /mnt/.kvfs/clone/trial --theirs .   # what is beneath it wins")]
+pub struct RebaseArgs {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// A merge that is done, or was looked at.
+struct Done {
+    id: i64,
+    into: String,
+    from: String,
+    changes: Changes,
+}
+
+/// What both sides have changed: it is listed, and nothing is done.
+struct Against {
+    into: String,
+    from: String,
+    conflicts: Vec<Conflict>,
+}
+
+struct Conflict {
+    path: Vec<u8>,
+    key: bool,
+    ours: String,
+    theirs: String,
+}
+
+enum Merged {
+    Done(Done),
+    Against(Against),
+}
+
+fn text(reply: &Reply) -> Outcome<String> {
+    match reply {
+        Reply::Bulk(text) => Ok(String::from_utf8_lossy(text).into_owned()),
+        _ => Err(odd()),
+    }
+}
+
+fn conflict(reply: &Reply) -> Outcome<Conflict> {
+    let Reply::Array(parts) = reply else { return Err(odd()) };
+    let [Reply::Bulk(path), kind, ours, theirs] = &parts[..] else { return Err(odd()) };
+    let (key, ours, theirs) = (text(kind)? == "key", text(ours)?, text(theirs)?);
+    Ok(Conflict { path: path.to_vec(), key, ours, theirs })
+}
+
+fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
+    let mut words = vec![&b"TXN"[..], b"MERGE", clone.as_bytes()];
+    words.extend(rebase.then_some(&b"REBASE"[..]));
+    words.extend(args.dry_run.then_some(&b"DRY"[..]));
+    for (choice, paths) in
+        [(&b"OURS"[..], &args.ours), (b"THEIRS", &args.theirs), (b"BOTH", &args.both)]
+    {
+        for path in paths {
+            let path = if path == "." { "" } else { path.trim_start_matches("./") };
+            words.extend([choice, path.as_bytes()]);
+        }
+    }
+    words.extend((!args.keep).then_some(&b"ATTACHED"[..]));
+    let Reply::Array(reply) = call(client, &words)? else { return Err(odd()) };
+    let [Reply::Integer(id), into, from, Reply::Array(conflicts)] = &reply[..] else {
+        return Err(odd());
+    };
+    let (id, into, from) = (*id, text(into)?, text(from)?);
+    if !conflicts.is_empty() {
+        proposed::abort(client, id);
+        let conflicts = conflicts.iter().map(conflict).collect::<Outcome<_>>()?;
+        return Ok(Merged::Against(Against { into, from, conflicts }));
+    }
+    let looked = proposed::look(client, id, args.all);
+    let changes = match () {
+        () if args.dry_run => {
+            proposed::abort(client, id);
+            looked?
+        }
+        () if args.keep => looked.inspect_err(|_| proposed::abort(client, id))?,
+        () => proposed::commit(client, id, looked)?,
+    };
+    if args.drop {
+        call(client, &[b"CLONE", b"DROP", clone.as_bytes()])?;
+    }
+    Ok(Merged::Done(Done { id, into, from, changes }))
+}
+
+/// A branch in words.
+fn named(branch: &str) -> String {
+    if branch.is_empty() {
+        "the store".into()
+    } else {
+        format!("clone {}", show(branch.as_bytes()))
+    }
+}
+
+fn clone_of(args: &Args) -> Outcome<String> {
+    let branch = place::branch_of(&args.target)?;
+    match (&args.clone, branch.is_empty()) {
+        (Some(name), true) => Ok(name.clone()),
+        (None, false) => Ok(branch),
+        (Some(_), false) => {
+            let what = "the path names a clone already: give one clone, by its path or its name";
+            Err(Failure::new(Exit::Usage, what))
+        }
+        (None, true) => Err(Failure::new(Exit::Usage, "which clone?")
+            .hint("give its path, as /mnt/.kvfs/clone/NAME, or its name after the store")),
+    }
+}
+
+fn print(done: Done, args: &Args, clone: &str, output: &Output) -> Outcome {
+    let Done { id, into, from, changes } = done;
+    let detail = Detail::of_undo(args.stat, args.no_pager);
+    let end = match () {
+        () if args.dry_run => "nothing was changed".to_owned(),
+        () if args.keep => {
+            format!(
+                "not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}"
+            )
+        }
+        () if args.drop => format!("done, and clone {} is dropped", show(clone.as_bytes())),
+        () => "done".to_owned(),
+    };
+    let text = format!("{} into {}: {end}\n", named(&from), named(&into));
+    if !output.is_json() {
+        changes.print(detail, output)?;
+        return output.print(text, ());
+    }
+    // Made for this alone: a list may be too long for it.
+    let changes = changes.json(detail);
+    let id = args.keep.then_some(id);
+    output.print(
+        text,
+        json!({
+            "into": into, "from": from, "changes": changes, "dry_run": args.dry_run,
+            "transaction": id, "dropped": args.drop,
+        }),
+    )
+}
+
+fn print_conflicts(against: &Against, output: &Output) -> Outcome {
+    let Against { into, from, conflicts } = against;
+    if output.is_json() {
+        let one = |conflict: &Conflict| -> Value {
+            json!({
+                "path": show(&conflict.path), "key": conflict.key,
+                "ours": conflict.ours, "theirs": conflict.theirs,
+            })
+        };
+        let all: Vec<Value> = conflicts.iter().map(one).collect();
+        return output.print("", json!({"into": into, "from": from, "conflicts": all}));
+    }
+    let mut text = String::new();
+    for Conflict { path, key, ours, theirs } in conflicts {
+        let kind = if *key { "key " } else { "" };
+        text += &format!(
+            "C  {kind}{}: {ours} in {}, {theirs} in {}\n",
+            show(path),
+            named(into),
+            named(from)
+        );
+    }
+    output.print(text, ())
+}
+
+fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
+    let clone = clone_of(&args)?;
+    let verb = if rebase { "rebase" } else { "merge" };
+    let merged = proposed::with_store(&args.target, verb, |client, mounted| {
+        if args.keep && !mounted {
+            return Err(Failure::new(
+                Exit::Usage,
+                "a transaction of a store that is not mounted ends with this command",
+            )
+            .hint("mount the store, or leave out --keep"));
+        }
+        proposed::again(|| merge(client, &clone, rebase, &args))
+    })?;
+    match merged {
+        Merged::Done(done) => print(done, &args, &clone, output).map(|()| true),
+        Merged::Against(against) => {
+            print_conflicts(&against, output)?;
+            output.note(
+                "both sides have changed these, and nothing was changed: choose with --ours, \
+                 --theirs or --both PATH",
+            );
+            Ok(false)
+        }
+    }
+}
+
+fn end(outcome: Outcome<bool>, output: &Output) -> ExitCode {
+    match outcome {
+        Ok(true) => output.finish(Ok(())),
+        Ok(false) => ExitCode::from(Exit::TRY_AGAIN),
+        Err(failure) if failure.exit == Exit::Conflict => {
+            output.finish(Err(failure));
+            ExitCode::from(Exit::TRY_AGAIN)
+        }
+        Err(failure) => output.finish(Err(failure)),
+    }
+}
+
+pub fn run(args: Args, output: &Output) -> ExitCode {
+    end(run_as(args, false, output), output)
+}
+
+pub fn rebase(args: RebaseArgs, output: &Output) -> ExitCode {
+    end(run_as(args.args, true, output), output)
+}

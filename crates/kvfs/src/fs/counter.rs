@@ -1,0 +1,318 @@
+//! The counter of inode numbers when a store is opened, and what it must know of states that came
+//! into the store from elsewhere.
+//!
+//! The store has noted a bound of all numbers (`layout::counter`), and the branches whose numbers
+//! are below it: a branch that was received while nothing was mounted is not one of them, and is
+//! looked at once. In a store of an older version each branch has counted by itself, and everything
+//! is looked at: branches, snapshots, transactions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANCH, View};
+
+use super::Fs;
+use crate::attr::{Ino, ROOT};
+use crate::error::{Error, Result};
+use crate::inode_allocator::{Counter, InodeAllocator, LARGEST_ZONE};
+use crate::layout::counter::{
+    BOUND_KEY, NUMBERS, Reserved, VOID_KEY, branch_key, branch_range, decode_bound,
+    decode_branch_key, decode_mark, encode_number,
+};
+use crate::layout::{self, Layout};
+use crate::reservation::INO_LIMIT;
+
+/// No store gives as many numbers as this. What has larger ones came from elsewhere, and would
+/// leave none to this store.
+const IMPOSSIBLE: Ino = INO_LIMIT / 2;
+
+/// The dictionary that the counter notes itself in, if it is there.
+pub(crate) fn notes_of(db: &Kvdb) -> Option<DictionaryId> {
+    db.dictionary_in(STORE_BRANCH, NUMBERS)
+}
+
+/// The bound that the store has noted.
+pub(crate) fn noted_bound(view: &View, notes: DictionaryId) -> Result<Option<Ino>> {
+    Ok(view.get(notes, BOUND_KEY)?.and_then(|value| decode_bound(&value)))
+}
+
+/// What was reserved below this is void in all branches.
+fn noted_void(view: &View, notes: DictionaryId) -> Result<Ino> {
+    Ok(view.get(notes, VOID_KEY)?.and_then(|value| decode_bound(&value)).unwrap_or(0))
+}
+
+/// The counter of a store whose main branch has this file system. `is_current`: it was written by
+/// this version.
+pub(super) fn open_counter(
+    db: &Kvdb,
+    layout: &Layout,
+    is_current: bool,
+    read_only: bool,
+) -> Result<Counter> {
+    let own = shown_below(&db.view(), layout)?;
+    if read_only {
+        return Ok(Counter::from(None, own));
+    }
+    let options = DictionaryOptions { reserved: true, ..DictionaryOptions::default() };
+    let notes = db.create_dictionary_of_store(NUMBERS, options)?;
+    let view = db.view();
+    let noted = noted_bound(&view, notes)?.filter(|_| is_current);
+    let counted = counted(&view, notes)?;
+    let mut batch = Batch::new();
+    let branches = branches_of(db);
+    let mut unknown = BTreeSet::new();
+    for (imap, name) in &branches {
+        if noted.is_none() || !counted.contains(imap) {
+            batch.put(notes, branch_key(*imap), encode_number(0));
+            unknown.insert(name.as_str());
+        }
+    }
+    for gone in counted.iter().filter(|imap| !branches.contains_key(imap)) {
+        batch.delete(notes, branch_key(*gone));
+    }
+    let next = match noted {
+        // A snapshot may be of a branch that is gone.
+        None => own.max(given_below(db)),
+        Some(_) if unknown.is_empty() => own,
+        Some(_) => {
+            let has_come = |branch: &str| unknown.contains(branch);
+            own.max(branches_below(db, has_come)).max(kept_below(db, has_come))
+        }
+    };
+    let counter = Counter::from(Some(notes), noted.map_or(next, |noted| noted.max(next)));
+    counter.void_below(noted_void(&view, notes)?);
+    if noted.is_none_or(|noted| noted < next) || !batch.is_empty() {
+        counter.note_raised(|bound| {
+            batch.put(notes, BOUND_KEY, encode_number(bound));
+            if !unknown.is_empty() {
+                counter.void_below(bound);
+                batch.put(notes, VOID_KEY, encode_number(bound));
+            }
+            Ok(db.commit(batch, Durability::Buffered)?)
+        })?;
+    }
+    Ok(counter)
+}
+
+/// The names of all branches with files, by the numbers of their `imap`.
+fn branches_of(db: &Kvdb) -> BTreeMap<DictionaryId, String> {
+    let clones = db.branches().into_iter().map(|info| info.name);
+    let all = std::iter::once(String::new()).chain(clones);
+    all.filter_map(|name| Some((Layout::find_in(db, &name)?.imap, name))).collect()
+}
+
+/// The branches that the counter knows.
+fn counted(view: &View, notes: DictionaryId) -> Result<BTreeSet<DictionaryId>> {
+    let (start, end) = branch_range();
+    let mut cursor = view.cursor(notes, &start, &end)?.keys_only();
+    let mut all = BTreeSet::new();
+    while let Some(tuple) = cursor.next()? {
+        all.extend(decode_branch_key(&tuple.key));
+    }
+    Ok(all)
+}
+
+/// The allocator of a branch that is opened for the first time since the store was.
+pub(super) fn allocator_of(
+    db: &Kvdb,
+    layout: &Layout,
+    counter: Arc<Counter>,
+    zone_size: u64,
+) -> Result<InodeAllocator> {
+    let view = db.view();
+    counter.raise_next_to(shown_below(&view, layout)?);
+    let allocator = InodeAllocator::of_branch(counter, zone_size);
+    let notes = allocator.counter().notes;
+    if let Some(reserved) = valid_reserved((&view, layout), &view, notes)? {
+        allocator.void_below(reserved.first);
+    }
+    Ok(allocator)
+}
+
+/// What a state of a branch says about the numbers that its directories have reserved. `None`: all
+/// are void, as the counter's notes say `now`.
+pub(crate) fn valid_reserved(
+    (state, layout): (&View, &Layout),
+    now: &View,
+    notes: Option<DictionaryId>,
+) -> Result<Option<Reserved>> {
+    let Some(notes) = notes else { return Ok(None) };
+    let reserved = reserved_in(state, layout)?;
+    let mark = now.get(notes, &branch_key(layout.imap))?.and_then(|mark| decode_mark(&mark));
+    let void = noted_void(now, notes)?;
+    let valid = reserved.filter(|reserved| Some(reserved.mark) == mark);
+    Ok(valid.map(|valid| Reserved { first: valid.first.max(void), ..valid }))
+}
+
+/// The bound of all numbers, of which the store says that those of this branch are below it.
+pub(crate) fn counted_below(
+    layout: &Layout,
+    now: &View,
+    notes: Option<DictionaryId>,
+) -> Result<Option<Ino>> {
+    match notes {
+        Some(notes) if now.get(notes, &branch_key(layout.imap))?.is_some() => {
+            noted_bound(now, notes)
+        }
+        _ => Ok(None),
+    }
+}
+
+fn reserved_in(view: &View, layout: &Layout) -> Result<Option<Reserved>> {
+    let value = view.get(layout.imap, &layout::RESERVED_KEY)?;
+    Ok(value.and_then(|value| Reserved::decode(&value)))
+}
+
+/// Below this are all numbers that a state shows.
+pub(crate) fn shown_below(view: &View, layout: &Layout) -> Result<Ino> {
+    let largest = largest_ino(view, layout)?;
+    let below = largest.checked_add(1).filter(|&below| below < INO_LIMIT);
+    below.ok_or_else(|| never_given(largest))
+}
+
+/// Below this are all numbers that a state shows, and those that it says may have been given, or
+/// reserved, where it was made. What is malformed is passed by, and found by a check.
+fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
+    let shown = shown_below(view, layout)?;
+    let older = view.get(layout.imap, &layout::NUMBERS_KEY)?;
+    // A block of an older version may have begun below the bound and ended above it.
+    let above = |bound: Ino| bound.saturating_add(LARGEST_ZONE).min(INO_LIMIT);
+    let older = older.and_then(|value| layout::decode_numbers(&value)).map_or(0, above);
+    let reserved = reserved_in(view, layout)?.map_or(0, |reserved| reserved.end);
+    Ok(shown.max(older).max(reserved))
+}
+
+/// Below this are the numbers of a state that is about to become a branch's. Fails where it would
+/// leave none to others.
+pub(crate) fn numbers_of(state: &View) -> Result<Ino> {
+    let Some(layout) = Layout::of_state(state) else { return Ok(ROOT + 1) };
+    check_possible(shown_below(state, &layout)?)
+}
+
+/// Fails where a branch that did not count here has numbers that would leave none to others.
+pub(super) fn check_possible(below: Ino) -> Result<Ino> {
+    if below < IMPOSSIBLE { Ok(below) } else { Err(never_given(below - 1)) }
+}
+
+fn never_given(ino: Ino) -> Error {
+    Error::Corrupt { ino, what: "an inode number that was never given out".into() }
+}
+
+/// As it is, or 0 where it cannot be read or is impossible: what opens it says so.
+fn possible(below: Result<Ino>, of: impl FnOnce() -> String) -> Ino {
+    below.and_then(check_possible).unwrap_or_else(|e| {
+        tracing::warn!("the inode numbers of {} are not counted: {e}", of());
+        0
+    })
+}
+
+/// Below this are the numbers of everything that there is, also where nothing is noted of them.
+pub(crate) fn given_below(db: &Kvdb) -> Ino {
+    branches_below(db, |_| true).max(kept_below(db, |_| true)).max(taken_below(db))
+}
+
+/// Below this are the numbers of these branches.
+fn branches_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
+    let all = branches_of(db).into_values().filter(|name| of(name));
+    let below = all.filter_map(|name| {
+        let layout = Layout::find_in(db, &name)?;
+        Some(possible(numbers_below(&db.view(), &layout), || format!("branch {name:?}")))
+    });
+    below.max().unwrap_or(0)
+}
+
+/// Below this are the numbers of all snapshots of these branches.
+fn kept_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
+    let states = db.snapshots().into_iter().filter(|info| of(&info.branch)).map(|info| {
+        let state = db.open_snapshot(&info.name).map_err(Error::from);
+        let below = state.and_then(|state| match Layout::of_state(&state) {
+            Some(layout) => numbers_below(&state, &layout),
+            None => Ok(0),
+        });
+        possible(below, || format!("snapshot {}", info.name))
+    });
+    states.max().unwrap_or(0)
+}
+
+/// Below this are the numbers of all open transactions.
+fn taken_below(db: &Kvdb) -> Ino {
+    let all = db.transactions().into_iter().map(|info| {
+        let below = || {
+            let Some(layout) = Layout::find_in(db, &info.branch) else { return Ok(0) };
+            numbers_below(&db.transaction(info.id)?.view()?, &layout)
+        };
+        possible(below(), || format!("transaction {}", info.id))
+    });
+    all.max().unwrap_or(0)
+}
+
+/// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds
+/// old data under its number.
+pub(crate) fn largest_ino(view: &View, layout: &Layout) -> Result<Ino> {
+    let mut largest = ROOT;
+    for dict in [layout.imap, layout.dmap] {
+        let mut cursor = view.cursor(dict, &[], &[])?.keys_only();
+        cursor.seek_to_end()?;
+        if let Some(tuple) = cursor.prev()?
+            && let Some((ino, _)) = tuple.key.split_first_chunk::<8>()
+        {
+            largest = largest.max(u64::from_be_bytes(*ino));
+        }
+    }
+    Ok(largest)
+}
+
+impl Fs {
+    /// A clone was made: no number that it has is given from here on. Where this fails, the next
+    /// opening does it.
+    pub(crate) fn count_clone(&self, branch: &str) {
+        self.count_branch(branch, shown_below, 0, false);
+    }
+
+    /// The same of what has come from another store, with its snapshots. It may have numbers that
+    /// directories have reserved here.
+    pub(crate) fn count_received(&self, branch: &str) {
+        let kept = kept_below(&self.core.db, |of| of == branch);
+        self.count_branch(branch, numbers_below, kept, true);
+    }
+
+    fn count_branch(
+        &self,
+        branch: &str,
+        below: impl Fn(&View, &Layout) -> Result<Ino>,
+        kept: Ino,
+        has_come: bool,
+    ) {
+        let db = &self.core.db;
+        let Some(layout) = Layout::find_in(db, branch) else { return };
+        let below = possible(below(&db.view(), &layout), || format!("branch {branch:?}"));
+        if let Err(e) = self.count(below.max(kept), Some((layout.imap, has_come))) {
+            tracing::warn!("branch {branch:?} is counted at the next opening: {e}");
+        }
+    }
+
+    /// No number below this is given from here on, also after a kill. `branch`: the `imap` of the
+    /// one that has them, and whether that came from elsewhere.
+    pub(crate) fn count(&self, below: Ino, branch: Option<(DictionaryId, bool)>) -> Result<()> {
+        let db = &self.core.db;
+        let counter = self.core.inode_allocator.counter();
+        let Some(notes) = counter.notes else { return Ok(()) };
+        counter.raise_next_to(below);
+        counter.note_raised(|bound| {
+            let mut batch = Batch::new();
+            if noted_bound(&db.view(), notes)?.is_none_or(|noted| noted < bound) {
+                batch.put(notes, BOUND_KEY, encode_number(bound));
+            }
+            if let Some((imap, has_come)) = branch {
+                if has_come {
+                    counter.void_below(bound);
+                    batch.put(notes, VOID_KEY, encode_number(bound));
+                }
+                if db.get(notes, &branch_key(imap))?.is_none() {
+                    batch.put(notes, branch_key(imap), encode_number(0));
+                }
+            }
+            if batch.is_empty() { Ok(()) } else { Ok(db.commit(batch, Durability::Buffered)?) }
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! What the counter of inode numbers notes: in a dictionary that belongs to no branch, so that
+//! nothing which happens to one moves the counter back, and a mark in each branch.
+//!
+//! ```text
+//! numbers   'n'            bound below which all inode numbers lie that were given, in any branch
+//!           'v'            reserved numbers below this are void, in any branch
+//!           'b' imap(4)    the branch whose imap has this number is counted: all its inode numbers
+//!                          are below the bound; the mark that it was given last, 0 if none
+//! ```
+//!
+//! A directory's reservation is valid in one branch alone, and there only as long as nothing takes
+//! that back to an earlier state. A mark says so. It is a number of the counter that no inode gets,
+//! and so the same is never given twice; it is written to both places before the first inode number
+//! is given that comes after the branch was opened, was kept in a snapshot or went back to one. A
+//! clone has another `imap`, and so has what was received.
+
+use kvdb::DictionaryId;
+
+use crate::attr::{Ino, ROOT};
+use crate::reservation::INO_LIMIT;
+
+/// The name of the dictionary.
+pub(crate) const NUMBERS: &str = "numbers";
+pub(crate) const BOUND_KEY: &[u8] = b"n";
+pub(crate) const VOID_KEY: &[u8] = b"v";
+const BRANCH: u8 = b'b';
+
+/// What a branch says of the numbers that its directories have reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reserved {
+    /// They are valid if the counter has noted the same mark.
+    pub mark: Ino,
+    /// Those below this are void: others may have them.
+    pub first: Ino,
+    /// None of them is at or above this. Whoever receives the branch gives none of them.
+    pub end: Ino,
+}
+
+impl Reserved {
+    pub fn encode(&self) -> Vec<u8> {
+        [self.mark, self.first, self.end].map(u64::to_le_bytes).concat()
+    }
+
+    /// `None`: the value is malformed.
+    pub fn decode(value: &[u8]) -> Option<Reserved> {
+        let (numbers, []) = value.as_chunks::<8>() else { return None };
+        let &[mark, first, end] = numbers else { return None };
+        let [mark, first, end] = [mark, first, end].map(u64::from_le_bytes);
+        (is_number(mark) && first <= mark && mark < end && end <= INO_LIMIT).then_some(Reserved {
+            mark,
+            first,
+            end,
+        })
+    }
+}
+
+/// The key under which the counter knows the branch of this `imap`.
+pub(crate) fn branch_key(imap: DictionaryId) -> Vec<u8> {
+    [&[BRANCH][..], &imap.0.to_be_bytes()].concat()
+}
+
+/// The range of all these keys.
+pub(crate) fn branch_range() -> ([u8; 1], [u8; 1]) {
+    ([BRANCH], [BRANCH + 1])
+}
+
+/// `None`: the key is another one.
+pub(crate) fn decode_branch_key(key: &[u8]) -> Option<DictionaryId> {
+    let imap = key.strip_prefix(&[BRANCH])?.try_into().ok()?;
+    Some(DictionaryId(u32::from_be_bytes(imap)))
+}
+
+/// The value of a bound or a mark.
+pub(crate) fn encode_number(number: Ino) -> Vec<u8> {
+    number.to_le_bytes().to_vec()
+}
+
+/// `None`: the value is malformed.
+pub(crate) fn decode_bound(value: &[u8]) -> Option<Ino> {
+    let bound = u64::from_le_bytes(value.try_into().ok()?);
+    (bound > ROOT && bound <= INO_LIMIT).then_some(bound)
+}
+
+/// `None`: there is none, or the value is malformed.
+pub(crate) fn decode_mark(value: &[u8]) -> Option<Ino> {
+    value.try_into().ok().map(u64::from_le_bytes).filter(|&mark| is_number(mark))
+}
+
+fn is_number(number: Ino) -> bool {
+    number > ROOT && number < INO_LIMIT
+}

@@ -1,0 +1,138 @@
+//! What inodes of from are in into: the same number where that is there, and else what lies at the
+//! same path and is of into's making.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::{Entry, Place, Plan};
+use crate::attr::{FileKind, Ino, ROOT};
+use crate::difference::{Side, StoredNode, same_content, same_xattrs};
+use crate::error::Result;
+
+impl Plan<'_> {
+    /// What a directory of from, or one that it has removed, is in into. `None`: into has removed
+    /// it.
+    pub(super) fn dir_in_into(&mut self, dir: Ino) -> Result<Option<Ino>> {
+        // From the directory up to one that is known, and back.
+        let (mut way, mut at): (Vec<(Ino, Option<Place>)>, Ino) = (Vec::new(), dir);
+        let known = loop {
+            if let Some(known) = self.dirs.get(&at) {
+                break *known;
+            }
+            let there = self.sides.into.node(at)?;
+            if at == ROOT || there.is_some_and(|node| node.attr.kind == FileKind::Dir) {
+                self.dirs.insert(at, Some(at));
+                break Some(at);
+            }
+            let place = self.place_of_dir(at)?;
+            let Some((parent, _)) = &place else {
+                self.dirs.insert(at, None);
+                break None;
+            };
+            let parent = *parent;
+            way.push((at, place));
+            if way.iter().any(|(dir, _)| *dir == parent) {
+                // They lie in each other, in a damaged store.
+                break None;
+            }
+            at = parent;
+        };
+        let mut above = known;
+        while let Some((dir, place)) = way.pop() {
+            let is_new = self.sides.base.node(dir)?.is_none();
+            let found = match (above, place) {
+                (Some(above), Some((_, name))) => self.entry_of(&(above, name))?,
+                _ => None,
+            };
+            let found = found.filter(|(_, kind)| *kind == FileKind::Dir).map(|(ino, _)| ino);
+            above = match found {
+                Some(ino) if self.is_of_into(ino)? => Some(ino),
+                // It comes along.
+                _ if is_new => Some(dir),
+                _ => None,
+            };
+            self.dirs.insert(dir, above);
+        }
+        Ok(above)
+    }
+
+    /// Whether into has made it: neither of the others has it.
+    fn is_of_into(&self, ino: Ino) -> Result<bool> {
+        Ok(self.sides.from.node(ino)?.is_none() && self.sides.base.node(ino)?.is_none())
+    }
+
+    /// Where a directory lies in from, or lay in base.
+    pub(super) fn place_of_dir(&self, dir: Ino) -> Result<Option<Place>> {
+        if let Some(place) = self.made_at.get(&dir) {
+            return Ok(Some(place.clone()));
+        }
+        for side in [&self.sides.from, &self.sides.base] {
+            let parent = side.node(dir)?.map(|node| node.attr.parent);
+            let is_in = |(at, _): &&(Ino, Vec<u8>)| Some(*at) == parent;
+            let steps = side.ways_to(&BTreeSet::from([dir]))?;
+            for (at, name) in steps.iter().filter(is_in) {
+                if side.entry(*at, name)?.is_some_and(|node| node.ino == dir) {
+                    return Ok(Some((*at, name.as_slice().into())));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// What a file of from is in into.
+    pub(super) fn file_in_into(&mut self, ino: Ino) -> Result<Option<Ino>> {
+        if let Some(node) = self.sides.into.node(ino)? {
+            return Ok((node.attr.kind != FileKind::Dir).then_some(ino));
+        }
+        for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {
+            let Some(dir) = self.dir_in_into(dir)? else { continue };
+            if let Some((there, kind)) = self.entry_of(&(dir, name.into()))?
+                && kind != FileKind::Dir
+                && self.is_of_into(there)?
+            {
+                return Ok(Some(there));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether an entry of into leads to what `entry` led to in `side`, which is base or from.
+    pub(super) fn leads_to(&mut self, side: &Side, entry: Entry, into: Entry) -> Result<bool> {
+        let (Some((a, of_a)), Some((b, of_b))) = (entry, into) else {
+            return Ok(entry.is_none() && into.is_none());
+        };
+        if a == b {
+            return Ok(true);
+        }
+        if (of_a == FileKind::Dir) != (of_b == FileKind::Dir) {
+            return Ok(false);
+        }
+        if of_a == FileKind::Dir {
+            return Ok(self.dir_in_into(a)? == Some(b));
+        }
+        if self.sides.into.node(a)?.is_some() || !self.is_of_into(b)? {
+            return Ok(false);
+        }
+        match (side.node(a)?, self.sides.into.node(b)?) {
+            (Some(a), Some(b)) => alike((side, &a), (&self.sides.into, &b)),
+            _ => Ok(false),
+        }
+    }
+}
+
+/// The attributes of an inode that its content and its names leave alone.
+pub(super) fn own(node: &StoredNode) -> (FileKind, u16, u32, u32, u32) {
+    let attr = &node.attr;
+    (attr.kind, attr.perm, attr.uid, attr.gid, attr.rdev)
+}
+
+/// Whether two inodes are alike in everything but their times and their names.
+pub(super) fn alike(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
+    if own(a.1) != own(b.1) || !same_xattrs(a, b)? {
+        return Ok(false);
+    }
+    match a.1.attr.kind {
+        FileKind::File => same_content(a, b),
+        FileKind::Symlink => Ok(a.1.content == b.1.content),
+        _ => Ok(true),
+    }
+}

@@ -1,0 +1,269 @@
+//! A merge of files: what one state of the file system, *from*, has changed since a *base* that it
+//! has in common with another one, *into*, is made there, too.
+//!
+//! Only what differs between base and from is looked at, and what is at the same places in into;
+//! pages are compared by where they lie, and are taken by reference. All three know a file by its
+//! inode number. What both sides have made at one path has two numbers: where it is alike, from's
+//! stands for into's from there on (`counterparts`).
+//!
+//! - `names`: each entry that from has changed: into has it as base had it and takes the change; or
+//!   as from has it; or else both have changed it;
+//! - `nodes`: content and attributes, file by file;
+//! - `structure`: what follows for the tree: directories that are removed must be empty, nothing
+//!   gets two places, no directory comes to lie in itself, nothing that both have loses its last
+//!   name;
+//! - `write`: what was decided, as changes of a transaction. Numbers of names and entries are those
+//!   of into, and what the changes add to them.
+//!
+//! What both sides have changed is a conflict, unless the caller has chosen at its path.
+
+mod counterparts;
+mod names;
+mod nodes;
+mod structure;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use kvdb::Transaction;
+
+use crate::attr::{FileKind, Ino};
+use crate::difference::{Side, StoredNode, joined};
+use crate::error::Result;
+use crate::fs::Fs;
+use crate::layout::{self, ImapKey};
+use crate::merging::{Choice, Choices, Deed, MergeConflict};
+
+/// The three states.
+pub(crate) struct Sides {
+    pub base: Side,
+    pub from: Side,
+    pub into: Side,
+}
+
+/// What a name leads to.
+type Entry = Option<(Ino, FileKind)>;
+
+/// A directory and a name in it.
+type Place = (Ino, Box<[u8]>);
+
+/// An entry of a directory that from has changed.
+struct NameChange {
+    place: Place,
+    base: Entry,
+    from: Entry,
+}
+
+/// An entry of into: what it was and what it becomes.
+struct Replaced {
+    before: Entry,
+    after: Entry,
+}
+
+/// Where the content of a file of into comes from: from's file of this number.
+#[derive(Clone, Copy)]
+enum Content {
+    /// Its pages that differ from base: into has those of base.
+    Changes(Ino),
+    /// All of it, in the place of what is there.
+    All(Ino),
+}
+
+/// What a merge is going to do.
+pub(crate) struct Plan<'a> {
+    sides: &'a Sides,
+    choices: &'a Choices,
+    /// What from's versions are called where both are kept.
+    suffix: &'a str,
+    /// The file system that is merged into.
+    fs: &'a Fs,
+    names: Vec<NameChange>,
+    /// Inodes that differ between base and from.
+    inodes: BTreeSet<Ino>,
+    /// Those with pages that do.
+    paged: HashSet<Ino>,
+    /// Where from has put what it has made.
+    made_at: HashMap<Ino, Place>,
+    /// Directories of from and what they are in into.
+    dirs: HashMap<Ino, Option<Ino>>,
+    entries: BTreeMap<Place, Replaced>,
+    /// By inodes of into.
+    content: BTreeMap<Ino, Content>,
+    /// Attributes that inodes of into get, which else stay as they are.
+    attributes: BTreeMap<Ino, StoredNode>,
+    /// Directories that into has not, and from's nodes of them.
+    new_dirs: BTreeSet<Ino>,
+    /// What the changed entries add up to.
+    sums: structure::Sums,
+    /// Directories that from has removed, and what they are in into.
+    removed_dirs: Vec<(Ino, Ino)>,
+    /// Those of into of which it is settled whether they stay.
+    stays: BTreeSet<Ino>,
+    /// Directories of into in which something was left that from has removed or changed.
+    kept_in: HashSet<Ino>,
+    /// Inodes that both have moved, and for which a place was chosen.
+    settled_moves: HashSet<Ino>,
+    /// Files of into that are as from has made others in their place.
+    same: HashSet<Ino>,
+    /// What from has put somewhere and was not taken.
+    passed_by: HashSet<Ino>,
+    /// Moved by into, too, where from's entry was.
+    moved_away: BTreeSet<Ino>,
+    conflicts: BTreeSet<MergeConflict>,
+}
+
+/// Conflicts that are named at most.
+const NAMED: usize = 10_000;
+
+/// Makes the changes in a transaction of `fs`. `sides.into` is what it sees now.
+pub(crate) fn merge(
+    sides: &Sides,
+    choices: &Choices,
+    suffix: &str,
+    fs: &Fs,
+    transaction: &Transaction,
+) -> Result<Vec<MergeConflict>> {
+    let mut plan = Plan {
+        sides,
+        choices,
+        suffix,
+        fs,
+        names: Vec::new(),
+        inodes: BTreeSet::new(),
+        paged: HashSet::new(),
+        made_at: HashMap::new(),
+        dirs: HashMap::new(),
+        entries: BTreeMap::new(),
+        content: BTreeMap::new(),
+        attributes: BTreeMap::new(),
+        new_dirs: BTreeSet::new(),
+        sums: structure::Sums::default(),
+        removed_dirs: Vec::new(),
+        stays: BTreeSet::new(),
+        kept_in: HashSet::new(),
+        settled_moves: HashSet::new(),
+        same: HashSet::new(),
+        passed_by: HashSet::new(),
+        moved_away: BTreeSet::new(),
+        conflicts: BTreeSet::new(),
+    };
+    plan.collect()?;
+    plan.names()?;
+    plan.sums = plan.sums();
+    plan.nodes()?;
+    plan.structure()?;
+    if plan.conflicts.is_empty() {
+        plan.write(transaction)?;
+    }
+    Ok(plan.conflicts.into_iter().collect())
+}
+
+impl Plan<'_> {
+    fn collect(&mut self) -> Result<()> {
+        let Sides { base, from, .. } = self.sides;
+        for change in base.state.difference(base.layout.imap, &from.state, from.layout.imap)? {
+            if let ImapKey::Node(ino) | ImapKey::Xattr(ino, _) =
+                layout::decode_imap_key(&change?.key)?
+            {
+                self.inodes.insert(ino);
+            }
+        }
+        for change in base.state.difference(base.layout.dmap, &from.state, from.layout.dmap)? {
+            let (ino, _) = layout::decode_page_key(&change?.key)?;
+            // Not without the node, but two changes within a tick of the clock leave it alike.
+            if self.paged.insert(ino) {
+                self.inodes.insert(ino);
+            }
+        }
+        for change in base.state.difference(base.layout.nmap, &from.state, from.layout.nmap)? {
+            let change = change?;
+            let (dir, name) = layout::decode_name_key(&change.key)?;
+            let place: Place = (dir, name.into());
+            let entry = |tuple: Option<kvdb::Tuple>| match tuple {
+                Some(tuple) => layout::decode_name(dir, &tuple.value()?).map(Some),
+                None => Ok(None),
+            };
+            let (base, from) = (entry(change.before)?, entry(change.after)?);
+            if let Some((ino, _)) = from.filter(|from| base.is_none_or(|base| base.0 != from.0)) {
+                self.made_at.insert(ino, place.clone());
+            }
+            self.names.push(NameChange { place, base, from });
+        }
+        Ok(())
+    }
+
+    /// What into has at a place.
+    fn entry_of(&self, place: &Place) -> Result<Entry> {
+        let Side { state, layout } = &self.sides.into;
+        match state.get(layout.nmap, &layout::name_key(place.0, &place.1))? {
+            Some(value) => layout::decode_name(place.0, &value).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// What a place of into has after the changes so far.
+    fn entry_now(&self, place: &Place) -> Result<Entry> {
+        match self.entries.get(place) {
+            Some(replaced) => Ok(replaced.after),
+            None => self.entry_of(place),
+        }
+    }
+
+    fn set(&mut self, place: Place, after: Entry) -> Result<()> {
+        let before = self.entry_of(&place)?;
+        let entry = self.entries.entry(place).or_insert(Replaced { before, after: None });
+        entry.after = after;
+        Ok(())
+    }
+
+    /// The places whose entries change, and lead to an inode before or after.
+    fn places_of(&self, ino: Ino) -> Vec<Place> {
+        let leads = |entry: &Entry| entry.is_some_and(|(there, _)| there == ino);
+        let all = self.entries.iter().filter(|(_, r)| leads(&r.before) || leads(&r.after));
+        all.map(|(place, _)| place.clone()).collect()
+    }
+
+    /// Lets an inode have the names in into that it had.
+    fn restore(&mut self, ino: Ino) {
+        for place in self.places_of(ino) {
+            self.kept_in.insert(place.0);
+            if let Some(replaced) = self.entries.get_mut(&place) {
+                replaced.after = replaced.before;
+            }
+        }
+    }
+
+    /// A path of what a place of from, or of base, means.
+    fn path_of(&self, place: &Place) -> Result<Vec<u8>> {
+        for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
+            if let Some(way) = side.paths(&BTreeSet::from([place.0]))?.remove(&place.0) {
+                return Ok(joined(&way, &place.1));
+            }
+        }
+        Ok([format!("inode {}/", place.0).as_bytes(), &place.1].concat())
+    }
+
+    /// A path of an inode, in from if it is there.
+    fn path_of_inode(&self, ino: Ino) -> Result<Vec<u8>> {
+        for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
+            let Some(node) = side.node(ino)? else { continue };
+            if node.attr.kind == FileKind::Dir {
+                if let Some(way) = side.paths(&BTreeSet::from([ino]))?.remove(&ino) {
+                    return Ok(way);
+                }
+            } else if let Some((dir, name, _)) = side.names_of(&HashSet::from([ino]))?.pop() {
+                return self.path_of(&(dir, name.into()));
+            }
+        }
+        Ok(format!("inode {ino}").into_bytes())
+    }
+
+    /// What was chosen at a path; where nothing was, it is a conflict.
+    fn choose(&mut self, path: Vec<u8>, ours: Deed, theirs: Deed) -> Option<Choice> {
+        let choice = self.choices.of(&path);
+        if choice.is_none() && self.conflicts.len() < NAMED {
+            self.conflicts.insert(MergeConflict { path, key: false, ours, theirs });
+        }
+        choice
+    }
+}

@@ -1,0 +1,257 @@
+//! Content and attributes of the inodes that from has changed.
+
+use std::collections::HashSet;
+
+use super::counterparts::{alike, own};
+use super::{Content, Place, Plan};
+use crate::attr::{FileKind, Ino};
+use crate::difference::{StoredNode, same_xattrs};
+use crate::error::Result;
+use crate::layout::{self, Body};
+use crate::merging::{Choice, Deed};
+
+impl Plan<'_> {
+    pub(super) fn nodes(&mut self) -> Result<()> {
+        for ino in std::mem::take(&mut self.inodes) {
+            let (base, from) = (self.sides.base.node(ino)?, self.sides.from.node(ino)?);
+            let is_dir = |node: &Option<StoredNode>| {
+                node.as_ref().is_some_and(|node| node.attr.kind == FileKind::Dir)
+            };
+            match (base, from) {
+                (None, None) => {}
+                (base, Some(from)) if from.attr.kind == FileKind::Dir => {
+                    self.directory(base, from)?;
+                }
+                (Some(base), None) if base.attr.kind == FileKind::Dir => {
+                    if let Some(there) = self.dir_in_into(base.ino)? {
+                        self.removed_dirs.push((base.ino, there));
+                    }
+                }
+                (base, from) if is_dir(&base) || is_dir(&from) => {}
+                (None, Some(from)) => self.made(from)?,
+                (Some(base), Some(from)) => self.file(base, from)?,
+                (Some(base), None) => self.removed(base)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A file that from has made. It comes along where it gets a name.
+    fn made(&mut self, from: StoredNode) -> Result<()> {
+        let sides = self.sides;
+        let Some(into) = sides.into.node(from.ino)? else {
+            self.content.insert(from.ino, Content::Changes(from.ino));
+            return Ok(());
+        };
+        // It came along before, at a time that neither remembers.
+        if alike((&sides.from, &from), (&sides.into, &into))? {
+            return Ok(());
+        }
+        self.both_changed(from, into)
+    }
+
+    /// A file that both base and from have.
+    fn file(&mut self, base: StoredNode, from: StoredNode) -> Result<()> {
+        let sides = self.sides;
+        let changed = self.is_changed(&base, &from)?;
+        let Some(there) = self.file_in_into(from.ino)? else {
+            let there = self.content.contains_key(&from.ino);
+            if !changed || there {
+                return Ok(());
+            }
+            let path = self.path_of_inode(from.ino)?;
+            if let Some(Choice::Theirs | Choice::Both) =
+                self.choose(path, Deed::Removed, Deed::Changed)
+            {
+                return self.names_brought_back(&from);
+            }
+            return Ok(());
+        };
+        let Some(into) = sides.into.node(there)? else { return Ok(()) };
+        if !changed {
+            let times = |node: &StoredNode| (node.attr.mtime, node.attr.atime);
+            if there == from.ino && times(&base) != times(&from) && times(&into) == times(&base) {
+                self.attributes.insert(there, StoredNode { ino: there, ..from });
+            }
+            return Ok(());
+        }
+        if self.is_untouched(&base, &into)? {
+            self.content.insert(there, Content::Changes(from.ino));
+        } else if alike((&sides.base, &base), (&sides.into, &into))? {
+            self.content.insert(there, Content::All(from.ino));
+        } else if !alike((&sides.from, &from), (&sides.into, &into))? {
+            self.both_changed(from, into)?;
+        }
+        Ok(())
+    }
+
+    fn both_changed(&mut self, from: StoredNode, into: StoredNode) -> Result<()> {
+        let path = self.path_of_inode(from.ino)?;
+        match self.choose(path, Deed::Changed, Deed::Changed) {
+            Some(Choice::Theirs) => {
+                self.content.insert(into.ino, Content::All(from.ino));
+            }
+            Some(Choice::Both) => {
+                let names = self.sides.into.names_of(&HashSet::from([into.ino]))?;
+                let Some((dir, name, _)) = names.into_iter().next() else { return Ok(()) };
+                let beside = self.beside(&(dir, name.into()))?;
+                let copy = self.fs.new_ino()?;
+                self.set(beside, Some((copy, from.attr.kind)))?;
+                self.content.insert(copy, Content::All(from.ino));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether from has changed anything of a file but its names and times.
+    fn is_changed(&self, base: &StoredNode, from: &StoredNode) -> Result<bool> {
+        let sides = self.sides;
+        if self.paged.contains(&from.ino) || base.attr.size != from.attr.size {
+            return Ok(true);
+        }
+        let both_paged = |node: &StoredNode| matches!(node.attr.body, Body::Paged(_));
+        if both_paged(base) && both_paged(from) {
+            // No page is another one.
+            return Ok(
+                own(base) != own(from) || !same_xattrs((&sides.base, base), (&sides.from, from))?
+            );
+        }
+        Ok(!alike((&sides.base, base), (&sides.from, from))?)
+    }
+
+    /// Whether into has a file's content and attributes where base has them.
+    pub(super) fn is_untouched(&self, base: &StoredNode, into: &StoredNode) -> Result<bool> {
+        let sides = self.sides;
+        let of = |node: &StoredNode| (node.attr.size, node.attr.body);
+        if base.ino != into.ino
+            || (own(base), of(base)) != (own(into), of(into))
+            || base.content != into.content
+            || !same_xattrs((&sides.base, base), (&sides.into, into))?
+        {
+            return Ok(false);
+        }
+        let (start, end) = (layout::page_key(base.ino, 0), layout::pages_end(base.ino));
+        let mut pages = sides.base.state.difference_between(
+            sides.base.layout.dmap,
+            &sides.into.state,
+            sides.into.layout.dmap,
+            (&start, &end),
+        )?;
+        Ok(pages.next().transpose()?.is_none())
+    }
+
+    /// A file that from has removed.
+    fn removed(&mut self, base: StoredNode) -> Result<()> {
+        let sides = self.sides;
+        let Some(into) = sides.into.node(base.ino)?.filter(|_| !self.same.contains(&base.ino))
+        else {
+            return Ok(());
+        };
+        let touched = !self.is_untouched(&base, &into)?
+            && !alike((&sides.base, &base), (&sides.into, &into))?;
+        let named = i64::from(into.attr.nlink) + self.names_added(base.ino) > 0;
+        if !touched && !named {
+            return Ok(());
+        }
+        let path = self.path_of_inode(base.ino)?;
+        if named && !touched && self.is_passed_by(base.ino)? {
+            // Its entry was left as it is.
+            return Ok(());
+        }
+        let ours = if touched { Deed::Changed } else { Deed::Moved };
+        let theirs = if sides.from.find(&path)?.is_some() { Deed::Changed } else { Deed::Removed };
+        match self.choose(path, ours, theirs) {
+            Some(Choice::Theirs) => {
+                for (dir, name, _) in sides.into.names_of(&HashSet::from([base.ino]))? {
+                    let place: Place = (dir, name.into());
+                    if self.entry_now(&place)?.is_some_and(|(ino, _)| ino == base.ino) {
+                        self.set(place, None)?;
+                    }
+                }
+                Ok(())
+            }
+            Some(_) => {
+                self.restore(base.ino);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether ours was chosen for a name of an inode, or a conflict is known there.
+    fn is_passed_by(&mut self, ino: Ino) -> Result<bool> {
+        for (dir, name, _) in self.sides.base.names_of(&HashSet::from([ino]))? {
+            let path = self.path_of(&(dir, name.into()))?;
+            let known = self.conflicts.iter().any(|conflict| conflict.path == path);
+            if known || self.choices.of(&path) == Some(Choice::Ours) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A file that into has removed gets its names in from.
+    fn names_brought_back(&mut self, from: &StoredNode) -> Result<()> {
+        for (dir, name, _) in self.sides.from.names_of(&HashSet::from([from.ino]))? {
+            let Some(dir) = self.dir_brought_back(dir)? else { continue };
+            let mut here: Place = (dir, name.into());
+            if self.entry_now(&here)?.is_some_and(|(ino, _)| ino != from.ino) {
+                here = self.beside(&here)?;
+            }
+            self.bring_back(from.ino, from.attr.kind, here)?;
+        }
+        Ok(())
+    }
+
+    /// A directory that from has made or changed.
+    fn directory(&mut self, base: Option<StoredNode>, from: StoredNode) -> Result<()> {
+        let sides = self.sides;
+        let Some(there) = self.dir_in_into(from.ino)? else {
+            let Some(base) = base else { return Ok(()) };
+            if own(&base) != own(&from) || !same_xattrs((&sides.base, &base), (&sides.from, &from))?
+            {
+                let path = self.path_of_inode(from.ino)?;
+                if let Some(Choice::Theirs | Choice::Both) =
+                    self.choose(path, Deed::Removed, Deed::Changed)
+                {
+                    self.dir_brought_back(from.ino)?;
+                }
+            }
+            return Ok(());
+        };
+        let Some(into) = sides.into.node(there)? else {
+            self.new_dirs.insert(there);
+            return Ok(());
+        };
+        let changed = match &base {
+            None => true,
+            Some(base) => {
+                own(base) != own(&from) || !same_xattrs((&sides.base, base), (&sides.from, &from))?
+            }
+        };
+        let differs =
+            own(&into) != own(&from) || !same_xattrs((&sides.into, &into), (&sides.from, &from))?;
+        let mut taken = StoredNode { ino: there, attr: into.attr, ..from };
+        if changed && differs {
+            let known = match &base {
+                None => false,
+                Some(base) => {
+                    own(base) == own(&into)
+                        && same_xattrs((&sides.base, base), (&sides.into, &into))?
+                }
+            };
+            let path = || self.path_of_inode(from.ino);
+            let theirs = known || {
+                let path = path()?;
+                self.choose(path, Deed::Changed, Deed::Changed) == Some(Choice::Theirs)
+            };
+            if theirs {
+                (taken.attr.perm, taken.attr.uid, taken.attr.gid) =
+                    (from.attr.perm, from.attr.uid, from.attr.gid);
+                self.attributes.insert(there, taken);
+            }
+        }
+        Ok(())
+    }
+}

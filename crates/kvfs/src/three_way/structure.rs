@@ -1,0 +1,326 @@
+//! What the changes of names mean for the tree.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::{Place, Plan};
+use crate::attr::{FileKind, Ino, ROOT};
+use crate::error::Result;
+use crate::merging::{Choice, Deed};
+
+/// What the changed entries add up to, by inodes of into.
+#[derive(Default)]
+pub(super) struct Sums {
+    /// Names of an inode.
+    pub names: BTreeMap<Ino, i64>,
+    /// Entries of a directory, and those that are directories.
+    pub entries: BTreeMap<Ino, (i64, i64)>,
+}
+
+impl Plan<'_> {
+    pub(super) fn sums(&self) -> Sums {
+        let mut sums = Sums::default();
+        for ((dir, _), replaced) in &self.entries {
+            for (entry, by) in [(replaced.before, -1), (replaced.after, 1)] {
+                let Some((ino, kind)) = entry else { continue };
+                *sums.names.entry(ino).or_default() += by;
+                let entries = sums.entries.entry(*dir).or_default();
+                entries.0 += by;
+                entries.1 += if kind == FileKind::Dir { by } else { 0 };
+            }
+        }
+        sums
+    }
+
+    pub(super) fn names_added(&self, ino: Ino) -> i64 {
+        self.sums.names.get(&ino).copied().unwrap_or(0)
+    }
+
+    /// Each step may undo what another one has looked at, so they are taken until nothing changes.
+    /// What they do is to leave more of into as it is, or to take more of from, and never back, so
+    /// they come to an end.
+    pub(super) fn structure(&mut self) -> Result<()> {
+        loop {
+            let steps =
+                [Plan::unplaced, Plan::moved_twice, Plan::lost, Plan::removed_dirs, Plan::circles];
+            let mut changed = false;
+            for step in steps {
+                self.sums = self.sums();
+                changed |= step(self)?;
+            }
+            if !changed {
+                self.sums = self.sums();
+                return Ok(());
+            }
+        }
+    }
+
+    /// What lies in directories that come along, and have got no place.
+    fn unplaced(&mut self) -> Result<bool> {
+        let dirs: BTreeSet<Ino> = self.entries.keys().map(|(dir, _)| *dir).collect();
+        let mut without = BTreeSet::new();
+        for dir in dirs {
+            if self.names_added(dir) <= 0 && self.sides.into.node(dir)?.is_none() {
+                without.insert(dir);
+            }
+        }
+        let mut changed = false;
+        for ((dir, _), replaced) in &mut self.entries {
+            if let Some((ino, _)) = replaced.after.filter(|_| without.contains(dir)) {
+                replaced.after = None;
+                self.passed_by.insert(ino);
+                changed = true;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// What from has put somewhere, while into has put it elsewhere.
+    fn moved_twice(&mut self) -> Result<bool> {
+        let mut changed = false;
+        let more = self.sums.names.iter().filter(|(_, added)| **added > 0);
+        let more: BTreeSet<Ino> = more.map(|(ino, _)| *ino).collect();
+        for ino in self.moved_away.union(&more).copied().collect::<Vec<Ino>>() {
+            let Some(into) = self.sides.into.node(ino)? else { continue };
+            let dir = into.attr.kind == FileKind::Dir;
+            // A file may have any number of names.
+            if !dir && (!self.moved_away.contains(&ino) || !self.has_own_name(ino)?) {
+                continue;
+            }
+            let put = self.entries.values().any(|r| {
+                let leads = |entry: super::Entry| entry.is_some_and(|(to, _)| to == ino);
+                leads(r.after) && !leads(r.before)
+            });
+            if !put || self.settled_moves.contains(&ino) {
+                continue;
+            }
+            let path = self.path_of_inode(ino)?;
+            match self.choose(path, Deed::Moved, Deed::Moved) {
+                None => {}
+                Some(Choice::Ours) => {
+                    self.restore(ino);
+                    changed = true;
+                }
+                Some(choice) => {
+                    self.settled_moves.insert(ino);
+                    if choice == Choice::Both && dir {
+                        self.restore(ino);
+                    } else if choice == Choice::Theirs {
+                        self.leave_own_places(ino, dir)?;
+                    }
+                    changed = true;
+                }
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Whether into has given a file a name that base has not.
+    fn has_own_name(&self, ino: Ino) -> Result<bool> {
+        for (dir, name, _) in self.sides.into.names_of(&HashSet::from([ino]))? {
+            if self.sides.base.entry(dir, &name)?.is_none_or(|node| node.ino != ino) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The names that into alone has given to an inode go.
+    fn leave_own_places(&mut self, ino: Ino, dir: bool) -> Result<()> {
+        let into = &self.sides.into;
+        let places: Vec<Place> = match dir {
+            true => {
+                let steps = into.ways_to(&BTreeSet::from([ino]))?;
+                let found = steps.into_iter().map(|(at, name)| (at, name.into_boxed_slice()));
+                found.collect()
+            }
+            false => {
+                let names = into.names_of(&HashSet::from([ino]))?;
+                names.into_iter().map(|(at, name, _)| (at, name.into_boxed_slice())).collect()
+            }
+        };
+        for place in places {
+            let leads = self.entry_of(&place)?.is_some_and(|(there, _)| there == ino);
+            let same = |side: &crate::difference::Side| {
+                side.entry(place.0, &place.1).map(|node| node.is_some_and(|node| node.ino == ino))
+            };
+            if leads && !same(&self.sides.from)? && (dir || !same(&self.sides.base)?) {
+                self.set(place, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What from has and would have no name in into any more: a name of it was not taken.
+    fn lost(&mut self) -> Result<bool> {
+        let mut changed = false;
+        let fewer: Vec<(Ino, i64)> =
+            self.sums.names.iter().filter(|(_, n)| **n < 0).map(|(ino, n)| (*ino, *n)).collect();
+        for (ino, added) in fewer {
+            let Some(into) = self.sides.into.node(ino)? else { continue };
+            let dir = into.attr.kind == FileKind::Dir;
+            let names = if dir { 1 } else { i64::from(into.attr.nlink) };
+            if names + added > 0 || self.sides.from.node(ino)?.is_none() {
+                continue;
+            }
+            if self.passed_by.contains(&ino) {
+                self.restore(ino);
+                changed = true;
+                continue;
+            }
+            // Each side has removed the names that the other one has left.
+            let path = self.path_of_inode(ino)?;
+            match self.choose(path, Deed::Removed, Deed::Removed) {
+                None => {}
+                Some(Choice::Theirs) => {
+                    self.take_names(ino, into.attr.kind)?;
+                    changed = true;
+                }
+                Some(_) => {
+                    self.restore(ino);
+                    changed = true;
+                }
+            }
+        }
+        Ok(changed)
+    }
+
+    /// A file gets the names that from has for it, where they are free.
+    fn take_names(&mut self, ino: Ino, kind: FileKind) -> Result<()> {
+        for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {
+            let Some(dir) = self.dir_in_into(dir)? else { continue };
+            let place: Place = (dir, name.into());
+            if self.entry_now(&place)?.is_none() {
+                self.set(place, Some((ino, kind)))?;
+            }
+        }
+        // Nowhere else: it stays where it is.
+        self.passed_by.insert(ino);
+        Ok(())
+    }
+
+    /// Directories that from has removed have nothing in them.
+    fn removed_dirs(&mut self) -> Result<bool> {
+        let mut changed = false;
+        for (dir, there) in self.removed_dirs.clone() {
+            let Some(into) = self.sides.into.node(there)?.filter(|_| !self.stays.contains(&there))
+            else {
+                continue;
+            };
+            let entries = self.sums.entries.get(&there).map_or(0, |entries| entries.0);
+            let left = i64::try_from(into.attr.size).unwrap_or(i64::MAX).saturating_add(entries);
+            let removed = self.names_added(there) < 0;
+            if removed && left <= 0 {
+                continue;
+            }
+            if self.kept_in.contains(&there) && removed {
+                self.restore(there);
+                self.stays.insert(there);
+                changed = true;
+                continue;
+            }
+            let place = self.place_of_dir(dir)?;
+            let path = match &place {
+                Some(place) => self.path_of(place)?,
+                None => continue,
+            };
+            let known = self.conflicts.iter().any(|conflict| conflict.path == path);
+            if known && !removed {
+                continue;
+            }
+            let ours = if removed { Deed::Filled } else { Deed::Moved };
+            match self.choose(path, ours, Deed::Removed) {
+                None => {}
+                Some(Choice::Theirs) => {
+                    self.remove_below(there)?;
+                    if let Some((at, name)) =
+                        self.sides.into.ways_to(&BTreeSet::from([there]))?.into_iter().find(
+                            |(at, name)| {
+                                self.sides
+                                    .into
+                                    .entry(*at, name)
+                                    .is_ok_and(|node| node.is_some_and(|node| node.ino == there))
+                            },
+                        )
+                    {
+                        self.set((at, name.into()), None)?;
+                    }
+                    self.stays.insert(there);
+                    changed = true;
+                }
+                Some(_) => {
+                    self.keep_whole(there);
+                    self.restore(there);
+                    self.stays.insert(there);
+                    changed = true;
+                }
+            }
+        }
+        Ok(changed)
+    }
+
+    /// A directory of into stays with all that it has.
+    fn keep_whole(&mut self, dir: Ino) {
+        let mut dirs = vec![dir];
+        while let Some(dir) = dirs.pop() {
+            for ((at, _), replaced) in &mut self.entries {
+                if *at == dir && replaced.before.is_some() && replaced.after.is_none() {
+                    replaced.after = replaced.before;
+                    if let Some((ino, FileKind::Dir)) = replaced.before {
+                        self.stays.insert(ino);
+                        dirs.push(ino);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Directories that from has moved must not come to lie in themselves.
+    fn circles(&mut self) -> Result<bool> {
+        let mut places: HashMap<Ino, Ino> = HashMap::new();
+        for ((at, _), replaced) in &self.entries {
+            if let Some((ino, FileKind::Dir)) =
+                replaced.after.filter(|_| replaced.before != replaced.after)
+            {
+                places.insert(ino, *at);
+            }
+        }
+        let mut sound: HashSet<Ino> = HashSet::from([ROOT]);
+        let mut moved: Vec<Ino> = places.keys().copied().collect();
+        moved.sort_unstable();
+        for dir in moved {
+            let (mut way, mut at) = (HashSet::new(), dir);
+            while !sound.contains(&at) && way.insert(at) {
+                at = match (places.get(&at), self.sides.into.node(at)?) {
+                    (Some(parent), _) => *parent,
+                    (None, Some(node)) => node.attr.parent,
+                    // Where it is to be is another conflict.
+                    (None, None) => ROOT,
+                };
+            }
+            if sound.contains(&at) {
+                sound.extend(way);
+                continue;
+            }
+            if self.sides.into.node(dir)?.is_none() {
+                continue;
+            }
+            let path = self.path_of_inode(dir)?;
+            match self.choices.of(&path) {
+                Some(Choice::Ours | Choice::Both) => {
+                    self.restore(dir);
+                    return Ok(true);
+                }
+                _ => {
+                    let (ours, theirs) = (Deed::Moved, Deed::Moved);
+                    self.conflicts.insert(crate::merging::MergeConflict {
+                        path,
+                        key: false,
+                        ours,
+                        theirs,
+                    });
+                }
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,276 @@
+//! Merging a clone into the branch that it was made of, and bringing it up to that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvdb::{Batch, Clash, DictionaryId, DictionaryInfo, Settled, Transaction, TransactionOptions};
+
+use super::{Views, Wait, common_states};
+use crate::difference::Side;
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::merging::{Choice, Choices, Deed, MergeConflict, MergeOptions, Merged, SettleKeys};
+use crate::three_way::{self, Sides};
+
+/// Keys of one dictionary that are named at most.
+const NAMED: usize = 10_000;
+
+/// A state and the name that its branch has in it.
+struct State<'a> {
+    view: &'a kvdb::View,
+    branch: &'a str,
+}
+
+impl State<'_> {
+    /// Its dictionaries of keys, by name.
+    fn dictionaries(&self) -> BTreeMap<String, DictionaryInfo> {
+        let all = self.view.dictionaries().into_iter();
+        let keys = all.filter(|info| info.branch == self.branch && !info.options.reserved);
+        keys.map(|info| (info.name.clone(), info)).collect()
+    }
+}
+
+impl Views {
+    /// Begins a transaction that brings what a clone has changed into the branch that it was made
+    /// of, or what that has changed into the clone, when it commits. Nothing large is copied. It
+    /// can be looked at, changed, committed and undone as any other. With conflicts it is of no use
+    /// but to look at, and the other branch is as it was.
+    ///
+    /// `settle` is asked about keys that both have changed.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
+    /// # use kvfs::{Caller, FileKind, Fs, FsOptions, MergeOptions, ROOT, ViewId, Views};
+    /// # let fs = Fs::open(db.clone(), env, FsOptions::default())?;
+    /// # let views = Views::new(db, fs.clone());
+    /// views.snapshot(&ViewId::Mainline, "monday", kvdb::Durability::Buffered)?;
+    /// views.clone_snapshot("monday", "try")?;
+    /// let tried = views.fs(&ViewId::Clone("try".into()))?;
+    /// tried.mknod(ROOT, b"new", FileKind::File, 0o644, 0, Caller::default())?;
+    /// let options = MergeOptions { clone: "try".into(), ..Default::default() };
+    /// let merged = views.merge(&options, &|_, _| kvdb::Settled::Conflict)?;
+    /// assert!(merged.conflicts.is_empty());
+    /// views.commit(merged.transaction, kvdb::Durability::Synced)?;
+    /// assert!(fs.resolve(b"/new").is_ok());
+    /// # Ok::<(), kvfs::Error>(())
+    /// ```
+    pub fn merge(&self, options: &MergeOptions, settle: &SettleKeys<'_>) -> Result<Merged> {
+        let (db, clone) = (&self.shared.db, &options.clone);
+        self.shared.mainline.writable()?;
+        let lineage = db.lineage(clone)?;
+        let sides = [clone.clone(), lineage.parent.clone()];
+        let [into, from] = if options.rebase { sides } else { [sides[1].clone(), clone.clone()] };
+        let relation = self.branch(clone)?.fs.core.layout.imap;
+        let from_fs = self.branch(&from)?.fs;
+        self.write_back(Wait::ForAll)?;
+        let mark = self.shared.mainline.core.env.random();
+        // What it has now stays as it is while the merge is made, and later on.
+        let state = from_fs.at_rest(|| match options.dry_run {
+            true => Ok(db.view()),
+            false => Ok(db.keep_common_state(clone, &from, mark)?),
+        })?;
+        let begun = self.merge_state(options, settle, &lineage, (&into, &from), (&state, mark));
+        let unused = begun.as_ref().is_ok_and(|(merged, _)| !merged.conflicts.is_empty());
+        let keep = match &begun {
+            Ok((_, marks)) if !unused => marks.clone(),
+            _ => lineage.kept.clone(),
+        };
+        if !options.dry_run {
+            if begun.is_ok() && !unused {
+                // Before the transaction commits: until then it counts for nothing.
+                let noted = common_states::note(&from_fs, relation, &keep);
+                if let (Err(e), Ok((merged, _))) = (noted, &begun) {
+                    self.abort(merged.transaction)?;
+                    return Err(e);
+                }
+            }
+            db.drop_common_states(clone, &keep)?;
+        }
+        begun.map(|(merged, _)| merged)
+    }
+
+    /// Merges a state of `from`. Gives the marks that both have in common when it has committed.
+    fn merge_state(
+        &self,
+        options: &MergeOptions,
+        settle: &SettleKeys<'_>,
+        lineage: &kvdb::Lineage,
+        (into, from): (&str, &str),
+        (state, mark): (&kvdb::View, u64),
+    ) -> Result<(Merged, Vec<u64>)> {
+        let db = &self.shared.db;
+        let relation = self.branch(&options.clone)?.fs.core.layout.imap;
+        // The view of a kept state has its branch alone.
+        let from_state = State { view: state, branch: if options.dry_run { from } else { "" } };
+        let from_layout = match options.dry_run {
+            true => self.branch(from)?.fs.core.layout,
+            false => Layout::of_state(state).ok_or(Error::NotFound)?,
+        };
+        if !options.dry_run {
+            self.make_dictionaries(&from_state, &lineage.origin, into)?;
+        }
+        let begun = TransactionOptions { branch: into.into(), ..options.transaction.clone() };
+        let (transaction, parent) = self.begin_at_rest(begun)?;
+        let merged = || -> Result<(Vec<MergeConflict>, Vec<u64>)> {
+            let (view, layout) = (transaction.view()?, parent.fs.core.layout);
+            let notes = [
+                common_states::marks_of(state, &from_layout, relation)?,
+                common_states::marks_of(&view, &layout, relation)?,
+            ];
+            let common = common_states::common(lineage, notes);
+            let base = match common.last() {
+                Some(mark) => db.common_state(&options.clone, *mark)?,
+                None => lineage.origin.clone(),
+            };
+            let choices = Choices::new(&options.choices);
+            let suffix = if from.is_empty() { "main" } else { from };
+            let base_layout = Layout::of_state(&base).ok_or(Error::NotFound)?;
+            let sides = Sides {
+                base: Side::new(base.clone(), base_layout),
+                from: Side::new(state.clone(), from_layout),
+                into: Side::new(view.clone(), layout),
+            };
+            let mut conflicts =
+                three_way::merge(&sides, &choices, suffix, &parent.fs, &transaction)?;
+            let keys = Keys { into: &view, branch: into, choices: &choices, settle };
+            keys.merge(&base, &from_state, &transaction, &mut conflicts)?;
+            let marks = common_states::with(&common, mark);
+            if conflicts.is_empty() && !options.dry_run {
+                let mut batch = Batch::new();
+                common_states::stage(&layout, relation, &marks, &mut batch);
+                transaction.apply(batch)?;
+            }
+            Ok((conflicts, marks))
+        };
+        let (conflicts, marks) = merged().inspect_err(|_| transaction.abort())?;
+        let id = transaction.id();
+        let entry = self.open_begun(transaction, parent)?;
+        self.tell(|watcher| watcher.appeared(&entry.view));
+        let (into, from) = (into.to_owned(), from.to_owned());
+        Ok((Merged { transaction: id, into, from, conflicts }, marks))
+    }
+
+    /// Makes those dictionaries that `from` has and neither the branch `into` nor the state that
+    /// both come from. They are empty until the transaction commits.
+    fn make_dictionaries(&self, from: &State<'_>, origin: &kvdb::View, into: &str) -> Result<()> {
+        let db = &self.shared.db;
+        let before = State { view: origin, branch: "" }.dictionaries();
+        for (name, info) in from.dictionaries() {
+            if db.dictionary_in(into, &name).is_none() && !before.contains_key(&name) {
+                db.create_dictionary_in(into, &name, info.options)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The keys of a merge.
+struct Keys<'a> {
+    into: &'a kvdb::View,
+    /// What `into` calls the branch.
+    branch: &'a str,
+    choices: &'a Choices,
+    settle: &'a SettleKeys<'a>,
+}
+
+impl Keys<'_> {
+    fn merge(
+        &self,
+        base: &kvdb::View,
+        from: &State<'_>,
+        transaction: &Transaction,
+        conflicts: &mut Vec<MergeConflict>,
+    ) -> Result<()> {
+        let before = State { view: base, branch: "" }.dictionaries();
+        let there = from.dictionaries();
+        let into = State { view: self.into, branch: self.branch }.dictionaries();
+        let names: BTreeSet<&String> = before.keys().chain(there.keys()).collect();
+        for name in names {
+            let id = |all: &BTreeMap<String, DictionaryInfo>| all.get(name).map(|info| info.id);
+            match (id(&before), id(&there), id(&into)) {
+                // A dictionary that a view does not have is empty there.
+                (was, Some(is), Some(here)) => {
+                    let was = was.unwrap_or(is);
+                    self.carry(name, ((base, was), (from.view, is), here), transaction, conflicts)?;
+                }
+                (Some(was), Some(is), None) => {
+                    let changed = base.difference(was, from.view, is)?.next().transpose()?;
+                    if changed.is_some() && self.choices.of_key(name, b"").is_none() {
+                        conflicts.push(of_dictionary(name, Deed::Removed, Deed::Changed));
+                    }
+                }
+                (Some(was), None, Some(here)) => {
+                    let changed = base.difference(was, self.into, here)?.next().transpose()?;
+                    match changed.map(|_| self.choices.of_key(name, b"")) {
+                        None | Some(Some(Choice::Theirs)) => self.empty(here, transaction)?,
+                        Some(Some(_)) => {}
+                        Some(None) => {
+                            conflicts.push(of_dictionary(name, Deed::Changed, Deed::Removed));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all keys of a dictionary. The dictionary itself stays, so that this can be undone.
+    fn empty(&self, dict: DictionaryId, transaction: &Transaction) -> Result<()> {
+        let mut cursor = self.into.cursor(dict, &[], &[])?.keys_only();
+        cursor.seek_to_end()?;
+        if let Some(last) = cursor.prev()? {
+            transaction.delete_range(dict, Vec::new(), [&last.key[..], &[0]].concat())?;
+        }
+        Ok(())
+    }
+
+    fn carry(
+        &self,
+        name: &str,
+        (base, from, here): (
+            (&kvdb::View, DictionaryId),
+            (&kvdb::View, DictionaryId),
+            DictionaryId,
+        ),
+        transaction: &Transaction,
+        conflicts: &mut Vec<MergeConflict>,
+    ) -> Result<()> {
+        let shown = |key: &[u8]| [name.as_bytes(), b":", key].concat();
+        let mut found = Vec::new();
+        let mut settle = |clash: Clash<'_>| {
+            let settled = (self.settle)(name, &clash);
+            if settled != Settled::Conflict {
+                return settled;
+            }
+            match self.choices.of_key(name, &shown(clash.key)) {
+                Some(Choice::Theirs) => Settled::Taken,
+                Some(Choice::Ours | Choice::Both) => Settled::Left,
+                None => {
+                    if found.len() < NAMED {
+                        found.push(of_clash(shown(clash.key), &clash));
+                    }
+                    Settled::Conflict
+                }
+            }
+        };
+        transaction.carry(base, from, here, &mut settle)?;
+        conflicts.append(&mut found);
+        Ok(())
+    }
+}
+
+fn of_dictionary(name: &str, ours: Deed, theirs: Deed) -> MergeConflict {
+    MergeConflict { path: name.as_bytes().to_vec(), key: true, ours, theirs }
+}
+
+fn of_clash(path: Vec<u8>, clash: &Clash<'_>) -> MergeConflict {
+    let deed = |now: Option<&[u8]>| match (clash.base, now) {
+        (None, _) => Deed::Made,
+        (_, None) => Deed::Removed,
+        _ => Deed::Changed,
+    };
+    let (ours, theirs) = (deed(clash.here), deed(clash.changed));
+    MergeConflict { path, key: true, ours, theirs }
+}
