@@ -313,13 +313,15 @@ fn what_a_transaction_would_change_can_be_listed() {
     assert_eq!(shown.len(), 2);
     assert!(
         shown[0].starts_with(
-            r#"["id" (integer) 1 "clone" "" "isolation" "ser" "label" "the night run" "age_ms" "#
+            r#"["id" (integer) 1 "within" (nil) "clone" "" "isolation" "ser" "label" "the night run" "age_ms" "#
         ),
         "{}",
         shown[0]
     );
     assert!(
-        shown[1].starts_with(r#"["id" (integer) 2 "clone" "" "isolation" "si" "label" "" "#),
+        shown[1].starts_with(
+            r#"["id" (integer) 2 "within" (nil) "clone" "" "isolation" "si" "label" "" "#
+        ),
         "{}",
         shown[1]
     );

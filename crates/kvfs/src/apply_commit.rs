@@ -389,16 +389,16 @@ impl Fs {
             self.core.inode_allocator.void_reservations();
             self.core.inode_allocator.clear_mark();
         }
-        let node = |ino| {
-            let node = view.get(self.core.layout.imap, &layout::node_key(ino)).ok().flatten();
-            node.and_then(|value| layout::decode_node(ino, &value).ok())
+        let node = |ino| -> Result<_> {
+            let value = view.get(self.core.layout.imap, &layout::node_key(ino))?;
+            value.map(|value| layout::decode_node(ino, &value)).transpose()
         };
         for inode in self.core.inode_cache.all() {
             let mut state = inode.state.write();
             let (read_unlocked, before) = (state.read_unlocked, Identity::of(&state.attr));
             self.discard(inode.ino, &mut state);
             match node(inode.ino) {
-                Some((attr, xattrs, _)) if Identity::of(&attr) == before => {
+                Ok(Some((attr, xattrs, _))) if Identity::of(&attr) == before => {
                     *state = InodeState {
                         queued: state.queued,
                         read_unlocked,
@@ -415,9 +415,12 @@ impl Fs {
         }
         for (ino, before) in known {
             match node(ino) {
-                Some((attr, ..)) if Identity::of(&attr) == before => {
+                Ok(Some((attr, ..))) if Identity::of(&attr) == before => {
                     self.core.inode_cache.recover(ino)
                 }
+                // Nothing says that it is another one: a branch gives no number twice. What reads
+                // it returns the error, as long as there is one.
+                Err(_) => {}
                 // The root stays the root, whatever its identity.
                 _ if ino == crate::ROOT => {}
                 _ => self.core.inode_cache.strand(ino, before),

@@ -312,6 +312,8 @@ impl Fs {
                     batch.put(notes, branch_key(imap), encode_number(0));
                 }
             }
+            // A few bytes, without which a store that is full could not go back to a snapshot.
+            batch.releases_space();
             if batch.is_empty() { Ok(()) } else { Ok(db.commit(batch, Durability::Buffered)?) }
         })
     }

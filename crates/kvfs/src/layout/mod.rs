@@ -554,7 +554,7 @@ mod tests {
         other[4] = 3;
         assert_eq!(Super::decode(&other).unwrap(), s);
         assert!(!Super::is_current(&other));
-        other[4] = 7;
+        other[4] = 9;
         assert!(Super::decode(&other).unwrap_err().to_string().contains("another version"));
         let zoned = Super { zone_size: Some(0), ..s };
         assert!(Super::is_current(&zoned.encode()));

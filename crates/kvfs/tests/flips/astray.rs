@@ -124,7 +124,7 @@ fn blocks_astray_in_a_store_that_lost_power_with_commits_in_the_journal() {
 
 #[test]
 fn blocks_astray_in_a_store_whose_journal_is_longer_than_a_segment() {
-    astray(&Image::new(End::LongJournal), 1);
+    astray(&Image::new(End::LongJournal), 3);
 }
 
 #[test]
