@@ -217,7 +217,7 @@ impl Screen {
         let rows = self.now.transactions.iter().map(|info| {
             let size = count(&info["memory"]) + count(&info["run_bytes"]);
             let label = info["label"].as_str().unwrap_or("");
-            let label = match info["within"].as_u64() {
+            let label = match info.get("within").and_then(Value::as_u64) {
                 Some(around) => format!("within {around}: {label}"),
                 None => label.to_string(),
             };
