@@ -127,9 +127,9 @@ pub struct Merge {
 /// Whose version counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preferred {
-    /// That of the branch that is merged into.
+    /// The version of the branch that is merged into.
     Ours,
-    /// That of the branch that is merged.
+    /// The version of the branch that is merged.
     Theirs,
     /// Both, beside each other.
     Both,

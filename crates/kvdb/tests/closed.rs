@@ -118,7 +118,7 @@ fn the_journal_has_its_space_again_when_a_store_is_opened() {
 /// How long synced puts take after a store was made and after it was opened again; run with
 /// `--ignored --nocapture`.
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "a measurement: make measurements"]
 fn synced_puts_after_an_opening() {
     let directory = tempfile::tempdir_in(".").unwrap();
     let path = directory.path().join("s.kvfs");

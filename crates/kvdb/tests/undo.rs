@@ -301,7 +301,7 @@ fn a_label_of_any_length_is_cut_and_read_again() {
 
 /// What it costs: commits of one small change on a file, with and without, in turn.
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "a measurement: make measurements"]
 fn what_a_commit_that_can_be_undone_costs_more() {
     let directory = tempfile::tempdir().expect("a directory");
     let device = zones::FileDevice::create(directory.path().join("s")).expect("a file");

@@ -43,7 +43,7 @@ pub struct Args {
     /// Take the version that is merged.
     #[arg(long, value_name = "PATH")]
     theirs: Vec<String>,
-    /// Keep both: the one that is merged gets a name with ~ and the clone's name behind it.
+    /// Keep both: the one that is merged gets a name with ~ and the clone's name after it.
     #[arg(long, value_name = "PATH")]
     both: Vec<String>,
     /// Say what would be changed, and do nothing.
@@ -88,7 +88,7 @@ struct Done {
     changes: Changes,
 }
 
-/// What both sides have changed: it is listed, and nothing is done.
+/// The conflicts of a merge, which are listed in place of it.
 struct Against {
     into: String,
     from: String,

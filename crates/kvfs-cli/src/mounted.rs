@@ -120,7 +120,7 @@ impl Mounted {
         View::Transaction(id).path(&self.mount_point)
     }
 
-    /// Whether the path leads to what a transaction shows in place of the store.
+    /// Returns whether the path leads to what a transaction shows in place of the store.
     pub fn shows(&self, id: u64) -> bool {
         self.bound && self.view == View::Transaction(id)
     }

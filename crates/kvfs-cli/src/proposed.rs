@@ -30,7 +30,7 @@ pub fn call(client: &mut Client, words: &[&[u8]]) -> Outcome<Reply> {
     }
 }
 
-/// What a transaction would change.
+/// Returns the changes that a transaction would make.
 pub fn look(client: &mut Client, id: i64, all: bool) -> Outcome<Changes> {
     let id = id.to_string();
     let mut files = vec![&b"TXN"[..], b"FILES", id.as_bytes()];

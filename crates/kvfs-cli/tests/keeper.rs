@@ -481,7 +481,7 @@ fn git_sqlite_and_a_build_see_no_error() {
 }
 
 #[test]
-#[ignore = "it takes minutes"]
+#[ignore = "takes minutes: make measurements"]
 fn git_sqlite_and_a_build_see_no_error_for_long() {
     for mode in ["nowriteback", "writeback"] {
         under_programs(mode, 60, Duration::from_secs(5));
@@ -549,7 +549,7 @@ fn what_a_keeper_cannot_keep_is_refused() {
 
 /// Measures what the option costs: calls on two mounts, with a keeper and without one, in turn.
 #[test]
-#[ignore = "it measures"]
+#[ignore = "a measurement: make measurements"]
 fn what_a_call_costs() {
     let Some(with) = Kept::new("nowriteback") else { return };
     let Some(without) = Place::new() else { return };
@@ -603,7 +603,7 @@ fn what_a_call_costs() {
 
 /// Measures how long a program waits at most while the daemon is killed and begun anew.
 #[test]
-#[ignore = "it measures"]
+#[ignore = "a measurement: make measurements"]
 fn how_long_programs_wait() {
     let Some(kept) = Kept::new("nowriteback") else { return };
     let at = kept.place.mnt();

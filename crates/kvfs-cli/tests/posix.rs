@@ -54,7 +54,7 @@ fn a_loop_that_renames_what_it_lists_meets_each_name_once(write_back: bool) {
 }
 
 #[test]
-#[ignore = "at size: takes a minute"]
+#[ignore = "takes a minute: make measurements"]
 fn a_loop_that_renames_fifty_thousand_names_as_it_lists_them_meets_each_once() {
     let Some(m) = Mount::in_mode(false) else { return };
     assert_eq!(renamed_as_listed(&m, 50_000), 50_000);

@@ -333,7 +333,7 @@ fn git_sqlite_and_a_build_see_no_error() {
 
 /// Measures how long a program waits for its answer during an upgrade.
 #[test]
-#[ignore = "it measures"]
+#[ignore = "a measurement: make measurements"]
 fn how_long_programs_wait() {
     let Some(p) = Place::new() else { return };
     p.mounted();

@@ -46,7 +46,7 @@ const LARGEST_BLOCK: u64 = 1 << 16;
 /// Numbers of the largest block that a directory reserves.
 pub(crate) const LARGEST_ZONE: u64 = 1 << 20;
 
-/// What all branches of a store have given.
+/// The counter of the numbers that all branches of a store have given.
 pub(crate) struct Counter {
     /// The dictionary of its notes. `None`: nothing is given.
     pub notes: Option<DictionaryId>,
@@ -60,7 +60,7 @@ pub(crate) struct Counter {
     noting: Mutex<()>,
 }
 
-/// What is to be noted before numbers are used.
+/// The notes that must be made before numbers are used.
 pub(crate) struct Note {
     /// `None`: the bound that is noted is enough.
     pub bound: Option<Ino>,
@@ -89,7 +89,7 @@ impl Counter {
         self.next.fetch_max(ino, Ordering::Relaxed);
     }
 
-    /// What was reserved below `ino` is void, in all branches.
+    /// Makes void what was reserved below `ino`, in all branches.
     pub fn void_below(&self, ino: Ino) {
         self.void.fetch_max(ino, Ordering::Relaxed);
     }
@@ -122,7 +122,7 @@ pub(crate) struct InodeAllocator {
     blocks: Option<Mutex<Blocks>>,
 }
 
-/// What directories of a branch have reserved.
+/// The reservations of a branch's directories.
 struct Branch {
     /// Numbers below this are void.
     first: AtomicU64,
@@ -193,7 +193,7 @@ impl InodeAllocator {
         reserves && end > self.branch.end.load(Ordering::Relaxed)
     }
 
-    /// Whether the store says all that it must before numbers below `end` are used.
+    /// Returns whether the store has noted enough for numbers below `end` to be used.
     pub fn is_noted(&self, end: Ino) -> bool {
         end <= self.counter.noted() && !self.lacks_mark(end)
     }

@@ -1,4 +1,4 @@
-//! What a merge of two branches is asked for, and what it says.
+//! The options of a merge of two branches, and its result.
 
 use kvdb::{Clash, Settled, TransactionId, TransactionOptions};
 
@@ -22,15 +22,15 @@ pub struct MergeOptions {
 /// Whose version is taken where both sides have changed the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// That of the branch that is merged into.
+    /// The version of the branch that is merged into.
     Ours,
-    /// That of the branch that is merged.
+    /// The version of the branch that is merged.
     Theirs,
     /// Both, one beside the other: theirs gets another name. Of what can be there only once, ours.
     Both,
 }
 
-/// What has become of a merge.
+/// The result of a merge.
 #[derive(Clone, Debug)]
 pub struct Merged {
     /// The transaction that has the changes. With conflicts it is of no use but to look at.
@@ -39,7 +39,7 @@ pub struct Merged {
     pub into: String,
     /// The branch whose changes these are.
     pub from: String,
-    /// What both have changed and nothing was chosen for.
+    /// The conflicts for which nothing was chosen.
     pub conflicts: Vec<MergeConflict>,
 }
 
@@ -50,13 +50,13 @@ pub struct MergeConflict {
     pub path: Vec<u8>,
     /// It is a key, or a dictionary.
     pub key: bool,
-    /// What the branch has done that is merged into.
+    /// The change of the branch that is merged into.
     pub ours: Deed,
-    /// What the branch has done that is merged.
+    /// The change of the branch that is merged.
     pub theirs: Deed,
 }
 
-/// What a side has done with something.
+/// The change that a side has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Deed {
     /// It was made.
@@ -88,7 +88,7 @@ impl Deed {
 /// who keep more in keys than their values say. Told the name of the dictionary and the key.
 pub type SettleKeys<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 
-/// What was chosen, by path.
+/// The choices, by path.
 pub(crate) struct Choices(Vec<(Vec<u8>, Choice)>);
 
 impl Choices {

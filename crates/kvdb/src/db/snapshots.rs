@@ -112,7 +112,7 @@ impl Kvdb {
         all.map(|(name, from)| BranchInfo { name: name.clone(), snapshot: of(from) }).collect()
     }
 
-    /// What a clone and the branch that it was made of have in common. An error where it was made
+    /// Returns what a clone and the branch that it was made of share. An error where it was made
     /// of nothing that is known, or that branch is gone.
     pub fn lineage(&self, clone: &str) -> Result<Lineage> {
         check_name("branch", clone)?;

@@ -259,7 +259,7 @@ impl Snapshots {
         self.all.lock().by_date.values().cloned().collect()
     }
 
-    /// Those whose names begin with `prefix`, in the order of their names.
+    /// Returns the snapshots whose names begin with `prefix`, in the order of names.
     pub(crate) fn named(&self, prefix: &str) -> Vec<Arc<Snapshot>> {
         let all = self.all.lock();
         let from = all.by_name.range(prefix.to_owned()..);

@@ -89,13 +89,13 @@ impl View {
         }
     }
 
-    /// Whether there is such a dictionary in the state, or something was written to it.
+    /// Returns whether the state has such a dictionary, or something was written to it.
     pub(crate) fn knows(&self, dict: DictionaryId) -> bool {
         self.version.trees.contains_key(&dict)
             || self.around.as_ref().is_some_and(|around| around.knows(dict))
     }
 
-    /// What transactions have written of `key`.
+    /// Returns what transactions have written of `key`.
     fn written(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
         let mut written = Lookup::Absent;
         for write_set in [&self.write_set, &self.around].into_iter().flatten() {
@@ -107,7 +107,7 @@ impl View {
         Ok(written)
     }
 
-    /// What a cursor reads of what transactions have written, newest first.
+    /// Returns the parts of transactions that a cursor reads, newest first.
     pub(crate) fn written_inputs(
         &self,
         dict: DictionaryId,

@@ -1,5 +1,5 @@
 //! States that a clone and its parent have in common: what both of them are compared with when one
-//! takes over what the other has changed. They are snapshots of the store's own, which nobody else
+//! takes over what the other has changed. They are snapshots of the store's own, which nothing else
 //! lists or drops, and which end with the clone.
 //!
 //! The first of them is the snapshot that the clone was made of. Nothing is written for it: a clone
@@ -23,7 +23,7 @@ const ORIGIN: &str = ".origin-";
 /// A state that a clone was merged or rebased at.
 const BASE: &str = ".base-";
 
-/// What a clone and the branch that it was made of have in common.
+/// The states that a clone and the branch that it was made of have in common.
 #[derive(Clone)]
 pub struct Lineage {
     /// The branch that it was made of; `""`: the main one.
@@ -100,7 +100,7 @@ impl Snapshotter {
         Ok(Lineage { parent, origin: self.open(&origin), kept })
     }
 
-    /// Those that were kept besides the first, the oldest first.
+    /// Returns the states that were kept besides the first, the oldest first.
     fn kept_of(&self, clone: &str) -> Vec<Arc<Snapshot>> {
         let all = self.snapshots.named(&format!("{BASE}{clone}/"));
         let mut kept: Vec<_> =

@@ -23,15 +23,15 @@ const STEP: usize = 1024;
 pub struct Clash<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// What both had; `None`: no such key.
+    /// The value that both had; `None`: no such key.
     pub base: Option<&'a [u8]>,
-    /// What the other branch has.
+    /// The other branch's value.
     pub changed: Option<&'a [u8]>,
-    /// What the transaction has.
+    /// The transaction's value.
     pub here: Option<&'a [u8]>,
 }
 
-/// What becomes of such a key.
+/// The decision on such a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// It gets what the other branch has.

@@ -444,7 +444,7 @@ fn join(
     Ok(routine.merge(key, base.as_deref(), mine.as_deref(), theirs.as_deref()))
 }
 
-/// Whether `others` have changed what `write_set` changes.
+/// Returns whether `others` have changed what `write_set` changes.
 pub(super) fn any(
     registry: &Transactions,
     write_set: &WriteSet,

@@ -131,7 +131,7 @@ impl TransactionState {
         iter::successors(Some(self), |one| one.within.as_ref().map(|within| &*within.parent))
     }
 
-    /// Whether what it commits is logged.
+    /// Returns whether its commit is logged.
     pub(super) fn is_logged(&self) -> bool {
         self.and_around().any(|one| one.options.durable)
     }

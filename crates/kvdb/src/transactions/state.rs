@@ -98,7 +98,7 @@ pub(super) struct Open {
     pub(super) nested: Vec<Nested>,
 }
 
-/// What a savepoint goes back to, and what a transaction within it reads.
+/// A state to go back to, or for a transaction within it to read.
 pub(super) struct Mark {
     pub(super) id: u64,
     pub(super) parts: BTreeMap<DictionaryId, usize>,
@@ -122,7 +122,7 @@ impl Open {
         }
     }
 
-    /// What it reads below its own changes.
+    /// Returns the state that it reads below its own changes.
     pub(super) fn beneath(&self, registry: &Transactions) -> View {
         match &self.base {
             Some(view) => view.clone(),
@@ -130,7 +130,7 @@ impl Open {
         }
     }
 
-    /// What it sees.
+    /// Returns the state that it sees.
     pub(super) fn view(&self, registry: &Transactions) -> View {
         self.beneath(registry).with(self.write_set.clone())
     }

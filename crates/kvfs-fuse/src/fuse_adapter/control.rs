@@ -103,7 +103,7 @@ impl FuseAdapter {
         }
     }
 
-    /// Whether the view of a transaction lies in a directory, and not a link to it.
+    /// Returns whether the view of a transaction lies in a directory, and not a link to it.
     fn lies_in(&self, id: kvfs::TransactionId, dir: Ino) -> bool {
         match self.chain(id)[..] {
             [.., parent, _] => control_directory::around(dir) == Some(parent),

@@ -121,7 +121,7 @@ pub(super) fn xattrs(
     Ok(changes)
 }
 
-/// Whether two inodes have the same extended attributes.
+/// Returns whether two inodes have the same extended attributes.
 pub(crate) fn same_xattrs(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
     Ok(xattrs((a.0, Some(a.1)), (b.0, Some(b.1)))?.is_empty())
 }

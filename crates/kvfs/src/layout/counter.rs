@@ -1,4 +1,4 @@
-//! What the counter of inode numbers notes: in a dictionary that belongs to no branch, so that
+//! Notes of the counter of inode numbers: in a dictionary that belongs to no branch, so that
 //! nothing which happens to one moves the counter back, and a mark in each branch.
 //!
 //! ```text
@@ -25,14 +25,14 @@ pub(crate) const BOUND_KEY: &[u8] = b"n";
 pub(crate) const VOID_KEY: &[u8] = b"v";
 const BRANCH: u8 = b'b';
 
-/// What a branch says of the numbers that its directories have reserved.
+/// A branch's own note of the numbers that its directories have reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reserved {
     /// They are valid if the counter has noted the same mark.
     pub mark: Ino,
-    /// Those below this are void: others may have them.
+    /// Reserved numbers below this are void: others may have them.
     pub first: Ino,
-    /// None of them is at or above this. Whoever receives the branch gives none of them.
+    /// None of them is at or above this. A store that receives the branch gives none of them.
     pub end: Ino,
 }
 

@@ -55,7 +55,7 @@ impl Plan<'_> {
         Ok(above)
     }
 
-    /// Whether into has made it: neither of the others has it.
+    /// Returns whether into has made it: neither of the others has it.
     fn is_of_into(&self, ino: Ino) -> Result<bool> {
         Ok(self.sides.from.node(ino)?.is_none() && self.sides.base.node(ino)?.is_none())
     }
@@ -78,7 +78,7 @@ impl Plan<'_> {
         Ok(None)
     }
 
-    /// What a file of from is in into.
+    /// Returns what a file of from is in into.
     pub(super) fn file_in_into(&mut self, ino: Ino) -> Result<Option<Ino>> {
         if let Some(node) = self.sides.into.node(ino)? {
             return Ok((node.attr.kind != FileKind::Dir).then_some(ino));
@@ -125,7 +125,7 @@ pub(super) fn own(node: &StoredNode) -> (FileKind, u16, u32, u32, u32) {
     (attr.kind, attr.perm, attr.uid, attr.gid, attr.rdev)
 }
 
-/// Whether two inodes are alike in everything but their times and their names.
+/// Returns whether two inodes are alike in everything but their times and their names.
 pub(super) fn alike(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
     if own(a.1) != own(b.1) || !same_xattrs(a, b)? {
         return Ok(false);

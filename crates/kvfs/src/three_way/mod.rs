@@ -41,7 +41,7 @@ pub(crate) struct Sides {
     pub into: Side,
 }
 
-/// What a name leads to.
+/// The target of a name.
 type Entry = Option<(Ino, FileKind)>;
 
 /// A directory and a name in it.
@@ -69,11 +69,11 @@ enum Content {
     All(Ino),
 }
 
-/// What a merge is going to do.
+/// The plan of a merge.
 pub(crate) struct Plan<'a> {
     sides: &'a Sides,
     choices: &'a Choices,
-    /// What from's versions are called where both are kept.
+    /// The suffix of from's versions where both are kept.
     suffix: &'a str,
     /// The file system that is merged into.
     fs: &'a Fs,
@@ -192,7 +192,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// What into has at a place.
+    /// Returns what into has at a place.
     fn entry_of(&self, place: &Place) -> Result<Entry> {
         let Side { state, layout } = &self.sides.into;
         match state.get(layout.nmap, &layout::name_key(place.0, &place.1))? {
@@ -201,7 +201,7 @@ impl Plan<'_> {
         }
     }
 
-    /// What a place of into has after the changes so far.
+    /// Returns what a place of into has after the changes so far.
     fn entry_now(&self, place: &Place) -> Result<Entry> {
         match self.entries.get(place) {
             Some(replaced) => Ok(replaced.after),
@@ -258,7 +258,7 @@ impl Plan<'_> {
         Ok(format!("inode {ino}").into_bytes())
     }
 
-    /// What was chosen at a path; where nothing was, it is a conflict.
+    /// Returns the choice at a path; without one it is a conflict.
     fn choose(&mut self, path: Vec<u8>, ours: Deed, theirs: Deed) -> Option<Choice> {
         let choice = self.choices.of(&path);
         if choice.is_none() && self.conflicts.len() < NAMED {

@@ -104,7 +104,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Whether from has changed anything of a file but its names and times.
+    /// Returns whether from has changed anything of a file but its names and times.
     fn is_changed(&self, base: &StoredNode, from: &StoredNode) -> Result<bool> {
         let sides = self.sides;
         if self.paged.contains(&from.ino) || base.attr.size != from.attr.size {
@@ -120,7 +120,7 @@ impl Plan<'_> {
         Ok(!alike((&sides.base, base), (&sides.from, from))?)
     }
 
-    /// Whether into has a file's content and attributes where base has them.
+    /// Returns whether into has a file's content and attributes where base has them.
     pub(super) fn is_untouched(&self, base: &StoredNode, into: &StoredNode) -> Result<bool> {
         let sides = self.sides;
         let of = |node: &StoredNode| (node.attr.size, node.attr.body);
@@ -179,7 +179,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether ours was chosen for a name of an inode, or a conflict is known there.
+    /// Returns whether ours was chosen for a name of an inode, or a conflict is known.
     fn is_passed_by(&mut self, ino: Ino) -> Result<bool> {
         for (dir, name, _) in self.sides.base.names_of(&HashSet::from([ino]))? {
             let path = self.path_of(&(dir, name.into()))?;

@@ -1,4 +1,4 @@
-//! What the changes of names mean for the tree.
+//! Finds what the changes of names mean for the tree.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -114,7 +114,7 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// Whether into has given a file a name that base has not.
+    /// Returns whether into has given a file a name that base has not.
     fn has_own_name(&self, ino: Ino) -> Result<bool> {
         for (dir, name, _) in self.sides.into.names_of(&HashSet::from([ino]))? {
             if self.sides.base.entry(dir, &name)?.is_none_or(|node| node.ino != ino) {

@@ -1,4 +1,4 @@
-//! What was decided, as changes of a transaction.
+//! Writes what was decided as changes of a transaction.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

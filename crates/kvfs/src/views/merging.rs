@@ -168,7 +168,7 @@ impl Views {
 /// The keys of a merge.
 struct Keys<'a> {
     into: &'a kvdb::View,
-    /// What `into` calls the branch.
+    /// The name of the branch in `into`.
     branch: &'a str,
     choices: &'a Choices,
     settle: &'a SettleKeys<'a>,
