@@ -223,6 +223,12 @@ impl Service {
                     }
                     Err(_) => return Waited::Ended(Ok(())),
                 };
+                // No thread answers any more what a check of this one would wait for.
+                if stopped_for.is_some() {
+                    let failure = Failure::new(Exit::Busy, "another upgrade of it is under way");
+                    Request::answer(&request, Err(&failure));
+                    continue;
+                }
                 let may = match (&stopper, &before, &*keeper) {
                     (Some(_), Some(before), Some(keeper)) => {
                         may_become(&request, before, arguments, views, true).and_then(|()| {

@@ -5,9 +5,10 @@ mod place;
 mod programs;
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -209,17 +210,51 @@ fn a_program_that_finds_out_too_late_gives_the_mount_back() {
 
 /// Asks the daemon as `kvfs mount --upgrade` does, but to become any program; what it answers.
 fn asked_to_become(p: &Place, program: &Path) -> String {
-    use std::io::{BufRead, BufReader, Write};
+    answer(ask_to_become(p, program))
+}
+
+fn answer(stream: UnixStream) -> String {
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).expect("answered");
+    answer
+}
+
+fn ask_to_become(p: &Place, program: &Path) -> UnixStream {
     let device = fs::metadata(p.mnt()).expect("it answers").dev();
     let path = format!("/run/kvfs/0:{}.upgrade", rustix::fs::minor(device));
-    let listener = std::os::unix::net::UnixListener::bind(&path).expect("nobody else asks");
+    let listener = UnixListener::bind(&path).expect("nobody else asks");
     kill(p.pid(), Signal::HUP);
     let (stream, _) = listener.accept().expect("it calls");
     fs::remove_file(path).expect("removed");
     writeln!(&stream, "{}", serde_json::json!({"program": program})).expect("asked");
-    let mut answer = String::new();
-    BufReader::new(&stream).read_line(&mut answer).expect("answered");
-    answer
+    stream
+}
+
+#[test]
+fn an_upgrade_that_is_asked_for_during_another_one_is_refused() {
+    let Some(p) = Place::new() else { return };
+    let pid = p.mounted();
+    // It says that it fits when the other one has been asked for.
+    let (program, gate) = (p.dir.path().join("other"), p.dir.path().join("gate"));
+    let real = Path::new(env!("CARGO_BIN_EXE_kvfs"));
+    let fits = format!("case \"$*\" in *--fits*) cat {};; esac", gate.display());
+    fs::write(&program, format!("#!/bin/sh\n{fits}\nexec {} \"$@\"\n", real.display()))
+        .expect("written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    succeeds(Command::new("mkfifo").arg(&gate));
+    let first = ask_to_become(&p, &program);
+    let opened = File::options().write(true).open(&gate).expect("it is asked whether it fits");
+    let second = ask_to_become(&p, real);
+    // A third one is taken up only when the second has been.
+    let _third = ask_to_become(&p, real);
+    drop(opened);
+    let said = answer(second);
+    assert!(said.contains("another upgrade of it is under way"), "{said}");
+    let said = answer(first);
+    assert!(said.contains("mount_point"), "{said}");
+    assert_eq!(p.pid(), pid);
+    succeeds(&mut p.umount());
+    assert!(succeeds(kvfs(&["check"]).arg(p.store())).contains("clean"));
 }
 
 #[test]
