@@ -99,6 +99,9 @@ impl Fs {
         };
         match cleared {
             Ok(committed) => {
+                if how.mode != AllocateMode::Allocate {
+                    self.core.superseded.rewritten(ino, offset, end);
+                }
                 if how.mode == AllocateMode::Punch {
                     self.release_promise(ino, &mut state, offset, end);
                 }

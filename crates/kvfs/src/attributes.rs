@@ -58,6 +58,7 @@ impl Fs {
                 FileKind::File => {
                     self.truncate(&inode, &mut state, size)?;
                     self.core.lost.remove(ino);
+                    self.core.superseded.rewritten(ino, size, u64::MAX);
                 }
                 FileKind::Dir => return Err(Error::IsDirectory),
                 _ => return Err(Error::Invalid("the size of something that is not a file")),

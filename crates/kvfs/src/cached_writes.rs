@@ -73,8 +73,8 @@ impl Fs {
     }
 
     /// Writes a page out of a cache. While caches are still being told of a change of the view,
-    /// only bytes that differ from the page before that change are written. (Under the freeze
-    /// lock.)
+    /// only bytes are written that differ from the page before that change, or that calls have
+    /// written since then. (Under the freeze lock.)
     pub(crate) fn write_changed_bytes(
         &self,
         ino: Ino,
@@ -95,7 +95,9 @@ impl Fs {
             old => old?,
         };
         let mut lost_privileges = false;
-        for (from, to) in differing(&old, data) {
+        let rewritten = before.rewritten.within(ino, offset, offset + data.len() as u64);
+        let rewritten = rewritten.into_iter().map(|(from, to)| (from - offset, to - offset));
+        for (from, to) in differing(&old, data, rewritten) {
             lost_privileges |=
                 self.write_in_call(ino, offset + from as u64, &data[from..to], hints)?;
         }
@@ -108,11 +110,18 @@ impl Fs {
     }
 }
 
-/// The ranges of `new` that differ from `old`, which goes on with zeros.
-fn differing(old: &[u8], new: &[u8]) -> Vec<(usize, usize)> {
+/// The ranges of `new` that differ from `old`, which goes on with zeros, or are among `rewritten`.
+fn differing(
+    old: &[u8],
+    new: &[u8],
+    rewritten: impl Iterator<Item = (u64, u64)>,
+) -> Vec<(usize, usize)> {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
+    let mut rewritten = rewritten.peekable();
     for (at, byte) in new.iter().enumerate() {
-        if *byte == old.get(at).copied().unwrap_or(0) {
+        while rewritten.next_if(|(_, to)| *to <= at as u64).is_some() {}
+        let is_rewritten = rewritten.peek().is_some_and(|(from, _)| *from <= at as u64);
+        if !is_rewritten && *byte == old.get(at).copied().unwrap_or(0) {
             continue;
         }
         match ranges.last_mut() {
@@ -128,11 +137,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_differs_is_taken() {
-        assert_eq!(differing(b"abcdef", b"abcdef"), []);
-        assert_eq!(differing(b"abcdef", b"Xbcdef"), [(0, 1)]);
-        assert_eq!(differing(b"abcdef", b"abXXeX"), [(2, 4), (5, 6)]);
-        assert_eq!(differing(b"ab", b"ab\0\0c"), [(4, 5)], "behind the old end there were zeros");
-        assert_eq!(differing(b"abc", b"ab"), [], "what is shorter says nothing of the rest");
+    fn only_what_differs_or_was_rewritten_is_taken() {
+        let taken = |old, new| differing(old, new, [].into_iter());
+        assert_eq!(taken(b"abcdef", b"abcdef"), []);
+        assert_eq!(taken(b"abcdef", b"Xbcdef"), [(0, 1)]);
+        assert_eq!(taken(b"abcdef", b"abXXeX"), [(2, 4), (5, 6)]);
+        assert_eq!(taken(b"ab", b"ab\0\0c"), [(4, 5)], "after the old end there were zeros");
+        assert_eq!(taken(b"abc", b"ab"), [], "what is shorter says nothing of the rest");
+        let rewritten =
+            |ranges: &[(u64, u64)]| differing(b"abcdef", b"abcdeX", ranges.to_vec().into_iter());
+        assert_eq!(rewritten(&[(1, 2), (4, 9)]), [(1, 2), (4, 6)]);
+        assert_eq!(rewritten(&[(0, 6)]), [(0, 6)]);
     }
 }

@@ -7,6 +7,7 @@ mod inode_numbers;
 mod open;
 mod options;
 mod resolve;
+mod rewritten;
 mod statistics;
 pub(crate) mod superseded;
 

@@ -107,6 +107,7 @@ impl Fs {
             return Err(e);
         }
         self.mark_committed(&mut state, attr);
+        self.core.superseded.rewritten(to, to_offset, to_offset + len);
         state.stored |= shared > 0;
         self.keep_promise(to, &mut state, to_offset, to_offset + len);
         if state.buffer.promise_changed {

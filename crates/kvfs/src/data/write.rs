@@ -76,6 +76,7 @@ impl Fs {
             _ => return Err(Error::Invalid("writing something that is not a file")),
         }
         self.write_locked(&inode, &mut state, offset, data)?;
+        self.core.superseded.rewritten(ino, offset, end);
         debug_assert!(state.attr.size >= end);
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         self.mark_dirty(&inode, &mut state);

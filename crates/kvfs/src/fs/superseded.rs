@@ -11,6 +11,9 @@
 //! after it does not matter then: bytes that no program has touched are those of before, which are
 //! left out, or those of now, which change nothing.
 //!
+//! What calls have written since then is left out of the comparison: of a file that a program has
+//! cut to nothing and written anew, no byte is one of before, and one that is equal to it counts.
+//!
 //! A program that appends in the same time does so behind the end that it knows, where the bytes of
 //! the commit may be now. It is taken to the end that is.
 //!
@@ -26,6 +29,7 @@ use kvdb::Scope;
 
 use crate::attr::Ino;
 use crate::error::Result;
+use crate::fs::rewritten::Rewritten;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 
@@ -34,6 +38,8 @@ pub(crate) struct SupersededState {
     pub fs: Fs,
     /// The inodes that have changed; `None`: any may have.
     changes: Option<HashSet<Ino>>,
+    /// The bytes that calls have written since.
+    pub rewritten: Rewritten,
 }
 
 #[derive(Default)]
@@ -63,6 +69,13 @@ impl Superseded {
             .as_ref()
             .filter(|b| b.changes.as_ref().is_none_or(|changes| changes.contains(&ino)))
             .cloned()
+    }
+
+    /// A call has written the bytes from `from` to `to` of a file, which is locked.
+    pub fn rewritten(&self, ino: Ino, from: u64, to: u64) {
+        if let Some(before) = self.state_before(ino) {
+            before.rewritten.add(ino, from, to);
+        }
     }
 }
 
@@ -100,6 +113,6 @@ impl Fs {
             inode_allocator,
             options,
         );
-        Ok(SupersededState { fs, changes })
+        Ok(SupersededState { fs, changes, rewritten: Rewritten::default() })
     }
 }
