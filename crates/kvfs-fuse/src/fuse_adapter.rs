@@ -18,15 +18,18 @@ use crate::handler::*;
 use crate::node_id::Numbering;
 use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
+use crate::size_setter::SizeGuard;
 use crate::{control_directory, node_id, security_labels};
 
 /// Answers the requests of the kernel with a KVFS file system and all its views.
 pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// Our own threads that have the kernel take what is there; see
+    /// Our own thread whose changes of attributes change nothing; see
     /// [`FuseAdapter::ignore_setattr_of`]. 0: none.
-    notifiers: [AtomicU32; 2],
+    notifier: AtomicU32,
+    /// Of the thread that has the kernel take sizes. Set once the mount is there.
+    size_guard: OnceLock<Arc<SizeGuard>>,
     quiesce_barrier: QuiesceBarrier,
     /// Set once the mount is there.
     recall: OnceLock<Arc<Recall>>,
@@ -118,7 +121,8 @@ impl FuseAdapter {
         FuseAdapter {
             views,
             mainline,
-            notifiers: Default::default(),
+            notifier: AtomicU32::new(0),
+            size_guard: OnceLock::new(),
             quiesce_barrier: QuiesceBarrier::default(),
             recall: OnceLock::new(),
             in_use: None,
@@ -128,13 +132,15 @@ impl FuseAdapter {
     }
 
     /// From now on a change of attributes that the thread with this number asks for changes
-    /// nothing: it asks only to have the kernel take what it is answered (see `kernel_notifier`),
-    /// or for what the kernel then tells others (`watch_events`).
+    /// nothing: it asks only for what the kernel then tells others (`watch_events`).
     pub(crate) fn ignore_setattr_of(&self, thread: u32) {
-        let free = |place: &&AtomicU32| place.load(Ordering::Relaxed) == 0;
-        if let Some(place) = self.notifiers.iter().find(free) {
-            place.store(thread, Ordering::Relaxed);
-        }
+        self.notifier.store(thread, Ordering::Relaxed);
+    }
+
+    /// From now on a change of attributes by the thread of this guard changes nothing: the kernel
+    /// takes what it is answered.
+    pub(crate) fn set_size_guard(&self, guard: Arc<SizeGuard>) {
+        let _ = self.size_guard.set(guard);
     }
 
     /// From now on the kernel is asked for what it holds back where an answer depends on it.
@@ -318,8 +324,16 @@ impl Handler for FuseAdapter {
     fn setattr(&self, node: NodeId, changes: &SetAttr, caller: Caller) -> Reply<NodeAttr> {
         let changed = match self.at(node) {
             Ok(At::View(view, ino)) => {
-                let is_caller = |of: &AtomicU32| of.load(Ordering::Relaxed) == caller.pid;
-                let only_shown = caller.pid != 0 && self.notifiers.iter().any(is_caller);
+                if let Some(guard) = self.size_guard.get().filter(|guard| guard.is(caller)) {
+                    let attr = view.getattr(ino).map_err(errno)?;
+                    let size = changes.size.map(|_| attr.size);
+                    return match guard.loses_nothing(size) {
+                        true => view.shown(Ok(attr)),
+                        false => Err(Errno(libc::EAGAIN)),
+                    };
+                }
+                let only_shown =
+                    caller.pid != 0 && self.notifier.load(Ordering::Relaxed) == caller.pid;
                 view.shown(if only_shown {
                     view.getattr(ino)
                 } else {

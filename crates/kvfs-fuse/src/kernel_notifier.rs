@@ -13,12 +13,9 @@
 //!   mounts that lie below.
 //! - Of inodes that changed, attributes and pages are dropped. Only what the kernel refers to is
 //!   worth a message.
-//! - **Size and times of files.** The kernel believes its own size until it asks, and if it gathers
-//!   writes, whatever it is told. But it takes what an answer to a change of the size says. So the
-//!   notifier opens the file through the mount, by its handle, which succeeds for just those that
-//!   the kernel has in memory, and sets size and time to what they are; the adapter knows the
-//!   thread that asks and answers without changing anything. That takes the right to open by handle
-//!   (CAP_DAC_READ_SEARCH). Without it, files that have grown are shown at their new length, and
+//! - **Size and times of files** are set through the mount to what they are (`size_setter`). That
+//!   takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it, files that have grown are
+//!   shown at their new length, and
 //!   those that have become shorter keep the old one, with zeros at the end, until the kernel
 //!   forgets them.
 //! - The inodes of a view that has ended are dropped, too: a program that still has one open gets
@@ -37,9 +34,7 @@
 //! What is done through the mount is done by threads with a descriptor table of their own
 //! (`unshared_thread`): otherwise a daemon that is killed in the middle of it would never end.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -48,17 +43,17 @@ use std::time::{Duration, Instant};
 
 use kvfs::{ChangeSet, CommittedTo, Fs, Running, ViewId, Views, Wait, Watcher};
 use parking_lot::Mutex;
-use rustix::fs::{Timespec, Timestamps};
 
 use crate::coalescer::Coalescer;
 use crate::fuse_adapter::FuseAdapter;
 use crate::handler::{FileKind, Handler, Ino, Invalidator, NodeAttr, NodeId, ReadHints};
 use crate::mount::Mounted;
-use crate::mount_root::{MountRoot, open_by_handle};
+use crate::mount_root::MountRoot;
 use crate::node_id::Numbering;
 use crate::program_files::ProgramFiles;
 use crate::queues::Queues;
 use crate::recall::Recall;
+use crate::size_setter::SizeSetter;
 use crate::unshared_thread::UnsharedThread;
 use crate::watch_events::WatchEvents;
 use crate::worker_pool::WorkerPool;
@@ -96,8 +91,8 @@ pub struct KernelNotifier {
     coalescer: Coalescer<HandedOver>,
     patience: Duration,
     recall: Arc<Recall>,
-    /// Sets size and time of files through the mount to what they are (`round_trip` uses it, too).
-    size_setter: UnsharedThread,
+    /// Its thread is used by `round_trip`, too.
+    size_setter: SizeSetter,
     program_files: ProgramFiles,
     watch_events: WatchEvents,
     /// Files can be opened by their handles here.
@@ -135,11 +130,9 @@ impl KernelNotifier {
         )?);
         adapter.set_recall(recall.clone());
         let (drop_queue, dropped) = channel::<Vec<NodeId>>();
-        let size_setter = UnsharedThread::start("fuse-set-size")?;
-        let size_setter_is =
-            size_setter.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())?;
-        adapter.ignore_setattr_of(size_setter_is);
-        mounted.counters().leave_out(size_setter_is);
+        let size_setter = SizeSetter::start()?;
+        mounted.counters().leave_out(size_setter.guard().number());
+        adapter.set_size_guard(size_setter.guard());
         let watch_events = WatchEvents::start(mount_root.clone())?;
         adapter.ignore_setattr_of(watch_events.thread()?);
         let drop_all = {
@@ -202,7 +195,7 @@ impl KernelNotifier {
             (0..TIMES).try_for_each(|_| rustix::fs::fstatfs(&root).map(drop)).ok()?;
             Some(begun.elapsed() / TIMES)
         };
-        self.size_setter.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
+        self.size_setter.thread.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
     }
 
     /// Tells nothing any more, and has told all when this returns. To be called while requests are
@@ -219,7 +212,7 @@ impl KernelNotifier {
         self.finish();
         self.recall.stop();
         self.syncfs_thread.stop();
-        self.size_setter.stop();
+        self.size_setter.thread.stop();
         self.program_files.stop();
         self.watch_events.stop();
     }
@@ -523,21 +516,10 @@ impl KernelNotifier {
         if invalidations.files.is_empty() {
             return result;
         }
-        let (mount_root, files, by_handle) = (
-            self.mount_root.clone(),
-            invalidations.files.clone(),
-            self.by_handle.load(Ordering::Relaxed),
-        );
-        let shown = self.size_setter.ask(move || {
-            // No path may lead there any more; then they are shown as where opening by handle is
-            // not permitted.
-            let root = mount_root.open().ok().filter(|_| by_handle);
-            let show = |(file, resized): &(NodeAttr, bool)| match &root {
-                Some(root) => set_as_it_is(root, file, *resized),
-                None => Err(io::ErrorKind::Unsupported.into()),
-            };
-            files.iter().map(show).collect::<Vec<_>>()
-        })?;
+        // Without a root they are shown as where opening by handle is not permitted.
+        let by_handle = self.by_handle.load(Ordering::Relaxed);
+        let mount_root = by_handle.then(|| self.mount_root.clone());
+        let shown = self.size_setter.set(mount_root, invalidations.files.clone())?;
         for ((file, resized), shown) in invalidations.files.iter().zip(shown) {
             result = result.and(self.settle_size(file, shown));
             if *resized {
@@ -580,25 +562,4 @@ impl KernelNotifier {
             _ => Ok(()),
         }
     }
-}
-
-/// Sets size and time of a file that the kernel has in memory to what they are. A size that has
-/// changed is set in any case, which waits for programs that are writing: one that appends does so
-/// behind the end that the kernel knows when it begins.
-fn set_as_it_is(root: &File, &NodeAttr { node, attr }: &NodeAttr, resized: bool) -> io::Result<()> {
-    let file = open_by_handle(root, node, libc::O_RDONLY)?;
-    let seen = file.metadata()?;
-    if resized || seen.size() != attr.size {
-        open_by_handle(root, node, libc::O_WRONLY)?.set_len(attr.size)?;
-    }
-    let (mtime, seen) = (attr.mtime, file.metadata()?);
-    if (seen.mtime(), seen.mtime_nsec()) != (mtime.secs, i64::from(mtime.nanos)) {
-        let keep = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
-        let times = Timestamps {
-            last_access: keep,
-            last_modification: Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() },
-        };
-        rustix::fs::futimens(&file, &times)?;
-    }
-    Ok(())
 }

@@ -75,6 +75,7 @@ mod recall;
 mod ring;
 mod security_labels;
 mod session;
+mod size_setter;
 pub mod switch;
 mod unshared_thread;
 mod watch_events;

@@ -14,6 +14,7 @@
 //!
 //! While one thread waits here the pages are written by another: see `blocking_pool`.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -80,12 +81,17 @@ fn send_dirty_pages(mount_root: &MountRoot, node: NodeId) -> io::Result<bool> {
     let Ok(root) = mount_root.open() else { return Ok(false) };
     let file = open_by_handle(&root, node, libc::O_RDONLY)?;
     drop(root);
+    send_pages_of(&file).map(|()| true)
+}
+
+/// Has the kernel send the dirty pages of an open file, and waits until they are answered.
+pub(crate) fn send_pages_of(file: &File) -> io::Result<()> {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: it takes a descriptor, which is open, and numbers. A length of 0 means to the end.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } {
-        0 => Ok(true),
+        0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -6,15 +6,17 @@ mod way;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use env::Machine;
 use kvdb::{Durability, Kvdb};
-use kvfs::{Fs, FsOptions, TransactionId, Views};
+use kvfs::{ChangeSet, CommittedTo, Fs, FsOptions, TransactionId, ViewId, Views, Wait, Watcher};
 use kvfs_fuse::counters::Request;
 use kvfs_fuse::{FuseAdapter, KernelNotifier, MountOptions, Mounted, mount};
 
@@ -45,6 +47,11 @@ impl Drop for Mount {
 impl Mount {
     /// `None`, with the reason printed, where this process may not mount.
     fn new(write_back: bool) -> Option<Mount> {
+        Mount::watched(write_back, None)
+    }
+
+    /// `first` is told of what changes before the kernel.
+    fn watched(write_back: bool, first: Option<Arc<dyn Watcher>>) -> Option<Mount> {
         if let Err(e) = File::open("/dev/fuse") {
             eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
             return None;
@@ -57,6 +64,7 @@ impl Mount {
         let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default())
             .expect("a file system");
         let views = Views::new(db, fs);
+        first.iter().for_each(|watcher| views.watch(watcher));
         let dir = tempfile::tempdir().expect("a temporary directory");
         let adapter = Arc::new(FuseAdapter::new(views.clone()));
         let policy = way::policy(write_back);
@@ -384,6 +392,76 @@ fn programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it(write_
     }
 }
 
+/// Writes a file anew. An error that closing it brings counts, too.
+#[track_caller]
+fn write_and_close(path: &Path, content: &[u8]) {
+    let mut file = File::create(path).expect("create");
+    file.write_all(content).expect("write");
+    // SAFETY: the descriptor is owned here, and not used any more.
+    let closed = unsafe { libc::close(file.into_raw_fd()) };
+    assert_eq!(closed, 0, "close: {}", std::io::Error::last_os_error());
+}
+
+/// Says when a commit is made and the kernel is about to be told.
+#[derive(Default)]
+struct Telling(AtomicBool);
+
+impl Watcher for Telling {
+    fn write_back(&self, _: Wait) -> Result<(), String> {
+        Ok(())
+    }
+    fn appeared(&self, _: &ViewId) {}
+    fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<CommittedTo<'_>>) {
+        self.0.store(true, Ordering::Release);
+    }
+    fn changed(&self, _: u16, _: &Fs, _: &ChangeSet) {}
+}
+
+fn what_a_program_writes_while_the_kernel_is_told_of_a_commit_stays(write_back: bool) {
+    let telling = Arc::new(Telling::default());
+    let Some(m) = Mount::watched(write_back, Some(telling.clone())) else { return };
+    // The kernel is told of others before the last one's size is set.
+    let others: Vec<_> = (0..40).map(|i| format!("other{i}")).collect();
+    others.iter().for_each(|name| fs::write(m.path(name), name).expect("write"));
+    let f = m.path("f");
+    fs::write(&f, "old").expect("write");
+    let writes = |round: usize, over: &AtomicBool| {
+        while !telling.0.swap(false, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        for i in 0.. {
+            let own = format!("{round:04}{i:04}{}", "p".repeat((7 * round + i) % 5000));
+            write_and_close(&f, own.as_bytes());
+            let seen = fs::read(&f).expect("read");
+            let start = String::from_utf8_lossy(&seen[..seen.len().min(20)]);
+            assert!(
+                seen == own.as_bytes(),
+                "commit {round}, write {i}: {} bytes are {}: {start:?}",
+                own.len(),
+                seen.len()
+            );
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    };
+    for round in 0..100 {
+        let (id, t) = m.begin();
+        // Longer and shorter than what the program writes by turns.
+        let length = if round % 2 == 0 { 20_000 } else { 1 };
+        fs::write(t.join("f"), vec![b't'; length]).expect("write");
+        let other = |name: &String| fs::write(t.join(name), vec![b'o'; length / 10]);
+        others.iter().for_each(|name| other(name).expect("write"));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| writes(round, &over));
+            m.commit(id);
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+    assert!(m.views.mainline().verify().expect("checked").is_clean());
+}
+
 fn snapshots_and_clones_lie_beside_the_transactions(write_back: bool) {
     let Some(m) = Mount::new(write_back) else { return };
     sh(m.dir.path(), "mkdir d; echo monday > d/f");
@@ -491,6 +569,7 @@ in_both_modes!(
     what_is_open_in_a_view_is_stale_when_it_ends,
     what_the_kernel_holds_back_is_in_the_commit,
     programs_that_wait_for_a_transaction_do_not_keep_others_from_ending_it,
+    what_a_program_writes_while_the_kernel_is_told_of_a_commit_stays,
     snapshots_and_clones_lie_beside_the_transactions,
     the_kernel_forgets_views_that_have_ended_but_for_what_is_open,
 );
