@@ -2,9 +2,10 @@
 //! model works in transactions of a mounted store. What it says is in `docs/agents.md`.
 //!
 //! `wire` is JSON-RPC, `session` what a client may ask, `tools` what each tool is called and takes;
-//! the tools themselves are in `transactions`, `command`, `files` and `keys`.
+//! the tools themselves are in `transactions`, `branches`, `command`, `files` and `keys`.
 
 mod arguments;
+mod branches;
 mod command;
 mod files;
 mod keys;
@@ -28,7 +29,8 @@ program:
   {\"mcpServers\": {\"kvfs\": {\"command\": \"kvfs\", \"args\": [\"mcp\", \"/mnt\"]}}}
 
 Its tools begin transactions, run commands in them, show what they would change, read and write \
-files and keys, commit and abort, make snapshots and go back to them. Nothing is written outside \
+files and keys, commit and abort, make snapshots and go back to them, make branches and merge \
+them. Nothing is written outside \
 of a transaction, and what was not committed when the agent's program goes away is aborted, but \
 for transactions that it was told to keep. To decide about commits yourself:
 

@@ -88,23 +88,39 @@ struct Done {
     changes: Changes,
 }
 
-/// The conflicts of a merge, which are listed in place of it.
-struct Against {
-    into: String,
-    from: String,
-    conflicts: Vec<Conflict>,
+/// A merge that is asked for.
+pub struct Ask<'a> {
+    pub clone: &'a str,
+    pub rebase: bool,
+    pub dry_run: bool,
+    /// It ends with the connection.
+    pub attached: bool,
+    /// The paths and keys for which there is a choice.
+    pub ours: &'a [String],
+    pub theirs: &'a [String],
+    pub both: &'a [String],
 }
 
-struct Conflict {
-    path: Vec<u8>,
-    key: bool,
-    ours: String,
-    theirs: String,
+/// A merge as an open transaction. With conflicts it is to be aborted.
+pub struct Begun {
+    pub id: u64,
+    pub into: String,
+    pub from: String,
+    pub conflicts: Vec<Conflict>,
+}
+
+/// What both sides have changed, and how.
+pub struct Conflict {
+    pub path: Vec<u8>,
+    pub key: bool,
+    pub ours: String,
+    pub theirs: String,
 }
 
 enum Merged {
     Done(Done),
-    Against(Against),
+    /// There are conflicts, which are listed in place of it.
+    Against(Begun),
 }
 
 fn text(reply: &Reply) -> Outcome<String> {
@@ -121,29 +137,45 @@ fn conflict(reply: &Reply) -> Outcome<Conflict> {
     Ok(Conflict { path: path.to_vec(), key, ours, theirs })
 }
 
-fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
-    let mut words = vec![&b"TXN"[..], b"MERGE", clone.as_bytes()];
-    words.extend(rebase.then_some(&b"REBASE"[..]));
-    words.extend(args.dry_run.then_some(&b"DRY"[..]));
-    for (choice, paths) in
-        [(&b"OURS"[..], &args.ours), (b"THEIRS", &args.theirs), (b"BOTH", &args.both)]
+/// Begins a merge, by a function that calls the store's daemon.
+pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Outcome<Begun> {
+    let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
+    words.extend(ask.rebase.then_some(&b"REBASE"[..]));
+    words.extend(ask.dry_run.then_some(&b"DRY"[..]));
+    for (choice, paths) in [(&b"OURS"[..], ask.ours), (b"THEIRS", ask.theirs), (b"BOTH", ask.both)]
     {
         for path in paths {
             let path = if path == "." { "" } else { path.trim_start_matches("./") };
             words.extend([choice, path.as_bytes()]);
         }
     }
-    words.extend((!args.keep).then_some(&b"ATTACHED"[..]));
-    let Reply::Array(reply) = call(client, &words)? else { return Err(odd()) };
+    words.extend(ask.attached.then_some(&b"ATTACHED"[..]));
+    let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
     let [Reply::Integer(id), into, from, Reply::Array(conflicts)] = &reply[..] else {
         return Err(odd());
     };
-    let (id, into, from) = (*id, text(into)?, text(from)?);
-    if !conflicts.is_empty() {
+    let id = u64::try_from(*id).map_err(|_| odd())?;
+    let conflicts = conflicts.iter().map(conflict).collect::<Outcome<_>>()?;
+    Ok(Begun { id, into: text(into)?, from: text(from)?, conflicts })
+}
+
+fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
+    let ask = Ask {
+        clone,
+        rebase,
+        dry_run: args.dry_run,
+        attached: !args.keep,
+        ours: &args.ours,
+        theirs: &args.theirs,
+        both: &args.both,
+    };
+    let begun = begin(&ask, |words| call(client, words))?;
+    let id = i64::try_from(begun.id).map_err(|_| odd())?;
+    if !begun.conflicts.is_empty() {
         proposed::abort(client, id);
-        let conflicts = conflicts.iter().map(conflict).collect::<Outcome<_>>()?;
-        return Ok(Merged::Against(Against { into, from, conflicts }));
+        return Ok(Merged::Against(begun));
     }
+    let Begun { into, from, .. } = begun;
     let looked = proposed::look(client, id, args.all);
     let changes = match () {
         () if args.dry_run => {
@@ -160,7 +192,7 @@ fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome
 }
 
 /// A branch in words.
-fn named(branch: &str) -> String {
+pub fn named(branch: &str) -> String {
     if branch.is_empty() {
         "the store".into()
     } else {
@@ -212,8 +244,8 @@ fn print(done: Done, args: &Args, clone: &str, output: &Output) -> Outcome {
     )
 }
 
-fn print_conflicts(against: &Against, output: &Output) -> Outcome {
-    let Against { into, from, conflicts } = against;
+fn print_conflicts(against: &Begun, output: &Output) -> Outcome {
+    let Begun { into, from, conflicts, .. } = against;
     if output.is_json() {
         let one = |conflict: &Conflict| -> Value {
             json!({

@@ -416,6 +416,75 @@ fn output_and_time_have_limits() {
     assert_eq!(client.receive()["id"], "ping");
 }
 
+/// The number of the transaction that a tool has begun.
+fn begun(said: &str) -> u64 {
+    let number = said.strip_prefix("transaction ").and_then(|rest| rest.split_whitespace().next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{said}"))
+}
+
+#[test]
+fn a_branch_is_worked_in_and_merged_in_transactions() {
+    let Some(mount) = Mount::new() else { return };
+    fs::write(mount.path("f"), "one\n").expect("a file");
+    fs::write(mount.path("g"), "one\n").expect("a file");
+    let mut client = Client::new(&mount, &[]);
+    assert_eq!(client.does("branches", json!({})), "there are no branches\n");
+    client.does("branch", json!({"name": "trial"}));
+    client.does("branch", json!({"name": "within", "of": "trial"}));
+    assert_eq!(client.does("branches", json!({})), "trial\nwithin\n");
+    // It keeps what it was made of: no snapshot is left.
+    assert_eq!(client.does("snapshots", json!({})), "there are no snapshots\n");
+
+    let id = begun(&client.does("begin", json!({"branch": "trial"})));
+    let said = client
+        .does("run", json!({"transaction": id, "command": "echo trial >> f; echo made > made"}));
+    assert!(said.starts_with("exit code 0"), "{said}");
+    client.does("put_key", json!({"transaction": id, "key": "k", "value": "trial"}));
+    let diff = client.does("diff", json!({"transaction": id}));
+    assert!(diff.contains("M  f"), "{diff}");
+    client.does("commit", json!({"transaction": id}));
+    assert_eq!(fs::read(mount.path(".kvfs/clone/trial/f")).expect("a file"), b"one\ntrial\n");
+    assert_eq!(fs::read(mount.path("f")).expect("a file"), b"one\n");
+    assert!(!mount.path(".kvfs/clone/within/made").exists());
+    let within = begun(&client.does("begin", json!({"branch": "trial"})));
+    assert_eq!(client.does("get_key", json!({"transaction": within, "key": "k"})), "trial");
+    client.does("abort", json!({"transaction": within}));
+
+    // What both have changed is listed, and begins nothing.
+    fs::write(mount.path("f"), "other\n").expect("a file");
+    fs::write(mount.path("g"), "other\n").expect("a file");
+    let said = client.fails("merge", json!({"branch": "trial"}));
+    assert!(said.contains("f: changed in the store, changed in clone trial"), "{said}");
+    assert_eq!(client.does("transactions", json!({})), "no transaction is open\n");
+    let id = begun(&client.does("rebase", json!({"branch": "trial", "ours": ["f"]})));
+    let diff = client.does("diff", json!({"transaction": id}));
+    assert!(diff.contains("M  g") && !diff.contains(" f\n"), "{diff}");
+    client.does("commit", json!({"transaction": id}));
+    assert_eq!(fs::read(mount.path(".kvfs/clone/trial/g")).expect("a file"), b"other\n");
+    let id = begun(&client.does("merge", json!({"branch": "trial"})));
+    assert_eq!(fs::read(mount.path("f")).expect("a file"), b"other\n", "it is not committed");
+    client.does("commit", json!({"transaction": id}));
+    assert_eq!(fs::read(mount.path("f")).expect("a file"), b"one\ntrial\n");
+    assert_eq!(client.does("get_key", json!({"key": "k"})), "trial");
+
+    client.fails("branch", json!({"name": "trial"}));
+    client.fails("branch", json!({"name": "b", "of": "trial", "snapshot": "s"}));
+    client.fails("begin", json!({"branch": "none"}));
+    client.fails("merge", json!({"branch": "none"}));
+    assert_eq!(client.does("snapshots", json!({})), "there are no snapshots\n");
+    let open = begun(&client.does("begin", json!({"branch": "trial"})));
+    client.does("drop", json!({"branch": "trial"}));
+    client.fails("diff", json!({"transaction": open}));
+    client.input = None;
+    until("it has ended", || client.child.try_wait().expect("a child").is_some());
+    // Another session drops only what it has made itself.
+    let mut client = Client::new(&mount, &[]);
+    assert_eq!(client.does("branches", json!({})), "within\n");
+    let said = client.fails("drop", json!({"branch": "within"}));
+    assert!(said.contains("was not made in this session"), "{said}");
+    assert!(mount.path(".kvfs/clone/within/f").exists());
+}
+
 #[test]
 fn what_was_not_committed_ends_with_the_session() {
     let Some(mount) = Mount::new() else { return };

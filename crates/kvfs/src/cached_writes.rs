@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(taken(b"ab", b"ab\0\0c"), [(4, 5)], "after the old end there were zeros");
         assert_eq!(taken(b"abc", b"ab"), [], "what is shorter says nothing of the rest");
         let rewritten =
-            |ranges: &[(u64, u64)]| differing(b"abcdef", b"abcdeX", ranges.to_vec().into_iter());
+            |ranges: &[(u64, u64)]| differing(b"abcdef", b"abcdeX", ranges.iter().copied());
         assert_eq!(rewritten(&[(1, 2), (4, 9)]), [(1, 2), (4, 6)]);
         assert_eq!(rewritten(&[(0, 6)]), [(0, 6)]);
     }

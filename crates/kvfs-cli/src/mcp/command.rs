@@ -113,8 +113,9 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         .arg(id.to_string())
         // Also where this process is killed.
         .args(["--ends-with", &std::process::id().to_string()])
-        .args(["--", "sh", "-c", "cd -- \"$1\" && exec sh -c \"$2\"", "sh"])
-        .arg(root.join(directory))
+        // A transaction of a branch is seen where the branch is: elsewhere it would write outside.
+        .args(["--", "sh", "-c", "cd -- \"$KVFS_MOUNT/$1\" && exec sh -c \"$2\"", "sh"])
+        .arg(directory)
         .arg(given.needed("command")?)
         .stdin(if given.text("input").is_some() { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())

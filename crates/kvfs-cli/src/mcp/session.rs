@@ -20,7 +20,8 @@ A store of files and keys. Everything that changes it happens in a transaction: 
 to the store before `commit`; what a command does outside of the store is done at once. Look at \
 `diff` before you commit, and `revert` what does not belong in it. `abort` leaves no trace. A \
 conflict at `commit` means that others have changed the same since the transaction began: begin \
-anew from what is there now.";
+anew from what is there now. For work of several commits that others are not to see yet, make a \
+`branch`, begin transactions in it, and `merge` it.";
 
 /// Messages that are kept while a command runs.
 pub const MOST_WAITING: usize = 1024;
@@ -37,6 +38,8 @@ pub struct Session {
     pub current: Value,
     /// Transactions that were begun here and are open, as far as is known.
     pub begun: Vec<u64>,
+    /// Branches that were made here.
+    pub branches: Vec<String>,
     initialized: bool,
 }
 
@@ -50,6 +53,7 @@ impl Session {
             waiting: VecDeque::new(),
             current: Value::Null,
             begun: Vec::new(),
+            branches: Vec::new(),
             initialized: false,
         }
     }

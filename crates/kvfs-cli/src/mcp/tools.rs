@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::arguments::{Arguments, Told};
 use super::session::Session;
-use super::{command, files, keys, transactions};
+use super::{branches, command, files, keys, transactions};
 use crate::output::Outcome;
 
 pub struct Tool {
@@ -84,6 +84,18 @@ const DICTIONARY: Parameter =
     may("dictionary", Kind::Text, "A key space by its name; without it, \"0\".");
 const KEY: Parameter = needed("key", Kind::Text, "The key.");
 
+const BRANCH: Parameter = needed("branch", Kind::Text, "The name of the branch.");
+const MERGES: &[Parameter] = &[
+    BRANCH,
+    may(
+        "ours",
+        Kind::Texts,
+        "Paths, or keys as dictionary:key, where what is changed into stays as it is; \".\" is everything.",
+    ),
+    may("theirs", Kind::Texts, "Paths where it becomes as what is brought in."),
+    may("both", Kind::Texts, "Paths where both versions are kept, beside each other."),
+];
+
 const TOOLS: &[Tool] = &[
     Tool {
         name: "begin",
@@ -96,6 +108,11 @@ const TOOLS: &[Tool] = &[
                 "si (default): of two that change the same the first to commit wins. ser: what it reads or writes is locked.",
             ),
             may("durable", Kind::Flag, "It survives a crash of the store's daemon."),
+            may(
+                "branch",
+                Kind::Text,
+                "It is a transaction of this branch, and its commit changes the branch alone.",
+            ),
             may(
                 "within",
                 Kind::Number,
@@ -199,6 +216,45 @@ const TOOLS: &[Tool] = &[
         )],
         effect: Effect::Adds,
         run: transactions::undo,
+    },
+    Tool {
+        name: "branch",
+        about: "Make a branch: a copy of the whole store that costs nothing until it is changed. For work of several steps that others are to see later or never. It stays when this session ends; `merge` brings it into what it was made of, and `drop` gives it up.",
+        takes: &[
+            needed("name", Kind::Text, "The name of the branch."),
+            may("snapshot", Kind::Text, "Of this snapshot, not of what is there now."),
+            may("of", Kind::Text, "Of this branch, not of the store."),
+        ],
+        effect: Effect::Adds,
+        run: branches::branch,
+    },
+    Tool {
+        name: "branches",
+        about: "List the branches, those of others included.",
+        takes: &[],
+        effect: Effect::Reads,
+        run: branches::list,
+    },
+    Tool {
+        name: "merge",
+        about: "Begin a transaction that brings what a branch has changed into what it was made of, when it is committed. What both have changed is a conflict: then nothing is begun, and all of it is listed.",
+        takes: MERGES,
+        effect: Effect::Adds,
+        run: branches::merge,
+    },
+    Tool {
+        name: "rebase",
+        about: "Begin a transaction that brings into a branch what has changed since in what it was made of. Otherwise as `merge`.",
+        takes: MERGES,
+        effect: Effect::Adds,
+        run: branches::rebase,
+    },
+    Tool {
+        name: "drop",
+        about: "Drop a branch that was made in this session, with all in it that was not merged. Its open transactions are aborted.",
+        takes: &[BRANCH],
+        effect: Effect::Destroys,
+        run: branches::drop_branch,
     },
     Tool {
         name: "read_file",

@@ -23,7 +23,9 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let isolation = given.text("isolation").unwrap_or("si").to_ascii_uppercase();
     let within = given.number("within").map(|id| id.to_string());
     let label = given.text("label").unwrap_or("agent");
-    let mut words = vec!["BEGIN", &isolation, "INPLACE", "LABEL", label];
+    let mut words = vec!["BEGIN"];
+    words.extend(given.text("branch").into_iter().flat_map(|branch| ["OF", branch]));
+    words.extend([&isolation, "INPLACE", "LABEL", label]);
     match &within {
         // The commit into another one is undone by ending that.
         Some(around) => words.extend(["WITHIN", around]),
@@ -35,9 +37,10 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let Reply::Integer(id) = session.mounted.txn(&words)? else { return Err(odd()) };
     let id = u64::try_from(id).map_err(|_| odd())?;
     session.begun.push(id);
-    let (root, view) = (session.mounted.mount_point.display(), session.mounted.view(id));
+    let root = session.mounted.view_beneath(id)?.path(&session.mounted.mount_point);
+    let (root, view) = (root.display(), session.mounted.view(id));
     Ok(format!(
-        "transaction {id}\nCommands of `run` see the store at {root}; other programs see the transaction's files in {}\n",
+        "transaction {id}\nCommands of `run` see it at {root}; other programs see the transaction's files in {}\n",
         view.display()
     )
     .into())

@@ -1,0 +1,119 @@
+//! Branches as tools: clones of the store that transactions are begun in, and that are merged into
+//! what they were made of.
+
+use std::fmt::Write;
+
+use kvdb_server::Reply;
+
+use super::arguments::{Arguments, Told, cut};
+use super::session::Session;
+use crate::merge::{self, Ask, Begun, Conflict, named};
+use crate::mounted::fields;
+use crate::output::{Exit, Failure, Outcome};
+use crate::proposed;
+use crate::text::show;
+
+/// Makes a clone of what is there now, or of a snapshot.
+pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let name = given.needed("name")?;
+    match (given.text("snapshot"), given.text("of")) {
+        (Some(_), Some(_)) => {
+            let what = "`snapshot` and `of` are two states to begin from: give one of them";
+            return Err(Failure::new(Exit::Usage, what));
+        }
+        (Some(snapshot), None) => clone(session, snapshot, name)?,
+        (None, of) => {
+            // A clone keeps the state that it was made of by itself.
+            let state = format!("for-branch-{name}-{}", std::process::id());
+            let mut words = vec![&b"SNAPSHOT"[..], b"CREATE", state.as_bytes()];
+            words.extend(of.into_iter().flat_map(|of| [b"OF", of.as_bytes()]));
+            session.mounted.call(&words)?;
+            let made = clone(session, &state, name);
+            let dropped = session.mounted.call(&[b"SNAPSHOT", b"DROP", state.as_bytes()]);
+            made.and(dropped.map(drop))?;
+        }
+    }
+    session.branches.push(name.to_owned());
+    let name = show(name.as_bytes());
+    Ok(format!(
+        "branch {name} is made, and stays when this session ends. `begin` with it to work in it\n"
+    )
+    .into())
+}
+
+fn clone(session: &mut Session, snapshot: &str, name: &str) -> Outcome {
+    session.mounted.call(&[b"CLONE", b"CREATE", snapshot.as_bytes(), name.as_bytes()]).map(drop)
+}
+
+pub fn list(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
+    let Reply::Array(all) = session.mounted.call(&[b"CLONE", b"LIST"])? else {
+        return Err(proposed::odd());
+    };
+    let mut text = String::new();
+    for info in all {
+        let info = fields(info)?;
+        let _ = writeln!(text, "{}", show(info["name"].as_str().unwrap_or("").as_bytes()));
+    }
+    let text = if text.is_empty() { "there are no branches\n".into() } else { text };
+    Ok(cut(&text, session.limits.output).into())
+}
+
+pub fn merge(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    begin_merge(session, given, false)
+}
+
+pub fn rebase(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    begin_merge(session, given, true)
+}
+
+fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Outcome<Told> {
+    let texts = |name| given.texts(name).into_iter().map(String::from).collect::<Vec<_>>();
+    let (ours, theirs, both) = (texts("ours"), texts("theirs"), texts("both"));
+    let ask = Ask {
+        clone: given.needed("branch")?,
+        rebase,
+        dry_run: false,
+        attached: true,
+        ours: &ours,
+        theirs: &theirs,
+        both: &both,
+    };
+    let Begun { id, into, from, conflicts } =
+        merge::begin(&ask, |words| session.mounted.call(words))?;
+    if !conflicts.is_empty() {
+        session.mounted.txn(&["ABORT", &id.to_string()])?;
+        let mut text = String::from("both sides have changed these, and nothing was changed:\n");
+        for Conflict { path, key, ours, theirs } in &conflicts {
+            let kind = if *key { "key " } else { "" };
+            let _ = writeln!(
+                text,
+                "{kind}{}: {ours} in {}, {theirs} in {}",
+                show(path),
+                named(&into),
+                named(&from)
+            );
+        }
+        text.push_str("choose for each with `ours`, `theirs` or `both`\n");
+        return Ok(Told { text: cut(&text, session.limits.output), failed: true });
+    }
+    session.begun.push(id);
+    Ok(format!(
+        "transaction {id}\nIt brings {} into {} when it is committed; `diff` shows what that changes.\n",
+        named(&from),
+        named(&into)
+    )
+    .into())
+}
+
+pub fn drop_branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
+    let name = given.needed("branch")?;
+    // What others have made may be all that they have of their work.
+    if !session.branches.iter().any(|own| own == name) {
+        let what = format!("branch {} was not made in this session", show(name.as_bytes()));
+        return Err(Failure::new(Exit::NotPermitted, what)
+            .hint("a person can drop it: kvfs clone drop MOUNT NAME"));
+    }
+    session.mounted.call(&[b"CLONE", b"DROP", name.as_bytes()])?;
+    session.branches.retain(|own| own != name);
+    Ok(format!("branch {} is gone\n", show(name.as_bytes())).into())
+}
