@@ -236,6 +236,34 @@ fn what_a_clone_has_changed_is_in_its_parent_and_the_rest_is_as_it_was() {
 }
 
 #[test]
+fn times_that_one_side_has_changed_take_nothing_of_the_other_away() {
+    let two = Two::new();
+    let (main, clone) = two.sides();
+    let at = |secs| Some(kvfs::TimeSet::At(kvfs::Timestamp { secs, nanos: 7 }));
+    let set = |fs: &Fs, path: &str, set: SetAttr| {
+        fs.setattr(ino(fs, path), &set, USER).expect("set");
+    };
+    for path in ["f", "g", "large"] {
+        set(&clone, path, SetAttr { atime: at(5_000), mtime: at(6_000), ..Default::default() });
+    }
+    chmod(&main, "f", 0o600);
+    main.setxattr(ino(&main, "f"), b"user.x", &[7; 2000], Default::default()).expect("set");
+    // As `rsync -t` and `cp -p` leave a file: other content, and the times of before.
+    for path in ["g", "large"] {
+        let times = main.getattr(ino(&main, path)).expect("there");
+        main.write(ino(&main, path), 0, b"!", Default::default()).expect("written");
+        let [atime, mtime] = [times.atime, times.mtime].map(|t| Some(kvfs::TimeSet::At(t)));
+        set(&main, path, SetAttr { atime, mtime, ..Default::default() });
+    }
+    two.merge(&of("c"));
+    let f = main.getattr(ino(&main, "f")).expect("there");
+    assert_eq!((f.perm, f.mtime.secs), (0o600, 6_000));
+    assert_eq!(main.getxattr(f.ino, b"user.x").expect("there"), [7; 2000]);
+    assert_eq!(content(&main, "g").as_deref(), Some(&b"!"[..]));
+    assert_eq!(&content(&main, "large").expect("there")[..2], b"!\x07");
+}
+
+#[test]
 fn a_rebase_brings_into_the_clone_what_its_parent_has_changed() {
     let two = Two::new();
     let (main, clone) = two.sides();

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use kvdb::Transaction;
 
-use crate::attr::{FileKind, Ino};
+use crate::attr::{FileKind, Ino, Timestamp};
 use crate::difference::{Side, StoredNode, joined};
 use crate::error::Result;
 use crate::fs::Fs;
@@ -91,6 +91,8 @@ pub(crate) struct Plan<'a> {
     content: BTreeMap<Ino, Content>,
     /// Attributes that inodes of into get, which else stay as they are.
     attributes: BTreeMap<Ino, StoredNode>,
+    /// Those of which from has changed the times alone: access, content, attributes.
+    times: BTreeMap<Ino, [Timestamp; 3]>,
     /// Directories that into has not, and from's nodes of them.
     new_dirs: BTreeSet<Ino>,
     /// What the changed entries add up to.
@@ -136,6 +138,7 @@ pub(crate) fn merge(
         entries: BTreeMap::new(),
         content: BTreeMap::new(),
         attributes: BTreeMap::new(),
+        times: BTreeMap::new(),
         new_dirs: BTreeSet::new(),
         sums: structure::Sums::default(),
         removed_dirs: Vec::new(),

@@ -7,7 +7,7 @@ use super::{Content, Place, Plan};
 use crate::attr::{FileKind, Ino};
 use crate::difference::{StoredNode, same_xattrs};
 use crate::error::Result;
-use crate::layout::{self, Body};
+use crate::layout::{self, Attributes, Body};
 use crate::merging::{Choice, Deed};
 
 impl Plan<'_> {
@@ -71,7 +71,9 @@ impl Plan<'_> {
         if !changed {
             let times = |node: &StoredNode| (node.attr.mtime, node.attr.atime);
             if there == from.ino && times(&base) != times(&from) && times(&into) == times(&base) {
-                self.attributes.insert(there, StoredNode { ino: there, ..from });
+                // Nothing else of it: into may have changed the rest.
+                let Attributes { atime, mtime, ctime, .. } = from.attr;
+                self.times.insert(there, [atime, mtime, ctime]);
             }
             return Ok(());
         }

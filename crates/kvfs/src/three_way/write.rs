@@ -71,6 +71,7 @@ impl Plan<'_> {
             .chain(self.sums.entries.keys())
             .chain(self.content.keys())
             .chain(self.attributes.keys())
+            .chain(self.times.keys())
             .chain(self.new_dirs.iter())
             .copied()
             .collect();
@@ -150,6 +151,9 @@ impl Plan<'_> {
         };
         if dir {
             attr.size = plus(of_into.map_or(0, |attr| attr.size), entries);
+        }
+        if let Some([atime, mtime, ctime]) = self.times.get(&ino).filter(|_| taken.is_none()) {
+            (attr.atime, attr.mtime, attr.ctime) = (*atime, *mtime, attr.ctime.max(*ctime));
         }
         if let Some(before) = of_into {
             attr.btime = before.btime;
