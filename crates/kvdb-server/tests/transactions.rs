@@ -620,6 +620,48 @@ fn what_a_serializable_transaction_has_locked_is_waited_for() {
 }
 
 #[test]
+fn what_a_serializable_transaction_has_read_as_absent_stays_absent() {
+    // Also where nothing is there to be locked: not the dictionary, or not that of its types.
+    let served = serve(ServerOptions::default());
+    let (mut a, mut plain) = (served.connect(), served.connect());
+    let reads: [(&[&str], &str); 6] = [
+        (&["LRANGE l 0 -1"], "[]"),
+        (&["GET l"], "(nil)"),
+        (&["EXISTS l"], "(integer) 0"),
+        (&["DEL l"], "(integer) 0"),
+        (&["KEYS *"], "[]"),
+        (&["MULTI", "LLEN l", "EXEC"], "[(integer) 0]"),
+    ];
+    let writes: [&[&str]; 3] =
+        [&["RPUSH l x"], &["SET l x"], &["WATCH l", "MULTI", "RPUSH l x", "EXEC"]];
+    for (n, (read, found)) in reads.iter().enumerate() {
+        for (m, write) in writes.iter().enumerate() {
+            for made in [false, true] {
+                let choose = format!("USE d{n}{m}{made}");
+                a.expect(&[(&choose, "OK")]);
+                plain.expect(&[(&choose, "OK")]);
+                if made {
+                    plain.expect(&[("SET l 1", "OK"), ("DEL l", "(integer) 1")]);
+                }
+                let id = begin(&mut a, "SER");
+                a.expect(&[(&format!("TXN JOIN {id}"), "OK")]);
+                let answers: Vec<_> = read.iter().map(|command| a.run(command)).collect();
+                assert_eq!(answers.last().map(String::as_str), Some(*found), "{choose} {read:?}");
+                let (last, before) = write.split_last().expect("commands");
+                before.iter().for_each(|command| drop(plain.run(command)));
+                plain.send(format!("{last}\r\n").as_bytes());
+                plain.0.get_ref().set_read_timeout(Some(Duration::from_millis(50))).expect("set");
+                let reply = plain.reply();
+                assert!(reply.is_err(), "{choose}: {read:?}, then {write:?}: it waits");
+                plain.0.get_ref().set_read_timeout(None).expect("set");
+                a.expect(&[("TXN COMMIT", "OK")]);
+                plain.reply().expect("a reply");
+            }
+        }
+    }
+}
+
+#[test]
 fn exec_that_waited_for_a_transaction_reads_what_that_has_committed() {
     let served = serve(ServerOptions::default());
     let (mut a, mut plain) = (served.connect(), served.connect());

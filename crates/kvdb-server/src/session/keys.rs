@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kvdb::{
-    Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, Transaction, TransactionOptions,
+    Batch, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, Transaction,
+    TransactionOptions,
 };
 
 use super::seen::Seen;
@@ -43,9 +44,23 @@ impl Session {
         self.shared.db.random()
     }
 
-    /// The selected dictionary if it exists.
+    /// The selected dictionary if it exists. In a transaction that locks what it reads both parts
+    /// are made: a key of a dictionary that does not exist could not be locked, so what has been
+    /// read as absent would be added by others.
     pub fn existing(&self) -> Result<Option<Keyspace>, Failure> {
-        self.existing_of(&self.dictionary)
+        let found = self.existing_of(&self.dictionary)?;
+        if found.is_some_and(|space| space.types.is_some()) || !self.locks_what_it_reads() {
+            return Ok(found);
+        }
+        match self.typed() {
+            // Nobody else makes it either.
+            Err(Failure::ReadOnly(_)) => Ok(found),
+            made => made.map(Some),
+        }
+    }
+    fn locks_what_it_reads(&self) -> bool {
+        let joined = !matches!(self.executing, Some(Executing::Own(_)));
+        joined && self.inside().is_some_and(|t| t.isolation() == Isolation::Serializable)
     }
     /// Another dictionary if it exists.
     fn existing_of(&self, dictionary: &Selected) -> Result<Option<Keyspace>, Failure> {
@@ -57,8 +72,12 @@ impl Session {
             place => dictionary.existing_at(place, db),
         }
     }
-    /// The selected dictionary, made if need be.
+    /// The selected dictionary, made if need be; with that of its types where
+    /// [`Session::existing`] makes it.
     pub fn writable(&self) -> Result<Keyspace, Failure> {
+        if self.locks_what_it_reads() { self.typed() } else { self.made() }
+    }
+    fn made(&self) -> Result<Keyspace, Failure> {
         let db = &self.shared.db;
         match &self.place {
             Place::Store => {
@@ -79,7 +98,7 @@ impl Session {
     }
     /// The selected dictionary with that of its types, both made if need be.
     pub fn typed(&self) -> Result<Keyspace, Failure> {
-        let space = self.writable()?;
+        let space = self.made()?;
         if space.types.is_some() {
             return Ok(space);
         }
