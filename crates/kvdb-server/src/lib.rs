@@ -85,6 +85,6 @@ pub use server::{Server, ServerOptions};
 pub use session::{Check, Describe, InfoSource};
 pub use tls::Tls;
 pub use transactions::{
-    Cloned, Conflicting, FileChange, FileDetail, Importing, Merge, Merging, Paths, Preferred,
-    Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
+    Cloned, Conflicting, FileChange, FileDetail, FinishRebase, Importing, Merge, Merging, Paths,
+    Preferred, Rebased, Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
 };

@@ -148,6 +148,15 @@ pub struct Merging {
     pub conflicts: Vec<Conflicting>,
 }
 
+/// A transaction that was to be rebased.
+#[derive(Clone, Debug)]
+pub struct Rebased {
+    /// The transaction that has its changes now; `None`: there are conflicts.
+    pub id: Option<TransactionId>,
+    /// What both it and others have changed; *ours* is the change of the transaction.
+    pub conflicts: Vec<Conflicting>,
+}
+
 /// Something that both sides have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflicting {
@@ -163,6 +172,10 @@ pub struct Conflicting {
 
 /// Settles a key that both have changed, by the name of its dictionary.
 pub type SettleKey<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
+
+/// Has the last word on a transaction that has got the changes of another one, and may change it.
+/// `false`: there are conflicts all the same, which the caller names.
+pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
 /// Who begins and ends transactions. The store itself does where it is nothing but keys; where it
 /// is also a file system, files must be ready for it as well.
@@ -187,6 +200,21 @@ pub trait Transactions: Send + Sync {
     fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
         let _ = (merge, settle);
         Err(kvdb::Error::Invalid("clones are merged with their files, and here are none".into()))
+    }
+    /// Ends a transaction and begins another one as it was begun, with what it has changed, in the
+    /// state that there is now. With conflicts it is as it was. `settle` is asked about keys that
+    /// others have changed, too, and `finish` before the transaction ends. Of `choices` *ours* is
+    /// the transaction's version.
+    fn rebase(
+        &self,
+        id: TransactionId,
+        choices: &[(Vec<u8>, Preferred)],
+        settle: &SettleKey<'_>,
+        finish: &FinishRebase<'_>,
+    ) -> Result<Rebased> {
+        let _ = (id, choices, settle, finish);
+        let what = "transactions are rebased with their files, and here are none";
+        Err(kvdb::Error::Invalid(what.into()))
     }
     /// What a durable one has so far is on disk when this returns.
     fn keep(&self, id: TransactionId) -> Result<()>;

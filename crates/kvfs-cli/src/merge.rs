@@ -36,16 +36,8 @@ pub struct Args {
     target: PathBuf,
     /// The name of the clone, where TARGET is not the clone itself.
     clone: Option<String>,
-    /// Where both have changed the same: leave what is there, at this path and below, or of this
-    /// key (dictionary:key) or dictionary. May be repeated; \".\" is everything.
-    #[arg(long, value_name = "PATH")]
-    ours: Vec<String>,
-    /// Take the version that is merged.
-    #[arg(long, value_name = "PATH")]
-    theirs: Vec<String>,
-    /// Keep both: the one that is merged gets a name with ~ and the clone's name after it.
-    #[arg(long, value_name = "PATH")]
-    both: Vec<String>,
+    #[command(flatten)]
+    choices: Choices,
     /// Say what would be changed, and do nothing.
     #[arg(long, short = 'n')]
     dry_run: bool,
@@ -88,6 +80,34 @@ struct Done {
     changes: Changes,
 }
 
+/// The paths and keys for which there is a choice.
+#[derive(clap::Args, Default)]
+pub struct Choices {
+    /// Where both have changed the same: leave what is there, at this path and below, or of this
+    /// key (dictionary:key) or dictionary. May be repeated; \".\" is everything.
+    #[arg(long, value_name = "PATH")]
+    pub ours: Vec<String>,
+    /// Take the version that is merged.
+    #[arg(long, value_name = "PATH")]
+    pub theirs: Vec<String>,
+    /// Keep both: the one that is merged gets a name with ~ and the clone's name after it.
+    #[arg(long, value_name = "PATH")]
+    pub both: Vec<String>,
+}
+
+impl Choices {
+    /// As words of a command of the socket.
+    fn words(&self) -> impl Iterator<Item = &[u8]> {
+        let all = [(&b"OURS"[..], &self.ours), (b"THEIRS", &self.theirs), (b"BOTH", &self.both)];
+        all.into_iter().flat_map(|(choice, paths)| {
+            paths.iter().flat_map(move |path| {
+                let path = if path == "." { "" } else { path.trim_start_matches("./") };
+                [choice, path.as_bytes()]
+            })
+        })
+    }
+}
+
 /// A merge that is asked for.
 pub struct Ask<'a> {
     pub clone: &'a str,
@@ -95,10 +115,7 @@ pub struct Ask<'a> {
     pub dry_run: bool,
     /// It ends with the connection.
     pub attached: bool,
-    /// The paths and keys for which there is a choice.
-    pub ours: &'a [String],
-    pub theirs: &'a [String],
-    pub both: &'a [String],
+    pub choices: &'a Choices,
 }
 
 /// A merge as an open transaction. With conflicts it is to be aborted.
@@ -142,13 +159,7 @@ pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Ou
     let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
     words.extend(ask.rebase.then_some(&b"REBASE"[..]));
     words.extend(ask.dry_run.then_some(&b"DRY"[..]));
-    for (choice, paths) in [(&b"OURS"[..], ask.ours), (b"THEIRS", ask.theirs), (b"BOTH", ask.both)]
-    {
-        for path in paths {
-            let path = if path == "." { "" } else { path.trim_start_matches("./") };
-            words.extend([choice, path.as_bytes()]);
-        }
-    }
+    words.extend(ask.choices.words());
     words.extend(ask.attached.then_some(&b"ATTACHED"[..]));
     let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
     let [Reply::Integer(id), into, from, Reply::Array(conflicts)] = &reply[..] else {
@@ -159,16 +170,36 @@ pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Ou
     Ok(Begun { id, into: text(into)?, from: text(from)?, conflicts })
 }
 
+/// A transaction that was rebased.
+pub enum Rebased {
+    /// The transaction that it has become.
+    Done(u64),
+    /// It is as it was.
+    Against(Vec<Conflict>),
+}
+
+/// Has a transaction begun anew with what it has changed.
+pub fn rebase_transaction(
+    id: u64,
+    choices: &Choices,
+    call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>,
+) -> Outcome<Rebased> {
+    let id = id.to_string();
+    let mut words = vec![&b"TXN"[..], b"REBASE", id.as_bytes()];
+    words.extend(choices.words());
+    let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
+    match &reply[..] {
+        [Reply::Integer(id), _] => Ok(Rebased::Done(u64::try_from(*id).map_err(|_| odd())?)),
+        [_, Reply::Array(all)] => {
+            Ok(Rebased::Against(all.iter().map(conflict).collect::<Outcome<_>>()?))
+        }
+        _ => Err(odd()),
+    }
+}
+
 fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
-    let ask = Ask {
-        clone,
-        rebase,
-        dry_run: args.dry_run,
-        attached: !args.keep,
-        ours: &args.ours,
-        theirs: &args.theirs,
-        both: &args.both,
-    };
+    let ask =
+        Ask { clone, rebase, dry_run: args.dry_run, attached: !args.keep, choices: &args.choices };
     let begun = begin(&ask, |words| call(client, words))?;
     let id = i64::try_from(begun.id).map_err(|_| odd())?;
     if !begun.conflicts.is_empty() {
@@ -247,26 +278,30 @@ fn print(done: Done, args: &Args, clone: &str, output: &Output) -> Outcome {
 fn print_conflicts(against: &Begun, output: &Output) -> Outcome {
     let Begun { into, from, conflicts, .. } = against;
     if output.is_json() {
-        let one = |conflict: &Conflict| -> Value {
-            json!({
-                "path": show(&conflict.path), "key": conflict.key,
-                "ours": conflict.ours, "theirs": conflict.theirs,
-            })
-        };
-        let all: Vec<Value> = conflicts.iter().map(one).collect();
+        let all: Vec<Value> = conflicts.iter().map(Conflict::json).collect();
         return output.print("", json!({"into": into, "from": from, "conflicts": all}));
     }
-    let mut text = String::new();
-    for Conflict { path, key, ours, theirs } in conflicts {
+    output.print(listed(conflicts, &named(into), &named(from)), ())
+}
+
+/// One line for each conflict.
+pub fn listed(conflicts: &[Conflict], ours: &str, theirs: &str) -> String {
+    conflicts.iter().map(|conflict| format!("C  {}\n", conflict.line(ours, theirs))).collect()
+}
+
+impl Conflict {
+    /// In words, with the names of the two sides.
+    pub fn line(&self, our: &str, their: &str) -> String {
+        let Conflict { path, key, ours, theirs } = self;
         let kind = if *key { "key " } else { "" };
-        text += &format!(
-            "C  {kind}{}: {ours} in {}, {theirs} in {}\n",
-            show(path),
-            named(into),
-            named(from)
-        );
+        format!("{kind}{}: {ours} in {our}, {theirs} in {their}", show(path))
     }
-    output.print(text, ())
+
+    pub fn json(&self) -> Value {
+        json!({
+            "path": show(&self.path), "key": self.key, "ours": self.ours, "theirs": self.theirs,
+        })
+    }
 }
 
 fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {

@@ -8,9 +8,11 @@ use kvdb_server::Reply;
 
 use crate::changes::{Changes, Choice, Detail, Style, Wanted};
 use crate::descendants;
+use crate::merge::{Choices, Rebased, rebase_transaction};
 use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
+use crate::proposed;
 use crate::sandbox::{self, Namespace};
 use crate::terminal::Terminal;
 use crate::text::with_paths;
@@ -54,6 +56,10 @@ pub struct Args {
     /// program did.
     #[arg(long)]
     no_keep: bool,
+    /// After a conflict bring what the program did up to what others have committed meanwhile
+    /// (kvfs txn rebase), and commit that. What both have changed is a conflict still.
+    #[arg(long, conflicts_with_all = ["ask", "abort", "keep"])]
+    rebase: bool,
     /// Make the view the root of the program (chroot), for where name spaces are not to be had. The
     /// program must lie in the store.
     #[arg(long)]
@@ -149,6 +155,9 @@ impl How {
     }
 }
 
+/// How often a transaction is rebased before it counts as one that others come before for ever.
+const REBASES: usize = 16;
+
 /// `0`: git changes nothing that it was not asked to change.
 const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
 
@@ -235,7 +244,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         mounted.seal()?;
     }
     // Attached: if we are killed, it ends with us.
-    let id = args.how.begin(&mut mounted, within, true, &label)?;
+    let mut id = args.how.begin(&mut mounted, within, true, &label)?;
     let code = match enter(&mut mounted, id, args.chroot, None, &args.command, output) {
         Ok(code) => code,
         Err(failure) => {
@@ -272,7 +281,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         }
     };
     match end {
-        Answer::Commit => commit(&mut mounted, id, args, state.as_deref())
+        Answer::Commit => commit_rebased(&mut mounted, &mut id, args, state.as_deref())
             .map_err(|why| not_committed(&mut mounted, id, args, why))?,
         Answer::Abort => {
             mounted.txn(&["ABORT", &number])?;
@@ -324,7 +333,8 @@ fn commit(
     args: &Args,
     state: Option<&str>,
 ) -> Result<(), NotCommitted> {
-    let how = Commit { sync: !args.no_sync, state, stay: !args.no_keep, ..Commit::default() };
+    let stay = !args.no_keep || args.rebase;
+    let how = Commit { sync: !args.no_sync, state, stay, ..Commit::default() };
     let commit = |mounted: &mut Mounted| mounted.commit(id, how);
     let failure = match commit(mounted) {
         Err(NotCommitted::Failed(failure)) => failure,
@@ -343,10 +353,44 @@ fn commit(
     }
 }
 
+/// Commits; where that is wanted, what the program did is rebased as often as others commit the
+/// same files and keys before it, and `id` is the transaction that it has become.
+fn commit_rebased(
+    mounted: &mut Mounted,
+    id: &mut u64,
+    args: &Args,
+    state: Option<&str>,
+) -> Result<(), NotCommitted> {
+    for _ in 0..REBASES {
+        let failure = match commit(mounted, *id, args, state) {
+            Err(NotCommitted::Conflict(failure)) if args.rebase => failure,
+            done => return done,
+        };
+        let choices = Choices::default();
+        match rebase_transaction(*id, &choices, |words| mounted.call(words)) {
+            Ok(Rebased::Done(new)) => *id = new,
+            Ok(Rebased::Against(conflicts)) => {
+                let ours = format!("transaction {id}");
+                let all: Vec<String> =
+                    conflicts.iter().map(|one| one.line(&ours, "what is there now")).collect();
+                let what = format!("both have changed {}", proposed::some_of(&all));
+                return Err(NotCommitted::Conflict(Failure::new(Exit::Conflict, what)));
+            }
+            // It is over, or cannot be rebased: then the conflict is all that there is to say.
+            Err(_) => return Err(NotCommitted::Conflict(failure)),
+        }
+    }
+    commit(mounted, *id, args, state)
+}
+
 /// Keeps what the program did after a conflict, but where that is not wanted.
 fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failure {
     let what = match why {
-        NotCommitted::Conflict(failure) if args.no_keep => return failure,
+        NotCommitted::Conflict(failure) if args.no_keep => {
+            // It has ended already but where it was to be rebased.
+            let _ = mounted.txn(&["ABORT", &id.to_string()]);
+            return failure;
+        }
         // They may be at work still.
         NotCommitted::Nested(_) => "commit it when they have ended; what it did",
         _ => "run it again; what it did",
@@ -357,17 +401,23 @@ fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted)
 /// Keeps a transaction that was to stay after it was refused, and says so of `what` was done in it:
 /// it may have taken hours.
 pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Failure {
-    let (NotCommitted::Conflict(failure) | NotCommitted::Nested(failure)) = why else {
-        return why.into();
+    let (failure, rebase) = match why {
+        NotCommitted::Conflict(failure) => (failure, true),
+        NotCommitted::Nested(failure) => (failure, false),
+        why => return why.into(),
     };
     // A serializable one that gave way to another is over.
     if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
         return failure;
     }
     let mount = mounted.mount_point.display();
+    let rebase = match rebase {
+        true => format!("kvfs txn rebase {mount} {id} brings it up to what is there now, "),
+        false => String::new(),
+    };
     failure.hint(format!(
         "{what} is kept as transaction {id}: kvfs txn diff {mount} {id} shows it, its files are in \
-         {}, and kvfs txn abort {mount} {id} ends it",
+         {}, {rebase}and kvfs txn abort {mount} {id} ends it",
         mounted.view(id).display()
     ))
 }

@@ -11,11 +11,12 @@ use kvdb::{
     Revision, Savepoint, Transaction, TransactionId, TransactionOptions,
 };
 use kvdb_server::{
-    Cloned, Conflicting, FileChange, FileDetail, Importing, Merge, Merging, Paths, Preferred,
-    Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
+    Cloned, Conflicting, FileChange, FileDetail, FinishRebase, Importing, Merge, Merging, Paths,
+    Preferred, Rebased, Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
 };
 use kvfs::{
-    Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeOptions, Untold, ViewId, Views,
+    Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeConflict, MergeOptions, Untold,
+    ViewId, Views,
 };
 
 use crate::export::Stream;
@@ -36,6 +37,23 @@ fn of_store(error: kvfs::Error) -> kvdb::Error {
         kvfs::Error::Corrupt { .. } => kvdb::Error::Corrupt(error.to_string()),
         other => kvdb::Error::Invalid(other.to_string()),
     }
+}
+
+fn choices(preferred: &[(Vec<u8>, Preferred)]) -> Vec<(Vec<u8>, Choice)> {
+    let one = |(path, preferred): &(Vec<u8>, Preferred)| {
+        let choice = match preferred {
+            Preferred::Ours => Choice::Ours,
+            Preferred::Theirs => Choice::Theirs,
+            Preferred::Both => Choice::Both,
+        };
+        (path.clone(), choice)
+    };
+    preferred.iter().map(one).collect()
+}
+
+fn conflicting(one: MergeConflict) -> Conflicting {
+    let (ours, theirs) = (one.ours.word(), one.theirs.word());
+    Conflicting { path: one.path, key: one.key, ours, theirs }
 }
 
 impl Transactions for OverFiles {
@@ -64,28 +82,30 @@ impl Transactions for OverFiles {
     }
 
     fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
-        let choices = merge.choices.iter().map(|(path, preferred)| {
-            let choice = match preferred {
-                Preferred::Ours => Choice::Ours,
-                Preferred::Theirs => Choice::Theirs,
-                Preferred::Both => Choice::Both,
-            };
-            (path.clone(), choice)
-        });
         let options = MergeOptions {
             clone: merge.clone.clone(),
             rebase: merge.rebase,
-            choices: choices.collect(),
+            choices: choices(&merge.choices),
             dry_run: merge.dry_run,
             transaction: merge.options.clone(),
         };
         let merged = self.0.merge(&options, settle).map_err(of_store)?;
-        let conflicts = merged.conflicts.into_iter().map(|one| {
-            let (ours, theirs) = (one.ours.word(), one.theirs.word());
-            Conflicting { path: one.path, key: one.key, ours, theirs }
-        });
+        let conflicts = merged.conflicts.into_iter().map(conflicting).collect();
         let (id, into, from) = (merged.transaction, merged.into, merged.from);
-        Ok(Merging { id, into, from, conflicts: conflicts.collect() })
+        Ok(Merging { id, into, from, conflicts })
+    }
+
+    fn rebase(
+        &self,
+        id: TransactionId,
+        preferred: &[(Vec<u8>, Preferred)],
+        settle: &SettleKey<'_>,
+        finish: &FinishRebase<'_>,
+    ) -> Result<Rebased> {
+        let finish = |transaction: &Transaction| Ok(finish(transaction)?);
+        let rebased = self.0.rebase(id, &choices(preferred), settle, &finish).map_err(of_store)?;
+        let conflicts = rebased.conflicts.into_iter().map(conflicting).collect();
+        Ok(Rebased { id: rebased.transaction, conflicts })
     }
 
     fn followed(&self) -> Vec<DictionaryId> {

@@ -11,10 +11,11 @@ use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
 use crate::changes::{Changes, Choice, Detail, Wanted};
+use crate::merge::{self, Choices, Conflict, Rebased, rebase_transaction};
 use crate::mounted::{self, Commit, Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
-use crate::run::{How, enter};
+use crate::run::{self, How, enter};
 use crate::sandbox;
 use crate::sizes::human_size;
 use crate::text::{show, with_paths};
@@ -108,11 +109,29 @@ enum Action {
         #[arg(long)]
         no_sync: bool,
     },
+    /// Bring it up to what others have committed since it began, so that it can be committed after
+    /// a conflict: it goes on as another transaction, whose number is printed. Where both have
+    /// changed the same, it is listed, the exit code is 75, and the transaction is as it was.
+    #[command(after_help = "\
+  kvfs txn rebase /mnt 17                        # prints 18, say
+  kvfs txn rebase /mnt 17 --ours src --theirs .  # below src as it has it, else as committed
+  kvfs txn diff /mnt 18
+  kvfs txn commit /mnt 18
+
+--ours is the version of the transaction, --theirs what was committed; with --both the version of \
+the transaction gets a name with ~ and its number after it. What it has only read is not looked \
+at. Its savepoints end with it.")]
+    Rebase {
+        mount: PathBuf,
+        id: Option<u64>,
+        #[command(flatten)]
+        choices: Choices,
+    },
     /// End it without a trace.
     Abort { mount: PathBuf, id: Option<u64> },
 }
 
-/// Only `exec` has an exit code of its own.
+/// `exec` and `rebase` have exit codes of their own.
 pub fn run(args: Args, output: &Output) -> ExitCode {
     if let Action::Exec { mount, id, chroot, ends_with, command } = &args.action {
         return match named(mount, Some(*id)).and_then(|(mut mounted, id)| {
@@ -125,7 +144,36 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
             }
         };
     }
+    if let Action::Rebase { mount, id, choices } = &args.action {
+        return match named(mount, *id)
+            .and_then(|(mounted, id)| rebase(mounted, id, choices, output))
+        {
+            Ok(false) => ExitCode::from(Exit::TRY_AGAIN),
+            done => output.finish(done.map(drop)),
+        };
+    }
     output.finish(act(args.action, output))
+}
+
+/// Returns whether it was rebased, and not against conflicts.
+fn rebase(mut mounted: Mounted, id: u64, choices: &Choices, output: &Output) -> Outcome<bool> {
+    match rebase_transaction(id, choices, |words| mounted.call(words))? {
+        Rebased::Done(new) => {
+            let value = json!({"id": new, "was": id});
+            output.print(new, with_paths(value, &[("view", Some(&mounted.view(new)))]))?;
+            Ok(true)
+        }
+        Rebased::Against(conflicts) => {
+            let all: Vec<Value> = conflicts.iter().map(Conflict::json).collect();
+            let text = merge::listed(&conflicts, &format!("transaction {id}"), "what is there now");
+            output.print(text, json!({"conflicts": all}))?;
+            output.note(
+                "others have changed these, too, and the transaction is as it was: choose with \
+                 --ours, --theirs or --both PATH",
+            );
+            Ok(false)
+        }
+    }
 }
 
 /// The store, and the transaction that is meant.
@@ -153,7 +201,7 @@ fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
 
 fn act(action: Action, output: &Output) -> Outcome {
     match action {
-        Action::Exec { .. } => Ok(()),
+        Action::Exec { .. } | Action::Rebase { .. } => Ok(()),
         Action::Begin { mount, within, how } => {
             let mut mounted = Mounted::find_branch(&mount)?;
             let id = how.begin(&mut mounted, within, false, "")?;
@@ -253,13 +301,10 @@ fn act(action: Action, output: &Output) -> Outcome {
         }
         Action::Commit { mount, id, only_if, abort_nested, no_sync } => {
             let (mut mounted, id) = named(&mount, id)?;
-            let how = Commit {
-                sync: !no_sync,
-                state: only_if.as_deref(),
-                abort_nested,
-                ..Commit::default()
-            };
-            mounted.commit(id, how)?;
+            let how =
+                Commit { sync: !no_sync, state: only_if.as_deref(), abort_nested, stay: true };
+            let done = mounted.commit(id, how);
+            done.map_err(|why| run::kept(&mut mounted, id, "what was done in it", why))?;
             output.print("", json!({"committed": id}))
         }
         Action::Abort { mount, id } => {

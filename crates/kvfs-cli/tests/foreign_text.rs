@@ -271,6 +271,10 @@ fn walks(
         ),
         ("txn exec", calls(&["txn exec ROOT ID -- NONE"])),
         ("txn list", calls(&["txn list ROOT"])),
+        (
+            "txn rebase",
+            calls(&["txn rebase ROOT 4711", "txn rebase ROOT ID --ours moved\nFORGED/x"]),
+        ),
         ("txn revert", calls(&["txn revert ROOT ID NONE", "txn revert ROOT ID moved\nFORGED/x"])),
         ("txn status", calls(&["txn status ROOT ID", "txn status VIEW"])),
         ("umount", calls(&["umount MISSING", "umount FILE"])),

@@ -464,6 +464,72 @@ fn after_a_conflict_what_the_program_did_is_kept() {
     }
 }
 
+#[test]
+fn what_lost_is_rebased_and_committed() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    // A program in a run, that ends when it is told to, and what others do meanwhile.
+    let beside = |options: &[&str], inside: &str, outside: &str| {
+        let inside = format!("cd $KVFS_MOUNT; {inside}; echo ready; read line; exit 0");
+        let mut child = run(&root, options, &inside)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut said = [0; 6];
+        let out = child.stdout.as_mut().expect("a pipe");
+        std::io::Read::read_exact(out, &mut said).expect("ready");
+        succeeds(&mut self::run(&root, &[], &format!("cd $KVFS_MOUNT; {outside}")));
+        drop(child.stdin.take());
+        child.wait_with_output().expect("it ends")
+    };
+    // Both make the same directory, which is a conflict of a commit, and none of a rebase.
+    let (inside, outside) =
+        ("mkdir d; echo in > d/in; kvfs kv put $KVFS_MOUNT k in", "mkdir d; echo out > d/out");
+    let inside = inside.replace("kvfs kv", &format!("{} kv", env!("CARGO_BIN_EXE_kvfs")));
+    let ended = beside(&["--rebase"], &inside, outside);
+    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+    assert_eq!(read(mount.path("d/in")).as_deref(), Some("in\n"));
+    assert_eq!(read(mount.path("d/out")).as_deref(), Some("out\n"));
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("k")), "in");
+
+    // What both have changed: it is kept, and rebased by hand.
+    let ended = beside(&["--rebase"], "echo in > both; echo in > in", "echo out > both");
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(75), "{said}");
+    assert!(said.contains("both: made in transaction "), "{said}");
+    let list = succeeds(kvfs(&["txn", "list", "--json"]).arg(&root));
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    let id = list[0]["id"].to_string();
+    assert!(said.contains(&format!("is kept as transaction {id}")), "{said}");
+    assert!(said.contains("kvfs txn rebase "), "{said}");
+    // A commit leaves it open, too.
+    let refused = kvfs(&["txn", "commit"]).arg(&root).arg(&id).output().expect("it runs");
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("kvfs txn rebase "), "{}", text(&refused.stderr));
+    let refused = kvfs(&["txn", "rebase"]).arg(&root).arg(&id).output().expect("it runs");
+    assert_eq!(refused.status.code(), Some(75));
+    let listed = text(&refused.stdout);
+    let line = format!("C  both: made in transaction {id}, made in what is there now\n");
+    assert_eq!(listed, line);
+    let rebase = kvfs(&["txn", "rebase", "--ours", "both", "--json"]).arg(&root).arg(&id).output();
+    let rebased = rebase.expect("it runs");
+    assert_eq!(rebased.status.code(), Some(0), "{}", text(&rebased.stderr));
+    let rebased: serde_json::Value = serde_json::from_slice(&rebased.stdout).expect("JSON");
+    assert_eq!(rebased["was"].to_string(), id);
+    let new = rebased["id"].to_string();
+    assert!(Path::new(rebased["view"].as_str().expect("a path")).join("in").exists());
+    succeeds(kvfs(&["txn", "commit"]).arg(&root).arg(&new));
+    assert_eq!(read(mount.path("both")).as_deref(), Some("in\n"));
+    assert_eq!(read(mount.path("in")).as_deref(), Some("in\n"));
+
+    // Where nothing is to be kept, nothing is.
+    let ended = beside(&["--rebase", "--no-keep"], "echo again > both", "echo out > both");
+    assert_eq!(ended.status.code(), Some(75), "{}", text(&ended.stderr));
+    assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
+}
+
 /// A command at a store's socket, and its reply in short.
 fn say(client: &mut Client, command: &str) -> String {
     let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
@@ -474,6 +540,87 @@ fn say(client: &mut Client, command: &str) -> String {
         Reply::Null => "nil".into(),
         other => format!("{other:?}"),
     }
+}
+
+#[test]
+fn keys_of_all_kinds_are_rebased_and_who_is_in_it_goes_along() {
+    let Some(mount) = Mount::new() else { return };
+    let socket = mount.root().with_file_name("store.sock");
+    let connect = || Client::connect(&socket).expect("the socket answers");
+    let (mut inside, mut other) = (connect(), connect());
+    for command in ["RPUSH l a b", "SADD s a", "HSET h a 1", "SET k 0", "SET t 0"] {
+        say(&mut other, command);
+    }
+    let begin = |client: &mut Client| {
+        let id = say(client, "TXN BEGIN UNDOABLE");
+        assert_eq!(say(client, &format!("TXN JOIN {id}")), "OK");
+        id
+    };
+    let id = begin(&mut inside);
+    for command in ["SADD s inside x", "SREM s a", "HSET h inside 1", "RPUSH q new", "DEL k"] {
+        say(&mut inside, command);
+    }
+    for command in ["SADD s outside x", "HSET h outside 1 a 2", "RPUSH l c"] {
+        say(&mut other, command);
+    }
+    // One that waits for what the transaction adds.
+    let mut waiting = connect();
+    waiting.send(&[b"BLPOP", b"q", b"0"]).expect("sent");
+    let new = match inside.call(&[b"TXN", b"REBASE", id.as_bytes()]).expect("a reply") {
+        Reply::Array(reply) => match &reply[..] {
+            [Reply::Integer(new), Reply::Array(none)] if none.is_empty() => *new,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    assert_ne!(new.to_string(), id);
+    // The connection is in it; it sees both.
+    assert_eq!(say(&mut inside, "SCARD s"), "3");
+    assert_eq!(say(&mut inside, "HLEN h"), "3");
+    assert_eq!(say(&mut inside, "LLEN l"), "3");
+    assert_eq!(say(&mut other, "SCARD s"), "3", "a, outside, x");
+    assert_eq!(say(&mut inside, "TXN COMMIT"), "OK");
+    assert_eq!(say(&mut other, "SISMEMBER s inside"), "1");
+    assert_eq!(say(&mut other, "SISMEMBER s a"), "0");
+    assert_eq!(say(&mut other, "SCARD s"), "3", "inside, outside, x");
+    assert_eq!(say(&mut other, "HGET h a"), "2");
+    assert_eq!(say(&mut other, "EXISTS k"), "0");
+    assert!(matches!(waiting.receive(), Ok(Reply::Array(_))), "its element has come");
+
+    // A conflict names the key of a field; what would be two kinds at once is one, too.
+    let id = begin(&mut inside);
+    for command in ["HSET h a inside", "SET two string", "SET t 1"] {
+        say(&mut inside, command);
+    }
+    for command in ["HSET h a outside", "RPUSH two list"] {
+        say(&mut other, command);
+    }
+    let mut found = |words: &str| -> Vec<String> {
+        let words = format!("TXN REBASE {id}{words}");
+        let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
+        let Reply::Array(reply) = inside.call(&words).expect("a reply") else { panic!("no array") };
+        let Reply::Array(conflicts) = &reply[1] else { panic!("{reply:?}") };
+        assert_eq!(matches!(reply[0], Reply::Null), !conflicts.is_empty(), "{reply:?}");
+        let name = |one: &Reply| match one {
+            Reply::Array(parts) => match &parts[..] {
+                [Reply::Bulk(name), Reply::Bulk(kind), ..] if &kind[..] == b"key" => text(name),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        };
+        conflicts.iter().map(name).collect()
+    };
+    assert_eq!(found(""), ["0:h"]);
+    assert_eq!(found(" OURS 0:h"), ["0:two"]);
+    // It is as it was, and who has joined it is in it.
+    say(&mut other, "DEL two");
+    assert!(found(" OURS 0:h").is_empty());
+    assert_eq!(say(&mut inside, "TXN COMMIT"), "OK");
+    assert_eq!(say(&mut other, "HGET h a"), "inside");
+    assert_eq!(say(&mut other, "GET two"), "string");
+    assert_eq!(say(&mut other, "GET t"), "1");
+    assert!(say(&mut other, "TXN REBASE 4711").starts_with("NOTXN"));
+    assert!(say(&mut other, &format!("TXN REBASE {id} OURS")).starts_with("NOTXN"));
 }
 
 #[test]

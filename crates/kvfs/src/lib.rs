@@ -112,7 +112,9 @@ pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};
 pub use going_down::GoingDown;
 pub use kvdb::{Note, TransactionId};
 pub use losses::{Loss, losses};
-pub use merging::{Choice, Deed, MergeConflict, MergeOptions, Merged, SettleKeys};
+pub use merging::{
+    Choice, Deed, FinishRebase, MergeConflict, MergeOptions, Merged, Rebased, SettleKeys,
+};
 pub use remove_tree::RemoveStats;
 pub use repair::{Losses, Repaired, repair};
 pub use request::with_note;

@@ -1,6 +1,8 @@
 //! The options of a merge of two branches, and its result.
 
-use kvdb::{Clash, Settled, TransactionId, TransactionOptions};
+use kvdb::{Clash, Settled, Transaction, TransactionId, TransactionOptions};
+
+use crate::error::Result;
 
 /// A clone that is brought back into the branch that it was made of, or brought up to it.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +32,17 @@ pub enum Choice {
     Both,
 }
 
+impl Choice {
+    /// The same choice, seen from the other side.
+    pub(crate) fn swapped(self) -> Choice {
+        match self {
+            Choice::Ours => Choice::Theirs,
+            Choice::Theirs => Choice::Ours,
+            Choice::Both => Choice::Both,
+        }
+    }
+}
+
 /// The result of a merge.
 #[derive(Clone, Debug)]
 pub struct Merged {
@@ -40,6 +53,15 @@ pub struct Merged {
     /// The branch whose changes these are.
     pub from: String,
     /// The conflicts for which nothing was chosen.
+    pub conflicts: Vec<MergeConflict>,
+}
+
+/// The result of a rebase of a transaction.
+#[derive(Clone, Debug)]
+pub struct Rebased {
+    /// The transaction that has its changes now; `None`: there are conflicts.
+    pub transaction: Option<TransactionId>,
+    /// The conflicts for which nothing was chosen; *ours* is the change of the transaction.
     pub conflicts: Vec<MergeConflict>,
 }
 
@@ -54,6 +76,13 @@ pub struct MergeConflict {
     pub ours: Deed,
     /// The change of the branch that is merged.
     pub theirs: Deed,
+}
+
+impl MergeConflict {
+    /// The same conflict, seen from the other side.
+    pub(crate) fn swapped(self) -> MergeConflict {
+        MergeConflict { ours: self.theirs, theirs: self.ours, ..self }
+    }
 }
 
 /// The change that a side has made.
@@ -87,6 +116,10 @@ impl Deed {
 /// Settles keys of dictionaries that both sides have changed, before that is a conflict: for those
 /// who keep more in keys than their values say. Told the name of the dictionary and the key.
 pub type SettleKeys<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
+
+/// Has the last word on a transaction that has got the changes of another one, and may change it.
+/// `false`: there are conflicts all the same, which the caller names.
+pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
 /// The choices, by path.
 pub(crate) struct Choices(Vec<(Vec<u8>, Choice)>);

@@ -69,6 +69,7 @@ mod common_states;
 mod in_use;
 mod merging;
 mod notes;
+mod rebasing;
 mod retired;
 mod running;
 mod transactions;

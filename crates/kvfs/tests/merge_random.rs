@@ -139,11 +139,15 @@ impl Store {
 
     /// One call in a branch, below `within`.
     fn act(&self, branch: &str, within: &str, random: &mut Random, calls: Calls) {
-        let fs = self.fs(branch);
+        self.act_in(&self.fs(branch), within, random, calls);
+    }
+
+    /// One call in a view, below `within`.
+    fn act_in(&self, fs: &Fs, within: &str, random: &mut Random, calls: Calls) {
         if random.one_in(5) {
             self.w.second();
         }
-        let now: Vec<(String, bool)> = tree(&fs)
+        let now: Vec<(String, bool)> = tree(fs)
             .into_iter()
             .filter(|(path, _)| path.starts_with(within))
             .map(|(path, thing)| (path, thing.content.is_none()))
@@ -184,7 +188,7 @@ impl Store {
         let most = if calls == Calls::All { 20 } else { 14 };
         let call = random.below(most);
         if std::env::var("KVFS_SEED").is_ok() {
-            eprintln!("{branch:?}: call {call}, of {now:?}");
+            eprintln!("{:?}: call {call}, of {now:?}", fs.transactions());
         }
         let done: kvfs::Result<()> = match call {
             0..=2 => make(&place(random), &noise(random)),
@@ -484,5 +488,68 @@ fn whatever_is_chosen_the_trees_are_sound_and_a_rebase_makes_them_alike() {
             assert_eq!(store.rebase("c"), [], "seed {seed}, round {round}");
             assert_eq!(store.tree("c"), store.tree(""), "seed {seed}, round {round}: rebased");
         }
+    }
+}
+
+#[test]
+fn a_transaction_is_rebased_as_a_clone_is_merged() {
+    let (mut clean, mut refused) = (0, 0);
+    for seed in seeds(40) {
+        let choice = [None, Some(Choice::Ours), Some(Choice::Theirs)][(seed % 3) as usize];
+        // The work is the same on both ways: in a clone of the store, or in a transaction.
+        let run = |in_clone: bool| {
+            let mut random = Random::new(seed);
+            let store = Store::new();
+            for _ in 0..25 {
+                store.act("", "", &mut random, Calls::All);
+            }
+            store.clone_of("", "c");
+            let id = store.views.begin(TransactionOptions::default()).expect("begun");
+            let view = match in_clone {
+                true => ViewId::of_branch("c"),
+                false => ViewId::Transaction(id),
+            };
+            let fs = store.views.fs(&view).expect("open");
+            for _ in 0..1 + random.below(8) {
+                store.act_in(&fs, "", &mut random, Calls::All);
+                store.act("", "", &mut random, Calls::All);
+            }
+            let before = store.tree("");
+            let conflicts = match in_clone {
+                true => store.merge(&options("c", choice)),
+                false => {
+                    let theirs = |choice| match choice {
+                        Choice::Ours => Choice::Theirs,
+                        Choice::Theirs | Choice::Both => Choice::Ours,
+                    };
+                    let choices: Vec<_> =
+                        choice.into_iter().map(|one| (Vec::new(), theirs(one))).collect();
+                    let never = |_: &str, _: &kvdb::Clash<'_>| kvdb::Settled::Conflict;
+                    let rebased =
+                        store.views.rebase(id, &choices, &never, &|_| Ok(true)).expect("rebased");
+                    match rebased.transaction {
+                        Some(new) => store.views.commit(new, Durability::Buffered).expect("whole"),
+                        None => store.views.abort(id).expect("open"),
+                    }
+                    store.check();
+                    let swapped = |one: MergeConflict| MergeConflict {
+                        ours: one.theirs,
+                        theirs: one.ours,
+                        ..one
+                    };
+                    rebased.conflicts.into_iter().map(swapped).collect()
+                }
+            };
+            if !conflicts.is_empty() {
+                assert_eq!(store.tree(""), before, "seed {seed}: nothing was changed");
+            }
+            (store.tree(""), conflicts)
+        };
+        let (merged, rebased) = (run(true), run(false));
+        assert_eq!(merged, rebased, "seed {seed}");
+        if merged.1.is_empty() { clean += 1 } else { refused += 1 }
+    }
+    if std::env::var("KVFS_SEED").is_err() {
+        assert!(clean > 5 && refused > 0, "{clean} without and {refused} with conflicts");
     }
 }

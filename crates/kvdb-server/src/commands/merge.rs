@@ -1,21 +1,21 @@
 //! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or
-//! the other way round.
+//! the other way round. `TXN REBASE`: what a transaction has changed, in one that begins now.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use kvdb::{Changed, Clash, Settled, Transaction, TransactionOptions};
+use kvdb::{Changed, Clash, Settled, Transaction, TransactionId, TransactionOptions};
 
-use super::txn::{attach, key_of_tuple};
-use super::{is, snapshot, undo};
+use super::txn::{attach, key_in_tuple, key_of_tuple, named};
+use super::{is, snapshot, txn, undo};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{TYPES_PREFIX, count_key, parse_element};
+use crate::keyspace::{TYPES_PREFIX, count_key, owner_key, parse_element};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
-use crate::transactions::{Conflicting, Merge, Merging, Preferred};
+use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
 /// `TXN MERGE clone [REBASE] [DRY] [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]`: begins a
 /// transaction that merges the clone into the branch that it was made of when it commits. Its
@@ -29,26 +29,12 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     let mut attached = false;
     let mut words = args.from(3);
     while let Some(word) = words.next() {
-        let preferred = match word {
-            o if is(o, "rebase") => {
-                merge.rebase = true;
-                continue;
-            }
-            o if is(o, "dry") => {
-                merge.dry_run = true;
-                continue;
-            }
-            o if is(o, "attached") => {
-                attached = true;
-                continue;
-            }
-            o if is(o, "ours") => Preferred::Ours,
-            o if is(o, "theirs") => Preferred::Theirs,
-            o if is(o, "both") => Preferred::Both,
-            _ => return Err(Failure::SYNTAX),
-        };
-        let path = words.next().ok_or(Failure::SYNTAX)?;
-        merge.choices.push((path.to_vec(), preferred));
+        match word {
+            o if is(o, "rebase") => merge.rebase = true,
+            o if is(o, "dry") => merge.dry_run = true,
+            o if is(o, "attached") => attached = true,
+            o => merge.choices.push(choice(o, words.next())?),
+        }
     }
     let verb = if merge.rebase { "rebase" } else { "merge" };
     merge.options = TransactionOptions {
@@ -85,22 +71,132 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     out.integer(id.0 as i64);
     out.bulk(into.as_bytes());
     out.bulk(from.as_bytes());
-    out.array(conflicts.len());
-    for Conflicting { path, key, ours, theirs } in conflicts {
-        out.array(4);
-        out.bulk(&path);
-        out.bulk(if key { b"key" } else { b"path" });
-        out.bulk(ours.as_bytes());
-        out.bulk(theirs.as_bytes());
-    }
+    list(&conflicts, out);
     Ok(())
 }
 
-/// Begins it. Tuples of collections are settled, and named, by the key that they belong to.
+/// `TXN REBASE id [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]`: ends a transaction and
+/// begins another one as it was begun, with what it has changed, in the state that there is now.
+/// The number of that one, and no conflicts; or null and the conflicts, as of a merge, and the
+/// transaction is as it was. A connection that is in it is in the other one then.
+pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let old = named(s, args, 2)?;
+    let (mut choices, mut attached) = (Vec::new(), false);
+    let mut words = args.from(3);
+    while let Some(word) = words.next() {
+        match word {
+            o if is(o, "attached") => attached = true,
+            o => choices.push(choice(o, words.next())?),
+        }
+    }
+    let id = old.id();
+    let (view, meet) = (old.view()?, RefCell::new(Ok(Vec::new())));
+    let owner = |types: &str, tuple: &Bytes| {
+        let types = s.db().dictionary_in(old.branch(), types)?;
+        let owner = owner_key(parse_element(tuple)?.0);
+        // Others, or it, may have removed what says which key it is.
+        let states = [view.clone(), view.beneath(), s.db().view()];
+        states.iter().find_map(|state| state.get(types, &owner).ok().flatten())
+    };
+    let keys = Keys { choices: &choices, taken: Preferred::Ours, owner, named: RefCell::default() };
+    let finish = |transaction: &Transaction| {
+        let found = mend_counts(s, transaction).and_then(|()| kinds_that_meet(s, transaction));
+        let done = found.as_ref().is_ok_and(Vec::is_empty);
+        *meet.borrow_mut() = found;
+        Ok(done)
+    };
+    let settle = |name: &str, clash: &Clash<'_>| keys.settle(name, clash);
+    let rebased = s.shared.transactions.rebase(id, &choices, &settle, &finish)?;
+    let Rebased { id: new, mut conflicts } = rebased;
+    conflicts.extend(meet.into_inner()?);
+    keys.name(&mut conflicts);
+    out.array(2);
+    match new {
+        Some(new) => {
+            take_over(s, id, new, attached)?;
+            out.integer(new.0 as i64);
+        }
+        None => out.null(),
+    }
+    list(&conflicts, out);
+    Ok(())
+}
+
+/// What the server knows of a transaction is known of the one that it has become.
+fn take_over(s: &mut Session, old: TransactionId, new: TransactionId, attached: bool) -> Outcome {
+    let states = &s.shared.transaction_states;
+    if states.is_older(old) {
+        undo::note_events(s, new, "rebase")?;
+    } else if let Some(effects) = states.end(old).and_then(|state| state.effects.lock().take()) {
+        *states.of(s.db(), new).effects.lock() = Some(effects);
+    }
+    s.shared.seals.begun(s.id, new);
+    if attached || s.attached.contains(&old) {
+        attach(s, new);
+    }
+    let joined = s.joined.as_ref().is_some_and(|(transaction, _)| transaction.id() == old);
+    txn::over(s, old);
+    if joined {
+        txn::enter(s, s.db().transaction(new)?);
+    }
+    // A connection that waits in the old one must see that it has ended.
+    s.shared.waiters.wake_all();
+    Ok(())
+}
+
+/// Whose version counts at a path.
+fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Failure> {
+    let preferred = match whose {
+        o if is(o, "ours") => Preferred::Ours,
+        o if is(o, "theirs") => Preferred::Theirs,
+        o if is(o, "both") => Preferred::Both,
+        _ => return Err(Failure::SYNTAX),
+    };
+    Ok((path.ok_or(Failure::SYNTAX)?.to_vec(), preferred))
+}
+
+fn list(conflicts: &[Conflicting], out: &mut Output) {
+    out.array(conflicts.len());
+    for Conflicting { path, key, ours, theirs } in conflicts {
+        out.array(4);
+        out.bulk(path);
+        out.bulk(if *key { b"key" } else { b"path" });
+        out.bulk(ours.as_bytes());
+        out.bulk(theirs.as_bytes());
+    }
+}
+
+/// Begins a merge. Tuples of collections are settled, and named, by the key that they belong to.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
-    let named: RefCell<HashMap<Vec<u8>, Vec<u8>>> = RefCell::default();
     let parent = s.db().lineage(&merge.clone)?.parent;
-    let settle = |name: &str, clash: &Clash<'_>| {
+    // One of the two may have removed what says which key it is.
+    let owner = |types: &str, tuple: &Bytes| {
+        [&merge.clone, &parent].into_iter().find_map(|branch| {
+            let types = s.db().dictionary_in(branch, types)?;
+            Some(key_of_tuple(s, types, tuple)).filter(|key| key != tuple)
+        })
+    };
+    let (choices, taken) = (&merge.choices[..], Preferred::Theirs);
+    let keys = Keys { choices, taken, owner, named: RefCell::default() };
+    let settle = |name: &str, clash: &Clash<'_>| keys.settle(name, clash);
+    let mut merging = s.shared.transactions.merge(merge, &settle)?;
+    keys.name(&mut merging.conflicts);
+    Ok(merging)
+}
+
+/// Settles and names the tuples of collections.
+struct Keys<'a, F> {
+    choices: &'a [(Vec<u8>, Preferred)],
+    /// The choice for the version that comes into the transaction.
+    taken: Preferred,
+    /// The key that a tuple of a dictionary of types belongs to.
+    owner: F,
+    /// What is shown of a tuple in conflict.
+    named: RefCell<HashMap<Vec<u8>, Vec<u8>>>,
+}
+
+impl<F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'_, F> {
+    fn settle(&self, name: &str, clash: &Clash<'_>) -> Settled {
         let Some(of) = name.strip_prefix(TYPES_PREFIX) else { return Settled::Conflict };
         if let Some((_, 0, _)) = parse_element(clash.key)
             && clash.changed.is_some()
@@ -110,34 +206,31 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
             return Settled::Left;
         }
         let tuple = Bytes::copy_from_slice(clash.key);
-        // One of the two may have removed what says which key it is.
-        let owner = |branch: &str| {
-            let types = s.db().dictionary_in(branch, name)?;
-            Some(key_of_tuple(s, types, &tuple)).filter(|key| *key != tuple)
-        };
-        let key = owner(&merge.clone).or_else(|| owner(&parent)).unwrap_or_else(|| tuple.clone());
+        let key = key_in_tuple(&tuple).or_else(|| (self.owner)(name, &tuple)).unwrap_or(tuple);
         let shown = [of.as_bytes(), b":", &key].concat();
         let chosen = |path: &[u8]| path == shown || path == of.as_bytes();
-        match merge.choices.iter().find(|(path, _)| chosen(path)) {
-            Some((_, Preferred::Theirs)) => Settled::Taken,
+        match self.choices.iter().find(|(path, _)| chosen(path)) {
+            Some((_, choice)) if *choice == self.taken => Settled::Taken,
             Some(_) => Settled::Left,
             None => {
                 let tuple = [name.as_bytes(), b":", clash.key].concat();
-                named.borrow_mut().insert(tuple, shown);
+                self.named.borrow_mut().insert(tuple, shown);
                 Settled::Conflict
             }
         }
-    };
-    let mut merging = s.shared.transactions.merge(merge, &settle)?;
-    let named = named.into_inner();
-    for conflict in &mut merging.conflicts {
-        if let Some(name) = named.get(&conflict.path).filter(|_| conflict.key) {
-            conflict.path.clone_from(name);
-        }
     }
-    let mut seen = std::collections::HashSet::new();
-    merging.conflicts.retain(|conflict| seen.insert(conflict.path.clone()));
-    Ok(merging)
+
+    /// Names conflicts as they are shown, each once.
+    fn name(&self, conflicts: &mut Vec<Conflicting>) {
+        let named = self.named.borrow();
+        for conflict in &mut *conflicts {
+            if let Some(name) = named.get(&conflict.path).filter(|_| conflict.key) {
+                conflict.path.clone_from(name);
+            }
+        }
+        let mut seen = std::collections::HashSet::new();
+        conflicts.retain(|conflict| seen.insert(conflict.path.clone()));
+    }
 }
 
 /// Both sides have added elements to collections and removed some: their numbers are what there

@@ -21,7 +21,7 @@ use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
 pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | MERGE clone [REBASE] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
+                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | MERGE clone [REBASE] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The others wait for the mount, for a sync or for a lock, or read much.
@@ -72,6 +72,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "commits") => undo::commits(s, args, out),
         c if is(c, "undo") => undo::undo(s, args, out),
         c if is(c, "merge") => merge::merge(s, args, out),
+        c if is(c, "rebase") => merge::rebase(s, args, out),
         c => {
             let c = String::from_utf8_lossy(&c[..c.len().min(64)]).into_owned();
             Err(Failure::request(format!("unknown subcommand '{c}'. TXN {USAGE}")))
@@ -193,16 +194,21 @@ fn seal(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 fn join(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 3, 3)?;
     let transaction = s.db().transaction(number(args.at(2))?)?;
-    let state = s.shared.transaction_states.of(s.db(), transaction.id());
-    s.leave();
-    s.place = Place::of(&transaction);
-    s.joined = Some((transaction, state));
+    enter(s, transaction);
     out.ok();
     Ok(())
 }
 
+/// The connection works in a transaction from here on.
+pub fn enter(s: &mut Session, transaction: Transaction) {
+    let state = s.shared.transaction_states.of(s.db(), transaction.id());
+    s.leave();
+    s.place = Place::of(&transaction);
+    s.joined = Some((transaction, state));
+}
+
 /// The connection is in it no longer: it is over.
-fn over(s: &mut Session, id: TransactionId) {
+pub fn over(s: &mut Session, id: TransactionId) {
     s.attached.retain(|attached| *attached != id);
     if s.joined.as_ref().is_some_and(|(transaction, _)| transaction.id() == id) {
         s.leave();
@@ -385,13 +391,16 @@ fn names_in(
     all
 }
 
+/// The key that a tuple of a dictionary of types names itself.
+pub fn key_in_tuple(tuple: &Bytes) -> Option<Bytes> {
+    let key = tuple.strip_prefix(b"k").or_else(|| Some(parse_deadline_key(tuple)?.1))?;
+    Some(tuple.slice_ref(key))
+}
+
 /// The key that a tuple of a dictionary of types belongs to; the tuple's own, if it is not known.
 pub fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
-    if let Some(key) = tuple.strip_prefix(b"k") {
-        return tuple.slice_ref(key);
-    }
-    if let Some((_, key)) = parse_deadline_key(tuple) {
-        return tuple.slice_ref(key);
+    if let Some(key) = key_in_tuple(tuple) {
+        return key;
     }
     let owner = parse_element(tuple).and_then(|(id, ..)| s.db().get(types, &owner_key(id)).ok());
     owner.flatten().unwrap_or_else(|| tuple.clone())

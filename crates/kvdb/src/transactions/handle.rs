@@ -8,7 +8,7 @@ use env::sync::{RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::{Lookup, Update};
 
 use super::nested_batch::NestedBatch;
-use super::options::{CommitOptions, Isolation, TransactionInfo};
+use super::options::{CommitOptions, Isolation, TransactionInfo, TransactionOptions};
 use super::revision::Revision;
 use super::state::{Last, Open, OpenState, TransactionState};
 use crate::commit::batch::{Batch, Durability};
@@ -70,6 +70,11 @@ impl Transaction {
     /// Its number, by which it can be joined.
     pub fn id(&self) -> TransactionId {
         self.shared.id
+    }
+
+    /// How it was begun. Of one that was open before the store was, what is kept of that.
+    pub fn options(&self) -> &TransactionOptions {
+        &self.shared.options
     }
 
     /// How it is isolated from others.

@@ -165,6 +165,7 @@ const OF_ONE: &[&str] = &[
     "Transaction::branch",
     "Transaction::within",
     "Transaction::is_in_place",
+    "Transaction::options",
     "Transaction::check_conflicts_in",
     "Transaction::revision",
     "Transaction::takes_bulk",

@@ -97,6 +97,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
     w.call("Transaction::isolation");
     w.call("Transaction::is_in_place");
     assert_eq!(t.is_in_place(), in_place);
+    w.call("Transaction::options");
+    assert_eq!((t.options().durable, t.options().in_place), (durable, in_place));
     w.call("Transaction::branch");
     assert_eq!(t.branch(), "");
     let dictionaries = w.history.newest().branches.get("").map(|branch| branch.keys());

@@ -7,7 +7,7 @@ use kvdb_server::Reply;
 
 use super::arguments::{Arguments, Told, cut};
 use super::session::Session;
-use crate::merge::{self, Ask, Begun, Conflict, named};
+use crate::merge::{self, Ask, Begun, Choices, named};
 use crate::mounted::fields;
 use crate::output::{Exit, Failure, Outcome};
 use crate::proposed;
@@ -68,30 +68,16 @@ pub fn rebase(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 
 fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Outcome<Told> {
     let texts = |name| given.texts(name).into_iter().map(String::from).collect::<Vec<_>>();
-    let (ours, theirs, both) = (texts("ours"), texts("theirs"), texts("both"));
-    let ask = Ask {
-        clone: given.needed("branch")?,
-        rebase,
-        dry_run: false,
-        attached: true,
-        ours: &ours,
-        theirs: &theirs,
-        both: &both,
-    };
+    let choices = Choices { ours: texts("ours"), theirs: texts("theirs"), both: texts("both") };
+    let clone = given.needed("branch")?;
+    let ask = Ask { clone, rebase, dry_run: false, attached: true, choices: &choices };
     let Begun { id, into, from, conflicts } =
         merge::begin(&ask, |words| session.mounted.call(words))?;
     if !conflicts.is_empty() {
         session.mounted.txn(&["ABORT", &id.to_string()])?;
         let mut text = String::from("both sides have changed these, and nothing was changed:\n");
-        for Conflict { path, key, ours, theirs } in &conflicts {
-            let kind = if *key { "key " } else { "" };
-            let _ = writeln!(
-                text,
-                "{kind}{}: {ours} in {}, {theirs} in {}",
-                show(path),
-                named(&into),
-                named(&from)
-            );
+        for conflict in &conflicts {
+            let _ = writeln!(text, "{}", conflict.line(&named(&into), &named(&from)));
         }
         text.push_str("choose for each with `ours`, `theirs` or `both`\n");
         return Ok(Told { text: cut(&text, session.limits.output), failed: true });

@@ -89,6 +89,7 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("txn diff", "mount", Store),
     ("txn revert", "mount", Store),
     ("txn commit", "mount", Store),
+    ("txn rebase", "mount", Store),
     ("txn abort", "mount", Store),
     ("snapshot list", "target", Store),
     ("snapshot auto", "target", Store),

@@ -1,4 +1,5 @@
-//! Merging a clone into the branch that it was made of, and bringing it up to that.
+//! Merging a clone into the branch that it was made of, and bringing it up to that; and bringing
+//! what a transaction has changed into one that begins now.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,6 +8,7 @@ use kvdb::{Batch, Clash, DictionaryId, DictionaryInfo, Settled, Transaction, Tra
 use super::{Views, Wait, common_states};
 use crate::difference::Side;
 use crate::error::{Error, Result};
+use crate::fs::Fs;
 use crate::layout::Layout;
 use crate::merging::{Choice, Choices, Deed, MergeConflict, MergeOptions, Merged, SettleKeys};
 use crate::three_way::{self, Sides};
@@ -14,18 +16,45 @@ use crate::three_way::{self, Sides};
 /// Keys of one dictionary that are named at most.
 const NAMED: usize = 10_000;
 
-/// A state and the name that its branch has in it.
-struct State<'a> {
+/// A state of a branch.
+pub(super) struct State<'a> {
     view: &'a kvdb::View,
-    branch: &'a str,
+    layout: Layout,
+    /// The dictionaries of keys, by name.
+    pub dictionaries: BTreeMap<String, DictionaryInfo>,
 }
 
-impl State<'_> {
-    /// Its dictionaries of keys, by name.
-    fn dictionaries(&self) -> BTreeMap<String, DictionaryInfo> {
-        let all = self.view.dictionaries().into_iter();
-        let keys = all.filter(|info| info.branch == self.branch && !info.options.reserved);
-        keys.map(|info| (info.name.clone(), info)).collect()
+/// What is merged.
+pub(super) struct Three<'a> {
+    pub base: State<'a>,
+    pub from: State<'a>,
+    pub into: State<'a>,
+}
+
+/// How it is decided what both sides have changed.
+pub(super) struct Rules<'a> {
+    pub choices: &'a Choices,
+    pub settle: &'a SettleKeys<'a>,
+    /// The suffix of from's versions where both are kept.
+    pub suffix: &'a str,
+}
+
+impl<'a> State<'a> {
+    /// A state in which the branch has this name.
+    pub fn new(view: &'a kvdb::View, branch: &str, layout: Layout) -> State<'a> {
+        let all = view.dictionaries().into_iter();
+        let keys = all.filter(|info| info.branch == branch && !info.options.reserved);
+        let dictionaries = keys.map(|info| (info.name.clone(), info)).collect();
+        State { view, layout, dictionaries }
+    }
+
+    /// A state that is kept: its view has its branch alone.
+    fn kept(view: &'a kvdb::View) -> Result<State<'a>> {
+        Ok(State::new(view, "", Layout::of_state(view).ok_or(Error::NotFound)?))
+    }
+
+    fn side(&self) -> Side {
+        Side::new(self.view.clone(), self.layout)
     }
 }
 
@@ -102,10 +131,9 @@ impl Views {
         let db = &self.shared.db;
         let relation = self.branch(&options.clone)?.fs.core.layout.imap;
         // The view of a kept state has its branch alone.
-        let from_state = State { view: state, branch: if options.dry_run { from } else { "" } };
-        let from_layout = match options.dry_run {
-            true => self.branch(from)?.fs.core.layout,
-            false => Layout::of_state(state).ok_or(Error::NotFound)?,
+        let from_state = match options.dry_run {
+            true => State::new(state, from, self.branch(from)?.fs.core.layout),
+            false => State::kept(state)?,
         };
         if !options.dry_run {
             self.make_dictionaries(&from_state, &lineage.origin, into)?;
@@ -115,7 +143,7 @@ impl Views {
         let merged = || -> Result<(Vec<MergeConflict>, Vec<u64>)> {
             let (view, layout) = (transaction.view()?, parent.fs.core.layout);
             let notes = [
-                common_states::marks_of(state, &from_layout, relation)?,
+                common_states::marks_of(state, &from_state.layout, relation)?,
                 common_states::marks_of(&view, &layout, relation)?,
             ];
             let common = common_states::common(lineage, notes);
@@ -123,18 +151,17 @@ impl Views {
                 Some(mark) => db.common_state(&options.clone, *mark)?,
                 None => lineage.origin.clone(),
             };
-            let choices = Choices::new(&options.choices);
-            let suffix = if from.is_empty() { "main" } else { from };
-            let base_layout = Layout::of_state(&base).ok_or(Error::NotFound)?;
-            let sides = Sides {
-                base: Side::new(base.clone(), base_layout),
-                from: Side::new(state.clone(), from_layout),
-                into: Side::new(view.clone(), layout),
+            let three = Three {
+                base: State::kept(&base)?,
+                from: from_state,
+                into: State::new(&view, into, layout),
             };
-            let mut conflicts =
-                three_way::merge(&sides, &choices, suffix, &parent.fs, &transaction)?;
-            let keys = Keys { into: &view, branch: into, choices: &choices, settle };
-            keys.merge(&base, &from_state, &transaction, &mut conflicts)?;
+            let rules = Rules {
+                choices: &Choices::new(&options.choices),
+                settle,
+                suffix: if from.is_empty() { "main" } else { from },
+            };
+            let conflicts = three.merge(&rules, &parent.fs, &transaction)?;
             let marks = common_states::with(&common, mark);
             if conflicts.is_empty() && !options.dry_run {
                 let mut batch = Batch::new();
@@ -155,54 +182,58 @@ impl Views {
     /// both come from. They are empty until the transaction commits.
     fn make_dictionaries(&self, from: &State<'_>, origin: &kvdb::View, into: &str) -> Result<()> {
         let db = &self.shared.db;
-        let before = State { view: origin, branch: "" }.dictionaries();
-        for (name, info) in from.dictionaries() {
-            if db.dictionary_in(into, &name).is_none() && !before.contains_key(&name) {
-                db.create_dictionary_in(into, &name, info.options)?;
+        let before = State::kept(origin)?.dictionaries;
+        for (name, info) in &from.dictionaries {
+            if db.dictionary_in(into, name).is_none() && !before.contains_key(name) {
+                db.create_dictionary_in(into, name, info.options.clone())?;
             }
         }
         Ok(())
     }
 }
 
-/// The keys of a merge.
-struct Keys<'a> {
-    into: &'a kvdb::View,
-    /// The name of the branch in `into`.
-    branch: &'a str,
-    choices: &'a Choices,
-    settle: &'a SettleKeys<'a>,
-}
-
-impl Keys<'_> {
-    fn merge(
+impl Three<'_> {
+    /// Makes what from has changed in a transaction that reads into. Gives the conflicts.
+    pub fn merge(
         &self,
-        base: &kvdb::View,
-        from: &State<'_>,
+        rules: &Rules<'_>,
+        fs: &Fs,
+        transaction: &Transaction,
+    ) -> Result<Vec<MergeConflict>> {
+        let Three { base, from, into } = self;
+        let sides = Sides { base: base.side(), from: from.side(), into: into.side() };
+        let mut conflicts = three_way::merge(&sides, rules.choices, rules.suffix, fs, transaction)?;
+        self.merge_keys(rules, transaction, &mut conflicts)?;
+        Ok(conflicts)
+    }
+
+    fn merge_keys(
+        &self,
+        rules: &Rules<'_>,
         transaction: &Transaction,
         conflicts: &mut Vec<MergeConflict>,
     ) -> Result<()> {
-        let before = State { view: base, branch: "" }.dictionaries();
-        let there = from.dictionaries();
-        let into = State { view: self.into, branch: self.branch }.dictionaries();
+        let (base, from) = (self.base.view, self.from.view);
+        let [before, there, into] = [&self.base, &self.from, &self.into].map(|s| &s.dictionaries);
         let names: BTreeSet<&String> = before.keys().chain(there.keys()).collect();
         for name in names {
             let id = |all: &BTreeMap<String, DictionaryInfo>| all.get(name).map(|info| info.id);
-            match (id(&before), id(&there), id(&into)) {
+            match (id(before), id(there), id(into)) {
                 // A dictionary that a view does not have is empty there.
                 (was, Some(is), Some(here)) => {
                     let was = was.unwrap_or(is);
-                    self.carry(name, ((base, was), (from.view, is), here), transaction, conflicts)?;
+                    let sides = ((base, was), (from, is), here);
+                    rules.carry(name, sides, transaction, conflicts)?;
                 }
                 (Some(was), Some(is), None) => {
-                    let changed = base.difference(was, from.view, is)?.next().transpose()?;
-                    if changed.is_some() && self.choices.of_key(name, b"").is_none() {
+                    let changed = base.difference(was, from, is)?.next().transpose()?;
+                    if changed.is_some() && rules.choices.of_key(name, b"").is_none() {
                         conflicts.push(of_dictionary(name, Deed::Removed, Deed::Changed));
                     }
                 }
                 (Some(was), None, Some(here)) => {
-                    let changed = base.difference(was, self.into, here)?.next().transpose()?;
-                    match changed.map(|_| self.choices.of_key(name, b"")) {
+                    let changed = base.difference(was, self.into.view, here)?.next().transpose()?;
+                    match changed.map(|_| rules.choices.of_key(name, b"")) {
                         None | Some(Some(Choice::Theirs)) => self.empty(here, transaction)?,
                         Some(Some(_)) => {}
                         Some(None) => {
@@ -218,14 +249,16 @@ impl Keys<'_> {
 
     /// Removes all keys of a dictionary. The dictionary itself stays, so that this can be undone.
     fn empty(&self, dict: DictionaryId, transaction: &Transaction) -> Result<()> {
-        let mut cursor = self.into.cursor(dict, &[], &[])?.keys_only();
+        let mut cursor = self.into.view.cursor(dict, &[], &[])?.keys_only();
         cursor.seek_to_end()?;
         if let Some(last) = cursor.prev()? {
             transaction.delete_range(dict, Vec::new(), [&last.key[..], &[0]].concat())?;
         }
         Ok(())
     }
+}
 
+impl Rules<'_> {
     fn carry(
         &self,
         name: &str,

@@ -26,6 +26,7 @@ pub const STEPS: &[Step] = &[
     (&["Views::clone_earlier", "Views::clone_several_earlier"], earlier),
     (&["Views::clone_snapshot", "Views::drop_clone"], clone),
     (&["Views::merge"], merge),
+    (&["Views::rebase"], rebase),
     (&["Views::receive", "Views::rollback", "Views::sync_all", "Fs::sync_all"], receive),
     (&["Views::go_down"], go_down),
 ];
@@ -77,6 +78,21 @@ fn both(w: &mut World) -> Result<()> {
     }
     for commit in w.db.commits_since(since, 1 << 20).into_iter().flat_map(|keys| keys.commits) {
         w.views.changed_paths(&ViewId::Mainline, &commit.changes)?;
+    }
+    w.settle()
+}
+
+/// One that has changed much, onto much that was changed meanwhile.
+fn rebase(w: &mut World) -> Result<()> {
+    let id = begin(w, false)?;
+    plant(&w.views.fs(&ViewId::Transaction(id))?, ROOT, "rebased", 1)?;
+    plant(w.fs(), ROOT, "meanwhile", 2)?;
+    let never = |_: &str, _: &kvdb::Clash<'_>| kvdb::Settled::Conflict;
+    let rebased = w.views.rebase(id, &[], &never, &|_| Ok(true))?;
+    assert_eq!(rebased.conflicts, []);
+    w.views.commit(rebased.transaction.expect("without conflicts"), Durability::Synced)?;
+    for name in [&b"rebased"[..], b"meanwhile"] {
+        w.fs().remove_tree(ROOT, name)?;
     }
     w.settle()
 }

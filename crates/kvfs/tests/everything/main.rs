@@ -109,6 +109,7 @@ const OPERATIONS: &[(&str, u64, Run)] = &[
     ("clone", 1, Once(branches::clone)),
     ("drop clone", 1, Once(branches::drop_clone)),
     ("merge", 1, Once(branches::merge)),
+    ("rebase", 1, Once(transactions::rebase)),
     ("rollback", 1, Once(branches::rollback)),
     ("send and receive", 1, Once(branches::send)),
     ("checkpoint", 1, Once(branches::checkpoint)),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{Durability, Isolation, Savepoint, TransactionId, TransactionOptions};
-use kvfs::{Error, ViewId};
+use kvfs::{Choice, Error, ViewId};
 
 use crate::found::{Found, is, keys_of, look};
 use crate::state::{State, branch_in};
@@ -144,6 +144,44 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         w.views.takes_locks(),
         w.open.iter().any(|o| o.isolation == Isolation::Serializable)
     );
+    Ok(())
+}
+
+/// A rebase that is looked at: the tree that it would give is sound, and nothing is changed by it.
+/// (That of a durable one writes what it has in memory, which is another step.)
+pub fn rebase(w: &mut World) -> Result<(), Dead> {
+    let of = |open: &&Open| !open.durable && open.checks;
+    let open: Vec<_> = w.open.iter().filter(of).map(|open| (open.id, open.label.clone())).collect();
+    let Some((id, label)) = w.pick(&open) else { return Ok(()) };
+    let choice = [None, Some(Choice::Ours), Some(Choice::Theirs), Some(Choice::Both)];
+    let choice = choice[w.random.below(4) as usize];
+    let choices: Vec<_> = choice.into_iter().map(|choice| (Vec::new(), choice)).collect();
+    w.note(format!("rebase {label}, {choice:?}"));
+    w.call(&["Views::rebase"]);
+    let branch = branch_in(&label).to_owned();
+    let never = |_: &str, _: &kvdb::Clash<'_>| kvdb::Settled::Conflict;
+    if w.running(&label).isolation == Isolation::Serializable {
+        let refused = w.views.rebase(id, &choices, &never, &|_| Ok(false));
+        assert!(refused.is_err(), "{}: it holds locks", w.what());
+        return Ok(());
+    }
+    let unsettled = w.history.newest().branches[&branch].clone();
+    w.settle(&branch);
+    let seen = std::cell::Cell::new(false);
+    let look = |_: &kvdb::Transaction| {
+        seen.set(true);
+        Ok(false)
+    };
+    match w.views.rebase(id, &choices, &never, &look) {
+        Ok(rebased) => {
+            assert!(rebased.transaction.is_none(), "{}", w.what());
+            assert_eq!(seen.get(), rebased.conflicts.is_empty(), "{}", w.what());
+        }
+        Err(e) => {
+            w.judge(&Site::Transaction(label), e, "rebase", &[])?;
+            w.unsettle(&branch, unsettled);
+        }
+    }
     Ok(())
 }
 

@@ -1,0 +1,109 @@
+//! Bringing what a transaction has changed into one that begins now: for one that lost.
+
+use std::time::Duration;
+
+use kvdb::{Isolation, TransactionId, TransactionOptions};
+
+use super::merging::{Rules, State, Three};
+use super::{ViewId, Views};
+use crate::error::{Error, Result};
+use crate::merging::{Choice, Choices, FinishRebase, MergeConflict, Rebased, SettleKeys};
+
+impl Views {
+    /// Begins a transaction as `id` was begun, in the state that there is now, and makes in it what
+    /// `id` has changed: what others have committed meanwhile counts as made before. Nothing large
+    /// is copied. Without conflicts `id` ends by it; with conflicts it is as it was, and nothing is
+    /// begun. What `id` has only read, and the changes of others to that, are not looked at, and
+    /// its savepoints end with it.
+    ///
+    /// At the paths and keys of `choices` ([`MergeOptions::choices`](crate::MergeOptions)) *ours*
+    /// is the version of the transaction, as in the rebase of a clone. `settle` is asked about keys
+    /// that both have changed; there *here* is what has been committed.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let env: Arc<dyn env::Env> = Arc::new(env::Simulated::new(1));
+    /// # use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
+    /// # let fs = Fs::open(db.clone(), env, FsOptions::default())?;
+    /// # let views = Views::new(db, fs.clone());
+    /// let id = views.begin(Default::default())?;
+    /// let inside = views.fs(&ViewId::Transaction(id))?;
+    /// inside.mknod(ROOT, b"mine", FileKind::File, 0o644, 0, Caller::default())?;
+    /// fs.mknod(ROOT, b"theirs", FileKind::File, 0o644, 0, Caller::default())?;
+    ///
+    /// let rebased = views.rebase(id, &[], &|_, _| kvdb::Settled::Conflict, &|_| Ok(true))?;
+    /// let id = rebased.transaction.expect("no conflicts");
+    /// assert!(views.fs(&ViewId::Transaction(id))?.resolve(b"/theirs").is_ok());
+    /// views.commit(id, kvdb::Durability::Synced)?;
+    /// assert!(fs.resolve(b"/mine").is_ok());
+    /// # Ok::<(), kvfs::Error>(())
+    /// ```
+    pub fn rebase(
+        &self,
+        id: TransactionId,
+        choices: &[(Vec<u8>, Choice)],
+        settle: &SettleKeys<'_>,
+        finish: &FinishRebase<'_>,
+    ) -> Result<Rebased> {
+        let old = self.transaction(id)?;
+        if old.isolation() == Isolation::Serializable {
+            let why = "a serializable transaction locks what it reads and changes: nobody else \
+                       changes that, so there is nothing to rebase onto";
+            return Err(kvdb::Error::Invalid(why.into()).into());
+        }
+        let nested = old.nested()?;
+        if !nested.is_empty() {
+            return Err(kvdb::Error::Nested { id, nested }.into());
+        }
+        // Opened where it is not: what was written in it before a restart is read through it.
+        let entry = match self.find(&ViewId::Transaction(id)) {
+            Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
+            entry => entry?,
+        };
+        let options = TransactionOptions { detached: true, ..old.options().clone() };
+        // Before the view is frozen: it waits for what the kernel holds back of it.
+        let (transaction, parent) = self.begin_at_rest(options)?;
+        let mut frozen = entry.fs.core.freeze_lock.freeze();
+        let merged = || -> Result<(Vec<MergeConflict>, bool)> {
+            if frozen.ended() {
+                return Err(kvdb::Error::NoTransaction(id).into());
+            }
+            entry.fs.commit_older_than(Duration::MAX)?;
+            let (from, into, layout) = (old.view()?, transaction.view()?, parent.fs.core.layout);
+            let base = from.beneath();
+            let state = |view| State::new(view, old.branch(), layout);
+            let mut three = Three { base: state(&base), from: state(&from), into: state(&into) };
+            // It may have put keys into dictionaries that were made after its beginning.
+            for (name, info) in &three.into.dictionaries {
+                three.from.dictionaries.entry(name.clone()).or_insert_with(|| info.clone());
+            }
+            let choices: Vec<_> =
+                choices.iter().map(|(path, choice)| (path.clone(), choice.swapped())).collect();
+            let suffix = format!("txn-{id}");
+            let rules = Rules { choices: &Choices::new(&choices), settle, suffix: &suffix };
+            let conflicts = three.merge(&rules, &parent.fs, &transaction)?;
+            let conflicts: Vec<_> = conflicts.into_iter().map(MergeConflict::swapped).collect();
+            let done = conflicts.is_empty() && finish(&transaction)?;
+            if done {
+                // The end of a durable one must not reach the disk before what has become of it.
+                transaction.sync()?;
+            }
+            Ok((conflicts, done))
+        };
+        let (conflicts, done) = merged().inspect_err(|_| transaction.abort())?;
+        if !done {
+            transaction.abort();
+            return Ok(Rebased { transaction: None, conflicts });
+        }
+        let new = transaction.id();
+        let opened = self.open_begun(transaction, parent)?;
+        opened.fs.core.inode_allocator.take_over(&entry.fs.core.inode_allocator);
+        old.abort();
+        frozen.end();
+        drop(frozen);
+        self.end_view(&entry, None);
+        self.tell(|watcher| watcher.appeared(&opened.view));
+        Ok(Rebased { transaction: Some(new), conflicts })
+    }
+}
