@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
-use kvdb::{ReceiveOptions, Received};
+use kvdb::{ReceiveOptions, Received, StreamEnd};
 use kvdb_server::Reply;
 use serde_json::json;
 
@@ -105,6 +105,20 @@ impl<T: Read> Read for Counted<T> {
     }
 }
 
+/// Looks for the end of a stream that goes through.
+struct Watched<'a, T>(&'a mut T, StreamEnd);
+
+impl<T: Write> Write for Watched<'_, T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.0.write(bytes)?;
+        self.1.pass(&bytes[..n]);
+        Ok(n)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Where a stream comes from.
 enum Sending {
     /// A store that is opened here, which has the snapshots.
@@ -174,7 +188,18 @@ pub fn send(args: SendArgs, output: &Output) -> Outcome {
             }
         }
         Sending::Daemon(stream) => {
-            io::copy(stream, &mut out).map_err(|e| Failure::io("cannot pass the stream on", &e))?;
+            let mut watched = Watched(&mut out, StreamEnd::default());
+            let passed = io::copy(stream, &mut watched);
+            passed.map_err(|e| Failure::io("cannot pass the stream on", &e))?;
+            if !watched.1.has_come() {
+                out.flush().map_err(|e| Failure::io("cannot write the stream", &e))?;
+                let what = "the stream broke off: the store's daemon has ended, or could not read \
+                            the snapshot";
+                return Err(Failure::new(Exit::Failed, what).hint(
+                    "the daemon's log says which; a receiver keeps what has come, and goes on from \
+                     there with the same stream (kvfs receive --positions)",
+                ));
+            }
         }
     }
     source.close()?;

@@ -323,3 +323,30 @@ fn a_mounted_store_receives_into_a_clone() {
         succeeds(kvfs(&["check"]).arg(mount.root()));
     }
 }
+
+#[test]
+fn a_stream_that_breaks_off_is_no_success() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    fs::write(mount.path("large"), vec![7; 64 << 20]).expect("written");
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("monday"));
+    let stat: serde_json::Value =
+        serde_json::from_str(&succeeds(kvfs(&["--json", "stat"]).arg(&root))).expect("JSON");
+    let pid = stat["daemon"]["pid"].as_i64().expect("a process") as i32;
+    let mut sending = kvfs(&["send"])
+        .arg(&root)
+        .arg("monday")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut stream = sending.stdout.take().expect("a pipe");
+    std::io::Read::read_exact(&mut stream, &mut [0; 1 << 20]).expect("it has begun");
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+    std::io::copy(&mut stream, &mut std::io::sink()).expect("the rest");
+    let ended = sending.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("the stream broke off") || said.contains("cannot pass"), "{said}");
+}

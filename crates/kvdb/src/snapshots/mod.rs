@@ -13,7 +13,8 @@
 //! - `bases`: states that a clone and its parent have in common;
 //! - `held`: what they keep of the device that nothing else keeps;
 //! - `difference`: what two states differ in;
-//! - `stream`: their form on the way to another store (`db::send`, `db::receive`).
+//! - `stream`: their form on the way to another store (`db::send`, `db::receive`);
+//! - `stream_end`: whether such a stream is all there, for who passes it on.
 
 mod bases;
 mod branches;
@@ -21,6 +22,7 @@ mod create;
 mod difference;
 mod held;
 pub(crate) mod stream;
+mod stream_end;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +34,7 @@ pub(crate) use bases::shown_origin;
 pub(crate) use create::EndOfGeneration;
 pub use difference::{Change, Difference};
 pub use stream::Received;
+pub use stream_end::StreamEnd;
 
 use crate::background::{Admission, Compactor, Flusher};
 use crate::commit::CommitPipeline;

@@ -25,13 +25,17 @@ use crate::ids::Label;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{dictionary, put_dictionary, text};
 
-const MAGIC: &[u8; 8] = b"KVFSsend";
+pub(super) const MAGIC: &[u8; 8] = b"KVFSsend";
 const VERSION: u64 = 2;
 /// The oldest version that is read: without rules by which dictionaries join changes.
 const OLDEST_VERSION: u64 = 1;
 const HEADER: u8 = 1;
 const CHUNK: u8 = 2;
-const END: u8 = 3;
+pub(super) const END: u8 = 3;
+/// Bytes of a frame before its payload: kind, length.
+pub(super) const HEAD: usize = 5;
+/// Bytes behind it: the checksum.
+pub(super) const TAIL: usize = 4;
 /// More than any frame has: a chunk ends with the first value that makes it long, which lies in one
 /// zone.
 const LONGEST: u32 = 2 * ZONE_SIZE as u32;
