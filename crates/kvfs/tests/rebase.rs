@@ -345,10 +345,17 @@ fn a_durable_one_is_there_after_a_crash_as_it_was_or_as_what_it_has_become() {
     write(&fs, "f", 0, b"F");
     let never = |_: &str, _: &kvdb::Clash<'_>| kvdb::Settled::Conflict;
     let new = views.rebase(id, &[], &never, &|_| Ok(true)).expect("rebased").transaction;
-    // The end of the old one is on disk, by way of the manifest.
-    db.create_dictionary("any", kvdb::DictionaryOptions::default()).expect("made");
-    db.flush().expect("written");
     let new = new.expect("without conflicts");
+    // After a crash right now it is there as it was, too.
+    let (_, _, crashed) = open(&Arc::new(device.durable()), false);
+    let there: Vec<_> = crashed.list().into_iter().map(|info| info.id).collect();
+    assert!(there.contains(&new));
+    for id in there {
+        let inside = crashed.fs(&ViewId::Transaction(id)).expect("open");
+        assert_eq!(read(&inside, "small").as_deref(), Some(&b"small"[..]), "{id}");
+        assert_eq!(read(&inside, "large"), Some(vec![7; 200_000]), "{id}");
+    }
+    db.flush().expect("written");
 
     let (_, fs, views) = open(&Arc::new(device.durable()), false);
     let there: Vec<_> = views.list().into_iter().map(|info| info.id).collect();

@@ -86,7 +86,7 @@ impl Views {
             let conflicts: Vec<_> = conflicts.into_iter().map(MergeConflict::swapped).collect();
             let done = conflicts.is_empty() && finish(&transaction)?;
             if done {
-                // The end of a durable one must not reach the disk before what has become of it.
+                // What was kept of a durable one is kept of what it becomes.
                 transaction.sync()?;
             }
             Ok((conflicts, done))
