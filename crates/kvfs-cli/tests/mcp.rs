@@ -450,6 +450,26 @@ fn a_branch_is_worked_in_and_merged_in_transactions() {
     assert_eq!(client.does("get_key", json!({"transaction": within, "key": "k"})), "trial");
     client.does("abort", json!({"transaction": within}));
 
+    // A commit that meets a conflict leaves it open, to be rebased.
+    let id = client.begin();
+    client
+        .does("run", json!({"transaction": id, "command": "mkdir d; echo in > d/in; echo in > e"}));
+    fs::create_dir(mount.path("d")).expect("made");
+    fs::write(mount.path("d/out"), "out\n").expect("a file");
+    fs::write(mount.path("e"), "out\n").expect("a file");
+    let said = client.fails("commit", json!({"transaction": id}));
+    assert!(said.contains("`rebase`"), "{said}");
+    let said = client.fails("rebase", json!({"transaction": id}));
+    let line = format!("e: made in transaction {id}, made in what is there now");
+    assert!(said.contains(&line) && said.contains("choose"), "{said}");
+    client.fails("rebase", json!({"transaction": id, "branch": "trial"}));
+    client.fails("rebase", json!({}));
+    let id = begun(&client.does("rebase", json!({"transaction": id, "ours": ["e"]})));
+    client.does("commit", json!({"transaction": id}));
+    assert_eq!(fs::read(mount.path("d/in")).expect("a file"), b"in\n");
+    assert_eq!(fs::read(mount.path("d/out")).expect("a file"), b"out\n");
+    assert_eq!(fs::read(mount.path("e")).expect("a file"), b"in\n");
+
     // What both have changed is listed, and begins nothing.
     fs::write(mount.path("f"), "other\n").expect("a file");
     fs::write(mount.path("g"), "other\n").expect("a file");

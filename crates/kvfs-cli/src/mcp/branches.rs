@@ -7,7 +7,7 @@ use kvdb_server::Reply;
 
 use super::arguments::{Arguments, Told, cut};
 use super::session::Session;
-use crate::merge::{self, Ask, Begun, Choices, named};
+use crate::merge::{self, Ask, Begun, Choices, Conflict, Rebased, named};
 use crate::mounted::fields;
 use crate::output::{Exit, Failure, Outcome};
 use crate::proposed;
@@ -63,24 +63,60 @@ pub fn merge(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 }
 
 pub fn rebase(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
-    begin_merge(session, given, true)
+    match (given.text("branch"), given.number("transaction")) {
+        (Some(_), None) => begin_merge(session, given, true),
+        (None, Some(id)) => rebase_open(session, given, id),
+        _ => {
+            let what = "either `branch` or `transaction` must be given";
+            Err(Failure::new(Exit::Usage, what))
+        }
+    }
+}
+
+/// Has an open transaction go on in another one.
+fn rebase_open(session: &mut Session, given: &Arguments<'_>, id: u64) -> Outcome<Told> {
+    let choices = choices(given);
+    match merge::rebase_transaction(id, &choices, |words| session.mounted.call(words))? {
+        Rebased::Done(new) => {
+            // That of somebody else does not end with this session.
+            if let Some(begun) = session.begun.iter_mut().find(|begun| **begun == id) {
+                *begun = new;
+            }
+            Ok(format!(
+                "transaction {new}\nIt has what {id} has changed, on what others have committed; {id} has ended.\n"
+            )
+            .into())
+        }
+        Rebased::Against(conflicts) => {
+            let ours = format!("transaction {id}");
+            Ok(against(session, &conflicts, &ours, "what is there now"))
+        }
+    }
+}
+
+fn choices(given: &Arguments<'_>) -> Choices {
+    let texts = |name| given.texts(name).into_iter().map(String::from).collect();
+    Choices { ours: texts("ours"), theirs: texts("theirs"), both: texts("both") }
+}
+
+fn against(session: &Session, conflicts: &[Conflict], ours: &str, theirs: &str) -> Told {
+    let mut text = String::from("both sides have changed these, and nothing was changed:\n");
+    for conflict in conflicts {
+        let _ = writeln!(text, "{}", conflict.line(ours, theirs));
+    }
+    text.push_str("choose for each with `ours`, `theirs` or `both`\n");
+    Told { text: cut(&text, session.limits.output), failed: true }
 }
 
 fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Outcome<Told> {
-    let texts = |name| given.texts(name).into_iter().map(String::from).collect::<Vec<_>>();
-    let choices = Choices { ours: texts("ours"), theirs: texts("theirs"), both: texts("both") };
+    let choices = choices(given);
     let clone = given.needed("branch")?;
     let ask = Ask { clone, rebase, dry_run: false, attached: true, choices: &choices };
     let Begun { id, into, from, conflicts } =
         merge::begin(&ask, |words| session.mounted.call(words))?;
     if !conflicts.is_empty() {
         session.mounted.txn(&["ABORT", &id.to_string()])?;
-        let mut text = String::from("both sides have changed these, and nothing was changed:\n");
-        for conflict in &conflicts {
-            let _ = writeln!(text, "{}", conflict.line(&named(&into), &named(&from)));
-        }
-        text.push_str("choose for each with `ours`, `theirs` or `both`\n");
-        return Ok(Told { text: cut(&text, session.limits.output), failed: true });
+        return Ok(against(session, &conflicts, &named(&into), &named(&from)));
     }
     session.begun.push(id);
     Ok(format!(

@@ -85,15 +85,22 @@ const DICTIONARY: Parameter =
 const KEY: Parameter = needed("key", Kind::Text, "The key.");
 
 const BRANCH: Parameter = needed("branch", Kind::Text, "The name of the branch.");
-const MERGES: &[Parameter] = &[
-    BRANCH,
-    may(
-        "ours",
-        Kind::Texts,
-        "Paths, or keys as dictionary:key, where what is changed into stays as it is; \".\" is everything.",
-    ),
-    may("theirs", Kind::Texts, "Paths where it becomes as what is brought in."),
-    may("both", Kind::Texts, "Paths where both versions are kept, beside each other."),
+const OURS: Parameter = may(
+    "ours",
+    Kind::Texts,
+    "Paths, or keys as dictionary:key, where what is changed into stays as it is; \".\" is everything.",
+);
+const THEIRS: Parameter =
+    may("theirs", Kind::Texts, "Paths where it becomes as what is brought in.");
+const BOTH: Parameter =
+    may("both", Kind::Texts, "Paths where both versions are kept, beside each other.");
+const MERGES: &[Parameter] = &[BRANCH, OURS, THEIRS, BOTH];
+const REBASES: &[Parameter] = &[
+    may("branch", Kind::Text, "The name of the branch."),
+    may("transaction", Kind::Number, "The number of an open transaction, instead of a branch."),
+    OURS,
+    THEIRS,
+    BOTH,
 ];
 
 const TOOLS: &[Tool] = &[
@@ -244,8 +251,8 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "rebase",
-        about: "Begin a transaction that brings into a branch what has changed since in what it was made of. Otherwise as `merge`.",
-        takes: MERGES,
+        about: "Begin a transaction that brings into a branch what has changed since in what it was made of. Otherwise as `merge`. Or, for a transaction whose commit met a conflict: bring it up to what others have committed since; it goes on under another number, and can be committed then.",
+        takes: REBASES,
         effect: Effect::Adds,
         run: branches::rebase,
     },

@@ -135,7 +135,8 @@ fn ended(session: &mut Session, id: u64) {
 
 pub fn commit(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
-    let how = Commit { sync: true, state: given.text("state"), ..Commit::default() };
+    let state = given.text("state");
+    let how = Commit { sync: true, state, stay: true, ..Commit::default() };
     match session.mounted.commit(id, how) {
         Ok(()) => {
             ended(session, id);
@@ -143,10 +144,15 @@ pub fn commit(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         }
         Err(changed @ NotCommitted::Changed(_)) => Err(changed.into()),
         Err(why) => {
+            let conflict = matches!(why, NotCommitted::Conflict(_));
             let failure = Failure::from(why);
-            // A conflict has ended it.
-            if failure.exit == Exit::Conflict || failure.exit == Exit::NotFound {
+            if session.mounted.txn(&["STATUS", &id.to_string()]).is_err() {
                 ended(session, id);
+            } else if conflict {
+                return Err(failure.hint(
+                    "it is open still: `rebase` brings it up to what others have committed, `abort` \
+                     ends it",
+                ));
             }
             Err(failure)
         }
