@@ -27,6 +27,7 @@
 //! earlier state, or both went on from one. A page that is missing, or shorter than a page is, has
 //! zeros there, up to the length. `docs/format.md` has the bytes.
 
+use bytes::Bytes;
 use kvdb::DictionaryId;
 
 use crate::failure::Failure;
@@ -183,6 +184,12 @@ pub fn deadline_key(deadline: u64, key: &[u8]) -> Vec<u8> {
 pub fn parse_deadline_key(tuple: &[u8]) -> Option<(u64, &[u8])> {
     let (deadline, key) = tuple.strip_prefix(b"t")?.split_first_chunk()?;
     Some((u64::from_be_bytes(*deadline), key))
+}
+
+/// The key that a tuple names itself: that of a head, or of a deadline.
+pub fn key_in_tuple(tuple: &Bytes) -> Option<Bytes> {
+    let key = tuple.strip_prefix(b"k").or_else(|| Some(parse_deadline_key(tuple)?.1))?;
+    Some(tuple.slice_ref(key))
 }
 
 fn element(id: u64, part: u8, rest: &[&[u8]]) -> Vec<u8> {

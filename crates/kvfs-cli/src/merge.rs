@@ -83,14 +83,15 @@ struct Done {
 /// The paths and keys for which there is a choice.
 #[derive(clap::Args, Default)]
 pub struct Choices {
-    /// Where both have changed the same: leave what is there, at this path and below, or of this
-    /// key (dictionary:key) or dictionary. May be repeated; \".\" is everything.
+    /// Where both have changed the same: take the version of what is merged into, or rebased, at
+    /// this path and below, or of this key (dictionary:key) or dictionary. May be repeated; \".\" is
+    /// everything.
     #[arg(long, value_name = "PATH")]
     pub ours: Vec<String>,
-    /// Take the version that is merged.
+    /// Take the other version.
     #[arg(long, value_name = "PATH")]
     pub theirs: Vec<String>,
-    /// Keep both: the one that is merged gets a name with ~ and the clone's name after it.
+    /// Keep both: one of them gets a name with ~ and the clone or transaction that it is of.
     #[arg(long, value_name = "PATH")]
     pub both: Vec<String>,
 }
@@ -330,7 +331,8 @@ fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
     }
 }
 
-fn end(outcome: Outcome<bool>, output: &Output) -> ExitCode {
+/// The exit code of a merge or a rebase. `false`: there were conflicts, which are printed.
+pub fn end(outcome: Outcome<bool>, output: &Output) -> ExitCode {
     match outcome {
         Ok(true) => output.finish(Ok(())),
         Ok(false) => ExitCode::from(Exit::TRY_AGAIN),

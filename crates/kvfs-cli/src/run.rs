@@ -56,7 +56,7 @@ pub struct Args {
     /// program did.
     #[arg(long)]
     no_keep: bool,
-    /// After a conflict bring what the program did up to what others have committed meanwhile
+    /// After a conflict bring what the program did up to what others have committed since
     /// (kvfs txn rebase), and commit that. What both have changed is a conflict still.
     #[arg(long, conflicts_with_all = ["ask", "abort", "keep"])]
     rebase: bool,

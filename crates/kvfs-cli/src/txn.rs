@@ -145,12 +145,9 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
         };
     }
     if let Action::Rebase { mount, id, choices } = &args.action {
-        return match named(mount, *id)
-            .and_then(|(mounted, id)| rebase(mounted, id, choices, output))
-        {
-            Ok(false) => ExitCode::from(Exit::TRY_AGAIN),
-            done => output.finish(done.map(drop)),
-        };
+        let found = named(mount, *id);
+        let done = found.and_then(|(mounted, id)| rebase(mounted, id, choices, output));
+        return merge::end(done, output);
     }
     output.finish(act(args.action, output))
 }

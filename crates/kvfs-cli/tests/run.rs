@@ -418,29 +418,30 @@ fn a_commit_takes_the_state_that_was_looked_at_and_no_other() {
     assert_eq!(read(mount.path("file")).as_deref(), Some("2"));
 }
 
+/// A program in a run, which ends after another run, labelled "theirs", has committed.
+fn run_beside(root: &Path, options: &[&str], inside: &str, outside: &str) -> Output {
+    let inside = format!("cd $KVFS_MOUNT; {inside}; echo ready; read line; exit 0");
+    let mut child = run(root, options, &inside)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut said = [0; 6];
+    let out = child.stdout.as_mut().expect("a pipe");
+    std::io::Read::read_exact(out, &mut said).expect("ready");
+    succeeds(&mut run(root, &["--label", "theirs"], &format!("cd $KVFS_MOUNT; {outside}")));
+    drop(child.stdin.take());
+    child.wait_with_output().expect("it ends")
+}
+
 #[test]
 fn after_a_conflict_what_the_program_did_is_kept() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
     fs::write(mount.path("file"), "0").expect("write");
     for (options, kept) in [(&[][..], true), (&["--no-keep"], false)] {
-        let mut child =
-            run(&root, options, "cd $KVFS_MOUNT; echo in > file; echo ready; read line; exit 0")
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .expect("it runs");
-        let mut said = [0; 6];
-        let out = child.stdout.as_mut().expect("a pipe");
-        std::io::Read::read_exact(out, &mut said).expect("ready");
-        succeeds(&mut self::run(
-            &root,
-            &["--label", "theirs"],
-            "printf outside > $KVFS_MOUNT/file",
-        ));
-        drop(child.stdin.take());
-        let ended = child.wait_with_output().expect("it ends");
+        let ended = run_beside(&root, options, "echo in > file", "printf outside > file");
         let said = text(&ended.stderr);
         assert_eq!(ended.status.code(), Some(75), "{said}");
         // Which path, who has changed it, and when.
@@ -468,34 +469,18 @@ fn after_a_conflict_what_the_program_did_is_kept() {
 fn what_lost_is_rebased_and_committed() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();
-    // A program in a run, that ends when it is told to, and what others do meanwhile.
-    let beside = |options: &[&str], inside: &str, outside: &str| {
-        let inside = format!("cd $KVFS_MOUNT; {inside}; echo ready; read line; exit 0");
-        let mut child = run(&root, options, &inside)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it runs");
-        let mut said = [0; 6];
-        let out = child.stdout.as_mut().expect("a pipe");
-        std::io::Read::read_exact(out, &mut said).expect("ready");
-        succeeds(&mut self::run(&root, &[], &format!("cd $KVFS_MOUNT; {outside}")));
-        drop(child.stdin.take());
-        child.wait_with_output().expect("it ends")
-    };
     // Both make the same directory, which is a conflict of a commit, and none of a rebase.
     let (inside, outside) =
         ("mkdir d; echo in > d/in; kvfs kv put $KVFS_MOUNT k in", "mkdir d; echo out > d/out");
     let inside = inside.replace("kvfs kv", &format!("{} kv", env!("CARGO_BIN_EXE_kvfs")));
-    let ended = beside(&["--rebase"], &inside, outside);
+    let ended = run_beside(&root, &["--rebase"], &inside, outside);
     assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
     assert_eq!(read(mount.path("d/in")).as_deref(), Some("in\n"));
     assert_eq!(read(mount.path("d/out")).as_deref(), Some("out\n"));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&root).arg("k")), "in");
 
     // What both have changed: it is kept, and rebased by hand.
-    let ended = beside(&["--rebase"], "echo in > both; echo in > in", "echo out > both");
+    let ended = run_beside(&root, &["--rebase"], "echo in > both; echo in > in", "echo out > both");
     let said = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(75), "{said}");
     assert!(said.contains("both: made in transaction "), "{said}");
@@ -525,7 +510,8 @@ fn what_lost_is_rebased_and_committed() {
     assert_eq!(read(mount.path("in")).as_deref(), Some("in\n"));
 
     // Where nothing is to be kept, nothing is.
-    let ended = beside(&["--rebase", "--no-keep"], "echo again > both", "echo out > both");
+    let ended =
+        run_beside(&root, &["--rebase", "--no-keep"], "echo again > both", "echo out > both");
     assert_eq!(ended.status.code(), Some(75), "{}", text(&ended.stderr));
     assert_eq!(succeeds(kvfs(&["txn", "list"]).arg(&root)), "");
 }

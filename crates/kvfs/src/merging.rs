@@ -1,4 +1,4 @@
-//! The options of a merge of two branches, and its result.
+//! The options and results of a merge of two branches, and of the rebase of a transaction.
 
 use kvdb::{Clash, Settled, Transaction, TransactionId, TransactionOptions};
 

@@ -1,5 +1,5 @@
 //! Transactions that are rebased: what one has changed is made on what others have committed
-//! meanwhile, in a transaction that takes its place; with conflicts it goes on as it was.
+//! since, in a transaction that takes its place; with conflicts it goes on as it was.
 
 mod world;
 
@@ -129,7 +129,7 @@ fn what_it_has_changed_is_made_on_what_others_have_committed() {
     let info = &s.views.list()[..];
     assert_eq!((info.len(), info[0].id, &info[0].label[..]), (1, new, "mine"));
     assert_eq!(s.views.user(new).expect("open"), Some(7));
-    // It goes on, with numbers that nobody else has.
+    // It goes on, with numbers that no other file has.
     let made = make(&now, ROOT, "later", b"later");
     let others = make(&s.w.fs, ROOT, "others", b"others");
     assert!(made != others && made != open);

@@ -5,13 +5,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use kvdb::{Changed, Clash, Settled, Transaction, TransactionId, TransactionOptions};
+use kvdb::{
+    Changed, Clash, DictionaryId, Settled, Transaction, TransactionId, TransactionOptions, View,
+};
 
-use super::txn::{attach, key_in_tuple, key_of_tuple, named};
-use super::{is, snapshot, txn, undo};
+use super::txn::{attach, enter, named, over};
+use super::{is, snapshot, undo};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{TYPES_PREFIX, count_key, owner_key, parse_element};
+use crate::keyspace::{TYPES_PREFIX, count_key, key_in_tuple, owner_key, parse_element};
 use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
@@ -91,16 +93,24 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     }
     let id = old.id();
     let (view, meet) = (old.view()?, RefCell::new(Ok(Vec::new())));
+    // The transaction, or others, may have removed what says which key it is.
+    let states = [view.clone(), view.beneath(), s.db().view()];
     let owner = |types: &str, tuple: &Bytes| {
         let types = s.db().dictionary_in(old.branch(), types)?;
-        let owner = owner_key(parse_element(tuple)?.0);
-        // Others, or it, may have removed what says which key it is.
-        let states = [view.clone(), view.beneath(), s.db().view()];
-        states.iter().find_map(|state| state.get(types, &owner).ok().flatten())
+        states.iter().find_map(|state| owner_in(state, types, tuple))
     };
     let keys = Keys { choices: &choices, taken: Preferred::Ours, owner, named: RefCell::default() };
     let finish = |transaction: &Transaction| {
-        let found = mend_counts(s, transaction).and_then(|()| kinds_that_meet(s, transaction));
+        let finished = || -> Result<Vec<Conflicting>, Failure> {
+            mend_counts(s, transaction)?;
+            let found = kinds_that_meet(s, transaction)?;
+            if found.is_empty() && s.shared.transaction_states.is_older(id) {
+                // The effects of its own commands are not known any more.
+                undo::note_events(s, transaction.id(), "rebase")?;
+            }
+            Ok(found)
+        };
+        let found = finished();
         let done = found.as_ref().is_ok_and(Vec::is_empty);
         *meet.borrow_mut() = found;
         Ok(done)
@@ -125,9 +135,9 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 /// What the server knows of a transaction is known of the one that it has become.
 fn take_over(s: &mut Session, old: TransactionId, new: TransactionId, attached: bool) -> Outcome {
     let states = &s.shared.transaction_states;
-    if states.is_older(old) {
-        undo::note_events(s, new, "rebase")?;
-    } else if let Some(effects) = states.end(old).and_then(|state| state.effects.lock().take()) {
+    if let Some(effects) = states.end(old).and_then(|state| state.effects.lock().take())
+        && !states.is_older(old)
+    {
         *states.of(s.db(), new).effects.lock() = Some(effects);
     }
     s.shared.seals.begun(s.id, new);
@@ -135,9 +145,9 @@ fn take_over(s: &mut Session, old: TransactionId, new: TransactionId, attached: 
         attach(s, new);
     }
     let joined = s.joined.as_ref().is_some_and(|(transaction, _)| transaction.id() == old);
-    txn::over(s, old);
+    over(s, old);
     if joined {
-        txn::enter(s, s.db().transaction(new)?);
+        enter(s, s.db().transaction(new)?);
     }
     // A connection that waits in the old one must see that it has ended.
     s.shared.waiters.wake_all();
@@ -168,13 +178,11 @@ fn list(conflicts: &[Conflicting], out: &mut Output) {
 
 /// Begins a merge. Tuples of collections are settled, and named, by the key that they belong to.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
-    let parent = s.db().lineage(&merge.clone)?.parent;
+    let (parent, now) = (s.db().lineage(&merge.clone)?.parent, s.db().view());
     // One of the two may have removed what says which key it is.
     let owner = |types: &str, tuple: &Bytes| {
-        [&merge.clone, &parent].into_iter().find_map(|branch| {
-            let types = s.db().dictionary_in(branch, types)?;
-            Some(key_of_tuple(s, types, tuple)).filter(|key| key != tuple)
-        })
+        let types = [&merge.clone, &parent].map(|branch| s.db().dictionary_in(branch, types));
+        types.into_iter().flatten().find_map(|types| owner_in(&now, types, tuple))
     };
     let (choices, taken) = (&merge.choices[..], Preferred::Theirs);
     let keys = Keys { choices, taken, owner, named: RefCell::default() };
@@ -182,6 +190,12 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
     let mut merging = s.shared.transactions.merge(merge, &settle)?;
     keys.name(&mut merging.conflicts);
     Ok(merging)
+}
+
+/// The key of the collection that an element belongs to, as a state has it.
+fn owner_in(state: &View, types: DictionaryId, tuple: &Bytes) -> Option<Bytes> {
+    let (id, ..) = parse_element(tuple)?;
+    state.get(types, &owner_key(id)).ok().flatten()
 }
 
 /// Settles and names the tuples of collections.

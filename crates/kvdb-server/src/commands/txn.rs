@@ -13,7 +13,7 @@ use super::{changes, is, merge, revert, snapshot, undo, wrong_arity};
 use crate::dictionaries::{self, Place};
 use crate::effects::{Effect, Effects};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{TYPES_PREFIX, head_key, owner_key, parse_deadline_key, parse_element};
+use crate::keyspace::{TYPES_PREFIX, head_key, key_in_tuple, owner_key, parse_element};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
@@ -391,14 +391,8 @@ fn names_in(
     all
 }
 
-/// The key that a tuple of a dictionary of types names itself.
-pub fn key_in_tuple(tuple: &Bytes) -> Option<Bytes> {
-    let key = tuple.strip_prefix(b"k").or_else(|| Some(parse_deadline_key(tuple)?.1))?;
-    Some(tuple.slice_ref(key))
-}
-
 /// The key that a tuple of a dictionary of types belongs to; the tuple's own, if it is not known.
-pub fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
+fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
     if let Some(key) = key_in_tuple(tuple) {
         return key;
     }

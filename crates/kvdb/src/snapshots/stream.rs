@@ -34,7 +34,7 @@ const CHUNK: u8 = 2;
 pub(super) const END: u8 = 3;
 /// Bytes of a frame before its payload: kind, length.
 pub(super) const HEAD: usize = 5;
-/// Bytes behind it: the checksum.
+/// Bytes after the payload: the checksum.
 pub(super) const TAIL: usize = 4;
 /// More than any frame has: a chunk ends with the first value that makes it long, which lies in one
 /// zone.
@@ -203,7 +203,7 @@ impl Frame {
     }
 
     pub(crate) fn read(input: &mut dyn Read) -> Result<Frame> {
-        let mut head = [0; 5];
+        let mut head = [0; HEAD];
         input.read_exact(&mut head).map_err(cut)?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
         if len > LONGEST {
@@ -213,8 +213,8 @@ impl Frame {
         }
         // As it comes: a length that is wrong must not take the memory for it.
         let mut bytes = Vec::new();
-        input.take(u64::from(len) + 4).read_to_end(&mut bytes)?;
-        if bytes.len() < len as usize + 4 {
+        input.take(u64::from(len) + TAIL as u64).read_to_end(&mut bytes)?;
+        if bytes.len() < len as usize + TAIL {
             return Err(cut(io::ErrorKind::UnexpectedEof.into()));
         }
         let crc = bytes.split_off(len as usize);

@@ -78,7 +78,7 @@ fn rebase_open(session: &mut Session, given: &Arguments<'_>, id: u64) -> Outcome
     let choices = choices(given);
     match merge::rebase_transaction(id, &choices, |words| session.mounted.call(words))? {
         Rebased::Done(new) => {
-            // That of somebody else does not end with this session.
+            // Only what was begun in this session ends with it.
             if let Some(begun) = session.begun.iter_mut().find(|begun| **begun == id) {
                 *begun = new;
             }

@@ -1,5 +1,5 @@
-//! Merging a clone into the branch that it was made of, and bringing it up to that; and bringing
-//! what a transaction has changed into one that begins now.
+//! Merging a clone into the branch that it was made of, and bringing it up to that. The merge of
+//! three states ([`Three::merge`]) is also that of a transaction which is rebased.
 
 use std::collections::{BTreeMap, BTreeSet};
 

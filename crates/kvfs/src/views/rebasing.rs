@@ -11,7 +11,7 @@ use crate::merging::{Choice, Choices, FinishRebase, MergeConflict, Rebased, Sett
 
 impl Views {
     /// Begins a transaction as `id` was begun, in the state that there is now, and makes in it what
-    /// `id` has changed: what others have committed meanwhile counts as made before. Nothing large
+    /// `id` has changed: what others have committed since counts as made before. Nothing large
     /// is copied. Without conflicts `id` ends by it; with conflicts it is as it was, and nothing is
     /// begun. What `id` has only read, and the changes of others to that, are not looked at, and
     /// its savepoints end with it.
@@ -48,7 +48,7 @@ impl Views {
     ) -> Result<Rebased> {
         let old = self.transaction(id)?;
         if old.isolation() == Isolation::Serializable {
-            let why = "a serializable transaction locks what it reads and changes: nobody else \
+            let why = "a serializable transaction locks what it reads and changes: no other one \
                        changes that, so there is nothing to rebase onto";
             return Err(kvdb::Error::Invalid(why.into()).into());
         }

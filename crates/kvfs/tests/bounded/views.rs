@@ -82,16 +82,16 @@ fn both(w: &mut World) -> Result<()> {
     w.settle()
 }
 
-/// One that has changed much, onto much that was changed meanwhile.
+/// One that has changed much, onto much that others have changed since.
 fn rebase(w: &mut World) -> Result<()> {
     let id = begin(w, false)?;
     plant(&w.views.fs(&ViewId::Transaction(id))?, ROOT, "rebased", 1)?;
-    plant(w.fs(), ROOT, "meanwhile", 2)?;
+    plant(w.fs(), ROOT, "of others", 2)?;
     let never = |_: &str, _: &kvdb::Clash<'_>| kvdb::Settled::Conflict;
     let rebased = w.views.rebase(id, &[], &never, &|_| Ok(true))?;
     assert_eq!(rebased.conflicts, []);
     w.views.commit(rebased.transaction.expect("without conflicts"), Durability::Synced)?;
-    for name in [&b"rebased"[..], b"meanwhile"] {
+    for name in [&b"rebased"[..], b"of others"] {
         w.fs().remove_tree(ROOT, name)?;
     }
     w.settle()
