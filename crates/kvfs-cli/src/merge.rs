@@ -84,7 +84,7 @@ struct Done {
 #[derive(clap::Args, Default)]
 pub struct Choices {
     /// Where both have changed the same: take the version of what is merged into, or rebased, at
-    /// this path and below, or of this key (dictionary:key) or dictionary. May be repeated; \".\" is
+    /// this path and below, or of this key (dictionary:key) or dictionary. May be repeated; "." is
     /// everything.
     #[arg(long, value_name = "PATH")]
     pub ours: Vec<String>,

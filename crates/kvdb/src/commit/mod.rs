@@ -302,6 +302,11 @@ impl CommitPipeline {
         Ok(Outcome::Applied(applied))
     }
 
+    /// Waits until the commit that is under way is visible, if there is one.
+    pub(crate) fn await_visible(&self) {
+        drop(self.pipeline.lock());
+    }
+
     /// Makes the next `count` changes visible; they are in memtables that must be flushed. Every
     /// commit becomes visible here or in [`CommitPipeline::publish`]: from `put`, `apply`,
     /// `add_runs` and `install_commit_with`.

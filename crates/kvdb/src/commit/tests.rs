@@ -31,6 +31,38 @@ fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
     assert!(inner.recent.may_begin(), "it is visible");
 }
 
+/// A commit looks for conflicts in memtables, where others write before their changes are visible.
+#[test]
+fn after_a_conflict_the_next_transaction_sees_what_it_was_in_conflict_with() {
+    let db = Kvdb::in_memory();
+    let dict = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+    // The first commit makes the memtable.
+    db.put(dict, b"other", b"", Durability::Buffered).expect("put");
+    let lost = db.begin(crate::Isolation::Snapshot).expect("begun");
+    lost.put(dict, "k", "mine").expect("put");
+    let commits = db.pipeline();
+    // Another commit is under way.
+    let mut pipeline = commits.pipeline.lock();
+    let version = commits.versions.load();
+    let layer = version.active(version.tree(dict).expect("there")).expect("a memtable");
+    layer.memtable.writer().put_slice(b"k", pipeline.next_seq, b"theirs");
+    let (told, tells) = std::sync::mpsc::channel();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let refused = lost.commit(Durability::Buffered);
+            let next = db.begin(crate::Isolation::Snapshot).expect("begun");
+            told.send((refused, next.get(dict, b"k").expect("read"))).expect("received");
+        });
+        let early = tells.recv_timeout(std::time::Duration::from_millis(100));
+        assert!(early.is_err(), "it waits: {early:?}");
+        commits.publish_unflushed(&mut pipeline, &version, 1, 0, 0);
+        drop(pipeline);
+        let (refused, seen) = tells.recv().expect("told");
+        assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+        assert_eq!(seen.as_deref(), Some(&b"theirs"[..]));
+    });
+}
+
 /// The journal's only segment is full, and other writers have taken all zones that the journal
 /// may take: a deletion takes its segment from the zones that are left for flushes.
 #[test]

@@ -61,10 +61,15 @@ impl TransactionState {
         let applied = match applied {
             Ok(applied) => applied,
             Err(e) => {
-                if matches!(e, Error::Conflict { .. }) && !stays {
-                    let open = state.open.take();
-                    drop(state);
-                    self.let_go(open);
+                if matches!(e, Error::Conflict { .. }) {
+                    if !stays {
+                        let open = state.open.take();
+                        drop(state);
+                        self.let_go(open);
+                    }
+                    // Memtables have changes before readers see them. One that begins now must see
+                    // those in conflict, or to try again would not help.
+                    self.registry.parts.commits.await_visible();
                 }
                 return Err(e);
             }
