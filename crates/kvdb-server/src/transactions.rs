@@ -247,10 +247,9 @@ pub trait Transactions: Send + Sync {
     }
     /// Everything that was acknowledged is on disk when this returns, files included.
     fn sync(&self) -> Result<()>;
-    /// Copies a tree of files by reference, by paths from the root, in a transaction or in the
-    /// mainline.
-    fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
-        let _ = (id, from, to);
+    /// Copies a tree of files by reference, by paths from the root.
+    fn clone_tree(&self, whose: Whose, from: &[u8], to: &[u8]) -> Result<Cloned> {
+        let _ = (whose, from, to);
         Err(no_files())
     }
     /// The same for several trees of one earlier state, `from` and `to` of each; hard links among
@@ -260,14 +259,9 @@ pub trait Transactions: Send + Sync {
         Err(no_files())
     }
     /// Begins to import files into the directory at a path from the root, which is made if need be:
-    /// in a transaction, or in one of its own that `user` has begun.
-    fn import(
-        &self,
-        id: Option<TransactionId>,
-        to: &[u8],
-        user: Option<u32>,
-    ) -> Result<Box<dyn Importing>> {
-        let _ = (id, to, user);
+    /// in a transaction, or of the store or a clone in one of its own that `user` has begun.
+    fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
+        let _ = (whose, to, user);
         Err(no_files())
     }
     /// Begins to walk through what lies at a path from the root, and below it.
@@ -281,10 +275,9 @@ pub trait Transactions: Send + Sync {
         let _ = (whose, path, user);
         Err(no_files())
     }
-    /// Removes what a path from the root leads to, with all below it, in a transaction or in the
-    /// mainline.
-    fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
-        let _ = (id, path);
+    /// Removes what a path from the root leads to, with all below it.
+    fn remove_tree(&self, whose: Whose, path: &[u8]) -> Result<Removed> {
+        let _ = (whose, path);
         Err(no_files())
     }
 }

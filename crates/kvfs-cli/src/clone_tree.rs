@@ -32,7 +32,11 @@ pub struct Args {
 
 /// Where something lies: the path from the root of its view, and the transaction, if the view is
 /// one's.
-fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, Option<u64>)> {
+fn position(
+    mounted: &Mounted,
+    path: &Path,
+    device: &str,
+) -> Outcome<(PathBuf, Option<(&'static str, String)>)> {
     let outside = || {
         Failure::new(
             Exit::Usage,
@@ -46,11 +50,12 @@ fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, O
     let place = place::of(path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     let place = place.filter(|place| place.mount.device == device).ok_or_else(outside)?;
     match place.view {
-        View::Mainline => Ok((place.rest, mounted.entered())),
-        View::Transaction(id) => Ok((place.rest, Some(id))),
-        _ => Err(Failure::new(
+        View::Mainline => Ok((place.rest, mounted.entered().map(|id| ("TXN", id.to_string())))),
+        View::Transaction(id) => Ok((place.rest, Some(("TXN", id.to_string())))),
+        View::Clone(name) => Ok((place.rest, Some(("CLONE", name)))),
+        view => Err(Failure::new(
             Exit::Usage,
-            format!("{} lies in a view that is no transaction", path.display()),
+            format!("{} lies in {view}, where nothing is made", path.display()),
         )),
     }
 }
@@ -77,12 +82,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if of != into {
         return Err(Failure::new(
             Exit::Usage,
-            "both must lie in one view: nothing is shared between a transaction and the mainline by this",
+            "both must lie in one view: nothing is shared between two of them by this",
         ));
     }
-    let id = of.map(|id| id.to_string());
     let mut words = vec![&b"CLONETREE"[..], from.as_os_str().as_bytes(), to.as_os_str().as_bytes()];
-    words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
+    words.extend(of.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
     let Reply::Array(fields) = mounted.call(&words)? else {
         return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
     };

@@ -27,7 +27,8 @@ pub struct Target {
     directory: PathBuf,
     /// On this machine.
     full: PathBuf,
-    transaction: Option<u64>,
+    /// The transaction or the clone, as a command names it.
+    view: Option<(&'static str, String)>,
 }
 
 /// What a path names, if it is a directory of a mounted store, or one to be made there, or the file
@@ -41,9 +42,9 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
             return Ok(None);
         }
         let mounted = Mounted::find(path)?;
-        let transaction = mounted.entered();
+        let view = mounted.entered().map(|id| ("TXN", id.to_string()));
         let full = mounted.mount_point.clone();
-        return Ok(Some(Target { mounted, directory: PathBuf::from("/"), full, transaction }));
+        return Ok(Some(Target { mounted, directory: PathBuf::from("/"), full, view }));
     }
     let full =
         if path.exists() { paths::full_path(path).map_err(cannot)? } else { directory_of(path) };
@@ -54,18 +55,19 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
         full.parent().unwrap_or(Path::new("/")).to_path_buf()
     };
     let mounted = Mounted::find_view(&directory)?;
-    let transaction = match place.view {
-        View::Mainline => mounted.entered(),
-        View::Transaction(id) => Some(id),
+    let view = match place.view {
+        View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
+        View::Transaction(id) => Some(("TXN", id.to_string())),
+        View::Clone(name) => Some(("CLONE", name)),
         view => {
             let what = format!(
-                "{} leads into {view}: files are imported into the store and its transactions",
+                "{} leads into {view}: files are imported into the store, its clones and transactions",
                 path.display()
             );
             return Err(Failure::new(Exit::Usage, what));
         }
     };
-    Ok(Some(Target { mounted, directory: place.rest, full, transaction }))
+    Ok(Some(Target { mounted, directory: place.rest, full, view }))
 }
 
 fn directory_of(path: &Path) -> PathBuf {
@@ -108,9 +110,9 @@ impl Target {
         read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
     ) -> Outcome<Counts> {
         let directory = [b"/", self.directory.as_os_str().as_bytes(), b"/", to].concat();
-        let id = self.transaction.map(|id| id.to_string());
         let mut words = vec![&b"IMPORT"[..], b"BEGIN", &directory];
-        words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
+        let view = self.view.iter();
+        words.extend(view.flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
         self.mounted.call(&words)?;
         let (mut bytes, mut under_way) = (Vec::new(), 0);
         let mounted = &mut self.mounted;

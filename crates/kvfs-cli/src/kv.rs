@@ -172,8 +172,8 @@ fn act(args: &Args, value: &mut NewValue, connection: &mut Connection, output: &
             Reply::Bulk(value) => print_value(key, &value, output),
             _ => Err(no_such_key(&args.dict, &[key])),
         },
-        Action::Put { target, key, new, .. } => {
-            match long_value::put(connection, target, key.as_bytes(), value, *new)? {
+        Action::Put { key, new, .. } => {
+            match long_value::put(connection, key.as_bytes(), value, *new)? {
                 false => Err(Failure::new(Exit::Failed, format!("the key {} exists", quoted(key)))),
                 true => output.print("", json!({"put": 1})),
             }

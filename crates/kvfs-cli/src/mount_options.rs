@@ -20,6 +20,8 @@ use crate::sizes;
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub mount: MountOptions,
+    /// The clone that is mounted alone.
+    pub clone: Option<String>,
     /// `fsname=`, where given; otherwise the store's path is the source.
     pub source: Option<OsString>,
     pub policy: Policy,
@@ -70,8 +72,9 @@ Options for -o, separated by commas:
   memory=SIZE, log=FILE, metrics=ADDRESS
                               as --memory, --log and --metrics
   snapshot=NAME, clone=NAME   mount this view of the store and nothing else of its files (a
-                              snapshot read-only); takes the right to mount. Of a store that is
-                              mounted, see .kvfs in its root
+                              snapshot read-only, a clone with its transactions and snapshots);
+                              takes the right to mount. Of a store that is mounted, see .kvfs in
+                              its root
   listen=ADDRESS, password_file=FILE
                               serve keys at this address, too (127.0.0.1:6379), as on the
                               store's socket, to clients that know the password in the first
@@ -193,6 +196,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 }
                 mount.root = [".kvfs", &name, view].iter().collect();
                 mount.read_only |= name == "snapshot";
+                options.clone = (name == "clone").then(|| view.into());
             }
             ("listen", Some(value)) => {
                 let address = value.to_str().and_then(|text| text.parse().ok());

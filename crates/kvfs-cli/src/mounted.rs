@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kvdb_server::{Client, Reply};
+use kvfs_fuse::mounts;
 use serde_json::{Map, Value, json};
 
 use crate::daemons::Record;
@@ -68,6 +69,8 @@ pub struct Mounted {
     pub view: View,
     /// It is the mount that shows the view, and not the path that names it.
     pub bound: bool,
+    /// What is shown at the mount point, which may be one clone alone.
+    shown: View,
     /// Where the path lies in the table of mounts.
     pub mounted_at: PathBuf,
     client: Client,
@@ -100,10 +103,20 @@ impl Mounted {
         };
         let socket = sockets::socket_of(target)?.ok_or_else(none)?;
         let place = place::of_target(&full)?;
-        let mount_point = match &place {
-            Some(place) => Some(place.root()),
-            None => Record::all().into_iter().find(|r| r.store == full).map(|r| r.mount_point),
+        let mounted_here = |dir: &Path| mounts::mount_at(dir).ok().flatten();
+        let (mount_point, mount) = match &place {
+            Some(place) => {
+                let mount = place.root_mount();
+                (Some(mount.mount_point.clone()), Some(mount))
+            }
+            None => {
+                let record = Record::all().into_iter().find(|r| r.store == full);
+                let mount_point = record.map(|record| record.mount_point);
+                let mount = mount_point.as_deref().and_then(mounted_here);
+                (mount_point, mount)
+            }
         };
+        let shown = mount.as_ref().map_or(View::Mainline, place::shown_by);
         let mounted_at = place.as_ref().map(|place| place.mount.mount_point.clone());
         let client = sockets::connect(&socket).map_err(|e| {
             Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
@@ -112,12 +125,20 @@ impl Mounted {
             place.map_or((View::Mainline, false), |place| (place.view, place.bound));
         let mount_point = mount_point.ok_or_else(none)?;
         let mounted_at = mounted_at.unwrap_or_else(|| mount_point.clone());
-        Ok(Mounted { mount_point, socket, view, bound, mounted_at, client })
+        Ok(Mounted { mount_point, socket, view, bound, shown, mounted_at, client })
     }
 
     /// The directory where a transaction's view of the files is.
     pub fn view(&self, id: u64) -> PathBuf {
         View::Transaction(id).path(&self.mount_point)
+    }
+
+    /// Where the files of a branch or a snapshot are.
+    pub fn path_of(&self, view: &View) -> PathBuf {
+        match *view == self.shown {
+            true => self.mount_point.clone(),
+            false => view.path(&self.mount_point),
+        }
     }
 
     /// Returns whether the path leads to what a transaction shows in place of the store.
@@ -131,15 +152,19 @@ impl Mounted {
         Ok(View::of_branch(info["clone"].as_str().unwrap_or_default()))
     }
 
-    /// Fails where the mount shows one clone or snapshot alone: what a transaction has of files is
-    /// out of reach there.
+    /// Fails where the mount shows a snapshot alone, or another clone than this is about: what a
+    /// transaction has of files is out of reach there.
     pub fn must_have_views(&self) -> Outcome {
-        if self.mount_point.join(".kvfs").is_dir() {
+        let is_another = matches!(self.shown, View::Clone(_))
+            && self.view.branch().is_some_and(|branch| View::of_branch(branch) != self.shown);
+        if self.mount_point.join(".kvfs").is_dir() && !is_another {
             return Ok(());
         }
         let what = format!(
-            "{} shows one clone or snapshot alone (-o clone=, snapshot=), and no views of transactions",
-            self.mount_point.display()
+            "{} shows {} alone, and no views of transactions of {}",
+            self.mount_point.display(),
+            self.shown,
+            if is_another { &self.view } else { &View::Mainline },
         );
         Err(Failure::new(Exit::Usage, what)
             .hint("a program runs in a transaction where the whole store is mounted"))

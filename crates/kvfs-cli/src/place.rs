@@ -100,10 +100,16 @@ fn view_of(path: &Path) -> (View, PathBuf) {
     };
     let rest = parts.as_path();
     match view {
-        // One that was begun within it lies in its view.
-        View::Transaction(_) if rest.starts_with(HIDDEN) => view_of(rest),
+        // One that was begun within it lies in its view, and where a clone is mounted alone its
+        // transactions and snapshots in the clone's.
+        View::Transaction(_) | View::Clone(_) if rest.starts_with(HIDDEN) => view_of(rest),
         view => (view, rest.to_owned()),
     }
+}
+
+/// The view that a mount shows.
+pub fn shown_by(mount: &MountEntry) -> View {
+    view_of(mount.root.strip_prefix("/").unwrap_or(&mount.root)).0
 }
 
 /// The directory of a view that is mounted there; `None`: it is another view's.
@@ -215,11 +221,14 @@ pub fn store_and_branch(target: &Path) -> Outcome<(PathBuf, String)> {
 impl Place {
     /// Where all of the file system is mounted; where it is not, where this is.
     pub fn root(&self) -> PathBuf {
+        self.root_mount().mount_point
+    }
+
+    /// The mount of all of the file system; where there is none, this one.
+    pub fn root_mount(&self) -> MountEntry {
         let whole = |m: &MountEntry| m.device == self.mount.device && m.root == Path::new("/");
         let all = mounts::mounts().unwrap_or_default();
-        all.into_iter()
-            .rfind(whole)
-            .map_or_else(|| self.mount.mount_point.clone(), |m| m.mount_point)
+        all.into_iter().rfind(whole).unwrap_or_else(|| self.mount.clone())
     }
 
     /// A command that has no meaning for a view.
@@ -255,6 +264,9 @@ mod tests {
             (".kvfs/user/1000", View::Listing, ""),
             (".kvfs/snapshot/monday/a", View::Snapshot("monday".into()), "a"),
             (".kvfs/clone/c", View::Clone("c".into()), ""),
+            (".kvfs/clone/c/.kvfs/user/0/17/a", View::Transaction(17), "a"),
+            (".kvfs/clone/c/.kvfs/snapshot/s/a", View::Snapshot("s".into()), "a"),
+            (".kvfs/clone/c/.kvfs/txn", View::Listing, ""),
             (".kvfs/txn/x", View::Listing, ""),
         ] {
             assert_eq!(view_of(Path::new(path)), (view, PathBuf::from(rest)), "{path}");

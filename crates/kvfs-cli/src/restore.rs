@@ -5,14 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use kvdb::{CommitOptions, Durability, TransactionId, TransactionOptions};
-use kvdb_server::{Reply, Transactions};
+use kvdb_server::{Reply, Transactions, Whose};
 use kvfs::{ViewId, Views};
 use serde_json::json;
 
 use crate::failures;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::place;
 use crate::snapshot;
 use crate::sockets;
 use crate::store::{self, Access, Store};
@@ -200,7 +199,7 @@ impl Restoring for Here {
     }
 
     fn remove(&mut self, path: &[u8]) -> Outcome {
-        let gone = self.over.remove_tree(Some(self.id), path);
+        let gone = self.over.remove_tree(Whose::Transaction(self.id), path);
         gone.map(drop)
             .map_err(|e| failures::of_database(format!("cannot replace {}", text::show(path)), e))
     }
@@ -257,24 +256,31 @@ fn from_root(paths: &[OsString], mount_point: Option<&Path>) -> Outcome<Vec<Vec<
 }
 
 fn live(args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
-    place::must_be_the_store(&args.target)?;
-    let mut mounted = Mounted::find(&args.target)?;
-    let paths = from_root(&args.paths, Some(&mounted.mount_point))?;
-    if !snapshot::all(&args.target)?.iter().any(|info| info["name"] == args.snapshot.as_str()) {
+    let mut mounted = Mounted::find_branch(&args.target)?;
+    let paths = from_root(&args.paths, Some(&mounted.path_of(&mounted.view)))?;
+    if !snapshot::all(&mounted.mount_point)?
+        .iter()
+        .any(|info| info["name"] == args.snapshot.as_str())
+    {
         return Err(no_snapshot(&args.snapshot));
     }
     let entered = mounted.entered();
     let id = match entered {
         Some(id) => id,
-        None => match mounted.txn(&["BEGIN", "SI", "LABEL", "restore", "UNDOABLE", "ATTACHED"])? {
-            Reply::Integer(id) => u64::try_from(id).unwrap_or(0),
-            _ => {
-                return Err(Failure::new(
-                    Exit::Failed,
-                    "the store's daemon gave an unexpected reply",
-                ));
+        None => {
+            let clone = mounted.view.branch().unwrap_or_default().to_owned();
+            let mut words = vec!["BEGIN", "SI", "LABEL", "restore", "UNDOABLE", "ATTACHED"];
+            words.extend(["OF", &clone].into_iter().filter(|_| !clone.is_empty()));
+            match mounted.txn(&words)? {
+                Reply::Integer(id) => u64::try_from(id).unwrap_or(0),
+                _ => {
+                    return Err(Failure::new(
+                        Exit::Failed,
+                        "the store's daemon gave an unexpected reply",
+                    ));
+                }
             }
-        },
+        }
     };
     let mut live = Live { mounted, id, snapshot: args.snapshot.clone() };
     // In a transaction that is the caller's, and goes on when this has failed, nothing may be left

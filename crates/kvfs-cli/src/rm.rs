@@ -124,9 +124,16 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
     let place = place::of(&full)
         .map_err(cannot)?
         .ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} is in no store")))?;
-    let id = match place.view {
-        View::Mainline => mounted.entered(),
-        View::Transaction(id) => Some(id),
+    let whose = match place.view {
+        View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
+        View::Transaction(id) => Some(("TXN", id.to_string())),
+        View::Clone(_) if place.rest.as_os_str().is_empty() => {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{shown} is a clone: it is dropped by kvfs clone drop"),
+            ));
+        }
+        View::Clone(name) => Some(("CLONE", name)),
         View::Listing => {
             return Err(Failure::new(
                 Exit::Usage,
@@ -136,13 +143,14 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
         view => {
             return Err(Failure::new(
                 Exit::Usage,
-                format!("{shown} lies in {view}: only the store and its transactions are changed"),
+                format!(
+                    "{shown} lies in {view}: only the store, its clones and transactions are changed"
+                ),
             ));
         }
     };
-    let id = id.map(|id| id.to_string());
     let mut words = vec![&b"RMTREE"[..], place.rest.as_os_str().as_bytes()];
-    words.extend(id.iter().flat_map(|id| [&b"TXN"[..], id.as_bytes()]));
+    words.extend(whose.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
     let reply = mounted.call(&words).map_err(|failure| Failure {
         message: format!("cannot remove {shown}: {}", failure.message),
         ..failure

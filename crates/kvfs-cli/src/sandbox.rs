@@ -336,10 +336,13 @@ fn places(
     let ours = all.iter().filter(|m| {
         Some(&m.device) == device && top(&m.mount_point).is_some_and(|top| top.device == m.device)
     });
-    // The clone itself is no mount.
-    let unmounted = matches!(of, View::Clone(_)).then(|| (view.to_owned(), main.to_owned()));
-    let mounted =
-        ours.filter_map(|m| Some((view.join(place::directory_of(of, m)?), m.mount_point.clone())));
+    let mounted: Vec<_> = ours
+        .filter_map(|m| Some((view.join(place::directory_of(of, m)?), m.mount_point.clone())))
+        .collect();
+    // A clone is no mount by itself, but where it is mounted alone.
+    let is_mount = mounted.iter().any(|(_, place)| place == main);
+    let unmounted = matches!(of, View::Clone(_)) && !is_mount;
+    let unmounted = unmounted.then(|| (view.to_owned(), main.to_owned()));
     Ok(unmounted.into_iter().chain(mounted).collect())
 }
 

@@ -116,7 +116,9 @@ impl Service {
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
         let metrics = or_without(metrics.transpose(), needed)?;
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
-        let adapter = FuseAdapter::new(views.clone()).open_views(options.open_views);
+        let adapter = FuseAdapter::new(views.clone())
+            .open_views(options.open_views)
+            .of_clone_alone(options.clone.clone());
         let adapter = Arc::new(match mounting {
             Mounting::On(_) | Mounting::Kept(..) => adapter,
             Mounting::Again(_) => adapter.of_mount_in_use(options.policy.write_back),

@@ -117,7 +117,7 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
     let Some(place) = place::of_target(target)? else { return Ok((target.into(), of.into())) };
     match &place.view {
         View::Mainline => Ok((target.into(), of.into())),
-        View::Clone(name) if !place.bound && (of.is_empty() || of == name) => {
+        View::Clone(name) if of.is_empty() || of == name => {
             Ok((place.mount.mount_point, name.clone()))
         }
         view => {
@@ -125,13 +125,9 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
                 "a snapshot is made of the store or of a clone, and {} leads into {view}",
                 target.display()
             );
-            let hint = match view {
-                View::Clone(name) if place.bound => format!(
-                    "mount the whole store, or unmount it and give its file, with --of {}",
-                    show(name.as_bytes())
-                ),
-                _ if place.bound => "do it from outside".into(),
-                _ => {
+            let hint = match place.bound {
+                true => "do it from outside".into(),
+                false => {
                     format!(
                         "give the directory of the mount ({})",
                         place.mount.mount_point.display()
@@ -140,6 +136,26 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
             };
             Err(Failure::new(Exit::Usage, what).hint(hint))
         }
+    }
+}
+
+/// Fails where a path shows another branch than a snapshot is of. A path that shows the store has
+/// every snapshot.
+fn must_show_what_it_is_of(
+    target: &Path,
+    snapshot: &str,
+    refused: impl FnOnce(&View) -> Failure,
+) -> Outcome {
+    let Some(place) = place::of_target(target)? else { return Ok(()) };
+    let clone = match &place.view {
+        View::Mainline => return Ok(()),
+        View::Clone(clone) => clone,
+        view => return Err(refused(view)),
+    };
+    let of = all(target)?.into_iter().find(|info| info["name"] == snapshot);
+    match of.is_none_or(|info| info["clone"] == clone.as_str()) {
+        true => Ok(()),
+        false => Err(refused(&place.view)),
     }
 }
 
@@ -183,16 +199,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             output.print("", json!({"dropped": name}))
         }
         Action::Rollback { target, name } => {
-            if let Some(place) =
-                place::of_target(target)?.filter(|place| place.view != View::Mainline)
-            {
-                let what = format!(
-                    "{} shows {}, which would end with the rollback",
-                    target.display(),
-                    place.view
-                );
-                return Err(Failure::new(Exit::Usage, what).hint("do it from outside"));
-            }
+            must_show_what_it_is_of(target, name, |view| {
+                let what =
+                    format!("{} shows {view}, which would end with the rollback", target.display());
+                Failure::new(Exit::Usage, what).hint("do it from outside")
+            })?;
             with(target, true, &["SNAPSHOT", "ROLLBACK", name])?;
             output.print("", json!({"rolled_back_to": name}))
         }
@@ -342,14 +353,13 @@ pub fn between(target: &Path, before: &str, after: Option<&str>) -> Outcome<Chan
 
 pub fn diff(args: DiffArgs, output: &Output) -> Outcome {
     let mut connection = Connection::open(&args.target, false)?;
-    if args.after.is_none()
-        && let Some(place) =
-            place::of_target(&args.target)?.filter(|place| place.view != View::Mainline)
-    {
-        let what =
-            format!("{} shows {}, not the store as it is now", args.target.display(), place.view);
-        return Err(Failure::new(Exit::Usage, what)
-            .hint("`kvfs txn diff` shows what a transaction would change"));
+    if args.after.is_none() {
+        must_show_what_it_is_of(&args.target, &args.before, |view| {
+            let what =
+                format!("{} shows {view}, not the store as it is now", args.target.display());
+            Failure::new(Exit::Usage, what)
+                .hint("`kvfs txn diff` shows what a transaction would change")
+        })?;
     }
     let (after, wanted) = (args.after.as_deref(), args.detail.wanted());
     let changes = difference(&mut connection, &args.target, &args.before, after, wanted);

@@ -148,8 +148,8 @@ impl Transactions for OverFiles {
         self.0.sync_all().map_err(of_store)
     }
 
-    fn clone_tree(&self, id: Option<TransactionId>, from: &[u8], to: &[u8]) -> Result<Cloned> {
-        let view = id.map_or(ViewId::Mainline, ViewId::Transaction);
+    fn clone_tree(&self, whose: Whose, from: &[u8], to: &[u8]) -> Result<Cloned> {
+        let view = view(whose);
         let stats = match earlier(from)? {
             Some((state, from)) => self.0.clone_earlier(&view, &state, from, to),
             None => self.0.clone_tree(&view, from, to),
@@ -176,16 +176,19 @@ impl Transactions for OverFiles {
         Ok(Cloned { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 
-    fn import(
-        &self,
-        id: Option<TransactionId>,
-        to: &[u8],
-        user: Option<u32>,
-    ) -> Result<Box<dyn Importing>> {
-        let (id, own) = match id {
-            Some(id) => (id, false),
-            None => {
+    fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
+        let (id, own) = match view(whose) {
+            ViewId::Transaction(id) => (id, false),
+            ViewId::Snapshot(_) => {
+                return Err(of_store(kvfs::Error::ReadOnly));
+            }
+            branch @ (ViewId::Mainline | ViewId::Clone(_)) => {
+                let branch = match branch {
+                    ViewId::Clone(name) => name,
+                    _ => String::new(),
+                };
                 let options = TransactionOptions {
+                    branch,
                     label: "import".into(),
                     idle_limit: Some(IDLE_IMPORT),
                     undoable: true,
@@ -239,9 +242,8 @@ impl Transactions for OverFiles {
         }
     }
 
-    fn remove_tree(&self, id: Option<TransactionId>, path: &[u8]) -> Result<Removed> {
-        let view = id.map_or(ViewId::Mainline, ViewId::Transaction);
-        let stats = self.0.remove_tree(&view, path).map_err(of_store)?;
+    fn remove_tree(&self, whose: Whose, path: &[u8]) -> Result<Removed> {
+        let stats = self.0.remove_tree(&view(whose), path).map_err(of_store)?;
         Ok(Removed { directories: stats.directories, files: stats.files, bytes: stats.bytes })
     }
 }

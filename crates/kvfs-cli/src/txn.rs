@@ -173,14 +173,21 @@ fn rebase(mut mounted: Mounted, id: u64, choices: &Choices, output: &Output) -> 
     }
 }
 
+/// Returns whether a transaction is of the branch that the path leads to.
+fn is_of(mounted: &mut Mounted, id: u64) -> bool {
+    mounted.view_beneath(id).is_ok_and(|view| view == mounted.view)
+}
+
 /// The store, and the transaction that is meant.
 fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
-    let mounted = Mounted::find_view(mount)?;
-    let by_path = match &mounted.view {
+    let mut mounted = Mounted::find_view(mount)?;
+    let by_path = match mounted.view.clone() {
         View::Mainline => None,
+        // If it is one of the clone.
+        View::Clone(_) if id.is_some_and(|id| is_of(&mut mounted, id)) => None,
         // The number that is given may be of another one, where the path does not name this one.
         View::Transaction(_) if id.is_some() && mounted.bound => None,
-        View::Transaction(this) if id.is_none_or(|id| id == *this) => Some(*this),
+        View::Transaction(this) if id.is_none_or(|id| id == this) => Some(this),
         view => {
             let what = format!("{} leads into {view}, which is another one", mount.display());
             return Err(Failure::new(Exit::Usage, what).hint(format!(

@@ -131,6 +131,46 @@ fn its_commits_are_listed_and_undone_in_the_clone() {
 }
 
 #[test]
+fn files_are_imported_copied_restored_and_removed_there_as_in_the_store() {
+    let Some((mount, clone)) = cloned() else { return };
+    let source = mount.root().with_file_name("source");
+    fs::create_dir(&source).expect("mkdir");
+    fs::write(source.join("a"), "a").expect("write");
+    succeeds(kvfs(&["import"]).arg(clone.join("in")).arg(&source));
+    assert_eq!(read(clone.join("in/a")).as_deref(), Some("a"));
+    assert!(succeeds(kvfs(&["history"]).arg(&clone)).contains("import"));
+    succeeds(kvfs(&["clone-tree"]).arg(clone.join("in")).arg(clone.join("copy")));
+    assert_eq!(read(clone.join("copy/a")).as_deref(), Some("a"));
+    let said = ends(kvfs(&["clone-tree"]).arg(clone.join("in")).arg(mount.path("copy"))).2;
+    assert!(said.contains("both must lie in one view"), "{said}");
+    succeeds(kvfs(&["rm", "-r"]).arg(clone.join("in")));
+    assert!(!clone.join("in").exists() && clone.join("copy/a").exists());
+    assert!(ends(kvfs(&["rm", "-r"]).arg(&clone)).2.contains("kvfs clone drop"));
+    fs::write(clone.join("file"), "changed").expect("write");
+    fs::write(mount.path("file"), "in the store").expect("write");
+    succeeds(kvfs(&["restore"]).arg(&clone).arg("origin").arg(clone.join("file")));
+    assert_eq!(read(clone.join("file")).as_deref(), Some("base"));
+    succeeds(kvfs(&["undo"]).arg(&clone));
+    assert_eq!(read(clone.join("file")).as_deref(), Some("changed"));
+    // Nothing of it has reached the store.
+    assert_eq!(read(mount.path("file")).as_deref(), Some("in the store"));
+    let there = ["in", "copy"].map(|name| mount.path(name).exists());
+    assert_eq!(there, [false, false]);
+}
+
+#[test]
+fn a_long_value_is_put_there_in_one_transaction() {
+    let Some((mount, clone)) = cloned() else { return };
+    let long = mount.root().with_file_name("long");
+    fs::write(&long, vec![b'7'; 9 << 20]).expect("write");
+    let input = fs::File::open(&long).expect("opened");
+    succeeds(kvfs(&["kv", "put"]).arg(&clone).arg("key").stdin(input));
+    let value = kvfs(&["kv", "get"]).arg(&clone).arg("key").output().expect("it runs").stdout;
+    assert!(value.len() >= 9 << 20, "{} bytes", value.len());
+    assert_ne!(ends(kvfs(&["kv", "get"]).arg(mount.root()).arg("key")).0, Some(0));
+}
+
+#[test]
 fn a_clone_that_is_dropped_ends_what_is_open_in_it() {
     let Some((mount, clone)) = cloned() else { return };
     let id = succeeds(kvfs(&["txn", "begin", "--durable"]).arg(&clone)).trim().to_string();

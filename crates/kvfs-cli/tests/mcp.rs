@@ -571,6 +571,8 @@ fn what_a_command_says_at_the_socket_ends_no_transaction_and_writes_nothing_outs
     let file = mount.root().with_file_name("raw.py");
     fs::write(&file, RAW).expect("written");
     let commit = format!("TXN COMMIT {id}");
+    let other = succeeds(Command::new(kvfs).args(["txn", "begin"]).arg(mount.root()));
+    let several = format!("CLONETREE /.kvfs/beneath/a /a /.kvfs/beneath/b /b TXN {}", other.trim());
     let words = [
         "SET outside 1",
         &commit,
@@ -581,6 +583,9 @@ fn what_a_command_says_at_the_socket_ends_no_transaction_and_writes_nothing_outs
         "GET outside",
         &format!("TXN JOIN {id}"),
         "SET inside 1",
+        &several,
+        "CLONETREE /a /b CLONE c",
+        "RMTREE /file CLONE c",
     ];
     let words = words.map(|word| format!("'{word}'")).join(" ");
     let raw = format!("python3 {} {words}", file.display());
@@ -590,7 +595,7 @@ fn what_a_command_says_at_the_socket_ends_no_transaction_and_writes_nothing_outs
     );
     for command in [raw, away] {
         let said = run(&mut client, &command);
-        assert_eq!(said.matches("-SEALED").count(), 6, "{said}");
+        assert_eq!(said.matches("-SEALED").count(), 9, "{said}");
         assert_eq!(said.matches("+OK").count(), 2, "{said}");
     }
     assert!(!mount.path("file").exists());

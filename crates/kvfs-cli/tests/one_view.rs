@@ -73,28 +73,105 @@ fn a_clone_is_mounted_by_itself_and_keeps_what_is_written() {
     assert_eq!(fs::read_to_string(p.mnt().join(".kvfs/clone/trial/2")).expect("read"), "2");
 }
 
+fn on(words: &[&str]) -> std::process::Command {
+    let mut command = kvfs(words);
+    command.stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
+    command
+}
+
+/// `kvfs run OPTIONS TARGET -- sh -c SCRIPT`, in which `kvfs` is the program under test.
+fn run(p: &Place, options: &[&str], script: &str) -> std::process::Command {
+    let mut command = on(&["run"]);
+    command.args(options).arg(p.mnt()).args(["--", "sh", "-ec", script]);
+    let directory = std::path::Path::new(env!("CARGO_BIN_EXE_kvfs")).parent().expect("a parent");
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", directory.display()));
+    command
+}
+
+fn names(directory: &std::path::Path) -> Vec<String> {
+    let name = |e: std::io::Result<fs::DirEntry>| e.expect("read").file_name();
+    let listed = fs::read_dir(directory).expect("listed").map(name);
+    let mut all: Vec<String> = listed.map(|n| n.into_string().expect("UTF-8")).collect();
+    all.sort();
+    all
+}
+
 #[test]
-fn a_clone_that_is_mounted_alone_says_where_its_snapshots_and_transactions_are_made() {
+fn programs_run_in_transactions_of_a_clone_that_is_mounted_alone() {
     let Some(p) = prepared() else { return };
     succeeds(&mut mount(&p, "clone=trial"));
-    let on = |words: &[&str]| {
-        let mut command = kvfs(words);
-        command.stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
-        command
-    };
-    let said = fails(125, on(&["run"]).arg(p.mnt()).args(["--", "true"]));
-    let why = "shows one clone or snapshot alone (-o clone=, snapshot=), and no views";
-    assert!(said.contains(why) && said.contains("where the whole store is mounted"), "{said}");
-    fs::write(p.mnt().join("dir/file"), "tried").expect("write");
-    let said = fails(2, on(&["snapshot", "create"]).arg(p.mnt()).arg("tried"));
-    assert!(said.contains("unmount it and give its file, with --of trial"), "{said}");
+    let file = || fs::read_to_string(p.mnt().join("dir/file")).expect("read");
+    let here = fs::canonicalize(p.mnt()).expect("a path").display().to_string();
+    let script = "cd \"$KVFS_MOUNT\"; pwd; echo in > dir/file; kvfs kv put . key value";
+    assert!(!run(&p, &[], &format!("{script}; exit 3")).status().expect("runs").success());
+    assert_eq!(file(), "then");
+    assert_eq!(succeeds(&mut run(&p, &[], script)).trim(), here);
+    assert_eq!(file(), "in\n");
+    assert_eq!(succeeds(on(&["kv", "get"]).arg(p.mnt()).arg("key")).trim(), "value");
+    // One within another, of which nothing is seen until the outer one commits.
+    let inner = "cd \"$KVFS_MOUNT\"; kvfs run . -- sh -c 'echo inner > dir/file'
+                 test \"$(cat dir/file)\" = inner; exit 7";
+    assert_eq!(run(&p, &[], inner).status().expect("runs").code(), Some(7));
+    assert_eq!(file(), "in\n");
+    assert_eq!(run(&p, &["--commit"], inner).status().expect("runs").code(), Some(7));
+    assert_eq!(file(), "inner\n");
+    // What has been committed is listed, shown and undone.
+    assert!(succeeds(on(&["history"]).arg(p.mnt())).contains("sh -ec"));
+    succeeds(on(&["undo"]).arg(p.mnt()));
+    assert_eq!(file(), "in\n");
     succeeds(&mut p.umount());
-    succeeds(on(&["snapshot", "create"]).arg(p.store()).args(["tried", "--of", "trial"]));
     p.mounted();
-    let shown = p.mnt().join(".kvfs/snapshot/tried/dir/file");
-    assert_eq!(fs::read_to_string(shown).expect("read"), "tried");
+    assert_eq!(file(), "now");
+    assert_eq!(fs::read_to_string(p.mnt().join(".kvfs/clone/trial/dir/file")).unwrap(), "in\n");
+}
+
+#[test]
+fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
+    let Some(p) = prepared() else { return };
+    succeeds(&mut mount(&p, "clone=trial"));
+    let kvfs_directory = p.mnt().join(".kvfs");
+    assert!(!names(&p.mnt()).contains(&".kvfs".into()));
+    assert_eq!(names(&kvfs_directory), ["snapshot", "txn"]);
+    let of_store = p.ask(&["TXN", "BEGIN"]);
+    let id = succeeds(on(&["txn", "begin"]).arg(p.mnt())).trim().to_string();
+    assert_eq!(names(&kvfs_directory.join("txn")), [id.clone()]);
+    assert!(!kvfs_directory.join("txn").join(&of_store).exists(), "{of_store}");
+    assert!(!kvfs_directory.join("user/0").join(&of_store).exists());
+    assert!(!kvfs_directory.join("clone").exists());
+    let view = kvfs_directory.join("txn").join(&id);
+    fs::write(view.join("dir/file"), "mine").expect("write");
+    let up = |path: &str| fs::metadata(view.join(path)).expect("there").ino();
+    assert_eq!(up("dir/.."), up("."));
+    let diff = succeeds(on(&["txn", "diff"]).arg(p.mnt()).arg(&id));
+    assert!(diff.contains("M  dir/file"), "{diff}");
+    succeeds(on(&["txn", "commit"]).arg(p.mnt()).arg(&id));
+    assert_eq!(fs::read_to_string(p.mnt().join("dir/file")).expect("read"), "mine");
+    assert!(!view.exists());
+    assert_eq!(names(&kvfs_directory.join("txn")), [""; 0]);
+    // Snapshots are of the clone.
+    succeeds(on(&["snapshot", "create"]).arg(p.mnt()).arg("tried"));
+    assert_eq!(names(&kvfs_directory.join("snapshot")), ["tried"]);
+    assert!(!kvfs_directory.join("snapshot/monday").exists());
+    fs::write(p.mnt().join("dir/file"), "later").expect("write");
+    fs::write(p.mnt().join("new"), "").expect("write");
+    let shown = kvfs_directory.join("snapshot/tried/dir/file");
+    assert_eq!(fs::read_to_string(shown).expect("read"), "mine");
+    let diff = succeeds(on(&["diff"]).arg(p.mnt()).arg("tried"));
+    assert!(diff.contains("M  dir/file") && diff.contains("A  new"), "{diff}");
     let list = succeeds(on(&["snapshot", "list"]).arg(p.mnt()));
     assert!(list.contains("tried  of clone trial"), "{list}");
+    succeeds(on(&["restore"]).arg(p.mnt()).arg("tried").arg(p.mnt().join("dir/file")));
+    assert_eq!(fs::read_to_string(p.mnt().join("dir/file")).expect("read"), "mine");
+    assert!(p.mnt().join("new").exists());
+    // The store's own would not be shown here.
+    for words in [["diff", ""], ["snapshot", "rollback"]] {
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        let said = fails(2, on(&words).arg(p.mnt()).arg("monday"));
+        assert!(said.contains("shows clone trial"), "{said}");
+    }
+    succeeds(on(&["snapshot", "rollback"]).arg(p.mnt()).arg("tried"));
+    assert!(!p.mnt().join("new").exists());
 }
 
 /// The attributes that programs which make backups compare, to read only what has changed.

@@ -20,6 +20,10 @@
 //! program to which that view is shown in place of the store finds it, and nothing else of the
 //! store. In the store's own root `.kvfs/txn/18` is a link that leads there.
 //!
+//! **A mount of one clone alone.** Its root is the clone's, above which nothing is reached. So the
+//! clone's root has a control directory there, with the transactions and the snapshots of this
+//! clone; what lies in it is the same as in the one of the store's root elsewhere.
+//!
 //! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed
 //! over everything (`quiesce_barrier`).
 //!
@@ -43,6 +47,8 @@ pub(crate) const CLONES: Ino = 4;
 pub(crate) const BARRIER: Ino = 5;
 /// Where the transactions of each user are; not listed.
 pub(crate) const USERS: Ino = 6;
+/// The control directory in the root of the clone that a mount shows alone.
+pub(crate) const TOP_ALONE: Ino = 7;
 /// The directory of a user, with the user's number.
 const HOME: Ino = 1 << 40;
 /// The name of a transaction, with its number.
@@ -119,21 +125,25 @@ pub(crate) fn target(chain: &[TransactionId], user: u32) -> String {
 }
 
 /// The path from the root of the file system to what lies at `path` in a view. Of a transaction:
-/// `user`: whose it is; `chain`: those that it is within, and itself.
+/// `user`: whose it is; `chain`: those that it is within, and itself. `alone`: the clone that the
+/// mount shows alone.
 pub(crate) fn path_in(
     view: &ViewId,
     user: Option<u32>,
     chain: &[TransactionId],
     path: &[u8],
+    alone: Option<&str>,
 ) -> PathBuf {
+    let clone = |name: &str| Path::new(".kvfs/clone").join(name);
+    let root = alone.map(clone).unwrap_or_default();
     let above = match view {
         ViewId::Mainline => PathBuf::new(),
         ViewId::Transaction(_) => {
             let user = user.unwrap_or_else(own_user);
-            PathBuf::from(format!(".kvfs/{USERS_NAME}/{user}/{}", way(chain)))
+            root.join(format!(".kvfs/{USERS_NAME}/{user}/{}", way(chain)))
         }
-        ViewId::Snapshot(name) => Path::new(".kvfs/snapshot").join(name),
-        ViewId::Clone(name) => Path::new(".kvfs/clone").join(name),
+        ViewId::Snapshot(name) => root.join(".kvfs/snapshot").join(name),
+        ViewId::Clone(name) => clone(name),
     };
     above.join(OsStr::from_bytes(path))
 }
@@ -167,7 +177,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     };
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     match ino {
-        TOP | TRANSACTIONS | USERS => Some(directory),
+        TOP | TOP_ALONE | TRANSACTIONS | USERS => Some(directory),
         SNAPSHOTS | CLONES => Some(Attr { perm, uid, gid, ..directory }),
         BARRIER => Some(Attr {
             kind: FileKind::File,
@@ -259,8 +269,10 @@ mod tests {
     fn one_within_another_lies_in_that_ones_view() {
         let chain = [3, 17, 18].map(TransactionId);
         let view = ViewId::Transaction(chain[2]);
-        let path = path_in(&view, Some(7), &chain, b"a/b");
+        let path = path_in(&view, Some(7), &chain, b"a/b", None);
         assert_eq!(path, Path::new(".kvfs/user/7/3/.kvfs/txn/17/.kvfs/txn/18/a/b"));
+        let alone = path_in(&view, Some(7), &chain, b"a/b", Some("c"));
+        assert_eq!(alone, Path::new(".kvfs/clone/c").join(path));
         assert_eq!(target(&chain, 7), "../user/7/3/.kvfs/txn/17/.kvfs/txn/18");
         let dirs: Vec<Ino> = places(&view, Some(7), &chain).into_iter().map(|p| p.0).collect();
         assert_eq!(dirs, [TRANSACTIONS, within(chain[1]).unwrap()]);
@@ -282,7 +294,7 @@ mod tests {
             assert_eq!((topped(in_it), around(in_it), user_of(in_it)), (None, Some(id), None));
         }
         assert_eq!(link(TransactionId(HOME)), None);
-        assert!((TOP..=USERS).all(|ino| user_of(ino).is_none() && linked(ino).is_none()));
+        assert!((TOP..=TOP_ALONE).all(|ino| user_of(ino).is_none() && linked(ino).is_none()));
         assert!(
             [&b"01"[..], b"", b"-1", b"x", b"4294967296"]
                 .iter()

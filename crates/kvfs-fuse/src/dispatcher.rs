@@ -401,7 +401,7 @@ impl<H: Handler> Dispatcher<H> {
                 self.readdir(request == Request::ReadDirPlus, node, f, reply)
             }
             Request::StatFs => {
-                reply.answer.statfs_out(&h.statfs()?);
+                reply.answer.statfs_out(&h.statfs(node)?);
                 Ok(Outcome::Answer)
             }
             Request::GetXattr | Request::ListXattr | Request::SetXattr | Request::RemoveXattr

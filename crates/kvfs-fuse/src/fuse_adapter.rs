@@ -37,6 +37,8 @@ pub struct FuseAdapter {
     /// from the first request on.
     in_use: Option<bool>,
     open_views: bool,
+    /// The clone that the mount shows alone.
+    alone: Option<String>,
     kernel_has_labels: bool,
 }
 
@@ -127,6 +129,7 @@ impl FuseAdapter {
             recall: OnceLock::new(),
             in_use: None,
             open_views: false,
+            alone: None,
             kernel_has_labels: security_labels::kernel_has_labels(),
         }
     }
@@ -237,6 +240,20 @@ impl FuseAdapter {
         self
     }
 
+    /// For a mount whose root is that of a clone ([`crate::MountOptions::root`]): transactions and
+    /// snapshots of the clone lie in that root, and those of others nowhere.
+    #[must_use]
+    pub fn of_clone_alone(mut self, name: Option<String>) -> FuseAdapter {
+        self.alone = name;
+        self
+    }
+
+    /// The path from the root of the file system to what lies at `path` in a view.
+    pub(crate) fn path_in(&self, view: &kvfs::ViewId, fs: &Fs, path: &[u8]) -> std::path::PathBuf {
+        let (user, chain) = (fs.user(), fs.transactions());
+        control_directory::path_in(view, user, &chain, path, self.alone.as_deref())
+    }
+
     /// For a mount that another one has served before ([`crate::take_over`]), with what its policy
     /// says of writes. A [`crate::KernelNotifier`] is to follow.
     #[must_use]
@@ -294,15 +311,16 @@ fn answer_to_late_times(node: NodeId, changes: &SetAttr) -> Option<NodeAttr> {
 impl Handler for FuseAdapter {
     fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>> {
         match self.at(parent)? {
-            At::View(view, ROOT)
-                if name == control_directory::NAME && view.control_directory().is_some() =>
-            {
-                self.control_attr(view.control_directory().ok_or(STALE)?).map(Some)
+            At::View(view, ino) => {
+                let is_top = ino == ROOT && name == control_directory::NAME;
+                if let Some(top) = is_top.then(|| self.control_in(&view)).flatten() {
+                    return self.control_attr(top).map(Some);
+                }
+                match view.lookup(ino, name) {
+                    Err(kvfs::Error::NotFound) => Ok(None),
+                    attr => view.shown(attr).map(Some),
+                }
             }
-            At::View(view, ino) => match view.lookup(ino, name) {
-                Err(kvfs::Error::NotFound) => Ok(None),
-                attr => view.shown(attr).map(Some),
-            },
             // An error, for the kernel remembers what is merely absent.
             At::Control(dir) => self.find_control(dir, name).map(Some),
         }
@@ -567,8 +585,13 @@ impl Handler for FuseAdapter {
         let (view, ino) = self.inode(node)?;
         view.removexattr(ino, name).map_err(errno)
     }
-    fn statfs(&self) -> Reply<StatFs> {
-        self.mainline.statfs().map_err(errno)
+    fn statfs(&self, node: NodeId) -> Reply<StatFs> {
+        // A transaction may have less room than the store.
+        let seen = match self.at(node) {
+            Ok(At::View(view, _)) => view.statfs(),
+            Ok(At::Control(_)) | Err(_) => self.mainline.statfs(),
+        };
+        seen.map_err(errno)
     }
     fn fallocate(
         &self,

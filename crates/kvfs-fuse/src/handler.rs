@@ -206,8 +206,8 @@ pub trait Handler: Send + Sync + 'static {
     ) -> Reply<()>;
     /// Removes an extended attribute.
     fn removexattr(&self, node: NodeId, name: &[u8], caller: Caller) -> Reply<()>;
-    /// The size and free space of the file system.
-    fn statfs(&self) -> Reply<StatFs>;
+    /// The size and free space of the file system, as they are where an inode lies.
+    fn statfs(&self, node: NodeId) -> Reply<StatFs>;
     /// What fallocate(2) does.
     fn fallocate(
         &self,

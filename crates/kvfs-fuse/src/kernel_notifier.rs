@@ -301,7 +301,7 @@ impl Watcher for KernelNotifier {
         path: &[u8],
     ) -> Result<(), String> {
         // Tearing a name out would tear out mounts below it as well.
-        let path = control_directory::path_in(view, fs.user(), &fs.transactions(), path);
+        let path = self.adapter.path_in(view, fs, path);
         match self.mount_root.mounted_below(&path) {
             Ok(None) => {}
             Ok(Some(mount)) => {

@@ -4,10 +4,11 @@
 
 use kvdb::TransactionId;
 
-use super::{Command, is};
+use super::{Command, is, tree};
 use crate::failure::{Failure, Outcome};
 use crate::request::{Arguments, integer};
 use crate::session::Session;
+use crate::transactions::Whose;
 
 /// Of commands that do not write, or not in every form, what is allowed.
 const FORMS: [(&str, &[&str]); 17] = [
@@ -108,18 +109,12 @@ pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
     if !command.writes || command.name == "exec" {
         return Ok(());
     }
-    // `IMPORT BEGIN`, `CLONETREE` and `RMTREE` may name one; others go on with what was begun.
-    let named = match command.name {
-        "import" if is(args.at(1), "begin") => Some(3),
-        "import" => return Ok(()),
-        "clonetree" => Some(3),
-        "rmtree" => Some(2),
-        _ => None,
-    };
-    let named = named.filter(|&at| args.get(at).is_some_and(|word| is(word, "txn")));
-    let id = match named.and_then(|at| args.get(at + 1)) {
-        Some(id) => integer(id).and_then(|id| u64::try_from(id).ok()).map(TransactionId),
-        None => s.joined.as_ref().map(|(transaction, _)| transaction.id()),
+    let id = match (tree::changed_by(s, command.name, &args), command.name) {
+        (Some(Ok(Whose::Transaction(id))), _) => Some(id),
+        (Some(_), _) => None,
+        // It goes on with what was begun.
+        (None, "import") => return Ok(()),
+        (None, _) => s.joined.as_ref().map(|(transaction, _)| transaction.id()),
     };
     if id.is_some_and(allowed) { Ok(()) } else { Err(SEALED) }
 }

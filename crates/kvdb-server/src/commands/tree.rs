@@ -4,27 +4,53 @@
 use kvdb::TransactionId;
 
 use super::is;
+use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::transactions::{Walking, Whose};
 
-/// The transaction that a command is for: `TXN id` from argument `at` on, or else the joined one.
-fn transaction(
-    s: &Session,
-    args: &Arguments<'_>,
-    at: usize,
-) -> Result<Option<TransactionId>, Failure> {
+/// Whose files a command is about: `TXN id`, `CLONE name` or `SNAPSHOT name` from argument `at` on,
+/// or else those of what the connection uses.
+fn whose(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Whose, Failure> {
+    let name = || {
+        let named = String::from_utf8(args.at(at + 1).to_vec());
+        named.map_err(|_| Failure::request("a name is UTF-8 text"))
+    };
     match (args.len() - at, args.get(at)) {
-        (0, _) => Ok(s.joined.as_ref().map(|(transaction, _)| transaction.id())),
+        (0, _) => Ok(match (&s.joined, &s.place) {
+            (Some((transaction, _)), _) => Whose::Transaction(transaction.id()),
+            (None, Place::Clone(name)) => Whose::Clone(name.clone()),
+            (None, Place::Store | Place::Snapshot(..)) => Whose::Store,
+        }),
         (2, Some(word)) if is(word, "txn") => {
             let id = integer(args.at(at + 1))
                 .and_then(|id| u64::try_from(id).ok())
                 .ok_or(Failure::NOT_AN_INTEGER)?;
-            Ok(Some(TransactionId(id)))
+            Ok(Whose::Transaction(TransactionId(id)))
         }
+        (2, Some(word)) if is(word, "clone") => Ok(Whose::Clone(name()?)),
+        (2, Some(word)) if is(word, "snapshot") => Ok(Whose::Snapshot(name()?)),
         _ => Err(Failure::SYNTAX),
+    }
+}
+
+/// Where the places of `CLONETREE` end.
+fn end_of_places(args: &Arguments<'_>) -> usize {
+    let last = args.len().saturating_sub(2);
+    let named = last > 1 && ["txn", "clone"].iter().any(|word| is(args.at(last), word));
+    if named { last } else { args.len() }
+}
+
+/// Whose files a command of this module changes; `None`: it is another one, or goes on with what
+/// was begun.
+pub fn changed_by(s: &Session, name: &str, args: &Arguments<'_>) -> Option<Result<Whose, Failure>> {
+    match name {
+        "import" if is(args.at(1), "begin") => Some(whose(s, args, 3)),
+        "clonetree" => Some(whose(s, args, end_of_places(args))),
+        "rmtree" => Some(whose(s, args, 2)),
+        _ => None,
     }
 }
 
@@ -38,41 +64,39 @@ fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `CLONETREE from to [from to ...] [TXN id]`, by paths from the root of the file system, in the
-/// transaction of that number, or the joined one, or the mainline. Several trees come from one
-/// earlier state into a transaction. Names and numbers in turn: what was copied.
+/// `CLONETREE from to [from to ...] [TXN id | CLONE name]`, by paths from the root of the file
+/// system, in that transaction or clone, or in what the connection uses. Several trees come from
+/// one earlier state into a transaction. Names and numbers in turn: what was copied.
 pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     if args.len().is_multiple_of(2) {
         return Err(Failure::SYNTAX);
     }
-    let last = args.len() - 2;
-    let named = last > 1 && is(args.at(last), "txn");
-    let end = if named { last } else { args.len() };
-    let id = transaction(s, &args, end)?;
+    let end = end_of_places(&args);
+    let whose = whose(s, &args, end)?;
     let places: Vec<(&[u8], &[u8])> =
         (1..end).step_by(2).map(|at| (args.at(at), args.at(at + 1))).collect();
-    let made = match (&places[..], id) {
-        ([(from, to)], _) => s.shared.transactions.clone_tree(id, from, to)?,
-        (_, Some(id)) => s.shared.transactions.clone_trees(id, &places)?,
-        (_, None) => return Err(Failure::request("several trees are copied in a transaction")),
+    let made = match (&places[..], whose) {
+        ([(from, to)], whose) => s.shared.transactions.clone_tree(whose, from, to)?,
+        (_, Whose::Transaction(id)) => s.shared.transactions.clone_trees(id, &places)?,
+        _ => return Err(Failure::request("several trees are copied in a transaction")),
     };
     counted(&[("directories", made.directories), ("files", made.files), ("bytes", made.bytes)], out)
 }
 
-/// `RMTREE path [TXN id]`: the same for removing. What was removed.
+/// `RMTREE path [TXN id | CLONE name]`: the same for removing. What was removed.
 pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    let id = transaction(s, &args, 2)?;
-    let gone = s.shared.transactions.remove_tree(id, args.at(1))?;
+    let whose = whose(s, &args, 2)?;
+    let gone = s.shared.transactions.remove_tree(whose, args.at(1))?;
     counted(&[("directories", gone.directories), ("files", gone.files), ("bytes", gone.bytes)], out)
 }
 
-pub const IMPORT_USAGE: &str = "BEGIN path [TXN id] | ADD entries | END | DROP";
+pub const IMPORT_USAGE: &str = "BEGIN path [TXN id | CLONE name] | ADD entries | END | DROP";
 
-/// `IMPORT BEGIN path [TXN id]`, then `IMPORT ADD entries` any number of times, then `IMPORT END`:
-/// files for the directory at a path, in the form that `kvfs import` sends. `IMPORT DROP`, an
-/// error, or the end of the connection gives up.
+/// `IMPORT BEGIN path [TXN id | CLONE name]`, then `IMPORT ADD entries` any number of times, then
+/// `IMPORT END`: files for the directory at a path, in the form that `kvfs import` sends. `IMPORT
+/// DROP`, an error, or the end of the connection gives up.
 pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let none = || {
@@ -87,8 +111,8 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                     "an import is under way on this connection: IMPORT END or IMPORT DROP",
                 ));
             }
-            let id = transaction(s, &args, 3)?;
-            s.importing = Some(s.shared.transactions.import(id, args.at(2), s.user)?);
+            let whose = whose(s, &args, 3)?;
+            s.importing = Some(s.shared.transactions.import(whose, args.at(2), s.user)?);
         }
         (c, 3) if is(c, "add") => {
             let mut importing = s.importing.take().ok_or_else(none)?;
@@ -129,15 +153,7 @@ fn pieces(s: &mut Session, args: Arguments<'_>, out: &mut Output, begin: Begin) 
     let none = || Failure::request("there is none under way: BEGIN");
     match (args.at(1), args.len()) {
         (c, 3 | 5) if is(c, "begin") => {
-            let name = || {
-                String::from_utf8(args.at(4).to_vec())
-                    .map_err(|_| Failure::request("a name is UTF-8 text"))
-            };
-            let whose = match args.get(3) {
-                Some(word) if is(word, "snapshot") => Whose::Snapshot(name()?),
-                Some(word) if is(word, "clone") => Whose::Clone(name()?),
-                _ => transaction(s, &args, 3)?.map_or(Whose::Store, Whose::Transaction),
-            };
+            let whose = whose(s, &args, 3)?;
             // The state of the one before is let go first.
             s.walking = None;
             s.walking = Some(begin(s, whose, args.at(2))?);

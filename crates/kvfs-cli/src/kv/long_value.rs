@@ -4,13 +4,11 @@
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use kvdb_server::{Limits, Reply};
 
 use super::Connection;
-use crate::output::{Exit, Failure, Outcome};
-use crate::place::{self, View};
+use crate::output::{Failure, Outcome};
 
 /// A value that is to be put.
 #[derive(Default)]
@@ -48,7 +46,6 @@ impl NewValue {
 /// Sets a key; `false`: it exists, and was to be new.
 pub fn put(
     connection: &mut Connection,
-    target: &Path,
     key: &[u8],
     value: &mut NewValue,
     new: bool,
@@ -59,11 +56,6 @@ pub fn put(
     words.extend(new.then_some(b"NX".as_slice()));
     if next.is_empty() {
         return Ok(connection.call(&words)? != Reply::Null);
-    }
-    if place::of_target(target)?.is_some_and(|place| matches!(place.view, View::Clone(_))) {
-        let text = "a clone takes values of up to 4 MiB: one that is longer needs a transaction";
-        return Err(Failure::new(Exit::Failed, text)
-            .hint("put the value into the store, or build it by SETRANGE (kvfs kv call)"));
     }
     if connection.is_joined()? {
         return put_in_transaction(connection, key, (&first, next), new);

@@ -22,6 +22,7 @@ fn odd() -> Failure {
 pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let isolation = given.text("isolation").unwrap_or("si").to_ascii_uppercase();
     let within = given.number("within").map(|id| id.to_string());
+    let limit = given.number("limit").map(|bytes| bytes.to_string());
     let label = given.text("label").unwrap_or("agent");
     let mut words = vec!["BEGIN"];
     words.extend(given.text("branch").into_iter().flat_map(|branch| ["OF", branch]));
@@ -34,10 +35,12 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     // If we are killed, it ends with us.
     words.push("ATTACHED");
     words.extend(given.flag("durable").then_some("DURABLE"));
+    words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
     let Reply::Integer(id) = session.mounted.txn(&words)? else { return Err(odd()) };
     let id = u64::try_from(id).map_err(|_| odd())?;
     session.begun.push(id);
-    let root = session.mounted.view_beneath(id)?.path(&session.mounted.mount_point);
+    let beneath = session.mounted.view_beneath(id)?;
+    let root = session.mounted.path_of(&beneath);
     let (root, view) = (root.display(), session.mounted.view(id));
     Ok(format!(
         "transaction {id}\nCommands of `run` see it at {root}; other programs see the transaction's files in {}\n",

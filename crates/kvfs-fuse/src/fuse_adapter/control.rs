@@ -1,5 +1,7 @@
 //! The answers about the control directory.
 
+use std::collections::HashSet;
+
 use kvfs::ViewId;
 
 use super::{FsIn, FuseAdapter, In, STALE, errno};
@@ -12,17 +14,48 @@ fn of_view(view: u16, attr: Attr) -> NodeAttr {
     Numbering { view, shown_in: view }.attr(attr)
 }
 
-impl In<'_> {
-    /// The control directory in its root.
-    pub(super) fn control_directory(&self) -> Option<Ino> {
-        match self.number {
-            0 => Some(control_directory::TOP),
-            _ => self.transactions().last().and_then(|id| control_directory::top_of(*id)),
+impl FuseAdapter {
+    /// The control directory in the root of a view.
+    pub(super) fn control_in(&self, view: &In<'_>) -> Option<Ino> {
+        let is_alone = || {
+            let number = |alone: &String| self.views.number(&ViewId::Clone(alone.clone()));
+            self.alone.as_ref().and_then(|alone| number(alone).ok()) == Some(view.number)
+        };
+        match (view.number, view.transactions().last()) {
+            (0, _) => Some(control_directory::TOP),
+            (_, Some(id)) => control_directory::top_of(*id),
+            (_, None) => is_alone().then_some(control_directory::TOP_ALONE),
         }
     }
-}
 
-impl FuseAdapter {
+    /// The control directory in which a kind of view lies.
+    fn top_of_kind(&self, kind: Ino) -> Ino {
+        match &self.alone {
+            Some(_) if kind != control_directory::CLONES => control_directory::TOP_ALONE,
+            _ => control_directory::TOP,
+        }
+    }
+
+    /// The kinds of views in a control directory.
+    fn kinds_in(&self, top: Ino) -> impl Iterator<Item = (&'static str, Ino)> {
+        let kinds = control_directory::KINDS.into_iter();
+        kinds.filter(move |(_, kind)| self.top_of_kind(*kind) == top)
+    }
+
+    /// Where a mount shows one clone alone, the transactions and snapshots that are of it.
+    fn of_alone(&self) -> Option<HashSet<ViewId>> {
+        let alone = self.alone.as_ref()?;
+        let transactions = self.views.list().into_iter().filter(|info| info.branch == *alone);
+        let transactions = transactions.map(|info| ViewId::Transaction(info.id));
+        let snapshots = self.views.snapshots().into_iter().filter(|info| info.branch == *alone);
+        Some(transactions.chain(snapshots.map(|info| ViewId::Snapshot(info.name))).collect())
+    }
+
+    /// Returns whether a view is to be seen in the control directory of this mount.
+    fn is_seen(view: &ViewId, of_alone: Option<&HashSet<ViewId>>) -> bool {
+        matches!(view, ViewId::Clone(_)) || of_alone.is_none_or(|all| all.contains(view))
+    }
+
     /// The transactions that one is within, the outermost first, and itself; none: there is none.
     pub(crate) fn chain(&self, id: kvfs::TransactionId) -> Vec<kvfs::TransactionId> {
         self.views.and_around(id).unwrap_or_default()
@@ -50,6 +83,9 @@ impl FuseAdapter {
         let none = Errno(libc::ENOENT);
         match (dir, name) {
             (_, b".") => self.control_attr(dir),
+            (control_directory::TOP_ALONE, b"..") => {
+                self.root_of(&ViewId::Clone(self.alone.clone().ok_or(none)?))
+            }
             (control_directory::TOP, b"..") => {
                 let attr = self.mainline.lookup(ROOT, b".").map_err(errno)?;
                 Ok(of_view(0, attr))
@@ -65,34 +101,43 @@ impl FuseAdapter {
                 let id = control_directory::around(dir).ok_or(none)?;
                 self.control_attr(control_directory::top_of(id).ok_or(none)?)
             }
-            (_, b"..") => self.control_attr(control_directory::TOP),
+            (kind, b"..") => self.control_attr(self.top_of_kind(kind)),
             (dir, b"txn") if control_directory::topped(dir).is_some() => {
                 let id = control_directory::topped(dir).ok_or(none)?;
                 self.control_attr(control_directory::within(id).ok_or(none)?).map_err(|_| none)
             }
             (dir, _) if control_directory::topped(dir).is_some() => Err(none),
-            (control_directory::TOP, _) if name == control_directory::BARRIER_NAME.as_bytes() => {
+            (top, _)
+                if name == control_directory::BARRIER_NAME.as_bytes()
+                    && top == self.top_of_kind(control_directory::BARRIER) =>
+            {
                 self.control_attr(control_directory::BARRIER)
             }
-            (control_directory::TOP, _) if name == control_directory::USERS_NAME.as_bytes() => {
+            (top, _)
+                if name == control_directory::USERS_NAME.as_bytes()
+                    && top == self.top_of_kind(control_directory::USERS) =>
+            {
                 self.control_attr(control_directory::USERS)
             }
             (control_directory::USERS, _) => self.control_attr(control_directory::home(
                 control_directory::user_named(name).ok_or(none)?,
             )),
             (control_directory::TRANSACTIONS, _) => match control_directory::view(dir, name) {
+                Some(view) if !Self::is_seen(&view, self.of_alone().as_ref()) => Err(none),
                 Some(ViewId::Transaction(id)) => {
                     self.control_attr(control_directory::link(id).ok_or(none)?).map_err(|_| none)
                 }
                 _ => Err(none),
             },
-            (control_directory::TOP, _) => {
-                let kind =
-                    control_directory::KINDS.iter().find(|(kind, _)| kind.as_bytes() == name);
+            (top @ (control_directory::TOP | control_directory::TOP_ALONE), _) => {
+                let kind = self.kinds_in(top).find(|(kind, _)| kind.as_bytes() == name);
                 self.control_attr(kind.ok_or(none)?.1)
             }
             _ => {
                 let view = control_directory::view(dir, name).ok_or(none)?;
+                if !Self::is_seen(&view, self.of_alone().as_ref()) {
+                    return Err(none);
+                }
                 if let ViewId::Transaction(id) = view
                     && !self.lies_in(id, dir)
                 {
@@ -132,23 +177,24 @@ impl FuseAdapter {
         let here = |ino| node_id::of(node_id::CONTROL, ino);
         let above = match dir {
             control_directory::TOP => NodeId::ROOT,
+            control_directory::TOP_ALONE => self.find_control(dir, b"..")?.node,
             dir if control_directory::user_of(dir).is_some() => here(control_directory::USERS),
             dir if control_directory::around(dir).is_some() => {
                 let id = control_directory::around(dir);
                 here(id.and_then(control_directory::top_of).unwrap_or(dir))
             }
-            _ => here(control_directory::TOP),
+            kind => here(self.top_of_kind(kind)),
         };
         let directory = |name: &str, node| (name.to_string(), node, FileKind::Dir);
         let mut entries = vec![directory(".", here(dir)), directory("..", above)];
-        if dir == control_directory::TOP {
-            entries.extend(
-                control_directory::KINDS.iter().map(|(name, ino)| directory(name, here(*ino))),
-            );
+        if dir == control_directory::TOP || dir == control_directory::TOP_ALONE {
+            entries.extend(self.kinds_in(dir).map(|(name, ino)| directory(name, here(ino))));
         } else if let Some(id) = control_directory::topped(dir) {
             entries.extend(control_directory::within(id).map(|ino| directory("txn", here(ino))));
         } else {
-            for view in self.views.all() {
+            let of_alone = self.of_alone();
+            let seen = |view: &ViewId| Self::is_seen(view, of_alone.as_ref());
+            for view in self.views.all().into_iter().filter(seen) {
                 let Some((place, name)) = control_directory::place(&view) else { continue };
                 match view {
                     ViewId::Transaction(id) if dir == control_directory::TRANSACTIONS => {

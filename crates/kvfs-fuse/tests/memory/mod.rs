@@ -283,7 +283,7 @@ impl Handler for Memory {
     fn removexattr(&self, ino: NodeId, name: &[u8], _caller: Caller) -> Reply<()> {
         self.with(ino, |n| n.xattrs.remove(name).map(|_| ()).ok_or(Errno(libc::ENODATA)))
     }
-    fn statfs(&self) -> Reply<StatFs> {
+    fn statfs(&self, _: NodeId) -> Reply<StatFs> {
         Ok(StatFs {
             block_size: 4096,
             blocks: 1000,
