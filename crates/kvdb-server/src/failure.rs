@@ -31,6 +31,9 @@ pub enum Failure {
     /// Another transaction holds what is wanted, or took what this one held (`LOCKED`).
     #[error("LOCKED {0}")]
     Locked(String),
+    /// The transaction has as much as it may have (`NOSPACE`).
+    #[error("NOSPACE {0}")]
+    OverLimit(String),
     /// The transaction has ended (`NOTXN`).
     #[error("NOTXN {0}")]
     NoTransaction(String),
@@ -68,12 +71,14 @@ impl Failure {
     /// It is not the request's fault: the store could not do it, at least not now.
     pub fn is_of_the_store(&self) -> bool {
         use Failure::{
-            Conflict, Io, Limit, Locked, NoSpace, NoTransaction, NotSynced, ReadOnly, Undone,
+            Conflict, Io, Limit, Locked, NoSpace, NoTransaction, NotSynced, OverLimit, ReadOnly,
+            Undone,
         };
         matches!(
             self,
             Limit(_)
                 | NoSpace
+                | OverLimit(_)
                 | ReadOnly(_)
                 | NotSynced(_)
                 | Conflict(_)
@@ -96,6 +101,7 @@ impl From<kvdb::Error> for Failure {
     fn from(error: kvdb::Error) -> Self {
         match error {
             kvdb::Error::NoSpace => Failure::NoSpace,
+            kvdb::Error::OverLimit { .. } => Failure::OverLimit(error.to_string()),
             kvdb::Error::ReadOnly(why) => Failure::ReadOnly(why),
             kvdb::Error::NotSynced(_) => Failure::NotSynced(error.to_string()),
             kvdb::Error::Corrupt(what) => Failure::Corrupt(what),

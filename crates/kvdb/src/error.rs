@@ -25,6 +25,17 @@ pub enum Error {
     /// No space left for user data; deleting still works.
     #[error("the store is full: delete something, or grow it")]
     NoSpace,
+    /// The transaction, or one around it, has as much as it may have; deleting still works.
+    #[error(
+        "transaction {id} has reached its limit of {limit} bytes: delete something in it, or begin \
+         one with a larger limit"
+    )]
+    OverLimit {
+        /// Whose limit it is.
+        id: TransactionId,
+        /// Bytes, see [`crate::TransactionOptions::limit`].
+        limit: u64,
+    },
     /// The store stopped accepting writes (a sync failed, say); reading goes on.
     #[error("the store takes no more writes: {0}")]
     ReadOnly(String),

@@ -14,6 +14,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
 use crate::proposed;
 use crate::sandbox::{self, Namespace};
+use crate::sizes;
 use crate::terminal::Terminal;
 use crate::text::with_paths;
 
@@ -91,6 +92,10 @@ pub struct How {
     /// once more for that (si only).
     #[arg(long)]
     durable: bool,
+    /// What it changes may take so much: bytes, or with a unit (10G). What would take more fails as
+    /// on a full disk (ENOSPC) in it, and nowhere else.
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
+    limit: Option<u64>,
     /// Its commit cannot be undone with `kvfs undo`, and nothing of what it removes is kept for
     /// that.
     #[arg(long)]
@@ -131,6 +136,7 @@ impl How {
     ) -> Outcome<u64> {
         let around = within.map(|id| id.to_string());
         let idle = self.idle.map(|seconds| seconds.to_string());
+        let limit = self.limit.map(|bytes| bytes.to_string());
         let clone = mounted.view.branch().unwrap_or_default().to_owned();
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
         words.push("INPLACE");
@@ -142,6 +148,7 @@ impl How {
         words.extend(around.iter().flat_map(|id| ["WITHIN", id.as_str()]));
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
         words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
+        words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
         words.extend(self.no_check.then_some("NOCHECK"));
         words.extend(self.durable.then_some("DURABLE"));
         words.extend(attached.then_some("ATTACHED"));
@@ -167,7 +174,7 @@ fn replaced(mounted: &mut Mounted, id: u64) -> Outcome<(View, PathBuf)> {
         return Ok((mounted.view.clone(), mounted.mounted_at.clone()));
     }
     let of = mounted.view_beneath(id)?;
-    let place = of.path(&mounted.mount_point);
+    let place = mounted.path_of(&of);
     Ok((of, place))
 }
 

@@ -98,6 +98,30 @@ fn failure_aborts_and_the_exit_code_passes_through() {
 }
 
 #[test]
+fn a_run_that_takes_too_much_fails_as_on_a_full_disk_and_the_store_goes_on() {
+    let Some(mount) = Mount::new() else { return };
+    let script = "cd \"$KVFS_MOUNT\"; df -k --output=avail . | tail -1
+                  dd if=/dev/zero of=large bs=64k count=1000; echo dd $?; rm -f large
+                  kvfs kv put . key value; echo put $?; dd if=/dev/zero of=small bs=64k count=50";
+    let (code, out, err) = ends(&mut run(&mount.root(), &["--limit", "8M"], script));
+    assert_eq!(code, Some(0), "{out}{err}");
+    let free: u64 = out.lines().next().and_then(|l| l.trim().parse().ok()).expect("a number");
+    assert!(free <= 8 << 10, "{free} KiB");
+    assert!(out.contains("dd 1") && out.contains("put 0"), "{out}");
+    assert!(err.contains("No space left on device"), "{err}");
+    assert_eq!(fs::metadata(mount.path("small")).expect("committed").len(), 50 * 65_536);
+    assert!(!mount.path("large").exists());
+    // Keys count as well.
+    let script =
+        "for n in 1 2 3 4; do head -c 900000 /dev/zero | kvfs kv put . k$n || exit 9; done";
+    let script = format!("cd \"$KVFS_MOUNT\"; {script}");
+    let (code, _, err) = ends(&mut run(&mount.root(), &["--limit", "2M"], &script));
+    assert_eq!(code, Some(9), "{err}");
+    assert!(err.contains("has reached its limit of 2097152 bytes"), "{err}");
+    assert_eq!(ends(kvfs(&["kv", "get"]).arg(mount.root()).arg("k1")).0, Some(3));
+}
+
+#[test]
 fn the_working_directory_is_that_of_the_view() {
     let Some(mount) = Mount::new() else { return };
     fs::create_dir_all(mount.path("a/b")).expect("mkdir");

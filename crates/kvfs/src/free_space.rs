@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use kvdb::Scope;
+
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::PAGE;
@@ -14,6 +16,9 @@ impl Fs {
     pub(crate) fn reserve(&self, more: u64) -> Result<()> {
         // Whole pages at both ends.
         let cost = cost_of(more.saturating_add(2 * PAGE));
+        if !self.is_within_limit(cost)? {
+            return Err(Error::NoSpace);
+        }
         if self.shared_space().spend(cost) || self.refill_space(cost) {
             return Ok(());
         }
@@ -24,6 +29,29 @@ impl Fs {
             self.core.db.reclaim();
         }
         if self.refill_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Whether so much more is within the limits of the transaction, with what waits in memory.
+    fn is_within_limit(&self, cost: u64) -> Result<bool> {
+        let fits =
+            |waits: u64| self.room_of_limit().is_none_or(|room| cost.saturating_add(waits) <= room);
+        if fits(cost_of(self.core.space.dirty_bytes() as u64)) {
+            return Ok(true);
+        }
+        // What waits may be less in the transaction, and what was deleted give something back.
+        self.commit_older_than(Duration::MAX)?;
+        if let Scope::Transaction(transaction) = &self.core.scope {
+            transaction.make_room()?;
+        }
+        Ok(fits(cost_of(self.core.space.dirty_bytes() as u64)))
+    }
+
+    /// Bytes that a transaction may still take; `None`: it has no limit, or this is none.
+    pub(crate) fn room_of_limit(&self) -> Option<u64> {
+        match &self.core.scope {
+            Scope::Transaction(transaction) => transaction.room(),
+            _ => None,
+        }
     }
 
     /// Asks the store for its free space. A part of it may then be used up without asking again.

@@ -10,10 +10,14 @@ use crate::space_account::SPACE_MARGIN;
 const INODE_BYTES: u64 = 512;
 
 impl Fs {
-    /// The size and free space of the store.
+    /// The size and free space of the store; what is free to a transaction with a limit is within
+    /// that.
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
-        let free = space.free.saturating_sub(self.core.space.dirty_bytes() as u64 + SPACE_MARGIN);
+        let dirty = self.core.space.dirty_bytes() as u64;
+        let of_limit = self.room_of_limit().map(|room| room.saturating_sub(dirty));
+        let free = space.free.saturating_sub(dirty + SPACE_MARGIN);
+        let free = of_limit.map_or(free, |room| room.min(free));
         let used = self.statistics().next_ino;
         Ok(StatFs {
             block_size: PAGE as u32,

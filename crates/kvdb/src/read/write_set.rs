@@ -314,6 +314,27 @@ impl WriteSet {
         to: &RunWriter<'_>,
         keep: &BTreeMap<DictionaryId, usize>,
     ) -> Result<()> {
+        self.write_out(to, keep, RUNS)
+    }
+
+    /// The same, with all that does not stay apart as one run: what was overwritten or deleted is
+    /// gone then.
+    pub(crate) fn gather(
+        &mut self,
+        to: &RunWriter<'_>,
+        keep: &BTreeMap<DictionaryId, usize>,
+    ) -> Result<()> {
+        self.write_out(to, keep, 1)
+    }
+
+    /// `most`: runs of a dictionary after which the young ones are made one, and where that is one,
+    /// all of them.
+    fn write_out(
+        &mut self,
+        to: &RunWriter<'_>,
+        keep: &BTreeMap<DictionaryId, usize>,
+        most: usize,
+    ) -> Result<()> {
         let version = to.versions.load_full();
         // Made next to the old parts, so that an error changes nothing.
         let mut trees = BTreeMap::new();
@@ -337,11 +358,13 @@ impl WriteSet {
                     Part::Run(_) => Some(part.clone()),
                 });
             }
-            if next.len() > keep + RUNS {
+            if next.len() > keep + most {
                 let mut from = next.len();
                 let mut together = 0;
                 while from > keep
-                    && (from + 2 > next.len() || bytes(&next[from - 1]) <= OLDER * together)
+                    && (most == 1
+                        || from + 2 > next.len()
+                        || bytes(&next[from - 1]) <= OLDER * together)
                 {
                     from -= 1;
                     together += bytes(&next[from]);

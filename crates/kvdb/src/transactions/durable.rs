@@ -43,6 +43,8 @@ const WITH_USER: u8 = 2;
 const UNDOABLE: u8 = 4;
 /// A flag at the beginning of a log: what the transaction changes is seen in place of the store.
 const IN_PLACE: u8 = 8;
+/// A flag at the beginning of a log: the transaction has a limit.
+const LIMITED: u8 = 16;
 /// The version of a log of the main branch, and of one that names another branch, which older
 /// programs must not take for one of the main branch.
 const OF_MAIN: u8 = 1;
@@ -56,9 +58,9 @@ fn base_name(id: impl Display) -> String {
 }
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
-/// with a user, 4: its commit can be undone, 8: it is seen in place of the store), varint idle
-/// limit in ms and one (0: none), bytes label, varint user if there is one, bytes branch in version
-/// 2.
+/// with a user, 4: its commit can be undone, 8: it is seen in place of the store, 16: with a
+/// limit), varint idle limit in ms and one (0: none), bytes label, varint user if there is one,
+/// bytes branch in version 2, varint limit in bytes if there is one.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let version = if options.branch.is_empty() { OF_MAIN } else { OF_BRANCH };
@@ -67,7 +69,8 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
         flag(options.check_conflicts, 1)
             | flag(options.user.is_some(), WITH_USER)
             | flag(options.undoable, UNDOABLE)
-            | flag(options.in_place, IN_PLACE),
+            | flag(options.in_place, IN_PLACE)
+            | flag(options.limit.is_some(), LIMITED),
     ];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
@@ -75,6 +78,7 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     if version == OF_BRANCH {
         put_bytes(&mut out, options.branch.as_bytes());
     }
+    options.limit.into_iter().for_each(|limit| put_varint(&mut out, limit));
     out
 }
 
@@ -98,7 +102,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
             .map_err(|_| r.corrupt("a branch whose name is no text"))?,
         _ => String::new(),
     };
+    let limit = if flags & LIMITED != 0 { Some(r.varint()?) } else { None };
     Ok(TransactionOptions {
+        limit,
         check_conflicts,
         idle_limit,
         branch,

@@ -53,6 +53,15 @@ pub struct Transaction {
     _last: Arc<Last>,
 }
 
+/// Changes that are made together.
+#[derive(Clone, Copy)]
+enum Made<'a> {
+    /// One tuple of so many bytes, in a transaction whose changes are not logged.
+    Put { bytes: u64 },
+    /// Any, which may have to be logged.
+    Each(&'a Ops),
+}
+
 /// Says if a change makes another state of a transaction for those who look at it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
@@ -124,6 +133,25 @@ impl Transaction {
     /// See [`TransactionOptions::in_place`].
     pub fn is_in_place(&self) -> bool {
         self.shared.options.in_place
+    }
+
+    /// Bytes that its changes may still take, by its limit and those around it; `None`: there is no
+    /// limit; see [`TransactionOptions::limit`].
+    pub fn room(&self) -> Option<u64> {
+        self.shared.room()
+    }
+
+    /// Makes what its changes take less where it can, for a caller who would be beyond the limit.
+    /// The bytes that they may take then, see [`Transaction::room`].
+    pub fn make_room(&self) -> Result<Option<u64>> {
+        if self.shared.is_limited() {
+            let mut state = self.write()?;
+            let Some(open) = &mut state.open else {
+                return Err(Error::NoTransaction(self.shared.id));
+            };
+            self.shared.give_back(open)?;
+        }
+        Ok(self.shared.room())
     }
 
     /// Whether it survives a restart; see [`TransactionOptions::durable`].
@@ -279,8 +307,10 @@ impl Transaction {
             return self.apply(batch);
         }
         self.lock(dict, KeyRangeRef::key(key), Mode::Exclusive)?;
+        let value_len = value.len();
         let put = |write_set: &mut WriteSet| write_set.put(dict, key, value);
-        self.change(dict, (SpaceClaim::default(), None), None, Seen::Yes, put)
+        let bytes = (key.len() + value_len) as u64;
+        self.change(dict, (SpaceClaim::default(), None), Made::Put { bytes }, Seen::Yes, put)
     }
 
     /// Changes the value of `key` without reading it, see [`Batch::update`]. What others have done
@@ -327,7 +357,7 @@ impl Transaction {
         self.fold_updates(&mut changes)?;
         match changes.first() {
             Some((dict, _)) => {
-                self.change(*dict, (claim, note), Some(&changes), seen, |write_set| {
+                self.change(*dict, (claim, note), Made::Each(&changes), seen, |write_set| {
                     write_set.write(&changes, pin)
                 })
             }
@@ -351,7 +381,7 @@ impl Transaction {
     pub(super) fn make(&self, changes: &Ops, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
             Some((dict, _)) => {
-                self.change(*dict, (claim, None), Some(changes), Seen::Yes, |write_set| {
+                self.change(*dict, (claim, None), Made::Each(changes), Seen::Yes, |write_set| {
                     write_set.write(changes, Default::default())
                 })
             }
@@ -359,13 +389,13 @@ impl Transaction {
         }
     }
 
-    /// Makes room and then changes. `dict`: one that is changed; `logged`: the changes, when they
-    /// may have to be logged, with the note of the request that they complete.
+    /// Makes room and then changes. `dict`: one that is changed; with the note of the request that
+    /// the changes complete.
     fn change(
         &self,
         dict: DictionaryId,
         (claim, note): (SpaceClaim, Option<Note>),
-        logged: Option<&Ops>,
+        made: Made<'_>,
         seen: Seen,
         change: impl FnOnce(&mut WriteSet),
     ) -> Result<()> {
@@ -376,9 +406,18 @@ impl Transaction {
             // The first change there: is there such a dictionary?
             registry.parts.versions.load().tree(dict).map(|_| ())?;
         }
+        // Promised space was looked at when it was promised.
+        if !claim.removes && !claim.promised {
+            let more = || match made {
+                Made::Put { bytes } => bytes,
+                Made::Each(changes) => changes.iter().map(|(_, op)| op.bytes() as u64).sum(),
+            };
+            self.shared.admit(open, more)?;
+        }
+        open.removed |= claim.removes;
         open.make_room(registry, claim.removes)?;
         registry.make_room(self.shared.id);
-        if let (Some(log), Some(changes)) = (open.log, logged) {
+        if let (Some(log), Made::Each(changes)) = (open.log, made) {
             registry.log(log, open.write_set.at, changes, (claim, note))?;
         }
         change(&mut open.write_set);

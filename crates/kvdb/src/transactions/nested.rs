@@ -194,6 +194,10 @@ impl TransactionState {
             return Err(self.aborted("the transaction within which it was begun went back"));
         };
         let changed = into.write_set.since(&mark.parts);
+        if changed.values().any(|parts| !parts.is_empty()) {
+            // This one has kept to the limit as if it were the only one.
+            parent.check_limit(self.taken())?;
+        }
         let others = Others::Around(&changed);
         if !open.write_set.is_empty()
             && let Some(found) = conflicts::changed_read(registry, &open.reads, others)?

@@ -58,6 +58,11 @@ pub struct TransactionOptions {
     /// The branch that it is of; `""`: the main one. What a durable one reads, and the states
     /// around a commit that can be undone, are of this branch alone; its end ends the transaction.
     pub branch: String,
+    /// What its changes may take, bytes: those that would take more are refused with
+    /// [`crate::Error::OverLimit`], but for deletions. What others within it have changed counts,
+    /// too. What is copied by reference counts as if it were written, and what is changed twice may
+    /// count twice until it is merged. `None`: as much as there is room for.
+    pub limit: Option<u64>,
     /// For people who look at a list of transactions.
     pub label: String,
     /// The user of the system that began it, for interfaces that keep users apart. The store itself
@@ -82,6 +87,7 @@ impl Default for TransactionOptions {
             undoable: false,
             within: None,
             branch: String::new(),
+            limit: None,
             label: String::new(),
             user: None,
             in_place: false,
@@ -140,6 +146,8 @@ pub struct TransactionInfo {
     pub memory: u64,
     /// Bytes of those runs.
     pub run_bytes: u64,
+    /// What it may take, bytes, if that is limited.
+    pub limit: Option<u64>,
     /// The transaction whose end a call of this one waits for, since that one holds what it would
     /// lock.
     pub waits_for: Option<TransactionId>,

@@ -63,6 +63,8 @@ pub(crate) struct TransactionState {
     size: env::sync::Mutex<(u64, u64, u64)>,
     /// Memory of its changes as it is counted in that of all transactions.
     pub(super) held: AtomicUsize,
+    /// Bytes that its changes take, in memory and in runs.
+    taken: AtomicU64,
     /// It is not to go on: why. Looked at by every call; set without waiting for one that is under
     /// way.
     pub(super) doomed: env::sync::Mutex<Option<String>>,
@@ -96,6 +98,10 @@ pub(super) struct Open {
     pub(super) next_savepoint: u64,
     /// Transactions that are open within it.
     pub(super) nested: Vec<Nested>,
+    /// Something was deleted since its changes were merged for its limit, after which it took so
+    /// many bytes.
+    pub(super) removed: bool,
+    pub(super) gathered: u64,
 }
 
 /// A state to go back to, or for a transaction within it to read.
@@ -119,6 +125,8 @@ impl Open {
             savepoints: Vec::new(),
             next_savepoint: 1,
             nested: Vec::new(),
+            removed: false,
+            gathered: 0,
         }
     }
 
@@ -212,6 +220,7 @@ impl TransactionState {
             state: RwLock::new(OpenState { open: Some(open), why: None }),
             size: env::sync::Mutex::default(),
             held: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
             doomed: env::sync::Mutex::default(),
             checked: env::sync::Mutex::default(),
         })
@@ -253,6 +262,70 @@ impl TransactionState {
         let before = self.held.swap(now, Ordering::Relaxed);
         // Of both directions: it wraps.
         self.registry.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        if self.is_limited() {
+            self.taken.store(now as u64 + open.write_set.run_bytes(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether what it changes counts against its limit, or one around it.
+    pub(super) fn is_limited(&self) -> bool {
+        self.and_around().any(|one| one.options.limit.is_some())
+    }
+
+    /// Bytes that its changes take.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Its limit and those around it, and what is taken of each: by it, and by those within it that
+    /// this one is or is within.
+    fn limits(&self) -> impl Iterator<Item = (TransactionId, u64, u64)> + '_ {
+        let mut taken = 0u64;
+        self.and_around().filter_map(move |one| {
+            taken = taken.saturating_add(one.taken());
+            one.options.limit.map(|limit| (one.id, limit, taken))
+        })
+    }
+
+    /// Bytes that it may still take; `None`: no limit is near it.
+    pub(super) fn room(&self) -> Option<u64> {
+        self.limits().map(|(_, limit, taken)| limit.saturating_sub(taken)).min()
+    }
+
+    /// Fails where so many bytes more are beyond its limit, or one around it.
+    pub(super) fn check_limit(&self, more: u64) -> Result<()> {
+        match self.limits().find(|(_, limit, taken)| taken.saturating_add(more) > *limit) {
+            Some((id, limit, _)) => Err(Error::OverLimit { id, limit }),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails where a change of so many bytes is beyond a limit, though what it takes is made less.
+    pub(super) fn admit(&self, open: &mut Open, more: impl FnOnce() -> u64) -> Result<()> {
+        if !self.is_limited() {
+            return Ok(());
+        }
+        let more = more();
+        if self.check_limit(more).is_ok() {
+            return Ok(());
+        }
+        self.give_back(open)?;
+        self.check_limit(more)
+    }
+
+    /// Merges its changes where that is likely to make what it takes less: after deletions, or when
+    /// it has grown by an eighth. A caller at the limit comes again with each change, so whatever
+    /// it asks for, each byte is merged a few times at most.
+    pub(super) fn give_back(&self, open: &mut Open) -> Result<()> {
+        let grown = self.taken().saturating_sub(open.gathered);
+        if !open.removed && grown <= self.taken() / 8 {
+            return Ok(());
+        }
+        let keep = open.kept();
+        open.write_set.gather(&self.registry.run_writer(), &keep)?;
+        self.count(open);
+        (open.removed, open.gathered) = (false, self.taken());
+        Ok(())
     }
 
     /// Writes out what it has in memory, for the sake of others; not while a call is under way.
@@ -282,6 +355,7 @@ impl TransactionState {
             changes,
             memory,
             run_bytes,
+            limit: self.options.limit,
             waits_for: self.registry.parts.locks.waits_for(self.id.0).map(TransactionId),
         }
     }

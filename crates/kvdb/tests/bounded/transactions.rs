@@ -46,6 +46,7 @@ pub const STEPS: &[Step] = &[
     ),
     (&["Transaction::bulk", "Transaction::adopt"], bulk),
     (&["Kvdb::transactions", "Transaction::info"], many),
+    (&["Transaction::room", "Transaction::make_room"], limited),
 ];
 
 fn begin(w: &World, isolation: Isolation) -> Result<Transaction> {
@@ -307,6 +308,20 @@ fn bulk(w: &mut World) -> Result<()> {
 }
 
 /// Many of them, each with something written.
+fn limited(w: &mut World) -> Result<()> {
+    let t = w.db.begin_with(TransactionOptions { limit: Some(1 << 40), ..Default::default() })?;
+    for mark in [22, 23] {
+        change(w, &t, mark)?;
+        t.make_room()?;
+    }
+    t.delete_range(w.small, "", vec![0xff])?;
+    t.delete_range(w.large, "", vec![0xff])?;
+    let room = t.make_room()?;
+    assert!(room.is_some_and(|room| room > (1 << 40) - (1 << 20)), "{room:?}");
+    t.abort();
+    Ok(())
+}
+
 fn many(w: &mut World) -> Result<()> {
     let mut all = Vec::new();
     for i in 0..200 {

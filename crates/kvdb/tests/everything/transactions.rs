@@ -60,6 +60,9 @@ fn compare(w: &World, open: &Open) -> Result<(), Dead> {
     Ok(())
 }
 
+/// The limit of a transaction that has one, bytes.
+const LIMIT: u64 = 1 << 40;
+
 pub fn begin(w: &mut World) -> Result<(), Dead> {
     if w.open.len() >= 5 {
         return Ok(());
@@ -83,6 +86,8 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
             undoable: w.random.one_in(3),
             user: Some(1000),
             in_place,
+            // Never reached: its changes are merged for it all the same.
+            limit: w.random.one_in(2).then_some(LIMIT),
             ..Default::default()
         };
         let Some(t) = w.unless_full(w.db.begin_with(options))? else { return Ok(()) };
@@ -466,6 +471,12 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             w.ok(t.sync())?;
             w.history.certain();
             open.stages = vec![open.sees.clone()];
+        }
+        19 => {
+            w.call("Transaction::room");
+            w.call("Transaction::make_room");
+            let room = w.unless_full(t.make_room())?.flatten();
+            assert!(room.is_none_or(|room| room > LIMIT / 2 && Some(room) == t.room()), "{room:?}");
         }
         18 => {
             w.call("Transaction::is_outdated");

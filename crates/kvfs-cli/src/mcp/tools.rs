@@ -116,6 +116,11 @@ const TOOLS: &[Tool] = &[
             ),
             may("durable", Kind::Flag, "It survives a crash of the store's daemon."),
             may(
+                "limit",
+                Kind::Number,
+                "Bytes that its changes may take: what would take more fails as on a full disk.",
+            ),
+            may(
                 "branch",
                 Kind::Text,
                 "It is a transaction of this branch, and its commit changes the branch alone.",

@@ -83,6 +83,7 @@ pub fn begin(w: &mut World) -> Result<(), Dead> {
         branch: branch.clone(),
         undoable: w.random.one_in(3),
         user: Some(USER_ID),
+        limit: w.random.one_in(4).then_some(1 << 40),
         // There is one thread: no other could end what it would wait for.
         lock_timeout: Duration::ZERO,
         ..TransactionOptions::default()
