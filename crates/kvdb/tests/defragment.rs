@@ -208,3 +208,33 @@ fn it_begins_by_itself_when_much_is_lost() {
     }
     assert!(db.defrag_progress().automatic);
 }
+
+/// One zone with little in it: moved elsewhere that would take a zone as well, but the zone that
+/// was written last has room for it.
+#[test]
+fn what_fits_behind_what_was_written_last_takes_no_zone() {
+    let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+    let options = CreateOptions { open, ..CreateOptions::default() };
+    let env = Arc::new(Simulated::new(1));
+    let db = Kvdb::create(Arc::new(MemoryDevice::new()), env, options).unwrap();
+    // What is left is stitched.
+    let options = DictionaryOptions { stitch_at: 0, separate_at: 2048, ..Default::default() };
+    let d = db.create_dictionary("d", options).unwrap();
+    let key = |i: u64| i.to_be_bytes().to_vec();
+    let mut random = Random::new(1);
+    for i in 0..9500 {
+        let mut value = [0; 1000];
+        random.fill(&mut value);
+        db.put(d, &key(i), &value, Durability::Buffered).unwrap();
+    }
+    db.flush().unwrap();
+    let mut batch = Batch::new();
+    batch.delete_range(d, key(1000), key(8500));
+    db.commit(batch, Durability::Buffered).unwrap();
+    db.compact(d).unwrap();
+    let (before, state) = (db.stats().zones_held, contents(&db).unwrap());
+    db.defragment(DefragOptions::default()).unwrap();
+    let (after, progress) = (db.stats().zones_held, db.defrag_progress());
+    assert_eq!((before, after), (3, 2), "key blocks in two zones, index in one: {progress:?}");
+    assert_eq!(contents(&db).unwrap(), state);
+}

@@ -15,8 +15,8 @@ use crate::allocator::Allocator;
 use crate::device::copy_range;
 use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Profile, Superblock};
 use crate::{
-    CountDevice, Device, Error, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, ZonePin,
-    ZoneUse, round_up,
+    CountDevice, Device, Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId,
+    ZonePin, ZoneUse, round_up,
 };
 
 /// Options of a new store.
@@ -329,6 +329,11 @@ impl Zones {
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
         // Only zones with room, since the end of a full zone is an address in another zone.
         self.allocator.lock().streams.positions()
+    }
+
+    /// The bytes that are left in the open zone of a stream.
+    pub fn room(&self, purpose: Purpose, lifetime: Lifetime) -> u64 {
+        self.allocator.lock().streams.of(purpose, lifetime).rest()
     }
 
     /// Takes a whole zone, preferably one that was written before, and counts all of it as alive.

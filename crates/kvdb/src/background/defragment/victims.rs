@@ -3,23 +3,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vt_tree::ZoneWeight;
-use zones::{ZONE_SIZE, ZoneId};
+use zones::{Lifetime, Purpose, ZONE_SIZE, ZoneId};
 
 use super::Defragmenter;
+use crate::background::policy::lifetime;
 use crate::error::Result;
 use crate::read::version::Version;
+
+/// Items that are longer than this on average leave gaps at the end of a zone, bytes.
+const LONG: u64 = 64 << 10;
 
 /// Zones to empty.
 #[derive(Default)]
 pub(super) struct Victims {
     pub zones: BTreeSet<ZoneId>,
     pub live: u64,
+    /// Bytes of it that fit into zones which are open: they take no other zone.
+    room: u64,
 }
 
 impl Victims {
     /// Zones that are free when their live bytes lie elsewhere.
     pub(super) fn gain(&self) -> u64 {
-        (self.zones.len() as u64).saturating_sub(self.live.div_ceil(ZONE_SIZE))
+        let taken = self.live.saturating_sub(self.room).div_ceil(ZONE_SIZE);
+        (self.zones.len() as u64).saturating_sub(taken)
     }
 }
 
@@ -114,6 +121,10 @@ impl Defragmenter {
             })
             .collect();
         candidates.sort_unstable();
+        let map = self.zones.map();
+        let elsewhere = self.moved_elsewhere(&version);
+        // By purpose: the bytes of victims that are moved into the open zone of young data.
+        let mut young = [0; Purpose::ALL.len()];
         let mut victims = Victims::default();
         for (_, live, zone) in candidates {
             if victims.live + live > most && !victims.zones.is_empty() {
@@ -121,7 +132,27 @@ impl Defragmenter {
             }
             victims.live += live;
             victims.zones.insert(zone);
+            let purpose = map.get(zone.0 as usize).and_then(|info| info.purpose);
+            if let Some(purpose) = purpose.filter(|_| !elsewhere.contains(&zone)) {
+                young[purpose as usize] += live;
+            }
         }
+        let room = |purpose| self.zones.room(purpose, Lifetime::Young);
+        let fit =
+            Purpose::ALL.into_iter().map(|purpose| young[purpose as usize].min(room(purpose)));
+        victims.room = fit.sum();
         if victims.gain() == 0 { Ok(Victims::default()) } else { Ok(victims) }
+    }
+
+    /// Zones of which something does not go to where young data lies, as all does in a small store,
+    /// or is so long that it may not fit there. In a large store a zone more or less is nothing.
+    fn moved_elsewhere(&self, version: &Version) -> BTreeSet<ZoneId> {
+        let runs = version.trees.values().flat_map(|t| t.by_level());
+        let elsewhere = runs.filter(|(level, numbered)| {
+            let stats = numbered.run.stats();
+            let long = stats.block_bytes.saturating_add(stats.value_bytes) / LONG > stats.items;
+            long || lifetime(&self.zones, [*numbered], *level) != Lifetime::Young
+        });
+        elsewhere.flat_map(|(_, p)| p.run.uses().iter()).map(|(zone, _)| zone).collect()
     }
 }
