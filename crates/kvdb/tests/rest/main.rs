@@ -183,3 +183,10 @@ fn padding_is_not_taken_for_holes() {
     };
     comes_to_rest(&shape);
 }
+
+/// A megabyte in three hundred dictionaries, with four of memory: each flush writes some sectors
+/// for each of them, so it must not come after every commit.
+#[test]
+fn many_small_dictionaries_are_not_flushed_with_every_commit() {
+    comes_to_rest(&Shape::of_seed(51));
+}

@@ -56,7 +56,7 @@ pub(super) enum NewestVersion {
 /// Chunks start small, because a store may have many memtables with little in them, and grow with
 /// the arena. From this total on they are regions of the pool.
 const REGIONS_FROM: usize = 2 * REGION;
-const CHUNK_MIN: usize = 4 << 10;
+const CHUNK_MIN: usize = 512;
 /// Larger data gets a chunk of its own, so that the rest of the chunk being filled is not wasted.
 const PIECE_MAX: usize = REGION / 8;
 

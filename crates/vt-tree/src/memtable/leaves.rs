@@ -80,6 +80,10 @@ impl Leaves {
     /// Adds a leaf with the number `len`.
     pub fn push(&mut self, leaf: Leaf) {
         if self.len < FEW {
+            // Not the four of a growing vector at once: many memtables have a key or two.
+            if self.few.len() == self.few.capacity() {
+                self.few.reserve_exact(self.len.max(1));
+            }
             self.few.push(leaf);
         } else {
             let (region, _) = Self::place(self.len as u32);

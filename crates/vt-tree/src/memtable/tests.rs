@@ -367,6 +367,17 @@ fn bytes_counts_keys_values_versions_and_tombstones() {
     assert_eq!((m.min_seq(), m.max_seq()), (1, 10_000));
 }
 
+/// A store may have thousands of memtables, each of which counts with all that it has taken: the
+/// first key must not take the room of a hundred.
+#[test]
+fn a_memtable_with_little_in_it_takes_little() {
+    let m = Memtable::new();
+    let empty = m.bytes();
+    m.put(b"a key of some length", 1, Value::Inline(Bytes::from_static(b"and its value")));
+    let first = m.bytes() - empty;
+    assert!(first < 2 << 10, "{first} bytes for one key");
+}
+
 /// One writer; readers that each pin a sequence number already published and must find exactly its
 /// state.
 #[test]
