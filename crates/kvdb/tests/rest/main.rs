@@ -184,6 +184,13 @@ fn padding_is_not_taken_for_holes() {
     comes_to_rest(&shape);
 }
 
+/// Values of which most lie together and some in between do not: a defragmentation that is asked
+/// for again does not move them again.
+#[test]
+fn what_was_laid_in_order_is_not_moved_again() {
+    comes_to_rest(&Shape::of_seed(42));
+}
+
 /// A megabyte in three hundred dictionaries, with four of memory: each flush writes some sectors
 /// for each of them, so it must not come after every commit.
 #[test]

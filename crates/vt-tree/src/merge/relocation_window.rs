@@ -96,10 +96,20 @@ impl RelocationWindow {
         // A gap that takes no longer to read than a seek does not end a span.
         let joined =
             |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
-        for span in values.chunk_by(|(a, _), (b, _)| joined(a, b)) {
-            let bytes = span.iter().map(|(e, _)| u64::from(e.stored)).sum();
+        let spans: Vec<&[(ExtentRef, usize)]> =
+            values.chunk_by(|(a, _), (b, _)| joined(a, b)).collect();
+        let short = |span: &&[(ExtentRef, usize)]| {
+            placement.is_short(span.iter().map(|(e, _)| u64::from(e.stored)).sum())
+        };
+        // What moves becomes one span. A single short one, with nothing that it could lie next to,
+        // would be as short again, and the next merge would move it again.
+        let gains = placement.moves_all()
+            || self.items.iter().any(|held| held.placed)
+            || spans.iter().filter(|span| short(span)).count() > 1;
+        for span in spans {
+            let together = gains && short(&span);
             for (e, i) in span {
-                moves[*i] = placement.moves_value(e, bytes);
+                moves[*i] = together || placement.moves_value(e);
             }
         }
         moves
@@ -154,6 +164,16 @@ mod tests {
         }
         assert_eq!(moved(w, 256 << 10), 0);
         assert_eq!(moved(window((0..9).chain(1000..1009)), 256 << 10), 18, "such spans alone do");
+    }
+
+    /// Else each merge would copy what the one before has copied.
+    #[test]
+    fn a_single_short_span_stays_since_it_would_be_as_short_elsewhere() {
+        let long_and_short = || window((0..100).chain(1000..1030));
+        assert_eq!(moved(long_and_short(), 256 << 10), 0);
+        assert_eq!(moved(window(0..30), 256 << 10), 0);
+        assert_eq!(moved(window((0..100).chain(1000..1030).chain(2000..2030)), 256 << 10), 60);
+        assert_eq!(moved(long_and_short(), u64::MAX), 130, "all move if all must");
     }
 
     #[test]
