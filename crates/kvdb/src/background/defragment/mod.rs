@@ -370,7 +370,7 @@ impl Defragmenter {
     /// was none. The caller merges alone.
     pub(crate) fn empty_zones(&self) -> Result<bool> {
         let job = Job::current();
-        let victims = self.victims(self.round_size(), 87)?;
+        let victims = self.victims_at_any_cost(self.round_size(), 87)?;
         if victims.zones.is_empty() {
             return Ok(false);
         }

@@ -22,7 +22,23 @@ pub(super) struct Victims {
     room: u64,
 }
 
+/// What emptying a zone costs, the bytes that are left in it, and the zone.
+type Candidate = (u64, u64, ZoneId);
+
 impl Victims {
+    /// The first of `candidates`, `most` bytes of them, but at least one.
+    fn cheapest(candidates: &[Candidate], most: u64) -> Victims {
+        let mut victims = Victims::default();
+        for (_, live, zone) in candidates {
+            if victims.live + live > most && !victims.zones.is_empty() {
+                break;
+            }
+            victims.live += live;
+            victims.zones.insert(*zone);
+        }
+        victims
+    }
+
     /// Zones that are free when their live bytes lie elsewhere.
     pub(super) fn gain(&self) -> u64 {
         let taken = self.live.saturating_sub(self.room).div_ceil(ZONE_SIZE);
@@ -91,6 +107,58 @@ impl Defragmenter {
     /// The cheapest zones to empty, `most` bytes of them; none when nothing is to be gained.
     pub(super) fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
         let version = self.versions.load_full();
+        let candidates = self.candidates(&version, fullest_percent)?;
+        let victims = Victims::cheapest(&candidates, most);
+        if victims.gain() > 0 {
+            return Ok(victims);
+        }
+        // Those that take no zone. Half of the room is left, so that what is moved is little
+        // compared with what is gained.
+        let room = self.room_by_purpose().map(|room| room / 2);
+        let fitting =
+            self.young(&version, &candidates).scan(room, |room, (purpose, zone, live)| {
+                let left = &mut room[purpose as usize];
+                *left = left.checked_sub(live)?;
+                Some((zone, live))
+            });
+        let (zones, live): (BTreeSet<ZoneId>, Vec<u64>) = fitting.unzip();
+        let live = live.iter().sum();
+        Ok(Victims { zones, live, room: live })
+    }
+
+    /// The same for a store that has run short, where a zone is worth all that is moved for it.
+    pub(super) fn victims_at_any_cost(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
+        let version = self.versions.load_full();
+        let candidates = self.candidates(&version, fullest_percent)?;
+        let mut victims = Victims::cheapest(&candidates, most);
+        let mut young = [0; Purpose::ALL.len()];
+        for (purpose, zone, live) in self.young(&version, &candidates) {
+            young[purpose as usize] += if victims.zones.contains(&zone) { live } else { 0 };
+        }
+        victims.room = young.iter().zip(self.room_by_purpose()).map(|(a, b)| b.min(*a)).sum();
+        if victims.gain() == 0 { Ok(Victims::default()) } else { Ok(victims) }
+    }
+
+    /// What is left in the open zones of young data.
+    fn room_by_purpose(&self) -> [u64; Purpose::ALL.len()] {
+        Purpose::ALL.map(|purpose| self.zones.room(purpose, Lifetime::Young))
+    }
+
+    /// Of `candidates` those that are moved to where young data lies.
+    fn young<'a>(
+        &self,
+        version: &Version,
+        candidates: &'a [Candidate],
+    ) -> impl Iterator<Item = (Purpose, ZoneId, u64)> + 'a {
+        let (map, elsewhere) = (self.zones.map(), self.moved_elsewhere(version));
+        let young = candidates.iter().filter(move |(.., zone)| !elsewhere.contains(zone));
+        young.filter_map(move |&(_, live, zone)| {
+            Some((map.get(zone.0 as usize)?.purpose?, zone, live))
+        })
+    }
+
+    /// The zones that may be emptied, the cheapest first.
+    fn candidates(&self, version: &Version, fullest_percent: u64) -> Result<Vec<Candidate>> {
         let mut weights: BTreeMap<ZoneId, ZoneWeight> = BTreeMap::new();
         for numbered in version.trees.values().flat_map(|t| t.runs()) {
             numbered.run.weigh_zones(&mut weights)?;
@@ -104,7 +172,7 @@ impl Defragmenter {
         let held: BTreeMap<ZoneId, u64> =
             self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
         let alone = |zone: &ZoneId, bytes: u64| held.get(zone).is_some_and(|live| *live <= bytes);
-        let mut candidates: Vec<(u64, u64, ZoneId)> = weights
+        let mut candidates: Vec<Candidate> = weights
             .iter()
             .filter(|(zone, w)| {
                 w.bytes.saturating_mul(100) < ZONE_SIZE * fullest_percent
@@ -121,27 +189,7 @@ impl Defragmenter {
             })
             .collect();
         candidates.sort_unstable();
-        let map = self.zones.map();
-        let elsewhere = self.moved_elsewhere(&version);
-        // By purpose: the bytes of victims that are moved into the open zone of young data.
-        let mut young = [0; Purpose::ALL.len()];
-        let mut victims = Victims::default();
-        for (_, live, zone) in candidates {
-            if victims.live + live > most && !victims.zones.is_empty() {
-                break;
-            }
-            victims.live += live;
-            victims.zones.insert(zone);
-            let purpose = map.get(zone.0 as usize).and_then(|info| info.purpose);
-            if let Some(purpose) = purpose.filter(|_| !elsewhere.contains(&zone)) {
-                young[purpose as usize] += live;
-            }
-        }
-        let room = |purpose| self.zones.room(purpose, Lifetime::Young);
-        let fit =
-            Purpose::ALL.into_iter().map(|purpose| young[purpose as usize].min(room(purpose)));
-        victims.room = fit.sum();
-        if victims.gain() == 0 { Ok(Victims::default()) } else { Ok(victims) }
+        Ok(candidates)
     }
 
     /// Zones of which something does not go to where young data lies, as all does in a small store,
