@@ -290,7 +290,8 @@ def report(a):
         )
 
     rows = [
-        f"| a tree of {a.tree:,} files | made | `tar x` of as many | ten changed files brought back | dropped |",
+        f"| a tree of {a.tree:,} files | made | `tar x` of as many "
+        "| ten changed files brought back | dropped |",
         "|---|---|---|---|---|",
     ]
     for name in (
