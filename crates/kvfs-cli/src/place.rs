@@ -221,7 +221,8 @@ pub fn store_and_branch(target: &Path) -> Outcome<(PathBuf, String)> {
 impl Place {
     /// Where all of the file system is mounted; where it is not, where this is.
     pub fn root(&self) -> PathBuf {
-        self.root_mount().mount_point
+        let MountEntry { mount_point, .. } = self.root_mount();
+        mount_point
     }
 
     /// The mount of all of the file system; where there is none, this one.
