@@ -6,7 +6,7 @@ KVFS   = target/release/kvfs
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
 	bounded many measurements mutants redis-fuzz soak crash-live crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
-	bench-transactions bench-defrag bench-papers redis-suites bench-redis lint-bench \
+	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis lint-bench \
 	lint-fuzz python lint-python install install-files deb boot packages clean
 
 help:
@@ -203,6 +203,13 @@ bench-transactions: build
 		python3 scripts/bench_transactions.py $$stage || exit 1; \
 	done
 	python3 scripts/bench_transactions.py report
+
+## make bench-branches  branches of a tree, beside git worktrees, copies by reference and subvolumes
+##                   of btrfs, and with 1,000 clones (docs/bench/transactions.md)
+bench-branches: build
+	$(CARGO) build --release --package measure --bin kvfs_views
+	rm -f docs/bench/branches.jsonl
+	python3 scripts/bench_branches.py trees many report
 
 ## make bench-defrag  the paper's §4.4 at size: what defragmentation reclaims, what it does to scans
 ##                   and to a client (MIB=2048)
