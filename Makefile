@@ -6,8 +6,8 @@ KVFS   = target/release/kvfs
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
 	bounded many measurements mutants redis-fuzz soak crash-live crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
-	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis lint-bench \
-	lint-fuzz python lint-python install install-files deb boot packages clean
+	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
+	lint-bench lint-fuzz python lint-python install install-files deb boot packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
