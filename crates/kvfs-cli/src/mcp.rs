@@ -72,6 +72,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     // What `run` starts is to write in transactions alone, and to end none.
     mounted.seal()?;
+    mounted.use_branch()?;
     let limits = Limits {
         timeout: args.timeout.max(1),
         output: usize::try_from(args.output_limit).unwrap_or(usize::MAX),

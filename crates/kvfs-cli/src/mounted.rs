@@ -133,6 +133,14 @@ impl Mounted {
         View::Transaction(id).path(&self.mount_point)
     }
 
+    /// Has commands that name no branch work in the clone that the path leads to, if it does.
+    pub fn use_branch(&mut self) -> Outcome {
+        match self.view.clone() {
+            View::Clone(name) => self.call(&[b"CLONE", b"USE", name.as_bytes()]).map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// Where the files of a branch or a snapshot are.
     pub fn path_of(&self, view: &View) -> PathBuf {
         match *view == self.shown {

@@ -3,7 +3,7 @@
 mod place;
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
@@ -172,6 +172,74 @@ fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
     }
     succeeds(on(&["snapshot", "rollback"]).arg(p.mnt()).arg("tried"));
     assert!(!p.mnt().join("new").exists());
+}
+
+/// What the tools of `kvfs mcp` say, one after the other; `TXN` in their arguments is the number of
+/// the transaction that the first one begins.
+fn asked_of_agent(p: &Place, tools: &[(&str, &str)]) -> Vec<String> {
+    let mut server = on(&["mcp"])
+        .arg(p.mnt())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kvfs runs");
+    let mut input = server.stdin.take().expect("a pipe");
+    let mut lines = BufReader::new(server.stdout.take().expect("a pipe")).lines();
+    let mut say = |method: &str, params: &str| -> serde_json::Value {
+        let request =
+            format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#);
+        writeln!(input, "{request}").expect("sent");
+        let answer = lines.next().expect("an answer").expect("read");
+        serde_json::from_str(&answer).expect("JSON")
+    };
+    let client = r#"{"name":"t","version":"1"}"#;
+    say(
+        "initialize",
+        &format!(r#"{{"protocolVersion":"2025-03-26","capabilities":{{}},"clientInfo":{client}}}"#),
+    );
+    let mut said: Vec<String> = Vec::new();
+    for (tool, arguments) in tools {
+        let first = said.first().and_then(|text| text.split_whitespace().nth(1));
+        let arguments = arguments.replace("TXN", first.unwrap_or_default());
+        let params = format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#);
+        let answer = say("tools/call", &params);
+        let text = answer["result"]["content"][0]["text"].as_str();
+        said.push(text.unwrap_or_else(|| panic!("{tool}: {answer}")).to_string());
+    }
+    drop(input);
+    assert!(server.wait().expect("it ends").success());
+    said
+}
+
+#[test]
+fn an_agent_works_in_the_clone_that_is_mounted_alone() {
+    let Some(p) = prepared() else { return };
+    succeeds(&mut mount(&p, "clone=trial"));
+    let said = asked_of_agent(
+        &p,
+        &[
+            ("begin", "{}"),
+            ("write_file", r#"{"transaction":TXN,"path":"agent","content":"in"}"#),
+            ("put_key", r#"{"transaction":TXN,"key":"k","value":"v"}"#),
+            ("get_key", r#"{"key":"k"}"#),
+            ("run", r#"{"transaction":TXN,"command":"pwd; cat agent"}"#),
+            ("commit", r#"{"transaction":TXN}"#),
+            ("get_key", r#"{"key":"k"}"#),
+            ("snapshot", r#"{"name":"by-agent"}"#),
+            ("branch", r#"{"name":"of-trial"}"#),
+        ],
+    );
+    assert!(said[3].contains("there is no key k"), "{said:?}");
+    let here = fs::canonicalize(p.mnt()).expect("a path");
+    assert!(said[4].contains(&format!("{}\nin", here.display())), "{said:?}");
+    assert_eq!(said[6].trim(), "v");
+    assert_eq!(fs::read_to_string(p.mnt().join("agent")).expect("read"), "in");
+    assert_eq!(names(&p.mnt().join(".kvfs/snapshot")), ["by-agent"]);
+    succeeds(&mut p.umount());
+    p.mounted();
+    assert!(!p.mnt().join("agent").exists());
+    let branch = p.mnt().join(".kvfs/clone/of-trial/agent");
+    assert_eq!(fs::read_to_string(branch).expect("read"), "in");
 }
 
 /// The attributes that programs which make backups compare, to read only what has changed.

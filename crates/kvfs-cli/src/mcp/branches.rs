@@ -23,10 +23,12 @@ pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         }
         (Some(snapshot), None) => clone(session, snapshot, name)?,
         (None, of) => {
+            let here = session.mounted.view.branch().filter(|branch| !branch.is_empty());
+            let of = of.map(String::from).or(here.map(String::from));
             // A clone keeps the state that it was made of by itself.
             let state = format!("for-branch-{name}-{}", std::process::id());
             let mut words = vec![&b"SNAPSHOT"[..], b"CREATE", state.as_bytes()];
-            words.extend(of.into_iter().flat_map(|of| [b"OF", of.as_bytes()]));
+            words.extend(of.iter().flat_map(|of| [b"OF", of.as_bytes()]));
             session.mounted.call(&words)?;
             let made = clone(session, &state, name);
             let dropped = session.mounted.call(&[b"SNAPSHOT", b"DROP", state.as_bytes()]);

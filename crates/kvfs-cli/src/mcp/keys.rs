@@ -20,6 +20,7 @@ fn call(session: &mut Session, given: &Arguments<'_>, words: &[&[u8]]) -> Outcom
     mounted.txn(&["JOIN", &id.to_string()])?;
     let done = mounted.call(&[b"USE", dictionary.as_bytes()]).and_then(|_| mounted.call(words));
     mounted.txn(&["LEAVE"])?;
+    mounted.use_branch()?;
     done
 }
 

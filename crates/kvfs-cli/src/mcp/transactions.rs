@@ -207,7 +207,10 @@ pub fn list(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
 
 pub fn snapshot(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let name = given.needed("name")?;
-    session.mounted.call(&[b"SNAPSHOT", b"CREATE", name.as_bytes()])?;
+    let of = session.mounted.view.branch().unwrap_or_default().to_owned();
+    let mut words = vec![&b"SNAPSHOT"[..], b"CREATE", name.as_bytes()];
+    words.extend([&b"OF"[..], of.as_bytes()].into_iter().filter(|_| !of.is_empty()));
+    session.mounted.call(&words)?;
     Ok(format!("snapshot {name} is made\n").into())
 }
 
