@@ -7,8 +7,8 @@ reference and subvolumes of btrfs.
     many     the same calls, at so many files and with 1,000 clones beside them, and without
 
 Each stage appends its figures to a file of JSON lines; `report` writes the table into
-docs/bench/transactions.md. The tree is taken from Cargo's registry. Needs root, git and
-btrfs-progs."""
+docs/bench/transactions.md. The tree is taken from Cargo's registry. Needs root, git,
+rsync and btrfs-progs."""
 
 import argparse
 import json
@@ -181,7 +181,7 @@ def btrfs(a, work, base, paths, archive, figures, noise):
             figures.time(
                 "cp --reflink: ten files back",
                 lambda: sh("rsync", "-a", "--delete", f"{copy}/", at / "main/tree"),
-            ) if shutil.which("rsync") else None
+            )
             (copy / "new").mkdir()
             figures.time(
                 "cp --reflink: tar x", lambda: sh("tar", "xf", archive, "-C", copy / "new")

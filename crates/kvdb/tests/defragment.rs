@@ -212,12 +212,12 @@ fn it_begins_by_itself_when_much_is_lost() {
 /// One zone with little in it: moved elsewhere that would take a zone as well, but the zone that
 /// was written last has room for it.
 #[test]
-fn what_fits_behind_what_was_written_last_takes_no_zone() {
+fn what_fits_after_what_was_written_last_takes_no_zone() {
     let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
     let options = CreateOptions { open, ..CreateOptions::default() };
     let env = Arc::new(Simulated::new(1));
     let db = Kvdb::create(Arc::new(MemoryDevice::new()), env, options).unwrap();
-    // What is left is stitched.
+    // The merge stitches the rest.
     let options = DictionaryOptions { stitch_at: 0, separate_at: 2048, ..Default::default() };
     let d = db.create_dictionary("d", options).unwrap();
     let key = |i: u64| i.to_be_bytes().to_vec();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use kvdb_server::Reply;
 use serde_json::json;
 
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, Naming};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use crate::place::{self, View};
@@ -32,11 +32,7 @@ pub struct Args {
 
 /// Where something lies: the path from the root of its view, and the transaction, if the view is
 /// one's.
-fn position(
-    mounted: &Mounted,
-    path: &Path,
-    device: &str,
-) -> Outcome<(PathBuf, Option<(&'static str, String)>)> {
+fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, Option<Naming>)> {
     let outside = || {
         Failure::new(
             Exit::Usage,
@@ -49,10 +45,10 @@ fn position(
     };
     let place = place::of(path).map_err(|e| Failure::io("cannot read the table of mounts", &e))?;
     let place = place.filter(|place| place.mount.device == device).ok_or_else(outside)?;
-    match place.view {
-        View::Mainline => Ok((place.rest, mounted.entered().map(|id| ("TXN", id.to_string())))),
-        View::Transaction(id) => Ok((place.rest, Some(("TXN", id.to_string())))),
-        View::Clone(name) => Ok((place.rest, Some(("CLONE", name)))),
+    match &place.view {
+        View::Mainline | View::Transaction(_) | View::Clone(_) => {
+            Ok((place.rest, mounted.naming(&place.view)))
+        }
         view => Err(Failure::new(
             Exit::Usage,
             format!("{} lies in {view}, where nothing is made", path.display()),
@@ -86,7 +82,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         ));
     }
     let mut words = vec![&b"CLONETREE"[..], from.as_os_str().as_bytes(), to.as_os_str().as_bytes()];
-    words.extend(of.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
+    words.extend(of.iter().flat_map(Naming::words));
     let Reply::Array(fields) = mounted.call(&words)? else {
         return Err(Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply"));
     };

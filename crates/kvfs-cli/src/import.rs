@@ -36,8 +36,9 @@ attributes and holes. What exists already is treated as tar does: a directory is
 the new attributes, everything else is replaced.
 
 Into a mounted store it is one transaction: everything appears at once and is on disk then, or \
-nothing is changed, whatever happens; of any size, in little memory. Into a view of an open \
-transaction (.kvfs/txn/ID, or in `kvfs run`) it is a part of that. There, and in a store that is \
+nothing is changed, whatever happens; of any size, in little memory. So it is in a \
+clone (.kvfs/clone/NAME). Into a view of an open transaction (.kvfs/txn/ID, or in `kvfs run`) it is \
+a part of that. There, and in a store that is \
 not mounted, what had come before a failure stays. Where the second one is a store and the first \
 is none, they are taken the other way around, as cp has it.
 

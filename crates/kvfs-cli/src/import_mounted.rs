@@ -11,7 +11,7 @@ use kvdb_server::Reply;
 use crate::daemons::Record;
 use crate::import_items::{BATCH, Item};
 use crate::importer::Counts;
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, Naming};
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 use crate::place::{self, View};
@@ -27,8 +27,8 @@ pub struct Target {
     directory: PathBuf,
     /// On this machine.
     full: PathBuf,
-    /// The transaction or the clone, as a command names it.
-    view: Option<(&'static str, String)>,
+    /// The transaction or the clone; `None`: it is the store.
+    view: Option<Naming>,
 }
 
 /// What a path names, if it is a directory of a mounted store, or one to be made there, or the file
@@ -42,8 +42,7 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
             return Ok(None);
         }
         let mounted = Mounted::find(path)?;
-        let view = mounted.entered().map(|id| ("TXN", id.to_string()));
-        let full = mounted.mount_point.clone();
+        let (view, full) = (mounted.naming(&View::Mainline), mounted.mount_point.clone());
         return Ok(Some(Target { mounted, directory: PathBuf::from("/"), full, view }));
     }
     let full =
@@ -55,10 +54,8 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
         full.parent().unwrap_or(Path::new("/")).to_path_buf()
     };
     let mounted = Mounted::find_view(&directory)?;
-    let view = match place.view {
-        View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
-        View::Transaction(id) => Some(("TXN", id.to_string())),
-        View::Clone(name) => Some(("CLONE", name)),
+    match &place.view {
+        View::Mainline | View::Transaction(_) | View::Clone(_) => {}
         view => {
             let what = format!(
                 "{} leads into {view}: files are imported into the store, its clones and transactions",
@@ -66,7 +63,8 @@ pub fn target(path: &Path) -> Outcome<Option<Target>> {
             );
             return Err(Failure::new(Exit::Usage, what));
         }
-    };
+    }
+    let view = mounted.naming(&place.view);
     Ok(Some(Target { mounted, directory: place.rest, full, view }))
 }
 
@@ -111,8 +109,7 @@ impl Target {
     ) -> Outcome<Counts> {
         let directory = [b"/", self.directory.as_os_str().as_bytes(), b"/", to].concat();
         let mut words = vec![&b"IMPORT"[..], b"BEGIN", &directory];
-        let view = self.view.iter();
-        words.extend(view.flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
+        words.extend(self.view.iter().flat_map(Naming::words));
         self.mounted.call(&words)?;
         let (mut bytes, mut under_way) = (Vec::new(), 0);
         let mounted = &mut self.mounted;

@@ -20,8 +20,6 @@ use crate::sizes;
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub mount: MountOptions,
-    /// The clone that is mounted alone.
-    pub clone: Option<String>,
     /// `fsname=`, where given; otherwise the store's path is the source.
     pub source: Option<OsString>,
     pub policy: Policy,
@@ -196,7 +194,6 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 }
                 mount.root = [".kvfs", &name, view].iter().collect();
                 mount.read_only |= name == "snapshot";
-                options.clone = (name == "clone").then(|| view.into());
             }
             ("listen", Some(value)) => {
                 let address = value.to_str().and_then(|text| text.parse().ok());

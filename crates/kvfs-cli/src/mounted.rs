@@ -62,6 +62,16 @@ pub struct Commit<'a> {
     pub abort_nested: bool,
 }
 
+/// Names a view in a command of the socket.
+#[derive(PartialEq, Eq)]
+pub struct Naming(&'static str, String);
+
+impl Naming {
+    pub fn words(&self) -> [&[u8]; 2] {
+        [self.0.as_bytes(), self.1.as_bytes()]
+    }
+}
+
 pub struct Mounted {
     pub mount_point: PathBuf,
     pub socket: PathBuf,
@@ -69,7 +79,7 @@ pub struct Mounted {
     pub view: View,
     /// It is the mount that shows the view, and not the path that names it.
     pub bound: bool,
-    /// What is shown at the mount point, which may be one clone alone.
+    /// The view that is mounted at the mount point, which may be one clone alone.
     shown: View,
     /// Where the path lies in the table of mounts.
     pub mounted_at: PathBuf,
@@ -116,7 +126,7 @@ impl Mounted {
                 (mount_point, mount)
             }
         };
-        let shown = mount.as_ref().map_or(View::Mainline, place::shown_by);
+        let shown = mount.map_or(View::Mainline, |mount| place::view_at(&mount.root));
         let mounted_at = place.as_ref().map(|place| place.mount.mount_point.clone());
         let client = sockets::connect(&socket).map_err(|e| {
             Failure::io(format!("cannot reach the store's daemon at {}", socket.display()), &e)
@@ -135,9 +145,19 @@ impl Mounted {
 
     /// Has commands that name no branch work in the clone that the path leads to, if it does.
     pub fn use_branch(&mut self) -> Outcome {
-        match self.view.clone() {
-            View::Clone(name) => self.call(&[b"CLONE", b"USE", name.as_bytes()]).map(drop),
-            _ => Ok(()),
+        let Some(name) = self.view.clone_name().map(String::from) else { return Ok(()) };
+        self.call(&[b"CLONE", b"USE", name.as_bytes()]).map(drop)
+    }
+
+    /// Returns the words by which a command of the socket names a view: none for the store, where
+    /// this process was not started in a transaction of it. A list of views is no view.
+    pub fn naming(&self, view: &View) -> Option<Naming> {
+        match view {
+            View::Mainline => self.entered().map(|id| Naming("TXN", id.to_string())),
+            View::Transaction(id) => Some(Naming("TXN", id.to_string())),
+            View::Snapshot(name) => Some(Naming("SNAPSHOT", name.clone())),
+            View::Clone(name) => Some(Naming("CLONE", name.clone())),
+            View::Listing => None,
         }
     }
 

@@ -46,6 +46,11 @@ impl View {
         }
     }
 
+    /// The clone whose files these are; `None`: they are those of another view.
+    pub fn clone_name(&self) -> Option<&str> {
+        self.branch().filter(|name| !name.is_empty())
+    }
+
     /// Where it is, in a file system that is mounted at `mount_point`.
     pub fn path(&self, mount_point: &Path) -> PathBuf {
         let (kind, name) = match self {
@@ -107,9 +112,9 @@ fn view_of(path: &Path) -> (View, PathBuf) {
     }
 }
 
-/// The view that a mount shows.
-pub fn shown_by(mount: &MountEntry) -> View {
-    view_of(mount.root.strip_prefix("/").unwrap_or(&mount.root)).0
+/// Returns the view that has a directory, by its path from the root of the file system.
+pub fn view_at(path: &Path) -> View {
+    view_of(path.strip_prefix("/").unwrap_or(path)).0
 }
 
 /// The directory of a view that is mounted there; `None`: it is another view's.

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::failures;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::proposed;
 use crate::snapshot;
 use crate::sockets;
 use crate::store::{self, Access, Store};
@@ -268,18 +269,11 @@ fn live(args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
     let id = match entered {
         Some(id) => id,
         None => {
-            let clone = mounted.view.branch().unwrap_or_default().to_owned();
+            let clone = mounted.view.clone_name().map(String::from);
             let mut words = vec!["BEGIN", "SI", "LABEL", "restore", "UNDOABLE", "ATTACHED"];
-            words.extend(["OF", &clone].into_iter().filter(|_| !clone.is_empty()));
-            match mounted.txn(&words)? {
-                Reply::Integer(id) => u64::try_from(id).unwrap_or(0),
-                _ => {
-                    return Err(Failure::new(
-                        Exit::Failed,
-                        "the store's daemon gave an unexpected reply",
-                    ));
-                }
-            }
+            words.extend(clone.iter().flat_map(|clone| ["OF", clone]));
+            let Reply::Integer(id) = mounted.txn(&words)? else { return Err(proposed::odd()) };
+            u64::try_from(id).unwrap_or(0)
         }
     };
     let mut live = Live { mounted, id, snapshot: args.snapshot.clone() };

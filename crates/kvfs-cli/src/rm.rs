@@ -8,7 +8,7 @@ use kvfs::Views;
 use kvfs_fuse::mounts;
 use serde::Serialize;
 
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, Naming};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use crate::place::{self, View};
@@ -124,23 +124,21 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
     let place = place::of(&full)
         .map_err(cannot)?
         .ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} is in no store")))?;
-    let whose = match place.view {
-        View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
-        View::Transaction(id) => Some(("TXN", id.to_string())),
+    match &place.view {
         View::Clone(_) if place.rest.as_os_str().is_empty() => {
             return Err(Failure::new(
                 Exit::Usage,
                 format!("{shown} is a clone: it is dropped by kvfs clone drop"),
             ));
         }
-        View::Clone(name) => Some(("CLONE", name)),
+        View::Mainline | View::Transaction(_) | View::Clone(_) => {}
         View::Listing => {
             return Err(Failure::new(
                 Exit::Usage,
                 format!("{shown} is a view: a transaction is ended by kvfs txn"),
             ));
         }
-        view => {
+        view @ View::Snapshot(_) => {
             return Err(Failure::new(
                 Exit::Usage,
                 format!(
@@ -148,9 +146,10 @@ fn remove_mounted(path: &Path) -> Outcome<Counts> {
                 ),
             ));
         }
-    };
+    }
+    let naming = mounted.naming(&place.view);
     let mut words = vec![&b"RMTREE"[..], place.rest.as_os_str().as_bytes()];
-    words.extend(whose.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
+    words.extend(naming.iter().flat_map(Naming::words));
     let reply = mounted.call(&words).map_err(|failure| Failure {
         message: format!("cannot remove {shown}: {}", failure.message),
         ..failure

@@ -92,8 +92,8 @@ pub struct How {
     /// once more for that (si only).
     #[arg(long)]
     durable: bool,
-    /// What it changes may take so much: bytes, or with a unit (10G). What would take more fails as
-    /// on a full disk (ENOSPC) in it, and nowhere else.
+    /// Its changes may take so much: bytes, or with a unit (10G). Programs in it that write more
+    /// fail as on a full disk (ENOSPC), and others do not.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
     limit: Option<u64>,
     /// Its commit cannot be undone with `kvfs undo`, and nothing of what it removes is kept for
@@ -137,12 +137,10 @@ impl How {
         let around = within.map(|id| id.to_string());
         let idle = self.idle.map(|seconds| seconds.to_string());
         let limit = self.limit.map(|bytes| bytes.to_string());
-        let clone = mounted.view.branch().unwrap_or_default().to_owned();
+        let clone = mounted.view.clone_name().map(String::from);
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
         words.push("INPLACE");
-        if !clone.is_empty() {
-            words.extend(["OF", &clone]);
-        }
+        words.extend(clone.iter().flat_map(|clone| ["OF", clone]));
         // The commit into another one is undone by ending that.
         words.extend((!self.no_undo && within.is_none()).then_some("UNDOABLE"));
         words.extend(around.iter().flat_map(|id| ["WITHIN", id.as_str()]));

@@ -24,6 +24,7 @@ use crate::metrics;
 use crate::mount_options::Options;
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
+use crate::place;
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
 use crate::sockets;
@@ -116,9 +117,10 @@ impl Service {
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
         let metrics = or_without(metrics.transpose(), needed)?;
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
+        let mounted_alone = place::view_at(&options.mount.root);
         let adapter = FuseAdapter::new(views.clone())
             .open_views(options.open_views)
-            .of_clone_alone(options.clone.clone());
+            .of_clone_alone(mounted_alone.clone_name().map(String::from));
         let adapter = Arc::new(match mounting {
             Mounting::On(_) | Mounting::Kept(..) => adapter,
             Mounting::Again(_) => adapter.of_mount_in_use(options.policy.write_back),

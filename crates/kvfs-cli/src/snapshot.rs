@@ -128,10 +128,8 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
             let hint = match place.bound {
                 true => "do it from outside".into(),
                 false => {
-                    format!(
-                        "give the directory of the mount ({})",
-                        place.mount.mount_point.display()
-                    )
+                    let at = place.mount.mount_point.display();
+                    format!("give the directory of the mount ({at})")
                 }
             };
             Err(Failure::new(Exit::Usage, what).hint(hint))

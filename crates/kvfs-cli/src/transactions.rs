@@ -177,26 +177,22 @@ impl Transactions for OverFiles {
     }
 
     fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
-        let (id, own) = match view(whose) {
-            ViewId::Transaction(id) => (id, false),
-            ViewId::Snapshot(_) => {
-                return Err(of_store(kvfs::Error::ReadOnly));
-            }
-            branch @ (ViewId::Mainline | ViewId::Clone(_)) => {
-                let branch = match branch {
-                    ViewId::Clone(name) => name,
-                    _ => String::new(),
-                };
-                let options = TransactionOptions {
-                    branch,
-                    label: "import".into(),
-                    idle_limit: Some(IDLE_IMPORT),
-                    undoable: true,
-                    user,
-                    ..Default::default()
-                };
-                (self.0.begin(options).map_err(of_store)?, true)
-            }
+        let begin = |branch| {
+            let options = TransactionOptions {
+                branch,
+                label: "import".into(),
+                idle_limit: Some(IDLE_IMPORT),
+                undoable: true,
+                user,
+                ..Default::default()
+            };
+            self.0.begin(options).map_err(of_store)
+        };
+        let (id, own) = match whose {
+            Whose::Transaction(id) => (id, false),
+            Whose::Store => (begin(String::new())?, true),
+            Whose::Clone(name) => (begin(name)?, true),
+            Whose::Snapshot(_) => return Err(of_store(kvfs::Error::ReadOnly)),
         };
         // Whatever fails from here on, one of its own ends with it.
         let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };

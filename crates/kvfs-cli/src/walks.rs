@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use kvdb_server::Reply;
 use kvfs::{Attr, FileKind, Fs, Timestamp};
 
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, Naming};
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 use crate::place::{self, View};
@@ -111,20 +111,13 @@ pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
         full.parent().map_or_else(PathBuf::new, Path::to_path_buf)
     };
     let mut mounted = Mounted::find_view(&directory)?;
-    let whose = match place.view {
-        View::Mainline => mounted.entered().map(|id| ("TXN", id.to_string())),
-        View::Transaction(id) => Some(("TXN", id.to_string())),
-        View::Snapshot(name) => Some(("SNAPSHOT", name)),
-        View::Clone(name) => Some(("CLONE", name)),
-        View::Listing => {
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("{shown} is a list of views: give one of them"),
-            ));
-        }
-    };
+    if place.view == View::Listing {
+        let what = format!("{shown} is a list of views: give one of them");
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    let naming = mounted.naming(&place.view);
     let mut words = vec![command.as_bytes(), b"BEGIN", place.rest.as_os_str().as_bytes()];
-    words.extend(whose.iter().flat_map(|(kind, name)| [kind.as_bytes(), name.as_bytes()]));
+    words.extend(naming.iter().flat_map(Naming::words));
     mounted.call(&words)?;
     // What comes next is on its way while this is looked at.
     mounted.send(&[command.as_bytes(), b"NEXT"])?;

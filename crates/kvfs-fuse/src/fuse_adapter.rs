@@ -248,12 +248,6 @@ impl FuseAdapter {
         self
     }
 
-    /// The path from the root of the file system to what lies at `path` in a view.
-    pub(crate) fn path_in(&self, view: &kvfs::ViewId, fs: &Fs, path: &[u8]) -> std::path::PathBuf {
-        let (user, chain) = (fs.user(), fs.transactions());
-        control_directory::path_in(view, user, &chain, path, self.alone.as_deref())
-    }
-
     /// For a mount that another one has served before ([`crate::take_over`]), with what its policy
     /// says of writes. A [`crate::KernelNotifier`] is to follow.
     #[must_use]

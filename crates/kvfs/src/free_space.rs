@@ -31,14 +31,15 @@ impl Fs {
         if self.refill_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Whether so much more is within the limits of the transaction, with what waits in memory.
+    /// Returns whether so much more is within the limits of the transaction, with all that waits in
+    /// memory.
     fn is_within_limit(&self, cost: u64) -> Result<bool> {
         let fits =
             |waits: u64| self.room_of_limit().is_none_or(|room| cost.saturating_add(waits) <= room);
         if fits(cost_of(self.core.space.dirty_bytes() as u64)) {
             return Ok(true);
         }
-        // What waits may be less in the transaction, and what was deleted give something back.
+        // Waiting data may be less in the transaction, and deletions may give something back.
         self.commit_older_than(Duration::MAX)?;
         if let Scope::Transaction(transaction) = &self.core.scope {
             transaction.make_room()?;

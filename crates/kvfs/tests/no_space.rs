@@ -149,7 +149,7 @@ fn small_files_come_and_go_in_a_full_store() {
     cycles(&[2000], 4);
 }
 
-/// Whether merges find room before they have made some depends on the order in which files go.
+/// The order in which files go decides if merges find room before they have made some.
 #[test]
 fn small_files_come_and_go_in_a_full_store_in_another_order() {
     let orders = if std::env::var_os("KVFS_SEEDS").is_some() { 3..=10 } else { 6..=6 };

@@ -3,7 +3,7 @@
 
 use kvdb::TransactionId;
 
-use super::is;
+use super::{is, snapshot};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -14,10 +14,7 @@ use crate::transactions::{Walking, Whose};
 /// Whose files a command is about: `TXN id`, `CLONE name` or `SNAPSHOT name` from argument `at` on,
 /// or else those of what the connection uses.
 fn whose(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Whose, Failure> {
-    let name = || {
-        let named = String::from_utf8(args.at(at + 1).to_vec());
-        named.map_err(|_| Failure::request("a name is UTF-8 text"))
-    };
+    let name = || snapshot::name(args.at(at + 1)).map(String::from);
     match (args.len() - at, args.get(at)) {
         (0, _) => Ok(match (&s.joined, &s.place) {
             (Some((transaction, _)), _) => Whose::Transaction(transaction.id()),

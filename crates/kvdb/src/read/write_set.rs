@@ -314,7 +314,7 @@ impl WriteSet {
         to: &RunWriter<'_>,
         keep: &BTreeMap<DictionaryId, usize>,
     ) -> Result<()> {
-        self.write_out(to, keep, RUNS)
+        self.write_out(to, keep, (RUNS, OLDER))
     }
 
     /// The same, with all that does not stay apart as one run: what was overwritten or deleted is
@@ -324,16 +324,16 @@ impl WriteSet {
         to: &RunWriter<'_>,
         keep: &BTreeMap<DictionaryId, usize>,
     ) -> Result<()> {
-        self.write_out(to, keep, 1)
+        self.write_out(to, keep, (1, u64::MAX))
     }
 
-    /// `most`: runs of a dictionary after which the young ones are made one, and where that is one,
-    /// all of them.
+    /// `most`: runs of a dictionary after which the young ones are made one, see [`RUNS`]; `older`:
+    /// how large an older one may be to join them, see [`OLDER`].
     fn write_out(
         &mut self,
         to: &RunWriter<'_>,
         keep: &BTreeMap<DictionaryId, usize>,
-        most: usize,
+        (most, older): (usize, u64),
     ) -> Result<()> {
         let version = to.versions.load_full();
         // Made next to the old parts, so that an error changes nothing.
@@ -362,9 +362,8 @@ impl WriteSet {
                 let mut from = next.len();
                 let mut together = 0;
                 while from > keep
-                    && (most == 1
-                        || from + 2 > next.len()
-                        || bytes(&next[from - 1]) <= OLDER * together)
+                    && (from + 2 > next.len()
+                        || bytes(&next[from - 1]) <= older.saturating_mul(together))
                 {
                     from -= 1;
                     together += bytes(&next[from]);

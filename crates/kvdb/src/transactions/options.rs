@@ -58,7 +58,7 @@ pub struct TransactionOptions {
     /// The branch that it is of; `""`: the main one. What a durable one reads, and the states
     /// around a commit that can be undone, are of this branch alone; its end ends the transaction.
     pub branch: String,
-    /// What its changes may take, bytes: those that would take more are refused with
+    /// Its changes may take so many bytes: those that would take more are refused with
     /// [`crate::Error::OverLimit`], but for deletions. What others within it have changed counts,
     /// too. What is copied by reference counts as if it were written, and what is changed twice may
     /// count twice until it is merged. `None`: as much as there is room for.
@@ -146,7 +146,7 @@ pub struct TransactionInfo {
     pub memory: u64,
     /// Bytes of those runs.
     pub run_bytes: u64,
-    /// What it may take, bytes, if that is limited.
+    /// Its limit, bytes, if it has one.
     pub limit: Option<u64>,
     /// The transaction whose end a call of this one waits for, since that one holds what it would
     /// lock.

@@ -23,8 +23,7 @@ pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         }
         (Some(snapshot), None) => clone(session, snapshot, name)?,
         (None, of) => {
-            let here = session.mounted.view.branch().filter(|branch| !branch.is_empty());
-            let of = of.map(String::from).or(here.map(String::from));
+            let of = of.or(session.mounted.view.clone_name()).map(String::from);
             // A clone keeps the state that it was made of by itself.
             let state = format!("for-branch-{name}-{}", std::process::id());
             let mut words = vec![&b"SNAPSHOT"[..], b"CREATE", state.as_bytes()];

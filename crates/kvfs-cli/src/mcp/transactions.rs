@@ -207,9 +207,9 @@ pub fn list(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {
 
 pub fn snapshot(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let name = given.needed("name")?;
-    let of = session.mounted.view.branch().unwrap_or_default().to_owned();
+    let of = session.mounted.view.clone_name().map(String::from);
     let mut words = vec![&b"SNAPSHOT"[..], b"CREATE", name.as_bytes()];
-    words.extend([&b"OF"[..], of.as_bytes()].into_iter().filter(|_| !of.is_empty()));
+    words.extend(of.iter().flat_map(|of| [&b"OF"[..], of.as_bytes()]));
     session.mounted.call(&words)?;
     Ok(format!("snapshot {name} is made\n").into())
 }

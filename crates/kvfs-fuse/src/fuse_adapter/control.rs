@@ -1,8 +1,8 @@
 //! The answers about the control directory.
 
-use std::collections::HashSet;
+use std::path::PathBuf;
 
-use kvfs::ViewId;
+use kvfs::{Fs, ViewId};
 
 use super::{FsIn, FuseAdapter, In, STALE, errno};
 use crate::handler::*;
@@ -42,18 +42,23 @@ impl FuseAdapter {
         kinds.filter(move |(_, kind)| self.top_of_kind(*kind) == top)
     }
 
-    /// Where a mount shows one clone alone, the transactions and snapshots that are of it.
-    fn of_alone(&self) -> Option<HashSet<ViewId>> {
-        let alone = self.alone.as_ref()?;
-        let transactions = self.views.list().into_iter().filter(|info| info.branch == *alone);
-        let transactions = transactions.map(|info| ViewId::Transaction(info.id));
-        let snapshots = self.views.snapshots().into_iter().filter(|info| info.branch == *alone);
-        Some(transactions.chain(snapshots.map(|info| ViewId::Snapshot(info.name))).collect())
+    /// Returns whether a transaction is to be seen in this mount, which may show one clone alone.
+    fn is_seen(&self, id: kvfs::TransactionId) -> bool {
+        let is_of = |alone: &String| self.views.transaction(id).is_ok_and(|t| t.branch() == alone);
+        self.alone.as_ref().is_none_or(is_of)
     }
 
-    /// Returns whether a view is to be seen in the control directory of this mount.
-    fn is_seen(view: &ViewId, of_alone: Option<&HashSet<ViewId>>) -> bool {
-        matches!(view, ViewId::Clone(_)) || of_alone.is_none_or(|all| all.contains(view))
+    /// The snapshots that are to be seen in this mount.
+    fn snapshots_seen(&self) -> impl Iterator<Item = String> {
+        let is_of = |branch: &String| self.alone.as_ref().is_none_or(|alone| branch == alone);
+        let all = self.views.snapshots().into_iter();
+        all.filter(move |info| is_of(&info.branch)).map(|info| info.name)
+    }
+
+    /// The path from the root of the file system to what lies at `path` in a view.
+    pub(crate) fn path_in(&self, view: &ViewId, fs: &Fs, path: &[u8]) -> PathBuf {
+        let (user, chain) = (fs.user(), fs.transactions());
+        control_directory::path_in(view, user, &chain, path, self.alone.as_deref())
     }
 
     /// The transactions that one is within, the outermost first, and itself; none: there is none.
@@ -123,8 +128,7 @@ impl FuseAdapter {
                 control_directory::user_named(name).ok_or(none)?,
             )),
             (control_directory::TRANSACTIONS, _) => match control_directory::view(dir, name) {
-                Some(view) if !Self::is_seen(&view, self.of_alone().as_ref()) => Err(none),
-                Some(ViewId::Transaction(id)) => {
+                Some(ViewId::Transaction(id)) if self.is_seen(id) => {
                     self.control_attr(control_directory::link(id).ok_or(none)?).map_err(|_| none)
                 }
                 _ => Err(none),
@@ -135,15 +139,14 @@ impl FuseAdapter {
             }
             _ => {
                 let view = control_directory::view(dir, name).ok_or(none)?;
-                if !Self::is_seen(&view, self.of_alone().as_ref()) {
-                    return Err(none);
-                }
-                if let ViewId::Transaction(id) = view
-                    && !self.lies_in(id, dir)
-                {
-                    return Err(none);
-                }
-                self.root_of(&view)
+                let lies_here = match &view {
+                    ViewId::Transaction(id) => self.is_seen(*id) && self.lies_in(*id, dir),
+                    ViewId::Snapshot(name) if self.alone.is_some() => {
+                        self.snapshots_seen().any(|seen| seen == *name)
+                    }
+                    _ => true,
+                };
+                if lies_here { self.root_of(&view) } else { Err(none) }
             }
         }
     }
@@ -192,11 +195,16 @@ impl FuseAdapter {
         } else if let Some(id) = control_directory::topped(dir) {
             entries.extend(control_directory::within(id).map(|ino| directory("txn", here(ino))));
         } else {
-            let of_alone = self.of_alone();
-            let seen = |view: &ViewId| Self::is_seen(view, of_alone.as_ref());
-            for view in self.views.all().into_iter().filter(seen) {
+            let views = match dir {
+                control_directory::SNAPSHOTS => {
+                    self.snapshots_seen().map(ViewId::Snapshot).collect()
+                }
+                _ => self.views.all(),
+            };
+            for view in views {
                 let Some((place, name)) = control_directory::place(&view) else { continue };
                 match view {
+                    ViewId::Transaction(id) if !self.is_seen(id) => {}
                     ViewId::Transaction(id) if dir == control_directory::TRANSACTIONS => {
                         entries.extend(
                             control_directory::link(id)

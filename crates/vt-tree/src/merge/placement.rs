@@ -114,19 +114,19 @@ impl Placement {
         e.len < self.gather_below
     }
 
-    /// Whether a contiguous span of `span` bytes of large values is so short that they should lie
+    /// Returns whether a contiguous span of `span` bytes of large values is so short that they should lie
     /// with others.
     pub(crate) fn is_short(&self, span: u64) -> bool {
         // No span is longer than a zone, so a larger threshold could never be met.
         span < self.values_at && (self.moves_all() || span < ZONE_SIZE / 2)
     }
 
-    /// Whether every value moves, wherever it lies.
+    /// Returns whether every value moves, wherever it lies.
     pub(crate) fn moves_all(&self) -> bool {
         self.values_at == u64::MAX
     }
 
-    /// Whether this value must move wherever it lies in its window.
+    /// Returns whether this value must move, wherever it lies in its window.
     pub(crate) fn moves_value(&self, e: &ExtentRef) -> bool {
         self.gathers(e)
             || self

@@ -101,7 +101,7 @@ impl RelocationWindow {
         let short = |span: &&[(ExtentRef, usize)]| {
             placement.is_short(span.iter().map(|(e, _)| u64::from(e.stored)).sum())
         };
-        // What moves becomes one span. A single short one, with nothing that it could lie next to,
+        // All that moves becomes one span. A single short one, with nothing that it could lie next to,
         // would be as short again, and the next merge would move it again.
         let gains = placement.moves_all()
             || self.items.iter().any(|held| held.placed)

@@ -22,7 +22,7 @@ pub(super) struct Victims {
     room: u64,
 }
 
-/// What emptying a zone costs, the bytes that are left in it, and the zone.
+/// A zone that may be emptied: its cost, the bytes that are left in it, and its number.
 type Candidate = (u64, u64, ZoneId);
 
 impl Victims {
@@ -112,8 +112,8 @@ impl Defragmenter {
         if victims.gain() > 0 {
             return Ok(victims);
         }
-        // Those that take no zone. Half of the room is left, so that what is moved is little
-        // compared with what is gained.
+        // Only zones that take no other one are left. Half of the room stays, so that little is
+        // moved compared with the gain.
         let room = self.room_by_purpose().map(|room| room / 2);
         let fitting =
             self.young(&version, &candidates).scan(room, |room, (purpose, zone, live)| {
@@ -139,7 +139,7 @@ impl Defragmenter {
         if victims.gain() == 0 { Ok(Victims::default()) } else { Ok(victims) }
     }
 
-    /// What is left in the open zones of young data.
+    /// Returns the room in the open zones of young data, bytes.
     fn room_by_purpose(&self) -> [u64; Purpose::ALL.len()] {
         Purpose::ALL.map(|purpose| self.zones.room(purpose, Lifetime::Young))
     }
