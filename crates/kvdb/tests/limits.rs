@@ -114,6 +114,24 @@ fn what_is_committed_into_a_transaction_counts_there() {
 }
 
 #[test]
+fn runs_that_are_written_in_bulk_count_one_by_one() {
+    let db = Kvdb::in_memory();
+    let dict = db.open_dictionary("d").expect("made").id();
+    let t = limited(&db, LIMIT, None);
+    let view = db.view();
+    let adopt = |n: u8| {
+        let mut bulk = t.bulk(dict, &view).expect("begun");
+        for i in 0..100u8 {
+            bulk.push(&[n, i], &value(i)).expect("pushed");
+        }
+        t.adopt(bulk.finish().expect("written"))
+    };
+    let adopted = (0..10).take_while(|n| adopt(*n).is_ok()).count();
+    assert!((3..=4).contains(&adopted), "{adopted} runs of a megabyte");
+    t.commit(Durability::Buffered).expect("committed");
+}
+
+#[test]
 fn a_durable_one_has_its_limit_after_a_restart() {
     let device = Arc::new(MemoryDevice::new());
     let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), CreateOptions::default());

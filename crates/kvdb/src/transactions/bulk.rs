@@ -202,7 +202,7 @@ impl Transaction {
         self.lock_range(dict, &first, &last, true)?;
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
-        self.shared.check_limit(run.stats().bytes)?;
+        self.shared.admit(open, || run.stats().bytes)?;
         open.write_set.adopt(dict, run);
         open.revision += 1;
         let kept = open.kept().get(&dict).copied();
@@ -210,6 +210,7 @@ impl Transaction {
             // The run stays a part of the transaction if this fails; a later spill tries again.
             let _ = open.spill(&self.shared.registry);
         }
+        self.shared.count(open);
         Ok(())
     }
 }
