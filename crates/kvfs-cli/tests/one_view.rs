@@ -173,8 +173,8 @@ fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
     assert!(!p.mnt().join("new").exists());
 }
 
-/// Asks tools of `kvfs mcp` one after the other, and returns the answers; `TXN` in their arguments is the number of
-/// the transaction that the first one begins.
+/// Asks tools of `kvfs mcp` one after the other, and returns the answers; `TXN` in their arguments
+/// is the number of the transaction that the first one begins.
 fn asked_of_agent(p: &Place, tools: &[(&str, &str)]) -> Vec<String> {
     let mut server = on(&["mcp"])
         .arg(p.mnt())

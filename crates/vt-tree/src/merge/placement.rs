@@ -114,8 +114,8 @@ impl Placement {
         e.len < self.gather_below
     }
 
-    /// Returns whether a contiguous span of `span` bytes of large values is so short that they should lie
-    /// with others.
+    /// Returns whether a contiguous span of `span` bytes of large values is so short that they
+    /// should lie with others.
     pub(crate) fn is_short(&self, span: u64) -> bool {
         // No span is longer than a zone, so a larger threshold could never be met.
         span < self.values_at && (self.moves_all() || span < ZONE_SIZE / 2)

@@ -101,8 +101,8 @@ impl RelocationWindow {
         let short = |span: &&[(ExtentRef, usize)]| {
             placement.is_short(span.iter().map(|(e, _)| u64::from(e.stored)).sum())
         };
-        // All that moves becomes one span. A single short one, with nothing that it could lie next to,
-        // would be as short again, and the next merge would move it again.
+        // All that moves becomes one span. A single short one, with nothing that it could lie next
+        // to, would be as short again, and the next merge would move it again.
         let gains = placement.moves_all()
             || self.items.iter().any(|held| held.placed)
             || spans.iter().filter(|span| short(span)).count() > 1;
