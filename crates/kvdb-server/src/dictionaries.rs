@@ -57,7 +57,7 @@ impl Place {
     /// An error when it is no more.
     fn check(&self, db: &Kvdb) -> Result<(), Failure> {
         match self {
-            Place::Clone(name) if db.branches().iter().all(|b| b.name != *name) => {
+            Place::Clone(name) if !db.has_branch(name) => {
                 Err(kvdb::Error::NoBranch(name.clone()).into())
             }
             _ => Ok(()),

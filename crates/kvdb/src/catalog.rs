@@ -91,7 +91,7 @@ impl Catalog {
         let version = self.versions.load_full();
         let mut changed = Changed::Unfollowed;
         for dict in dicts {
-            let info = &version.tree(*dict)?.info;
+            let info = &version.tree(*dict)?.info();
             if info.branch.is_empty() && !info.options.reserved {
                 changed = Changed::Unlisted;
             }
@@ -136,7 +136,7 @@ impl Catalog {
     /// way.
     pub(crate) fn set_options(&self, dict: DictionaryId, options: DictionaryOptions) -> Result<()> {
         self.health.writable()?;
-        let reserved = self.versions.load().tree(dict)?.info.options.reserved;
+        let reserved = self.versions.load().tree(dict)?.info().options.reserved;
         if options.reserved != reserved {
             return Err(Error::Invalid(
                 "whether a dictionary is reserved is decided when it is made".into(),

@@ -21,13 +21,14 @@ pub(crate) struct RunId(pub u64);
 
 /// What a snapshot is called, and of when it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Label {
+pub struct Label {
+    /// Its name.
     pub name: String,
     /// The branch that it is of; empty: the main one.
     pub branch: String,
     /// Tells it from all others, in every store that it was sent to.
     pub id: [u8; 16],
-    /// Since 1970.
+    /// When it was made, since 1970.
     pub created: Duration,
     /// Commits up to this one are in it.
     pub seq: Seq,

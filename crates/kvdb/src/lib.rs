@@ -92,7 +92,7 @@ pub use dictionary::{
     FALSE_POSITIVES, Join, MAX_DICTIONARY_NAME,
 };
 pub use error::{Error, Result};
-pub use ids::TransactionId;
+pub use ids::{Label as SnapshotLabel, TransactionId};
 pub use mirror::{Mirror, Note};
 pub use options::{CompactionPolicy, CreateOptions, OpenOptions};
 pub use read::bounds::prefix_end;

@@ -182,7 +182,7 @@ fn text(sources: &Sources) -> String {
         files.bytes_read,
     );
     page.gauge("kvfs_transactions_open", "Open transactions.", sources.views.list().len() as u64);
-    page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshots().len() as u64);
+    page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshot_labels().len() as u64);
     page.gauge("kvfs_scrub_faults", "Places that the scrub could not read.", stats.scrub.faults);
     if let Some(mount) = sources.mount.get() {
         page.family("kvfs_fuse_requests_total", "counter", "Requests of the kernel, by kind.");

@@ -306,7 +306,7 @@ fn here(store: &Store, args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
     let fs = store.file_system()?;
     let over = OverFiles(Views::new(store.db.clone(), fs));
     let views = over.0.clone();
-    if !views.snapshots().iter().any(|info| info.name == args.snapshot) {
+    if store.db.snapshot_label(&args.snapshot).is_none() {
         views.shutdown().map_err(cannot)?;
         return Err(no_snapshot(&args.snapshot));
     }

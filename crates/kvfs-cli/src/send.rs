@@ -131,11 +131,10 @@ impl Sending {
     fn of(args: &SendArgs, from: Option<&Received>) -> Outcome<Sending> {
         let connection = Connection::open(&args.target, false)?;
         if let Some(opened) = connection.store() {
-            let all = opened.db.snapshots();
             let missing = [Some(&args.snapshot), args.base.as_ref()]
                 .into_iter()
                 .flatten()
-                .find(|name| all.iter().all(|info| info.name != **name));
+                .find(|name| opened.db.snapshot_label(name).is_none());
             return match missing {
                 None => Ok(Sending::Here(connection)),
                 Some(name) => {
@@ -369,7 +368,7 @@ fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
             names += view.scan(dictionary.id, b"", b"", 1).map_err(cannot)?.len();
         }
     }
-    Ok(names == 0 && db.snapshots().is_empty())
+    Ok(names == 0 && db.snapshot_labels().is_empty())
 }
 
 fn positions(db: &kvdb::Kvdb, output: &Output) -> Outcome {

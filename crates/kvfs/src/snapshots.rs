@@ -11,7 +11,9 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use kvdb::{BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, SnapshotInfo};
+use kvdb::{
+    BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, SnapshotInfo, SnapshotLabel,
+};
 
 use crate::difference::{FileChange, Listing, Side, between, difference_of_states};
 use crate::error::{Error, Result};
@@ -49,9 +51,14 @@ impl Views {
         Ok(())
     }
 
-    /// All snapshots, the oldest first.
+    /// All snapshots, the oldest first, with what they keep of the device.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.shared.db.snapshots()
+    }
+
+    /// What all snapshots are called, the oldest first.
+    pub fn snapshot_labels(&self) -> Vec<SnapshotLabel> {
+        self.shared.db.snapshot_labels()
     }
 
     /// What differs in the files from a snapshot to another, or to what it is of, the mainline or a
@@ -67,8 +74,8 @@ impl Views {
         if let Some(after) = after {
             return difference_of_states(&state, &db.open_snapshot(after)?, listing);
         }
-        let of = self.snapshots().into_iter().find(|info| info.name == before);
-        let fs = match self.fs(&ViewId::of_branch(&of.ok_or(Error::NotFound)?.branch)) {
+        let of = db.snapshot_label(before).ok_or(Error::NotFound)?;
+        let fs = match self.fs(&ViewId::of_branch(&of.branch)) {
             // Of a clone that is gone there is only the mainline.
             Err(Error::NotFound) => self.shared.mainline.clone(),
             fs => fs?,
@@ -108,7 +115,7 @@ impl Views {
         // Its view is closed first, so that no call writes to a dropped branch; and again, for it
         // may have been opened in between.
         let view = ViewId::Clone(name.into());
-        if !self.clones().iter().any(|clone| clone.name == name) {
+        if !self.shared.db.has_branch(name) {
             return Err(kvdb::Error::NoBranch(name.into()).into());
         }
         self.abort_those_of(name)?;
@@ -183,11 +190,7 @@ impl Views {
     /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
         self.shared.mainline.writable()?;
-        let info = self
-            .snapshots()
-            .into_iter()
-            .find(|info| info.name == snapshot)
-            .ok_or(Error::NotFound)?;
+        let info = self.shared.db.snapshot_label(snapshot).ok_or(Error::NotFound)?;
         // Before anything ends for it.
         let state = self.shared.db.open_snapshot(snapshot)?;
         self.shared.mainline.count(numbers_of(&state)?, None)?;
@@ -292,8 +295,7 @@ impl Views {
 
     pub(crate) fn open_snapshot(&self, name: &str) -> Result<Arc<OpenView>> {
         let db = &self.shared.db;
-        let find = || db.snapshots().into_iter().find(|info| info.name == name);
-        let found = find().ok_or(Error::NotFound)?;
+        let found = db.snapshot_label(name).ok_or(Error::NotFound)?;
         let state = db.open_snapshot(name)?;
         let mainline = &self.shared.mainline;
         let options = FsOptions {
@@ -302,14 +304,14 @@ impl Views {
             ..mainline.core.options.clone()
         };
         let fs = Fs::frozen(db, mainline.core.env.clone(), state, options)?;
-        let exists = || find().is_some_and(|info| info.id == found.id);
+        let exists = || db.snapshot_label(name).is_some_and(|now| now.id == found.id);
         self.add(ViewId::Snapshot(name.into()), fs, None, exists)
     }
 
     /// `in_use`: what goes on of it.
     pub(crate) fn open_clone(&self, name: &str, in_use: &ViewInUse) -> Result<Arc<OpenView>> {
         let db = &self.shared.db;
-        if !db.branches().iter().any(|info| info.name == name) {
+        if name.is_empty() || !db.has_branch(name) {
             return Err(Error::NotFound);
         }
         let mainline = &self.shared.mainline.core;

@@ -258,7 +258,8 @@ impl Views {
         let joinable = |info: &TransactionInfo| self.shared.db.transaction(info.id).is_ok();
         let transactions = self.list().into_iter().filter(joinable);
         let transactions = transactions.map(|info| ViewId::Transaction(info.id));
-        let snapshots = self.snapshots().into_iter().map(|info| ViewId::Snapshot(info.name));
+        let labels = self.snapshot_labels().into_iter();
+        let snapshots = labels.map(|label| ViewId::Snapshot(label.name));
         let clones = self.clones().into_iter().map(|info| ViewId::Clone(info.name));
         transactions.chain(snapshots).chain(clones).collect()
     }

@@ -299,10 +299,9 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
         Some(after) => (s.db().open_snapshot(name(after)?)?, String::new()),
         None => {
             let snapshot = name(args.at(2))?;
-            let of = s.db().snapshots().into_iter().find(|info| info.name == snapshot);
+            let of = s.db().snapshot_label(snapshot).map(|label| label.branch);
             // Of a clone that is gone there is only the store.
-            let there = |name: &String| s.db().branches().iter().any(|info| info.name == *name);
-            (s.db().view(), of.map(|info| info.branch).filter(there).unwrap_or_default())
+            (s.db().view(), of.filter(|name| s.db().has_branch(name)).unwrap_or_default())
         }
     };
     between(s, &before, (&after, &branch), with_fields, out)

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
-use kvdb::{Durability, ReceiveOptions, Received, SnapshotInfo};
+use kvdb::{Durability, ReceiveOptions, Received};
 
 use super::txn::{arity, list_files, size, tell_all};
 use super::{changes, is};
@@ -35,8 +35,8 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         (c, 3) if is(c, "drop") => snapshots.remove(name(args.at(2))?)?,
         (c, 3) if is(c, "rollback") => {
             let snapshot = name(args.at(2))?;
-            let of_clone = |info: &SnapshotInfo| info.name == snapshot && !info.branch.is_empty();
-            let of_clone = s.db().snapshots().iter().any(of_clone);
+            let label = s.db().snapshot_label(snapshot);
+            let of_clone = label.is_some_and(|label| !label.branch.is_empty());
             let before = listed(s.db());
             snapshots.roll_back(snapshot)?;
             if !of_clone {
@@ -68,8 +68,8 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         (c, 3..) if is(c, "use") => {
             let snapshot = name(args.at(2))?;
             let view = s.db().open_snapshot(snapshot)?;
-            let made = s.db().snapshots().into_iter().find(|info| info.name == snapshot);
-            let made = made.map_or(s.clock(), |info| info.created.as_millis() as u64);
+            let made = s.db().snapshot_label(snapshot);
+            let made = made.map_or(s.clock(), |label| label.created.as_millis() as u64);
             let place = Place::Snapshot(view, made);
             return go_to(s, place, args, out);
         }
@@ -267,7 +267,7 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         (c, 3) if is(c, "drop") => snapshots.remove_clone(name(args.at(2))?)?,
         (c, 3..) if is(c, "use") => {
             let clone = name(args.at(2))?;
-            if s.db().branches().iter().all(|b| b.name != clone) {
+            if clone.is_empty() || !s.db().has_branch(clone) {
                 return Err(kvdb::Error::NoBranch(clone.into()).into());
             }
             return go_to(s, Place::Clone(clone.into()), args, out);

@@ -42,7 +42,7 @@ impl Findings {
             when_quiet: CompactionPlan::for_tombstones(tree, true).is_some()
                 || CompactionPlan::for_dead(tree, garbage, policy).is_some()
                 || CompactionPlan::for_readers(tree, policy).is_some(),
-            outside: adapts(&tree.info) && tree.info.short_outside,
+            outside: adapts(tree.info()) && tree.info().short_outside,
         }
     }
 }

@@ -184,7 +184,7 @@ impl Compactor {
         if !tombstones {
             return None;
         }
-        let free = |t: &&Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
+        let free = |t: &&Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info().id);
         let dead = |t: &Tree| self.garbage.dead(t);
         let quiet = |t: &Arc<Tree>| {
             CompactionPlan::for_dead(t, dead(t), &policy)
@@ -207,7 +207,7 @@ impl Compactor {
         compaction_locks: &[CompactionLock],
         above: usize,
     ) -> Option<CompactionPlan> {
-        let free = |t: &&Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info.id);
+        let free = |t: &&Arc<Tree>| compaction_locks.iter().all(|c| c.dict != t.info().id);
         let candidates = self.candidates.outside(version);
         let trees = candidates.iter().filter_map(|id| version.trees.get(id)).filter(free);
         let plan = trees.filter_map(|t| CompactionPlan::for_short_values(t)).next()?;

@@ -111,7 +111,7 @@ impl Compactor {
         let plan = {
             let version = self.versions.load();
             let tree = version.tree(dict)?;
-            if tree.short.are_outside(&tree.info) {
+            if tree.short.are_outside(tree.info()) {
                 tree.short.gather(false);
             }
             CompactionPlan::for_all(tree)

@@ -133,7 +133,7 @@ impl CompactionPlan {
             .flat_map(|(level, runs)| runs.iter().map(move |p| (p.id, level)));
         let levels = all.filter(|(id, _)| inputs.iter().any(|p| p.id == *id)).collect();
         CompactionPlan {
-            dict: tree.info.id,
+            dict: tree.info().id,
             inputs,
             levels,
             level,
@@ -190,7 +190,7 @@ impl CompactionPlan {
         if zones.space().free_for_user < tight_below(zones) {
             return Placement { stitch_at: TIGHT_STITCH_AT, ..Placement::stitch() };
         }
-        let stitch_at = tree.info.options.stitch_at;
+        let stitch_at = tree.info().options.stitch_at;
         let values_at = match stitch_at {
             ADAPTIVE if seek_bytes < DEAR_SEEK_BYTES => 0,
             ADAPTIVE => seek_bytes,
@@ -200,7 +200,7 @@ impl CompactionPlan {
         // every time.
         let values_at = if self.to_bottom || stitch_at == u64::MAX { values_at } else { 0 };
         // Not if they have gone outside again since the merge began.
-        let gathers = self.gathers && tree.short.are_gathered(&tree.info);
+        let gathers = self.gathers && tree.short.are_gathered(tree.info());
         let gather_below = if gathers { SHORT_VALUES.end } else { 0 };
         Placement { stitch_at, values_at, seek_bytes, gather_below, ..Placement::stitch() }
     }
@@ -226,7 +226,7 @@ impl CompactionPlan {
         dead: Garbage,
     ) -> Option<CompactionPlan> {
         let compaction_locks: Vec<&CompactionLock> =
-            compaction_locks.iter().filter(|c| c.dict == tree.info.id).collect();
+            compaction_locks.iter().filter(|c| c.dict == tree.info().id).collect();
         let taken = |level: usize| {
             let runs = tree.levels.get(level).into_iter().flatten();
             compaction_locks
@@ -357,7 +357,7 @@ impl CompactionPlan {
         let level = tree.levels.iter().position(|runs| !runs.is_empty())?;
         let plan =
             || CompactionPlan { gathers: true, ..CompactionPlan::everything_from(tree, level) };
-        tree.short.are_gathered(&tree.info).then(plan)
+        tree.short.are_gathered(tree.info()).then(plan)
     }
 
     /// The most that its short values may take in their blocks, in addition to what they take now,

@@ -14,7 +14,7 @@ const LEAST_SCANNED: u64 = 1 << 20;
 
 /// New short values of the dictionary go outside.
 fn are_outside(tree: &Tree) -> bool {
-    tree.short.are_outside(&tree.info)
+    tree.short.are_outside(tree.info())
 }
 
 impl Compactor {

@@ -99,7 +99,7 @@ pub(crate) struct Feed {
 
 /// Whether a dictionary's changes are followed, reserved ones apart.
 fn is_open(version: &Version, dict: DictionaryId) -> bool {
-    let info = version.trees.get(&dict).map(|tree| &tree.info);
+    let info = version.trees.get(&dict).map(|tree| tree.info());
     info.is_some_and(|info| !info.options.reserved && info.branch.is_empty())
 }
 

@@ -498,5 +498,5 @@ pub(crate) struct Applied {
 
 /// How large values of a dictionary are compressed.
 fn codec(version: &Version, dict: DictionaryId) -> Compression {
-    version.trees.get(&dict).map_or(Compression::None, |t| t.info.options.compress_values)
+    version.trees.get(&dict).map_or(Compression::None, |t| t.info().options.compress_values)
 }

@@ -26,7 +26,7 @@ impl CommitPipeline {
         let version = self.versions.load();
         let tree = version.tree(dict)?;
         let large = value.len() >= tree.separate_at().max(1) as usize;
-        let codec = tree.info.options.compress_values;
+        let codec = tree.info().options.compress_values;
         let deferred = large
             && (durability == Durability::Buffered || !self.options.journal)
             && !self.is_mirrored();

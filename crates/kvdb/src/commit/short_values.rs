@@ -21,7 +21,7 @@ impl CommitPipeline {
     pub(super) fn move_short_values_out(&self, sealed: &Version) -> Result<()> {
         let least = (self.shares.seal_at / PART) as u64;
         let due = |tree: &Tree| {
-            tree.short.should_go_outside(&tree.info, || tree.data_bytes(), least)
+            tree.short.should_go_outside(tree.info(), || tree.data_bytes(), least)
                 && sealed.active(tree).is_some_and(|layer| meets_older_data(tree, layer))
         };
         let due: Vec<(DictionaryId, &Tree)> = sealed

@@ -122,7 +122,7 @@ fn examine(
         t.runs().map(move |p| (&p.run, format!("snapshot {name}, {}", place(t, p))))
     });
     let of = |dict| {
-        found.version.trees.values().find(|t| t.info.id == dict).map_or("", |t| &t.info.name)
+        found.version.trees.values().find(|t| t.info().id == dict).map_or("", |t| &t.info().name)
     };
     let in_journal = journal.iter().flat_map(|j| &j.runs).flat_map(|b| &b.runs);
     let in_journal = in_journal.flat_map(|(dict, runs)| {
@@ -188,12 +188,12 @@ fn examine(
 
 /// What a run is called: its dictionary, its branch if that is not the main one, and its number.
 fn place(tree: &Tree, numbered: &NumberedRun) -> String {
-    let branch = if tree.info.branch.is_empty() {
+    let branch = if tree.info().branch.is_empty() {
         String::new()
     } else {
-        format!("branch {}, ", tree.info.branch)
+        format!("branch {}, ", tree.info().branch)
     };
-    format!("{branch}dictionary {}, run {}", tree.info.name, numbered.id.0)
+    format!("{branch}dictionary {}, run {}", tree.info().name, numbered.id.0)
 }
 
 /// Reports that `what` lies in `zone` although the zone has a single owner. How many bytes it has

@@ -105,7 +105,7 @@ impl Database {
                             kept.push((level as u32, numbered.id, n));
                         }
                         let info =
-                            DictionaryInfo { branch: label.branch.clone(), ..tree.info.clone() };
+                            DictionaryInfo { branch: label.branch.clone(), ..tree.info().clone() };
                         edits.push(Edit::KeptDictionary(info, kept));
                         next
                     },
@@ -132,7 +132,7 @@ impl Database {
         state.apply_all(edits)?;
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;
-            state.apply(Edit::Dictionary(tree.info.clone()))?;
+            state.apply(Edit::Dictionary(tree.info().clone()))?;
             for (level, numbered) in tree.by_level() {
                 stats.runs += 1;
                 uses.merge(numbered.run.uses());

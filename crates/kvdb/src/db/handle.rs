@@ -83,7 +83,7 @@ impl Dictionary {
 
     /// Name and options; `None` once it was dropped.
     pub fn info(&self) -> Option<DictionaryInfo> {
-        self.database().versions.load().trees.get(&self.id).map(|t| t.info.clone())
+        self.database().versions.load().trees.get(&self.id).map(|t| t.info().clone())
     }
 
     /// The newest value of `key`.

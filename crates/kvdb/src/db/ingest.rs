@@ -105,7 +105,7 @@ impl Kvdb {
     pub fn begin_ingest(&self, dict: DictionaryId) -> Result<Ingest> {
         let db = &self.db.0;
         db.health.writable()?;
-        let options = db.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
+        let options = db.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
         let options = MergeOptions { priority: Priority::User, ..options };
         // Old from the start: no transaction can have read the order of what it has not seen.
         let writer = RunWriter::new(&db.cache, 0, &options);

@@ -116,7 +116,7 @@ impl Kvdb {
 
     /// The main branch has a dictionary of this number now.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
-        self.db.0.versions.load().trees.get(&dict).is_some_and(|tree| tree.info.branch.is_empty())
+        self.db.0.versions.load().trees.get(&dict).is_some_and(|tree| tree.info().branch.is_empty())
     }
 
     /// The dictionary of that name, made if it does not exist (durable before this returns).

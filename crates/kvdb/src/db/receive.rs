@@ -336,7 +336,7 @@ impl Kvdb {
         for info in &header.dictionaries {
             let id = self.create_dictionary_in(branch, &info.name, info.options.clone())?;
             // One of the base has the options that it had there.
-            let had = db.versions.load().tree(id)?.info.options.clone();
+            let had = db.versions.load().tree(id)?.info().options.clone();
             let options = DictionaryOptions { reserved: had.reserved, ..info.options.clone() };
             if options != had {
                 db.catalog.set_options(id, options)?;

@@ -64,9 +64,9 @@ impl Database {
             }
             let options = MergeOptions {
                 priority: Priority::Flush,
-                ..tree.info.options.storage(Placement::stitch())
+                ..tree.info().options.storage(Placement::stitch())
             };
-            let name = tree.info.name.clone();
+            let name = tree.info().name.clone();
             let new = vt_tree::rewrite(&run, &options, &mut |damage| {
                 let keys = FaultKeys {
                     dictionary: name.clone(),
@@ -123,13 +123,16 @@ impl Database {
         for (of, version) in std::iter::once((String::new(), version)).chain(kept) {
             for tree in version.trees.values() {
                 for numbered in tree.runs().filter(|p| seen.insert(Arc::as_ptr(&p.run))) {
-                    let branch = if tree.info.branch.is_empty() {
+                    let branch = if tree.info().branch.is_empty() {
                         String::new()
                     } else {
-                        format!("branch {}, ", tree.info.branch)
+                        format!("branch {}, ", tree.info().branch)
                     };
-                    let place =
-                        format!("{of}{branch}dictionary {}, run {}", tree.info.name, numbered.id.0);
+                    let place = format!(
+                        "{of}{branch}dictionary {}, run {}",
+                        tree.info().name,
+                        numbered.id.0
+                    );
                     runs.push((tree.clone(), numbered.run.clone(), place));
                 }
             }
@@ -143,7 +146,7 @@ impl Database {
         version: &Version,
         batch: Batch,
     ) -> Result<Vec<(DictionaryId, Arc<Run>)>> {
-        let mut memory = Version::of(version.trees.values().map(|t| t.info.clone()));
+        let mut memory = Version::of(version.trees.values().map(|t| t.info().clone()));
         let changes: Vec<_> = batch
             .changes
             .into_iter()
@@ -163,7 +166,7 @@ impl Database {
             if inputs.is_empty() {
                 continue;
             }
-            let storage = tree.info.options.storage(Placement::stitch());
+            let storage = tree.info().options.storage(Placement::stitch());
             let options = MergeOptions { old_seq: u64::MAX, priority: Priority::Flush, ..storage };
             let mut merge = Merge::new(&self.cache, &inputs, &KeyRange::all(), options)?;
             while !merge.step(1 << 20)? {}

@@ -7,6 +7,7 @@ use crate::db::Kvdb;
 use crate::db::handle::Dictionary;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 use crate::error::{Error, Result};
+use crate::ids::Label as SnapshotLabel;
 use crate::read::view::View;
 use crate::snapshots::{
     BranchInfo, Lineage, SnapshotInfo, check_name, check_visible, is_own, shown_origin,
@@ -53,9 +54,22 @@ impl Kvdb {
         self.db.0.snapshotter.snapshot(branch, name, durability)
     }
 
-    /// All snapshots, the oldest first.
+    /// All snapshots, the oldest first, with what they keep of the device: to be shown. Who looks
+    /// for one asks [`Kvdb::snapshot_label`], who wants their names [`Kvdb::snapshot_labels`].
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.db.0.snapshotter.list().into_iter().filter(|s| !is_own(&s.name)).collect()
+    }
+
+    /// What the snapshot of this name is called by, if there is one. Costs a look-up, however many
+    /// snapshots there are.
+    pub fn snapshot_label(&self, name: &str) -> Option<SnapshotLabel> {
+        check_visible(name).ok()?;
+        self.db.0.snapshotter.label_of(name)
+    }
+
+    /// The labels of all snapshots, the oldest first.
+    pub fn snapshot_labels(&self) -> Vec<SnapshotLabel> {
+        self.db.0.snapshotter.labels().filter(|label| !is_own(&label.name)).collect()
     }
 
     /// The store, or that branch of it, as it was when the snapshot was made. The view outlives the
@@ -98,6 +112,11 @@ impl Kvdb {
     pub fn create_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
         self.db.0.snapshotter.create_branch(name)
+    }
+
+    /// Whether there is a branch of this name; the main one is `""`.
+    pub fn has_branch(&self, name: &str) -> bool {
+        !is_own(name) && self.db.0.versions.load().has_branch(name)
     }
 
     /// The branches other than the main one, by name.

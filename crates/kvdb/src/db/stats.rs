@@ -107,7 +107,7 @@ impl Database {
         let c = &self.counters;
         let holes = self.defragmenter.holes();
         let dictionaries = version.trees.values().map(|t| DictionaryStats {
-            info: t.info.clone(),
+            info: t.info().clone(),
             memtable_bytes: t.memtable_bytes() as u64,
             levels: t
                 .levels

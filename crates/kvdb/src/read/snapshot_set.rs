@@ -397,9 +397,9 @@ mod tests {
                     .by_level()
                     .map(|(level, p)| (p.id, (level as u32, encode_run(&p.run))))
                     .collect();
-                assert_eq!(has, entry.dictionaries[id].runs, "{after}");
+                assert_eq!(has, *entry.dictionaries[id].runs, "{after}");
                 assert!(tree.layers.is_empty(), "{after}: it has memtables");
-                assert_eq!(version.find("", &tree.info.name), Some(*id), "{after}: by its name");
+                assert_eq!(version.find("", &tree.info().name), Some(*id), "{after}: by its name");
             }
         }
     }

@@ -133,8 +133,7 @@ pub(crate) struct NumberedRun {
 /// One dictionary.
 #[derive(Clone)]
 pub(crate) struct Tree {
-    pub info: DictionaryInfo,
-    /// The entry of the manifest that `levels` follows.
+    /// The entry of the manifest: what the dictionary is, and the runs that `levels` has open.
     pub entry: Arc<DictionaryState>,
     /// Newest first, of those generations alone in which something was written to it.
     pub layers: Vec<Layer>,
@@ -149,20 +148,16 @@ pub(crate) struct Tree {
 impl Tree {
     /// An empty dictionary.
     pub(crate) fn new(info: DictionaryInfo) -> Tree {
-        let entry = Arc::new(DictionaryState::new(info.clone()));
-        Tree {
-            info,
-            entry,
-            layers: Vec::new(),
-            levels: Vec::new(),
-            since: 0,
-            short: Arc::default(),
-        }
+        Tree::empty(Arc::new(DictionaryState::new(info)))
+    }
+
+    fn empty(entry: Arc<DictionaryState>) -> Tree {
+        Tree { entry, layers: Vec::new(), levels: Vec::new(), since: 0, short: Arc::default() }
     }
 
     /// The dictionary that the manifest describes by `entry`, with nothing in memory.
     fn of(entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<Tree> {
-        let mut tree = Tree::new(entry.info.clone());
+        let mut tree = Tree::empty(entry.clone());
         tree.follow(entry, open)?;
         Ok(tree)
     }
@@ -181,7 +176,7 @@ impl Tree {
         };
         let mut levels: Vec<Vec<NumberedRun>> = Vec::new();
         // By number, which grows: within a level each run is newer than those before it.
-        for (&id, (level, root)) in &entry.runs {
+        for (&id, (level, root)) in entry.runs.iter() {
             let run = match unchanged(id, root) {
                 Some(run) => run,
                 None => open(id, root)?,
@@ -194,9 +189,13 @@ impl Tree {
         }
         levels.iter_mut().for_each(|level| level.reverse());
         self.levels = levels;
-        self.info = entry.info.clone();
         self.entry = entry.clone();
         Ok(())
+    }
+
+    /// What the dictionary is.
+    pub(crate) fn info(&self) -> &DictionaryInfo {
+        &self.entry.info
     }
 
     /// The newest value of `key` among commits up to `at`. `cache` reads what an update changes.
@@ -307,12 +306,12 @@ impl Tree {
 
     /// From this length on values lie outside their block now, bytes.
     pub(crate) fn separate_at(&self) -> u32 {
-        self.short.separate_at(&self.info)
+        self.short.separate_at(self.info())
     }
 
     /// How what is flushed and merged of this dictionary is stored, and by what placement.
     pub(crate) fn storage(&self, placement: Placement) -> MergeOptions {
-        MergeOptions { separate_at: self.separate_at(), ..self.info.options.storage(placement) }
+        MergeOptions { separate_at: self.separate_at(), ..self.info().options.storage(placement) }
     }
 
     /// Bytes of the runs, dead ones included.
@@ -327,6 +326,9 @@ impl Tree {
 
 /// Gives the open run that the manifest names by this number and root.
 pub(crate) type OpenRun<'a> = dyn FnMut(RunId, &Bytes) -> Result<Arc<Run>> + 'a;
+
+/// [`Version::installed`] of a snapshot's version; none of the store has that number.
+const OF_SNAPSHOT: u64 = u64::MAX;
 
 /// Dictionaries by number.
 pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
@@ -386,21 +388,25 @@ impl Version {
         nothing: Arc<Generation>,
     ) -> Version {
         let entries = BranchedDictionaries::of_snapshot(entries);
-        // No version of the store has that number.
-        Version { trees, entries, installed: u64::MAX, ..Version::empty(nothing) }
+        Version { trees, entries, installed: OF_SNAPSHOT, ..Version::empty(nothing) }
+    }
+
+    /// Whether it is what a snapshot has: one branch, whatever its name.
+    pub(crate) fn is_of_snapshot(&self) -> bool {
+        self.installed == OF_SNAPSHOT
     }
 
     /// Adds a dictionary, or puts it in the place of the one of its number.
     fn set(&mut self, tree: Tree) {
-        let (id, branch) = (tree.info.id, tree.info.branch.clone());
+        let (id, branch) = (tree.info().id, tree.info().branch.clone());
         match tree.layers.is_empty() {
             true => _ = self.in_memory.remove(&id),
             false => _ = self.in_memory.insert(id, ()),
         }
         let tree = Arc::new(tree);
         let before = self.trees.insert(id, tree.clone());
-        if let Some(before) = before.filter(|before| before.info.branch != branch) {
-            self.remove_of_branch(&before.info.branch, id);
+        if let Some(before) = before.filter(|before| before.info().branch != branch) {
+            self.remove_of_branch(&before.info().branch, id);
         }
         match self.by_branch.get_mut(&*branch) {
             Some(trees) => _ = trees.insert(id, tree),
@@ -413,7 +419,7 @@ impl Version {
     fn remove(&mut self, id: DictionaryId) {
         self.in_memory.remove(&id);
         if let Some(gone) = self.trees.remove(&id) {
-            self.remove_of_branch(&gone.info.branch, id);
+            self.remove_of_branch(&gone.info().branch, id);
         }
     }
 
@@ -434,7 +440,7 @@ impl Version {
     /// The dictionaries of a branch, with what is in runs alone.
     pub(crate) fn runs_of_branch(&self, branch: &str) -> Trees {
         let mut trees = self.of_branch(branch);
-        for (id, tree) in self.in_memory().filter(|(_, tree)| tree.info.branch == branch) {
+        for (id, tree) in self.in_memory().filter(|(_, tree)| tree.info().branch == branch) {
             trees.insert(id, Arc::new(Tree { layers: Vec::new(), ..Tree::clone(tree) }));
         }
         trees
@@ -509,7 +515,7 @@ impl Version {
             return self.entries.find(branch, name);
         }
         // What follows no manifest has no index.
-        let mut infos = self.trees.values().map(|tree| &tree.info);
+        let mut infos = self.trees.values().map(|tree| tree.info());
         infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
     }
 

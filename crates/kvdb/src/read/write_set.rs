@@ -340,7 +340,7 @@ impl WriteSet {
         let mut trees = BTreeMap::new();
         for (dict, parts) in &*self.trees {
             let options =
-                version.trees.get(dict).map(|t| t.info.options.clone()).unwrap_or_default();
+                version.trees.get(dict).map(|t| t.info().options.clone()).unwrap_or_default();
             let options = MergeOptions {
                 // A commit may come behind others: what it deletes must stay deleted.
                 drop_tombstones: false,

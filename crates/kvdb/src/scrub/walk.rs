@@ -62,7 +62,7 @@ impl Scrubber {
         let (version, snapshots) = self.all_states();
         let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
         let names: BTreeSet<String> =
-            states.flat_map(|v| v.trees.values()).map(|tree| tree.info.name.clone()).collect();
+            states.flat_map(|v| v.trees.values()).map(|tree| tree.info().name.clone()).collect();
         drop((version, snapshots));
         names.iter().try_for_each(|name| self.scrub_dictionary(name, read, find))
     }
@@ -86,7 +86,7 @@ impl Scrubber {
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
         let named = |v: &Version| {
-            v.trees.values().filter(|tree| tree.info.name == name).cloned().collect::<Vec<_>>()
+            v.trees.values().filter(|tree| tree.info().name == name).cloned().collect::<Vec<_>>()
         };
         for tree in named(&version) {
             runs.extend(runs_of(&tree).filter(|(run, _)| seen.insert(Arc::as_ptr(run))));
@@ -324,12 +324,12 @@ impl Scrubber {
 
 /// The runs of a dictionary, and what they are called.
 fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
-    let branch = if tree.info.branch.is_empty() {
+    let branch = if tree.info().branch.is_empty() {
         String::new()
     } else {
-        format!("branch {}, ", tree.info.branch)
+        format!("branch {}, ", tree.info().branch)
     };
-    let dictionary = format!("{branch}dictionary {}", tree.info.name);
+    let dictionary = format!("{branch}dictionary {}", tree.info().name);
     let bound = tree.layers.iter().flat_map(|layer| &layer.bound).map(|run| (run.clone(), None));
     let numbered = tree.runs().map(|p| (p.run.clone(), Some(p.id.0)));
     bound.chain(numbered).map(move |(run, id)| match id {

@@ -172,6 +172,15 @@ impl Snapshotter {
         view
     }
 
+    pub(crate) fn label_of(&self, name: &str) -> Option<Label> {
+        self.snapshots.get(name).map(|snapshot| snapshot.label.clone())
+    }
+
+    /// Of all snapshots, the oldest first.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = Label> {
+        self.snapshots.list().into_iter().map(|snapshot| snapshot.label.clone())
+    }
+
     pub(crate) fn has(&self, name: &str) -> bool {
         self.snapshots.get(name).is_some()
     }

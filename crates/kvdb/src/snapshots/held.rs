@@ -129,7 +129,7 @@ fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) ->
         state.runs().for_each(|run| note(run, &*state.branch, state.seq, state.group));
     }
     for tree in live.trees.values() {
-        tree.runs().for_each(|p| note(&p.run, &*tree.info.branch, u64::MAX, None));
+        tree.runs().for_each(|p| note(&p.run, &*tree.info().branch, u64::MAX, None));
     }
     // The next state of the same branch, from the newest one back.
     let mut newer: HashMap<&str, usize> = HashMap::new();

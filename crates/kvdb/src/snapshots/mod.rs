@@ -185,6 +185,16 @@ impl View {
             true => info,
             false => DictionaryInfo { branch: String::new(), ..info },
         };
-        self.version.trees.values().map(|t| of_main(t.info.clone())).collect()
+        self.version.trees.values().map(|t| of_main(t.info().clone())).collect()
+    }
+
+    /// The dictionaries of one branch, by number; those of a snapshot are listed as of the main
+    /// branch.
+    pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
+        if self.version.is_of_snapshot() {
+            return if branch.is_empty() { self.dictionaries() } else { Vec::new() };
+        }
+        let of_branch = self.version.of_branch(branch);
+        of_branch.values().map(|tree| tree.info().clone()).collect()
     }
 }

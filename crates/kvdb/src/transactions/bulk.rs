@@ -174,7 +174,7 @@ impl Transaction {
         registry.parts.health.writable()?;
         drop(self.read()?);
         let options =
-            registry.parts.versions.load().tree(dict)?.info.options.storage(Placement::stitch());
+            registry.parts.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
         // The writer of the transaction waits for this.
         let options = MergeOptions { priority: Priority::User, write_behind: true, ..options };
         Ok(Bulk {

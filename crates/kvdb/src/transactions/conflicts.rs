@@ -319,7 +319,7 @@ fn changed_since(
 
 /// A dictionary that is the log of a durable transaction belongs to that one alone.
 fn is_log(now: &View, dict: DictionaryId) -> bool {
-    now.version.trees.get(&dict).is_some_and(|tree| tree.info.branch == durable::BRANCH)
+    now.version.trees.get(&dict).is_some_and(|tree| tree.info().branch == durable::BRANCH)
 }
 
 /// What joins two changes of one key of a dictionary, if anything does.
@@ -330,7 +330,7 @@ pub(super) fn routine(
     if let Some(routine) = registry.routines.read().get(&dict) {
         return Some(routine.clone());
     }
-    match registry.parts.versions.load().trees.get(&dict).map(|tree| tree.info.options.join) {
+    match registry.parts.versions.load().trees.get(&dict).map(|tree| tree.info().options.join) {
         None | Some(Join::None) => None,
         Some(join) => Some(Arc::new(join)),
     }

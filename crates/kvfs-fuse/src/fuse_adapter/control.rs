@@ -51,8 +51,8 @@ impl FuseAdapter {
     /// The snapshots that are to be seen in this mount.
     fn snapshots_seen(&self) -> impl Iterator<Item = String> {
         let is_of = |branch: &String| self.alone.as_ref().is_none_or(|alone| branch == alone);
-        let all = self.views.snapshots().into_iter();
-        all.filter(move |info| is_of(&info.branch)).map(|info| info.name)
+        let all = self.views.snapshot_labels().into_iter();
+        all.filter(move |label| is_of(&label.branch)).map(|label| label.name)
     }
 
     /// The path from the root of the file system to what lies at `path` in a view.

@@ -223,7 +223,7 @@ fn branches_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
 
 /// Below this are the numbers of all snapshots of these branches.
 fn kept_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
-    let states = db.snapshots().into_iter().filter(|info| of(&info.branch)).map(|info| {
+    let states = db.snapshot_labels().into_iter().filter(|info| of(&info.branch)).map(|info| {
         let state = db.open_snapshot(&info.name).map_err(Error::from);
         let below = state.and_then(|state| match Layout::of_state(&state) {
             Some(layout) => numbers_below(&state, &layout),

@@ -42,8 +42,8 @@ pub(super) struct Rules<'a> {
 impl<'a> State<'a> {
     /// A state in which the branch has this name.
     pub fn new(view: &'a kvdb::View, branch: &str, layout: Layout) -> State<'a> {
-        let all = view.dictionaries().into_iter();
-        let keys = all.filter(|info| info.branch == branch && !info.options.reserved);
+        let all = view.dictionaries_in(branch).into_iter();
+        let keys = all.filter(|info| !info.options.reserved);
         let dictionaries = keys.map(|info| (info.name.clone(), info)).collect();
         State { view, layout, dictionaries }
     }

@@ -131,9 +131,7 @@ pub(crate) fn identity(db: &Kvdb, view: &ViewId) -> Option<[u8; 16]> {
         ViewId::Mainline => None,
         // Its number is not given again.
         ViewId::Transaction(id) => db.transaction(*id).ok().map(|_| [0; 16]),
-        ViewId::Snapshot(name) => {
-            db.snapshots().into_iter().find(|info| info.name == *name).map(|info| info.id)
-        }
+        ViewId::Snapshot(name) => db.snapshot_label(name).map(|label| label.id),
         ViewId::Clone(name) => {
             Layout::find_in(db, name).map(|layout| u128::from(layout.imap.0).to_ne_bytes())
         }

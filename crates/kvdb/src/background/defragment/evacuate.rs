@@ -102,7 +102,7 @@ impl Defragmenter {
             let tree = version.trees.get(&dict)?;
             let level = tree.levels.iter().position(|runs| runs.iter().any(|p| p.id == id))?;
             let numbered = tree.levels[level].iter().find(|p| p.id == id)?;
-            Some((level, numbered.run.clone(), tree.info.options.clone()))
+            Some((level, numbered.run.clone(), tree.info().options.clone()))
         };
         let mut found = None;
         let claimed = self.compactor.compaction_lock(|compaction_locks| {

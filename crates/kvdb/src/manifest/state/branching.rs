@@ -85,7 +85,7 @@ impl ManifestState {
                 let mut state = DictionaryState::new(info);
                 for kept in runs {
                     let (id, run) = self.kept_run(kept)?;
-                    state.runs.insert(id, run);
+                    state.runs_mut().insert(id, run);
                 }
                 self.kept.dictionaries.push(Arc::new(state));
             }
@@ -95,7 +95,7 @@ impl ManifestState {
             }
             Edit::AddKeptRun(dict, kept) => {
                 let (id, run) = self.kept_run(kept)?;
-                if self.change(dict, |d| d.runs.insert(id, run))?.is_some() {
+                if self.change(dict, |d| d.runs_mut().insert(id, run))?.is_some() {
                     return Err(contradiction(format!("run {} is added twice", id.0)));
                 }
             }

@@ -28,16 +28,25 @@ use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::persistent_map::PersistentMap;
 
-/// One dictionary: its options, and its runs, each at a level, by age.
+/// The runs of a dictionary, each at a level, by age. A clone has those of its snapshot, shared
+/// until it gets others.
+pub(crate) type RunsOf = Arc<BTreeMap<RunId, (u32, Bytes)>>;
+
+/// One dictionary: its options, and its runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DictionaryState {
     pub info: DictionaryInfo,
-    pub runs: BTreeMap<RunId, (u32, Bytes)>,
+    pub runs: RunsOf,
 }
 
 impl DictionaryState {
     pub(crate) fn new(info: DictionaryInfo) -> Self {
-        DictionaryState { info, runs: BTreeMap::new() }
+        DictionaryState { info, runs: RunsOf::default() }
+    }
+
+    /// The runs, to be changed for this dictionary alone.
+    pub(super) fn runs_mut(&mut self) -> &mut BTreeMap<RunId, (u32, Bytes)> {
+        Arc::make_mut(&mut self.runs)
     }
 }
 
@@ -121,7 +130,7 @@ impl ManifestState {
                     None => Some((*id, (*level, run.clone()))),
                     Some(new) => new.clone().map(|run| (*id, (*level, run))),
                 });
-                Arc::new(DictionaryState { info: d.info.clone(), runs: runs.collect() })
+                Arc::new(DictionaryState { info: d.info.clone(), runs: Arc::new(runs.collect()) })
             };
             known.entry(Arc::as_ptr(d)).or_insert_with(make).clone()
         };
@@ -172,13 +181,13 @@ impl ManifestState {
             Edit::AddRun { dict, level, id, run } => {
                 self.next_run = self.next_run.max(next(id.0)?);
                 if level > MAX_LEVEL
-                    || self.change(dict, |d| d.runs.insert(id, (level, run)))?.is_some()
+                    || self.change(dict, |d| d.runs_mut().insert(id, (level, run)))?.is_some()
                 {
                     return Err(contradiction(format!("run {} cannot be added", id.0)));
                 }
             }
             Edit::DropRun { dict, id } => {
-                if self.change(dict, |d| d.runs.remove(&id))?.is_none() {
+                if self.change(dict, |d| d.runs_mut().remove(&id))?.is_none() {
                     return Err(contradiction(format!("run {} is dropped but not there", id.0)));
                 }
             }
