@@ -54,6 +54,7 @@ mod paths;
 mod pax;
 mod place;
 mod proposed;
+mod question;
 mod restore;
 mod retention;
 mod rm;

@@ -7,10 +7,13 @@ use std::process::ExitCode;
 use kvdb_server::{Client, Reply};
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, Detail};
+use crate::changes::{Changes, Detail, Wanted};
+use crate::mounted::{Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place;
 use crate::proposed::{self, call, odd};
+use crate::question::{Answer, Question};
+use crate::terminal::Terminal;
 use crate::text::show;
 
 /// Bring what a clone has changed into the store, or the clone, that it was made of.
@@ -24,6 +27,7 @@ is changed, the paths are listed, and the exit code is 75. Choose for them, and 
   ...work in /mnt/.kvfs/clone/trial...
   kvfs merge /mnt/.kvfs/clone/trial --dry-run     # what would be changed?
   kvfs merge /mnt/.kvfs/clone/trial
+  kvfs merge /mnt/.kvfs/clone/trial --ask         # which of it?
   kvfs merge /mnt/.kvfs/clone/trial --theirs src --ours Cargo.lock
   kvfs merge store.kvfs trial --drop              # of a store that is not mounted
   kvfs undo /mnt                                  # takes the merge back
@@ -41,6 +45,10 @@ pub struct Args {
     /// Say what would be changed, and do nothing.
     #[arg(long, short = 'n')]
     dry_run: bool,
+    /// Ask about each conflict, then show what would be changed, and ask whether all of it, or what
+    /// of it, is committed. What is left out counts as merged.
+    #[arg(long, conflicts_with_all = ["dry_run", "keep"])]
+    ask: bool,
     /// Do not commit: leave the transaction open for `kvfs txn diff`, `revert` and `commit`.
     #[arg(long, conflicts_with = "dry_run")]
     keep: bool,
@@ -80,8 +88,14 @@ struct Done {
     changes: Changes,
 }
 
+impl Args {
+    fn wanted(&self) -> Wanted {
+        Wanted { fields: false, all: self.all }
+    }
+}
+
 /// The paths and keys for which there is a choice.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 pub struct Choices {
     /// Where both have changed the same: take the version of what is merged into, or rebased, at
     /// this path and below, or of this key (dictionary:key) or dictionary. May be repeated; "." is
@@ -139,6 +153,15 @@ enum Merged {
     Done(Done),
     /// There are conflicts, which are listed in place of it.
     Against(Begun),
+    /// Who was asked does not want it now.
+    Not(NotMerged),
+}
+
+/// Why nothing was merged by an answer.
+enum NotMerged {
+    Aborted,
+    /// It is open, as the transaction of this number.
+    Kept(u64),
 }
 
 fn text(reply: &Reply) -> Outcome<String> {
@@ -223,6 +246,83 @@ fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome
     Ok(Merged::Done(Done { id, into, from, changes }))
 }
 
+/// Merges what a person at the terminal decides for. The store is mounted: what is asked about is
+/// looked at while others work.
+fn merge_asking(clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
+    let mut mounted = Mounted::find_branch(&args.target)?;
+    let hint = "decide beforehand: --dry-run shows it, --ours, --theirs and --both choose";
+    let mut choices = args.choices.clone();
+    let begun = loop {
+        let ask = Ask { clone, rebase, dry_run: false, attached: true, choices: &choices };
+        let begun = begin(&ask, |words| mounted.call(words))?;
+        if begun.conflicts.is_empty() {
+            break begun;
+        }
+        mounted.txn(&["ABORT", &begun.id.to_string()])?;
+        if !choose(&mut Terminal::open(hint)?, &begun, &mut choices)? {
+            return Ok(Merged::Against(begun));
+        }
+    };
+    let Begun { id, into, from, .. } = begun;
+    let number = id.to_string();
+    let terminal = Terminal::open(hint).inspect_err(|_| {
+        let _ = mounted.txn(&["ABORT", &number]);
+    })?;
+    let mut question = Question::new(terminal, id, None);
+    let changes = loop {
+        match question.ask(&mut mounted)? {
+            (Answer::Abort, _) => {
+                mounted.txn(&["ABORT", &number])?;
+                return Ok(Merged::Not(NotMerged::Aborted));
+            }
+            (Answer::Keep, _) => {
+                mounted.txn(&["KEEP", &number])?;
+                return Ok(Merged::Not(NotMerged::Kept(id)));
+            }
+            (Answer::Commit, state) => {
+                let changes = Changes::of(&mut mounted, id, args.wanted())?;
+                let how = Commit { sync: true, state: state.as_deref(), ..Commit::default() };
+                match mounted.commit(id, how) {
+                    Err(NotCommitted::Changed(_)) => question.say_that_it_changed()?,
+                    done => {
+                        done?;
+                        break changes;
+                    }
+                }
+            }
+        }
+    };
+    if args.drop {
+        mounted.call(&[b"CLONE", b"DROP", clone.as_bytes()])?;
+    }
+    let id = i64::try_from(id).map_err(|_| odd())?;
+    Ok(Merged::Done(Done { id, into, from, changes }))
+}
+
+/// Asks about each conflict, and adds what was chosen. `false`: nothing was decided.
+fn choose(terminal: &mut Terminal, against: &Begun, choices: &mut Choices) -> Outcome<bool> {
+    let (ours, theirs) = (named(&against.into), named(&against.from));
+    for conflict in &against.conflicts {
+        // A path that is no text cannot be told to the daemon by a word of ours.
+        let Ok(path) = String::from_utf8(conflict.path.clone()) else { return Ok(false) };
+        terminal.say(&format!("Conflict: {}", conflict.line(&ours, &theirs)))?;
+        // Of a key there cannot be both.
+        let both = if conflict.key { "" } else { ", [b]oth" };
+        let question = format!("Which one? [o]urs ({ours}), [t]heirs ({theirs}){both}, [q]uit: ");
+        loop {
+            match terminal.ask(&question)?.as_deref() {
+                Some("o" | "ours") => choices.ours.push(path.clone()),
+                Some("t" | "theirs") => choices.theirs.push(path.clone()),
+                Some("b" | "both") if !conflict.key => choices.both.push(path.clone()),
+                Some("q" | "quit") | None => return Ok(false),
+                Some(_) => continue,
+            }
+            break;
+        }
+    }
+    Ok(true)
+}
+
 /// A branch in words.
 pub fn named(branch: &str) -> String {
     if branch.is_empty() {
@@ -261,7 +361,10 @@ fn print(done: Done, args: &Args, clone: &str, output: &Output) -> Outcome {
     };
     let text = format!("{} into {}: {end}\n", named(&from), named(&into));
     if !output.is_json() {
-        changes.print(detail, output)?;
+        // Who was asked has seen them.
+        if !args.ask {
+            changes.print(detail, output)?;
+        }
         return output.print(text, ());
     }
     // Made for this alone: a list may be too long for it.
@@ -308,17 +411,29 @@ impl Conflict {
 fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
     let clone = clone_of(&args)?;
     let verb = if rebase { "rebase" } else { "merge" };
-    let merged = proposed::with_store(&args.target, verb, |client, mounted| {
-        if args.keep && !mounted {
-            return Err(Failure::new(
-                Exit::Usage,
-                "a transaction of a store that is not mounted ends with this command",
-            )
-            .hint("mount the store, or leave out --keep"));
-        }
-        proposed::again(|| merge(client, &clone, rebase, &args))
-    })?;
+    let merged = match args.ask {
+        true => proposed::again(|| merge_asking(&clone, rebase, &args))?,
+        false => proposed::with_store(&args.target, verb, |client, mounted| {
+            if args.keep && !mounted {
+                return Err(Failure::new(
+                    Exit::Usage,
+                    "a transaction of a store that is not mounted ends with this command",
+                )
+                .hint("mount the store, or leave out --keep"));
+            }
+            proposed::again(|| merge(client, &clone, rebase, &args))
+        })?,
+    };
     match merged {
+        Merged::Not(NotMerged::Aborted) => {
+            output.print("nothing was changed\n", json!({"merged": false})).map(|()| true)
+        }
+        Merged::Not(NotMerged::Kept(id)) => {
+            let text = format!(
+                "not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}\n"
+            );
+            output.print(text, json!({"merged": false, "transaction": id})).map(|()| true)
+        }
         Merged::Done(done) => print(done, &args, &clone, output).map(|()| true),
         Merged::Against(against) => {
             print_conflicts(&against, output)?;

@@ -6,13 +6,12 @@ use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::changes::{Changes, Choice, Detail, Style, Wanted};
-use crate::descendants;
 use crate::merge::{Choices, Rebased, rebase_transaction};
 use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
 use crate::proposed;
+use crate::question::{Answer, Question};
 use crate::sandbox::{self, Namespace};
 use crate::sizes;
 use crate::terminal::Terminal;
@@ -259,7 +258,8 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     };
     find_again(&mut mounted, id, terminal.is_some())?;
     let number = id.to_string();
-    let mut asked = terminal.map(|terminal| Question { terminal, id, code });
+    let ended = (code != 0).then(|| format!("The program ended with {code}."));
+    let mut asked = terminal.map(|terminal| Question::new(terminal, id, ended));
     let (end, state) = loop {
         let (end, state) = match &mut asked {
             Some(question) => question.ask(&mut mounted).map_err(|failure| {
@@ -276,7 +276,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
         let (Answer::Commit, Some(question)) = (end, &mut asked) else { break (end, state) };
         match commit(&mut mounted, id, args, state.as_deref()) {
             Err(NotCommitted::Changed(_)) => {
-                question.terminal.say("It has changed since it was shown, and is shown again:")?;
+                question.say_that_it_changed()?;
             }
             done => {
                 return done
@@ -425,131 +425,4 @@ pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Fa
          {}, {rebase}and kvfs txn abort {mount} {id} ends it",
         mounted.view(id).display()
     ))
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Answer {
-    Commit,
-    Abort,
-    Keep,
-}
-
-/// What is asked when the program has ended.
-struct Question {
-    terminal: Terminal,
-    id: u64,
-    code: sandbox::Code,
-}
-
-/// What is taken and left of the changes, one by one.
-enum Selected {
-    /// These are to be left out of the commit.
-    Without(Vec<Choice>),
-    /// Nothing was decided.
-    Nothing,
-}
-
-const HELP: &str = "\
-y  commit what is shown, and nothing else
-n  abort: nothing was changed
-s  go through the changes one by one, and take only some of them
-k  leave the transaction open, and print its number
-d  show the lines that differ
-e  end the programs that still run
-?  show this\n";
-
-const SELECT_HELP: &str = "\
-y  take it
-n  leave it out of the commit
-a  take it and all that follow
-l  leave it and all that follow
-d  show the lines that differ in it
-q  stop here: take what was taken so far, and leave the rest
-b  back to the question, as if nothing was selected
-?  show this\n";
-
-impl Question {
-    /// The answer, and the state of the transaction that it is for.
-    fn ask(&mut self, mounted: &mut Mounted) -> Outcome<(Answer, Option<String>)> {
-        let mut changes = Changes::of(mounted, self.id, Wanted::default())?;
-        let (detail, style) = (Detail::default(), Detail::default().style_of_terminal());
-        let mut shown = changes.text(detail, style);
-        if self.code != 0 {
-            shown.extend_from_slice(format!("The program ended with {}.\n", self.code).as_bytes());
-        }
-        loop {
-            self.terminal.show(&shown)?;
-            let running = descendants::all();
-            let end = if running.is_empty() { "" } else { ", [e]nd what runs" };
-            if !running.is_empty() {
-                let told = descendants::told(&running);
-                self.terminal.say(&format!("It has left programs that still run: {told}"))?;
-            }
-            let question =
-                format!("Commit? [y]es, [n]o, [s]elect, [k]eep it open, [d]ifferences{end}: ");
-            // The end of the input is no consent.
-            let Some(answer) = self.terminal.ask(&question)? else {
-                return Ok((Answer::Abort, None));
-            };
-            shown = match answer.as_str() {
-                "y" | "yes" => return Ok((Answer::Commit, changes.state)),
-                "n" | "no" => return Ok((Answer::Abort, None)),
-                "k" | "keep" => return Ok((Answer::Keep, None)),
-                "s" | "select" => {
-                    // With what lies below new directories, where that is not too much.
-                    let all = Changes::of(mounted, self.id, Wanted { fields: false, all: true });
-                    changes = all.unwrap_or(changes);
-                    let Selected::Without(left) = self.select(&changes, style)? else {
-                        continue;
-                    };
-                    changes.revert(mounted, self.id, &left)?;
-                    changes = Changes::of(mounted, self.id, Wanted::default())?;
-                    changes.text(detail, style)
-                }
-                "d" | "diff" | "differences" => {
-                    changes = Changes::of(mounted, self.id, Wanted::ALL)?;
-                    changes.text(detail.with_patch(), style)
-                }
-                "e" | "end" => {
-                    descendants::end_all();
-                    changes = Changes::of(mounted, self.id, Wanted::default())?;
-                    changes.text(detail, style)
-                }
-                "?" | "h" | "help" => HELP.into(),
-                _ => Vec::new(),
-            };
-        }
-    }
-
-    fn select(&mut self, changes: &Changes, style: Style) -> Outcome<Selected> {
-        let mut left = Vec::new();
-        let mut all = changes.choices().into_iter();
-        while let Some(choice) = all.next() {
-            self.terminal.show(&changes.describe(&choice, style))?;
-            loop {
-                let question = "Take it? [y]es, [n]o, [a]ll of the rest, [l]eave the rest, \
-                                [d]ifferences, [q]uit, [b]ack, [?]: ";
-                match self.terminal.ask(question)?.as_deref() {
-                    Some("y" | "yes") => break,
-                    Some("n" | "no") => {
-                        left.push(choice);
-                        break;
-                    }
-                    Some("a" | "all") => return Ok(Selected::Without(left)),
-                    Some("l" | "leave" | "q" | "quit") => {
-                        left.push(choice);
-                        left.extend(all);
-                        return Ok(Selected::Without(left));
-                    }
-                    Some("b" | "back") | None => return Ok(Selected::Nothing),
-                    Some("d" | "diff" | "differences") => {
-                        self.terminal.show(&changes.patch_of(&choice, style))?;
-                    }
-                    Some("?" | "h" | "help") => self.terminal.show(SELECT_HELP.as_bytes())?,
-                    Some(_) => {}
-                }
-            }
-        }
-        Ok(Selected::Without(left))
-    }
 }

@@ -1,5 +1,5 @@
 //! A part of what a transaction has changed is taken, the rest is left: by `kvfs txn revert`, and
-//! where `kvfs run --ask` asks.
+//! where `kvfs run --ask` and `kvfs merge --ask` ask.
 
 mod asked;
 mod mounted;
@@ -288,4 +288,79 @@ fn what_cannot_be_reverted_as_a_whole_stays_as_it_is() {
     succeeds(&mut revert);
     assert_eq!(diff(), "nothing is changed\n");
     succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+}
+
+/// A clone `try` in which three files were changed, one of which was changed in the store as well.
+fn a_clone_in_conflict(mount: &Mount) -> std::path::PathBuf {
+    for name in ["one", "two", "both"] {
+        fs::write(mount.path(name), "before").expect("a file");
+    }
+    succeeds(kvfs(&["snapshot", "create"]).arg(mount.root()).arg("base"));
+    succeeds(kvfs(&["clone", "create"]).arg(mount.root()).args(["base", "try"]));
+    let clone = mount.path(".kvfs/clone/try");
+    for name in ["one", "two", "both"] {
+        fs::write(clone.join(name), format!("{name} of the clone")).expect("a file");
+    }
+    fs::write(mount.path("both"), "both of the store").expect("a file");
+    clone
+}
+
+fn merges_asking(clone: &Path) -> Option<Asked> {
+    Asked::start(&format!("{} merge --ask {}", env!("CARGO_BIN_EXE_kvfs"), clone.display()))
+}
+
+#[track_caller]
+fn has(mount: &Mount, name: &str, content: &str) {
+    assert_eq!(fs::read_to_string(mount.path(name)).expect("there"), content, "{name}");
+}
+
+#[test]
+fn what_is_selected_of_a_merge_is_committed_and_the_rest_counts_as_merged() {
+    let Some(mount) = Mount::new() else { return };
+    let clone = a_clone_in_conflict(&mount);
+    let Some(mut asked) = merges_asking(&clone) else { return };
+    asked.until("Conflict: both: changed in the store, changed in clone try");
+    asked.answers(&["?", "t", "s"]);
+    asked.until("both");
+    asked.answers(&["y"]);
+    asked.until("one");
+    asked.answers(&["n"]);
+    asked.until("two");
+    asked.answers(&["y"]);
+    asked.until("two");
+    has(&mount, "both", "both of the store");
+    asked.answers(&["y"]);
+    let (shown, code) = asked.ends();
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.ends_with("clone try into the store: done\n"), "{shown}");
+    has(&mount, "both", "both of the clone");
+    has(&mount, "one", "before");
+    has(&mount, "two", "two of the clone");
+    succeeds(kvfs(&["merge"]).arg(&clone));
+    has(&mount, "one", "before");
+}
+
+#[test]
+fn who_decides_for_nothing_in_a_merge_changes_nothing() {
+    let Some(mount) = Mount::new() else { return };
+    let clone = a_clone_in_conflict(&mount);
+    let Some(mut asked) = merges_asking(&clone) else { return };
+    asked.answers(&["q"]);
+    assert_eq!(asked.ends().1, 75, "as of any merge with conflicts");
+    for (answers, said) in [(["b", "n"], "nothing was changed"), (["o", "k"], "not committed: ")] {
+        let mut asked = merges_asking(&clone).expect("script(1)");
+        asked.answers(&answers);
+        let (shown, code) = asked.ends();
+        assert!(code == 0 && shown.contains(said), "{shown}");
+        for name in ["one", "two"] {
+            has(&mount, name, "before");
+        }
+    }
+    // What was left open is committed by hand.
+    let open = succeeds(kvfs(&["txn", "list"]).arg(mount.root()));
+    let id = open.lines().find(|line| line.contains("merge try")).expect("it is open");
+    let id = id.split_whitespace().next().expect("its number");
+    succeeds(kvfs(&["txn", "commit"]).arg(mount.root()).arg(id));
+    has(&mount, "one", "one of the clone");
+    has(&mount, "both", "both of the store");
 }

@@ -96,7 +96,8 @@ impl Asked {
     /// What is shown last is a question of ours.
     fn asks(&self) -> bool {
         let line = self.bytes[..self.seen].rsplit(|byte| *byte == b'\n').next();
-        line.is_some_and(|line| line.starts_with(b"Commit? ") || line.starts_with(b"Take it? "))
+        let questions = [&b"Commit? "[..], b"Take it? ", b"Which one? "];
+        line.is_some_and(|line| questions.iter().any(|question| line.starts_with(question)))
     }
 
     /// All that was shown, and the exit code.

@@ -1,0 +1,151 @@
+//! The question whether a transaction is committed as it was shown, asked of the person at the
+//! terminal: all of it, none of it, or what is selected.
+
+use crate::changes::{Changes, Choice, Detail, Style, Wanted};
+use crate::descendants;
+use crate::mounted::Mounted;
+use crate::output::Outcome;
+use crate::terminal::Terminal;
+use crate::text::show_message;
+
+/// What was decided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// It is committed.
+    Commit,
+    /// It is thrown away.
+    Abort,
+    /// It stays open.
+    Keep,
+}
+
+/// What is asked about one transaction.
+pub struct Question {
+    terminal: Terminal,
+    id: u64,
+    /// What is said after the list of changes.
+    end: Option<String>,
+}
+
+/// What is taken and left of the changes, one by one.
+enum Selected {
+    /// These are to be left out of the commit.
+    Without(Vec<Choice>),
+    /// Nothing was decided.
+    Nothing,
+}
+
+const HELP: &str = "\
+y  commit what is shown, and nothing else
+n  abort: nothing was changed
+s  go through the changes one by one, and take only some of them
+k  leave the transaction open, and print its number
+d  show the lines that differ
+e  end the programs that still run
+?  show this\n";
+
+const SELECT_HELP: &str = "\
+y  take it
+n  leave it out of the commit
+a  take it and all that follow
+l  leave it and all that follow
+d  show the lines that differ in it
+q  stop here: take what was taken so far, and leave the rest
+b  back to the question, as if nothing was selected
+?  show this\n";
+
+impl Question {
+    /// `end`: what is said after the list of changes.
+    pub fn new(terminal: Terminal, id: u64, end: Option<String>) -> Question {
+        Question { terminal, id, end }
+    }
+
+    /// Says why the question comes again.
+    pub fn say_that_it_changed(&mut self) -> Outcome {
+        self.terminal.say("It has changed since it was shown, and is shown again:")
+    }
+
+    /// Returns the answer, and the state of the transaction that it is for.
+    pub fn ask(&mut self, mounted: &mut Mounted) -> Outcome<(Answer, Option<String>)> {
+        let mut changes = Changes::of(mounted, self.id, Wanted::default())?;
+        let (detail, style) = (Detail::default(), Detail::default().style_of_terminal());
+        let mut shown = changes.text(detail, style);
+        if let Some(line) = &self.end {
+            shown.extend_from_slice(format!("{}\n", show_message(line)).as_bytes());
+        }
+        loop {
+            self.terminal.show(&shown)?;
+            let running = descendants::all();
+            let end = if running.is_empty() { "" } else { ", [e]nd what runs" };
+            if !running.is_empty() {
+                let told = descendants::told(&running);
+                self.terminal.say(&format!("It has left programs that still run: {told}"))?;
+            }
+            let question =
+                format!("Commit? [y]es, [n]o, [s]elect, [k]eep it open, [d]ifferences{end}: ");
+            // The end of the input is no consent.
+            let Some(answer) = self.terminal.ask(&question)? else {
+                return Ok((Answer::Abort, None));
+            };
+            shown = match answer.as_str() {
+                "y" | "yes" => return Ok((Answer::Commit, changes.state)),
+                "n" | "no" => return Ok((Answer::Abort, None)),
+                "k" | "keep" => return Ok((Answer::Keep, None)),
+                "s" | "select" => {
+                    // With what lies below new directories, where that is not too much.
+                    let all = Changes::of(mounted, self.id, Wanted { fields: false, all: true });
+                    changes = all.unwrap_or(changes);
+                    let Selected::Without(left) = self.select(&changes, style)? else {
+                        continue;
+                    };
+                    changes.revert(mounted, self.id, &left)?;
+                    changes = Changes::of(mounted, self.id, Wanted::default())?;
+                    changes.text(detail, style)
+                }
+                "d" | "diff" | "differences" => {
+                    changes = Changes::of(mounted, self.id, Wanted::ALL)?;
+                    changes.text(detail.with_patch(), style)
+                }
+                "e" | "end" => {
+                    descendants::end_all();
+                    changes = Changes::of(mounted, self.id, Wanted::default())?;
+                    changes.text(detail, style)
+                }
+                "?" | "h" | "help" => HELP.into(),
+                _ => Vec::new(),
+            };
+        }
+    }
+
+    fn select(&mut self, changes: &Changes, style: Style) -> Outcome<Selected> {
+        let mut left = Vec::new();
+        let mut all = changes.choices().into_iter();
+        while let Some(choice) = all.next() {
+            self.terminal.show(&changes.describe(&choice, style))?;
+            loop {
+                let question = "Take it? [y]es, [n]o, [a]ll of the rest, [l]eave the rest, \
+                                [d]ifferences, [q]uit, [b]ack, [?]: ";
+                match self.terminal.ask(question)?.as_deref() {
+                    Some("y" | "yes") => break,
+                    Some("n" | "no") => {
+                        left.push(choice);
+                        break;
+                    }
+                    Some("a" | "all") => return Ok(Selected::Without(left)),
+                    Some("l" | "leave" | "q" | "quit") => {
+                        left.push(choice);
+                        left.extend(all);
+                        return Ok(Selected::Without(left));
+                    }
+                    Some("b" | "back") | None => return Ok(Selected::Nothing),
+                    Some("d" | "diff" | "differences") => {
+                        self.terminal.show(&changes.patch_of(&choice, style))?;
+                    }
+                    Some("?" | "h" | "help") => self.terminal.show(SELECT_HELP.as_bytes())?,
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(Selected::Without(left))
+    }
+}
