@@ -130,7 +130,7 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
     match error {
         Error::NoDictionary(_) | Error::NoSnapshot(_) | Error::NoBranch(_) => ("not_found", 0),
         Error::Exists(_) => ("exists", 0),
-        Error::NoSpace | Error::OverLimit { .. } => ("no_space", ENOSPC),
+        Error::NoSpace | Error::OverLimit { .. } | Error::CloneOverLimit { .. } => ("no_space", ENOSPC),
         Error::ReadOnly(_) => ("read_only", EROFS),
         Error::NotSynced(_) => ("device", EIO),
         Error::Corrupt(_) => ("corrupt", EIO),

@@ -36,6 +36,17 @@ pub enum Error {
         /// Bytes, see [`crate::TransactionOptions::limit`].
         limit: u64,
     },
+    /// The clone has as much of its own as it may have; deleting still works.
+    #[error(
+        "clone {branch} has reached its limit of {limit} bytes: delete something in it, or give it \
+         a larger limit"
+    )]
+    CloneOverLimit {
+        /// The branch.
+        branch: String,
+        /// Bytes, see [`crate::Kvdb::limit_branch`].
+        limit: u64,
+    },
     /// The store stopped accepting writes (a sync failed, say); reading goes on.
     #[error("the store takes no more writes: {0}")]
     ReadOnly(String),

@@ -102,7 +102,8 @@ pub use read::view::{StoredValue, View};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{
-    BranchInfo, Change, Difference, Lineage, MAX_SNAPSHOT_NAME, Received, SnapshotInfo, StreamEnd,
+    BranchInfo, BranchLimit, Change, Difference, Lineage, MAX_SNAPSHOT_NAME, Received,
+    SnapshotInfo, StreamEnd,
 };
 pub use transactions::{
     Bulk, BulkRun, Changed, Changes, Clash, CommitOptions, Isolation, KeptTuple, MAX_NESTED,

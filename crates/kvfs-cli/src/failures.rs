@@ -10,7 +10,9 @@ use crate::paths;
 /// A failure of the database, with what was being done.
 pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
     let exit = match &error {
-        kvdb::Error::NoSpace | kvdb::Error::OverLimit { .. } => Exit::NoSpace,
+        kvdb::Error::NoSpace
+        | kvdb::Error::OverLimit { .. }
+        | kvdb::Error::CloneOverLimit { .. } => Exit::NoSpace,
         kvdb::Error::Corrupt(_) => Exit::Damaged,
         kvdb::Error::NoDictionary(_) | kvdb::Error::NoSnapshot(_) => Exit::NotFound,
         kvdb::Error::Io(e) => Exit::of(e),

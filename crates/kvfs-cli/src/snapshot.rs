@@ -14,7 +14,7 @@ use crate::mounted::{Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::retention::Rules;
-use crate::sizes::human_size;
+use crate::sizes::{self, human_size};
 use crate::text::show;
 use crate::transactions::{listed, listing};
 use crate::tree;
@@ -90,13 +90,40 @@ pub struct CloneArgs {
 #[derive(Subcommand)]
 enum CloneAction {
     /// Make a clone of a snapshot.
-    Create { target: PathBuf, snapshot: String, name: String },
+    Create {
+        target: PathBuf,
+        snapshot: String,
+        name: String,
+        /// It may take so many bytes of its own (10G, 512M), files and keys together: what would
+        /// take more fails as on a full disk, in it alone. Without this, what the store has.
+        #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
+        limit: Option<u64>,
+    },
+    /// Give a clone another limit of what it may take of its own.
+    Limit {
+        target: PathBuf,
+        name: String,
+        /// A size (10G, 512M), or "none".
+        #[arg(value_parser = limit)]
+        limit: Limit,
+    },
     /// List the clones, by name.
     #[command(visible_alias = "ls")]
     List { target: PathBuf },
     /// Drop a clone and everything in it. Its snapshots stay.
     #[command(visible_alias = "rm")]
     Drop { target: PathBuf, name: String },
+}
+
+/// What a clone may take of its own, bytes; `None`: what the store has.
+#[derive(Clone, Copy)]
+struct Limit(Option<u64>);
+
+fn limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "none" => Ok(Limit(None)),
+        size => sizes::parse_size(size).map(|bytes| Limit(Some(bytes))),
+    }
 }
 
 /// Show what differs between two snapshots, or a snapshot and now: files and keys.
@@ -302,9 +329,17 @@ fn automatic_time(prefix: &str, name: &str) -> Option<u64> {
 
 pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
     match &args.action {
-        CloneAction::Create { target, snapshot, name } => {
-            with(target, true, &["CLONE", "CREATE", snapshot, name])?;
-            output.print("", json!({"created": name}))
+        CloneAction::Create { target, snapshot, name, limit } => {
+            let bytes = limit.map(|bytes| bytes.to_string());
+            let mut words = vec!["CLONE", "CREATE", snapshot, name];
+            words.extend(bytes.iter().flat_map(|bytes| ["LIMIT", bytes]));
+            with(target, true, &words)?;
+            output.print("", json!({"created": name, "limit": limit}))
+        }
+        CloneAction::Limit { target, name, limit: Limit(limit) } => {
+            let bytes = limit.map_or("NONE".into(), |bytes| bytes.to_string());
+            with(target, true, &["CLONE", "LIMIT", name, &bytes])?;
+            output.print("", json!({"clone": name, "limit": limit}))
         }
         CloneAction::Drop { target, name } => {
             with(target, true, &["CLONE", "DROP", name])?;
@@ -317,7 +352,13 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
                     .as_str()
                     .map(|snapshot| format!("  of snapshot {}", show(snapshot.as_bytes())))
                     .unwrap_or_default();
-                format!("{}{of}\n", show(info["name"].as_str().unwrap_or("").as_bytes()))
+                let limit = match (info["taken"].as_u64(), info["limit"].as_u64()) {
+                    (Some(taken), Some(limit)) => {
+                        format!("  {} of {}", human_size(taken), human_size(limit))
+                    }
+                    _ => String::new(),
+                };
+                format!("{}{of}{limit}\n", show(info["name"].as_str().unwrap_or("").as_bytes()))
             };
             output.print(all.iter().map(line).collect::<String>(), all)
         }

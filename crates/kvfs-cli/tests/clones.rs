@@ -324,3 +324,58 @@ fn a_store_that_is_not_mounted_is_merged_too() {
     assert_eq!(succeeds(kvfs(&["cat"]).arg(&store).arg("file")), "clone");
     succeeds(kvfs(&["check"]).arg(&store));
 }
+
+/// Writes files of a megabyte until one is refused; how many were written whole.
+fn fill(dir: &Path) -> usize {
+    let written = |n: usize| {
+        let done = fs::write(dir.join(format!("fill{n}")), vec![n as u8; 1 << 20])
+            .and_then(|()| fs::File::open(dir.join(format!("fill{n}")))?.sync_all());
+        if let Err(e) = &done {
+            assert_eq!(e.raw_os_error(), Some(libc::ENOSPC), "{e}");
+        }
+        done.is_ok()
+    };
+    (0..100).find(|n| !written(*n)).expect("no limit")
+}
+
+#[test]
+fn a_clone_that_takes_too_much_is_full_and_the_store_is_not() {
+    let Some((mount, _)) = cloned() else { return };
+    let root = mount.root();
+    succeeds(kvfs(&["clone", "create", "--limit", "8M"]).arg(&root).args(["origin", "small"]));
+    let small = mount.path(".kvfs/clone/small");
+    let taken = fill(&small);
+    assert!((5..8).contains(&taken), "{taken}");
+    // Keys count with the files, and the socket says so.
+    let value = "v".repeat(100_000);
+    let put = |n: usize| {
+        let mut put = kvfs(&["kv", "put"]);
+        ends(put.arg(&small).arg(format!("key{n}")).arg(&value))
+    };
+    let refused = (0..40).map(put).find(|(code, ..)| *code != Some(0)).expect("no limit");
+    assert!(refused.2.contains("clone small has reached its limit"), "{refused:?}");
+    fs::write(mount.path("outside"), vec![1; 10 << 20]).expect("the store has space");
+    let listed = succeeds(kvfs(&["clone", "list"]).arg(&root));
+    let line = listed.lines().find(|line| line.starts_with("small")).expect("listed");
+    assert!(line.contains(" of 8.0 MiB"), "{line}");
+    let free = free_in(&small);
+    assert!(free < 1 << 20, "df shows what is left: {free}");
+    // Removing something gives room back.
+    for n in 0..=taken {
+        fs::remove_file(small.join(format!("fill{n}"))).expect("removed");
+    }
+    assert!(fill(&small) >= 4);
+    succeeds(kvfs(&["clone", "limit"]).arg(&root).args(["small", "64M"]));
+    fs::write(small.join("more"), vec![1; 10 << 20]).expect("there is room");
+    succeeds(kvfs(&["clone", "limit"]).arg(&root).args(["small", "none"]));
+    let json = succeeds(kvfs(&["--json", "clone", "list"]).arg(&root));
+    assert!(json.contains("\"limit\":null"), "{json}");
+    let (code, _, said) = ends(kvfs(&["clone", "limit"]).arg(&root).args(["nothing", "1M"]));
+    assert!(code != Some(0) && said.contains("nothing"), "{said}");
+}
+
+/// Bytes that are free for a program in a directory.
+fn free_in(dir: &Path) -> u64 {
+    let stat = rustix::fs::statvfs(dir).expect("statvfs");
+    stat.f_bavail * stat.f_frsize
+}

@@ -155,6 +155,7 @@ fn walks(
         ("clone create", calls(&["clone create ROOT NAME NAME"])),
         ("clone drop", calls(&["clone drop ROOT NONE", "clone drop ROOT nothing"])),
         ("clone list", calls(&["clone list ROOT"])),
+        ("clone limit", calls(&["clone limit ROOT NAME 1G", "clone limit ROOT x\tNAME none"])),
         ("clone-tree", calls(&["clone-tree NONE OUT", "clone-tree FILE ROOT"])),
         ("compact", calls(&["compact ROOT --dict NAME", "compact MISSING"])),
         ("completions", None), // It shows nothing of a store.

@@ -134,7 +134,11 @@ impl Error {
             Error::ReadOnly => libc::EROFS,
             Error::Stale(_) => libc::ESTALE,
             Error::Corrupt { .. } | Error::NotSynced(_) | Error::LostBefore(_) => libc::EIO,
-            Error::Store(kvdb::Error::NoSpace | kvdb::Error::OverLimit { .. }) => libc::ENOSPC,
+            Error::Store(
+                kvdb::Error::NoSpace
+                | kvdb::Error::OverLimit { .. }
+                | kvdb::Error::CloneOverLimit { .. },
+            ) => libc::ENOSPC,
             Error::Store(kvdb::Error::ReadOnly(_)) => libc::EROFS,
             // The same may succeed later, or in another transaction.
             Error::Store(kvdb::Error::Locked(_) | kvdb::Error::Conflict { .. }) => libc::EDEADLK,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kvdb::Scope;
+use kvdb::{BranchLimit, Scope};
 
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -31,27 +31,30 @@ impl Fs {
         if self.refill_space(cost) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Returns whether so much more is within the limits of the transaction, with all that waits in
-    /// memory.
+    /// Returns whether so much more is within the limits of the transaction, or of the clone, with
+    /// all that waits in memory.
     fn is_within_limit(&self, cost: u64) -> Result<bool> {
         let fits =
             |waits: u64| self.room_of_limit().is_none_or(|room| cost.saturating_add(waits) <= room);
         if fits(cost_of(self.core.space.dirty_bytes() as u64)) {
             return Ok(true);
         }
-        // Waiting data may be less in the transaction, and deletions may give something back.
+        // Waiting data may be less when it is committed, and deletions may give something back.
         self.commit_older_than(Duration::MAX)?;
-        if let Scope::Transaction(transaction) = &self.core.scope {
-            transaction.make_room()?;
+        match &self.core.scope {
+            Scope::Transaction(transaction) => _ = transaction.make_room()?,
+            Scope::Mainline(db) => _ = db.make_room_beside(self.core.layout.imap)?,
+            Scope::Frozen(_) => {}
         }
         Ok(fits(cost_of(self.core.space.dirty_bytes() as u64)))
     }
 
-    /// Bytes that a transaction may still take; `None`: it has no limit, or this is none.
+    /// Bytes that a transaction, or a clone, may still take; `None`: it has no limit.
     pub(crate) fn room_of_limit(&self) -> Option<u64> {
         match &self.core.scope {
             Scope::Transaction(transaction) => transaction.room(),
-            _ => None,
+            Scope::Mainline(db) => db.limit_beside(self.core.layout.imap).map(BranchLimit::room),
+            Scope::Frozen(_) => None,
         }
     }
 

@@ -10,8 +10,8 @@ use crate::space_account::SPACE_MARGIN;
 const INODE_BYTES: u64 = 512;
 
 impl Fs {
-    /// The size and free space of the store; what is free to a transaction with a limit is within
-    /// that.
+    /// The size and free space of the store; what is free to a transaction or a clone with a limit
+    /// is within that.
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
         let dirty = self.core.space.dirty_bytes() as u64;

@@ -1,5 +1,5 @@
-//! Limits of transactions: in the view of one that has as much as it may have, writes fail as on a
-//! full disk, and nowhere else.
+//! Limits of transactions and clones: in the view of one that has as much as it may have, writes
+//! fail as on a full disk, and nowhere else.
 
 mod world;
 
@@ -119,4 +119,77 @@ fn attempts_within_one_have_what_is_left_of_it() {
     b.views.commit(outer, Durability::Synced).unwrap();
     b.w.check();
     assert_eq!(b.w.contents("one0"), vec![0; MIB]);
+}
+
+/// A clone of a tree, with a limit.
+fn limited_clone(b: &Both) -> Fs {
+    b.w.file_with(ROOT, "base", &vec![9; 4 * MIB]);
+    b.views.snapshot(&ViewId::Mainline, "monday", Durability::Synced).unwrap();
+    b.views.clone_snapshot("monday", "try").unwrap();
+    b.w.db.limit_branch("try", Some(LIMIT)).unwrap();
+    b.views.fs(&ViewId::Clone("try".into())).unwrap()
+}
+
+#[test]
+fn writes_in_a_clone_fail_as_on_a_full_disk_and_what_was_accepted_is_committed() {
+    let b = Both::new();
+    let inside = limited_clone(&b);
+    for round in 0..3 {
+        let written = fill(&inside, "f");
+        assert!((6..8).contains(&written), "round {round}: {written}");
+        let mut names = 0;
+        let refused = loop {
+            let name = format!("n{names}");
+            match inside.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, USER) {
+                Ok(_) => names += 1,
+                Err(e) => break e,
+            }
+            assert!(names < 20_000, "no limit");
+        };
+        assert!(is_full(&refused), "{refused}");
+        let free = inside.statfs().unwrap();
+        assert!(free.free * u64::from(free.block_size) < 64 << 10, "{free:?}");
+        // The store has space, and so has a transaction of it.
+        b.w.file_with(ROOT, &format!("outside{round}"), &vec![1; 10 * MIB]);
+        inside.sync_all().unwrap();
+        for n in 0..written {
+            let ino = inside.resolve(format!("f{n}").as_bytes()).unwrap().ino;
+            assert_eq!(inside.read(ino, 0, MIB as u32).unwrap(), vec![n as u8; MIB]);
+        }
+        // Removing all of it gives the room back.
+        for entry in 0..=written {
+            inside.unlink(ROOT, format!("f{entry}").as_bytes()).unwrap();
+        }
+        for n in 0..names {
+            inside.unlink(ROOT, format!("n{n}").as_bytes()).unwrap();
+        }
+    }
+    // Overwriting what the snapshot has counts: the snapshot keeps it.
+    let base = inside.resolve(b"base").unwrap().ino;
+    inside.write(base, 0, &vec![1; 4 * MIB], Default::default()).unwrap();
+    inside.sync_all().unwrap();
+    assert!((1..4).contains(&fill(&inside, "g")));
+    b.w.db.limit_branch("try", None).unwrap();
+    let file = inside.mknod(ROOT, b"much", FileKind::File, 0o644, 0, USER).unwrap().ino;
+    inside.write(file, 0, &vec![2; 12 * MIB], Default::default()).unwrap();
+    inside.sync_all().unwrap();
+    b.w.check();
+}
+
+#[test]
+fn a_transaction_of_a_clone_is_held_to_its_limit() {
+    let b = Both::new();
+    let inside = limited_clone(&b);
+    let options = TransactionOptions { branch: "try".into(), ..TransactionOptions::default() };
+    let id = b.views.begin(options).unwrap();
+    let view = b.views.fs(&ViewId::Transaction(id)).unwrap();
+    let written = fill(&view, "f");
+    assert!((6..8).contains(&written), "{written}");
+    // The clone has as much itself by now: both do not fit.
+    assert!(fill(&inside, "g") >= 6);
+    inside.sync_all().unwrap();
+    let refused = b.views.commit(id, Durability::Buffered).unwrap_err();
+    assert!(is_full(&refused) && refused.to_string().contains("its limit"), "{refused}");
+    b.views.abort(id).unwrap();
+    b.w.check();
 }

@@ -11,13 +11,13 @@ use super::{changes, is};
 use crate::dictionaries::{Place, listed};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
-use crate::request::Arguments;
+use crate::request::{Arguments, integer};
 use crate::session::Session;
 
 pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] [FIELDS] | FILES snapshot [snapshot] [COLLAPSED] | \
      SEND name [BASE snapshot] [FROM position] | RECEIVE clone [AS name] [REPLACE] | RECEIVING | USE name [command ...] | LEAVE";
-pub const CLONE_USAGE: &str =
-    "CREATE snapshot name | LIST | DROP name | USE name [command ...] | LEAVE";
+pub const CLONE_USAGE: &str = "CREATE snapshot name [LIMIT bytes] | LIMIT name bytes|NONE | LIST | DROP name | \
+     USE name [command ...] | LEAVE";
 
 pub fn name(arg: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(arg).map_err(|_| Failure::request("a name is UTF-8 text"))
@@ -259,11 +259,28 @@ fn list(s: &Session, out: &mut Output) {
     }
 }
 
+/// The bytes that a clone may take; `None`: as many as it likes.
+fn limit(arg: &[u8]) -> Result<Option<u64>, Failure> {
+    if is(arg, "none") {
+        return Ok(None);
+    }
+    let bytes = integer(arg).and_then(|n| u64::try_from(n).ok());
+    bytes.map(Some).ok_or(Failure::NOT_AN_INTEGER)
+}
+
 pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let snapshots = s.shared.snapshots.clone();
     match (args.at(1), args.len()) {
         (c, 4) if is(c, "create") => snapshots.branch_off(name(args.at(2))?, name(args.at(3))?)?,
+        (c, 6) if is(c, "create") && is(args.at(4), "limit") => {
+            let (clone, bytes) = (name(args.at(3))?, limit(args.at(5))?);
+            snapshots.branch_off(name(args.at(2))?, clone)?;
+            s.db().limit_branch(clone, bytes)?;
+        }
+        (c, 4) if is(c, "limit") => {
+            s.db().limit_branch(name(args.at(2))?, limit(args.at(3))?)?;
+        }
         (c, 3) if is(c, "drop") => snapshots.remove_clone(name(args.at(2))?)?,
         (c, 3..) if is(c, "use") => {
             let clone = name(args.at(2))?;
@@ -277,11 +294,15 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             let all = s.db().branches();
             out.array(all.len());
             for info in all {
-                out.map(2);
+                out.map(4);
                 out.bulk(b"name");
                 out.bulk(info.name.as_bytes());
                 out.bulk(b"snapshot");
                 out.value(info.snapshot.as_deref().map(str::as_bytes));
+                out.bulk(b"limit");
+                size(info.limit.map(|limit| limit.bytes), out);
+                out.bulk(b"taken");
+                size(info.limit.map(|limit| limit.taken), out);
             }
             return Ok(());
         }

@@ -87,6 +87,27 @@ impl Batch {
     pub fn bytes(&self) -> usize {
         self.changes.iter().map(BatchChange::bytes).sum()
     }
+    /// The bytes that it adds to each dictionary, change by change; nothing where it gives more
+    /// back, or room was promised for it.
+    pub(crate) fn added(&self) -> impl Iterator<Item = (DictionaryId, u64)> + '_ {
+        let adds = |change: &&BatchChange| {
+            !matches!(change, BatchChange::Delete(..) | BatchChange::DeleteRange(..))
+        };
+        let none = self.releases || self.promised;
+        let changes = if none { &[][..] } else { &self.changes[..] };
+        changes.iter().filter(adds).map(|change| (change.dictionary(), change.bytes() as u64))
+    }
+    /// The dictionaries of its changes, one by one.
+    pub(crate) fn dictionaries(&self) -> impl Iterator<Item = DictionaryId> + '_ {
+        self.changes.iter().map(BatchChange::dictionary)
+    }
+    /// Whether it says that it gives more back than it takes, or has nothing but deletions.
+    pub(crate) fn removes(&self) -> bool {
+        let deletes = |change: &BatchChange| {
+            matches!(change, BatchChange::Delete(..) | BatchChange::DeleteRange(..))
+        };
+        self.releases || self.changes.iter().all(deletes)
+    }
     /// Says that this batch gives back more space than it takes, though it puts a little too (what
     /// is left of a thing when a part of it goes). Like a batch that only deletes, it is then
     /// committed even when the store is full.

@@ -82,6 +82,9 @@ impl Database {
         let branch =
             |(name, of): (&String, &String)| Edit::Branch { name: name.clone(), of: of.clone() };
         let mut edits: Vec<Edit> = of.branches.iter().map(branch).collect();
+        let limit =
+            |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
+        edits.extend(of.limits.iter().map(limit));
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
         let all: Vec<_> =
             self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();

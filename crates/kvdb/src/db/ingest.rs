@@ -190,6 +190,7 @@ impl Ingest {
         let (run, written) = writer.finish()?;
         stats.written_bytes = written.written();
         let (Some(run), Some(last)) = (run, last) else { return Ok(stats) };
+        db.snapshotter.admit_run(dict, &run)?;
         db.install_ingested(dict, KeyRangeRef::between(&first, &[&last[..], &[0]].concat()), run)?;
         db.counters.merged(&written);
         db.counters.user_bytes.add(stats.user_bytes);

@@ -247,12 +247,14 @@ impl Kvdb {
         durability: Durability,
     ) -> Result<()> {
         let db = &self.db.0;
+        db.snapshotter.admit_put(dict, key.len() + value.len())?;
         db.commits.put(&*db.admission, dict, key, value, durability)
     }
 
     /// Commits `batch` as one unit.
     pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         let db = &self.db.0;
+        db.snapshotter.admit(&batch)?;
         db.commits.commit(&*db.admission, batch, durability)
     }
 
@@ -283,6 +285,7 @@ impl Kvdb {
     /// ```
     pub fn commit_if_unchanged(&self, batch: Batch, state: View, reads: Reads) -> Result<bool> {
         let db = &self.db.0;
+        db.snapshotter.admit(&batch)?;
         db.commits.commit_if_unchanged(&*db.admission, batch, state, reads)
     }
 

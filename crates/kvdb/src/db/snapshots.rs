@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ids::Label as SnapshotLabel;
 use crate::read::view::View;
 use crate::snapshots::{
-    BranchInfo, Lineage, SnapshotInfo, check_name, check_visible, is_own, shown_origin,
+    BranchInfo, BranchLimit, Lineage, SnapshotInfo, check_name, check_visible, is_own, shown_origin,
 };
 
 /// The branch of what a layer above notes of the store as a whole
@@ -108,6 +108,46 @@ impl Kvdb {
         self.db.0.snapshotter.clone_snapshot(snapshot, branch)
     }
 
+    /// Gives a clone a limit of what it may take of its own, bytes, durably; `None`: it may take
+    /// what it likes. What the snapshot that it was made of, or a state that it was merged or
+    /// rebased at, has as well counts for nothing; what merges and defragmentation have copied for
+    /// the clone counts, as does what was deleted until it is merged. A commit that would take more
+    /// fails with [`Error::CloneOverLimit`], but for deletions; a transaction of the clone is held
+    /// to it from its first change on.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// db.snapshot("monday")?;
+    /// db.clone_snapshot("monday", "what-if")?;
+    /// db.limit_branch("what-if", Some(1 << 20))?;
+    /// let fruit = db.open_dictionary_in("what-if", "fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// let refused = fruit.insert("melon", vec![7; 2 << 20]);
+    /// assert!(matches!(refused, Err(kvdb::Error::CloneOverLimit { .. })));
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn limit_branch(&self, branch: &str, bytes: Option<u64>) -> Result<()> {
+        if !branch.is_empty() {
+            check_name("branch", branch)?;
+        }
+        self.db.0.snapshotter.limit_branch(branch, bytes)
+    }
+
+    /// What the clone that a dictionary is of may take, and has. `None`: there is no limit.
+    pub fn limit_beside(&self, dict: DictionaryId) -> Option<BranchLimit> {
+        let snapshotter = &self.db.0.snapshotter;
+        snapshotter.branch_limit(&snapshotter.limited_branch_of(dict)?)
+    }
+
+    /// Makes what the clone that a dictionary is of has taken less where it can, for a caller who
+    /// would be beyond its limit. What it has then.
+    pub fn make_room_beside(&self, dict: DictionaryId) -> Result<Option<BranchLimit>> {
+        let snapshotter = &self.db.0.snapshotter;
+        let Some(branch) = snapshotter.limited_branch_of(dict) else { return Ok(None) };
+        snapshotter.make_room(&branch)?;
+        Ok(snapshotter.branch_limit(&branch))
+    }
+
     /// Makes a branch without dictionaries.
     pub fn create_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
@@ -128,7 +168,13 @@ impl Kvdb {
             let another = shown != from && self.db.0.snapshotter.has(shown);
             Some(shown.to_owned()).filter(|shown| !shown.is_empty() && !another)
         };
-        all.map(|(name, from)| BranchInfo { name: name.clone(), snapshot: of(from) }).collect()
+        let limit = |name: &String| self.db.0.snapshotter.branch_limit(name);
+        all.map(|(name, from)| BranchInfo {
+            name: name.clone(),
+            snapshot: of(from),
+            limit: limit(name),
+        })
+        .collect()
     }
 
     /// Returns what a clone and the branch that it was made of share. An error where it was made

@@ -107,6 +107,11 @@ pub(crate) enum Edit {
         of: String,
     },
     DropBranch(String),
+    /// A branch may take so many bytes of its own; 0: as many as it likes.
+    Limit {
+        branch: String,
+        bytes: u64,
+    },
     /// The snapshot's dictionaries take the place of those that its branch has. Commits up to `seq`
     /// are void there.
     RollBack {
@@ -256,6 +261,11 @@ impl Edit {
                 put_bytes(out, from.as_bytes());
                 put_bytes(out, to.as_bytes());
             }
+            Edit::Limit { branch, bytes } => {
+                out.push(29);
+                put_bytes(out, branch.as_bytes());
+                put_varint(out, *bytes);
+            }
             Edit::KeptRun(run) => {
                 out.push(23);
                 put_bytes(out, run);
@@ -347,6 +357,7 @@ impl Edit {
             26 => Edit::AddKeptRun(DictionaryId(r.varint_u32()?), kept(r)?),
             27 => Edit::Options(dictionary(r, String::new())?),
             28 => Edit::RenameSnapshot { from: text(r)?, to: text(r)? },
+            29 => Edit::Limit { branch: text(r)?, bytes: r.varint()? },
             kind => {
                 return Err(r.corrupt(&format!(
                     "edit {kind} is unknown: a newer version wrote it, or it is damaged"
@@ -507,6 +518,7 @@ mod tests {
             Edit::Clone { snapshot: "monday".into(), branch: "try".into(), first: 9 },
             Edit::Branch { name: "try".into(), of: String::new() },
             Edit::DropBranch("try".into()),
+            Edit::Limit { branch: "try".into(), bytes: 10 << 30 },
             Edit::RollBack { snapshot: "monday".into(), seq: 1 << 40 },
             Edit::Since { dict, seq: 12 },
             Edit::Adopt { from: "try".into(), to: String::new() },

@@ -356,6 +356,8 @@ pub(crate) struct Version {
     /// Branches other than the main one, and the snapshots that they were cloned from; those of the
     /// manifest.
     pub branches: PersistentMap<String, String>,
+    /// Bytes that branches may take of their own, of those that have a limit.
+    pub limits: PersistentMap<String, u64>,
 }
 
 impl Version {
@@ -370,6 +372,7 @@ impl Version {
             came_with: 0,
             installed: 0,
             branches: PersistentMap::default(),
+            limits: PersistentMap::default(),
         }
     }
 
@@ -476,6 +479,7 @@ impl Version {
     pub(crate) fn follow(&mut self, state: &ManifestState, open: &mut OpenRun<'_>) -> Result<()> {
         self.installed += 1;
         self.branches = state.branches.clone();
+        self.limits = state.limits.clone();
         let before = std::mem::replace(&mut self.entries, state.dictionaries.clone());
         let mut changed = Vec::new();
         before.difference(&state.dictionaries, |id, old, new| match (old, new) {

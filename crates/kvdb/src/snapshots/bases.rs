@@ -101,7 +101,7 @@ impl Snapshotter {
     }
 
     /// Returns the states that were kept besides the first, the oldest first.
-    fn kept_of(&self, clone: &str) -> Vec<Arc<Snapshot>> {
+    pub(super) fn kept_of(&self, clone: &str) -> Vec<Arc<Snapshot>> {
         let all = self.snapshots.named(&format!("{BASE}{clone}/"));
         let mut kept: Vec<_> =
             all.into_iter().filter(|s| mark_of(clone, &s.label.name).is_some()).collect();

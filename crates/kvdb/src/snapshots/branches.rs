@@ -112,7 +112,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    fn dictionaries_of(&self, branch: &str) -> BTreeSet<DictionaryId> {
+    pub(super) fn dictionaries_of(&self, branch: &str) -> BTreeSet<DictionaryId> {
         self.versions.load().entries.of_branch(branch).keys().copied().collect()
     }
 

@@ -11,6 +11,7 @@
 //! - `create`: making, opening and dropping them;
 //! - `branches`: clones, rollbacks;
 //! - `bases`: states that a clone and its parent have in common;
+//! - `limits`: how much clones may take;
 //! - `held`: what they keep of the device that nothing else keeps;
 //! - `difference`: what two states differ in;
 //! - `stream`: their form on the way to another store (`db::send`, `db::receive`);
@@ -21,6 +22,7 @@ mod branches;
 mod create;
 mod difference;
 mod held;
+mod limits;
 pub(crate) mod stream;
 mod stream_end;
 
@@ -33,6 +35,8 @@ pub use bases::Lineage;
 pub(crate) use bases::shown_origin;
 pub(crate) use create::EndOfGeneration;
 pub use difference::{Change, Difference};
+pub use limits::BranchLimit;
+use limits::Limits;
 pub use stream::Received;
 pub use stream_end::StreamEnd;
 
@@ -62,6 +66,7 @@ pub(crate) struct Snapshotter {
     flusher: Arc<Flusher>,
     compactor: Arc<Compactor>,
     admission: Arc<Admission>,
+    limits: Limits,
 }
 
 /// The parts of the engine that it needs.
@@ -92,6 +97,7 @@ impl Snapshotter {
             compactor,
             admission,
         } = parts;
+        let limits = Limits::new(!versions.load().limits.is_empty());
         Snapshotter {
             inline,
             env,
@@ -103,6 +109,7 @@ impl Snapshotter {
             flusher,
             compactor,
             admission,
+            limits,
         }
     }
 }
@@ -138,6 +145,8 @@ pub struct BranchInfo {
     /// The name of the snapshot that it was cloned from, if it was. That one may be gone; once
     /// another one has its name, it is not told any more.
     pub snapshot: Option<String>,
+    /// What it may take, and has, if that is limited: see [`crate::Kvdb::limit_branch`].
+    pub limit: Option<BranchLimit>,
 }
 
 /// A name that may be a file's as well.

@@ -32,6 +32,8 @@ use crate::read::write_set::{Part, WriteSet};
 
 /// A commit with more in memory than this binds runs, bytes.
 pub(super) const BIND_AT: usize = 1 << 20;
+/// A commit that takes no more, and deletes, is made in a clone that has reached its limit, bytes.
+const SMALL: u64 = 1 << 20;
 /// Looks for conflicts outside of the pipeline's lock before one is taken under it, however long it
 /// takes.
 const LOOKS: usize = 4;
@@ -116,6 +118,7 @@ impl TransactionState {
             // Before anything is joined: an attempt that fails has not written it for nothing.
             open.spill(registry)?;
         }
+        self.check_limit_of_clone(open)?;
         let mut write_set = open.write_set.clone();
         if let Some(log) = open.log {
             // In the same commit as everything else.
@@ -218,6 +221,19 @@ impl TransactionState {
             }
         }
         Ok(None)
+    }
+
+    /// Fails where the changes are beyond the limit of the clone that they are made in. Others may
+    /// have taken the room that there was for them; deletions are small, and are committed.
+    fn check_limit_of_clone(&self, open: &mut Open) -> Result<()> {
+        if open.write_set.is_empty() || self.clone_limit().is_none() {
+            return Ok(());
+        }
+        let taken = open.write_set.estimate() as u64 + open.write_set.run_bytes();
+        match self.registry.parts.snapshotter.check_limit(&self.options.branch, taken) {
+            Err(_) if open.removed && taken <= SMALL => Ok(()),
+            checked => checked,
+        }
     }
 
     /// Ends it without a trace.

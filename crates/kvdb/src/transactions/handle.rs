@@ -151,6 +151,9 @@ impl Transaction {
             };
             self.shared.give_back(open)?;
         }
+        if self.shared.clone_limit().is_some() {
+            self.shared.registry.parts.snapshotter.make_room(&self.shared.options.branch)?;
+        }
         Ok(self.shared.room())
     }
 

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::sync::Arc;
 
 use kvdb::{
-    Batch, CheckpointStats, CreateOptions, DefragOptions, DictionaryOptions, Durability, Kvdb,
-    ReceiveOptions, Result, ScrubOptions,
+    Batch, BranchLimit, CheckpointStats, CreateOptions, DefragOptions, DictionaryOptions,
+    Durability, Kvdb, ReceiveOptions, Result, ScrubOptions,
 };
 use zones::FileDevice;
 
@@ -19,8 +19,29 @@ pub const STEPS: &[Step] = &[
     (&["Kvdb::reclaim", "Kvdb::defragment"], defragment),
     (&["Kvdb::scrub", "Kvdb::scrub_faults"], scrub),
     (&["Kvdb::stats", "Kvdb::space", "Kvdb::zone_map"], stats),
-    (&["Kvdb::snapshot", "Kvdb::snapshot_of", "Kvdb::snapshots", "Kvdb::open_snapshot"], snapshot),
-    (&["Kvdb::clone_snapshot", "Kvdb::drop_branch", "Kvdb::rollback"], clone),
+    (
+        &[
+            "Kvdb::snapshot",
+            "Kvdb::snapshot_of",
+            "Kvdb::snapshots",
+            "Kvdb::snapshot_label",
+            "Kvdb::snapshot_labels",
+            "Kvdb::open_snapshot",
+        ],
+        snapshot,
+    ),
+    (
+        &[
+            "Kvdb::clone_snapshot",
+            "Kvdb::limit_branch",
+            "Kvdb::limit_beside",
+            "Kvdb::make_room_beside",
+            "Kvdb::has_branch",
+            "Kvdb::drop_branch",
+            "Kvdb::rollback",
+        ],
+        clone,
+    ),
     (
         &[
             "Kvdb::lineage",
@@ -115,6 +136,7 @@ fn snapshot(w: &mut World) -> Result<()> {
     w.db.flush()?;
     w.db.ingest(w.large, large(w.times, 33))?;
     assert_eq!(w.db.snapshots().len(), 2);
+    assert!(w.db.snapshot_label("one").is_some() && w.db.snapshot_labels().len() == 2);
     let view = w.db.open_snapshot("one")?;
     let changes = view.difference(w.large, &w.db.view(), w.large)?;
     assert_eq!(changes.count() as u64, 100 * w.times);
@@ -124,7 +146,13 @@ fn snapshot(w: &mut World) -> Result<()> {
 fn clone(w: &mut World) -> Result<()> {
     w.db.clone_snapshot("two", "branch")?;
     let there = w.db.dictionary_in("branch", "large").expect("it is there");
+    w.db.limit_branch("branch", Some(1 << 40))?;
     w.db.ingest(there, large(w.times, 34))?;
+    w.db.put(there, b"small", b"value", Durability::Buffered)?;
+    let (before, after) = (w.db.limit_beside(there), w.db.make_room_beside(there)?);
+    let taken = |limit: Option<BranchLimit>| limit.expect("it has one").taken;
+    assert!(taken(before) > 0 && taken(after) <= taken(before), "{before:?}, {after:?}");
+    assert!(w.db.has_branch("branch"));
     w.db.drop_branch("branch")?;
     w.db.rollback("one")?;
     w.settled()

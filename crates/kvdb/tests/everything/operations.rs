@@ -32,6 +32,7 @@ pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("rollback", 1, snapshots::rollback),
     ("clone", 1, snapshots::clone),
     ("states in common", 1, snapshots::in_common),
+    ("limit of a clone", 1, snapshots::limit),
     ("drop branch", 1, snapshots::drop_branch),
     ("send and receive", 1, snapshots::send),
     ("make and drop dictionaries", 2, maintenance::dictionaries),

@@ -33,6 +33,7 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
         "View::for_each",
         "View::estimate",
         "View::dictionaries",
+        "View::dictionaries_in",
     ] {
         w.call(name);
     }
@@ -40,6 +41,8 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
     let keys: Vec<Vec<u8>> = (0..5).map(|_| w.key()).collect();
     let want: Vec<Option<Vec<u8>>> = keys.iter().map(|key| table.get(key).cloned()).collect();
     let view = w.db.view();
+    let of_branch = view.dictionaries().into_iter().filter(|info| info.branch == branch);
+    assert_eq!(view.dictionaries_in(&branch), of_branch.collect::<Vec<_>>(), "{}", w.what());
     let plain = |found: Vec<Option<bytes::Bytes>>| {
         found.into_iter().map(|v| v.map(|v| v.to_vec())).collect::<Vec<_>>()
     };

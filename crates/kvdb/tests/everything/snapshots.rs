@@ -35,10 +35,19 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
     if durability == Durability::Synced {
         w.history.certain();
     }
-    for name in ["Kvdb::snapshots", "Kvdb::open_snapshot", "View::difference"] {
+    for name in [
+        "Kvdb::snapshots",
+        "Kvdb::snapshot_label",
+        "Kvdb::snapshot_labels",
+        "Kvdb::open_snapshot",
+        "View::difference",
+    ] {
         w.call(name);
     }
     let made = w.db.snapshots().into_iter().find(|s| s.name == name && s.branch == branch);
+    let label = w.db.snapshot_label(&name);
+    assert_eq!(made.as_ref().map(|s| s.id), label.as_ref().map(|label| label.id), "{}", w.what());
+    assert!(label.is_some_and(|label| w.db.snapshot_labels().contains(&label)), "{}", w.what());
     w.call("Kvdb::wall_clock");
     // Snapshots of one tick of the clock are dated a nanosecond apart, the store's own as well.
     let behind = w.db.wall_clock() + Duration::from_micros(1);
@@ -137,6 +146,35 @@ pub fn clone(w: &mut World) -> Result<(), Dead> {
         }
     }
     w.replaced(&name, "");
+    Ok(())
+}
+
+/// A limit that nothing comes near, so that all commits look at it, and that a crash may take back.
+pub fn limit(w: &mut World) -> Result<(), Dead> {
+    let names: Vec<String> =
+        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
+    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else {
+        return Ok(());
+    };
+    w.call("Kvdb::limit_branch");
+    let bytes = (1 << 40) + w.random.below(1 << 40);
+    let limit = (w.random.below(4) > 0).then_some(bytes);
+    let done = w.db.limit_branch(&name, limit);
+    if w.unless_full(done)?.is_none() {
+        return Ok(());
+    }
+    for name in ["Kvdb::limit_beside", "Kvdb::make_room_beside", "Kvdb::has_branch"] {
+        w.call(name);
+    }
+    assert!(w.db.has_branch(&name), "{}", w.what());
+    let content = w.history.newest().branches[&name].clone();
+    for dict in content.keys() {
+        let dict = w.db.dictionary_in(&name, dict).expect("the history has it");
+        let found = w.db.limit_beside(dict);
+        assert_eq!(found.map(|found| found.bytes), limit, "{}", w.what());
+        let room = w.db.make_room_beside(dict);
+        w.unless_full(room)?;
+    }
     Ok(())
 }
 

@@ -97,6 +97,7 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("snapshot rollback", "target", Store),
     ("clone create", "target", Store),
     ("clone list", "target", Store),
+    ("clone limit", "target", Store),
     ("clone drop", "target", Store),
     ("rm", "paths", Store),
 ];

@@ -184,6 +184,7 @@ const OF_ONE: &[&str] = &[
     "Views::number",
     "Views::numbers_taken",
     "Views::opened",
+    "Views::snapshot_labels",
     "Views::snapshots",
     "Views::take_over_noted",
     "Views::takes_locks",

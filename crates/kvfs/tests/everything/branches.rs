@@ -37,7 +37,7 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
     let tree = w.history.newest().branches[&of].clone();
     w.history.attempt(|s| drop(s.snapshots.insert(name.clone(), (of.clone(), tree))));
     let view = w.view_of(&Site::Branch(of.clone()));
-    w.call(&["Views::snapshot", "Views::snapshots"]);
+    w.call(&["Views::snapshot", "Views::snapshots", "Views::snapshot_labels"]);
     if let Err(e) = w.views.snapshot(&view, &name, durability) {
         w.judge(&mainline(), e, "snapshot", &[])?;
         w.history.refused();
@@ -48,6 +48,8 @@ pub fn snapshot(w: &mut World) -> Result<(), Dead> {
         w.history.certain();
     }
     assert!(w.views.snapshots().iter().any(|s| s.name == name && s.branch == of), "{}", w.what());
+    let labels = w.views.snapshot_labels();
+    assert!(labels.iter().any(|s| s.name == name && s.branch == of), "{}", w.what());
     assert!(w.views.snapshot(&view, &name, durability).is_err(), "{}: twice", w.what());
     assert!(w.views.snapshot(&ViewId::Snapshot(name.clone()), "of", durability).is_err());
     Ok(())

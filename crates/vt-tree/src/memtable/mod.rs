@@ -55,6 +55,7 @@ pub struct Memtable {
     pin: Mutex<ZonePin>,
     // Written under the lock, read without it.
     bytes: AtomicUsize,
+    placed: AtomicU64,
     len: AtomicUsize,
     max_seq: AtomicU64,
     min_seq: AtomicU64,
@@ -69,6 +70,8 @@ struct MemtableState {
     free_kept: Vec<u32>,
     /// Heap bytes of the values in `kept`.
     kept_bytes: usize,
+    /// Bytes on the device of the values in `kept`, but for those that were forgotten.
+    placed: u64,
     /// Bytes on the device of large values that were forgotten.
     forgotten: u64,
     /// Versions were forgotten.
@@ -132,6 +135,7 @@ impl Memtable {
                 kept: Vec::new(),
                 free_kept: Vec::new(),
                 kept_bytes: 0,
+                placed: 0,
                 forgotten: 0,
                 hides: false,
                 discarded_at: 0,
@@ -143,6 +147,7 @@ impl Memtable {
             }),
             pin: Mutex::new(ZonePin::default()),
             bytes: AtomicUsize::new(size_of::<Memtable>()),
+            placed: AtomicU64::new(0),
             len: AtomicUsize::new(0),
             max_seq: AtomicU64::new(0),
             min_seq: AtomicU64::new(0),
@@ -207,8 +212,10 @@ impl Memtable {
                 && let KeptValue::Deferred(deferred) = kept
             {
                 let heap = DEFERRED_OVERHEAD + deferred.bytes.len();
+                let placed = if deferred.forgotten { 0 } else { u64::from(extent.stored) };
                 *kept = KeptValue::Own(Value::Extent(extent));
                 writer.state.kept_bytes -= heap;
+                writer.state.placed += placed;
             }
         }
         before - writer.state.kept_bytes
@@ -260,6 +267,11 @@ impl Memtable {
     /// [`Memtable::put`].
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes on the device of the large values that are placed and not forgotten.
+    pub fn placed_bytes(&self) -> u64 {
+        self.placed.load(Ordering::Relaxed)
     }
 
     /// Bytes of large values, placed or about to be, that were forgotten: they lie on the device,
@@ -384,6 +396,7 @@ impl MemtableState {
 
     fn keep(&mut self, kept: KeptValue) -> u32 {
         self.kept_bytes += kept.heap();
+        self.placed += kept.placed();
         match self.free_kept.pop() {
             Some(i) => {
                 self.kept[i as usize] = Some(kept);
@@ -419,6 +432,7 @@ impl MemtableState {
                 self.kept[i as usize].take_if(|kept| !matches!(kept, KeptValue::Deferred(_)))
             {
                 self.kept_bytes -= kept.heap();
+                self.placed -= kept.placed();
                 self.free_kept.push(i);
             }
         }
@@ -466,6 +480,14 @@ impl MemtableState {
 pub const DEFERRED_OVERHEAD: usize = 16;
 
 impl KeptValue {
+    /// Its bytes on the device.
+    fn placed(&self) -> u64 {
+        match self {
+            KeptValue::Own(Value::Extent(extent)) => u64::from(extent.stored),
+            _ => 0,
+        }
+    }
+
     /// Its heap bytes: the buffer, its reference count, the overhead of the allocator.
     fn heap(&self) -> usize {
         match self {
@@ -547,6 +569,7 @@ impl Drop for Writer<'_> {
     fn drop(&mut self) {
         let (m, s) = (self.memtable, &*self.state);
         m.bytes.store(size_of::<Memtable>() + s.heap(), Ordering::Relaxed);
+        m.placed.store(s.placed, Ordering::Relaxed);
         m.len.store(s.tree.len() + s.fragments.len(), Ordering::Relaxed);
         m.max_seq.store(s.max_seq, Ordering::Relaxed);
         m.min_seq.store(if s.min_seq == Seq::MAX { 0 } else { s.min_seq }, Ordering::Relaxed);

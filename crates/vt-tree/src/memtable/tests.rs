@@ -531,7 +531,28 @@ fn a_deferred_value_is_discarded_when_nothing_reads_it_any_more() {
     let m = Memtable::new();
     let old = m.writer().put_deferred(b"k", 1, value.clone());
     m.put(b"k", 1, Value::Inline("new".into()));
-    assert_eq!(m.forgotten_bytes(), 5000);
+    assert_eq!((m.forgotten_bytes(), m.placed_bytes()), (5000, 0));
     assert_eq!(m.discard([(&b"k"[..], 1, old, 1)]), [true]);
     assert_eq!(m.forgotten_bytes(), 0);
+}
+
+#[test]
+fn what_lies_on_the_device_is_counted_until_it_is_forgotten() {
+    let extent = |len| ExtentRef::plain(4096, len, 0);
+    let m = Memtable::new();
+    let slots: Vec<_> = ["a", "b", "c"]
+        .iter()
+        .map(|key| m.writer().put_deferred(key.as_bytes(), 1, Bytes::from(vec![7; 5000])))
+        .collect();
+    assert_eq!(m.placed_bytes(), 0, "they are in memory");
+    // Nothing reads "a" any more when it gets its place.
+    m.put(b"a", 1, Value::Inline("new".into()));
+    m.place(slots.into_iter().map(|slot| (slot, extent(5000))));
+    assert_eq!(m.placed_bytes(), 10_000);
+    m.put(b"d", 2, Value::Extent(extent(3000)));
+    assert_eq!(m.placed_bytes(), 13_000);
+    m.put(b"b", 3, Value::Inline("new".into()));
+    assert_eq!(m.placed_bytes(), 13_000, "a reader may be at 1");
+    m.put(b"d", 2, Value::Inline("new".into()));
+    assert_eq!(m.placed_bytes(), 10_000, "nobody is within a commit");
 }

@@ -46,6 +46,15 @@ impl ManifestState {
                 }
             }
             Edit::Branch { name, of } => self.add_branch(name, of)?,
+            Edit::Limit { branch, bytes } => {
+                if !self.branches.contains_key(&branch) {
+                    return Err(contradiction(format!("branch {branch:?} does not exist")));
+                }
+                match bytes {
+                    0 => _ = self.limits.remove(&branch),
+                    bytes => _ = self.limits.insert(branch, bytes),
+                }
+            }
             Edit::DropBranch(name) => {
                 self.remove_branch(&name)?;
                 self.dictionaries.remove_branch(&name);
@@ -68,11 +77,13 @@ impl ManifestState {
             Edit::Since { dict, seq } => _ = self.since.insert(dict, seq),
             Edit::Adopt { from, to } => {
                 self.remove_branch(&from)?;
-                // What takes its place was not cloned.
+                // What takes its place was not cloned, and has its limit.
+                let limit = self.limits.get(&to).copied();
                 if self.branches.contains_key(&to) {
                     self.remove_branch(&to)?;
                 }
                 self.know_branch(&to);
+                limit.map(|limit| self.limits.insert(to.clone(), limit));
                 self.dictionaries.remove_branch(&to);
                 for d in self.dictionaries.remove_branch(&from).values() {
                     let mut d = DictionaryState::clone(d);
@@ -163,6 +174,7 @@ impl ManifestState {
     }
 
     fn remove_branch(&mut self, name: &str) -> Result<()> {
+        self.limits.remove(name);
         let of = self.branches.remove(name);
         let of = of.ok_or_else(|| contradiction(format!("branch {name:?} does not exist")))?;
         match self.clones.get_mut(&of) {

@@ -106,6 +106,9 @@ impl ManifestState {
                 .iter()
                 .map(|(name, of)| Edit::Branch { name: name.clone(), of: of.clone() }),
         );
+        let limit =
+            |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
+        edits.extend(self.limits.iter().map(limit));
         for (&dict, d) in self.dictionaries.iter() {
             edits.push(Edit::Dictionary(d.info.clone()));
             edits.extend(d.runs.iter().map(|(&id, (level, run))| match kept.get(run) {

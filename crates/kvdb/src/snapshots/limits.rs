@@ -1,0 +1,242 @@
+//! Limits of clones: how many bytes one may take of its own, which the snapshot that it was made of
+//! and the states that it was merged or rebased at do not have.
+//!
+//! What lies in runs counts by zones: so many bytes more as the clone uses of a zone than each of
+//! those states does. It is looked at again when the runs of the clone have changed. What lies in
+//! memtables counts as it is, with the large values that it refers to. A change that would be
+//! beyond the limit has the clone flushed and merged first, where something was deleted in it or it
+//! has grown by an eighth since: a caller at the limit comes again with each change, so whatever it
+//! asks for, each byte is merged a few times at most.
+
+use env::sync::Mutex;
+use env::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use vt_tree::Run;
+use zones::ZoneId;
+
+use super::Snapshotter;
+use crate::commit::batch::Batch;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::manifest::{DictionaryState, Edit};
+use crate::read::version::{Trees, Version};
+use crate::read::version_set::VersionEdit;
+
+/// What a clone may take, and has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BranchLimit {
+    /// The most that it may take of its own, bytes.
+    pub bytes: u64,
+    /// What it has taken, bytes.
+    pub taken: u64,
+}
+
+impl BranchLimit {
+    /// Bytes that it may still take.
+    pub fn room(self) -> u64 {
+        self.bytes.saturating_sub(self.taken)
+    }
+}
+
+/// What was found of a clone.
+#[derive(Default)]
+struct Found {
+    /// The entries of its dictionaries that had these runs.
+    entries: Vec<Arc<DictionaryState>>,
+    in_runs: u64,
+    /// What was taken when it was merged last for its limit.
+    gathered: u64,
+    /// Something was deleted since.
+    removed: bool,
+}
+
+/// What is known of branches with limits.
+#[derive(Default)]
+pub(super) struct Limits {
+    /// Some branch has one, or had one since the store was opened.
+    any: AtomicBool,
+    found: Mutex<HashMap<String, Found>>,
+}
+
+impl Limits {
+    pub(super) fn new(any: bool) -> Limits {
+        Limits { any: AtomicBool::new(any), found: Mutex::default() }
+    }
+}
+
+/// The bytes that dictionaries use of each zone.
+fn used_by(trees: &Trees) -> HashMap<ZoneId, u64> {
+    let mut all = HashMap::new();
+    for numbered in trees.values().flat_map(|tree| tree.runs()) {
+        for (zone, bytes) in numbered.run.uses().iter() {
+            let used: &mut u64 = all.entry(zone).or_default();
+            *used = used.saturating_add(bytes);
+        }
+    }
+    all
+}
+
+impl Snapshotter {
+    pub(crate) fn limit_branch(&self, branch: &str, bytes: Option<u64>) -> Result<()> {
+        self.health.writable()?;
+        if branch.is_empty() {
+            return Err(Error::Invalid("the store itself has no limit but its size".into()));
+        }
+        self.commits.flush_before_edit(&*self.admission)?;
+        let _naming = self.snapshots.naming.lock();
+        if !self.versions.load().has_branch(branch) {
+            return Err(Error::NoBranch(branch.into()));
+        }
+        // A limit of nothing is one of a byte: there is no room for it either.
+        let bytes = bytes.map_or(0, |bytes| bytes.max(1));
+        let edit = Edit::Limit { branch: branch.into(), bytes };
+        self.limits.any.store(true, Ordering::Release);
+        self.commits.install(|_| VersionEdit::of([edit]))
+    }
+
+    /// The limit of a branch, and what it has taken. `None`: it has none.
+    pub(crate) fn branch_limit(&self, branch: &str) -> Option<BranchLimit> {
+        if !self.limits.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let version = self.versions.load_full();
+        let bytes = *version.limits.get(branch)?;
+        Some(BranchLimit { bytes, taken: self.taken(&version, branch) })
+    }
+
+    /// The branch of a dictionary, where it has a limit.
+    pub(crate) fn limited_branch_of(&self, dict: DictionaryId) -> Option<String> {
+        if !self.limits.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let version = self.versions.load();
+        let branch = &version.trees.get(&dict)?.info().branch;
+        version.limits.contains_key(branch).then(|| branch.clone())
+    }
+
+    /// Fails where a batch would take a clone beyond its limit, though what it takes is made less.
+    pub(crate) fn admit(&self, batch: &Batch) -> Result<()> {
+        if !self.limits.any.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut more: HashMap<String, u64> = HashMap::new();
+        for (dict, bytes) in batch.added() {
+            if let Some(branch) = self.limited_branch_of(dict) {
+                *more.entry(branch).or_default() += bytes;
+            }
+        }
+        if batch.removes() {
+            let version = self.versions.load();
+            let branch = batch.dictionaries().filter_map(|dict| version.trees.get(&dict));
+            for tree in branch.filter(|t| version.limits.contains_key(&t.info().branch)) {
+                let mut all = self.limits.found.lock();
+                all.entry(tree.info().branch.clone()).or_default().removed = true;
+            }
+        }
+        more.into_iter().try_for_each(|(branch, bytes)| self.admit_to(&branch, bytes))
+    }
+
+    /// The same of one put.
+    pub(crate) fn admit_put(&self, dict: DictionaryId, bytes: usize) -> Result<()> {
+        match self.limited_branch_of(dict) {
+            Some(branch) => self.admit_to(&branch, bytes as u64),
+            None => Ok(()),
+        }
+    }
+
+    /// The same of a run that was written outside of any commit.
+    pub(crate) fn admit_run(&self, dict: DictionaryId, run: &Run) -> Result<()> {
+        match self.limited_branch_of(dict) {
+            Some(branch) => self.admit_to(&branch, run.uses().total_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    fn admit_to(&self, branch: &str, more: u64) -> Result<()> {
+        if self.check_limit(branch, more).is_ok() {
+            return Ok(());
+        }
+        self.make_room(branch)?;
+        self.check_limit(branch, more)
+    }
+
+    /// Fails where so many bytes more are beyond the limit of a branch.
+    pub(crate) fn check_limit(&self, branch: &str, more: u64) -> Result<()> {
+        match self.branch_limit(branch) {
+            Some(limit) if more > limit.room() => {
+                Err(Error::CloneOverLimit { branch: branch.into(), limit: limit.bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Flushes and merges a branch with a limit where that is likely to make what it takes less.
+    /// No lock is held by the caller.
+    pub(crate) fn make_room(&self, branch: &str) -> Result<()> {
+        let Some(BranchLimit { taken, .. }) = self.branch_limit(branch) else { return Ok(()) };
+        {
+            let mut all = self.limits.found.lock();
+            let found = all.entry(branch.into()).or_default();
+            let grown = taken.saturating_sub(found.gathered);
+            if !found.removed && grown <= taken / 8 {
+                return Ok(());
+            }
+            (found.removed, found.gathered) = (false, taken);
+        }
+        self.flusher.flush_all()?;
+        for dict in self.dictionaries_of(branch) {
+            match self.compactor.compact(dict) {
+                // It was dropped, or there is no space to merge it in.
+                Err(Error::NoDictionary(_) | Error::NoSpace) => {}
+                done => done?,
+            }
+        }
+        let Some(BranchLimit { taken, .. }) = self.branch_limit(branch) else { return Ok(()) };
+        self.limits.found.lock().entry(branch.into()).or_default().gathered = taken;
+        Ok(())
+    }
+
+    /// Bytes that a branch takes of its own.
+    fn taken(&self, version: &Version, branch: &str) -> u64 {
+        let trees = version.of_branch(branch);
+        let in_memory: u64 = trees
+            .values()
+            .flat_map(|tree| &tree.layers)
+            .map(|layer| {
+                let memtable = (layer.memtable.bytes() as u64) + layer.memtable.placed_bytes();
+                let bound = layer.bound.iter().map(|run| run.uses().total_bytes());
+                bound.fold(memtable, u64::saturating_add)
+            })
+            .sum();
+        let entries: Vec<_> = trees.values().map(|tree| tree.entry.clone()).collect();
+        let same = |of: &[Arc<DictionaryState>]| {
+            of.len() == entries.len() && of.iter().zip(&entries).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        if let Some(found) = self.limits.found.lock().get(branch).filter(|f| same(&f.entries)) {
+            return in_memory.saturating_add(found.in_runs);
+        }
+        let in_runs = self.alone_in_runs(version, branch, &trees);
+        let mut all = self.limits.found.lock();
+        let found = all.entry(branch.into()).or_default();
+        (found.entries, found.in_runs) = (entries, in_runs);
+        in_memory.saturating_add(in_runs)
+    }
+
+    /// Bytes in runs that none of the states has which the branch has in common with another one.
+    fn alone_in_runs(&self, version: &Version, branch: &str, trees: &Trees) -> u64 {
+        let origin = version.branches.get(branch).and_then(|of| self.snapshots.get(of));
+        let mut shared: HashMap<ZoneId, u64> = HashMap::new();
+        for state in origin.into_iter().chain(self.kept_of(branch)) {
+            for (zone, bytes) in used_by(&state.version().trees) {
+                let most = shared.entry(zone).or_default();
+                *most = bytes.max(*most);
+            }
+        }
+        let alone = |(zone, bytes): (ZoneId, u64)| {
+            bytes.saturating_sub(shared.get(&zone).copied().unwrap_or(0))
+        };
+        used_by(trees).into_iter().map(alone).fold(0, u64::saturating_add)
+    }
+}
