@@ -61,15 +61,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     };
     let bar = output.progress("looked at", None, false);
     let mut list = List::begin(output)?;
-    // The directories that lead to where the walk is, with what was counted below each.
-    let mut open: Vec<(Vec<u8>, Sum)> = Vec::new();
+    let mut open = Open::default();
     let mut seen = HashSet::new();
     while let Some(found) = walk.next()? {
         bar.inc(1);
-        while let Some((directory, _)) = open.last()
-            && !is_below(&found.path, directory)
-        {
-            close(&mut open, &args, &mut list)?;
+        while !open.leads_to(&found.path) {
+            open.close(&args, &mut list)?;
         }
         let attr = &found.attr;
         let again = attr.kind != FileKind::Dir && attr.nlink > 1 && !seen.insert(attr.ino);
@@ -83,14 +80,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                 directories: 0,
             },
         };
-        if attr.kind == FileKind::Dir || open.is_empty() {
-            open.push((found.path, sum));
-        } else if let Some((_, of)) = open.last_mut() {
-            of.add(sum);
+        match open.directories.last_mut() {
+            Some((_, of)) if attr.kind != FileKind::Dir => of.add(sum),
+            _ => open.enter(found.path, sum),
         }
     }
-    while !open.is_empty() {
-        close(&mut open, &args, &mut list)?;
+    while !open.directories.is_empty() {
+        open.close(&args, &mut list)?;
     }
     bar.finish_and_clear();
     list.end()?;
@@ -114,34 +110,59 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
         || path.strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/'))
 }
 
-/// A directory is counted: it is shown, and counts in the one that it is in.
-fn close(open: &mut Vec<(Vec<u8>, Sum)>, args: &Args, list: &mut List<'_>) -> Outcome {
-    let Some((path, sum)) = open.pop() else { return Ok(()) };
-    let depth = open.len();
-    if let Some((_, above)) = open.last_mut() {
-        above.add(sum);
+/// The directories that lead to where the walk is, with what was counted below each. One path is
+/// that of all: a path each would take the square of the depth.
+#[derive(Default)]
+struct Open {
+    /// That of the innermost one, or of one that was in it.
+    path: Vec<u8>,
+    /// How much of it is the path of each.
+    directories: Vec<(usize, Sum)>,
+}
+
+impl Open {
+    /// Whether something lies in the innermost one, if there is any.
+    fn leads_to(&self, path: &[u8]) -> bool {
+        self.directories.last().is_none_or(|(len, _)| is_below(path, &self.path[..*len]))
     }
-    if depth > args.depth {
-        return Ok(());
+
+    fn enter(&mut self, path: Vec<u8>, sum: Sum) {
+        self.directories.push((path.len(), sum));
+        self.path = path;
     }
-    let path = joined(args.path.as_bytes(), &path);
-    let Sum { bytes, stored, files, directories } = sum;
-    let (size, held) = (human_size(bytes), human_size(stored));
-    let line = format!(
-        "{size:>10} {held:>10} stored {files:>9} files {directories:>7} directories  {}",
-        text::show(&path)
-    );
-    list.item(&line, || {
-        let mut object = Map::new();
-        text::put(&mut object, "path", &path);
-        for (name, n) in
-            [("bytes", bytes), ("stored", stored), ("files", files), ("directories", directories)]
-        {
-            object.insert(name.into(), n.into());
+
+    /// The innermost one is counted: it is shown, and counts in the one that it is in.
+    fn close(&mut self, args: &Args, list: &mut List<'_>) -> Outcome {
+        let Some((len, sum)) = self.directories.pop() else { return Ok(()) };
+        if let Some((_, above)) = self.directories.last_mut() {
+            above.add(sum);
         }
-        Value::Object(object)
-    })
-    .map(drop)
+        // What was in it may be longer.
+        self.path.truncate(len);
+        if self.directories.len() > args.depth {
+            return Ok(());
+        }
+        let path = joined(args.path.as_bytes(), &self.path);
+        let Sum { bytes, stored, files, directories } = sum;
+        let (size, held) = (human_size(bytes), human_size(stored));
+        let line = format!(
+            "{size:>10} {held:>10} stored {files:>9} files {directories:>7} directories  {}",
+            text::show(&path)
+        );
+        list.item(&line, || {
+            let mut object = Map::new();
+            text::put(&mut object, "path", &path);
+            let counts = [
+                ("bytes", bytes),
+                ("stored", stored),
+                ("files", files),
+                ("directories", directories),
+            ];
+            counts.into_iter().for_each(|(name, n)| drop(object.insert(name.into(), n.into())));
+            Value::Object(object)
+        })
+        .map(drop)
+    }
 }
 
 #[cfg(test)]

@@ -278,10 +278,15 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Diff { mount, id, paths, detail } => {
             let (mut mounted, id) = named(&mount, id)?;
             let mut wanted = detail.wanted();
-            wanted.all |= !paths.is_empty();
             let mut changes = Changes::of(&mut mounted, id, wanted)?;
             if !paths.is_empty() {
-                changes.keep(&paths.iter().map(|path| path.as_bytes()).collect::<Vec<_>>())?;
+                let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_bytes()).collect();
+                // All of it is a long list, which is told only where that is asked for.
+                if !wanted.all && !changes.lists(&paths) {
+                    wanted.all = true;
+                    changes = Changes::of(&mut mounted, id, wanted)?;
+                }
+                changes.keep(&paths)?;
             }
             changes.print(detail, output)?;
             if let Some(state) = &changes.state {

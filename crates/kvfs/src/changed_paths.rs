@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use kvdb::{CommittedKey, DictionaryId};
 
 use crate::attr::{FileKind, Ino};
-use crate::difference::{Side, joined};
-use crate::error::Result;
+use crate::difference::{Named, Room, Side, joined};
+use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey};
 use crate::views::{ViewId, Views};
 
@@ -100,21 +100,42 @@ impl Views {
             .chain(directories.iter().copied())
             .chain(found.iter().map(|(parent, ..)| *parent))
             .collect();
-        let ways = side.paths(&wanted)?;
-        let mut paths: BTreeMap<Vec<u8>, PathChange> = BTreeMap::new();
-        let changed = found.iter().map(|(parent, name, _)| (parent, name, PathChange::Changed));
-        let named = names.iter().map(|((parent, name), change)| (parent, name, *change));
-        // A name that was made says more than that its file has changed.
-        for (parent, name, change) in changed.chain(named) {
-            if let Some(way) = ways.get(parent) {
-                paths.insert(joined(way, name), change);
+        match paths_of(&side, &wanted, &found, &names, &directories) {
+            // Those of deep directories are as long as the square of their depth.
+            Err(Error::Store(kvdb::Error::Limit(_))) => {
+                Ok(ChangedPaths { paths: Vec::new(), more: true })
             }
+            paths => Ok(ChangedPaths { paths: paths?.into_iter().collect(), more }),
         }
-        for directory in &directories {
-            if let Some(way) = ways.get(directory) {
-                paths.entry(way.clone()).or_insert(PathChange::Changed);
-            }
-        }
-        Ok(ChangedPaths { paths: paths.into_iter().collect(), more })
     }
+}
+
+/// The paths of the names of changed files, of names that were made or removed, and of changed
+/// directories, all in the directories `wanted`.
+fn paths_of(
+    side: &Side,
+    wanted: &BTreeSet<Ino>,
+    files: &[Named],
+    names: &BTreeMap<(Ino, Vec<u8>), PathChange>,
+    directories: &BTreeSet<Ino>,
+) -> Result<BTreeMap<Vec<u8>, PathChange>> {
+    let mut room = Room::of_list();
+    let ways = side.paths(wanted, &mut room)?;
+    let mut paths: BTreeMap<Vec<u8>, PathChange> = BTreeMap::new();
+    let changed = files.iter().map(|(parent, name, _)| (parent, name, PathChange::Changed));
+    let named = names.iter().map(|((parent, name), change)| (parent, name, *change));
+    // A name that was made says more than that its file has changed.
+    for (parent, name, change) in changed.chain(named) {
+        if let Some(way) = ways.get(parent) {
+            room.take_path(way.len() + name.len())?;
+            paths.insert(joined(way, name), change);
+        }
+    }
+    for directory in directories {
+        if let Some(way) = ways.get(directory) {
+            room.take_path(way.len())?;
+            paths.entry(way.clone()).or_insert(PathChange::Changed);
+        }
+    }
+    Ok(paths)
 }

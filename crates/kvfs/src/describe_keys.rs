@@ -1,6 +1,6 @@
 //! What a range of keys is to the file system: for those who are told of damage by its keys.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use kvdb::{Kvdb, View};
 
@@ -75,9 +75,9 @@ fn find_name(side: &Side, ino: Ino) -> Option<Vec<u8>> {
     }
     let node = side.node(ino).ok()??;
     if node.attr.kind == FileKind::Dir {
-        return side.paths(&BTreeSet::from([ino])).ok()?.remove(&ino);
+        return side.path(ino).ok()?;
     }
     let (parent, name, _) = side.names_of(&HashSet::from([ino])).ok()?.into_iter().next()?;
-    let parent = side.paths(&BTreeSet::from([parent])).ok()?.remove(&parent)?;
+    let parent = side.path(parent).ok()??;
     Some(joined(&parent, &name))
 }

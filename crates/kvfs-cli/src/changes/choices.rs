@@ -50,6 +50,12 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
     directory.is_empty() || path.strip_prefix(directory).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
+/// A path as lists have it.
+fn bare(path: &[u8]) -> &[u8] {
+    let path = path.strip_prefix(b"/").unwrap_or(path);
+    path.strip_suffix(b"/").unwrap_or(path)
+}
+
 fn goes_with(path: &[u8], above: &[u8]) -> Failure {
     let (path, above) = (text::show(path), text::show(above));
     let what = format!("{path} goes with {above}, which was made, removed or replaced as a whole");
@@ -128,13 +134,21 @@ impl Changes {
         groups.into_values().map(choice).chain(keys).collect()
     }
 
+    /// Whether it has everything at these paths and below them by itself: nothing of it is only
+    /// counted.
+    pub fn lists(&self, paths: &[&[u8]]) -> bool {
+        let mut counted = self.files.iter().filter(|file| file.is_counted());
+        let meets = |file: &File, path: &[u8]| {
+            let at_or_around =
+                |one: &[u8]| one == path || is_below(one, path) || is_below(path, one);
+            at_or_around(&file.path) || file.moved().is_some_and(at_or_around)
+        };
+        !counted.any(|file| paths.iter().any(|path| meets(file, bare(path))))
+    }
+
     /// Keeps what is at these paths and below them; of what was renamed, at either.
     pub fn keep(&mut self, paths: &[&[u8]]) -> Outcome {
-        let bare = |path: &&[u8]| -> Vec<u8> {
-            let path = path.strip_prefix(b"/").unwrap_or(path);
-            path.strip_suffix(b"/").unwrap_or(path).to_vec()
-        };
-        let paths: Vec<Vec<u8>> = paths.iter().map(bare).collect();
+        let paths: Vec<&[u8]> = paths.iter().map(|path| bare(path)).collect();
         let at = |file: &File, path: &[u8]| {
             let within = |one: &[u8]| one == path || is_below(one, path);
             within(&file.path) || file.moved().is_some_and(within)

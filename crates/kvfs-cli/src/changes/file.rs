@@ -109,6 +109,11 @@ impl File {
         matches!(self.letter(), 'M' | 'R')
     }
 
+    /// Something below it is not listed.
+    pub(super) fn is_counted(&self) -> bool {
+        self.below() != Below::default()
+    }
+
     /// What lies below it and is not listed.
     pub(super) fn below(&self) -> Below {
         let told = self.detail("below").and_then(|d| d.after.as_ref().or(d.before.as_ref()));

@@ -35,7 +35,7 @@ pub use collapse::Below;
 use collapse::Way;
 pub(crate) use content::{same as same_content, same_xattrs};
 use links::Linked;
-pub(crate) use side::{Side, StoredNode, joined};
+pub(crate) use side::{Named, Side, StoredNode, joined};
 
 /// A path at which the two states are not alike.
 #[derive(Clone, Debug)]
@@ -104,13 +104,13 @@ impl FileChange {
         }
     }
 
-    /// The bytes that it takes of a list.
+    /// The bytes that it takes of a list, without its path.
     fn bytes(&self) -> usize {
         let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
         let of_xattr =
             |xattr: &XattrChange| xattr.name.len() + length(&xattr.before) + length(&xattr.after);
         let xattrs: usize = self.xattrs.iter().map(of_xattr).sum();
-        self.path.len() + length(&self.targets.0) + length(&self.targets.1) + xattrs
+        length(&self.targets.0) + length(&self.targets.1) + xattrs
     }
 
     /// Something was there before and is now, and `of` it differs.
@@ -165,6 +165,11 @@ pub(crate) fn difference_in(
 /// times while it is told. A deep tree has paths as long as the square of its depth, a file with
 /// many names one for each of them.
 const MOST_LISTED: usize = 256 << 20;
+/// The longest path that a call takes, bytes. Longer ones can be made step by step.
+const LONGEST_USABLE: usize = 4096;
+/// What the paths of one list have beyond that together at most, bytes. Names that lie so deep cost
+/// who makes them next to nothing, and who lists them the square of the depth.
+const MOST_BEYOND: usize = 32 << 20;
 
 /// What differs in the dictionaries.
 #[derive(Default)]
@@ -260,22 +265,48 @@ struct Comparison {
 }
 
 /// The bytes that a list may still take.
-struct Room {
+pub(crate) struct Room {
     left: usize,
     most: usize,
+    /// Of that, what paths may still have beyond the length that a call takes.
+    beyond: usize,
 }
 
 impl Room {
+    /// That of one list.
+    pub fn of_list() -> Room {
+        Room::of(MOST_LISTED)
+    }
+
+    fn of(most: usize) -> Room {
+        Room { left: most, most, beyond: MOST_BEYOND }
+    }
+
     fn take(&mut self, bytes: usize) -> Result<()> {
         let more = || {
             kvdb::Error::Limit(format!(
-                "the paths and attributes of what has changed take more than {} MiB: look at it \
-                 directory by directory, or without what lies below directories that were added \
-                 or removed",
+                "the paths and attributes of what has changed take more than {} MiB: list it \
+                 without what lies below directories that were added or removed",
                 self.most >> 20
             ))
         };
         self.left = self.left.checked_sub(bytes).ok_or_else(more)?;
+        Ok(())
+    }
+
+    /// For a path of that length.
+    pub fn take_path(&mut self, bytes: usize) -> Result<()> {
+        self.take(bytes)?;
+        let deeper = || {
+            kvdb::Error::Limit(format!(
+                "what has changed lies so deep that its paths have more than {} MiB beyond the \
+                 {LONGEST_USABLE} bytes that a path may have: list it without what lies below \
+                 directories that were added or removed, or remove or restore what lies there",
+                MOST_BEYOND >> 20
+            ))
+        };
+        let beyond = bytes.saturating_sub(LONGEST_USABLE);
+        self.beyond = self.beyond.checked_sub(beyond).ok_or_else(deeper)?;
         Ok(())
     }
 }
@@ -288,7 +319,7 @@ fn between_within(old: Side, new: Side, listing: Listing, most: usize) -> Result
     let marks = Marks::of(&old, &new)?;
     let mut comparison = Comparison {
         listing,
-        room: Room { left: most, most },
+        room: Room::of(most),
         old,
         new,
         marks,
@@ -388,6 +419,7 @@ impl Comparison {
                 return Ok(());
             }
         }
+        self.room.take_path(change.path.len())?;
         self.room.take(change.bytes())?;
         self.changes.insert(change.path.clone(), change);
         Ok(())
@@ -414,6 +446,8 @@ impl Comparison {
                 (Some(a), Some(b)) => self.other_content(&a, &b)?,
                 _ => continue,
             };
+            self.room.take_path(gone.len())?;
+            self.room.take_path(added.len())?;
             if let Some(change) = self.changes.get_mut(&gone) {
                 change.moved = Some(added.clone());
             }
@@ -429,14 +463,16 @@ impl Comparison {
         if self.linked.is_empty() {
             return Ok(());
         }
-        let groups = self.linked.groups(&self.old, &self.new)?;
+        // What is not listed of it is let go of.
+        let mut room = Room::of(self.room.most);
+        let groups = self.linked.groups(&self.old, &self.new, &mut room)?;
         for change in self.changes.values_mut() {
             change.linked_to = match (&change.before, &change.after) {
                 (None, Some(_)) => groups.new.other(&change.path),
                 (Some(_), None) => groups.old.other(&change.path),
                 _ => None,
             };
-            self.room.take(change.linked_to.as_ref().map_or(0, Vec::len))?;
+            self.room.take_path(change.linked_to.as_ref().map_or(0, Vec::len))?;
         }
         for path in groups.differing() {
             if let Some(change) = self.changes.get_mut(&path) {
@@ -452,6 +488,7 @@ impl Comparison {
                     links: true,
                     ..FileChange::of(path.clone(), Some(&was), Some(&is))
                 };
+                self.room.take_path(path.len())?;
                 self.room.take(change.bytes())?;
                 self.changes.insert(path, change);
             }
@@ -505,6 +542,28 @@ mod tests {
         assert!(is_refused(listed(deep, Listing::All, MIB)));
         assert_eq!(listed(deep, Listing::All, 4 * MIB).unwrap().len(), 150);
         assert_eq!(listed(deep, Listing::Collapsed, MIB).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn paths_beyond_what_a_call_takes_have_a_limit_of_their_own() {
+        let deep = |depth: usize, fs: &Fs| {
+            (0..depth).fold(ROOT, |parent, _| {
+                fs.mkdir(parent, &[b'n'; 200], 0o755, Caller::default()).unwrap().ino
+            })
+        };
+        // 24 and 36 MiB in all, and other names of a file in each directory, which are not listed.
+        let of_depth = |depth| listed(|fs| _ = deep(depth, fs), Listing::All, MOST_LISTED);
+        assert_eq!(of_depth(500).unwrap().len(), 500);
+        assert!(is_refused(of_depth(620)));
+        let linked = |fs: &Fs| {
+            let ino = file(fs, ROOT, b"f");
+            let mut parent = ROOT;
+            for _ in 0..620 {
+                parent = fs.mkdir(parent, &[b'n'; 200], 0o755, Caller::default()).unwrap().ino;
+                fs.link(ino, parent, b"f").unwrap();
+            }
+        };
+        assert!(is_refused(listed(linked, Listing::Collapsed, MOST_LISTED)));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 use kvdb::View;
 
+use super::Room;
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, Attributes, Layout, Xattrs};
@@ -36,6 +37,21 @@ impl StoredNode {
 
 /// A directory, a name in it, and the inode that it names.
 pub(crate) type Named = (Ino, Vec<u8>, Ino);
+
+/// For each directory the one that it is in, and its name there.
+type Steps = HashMap<Ino, (Ino, Vec<u8>)>;
+
+/// The names from the root to a directory; `None`: it leads nowhere.
+fn way_to(dir: Ino, steps: &Steps) -> Option<Vec<&[u8]>> {
+    let (mut way, mut at) = (Vec::new(), dir);
+    // More steps than there are: the directories lie in each other, in a damaged store.
+    while let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < steps.len()) {
+        way.push(name.as_slice());
+        at = *parent;
+    }
+    way.reverse();
+    (at == ROOT).then_some(way)
+}
 
 pub(crate) fn joined(parent: &[u8], name: &[u8]) -> Vec<u8> {
     if parent.is_empty() { name.to_vec() } else { [parent, b"/", name].concat() }
@@ -156,19 +172,18 @@ impl Side {
         Ok(self.steps(dirs)?.into_values().collect())
     }
 
-    /// The paths of these directories.
-    pub fn paths(&self, dirs: &BTreeSet<Ino>) -> Result<HashMap<Ino, Vec<u8>>> {
+    /// The path of a directory; `None`: it leads nowhere.
+    pub fn path(&self, dir: Ino) -> Result<Option<Vec<u8>>> {
+        Ok(way_to(dir, &self.steps(&BTreeSet::from([dir]))?).map(|way| way.join(&b'/')))
+    }
+
+    /// The paths of these directories, as far as there is room for them.
+    pub fn paths(&self, dirs: &BTreeSet<Ino>, room: &mut Room) -> Result<HashMap<Ino, Vec<u8>>> {
         let steps = self.steps(dirs)?;
         let mut paths = HashMap::new();
         for &dir in dirs {
-            let (mut way, mut at) = (Vec::new(), dir);
-            // More steps than there are: the directories lie in each other, in a damaged store.
-            while let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < steps.len()) {
-                way.push(name.as_slice());
-                at = *parent;
-            }
-            if at == ROOT {
-                way.reverse();
+            if let Some(way) = way_to(dir, &steps) {
+                room.take_path(way.iter().map(|name| name.len() + 1).sum())?;
                 paths.insert(dir, way.join(&b'/'));
             }
         }
@@ -177,8 +192,8 @@ impl Side {
 
     /// For each of these directories, and those above them: the one that it is in, and its name
     /// there. All that are in one directory are looked for together.
-    fn steps(&self, dirs: &BTreeSet<Ino>) -> Result<HashMap<Ino, (Ino, Vec<u8>)>> {
-        let mut steps: HashMap<Ino, (Ino, Vec<u8>)> = HashMap::new();
+    fn steps(&self, dirs: &BTreeSet<Ino>) -> Result<Steps> {
+        let mut steps = Steps::new();
         let mut asked: HashSet<Ino> = HashSet::from([ROOT]);
         let mut wanted: Vec<Ino> = dirs.iter().copied().filter(|&dir| asked.insert(dir)).collect();
         while !wanted.is_empty() {
@@ -221,7 +236,7 @@ mod tests {
         let deepest = (0..depth)
             .fold(ROOT, |dir, _| fs.mkdir(dir, b"d", 0o755, Caller::default()).unwrap().ino);
         let side = Side::new(db.view(), fs.core.layout);
-        let path = side.paths(&BTreeSet::from([deepest])).unwrap().remove(&deepest);
+        let path = side.path(deepest).unwrap();
         assert_eq!(path, Some(vec![&b"d"[..]; depth].join(&b'/')));
     }
 
@@ -241,6 +256,6 @@ mod tests {
         batch.put(nmap, layout::name_key(b, b"a"), layout::encode_name(a, FileKind::Dir));
         db.commit(batch, kvdb::Durability::Buffered).unwrap();
         let side = Side::new(db.view(), fs.core.layout);
-        assert!(side.paths(&BTreeSet::from([a, b, c])).unwrap().is_empty());
+        assert!(side.paths(&BTreeSet::from([a, b, c]), &mut Room::of_list()).unwrap().is_empty());
     }
 }

@@ -112,10 +112,15 @@ pub(crate) struct Plan<'a> {
     /// Moved by into, too, where from's entry was.
     moved_away: BTreeSet<Ino>,
     conflicts: BTreeSet<MergeConflict>,
+    /// Bytes of their paths.
+    named: usize,
 }
 
 /// Conflicts that are named at most.
 const NAMED: usize = 10_000;
+/// Bytes of their paths at most, but for the first: those of deep directories are as long as the
+/// square of their depth.
+const NAMED_BYTES: usize = 16 << 20;
 
 /// Makes the changes in a transaction of `fs`. `sides.into` is what it sees now.
 pub(crate) fn merge(
@@ -149,6 +154,7 @@ pub(crate) fn merge(
         passed_by: HashSet::new(),
         moved_away: BTreeSet::new(),
         conflicts: BTreeSet::new(),
+        named: 0,
     };
     plan.collect()?;
     plan.names()?;
@@ -239,7 +245,7 @@ impl Plan<'_> {
     /// A path of what a place of from, or of base, means.
     fn path_of(&self, place: &Place) -> Result<Vec<u8>> {
         for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
-            if let Some(way) = side.paths(&BTreeSet::from([place.0]))?.remove(&place.0) {
+            if let Some(way) = side.path(place.0)? {
                 return Ok(joined(&way, &place.1));
             }
         }
@@ -251,7 +257,7 @@ impl Plan<'_> {
         for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
             let Some(node) = side.node(ino)? else { continue };
             if node.attr.kind == FileKind::Dir {
-                if let Some(way) = side.paths(&BTreeSet::from([ino]))?.remove(&ino) {
+                if let Some(way) = side.path(ino)? {
                     return Ok(way);
                 }
             } else if let Some((dir, name, _)) = side.names_of(&HashSet::from([ino]))?.pop() {
@@ -261,11 +267,20 @@ impl Plan<'_> {
         Ok(format!("inode {ino}").into_bytes())
     }
 
+    /// Names a conflict, if it is one of those that are named.
+    fn conflict(&mut self, path: Vec<u8>, ours: Deed, theirs: Deed) {
+        let fits = self.conflicts.len() < NAMED && self.named + path.len() <= NAMED_BYTES;
+        if self.conflicts.is_empty() || fits {
+            self.named += path.len();
+            self.conflicts.insert(MergeConflict { path, key: false, ours, theirs });
+        }
+    }
+
     /// Returns the choice at a path; without one it is a conflict.
     fn choose(&mut self, path: Vec<u8>, ours: Deed, theirs: Deed) -> Option<Choice> {
         let choice = self.choices.of(&path);
-        if choice.is_none() && self.conflicts.len() < NAMED {
-            self.conflicts.insert(MergeConflict { path, key: false, ours, theirs });
+        if choice.is_none() {
+            self.conflict(path, ours, theirs);
         }
         choice
     }

@@ -310,15 +310,7 @@ impl Plan<'_> {
                     self.restore(dir);
                     return Ok(true);
                 }
-                _ => {
-                    let (ours, theirs) = (Deed::Moved, Deed::Moved);
-                    self.conflicts.insert(crate::merging::MergeConflict {
-                        path,
-                        key: false,
-                        ours,
-                        theirs,
-                    });
-                }
+                _ => self.conflict(path, Deed::Moved, Deed::Moved),
             }
         }
         Ok(false)

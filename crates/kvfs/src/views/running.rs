@@ -200,6 +200,5 @@ fn path_of(view: &View, layout: Layout, ino: Ino) -> Result<Option<Vec<u8>>> {
     let side = Side::new(view.clone(), layout);
     let names = side.names_of(&HashSet::from([ino]))?;
     let Some((parent, name, _)) = names.first() else { return Ok(None) };
-    let ways = side.paths(&BTreeSet::from([*parent]))?;
-    Ok(ways.get(parent).map(|way| joined(way, name)))
+    Ok(side.path(*parent)?.map(|way| joined(&way, name)))
 }

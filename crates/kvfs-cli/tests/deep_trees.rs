@@ -1,0 +1,260 @@
+//! Trees so deep that their paths together are as long as the square of the depth: what commands
+//! take of memory and print does not grow so. A path for each directory would be 226 MB here, and
+//! 3.6 GB at four times the depth, which takes a second to make.
+//!
+//! Where a path for each is what was asked for (`find`, `du --depth`, `ls -R`, a tar stream), it is
+//! written as it comes, and nothing of it is kept.
+
+mod place;
+
+use std::fs::File;
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use place::{Place, fails, kvfs, succeeds, text};
+use rustix::fs::{Mode, OFlags};
+
+const DEPTH: usize = 1500;
+const NAME: &str = {
+    const BYTES: [u8; 200] = [b'n'; 200];
+    match std::str::from_utf8(&BYTES) {
+        Ok(name) => name,
+        Err(_) => panic!("ASCII"),
+    }
+};
+/// The bytes of the paths of all directories.
+const SQUARE: u64 = (DEPTH * (DEPTH + 1) / 2 * (NAME.len() + 1)) as u64;
+/// What any of the commands may take, here and of the daemon.
+const MOST: u64 = 160 << 20;
+/// What a list of changes may be.
+const LIST: u64 = 40 << 20;
+
+/// Calls `visit` for every directory of the chain, from the top, with its depth.
+fn down(top: &Path, mut visit: impl FnMut(usize, &OwnedFd)) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut at = rustix::fs::open(top, flags, Mode::empty()).expect("the top");
+    for depth in 0..=DEPTH {
+        visit(depth, &at);
+        if depth < DEPTH {
+            at = rustix::fs::openat(&at, NAME, flags, Mode::empty()).expect("the next one");
+        }
+    }
+}
+
+fn make(top: &Path) {
+    std::fs::create_dir(top).expect("mkdir");
+    down(top, |depth, at| match depth {
+        DEPTH => make_file(at, "leaf"),
+        _ => rustix::fs::mkdirat(at, NAME, Mode::RWXU).expect("mkdir"),
+    });
+}
+
+fn make_file(at: impl AsFd, name: &str) {
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).expect("a file");
+}
+
+fn set_mode(top: &Path, mode: u32) {
+    down(top, |_, at| rustix::fs::fchmod(at, Mode::from_bits_truncate(mode)).expect("chmod"));
+}
+
+/// Peak and present memory of a process, bytes.
+fn memory(pid: i32) -> (u64, u64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a field");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    };
+    (field("VmHWM:"), field("VmRSS:"))
+}
+
+struct Ended {
+    code: i32,
+    printed: u64,
+    said: String,
+}
+
+/// Runs a command to its end. Neither it nor the daemon may take more memory than [`MOST`]; the
+/// daemon in addition to what it has already.
+#[track_caller]
+#[allow(clippy::zombie_processes, reason = "wait4 waits for it, and tells what it took")]
+fn bounded(command: &mut Command, daemon: Option<i32>) -> Ended {
+    if let Some(pid) = daemon {
+        // The peak is that of now again.
+        std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("reset");
+    }
+    let before = daemon.map(|pid| memory(pid).1);
+    command.env_remove("KVFS_TXN").stdin(Stdio::null());
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kvfs runs");
+    let mut errors = child.stderr.take().expect("a pipe");
+    let errors = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        errors.read_to_end(&mut said).map(|_| said)
+    });
+    let mut out = child.stdout.take().expect("a pipe");
+    let printed = std::io::copy(&mut out, &mut std::io::sink()).expect("read");
+    let said = text(&errors.join().expect("joined").expect("read"));
+    let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::zeroed());
+    // SAFETY: the child is ours and nobody else waits for it; both places are there.
+    let ended = unsafe { libc::wait4(child.id() as i32, &mut status, 0, usage.as_mut_ptr()) };
+    assert_eq!(ended, child.id() as i32);
+    // SAFETY: zeros are numbers, too.
+    let took = (unsafe { usage.assume_init() }.ru_maxrss as u64) << 10;
+    let grew = daemon
+        .map(|pid| memory(pid).0)
+        .zip(before)
+        .map_or(0, |(peak, was)| peak.saturating_sub(was));
+    eprintln!(
+        "{:?}: {} MiB here, {} MiB more of the daemon, {} MiB printed",
+        command.get_args().collect::<Vec<_>>(),
+        took >> 20,
+        grew >> 20,
+        printed >> 20
+    );
+    assert!(took < MOST, "{command:?} takes {} MiB", took >> 20);
+    assert!(grew < MOST, "for {command:?} the daemon takes {} MiB more", grew >> 20);
+    Ended { code: libc::WEXITSTATUS(status), printed, said }
+}
+
+/// A list of changes: told, or refused with a sentence that says what to do.
+#[track_caller]
+fn lists(command: &mut Command, daemon: Option<i32>, refused: bool) {
+    let Ended { code, printed, said } = bounded(command, daemon);
+    assert_eq!(code, i32::from(refused), "{said}");
+    assert!(printed < LIST && said.len() < 1000, "{printed} bytes, {}", said.len());
+    if refused {
+        assert!(said.contains("lies so deep") && said.contains("list it without"), "{said}");
+    }
+}
+
+#[track_caller]
+fn quiet(command: &mut Command, daemon: Option<i32>) {
+    let Ended { code, printed, said } = bounded(command, daemon);
+    assert_eq!(code, 0, "{said}");
+    assert!(printed + (said.len() as u64) < 10_000, "{printed}");
+}
+
+/// Every path is printed.
+#[track_caller]
+fn streams(command: &mut Command, daemon: Option<i32>) {
+    let Ended { code, printed, said } = bounded(command, daemon);
+    assert_eq!(code, 0, "{said}");
+    assert!((SQUARE..SQUARE * 11 / 10).contains(&printed), "{printed} of {SQUARE}");
+}
+
+#[test]
+fn a_deep_tree_that_is_added_renamed_and_removed() {
+    let Some(p) = Place::new() else { return };
+    let daemon = Some(p.mounted());
+    let (mnt, store) = (p.mnt(), p.store());
+    let m = mnt.to_str().expect("text");
+    succeeds(&mut kvfs(&["snapshot", "create", m, "empty"]));
+    let id = succeeds(&mut kvfs(&["txn", "begin", m])).trim().to_owned();
+    make(&mnt.join(".kvfs/txn").join(&id).join("d"));
+    std::fs::write(mnt.join(".kvfs/txn").join(&id).join("beside"), "beside").expect("a file");
+
+    lists(&mut kvfs(&["txn", "diff", m, &id]), daemon, false);
+    lists(&mut kvfs(&["txn", "diff", m, &id, "--stat"]), daemon, false);
+    lists(&mut kvfs(&["--json", "txn", "diff", m, &id]), daemon, false);
+    lists(&mut kvfs(&["txn", "diff", m, &id, "--all"]), daemon, true);
+    lists(&mut kvfs(&["txn", "diff", m, &id, "--patch"]), daemon, true);
+    lists(&mut kvfs(&["--json", "txn", "diff", m, &id, "--all"]), daemon, true);
+    // What lies beside it is shown and taken back all the same.
+    lists(&mut kvfs(&["txn", "diff", m, &id, "beside"]), daemon, false);
+    lists(&mut kvfs(&["txn", "diff", m, &id, "d"]), daemon, true);
+    quiet(&mut kvfs(&["txn", "revert", m, &id, "beside"]), daemon);
+    quiet(&mut kvfs(&["txn", "commit", m, &id]), daemon);
+
+    lists(&mut kvfs(&["diff", m, "empty"]), daemon, false);
+    lists(&mut kvfs(&["diff", m, "empty", "--all"]), daemon, true);
+    lists(&mut kvfs(&["show", m]), daemon, false);
+    lists(&mut kvfs(&["show", m, "--all"]), daemon, true);
+    lists(&mut kvfs(&["history", m, "--changes"]), daemon, false);
+    lists(&mut kvfs(&["--json", "history", m, "--changes"]), daemon, false);
+
+    let d = format!("{m}/d");
+    streams(&mut kvfs(&["find", &d]), daemon);
+    quiet(&mut kvfs(&["find", &d, "-name", "none"]), daemon);
+    quiet(&mut kvfs(&["du", &d]), daemon);
+    streams(&mut kvfs(&["du", &d, "--depth", "100000"]), daemon);
+    streams(&mut kvfs(&["export", &d, "-"]), daemon);
+    quiet(&mut kvfs(&["snapshot", "create", m, "made"]), daemon);
+    quiet(&mut kvfs(&["clone-tree", &d, &format!("{m}/copy")]), daemon);
+    quiet(&mut kvfs(&["rm", &format!("{m}/copy")]), daemon);
+    quiet(&mut kvfs(&["check", m]), daemon);
+    quiet(&mut kvfs(&["scrub", m]), daemon);
+
+    std::fs::rename(&d, mnt.join("renamed")).expect("renamed");
+    lists(&mut kvfs(&["diff", m, "made"]), daemon, false);
+    lists(&mut kvfs(&["diff", m, "made", "--no-renames"]), daemon, false);
+    lists(&mut kvfs(&["diff", m, "made", "--all"]), daemon, true);
+    quiet(&mut kvfs(&["rm", &format!("{m}/renamed")]), daemon);
+    quiet(&mut kvfs(&["restore", m, "made", "d"]), daemon);
+    lists(&mut kvfs(&["undo", m]), daemon, false);
+
+    succeeds(&mut p.umount());
+    let s = store.to_str().expect("text");
+    lists(&mut kvfs(&["diff", s, "empty", "made"]), None, false);
+    lists(&mut kvfs(&["diff", s, "empty", "made", "--all"]), None, true);
+    quiet(&mut kvfs(&["restore", s, "made", "d"]), None);
+    quiet(&mut kvfs(&["check", s]), None);
+    quiet(&mut kvfs(&["du", "--store", s, "/d"]), None);
+    streams(&mut kvfs(&["find", "--store", s, "/d"]), None);
+    streams(&mut kvfs(&["ls", "-R", s, "/d"]), None);
+    streams(&mut kvfs(&["export", s, "-", "--from", "/d"]), None);
+    quiet(&mut kvfs(&["rm", "--store", s, "/d"]), None);
+}
+
+#[test]
+fn a_change_in_each_directory_of_a_deep_tree() {
+    let Some(p) = Place::new() else { return };
+    let daemon = Some(p.mounted());
+    let mnt = p.mnt();
+    let m = mnt.to_str().expect("text");
+    make(&mnt.join("d"));
+    succeeds(&mut kvfs(&["snapshot", "create", m, "made"]));
+    succeeds(&mut kvfs(&["clone", "create", m, "made", "trial"]));
+    let position = succeeds(&mut kvfs(&["changes", m]));
+    set_mode(&mnt.join("d"), 0o750);
+    lists(&mut kvfs(&["diff", m, "made"]), daemon, true);
+    lists(&mut kvfs(&["--json", "diff", m, "made"]), daemon, true);
+    lists(&mut kvfs(&["diff", m, "made", "--stat"]), daemon, true);
+
+    // Both sides have changed each of them.
+    let clone = mnt.join(".kvfs/clone/trial");
+    set_mode(&clone.join("d"), 0o711);
+    let c = clone.to_str().expect("text");
+    let merged = bounded(&mut kvfs(&["merge", c]), daemon);
+    assert!(merged.code == 75 && merged.printed < LIST, "{}: {}", merged.code, merged.said);
+
+    // In a transaction; a file beside it can be taken back by what the sentence says.
+    let id = succeeds(&mut kvfs(&["txn", "begin", m])).trim().to_owned();
+    let view = mnt.join(".kvfs/txn").join(&id);
+    down(&view.join("d"), |_, at| make_file(at, "f"));
+    lists(&mut kvfs(&["txn", "diff", m, &id]), daemon, true);
+    let v = view.to_str().expect("text");
+    quiet(&mut kvfs(&["rm", &format!("{v}/d")]), daemon);
+    lists(&mut kvfs(&["txn", "diff", m, &id]), daemon, false);
+    quiet(&mut kvfs(&["txn", "commit", m, &id]), daemon);
+    // Who follows learns that the commit is not listed; its position is that of before.
+    let position = position.trim();
+    let followed = bounded(&mut kvfs(&["changes", m, "--since", position]), daemon);
+    assert!(followed.code == 0 && followed.printed < LIST, "{}", followed.said);
+
+    // A file with a name in each directory.
+    make(&mnt.join("links"));
+    File::create(mnt.join("one")).expect("a file");
+    succeeds(&mut kvfs(&["snapshot", "create", m, "unlinked"]));
+    let root = rustix::fs::open(&mnt, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let root = root.expect("the root");
+    down(&mnt.join("links"), |_, at| {
+        rustix::fs::linkat(&root, "one", at, "one", rustix::fs::AtFlags::empty()).expect("link");
+    });
+    lists(&mut kvfs(&["diff", m, "unlinked"]), daemon, true);
+
+    assert!(fails(3, &mut kvfs(&["du", &format!("{m}/d")])).contains("cannot find"));
+}
