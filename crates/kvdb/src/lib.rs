@@ -102,7 +102,7 @@ pub use read::view::{StoredValue, View};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{
-    BranchInfo, BranchLimit, Change, Difference, Lineage, MAX_SNAPSHOT_NAME, Received,
+    BranchInfo, BranchLimit, BuildsUpon, Change, Difference, Lineage, MAX_SNAPSHOT_NAME, Received,
     SnapshotInfo, StreamEnd,
 };
 pub use transactions::{

@@ -497,6 +497,60 @@ fn what_came_of_a_whole_stream_is_no_part_of_the_changes_and_the_other_way_round
     assert!(other.view().dictionaries().iter().all(|d| d.branch.is_empty()));
 }
 
+/// A position says of which stream it is: with another base there are other tuples in the chunks of
+/// the same numbers, and where both have as many of the same size nothing else would tell.
+#[test]
+fn a_position_goes_with_the_base_of_its_stream() {
+    let (db, other) = (store(1), store(2));
+    let d = db.open_dictionary("d").unwrap();
+    let fill = |byte| {
+        (0..3000u32).for_each(|i| d.insert(i.to_be_bytes().to_vec(), vec![byte; 300]).unwrap())
+    };
+    for (name, byte) in [("zero", 0), ("one", 1), ("two", 2)] {
+        fill(byte);
+        db.snapshot(name).unwrap();
+    }
+    other.receive(&send(&db, "one", None)[..], &into("")).unwrap();
+    let position = |stream: &[u8], to: &str| {
+        let before = other.receiving().unwrap();
+        assert!(other.receive(&stream[..stream.len() / 3], &into(to)).is_err());
+        let new = other.receiving().unwrap().into_iter().find(|came| !before.contains(came));
+        let new = new.expect("a part has come");
+        // As it is printed and given to the sender.
+        assert_eq!(kvdb::Received::from_bytes(&new.to_bytes()).unwrap(), new);
+        new
+    };
+    let changes = position(&send(&db, "two", Some("one")), "");
+    let whole = position(&send(&db, "two", None), "copy");
+    let refused = |base, from| match db.send("two", base, io::sink(), Some(from)) {
+        Err(Error::Invalid(why)) if db.may_send("two", base, Some(from)).is_err() => why,
+        sent => panic!("{sent:?}"),
+    };
+    for base in [None, Some("zero")] {
+        let why = refused(base, &changes);
+        assert!(why.contains("since snapshot one") && why.contains("as the base"), "{why}");
+    }
+    let why = refused(Some("one"), &whole);
+    assert!(why.contains("all of two") && why.contains("without a base"), "{why}");
+    for (base, from, to) in [(None, &whole, "copy"), (Some("one"), &changes, "")] {
+        let mut rest = Vec::new();
+        db.send("two", base, &mut rest, Some(from)).unwrap();
+        other.receive(&rest[..], &into(to)).unwrap();
+        assert!(of(&other, "two") == of(&db, "two"));
+        other.drop_snapshot("two").unwrap();
+        let again = send(&db, "two", Some("one"));
+        assert!(to.is_empty() || other.receive(&again[..again.len() / 3], &into("")).is_err());
+    }
+    // What an earlier version has noted says nothing of it.
+    let old = kvdb::Received { base: kvdb::BuildsUpon::Unknown, ..changes.clone() };
+    assert!(kvdb::Received::from_bytes(&old.to_bytes()).unwrap() == old);
+    db.send("two", None, io::sink(), Some(&old)).unwrap();
+    // The base is dropped: what has come is of no use here any more.
+    db.drop_snapshot("one").unwrap();
+    let gone = db.send("two", Some("zero"), io::sink(), Some(&changes));
+    assert!(matches!(&gone, Err(Error::NoSnapshot(_))), "{gone:?}");
+}
+
 /// The snapshot that a stream of changes builds upon is dropped while the stream comes, and another
 /// one gets its name: what the branch has is compared with what it was.
 #[test]

@@ -131,17 +131,12 @@ impl Sending {
     fn of(args: &SendArgs, from: Option<&Received>) -> Outcome<Sending> {
         let connection = Connection::open(&args.target, false)?;
         if let Some(opened) = connection.store() {
-            let missing = [Some(&args.snapshot), args.base.as_ref()]
-                .into_iter()
-                .flatten()
-                .find(|name| opened.db.snapshot_label(name).is_none());
-            return match missing {
-                None => Ok(Sending::Here(connection)),
-                Some(name) => {
-                    let none = kvdb::Error::NoSnapshot(name.clone());
-                    Err(failures::of_database("cannot send", none))
-                }
-            };
+            let base = args.base.as_deref();
+            opened
+                .db
+                .may_send(&args.snapshot, base, from)
+                .map_err(|e| advised(failures::of_database("cannot send", e)))?;
+            return Ok(Sending::Here(connection));
         }
         let position = from.map(Received::to_bytes);
         let mut words: Vec<&[u8]> = vec![b"SNAPSHOT", b"SEND", args.snapshot.as_bytes()];
@@ -151,7 +146,10 @@ impl Sending {
         ] {
             words.extend(value.into_iter().flat_map(|value| [option, value]));
         }
-        Ok(Sending::Daemon(Box::new(connection.stream(&words)?)))
+        let stream = connection.stream(&words).map_err(|failure| {
+            advised(Failure { message: format!("cannot send: {}", failure.message), ..failure })
+        })?;
+        Ok(Sending::Daemon(Box::new(stream)))
     }
 
     fn close(self) -> Outcome {
@@ -159,6 +157,17 @@ impl Sending {
             Sending::Here(connection) => connection.close(),
             Sending::Daemon(_) => Ok(()),
         }
+    }
+}
+
+/// With what to do where a snapshot is not there.
+fn advised(failure: Failure) -> Failure {
+    match failure.exit {
+        Exit::NotFound => failure.hint(
+            "kvfs snapshot list names those that are there; without --base and --from all of a \
+             snapshot is sent, for an empty store or a new clone",
+        ),
+        _ => failure,
     }
 }
 
@@ -256,6 +265,11 @@ fn input(args: &ReceiveArgs) -> Outcome<Box<dyn Read>> {
     })
 }
 
+/// What to do where the base of a stream is not there.
+const WITHOUT_BASE: &str = "nothing was changed; receive that snapshot first (kvfs send without \
+                            --base), or send what has changed since one that is here: kvfs \
+                            snapshot list names them";
+
 /// Has the daemon of a mounted store take the streams.
 fn take_mounted(args: &ReceiveArgs, output: &Output) -> Outcome {
     let mut input = input(args)?;
@@ -289,7 +303,10 @@ fn take_mounted(args: &ReceiveArgs, output: &Output) -> Outcome {
     if let Some(error) = unread {
         return Err(Failure::io("cannot read the stream", &error));
     }
-    let reply = taken?;
+    let reply = taken.map_err(|failure| match failure.exit {
+        Exit::NotFound => failure.hint(WITHOUT_BASE),
+        _ => failure,
+    })?;
     let Reply::Array(all) = reply else { return Err(unexpected(&reply)) };
     for received in &all {
         let Some(Reply::Bulk(snapshot)) = field(received, "snapshot") else {
@@ -337,6 +354,7 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
         let stats = db.receive(&mut input, &options).map_err(|e| {
             let failure = failures::of_database("cannot receive", e);
             match received {
+                0 if failure.exit == Exit::NotFound => failure.hint(WITHOUT_BASE),
                 0 => failure.hint("nothing was changed; the same stream goes on with what has come (see --positions)"),
                 n => failure.hint(format!("{n} streams before this one were received and stay; this one changed nothing")),
             }

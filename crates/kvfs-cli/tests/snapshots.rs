@@ -235,6 +235,92 @@ fn a_snapshot_that_is_here_is_named_by_the_name_it_has() {
     assert!(said.contains("another snapshot with the name mine exists already"), "{said}");
 }
 
+/// What a stream is to build upon is looked up before anything is written, of a mounted store and
+/// of one that is not: a snapshot that was never there, one that was dropped, and another one than
+/// that of the stream which was received in part.
+#[test]
+fn a_base_that_is_not_there_is_refused_at_once() {
+    let Some(mount) = Mount::new() else { return };
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let at = |name: &str| directory.path().join(name);
+    let (here, backup, stream) = (at("here.kvfs"), at("backup.kvfs"), at("stream"));
+    succeeds(kvfs(&["create"]).arg(&here));
+    succeeds(kvfs(&["create"]).arg(&backup));
+    let send = |source: &Path, words: &[&str]| {
+        let mut command = kvfs(&["send"]);
+        command.arg(source).args(words).arg("-o").arg(&stream);
+        command
+    };
+    let receive = |store: &Path, words: &[&str]| {
+        let mut command = kvfs(&["receive"]);
+        command.arg(store).arg("-i").arg(&stream).args(words);
+        command
+    };
+    let refused = |code: i32, source: &Path, words: &[&str], said: &[&str]| {
+        let _ = fs::remove_file(&stream);
+        let told = fails(code, &mut send(source, words));
+        assert!(said.iter().all(|word| told.contains(word)), "{words:?}: {told}");
+        assert!(!stream.exists(), "{words:?} leaves a file");
+        // A file that is there keeps what it has.
+        fs::write(&stream, "kept").expect("written");
+        fails(code, send(source, words).arg("--force"));
+        assert_eq!(read(&stream).as_deref(), Some("kept"), "{words:?}");
+        fs::remove_file(&stream).expect("removed");
+    };
+    let root = mount.root();
+    for (n, name) in ["one", "two", "three"].into_iter().enumerate() {
+        fs::write(mount.path("large"), vec![n as u8; 3 << 20]).expect("write");
+        for source in [&root, &here] {
+            succeeds(kvfs(&["kv", "put"]).arg(source).args(["key", name]));
+            succeeds(kvfs(&["snapshot", "create"]).arg(source).arg(name));
+        }
+    }
+    for source in [&root, &here] {
+        succeeds(kvfs(&["snapshot", "drop"]).arg(source).arg("one"));
+        for base in ["one", "never"] {
+            let what = ["cannot send", base, "kvfs snapshot list", "without --base"];
+            refused(3, source, &["three", "--base", base], &what);
+            refused(3, source, &[base], &what);
+        }
+        let hint = succeeds(&mut send(source, &["three", "--base", "two"]));
+        assert!(hint.contains("wrote") && stream.exists());
+        fs::remove_file(&stream).expect("removed");
+    }
+
+    // A receiver without the base says so, and what to do; nothing comes of it. A snapshot is known
+    // by its number: one of the same name is none.
+    let cases: [(&Path, &Path, &[&str]); 3] = [
+        (&root, &backup, &[]),
+        (&root, &backup, &["--clone", "copy"]),
+        (&here, &root, &["--clone", "copy"]),
+    ];
+    for (source, store, words) in cases {
+        succeeds(send(source, &["three", "--base", "two", "--force"]).args(["--json"]));
+        let before = succeeds(kvfs(&["snapshot", "list"]).arg(store));
+        let said = fails(3, receive(store, words).args(["--as", "received"]));
+        assert!(said.contains("no snapshot two, which the stream builds upon"), "{said}");
+        assert!(said.contains("receive that snapshot first"), "{said}");
+        assert_eq!(succeeds(kvfs(&["receive", "--positions"]).arg(store)), "");
+        assert_eq!(succeeds(kvfs(&["snapshot", "list"]).arg(store)), before);
+        assert_eq!(succeeds(kvfs(&["clone", "list"]).arg(store)).matches("copy").count(), 0);
+    }
+
+    // What has come of a stream tells what that builds upon.
+    succeeds(send(&root, &["two"]).arg("--force"));
+    succeeds(&mut receive(&backup, &[]));
+    succeeds(send(&root, &["three", "--base", "two"]).arg("--force"));
+    let whole = fs::read(&stream).expect("a stream");
+    fs::write(&stream, &whole[..whole.len() / 2]).expect("cut off");
+    fails(1, &mut receive(&backup, &[]));
+    let position = succeeds(kvfs(&["receive", "--positions"]).arg(&backup)).trim().to_string();
+    let from = ["three", "--from", &position];
+    refused(1, &root, &from, &["since snapshot two", "as the base"]);
+    succeeds(&mut send(&root, &[&from[..], &["--base", "two"]].concat()));
+    assert!(fs::metadata(&stream).expect("a stream").len() < whole.len() as u64);
+    succeeds(&mut receive(&backup, &[]));
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&backup).arg("key")), "three");
+}
+
 /// The clones of a mounted store go from stream to stream, while its own files and keys are in use.
 #[test]
 fn a_mounted_store_receives_into_a_clone() {

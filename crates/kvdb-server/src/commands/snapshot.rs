@@ -131,9 +131,7 @@ fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     let snapshot = name(args.at(2))?;
-    for needed in [Some(snapshot), base].into_iter().flatten() {
-        s.db().open_snapshot(needed)?;
-    }
+    s.db().may_send(snapshot, base, from.as_ref())?;
     out.ok();
     s.closing = true;
     let sent =

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::read::snapshot_set::Snapshot;
 use crate::snapshots::check_name;
-use crate::snapshots::stream::{Frame, Received, StreamHeader, read_magic};
+use crate::snapshots::stream::{BuildsUpon, Frame, Received, StreamHeader, read_magic};
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 
 /// The branch of a stream that is being received begins with this; its name goes on with the
@@ -80,6 +80,19 @@ fn branch_of(id: &[u8; 16], base: Option<&[u8; 16]>) -> String {
 fn id_of(branch: &str) -> Option<[u8; 16]> {
     let digits = branch.strip_prefix(PREFIX)?.get(..32)?;
     u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
+}
+
+/// What the stream builds upon that a branch receives. An older version gave all streams of a
+/// snapshot one branch.
+fn base_of(branch: &str) -> BuildsUpon {
+    match branch.strip_prefix(PREFIX).map(|digits| digits.split_at_checked(32)) {
+        Some(Some((_, ""))) => BuildsUpon::Nothing,
+        Some(Some((_, base))) => {
+            let id = base.strip_prefix('-').and_then(|id| u128::from_str_radix(id, 16).ok());
+            id.map_or(BuildsUpon::Unknown, |id| BuildsUpon::Snapshot(id.to_be_bytes()))
+        }
+        _ => BuildsUpon::Unknown,
+    }
 }
 
 impl Kvdb {
@@ -232,7 +245,8 @@ impl Kvdb {
         let branches = all.keys().filter_map(|name| Some((name, id_of(name)?)));
         let came = branches.map(|(branch, id)| {
             let came = self.progress(branch)?;
-            Ok(came.unwrap_or(Received { id, ..Received::default() }))
+            let came = came.unwrap_or(Received { id, ..Received::default() });
+            Ok(Received { base: base_of(branch), ..came })
         });
         came.collect()
     }
@@ -390,6 +404,7 @@ impl Taking<'_> {
                     })?;
                     let next = Received {
                         id: received.id,
+                        base: received.base,
                         chunks: number + 1,
                         tuples: received.tuples + tuples.len() as u64,
                         dictionary,

@@ -6,8 +6,10 @@ use bytes::Bytes;
 
 use crate::db::Kvdb;
 use crate::error::{Error, Result};
+use crate::ids::Label;
+use crate::read::view::View;
 use crate::snapshots::check_visible;
-use crate::snapshots::stream::{Frame, Received, StreamHeader, write_magic};
+use crate::snapshots::stream::{BuildsUpon, Frame, Received, StreamHeader, write_magic};
 
 /// Bytes of tuples after which a chunk ends.
 const CHUNK: usize = 128 << 10;
@@ -52,7 +54,72 @@ impl Sender<'_> {
     }
 }
 
+/// What a stream is made of.
+struct Sent {
+    label: Label,
+    view: View,
+    /// What its changes are made to.
+    base: Option<(Label, View)>,
+}
+
 impl Kvdb {
+    /// Returns why [`Kvdb::send`] would not begin: a snapshot is not there, or what was received
+    /// already is of another stream.
+    pub fn may_send(
+        &self,
+        snapshot: &str,
+        base: Option<&str>,
+        from: Option<&Received>,
+    ) -> Result<()> {
+        self.sent(snapshot, base, from).map(drop)
+    }
+
+    /// What is to be sent, if that can go on with what was received.
+    fn sent(&self, snapshot: &str, base: Option<&str>, from: Option<&Received>) -> Result<Sent> {
+        let db = &self.db.0;
+        // Looked up once: by the time of a second look another one may have the name.
+        let known = |name: &str| {
+            check_visible(name)?;
+            let found = db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
+            Ok::<_, Error>((found.label.clone(), db.snapshotter.open(&found)))
+        };
+        let (label, view) = known(snapshot)?;
+        let base = base.map(known).transpose()?;
+        let Some(from) = from else { return Ok(Sent { label, view, base }) };
+        if from.id != label.id {
+            return Err(Error::Invalid(format!(
+                "what was received is of snapshot {:02x?}, not of {snapshot}",
+                from.id
+            )));
+        }
+        let given = base.as_ref().map(|(label, _)| label.id);
+        match from.base {
+            BuildsUpon::Unknown => {}
+            BuildsUpon::Nothing if given.is_none() => {}
+            BuildsUpon::Nothing => {
+                return Err(Error::Invalid(format!(
+                    "what was received is of all of {snapshot}, and not of what has changed since \
+                     another one: send it without a base"
+                )));
+            }
+            BuildsUpon::Snapshot(id) if given == Some(id) => {}
+            BuildsUpon::Snapshot(id) => {
+                let known = db.snapshots.list().into_iter().find(|known| known.label.id == id);
+                return Err(match known {
+                    Some(known) => Error::Invalid(format!(
+                        "what was received is of what has changed since snapshot {}: send it with \
+                         that as the base",
+                        known.label.name
+                    )),
+                    None => Error::NoSnapshot(format!(
+                        "{id:02x?}, which the stream that was received in part builds upon"
+                    )),
+                });
+            }
+        }
+        Ok(Sent { label, view, base })
+    }
+
     /// Writes a snapshot as a stream of bytes, for [`Kvdb::receive`] of another store: all of it
     /// or, with `base`, what has changed since that snapshot, which the other store must have.
     /// `from`: what of the same stream was received already ([`Kvdb::receiving`]) is left out. The
@@ -84,20 +151,7 @@ impl Kvdb {
         from: Option<&Received>,
     ) -> Result<SendStats> {
         let db = &self.db.0;
-        // Looked up once: by the time of a second look another one may have the name.
-        let known = |name: &str| {
-            check_visible(name)?;
-            let found = db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
-            Ok::<_, Error>((found.label.clone(), db.snapshotter.open(&found)))
-        };
-        let (label, view) = known(snapshot)?;
-        let base = base.map(known).transpose()?;
-        if let Some(from) = from.filter(|from| from.id != label.id) {
-            return Err(Error::Invalid(format!(
-                "what was received is of snapshot {:02x?}, not of {snapshot}",
-                from.id
-            )));
-        }
+        let Sent { label, view, base } = self.sent(snapshot, base, from)?;
         let begun = from.cloned().unwrap_or_default();
         let dictionaries = view.dictionaries();
         let header = StreamHeader {

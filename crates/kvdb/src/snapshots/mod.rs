@@ -37,7 +37,7 @@ pub(crate) use create::EndOfGeneration;
 pub use difference::{Change, Difference};
 pub use limits::BranchLimit;
 use limits::Limits;
-pub use stream::Received;
+pub use stream::{BuildsUpon, Received};
 pub use stream_end::StreamEnd;
 
 use crate::background::{Admission, Compactor, Flusher};

@@ -40,6 +40,18 @@ pub(super) const TAIL: usize = 4;
 /// zone.
 const LONGEST: u32 = 2 * ZONE_SIZE as u32;
 
+/// What a stream's changes are made to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BuildsUpon {
+    /// That was not noted: by an earlier version.
+    #[default]
+    Unknown,
+    /// The stream has everything.
+    Nothing,
+    /// The snapshot of this number.
+    Snapshot([u8; 16]),
+}
+
 /// How far a stream was received, for the sender to go on there; see [`crate::Kvdb::send`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
@@ -53,6 +65,9 @@ pub struct Received {
     pub dictionary: u32,
     /// The key of the last tuple.
     pub key: Bytes,
+    /// Only a stream that builds upon the same goes on with it: chunks of another one have other
+    /// tuples.
+    pub base: BuildsUpon,
 }
 
 impl Received {
@@ -63,6 +78,14 @@ impl Received {
             .into_iter()
             .for_each(|n| put_varint(&mut out, n));
         put_bytes(&mut out, &self.key);
+        match &self.base {
+            BuildsUpon::Unknown => {}
+            BuildsUpon::Nothing => out.push(0),
+            BuildsUpon::Snapshot(id) => {
+                out.push(1);
+                out.extend_from_slice(id);
+            }
+        }
         out
     }
 
@@ -74,6 +97,17 @@ impl Received {
         (received.chunks, received.tuples, received.dictionary) =
             (r.varint()?, r.varint()?, r.varint_u32()?);
         received.key = Bytes::copy_from_slice(r.bytes()?);
+        if !r.is_empty() {
+            received.base = match r.u8()? {
+                0 => BuildsUpon::Nothing,
+                1 => {
+                    let mut id = [0; 16];
+                    id.copy_from_slice(r.take(16)?);
+                    BuildsUpon::Snapshot(id)
+                }
+                _ => return Err(Error::Corrupt("a received position: of no known kind".into())),
+            };
+        }
         Ok(received)
     }
 }
@@ -299,16 +333,23 @@ mod tests {
             assert_eq!(frame.write(&mut bytes).unwrap(), bytes.len() as u64);
             assert_eq!(Frame::read(&mut &bytes[..]).unwrap(), frame);
         }
-        let received = Received {
-            id: [5; 16],
-            chunks: 300,
-            tuples: 1 << 40,
-            dictionary: 2,
-            key: Bytes::from_static(b"key"),
-        };
-        assert_eq!(Received::from_bytes(&received.to_bytes()).unwrap(), received);
-        (0..received.to_bytes().len())
-            .for_each(|at| assert!(Received::from_bytes(&received.to_bytes()[..at]).is_err()));
+        for base in [BuildsUpon::Unknown, BuildsUpon::Nothing, BuildsUpon::Snapshot([7; 16])] {
+            let received = Received {
+                id: [5; 16],
+                chunks: 300,
+                tuples: 1 << 40,
+                dictionary: 2,
+                key: Bytes::from_static(b"key"),
+                base,
+            };
+            let bytes = received.to_bytes();
+            assert_eq!(Received::from_bytes(&bytes).unwrap(), received);
+            // Without its base it is one of an older version.
+            let older = Received { base: BuildsUpon::Unknown, ..received }.to_bytes().len();
+            for at in (0..bytes.len()).filter(|&at| at != older) {
+                assert!(Received::from_bytes(&bytes[..at]).is_err());
+            }
+        }
     }
 
     #[test]
