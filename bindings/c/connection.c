@@ -27,8 +27,10 @@ int kvfs_fail(kvfs *store, int code, const char *format, ...) {
 }
 
 int kvfs_lost(kvfs *store) {
-    return kvfs_fail(store, KVFS_LOST,
-                     "the store's daemon is gone, or gave a reply that makes no sense");
+    int gone = feof(store->in) || ferror(store->in) || ferror(store->out);
+    return kvfs_fail(store, KVFS_LOST, "%s",
+                     gone ? "the store's daemon is gone: close the connection, and open one anew"
+                          : "the store's daemon gave a reply that makes no sense");
 }
 
 /* --- where the store is --- */
@@ -221,8 +223,11 @@ static int read_reply(kvfs *store, int depth, struct reply *reply) {
             reply->kind = 0;
             return KVFS_OK;
         }
-        if (size > LONGEST_VALUE || (reply->text = malloc((size_t)size + 2)) == NULL)
+        if (size > LONGEST_VALUE)
             return kvfs_lost(store);
+        if ((reply->text = malloc((size_t)size + 2)) == NULL)
+            return kvfs_fail(store, KVFS_LOST, "there is no memory for a value of %lld bytes",
+                             size);
         if (fread(reply->text, 1, (size_t)size + 2, store->in) != (size_t)size + 2)
             return kvfs_lost(store);
         reply->text[size] = '\0';

@@ -1,4 +1,5 @@
-//! The C library and the examples, built and run on a mounted store where their tools are
+//! The C library and the examples, built and run on a mounted store. A C compiler and make are
+//! there wherever this is built; the examples in other languages are run where their tools are
 //! installed.
 
 mod mounted;
@@ -37,6 +38,19 @@ fn is_there(program: &str, words: &[&str]) -> bool {
     there
 }
 
+/// What has no C compiler has not tested the library.
+#[track_caller]
+fn c_can_be_built() {
+    for (program, package) in [("cc", "gcc"), ("make", "make")] {
+        let there = Command::new(program).arg("--version").output();
+        assert!(
+            there.is_ok_and(|ended| ended.status.success()),
+            "the C library is tested with {program}, which is not here: apt-get install {package}, \
+             or make setup"
+        );
+    }
+}
+
 /// Installs the library into `directory`, and builds `source` with it the way its users do.
 fn built(directory: &Path, source: &Path) -> PathBuf {
     let prefix = directory.join("prefix");
@@ -64,9 +78,7 @@ fn built(directory: &Path, source: &Path) -> PathBuf {
 #[test]
 fn the_c_example_publishes_a_file_with_its_key() {
     let Some(mount) = Mount::new() else { return };
-    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
-        return;
-    }
+    c_can_be_built();
     let directory = tempfile::tempdir().expect("a temporary directory");
     let publish = built(directory.path(), &tree("examples/c/publish.c"));
     let root = mount.root();
@@ -277,9 +289,7 @@ int main(int n, char **words) {
 #[test]
 fn every_call_of_the_c_library() {
     let Some(mount) = Mount::new() else { return };
-    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
-        return;
-    }
+    c_can_be_built();
     let directory = tempfile::tempdir().expect("a temporary directory");
     let source = directory.path().join("calls.c");
     fs::write(&source, CALLS).expect("write");
@@ -303,8 +313,22 @@ int main(int n, char **words) {
     if (s == NULL || kvfs_put(s, "key", 3, value, longest) != KVFS_OK) return 2;
     if (kvfs_put(s, "key", 3, value, longest + 1) != KVFS_ERROR) return 3;
     if (strstr(kvfs_error(s), "4194304") == NULL) return 4;
-    if (kvfs_put(s, "key", 3, "value", 5) != KVFS_OK) return 5;
+    void *got;
+    size_t size;
+    if (kvfs_get(s, "key", 3, &got, &size) != KVFS_OK || size != longest) return 5;
+    free(got);
+    /* A transaction goes on, too, and has what came before and after. */
+    kvfs_txn t;
+    if (kvfs_begin(s, KVFS_SI, 0, &t) != KVFS_OK || kvfs_join(s, t) != KVFS_OK) return 6;
+    if (kvfs_put(s, "before", 6, "1", 1) != KVFS_OK) return 7;
+    if (kvfs_put(s, "long", 4, value, longest + 1) != KVFS_ERROR) return 8;
+    if (kvfs_put(s, value, longest + 1, "long", 4) != KVFS_ERROR) return 9;
+    if (kvfs_put(s, "after", 5, "1", 1) != KVFS_OK) return 10;
+    if (kvfs_commit(s, t, KVFS_SYNC) != KVFS_OK) return 11;
+    if (kvfs_get(s, "long", 4, &got, &size) != KVFS_ABSENT) return 12;
+    if (kvfs_delete(s, "before", 6) != KVFS_OK || kvfs_delete(s, "after", 5) != KVFS_OK) return 13;
     kvfs_close(s);
+    free(value);
     return 0;
 }
 "#;
@@ -312,9 +336,7 @@ int main(int n, char **words) {
 #[test]
 fn a_value_that_is_too_long_is_refused_and_the_connection_goes_on() {
     let Some(mount) = Mount::new() else { return };
-    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
-        return;
-    }
+    c_can_be_built();
     let directory = tempfile::tempdir().expect("a temporary directory");
     let source = directory.path().join("long.c");
     fs::write(&source, LONG).expect("write");
@@ -323,9 +345,7 @@ fn a_value_that_is_too_long_is_refused_and_the_connection_goes_on() {
 
 #[test]
 fn the_c_library_says_where_it_was_installed_last() {
-    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
-        return;
-    }
+    c_can_be_built();
     let directory = tempfile::tempdir().expect("a temporary directory");
     for name in ["one", "other"] {
         let prefix = directory.path().join(name);
@@ -335,32 +355,54 @@ fn the_c_library_says_where_it_was_installed_last() {
         succeeds(make.arg(format!("PREFIX={}", prefix.display())));
         let said = fs::read_to_string(prefix.join("lib/pkgconfig/libkvfs.pc")).expect("installed");
         assert!(said.starts_with(&format!("prefix={}\n", prefix.display())), "{said}");
+        assert!(!said.contains("/usr/local"), "{said}");
     }
 }
 
-/// A daemon that goes away between two calls.
+/// A daemon that goes away between two calls, or amid a range.
 const GONE: &str = r#"
 #include <kvfs.h>
 #include <stdio.h>
+#include <string.h>
+static int gone(kvfs *s, int code) {
+    return code == KVFS_LOST && strstr(kvfs_error(s), "daemon is gone") != NULL;
+}
 int main(int n, char **words) {
-    kvfs *s = n == 2 ? kvfs_open(words[1]) : NULL;
-    if (s == NULL || kvfs_put(s, "key", 3, "value", 5) != KVFS_OK) return 2;
+    kvfs *s = n == 2 ? kvfs_open(words[1]) : NULL, *o = n == 2 ? kvfs_open(words[1]) : NULL;
+    kvfs *t = n == 2 ? kvfs_open(words[1]) : NULL;
+    kvfs_cursor *c;
+    kvfs_txn id;
+    const void *key;
+    size_t size;
+    char name[16];
+    if (s == NULL || o == NULL || t == NULL) return 2;
+    for (int i = 0; i < 3000; i++)
+        if (kvfs_put(s, name, (size_t)sprintf(name, "%06d", i), "value", 5) != KVFS_OK) return 3;
+    if (kvfs_range(o, NULL, 0, NULL, 0, 0, &c) != KVFS_OK) return 4;
+    if (kvfs_next(c, &key, &size, NULL, NULL) != KVFS_OK) return 5;
+    if (kvfs_begin(t, KVFS_SI, 0, &id) != KVFS_OK || kvfs_join(t, id) != KVFS_OK) return 6;
     puts("ready");
     fflush(stdout);
-    if (getchar() == EOF) return 3;
-    if (kvfs_put(s, "key", 3, "value", 5) != KVFS_LOST) return 4;
-    if (kvfs_put(s, "key", 3, "value", 5) != KVFS_LOST) return 5;
+    if (getchar() == EOF) return 7;
+    for (int i = 0; i < 2; i++)
+        if (!gone(s, kvfs_put(s, "key", 3, "value", 5))) return 8;
+    /* What has come of the range is given; its end is not taken for that of the keys. */
+    int code, left = 3000;
+    while ((code = kvfs_next(c, &key, &size, NULL, NULL)) == KVFS_OK) left--;
+    if (left <= 0 || !gone(o, code)) return 9;
+    if (!gone(t, kvfs_commit(t, id, KVFS_SYNC))) return 10;
+    kvfs_cursor_close(c);
     kvfs_close(s);
+    kvfs_close(o);
+    kvfs_close(t);
     return 0;
 }
 "#;
 
-#[test]
-fn a_program_of_the_c_library_outlives_the_daemon() {
+/// Runs a program of the library until it is `ready`, ends the daemon, and lets it go on.
+fn outlives(end: impl FnOnce(&Mount)) {
     let Some(mount) = Mount::new() else { return };
-    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
-        return;
-    }
+    c_can_be_built();
     let directory = tempfile::tempdir().expect("a temporary directory");
     let source = directory.path().join("gone.c");
     fs::write(&source, GONE).expect("write");
@@ -372,10 +414,30 @@ fn a_program_of_the_c_library_outlives_the_daemon() {
         .expect("it runs");
     let mut said = [0; 6];
     program.stdout.as_mut().expect("a pipe").read_exact(&mut said).expect("it is ready");
-    succeeds(kvfs(&["umount"]).arg(mount.root()));
+    end(&mount);
     program.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
     let ended = program.wait().expect("it is ours");
     assert_eq!(ended.code(), Some(0), "{ended}");
+}
+
+#[test]
+fn a_program_of_the_c_library_outlives_the_daemon() {
+    outlives(|mount| drop(succeeds(kvfs(&["umount"]).arg(mount.root()))));
+}
+
+#[test]
+fn a_program_of_the_c_library_is_told_of_a_daemon_that_was_killed() {
+    outlives(|mount| {
+        let said = succeeds(kvfs(&["--json", "stat"]).arg(mount.root()));
+        let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        let pid = stat["daemon"]["pid"].as_i64().expect("a process") as i32;
+        let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+        let daemon = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+        let daemon = daemon.expect("it is there");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+        let mut ended = [rustix::event::PollFd::new(&daemon, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut ended, None).expect("it has ended");
+    });
 }
 
 #[test]
@@ -506,9 +568,7 @@ int main(int n, char **words) {
 #[test]
 fn replies_that_are_long_or_hold_an_error_are_read_to_their_end() {
     let Some(mount) = Mount::new() else { return };
-    if !is_there("cc", &["--version"]) || !is_there("make", &["--version"]) {
-        return;
-    }
+    c_can_be_built();
     let directory = tempfile::tempdir().expect("a temporary directory");
     let source = directory.path().join("replies.c");
     fs::write(&source, REPLIES).expect("write");
