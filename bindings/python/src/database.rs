@@ -120,9 +120,7 @@ impl Database {
     fn commits(&self, py: Python<'_>) -> PyResult<Vec<ListedCommit>> {
         self.call(py, |open| {
             let all = open.db.undoable_commits().into_iter();
-            Ok(all
-                .map(|c| (c.number, c.label, c.created.as_secs_f64(), c.held_bytes))
-                .collect())
+            Ok(all.map(|c| (c.number, c.label, c.created.as_secs_f64(), c.held_bytes)).collect())
         })
     }
 
@@ -221,7 +219,8 @@ impl Database {
         after: Option<&str>,
     ) -> PyResult<Vec<ChangedFile>> {
         self.call(py, |open| {
-            let changes = open.views()?.difference_of_snapshots(before, after, Default::default())?;
+            let changes =
+                open.views()?.difference_of_snapshots(before, after, Default::default())?;
             Ok(changes.into_iter().map(changed_file).collect())
         })
     }
