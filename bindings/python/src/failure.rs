@@ -139,6 +139,8 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
         Error::Conflict { .. } => ("conflict", 0),
         Error::Locked(_) => ("locked", 0),
         Error::NoTransaction(_) => ("ended", 0),
+        // What is asked for is not done with a transaction in that state, which goes on.
+        Error::Changed(_) | Error::Nested { .. } => ("invalid", 0),
         Error::Io(error) => of_io(error),
     }
 }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import pickle
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +16,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import kvfs
 import pytest
+from conftest import Mount, why_no_mount
 from kvfs import _store
 
 
@@ -369,3 +374,45 @@ def test_a_daemon_that_is_gone_is_a_connection_error_on_old_and_new_connections(
             for _ in range(3):
                 with pytest.raises(kvfs.Disconnected, match="gone|closed"):
                     store["0"][b"k"]
+
+
+def test_what_is_open_when_the_daemon_is_killed_raises_disconnected(tmp_path: Path) -> None:
+    if reason := why_no_mount():
+        pytest.skip(reason)
+    # The path of a socket is short.
+    with tempfile.TemporaryDirectory() as directory:
+        mount = Mount(Path(directory))
+        try:
+            store = kvfs.connect(mount.point)
+            store["d"].update((b"%06d" % i, b"v" * 100) for i in range(20_000))
+            store.create_snapshot("s")
+            snapshot, transaction = store.open_snapshot("s"), store.transaction()
+            transaction["d"][b"new"] = b"v"
+            iterators = [
+                iter(store["d"]),
+                iter(store["d"].items()),
+                iter(snapshot["d"].keys()),
+                iter(transaction["d"].keys()),
+                iter(store["d"].keys(reverse=True)),
+            ]
+            for iterator in iterators:
+                next(iterator)
+            pid = json.loads(mount.run("--json", "stat", mount.point))["daemon"]["pid"]
+            watched = os.pidfd_open(pid)
+            os.kill(pid, signal.SIGKILL)
+            select.select([watched], [], [])
+            os.close(watched)
+            for iterator in iterators:
+                # Neither an exception of another kind, nor an end that comes too early.
+                with pytest.raises(kvfs.Disconnected) as raised:
+                    for _ in iterator:
+                        pass
+                assert isinstance(raised.value, ConnectionError)
+                assert isinstance(raised.value, kvfs.Error)
+            with pytest.raises(kvfs.Disconnected):
+                store["d"][b"000001"]
+            with pytest.raises((kvfs.Disconnected, kvfs.TransactionEnded, kvfs.Closed)):
+                transaction.commit()
+            store.close()
+        finally:
+            mount.run("umount", "--force", mount.point)

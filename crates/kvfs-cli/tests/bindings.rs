@@ -440,6 +440,28 @@ fn a_program_of_the_c_library_is_told_of_a_daemon_that_was_killed() {
     });
 }
 
+/// The Python package is no member of the workspace, and is built by `make python` alone: an error
+/// that it does not know breaks it unseen.
+#[test]
+fn the_python_package_has_a_class_for_each_error_of_the_database() {
+    let read = |path: &str| fs::read_to_string(tree(path)).expect("it is there");
+    let file = syn::parse_file(&read("crates/kvdb/src/error.rs")).expect("Rust");
+    let errors = file.items.iter().find_map(|item| match item {
+        syn::Item::Enum(found) if found.ident == "Error" => Some(found),
+        _ => None,
+    });
+    let known = read("bindings/python/src/failure.rs");
+    let (_, known) = known.split_once("\nfn of_store(").expect("the function");
+    let (known, _) = known.split_once("\n}\n").expect("its end");
+    let is_known = |name: &str| {
+        known.split(|c: char| !c.is_alphanumeric() && c != ':').any(|word| word == name)
+    };
+    for variant in &errors.expect("the errors").variants {
+        let name = format!("Error::{}", variant.ident);
+        assert!(is_known(&name), "bindings/python/src/failure.rs: of_store lacks {name}");
+    }
+}
+
 #[test]
 fn the_python_example_moves_a_file_and_its_keys() {
     let Some(mount) = Mount::new() else { return };
