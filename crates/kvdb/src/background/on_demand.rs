@@ -1,6 +1,8 @@
 //! Compactions that a caller waits for. The caller merges alone.
 
-use vt_tree::Placement;
+use std::sync::Arc;
+
+use vt_tree::{Placement, Run};
 use zones::Job;
 
 use super::Compactor;
@@ -118,6 +120,22 @@ impl Compactor {
         };
         if let Some(plan) = plan {
             self.compact_or_reach_bottom(plan, &never)?;
+        }
+        Ok(())
+    }
+
+    /// Merges the newest runs of a dictionary, as far as `own` says that they are a branch's own,
+    /// for what is deleted or overwritten among them to give its space back. What older runs have
+    /// is not copied for that.
+    pub(crate) fn compact_newest(
+        &self,
+        dict: DictionaryId,
+        own: impl Fn(&Arc<Run>) -> bool,
+    ) -> Result<()> {
+        let _alone = self.merge_alone();
+        let plan = CompactionPlan::for_newest(self.versions.load().tree(dict)?, own);
+        if let Some(plan) = plan {
+            self.compact_now(plan, &never)?;
         }
         Ok(())
     }

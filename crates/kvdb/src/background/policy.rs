@@ -10,7 +10,9 @@
 //! begins it moves them out of the way, down to the last levels above the bottom: what is flushed
 //! during it is merged among itself, however long the large merge takes.
 
-use vt_tree::{ADAPTIVE, MergeOptions, Placement};
+use std::sync::Arc;
+
+use vt_tree::{ADAPTIVE, MergeOptions, Placement, Run};
 use zones::{Job, Lifetime, ZONE_SIZE, Zones};
 
 use super::garbage::Garbage;
@@ -350,6 +352,27 @@ impl CompactionPlan {
         let settled =
             runs.next().is_none() && !has_tombstones(first) && tree.levels.len() == BOTTOM + 1;
         (!settled).then(|| CompactionPlan::everything_from(tree, 0))
+    }
+
+    /// The newest runs of a dictionary as far as `own` takes them, with nothing moved that need not
+    /// be merged. `None`: that would change nothing.
+    pub(crate) fn for_newest(
+        tree: &Tree,
+        own: impl Fn(&Arc<Run>) -> bool,
+    ) -> Option<CompactionPlan> {
+        let count = tree.by_level().take_while(|(_, numbered)| own(&numbered.run)).count();
+        // What is flushed is newer than any result, so all of its level goes into one.
+        let flushed = tree.levels.first().map_or(0, Vec::len);
+        let count = if count == 0 { 0 } else { count.max(flushed) };
+        let inputs: Vec<_> = tree.runs().take(count).cloned().collect();
+        let all = count == tree.runs().count();
+        let level = match tree.by_level().take(count).last()? {
+            _ if all => BOTTOM,
+            (level, _) => level.max(1),
+        };
+        let changes = inputs.len() > 1 || all && inputs.iter().any(has_tombstones);
+        let plan = CompactionPlan::new(tree, inputs, level, all);
+        changes.then(|| CompactionPlan { placement: Some(Placement::stitch()), ..plan })
     }
 
     /// All runs of a dictionary whose short values are to be brought into their blocks.

@@ -4,13 +4,13 @@
 //! What lies in runs counts by zones: so many bytes more as the clone uses of a zone than each of
 //! those states does. It is looked at again when the runs of the clone have changed. What lies in
 //! memtables counts as it is, with the large values that it refers to. A change that would be
-//! beyond the limit has the clone flushed and merged first, where something was deleted in it or it
-//! has grown by an eighth since: a caller at the limit comes again with each change, so whatever it
-//! asks for, each byte is merged a few times at most.
+//! beyond the limit has the clone flushed, and its own runs merged, where something was deleted in
+//! it or it has grown by an eighth since: a caller at the limit comes again with each change, so
+//! whatever it asks for, each byte is merged a few times at most.
 
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use vt_tree::Run;
@@ -21,6 +21,7 @@ use crate::commit::batch::Batch;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::manifest::{DictionaryState, Edit};
+use crate::read::snapshot_set::Snapshot;
 use crate::read::version::{Trees, Version};
 use crate::read::version_set::VersionEdit;
 
@@ -76,6 +77,10 @@ fn used_by(trees: &Trees) -> HashMap<ZoneId, u64> {
         }
     }
     all
+}
+
+fn runs_of(trees: &Trees) -> Vec<*const Run> {
+    trees.values().flat_map(|tree| tree.runs()).map(|p| Arc::as_ptr(&p.run)).collect()
 }
 
 impl Snapshotter {
@@ -186,8 +191,13 @@ impl Snapshotter {
             (found.removed, found.gathered) = (false, taken);
         }
         self.flusher.flush_all()?;
+        let shared: HashSet<*const Run> = {
+            let version = self.versions.load_full();
+            let states = self.states_in_common(&version, branch);
+            states.flat_map(|state| runs_of(&state.version().trees)).collect()
+        };
         for dict in self.dictionaries_of(branch) {
-            match self.compactor.compact(dict) {
+            match self.compactor.compact_newest(dict, |run| !shared.contains(&Arc::as_ptr(run))) {
                 // It was dropped, or there is no space to merge it in.
                 Err(Error::NoDictionary(_) | Error::NoSpace) => {}
                 done => done?,
@@ -224,11 +234,20 @@ impl Snapshotter {
         in_memory.saturating_add(in_runs)
     }
 
+    /// The snapshot that a branch was made of, and the states that it was merged or rebased at.
+    fn states_in_common(
+        &self,
+        version: &Version,
+        branch: &str,
+    ) -> impl Iterator<Item = Arc<Snapshot>> {
+        let origin = version.branches.get(branch).and_then(|of| self.snapshots.get(of));
+        origin.into_iter().chain(self.kept_of(branch))
+    }
+
     /// Bytes in runs that none of the states has which the branch has in common with another one.
     fn alone_in_runs(&self, version: &Version, branch: &str, trees: &Trees) -> u64 {
-        let origin = version.branches.get(branch).and_then(|of| self.snapshots.get(of));
         let mut shared: HashMap<ZoneId, u64> = HashMap::new();
-        for state in origin.into_iter().chain(self.kept_of(branch)) {
+        for state in self.states_in_common(version, branch) {
             for (zone, bytes) in used_by(&state.version().trees) {
                 let most = shared.entry(zone).or_default();
                 *most = bytes.max(*most);

@@ -56,6 +56,7 @@ pub const STEPS: &[Step] = &[
     (
         &[
             "Kvdb::send",
+            "Kvdb::may_send",
             "Kvdb::receive",
             "Kvdb::receive_within",
             "Kvdb::receiving",
@@ -194,6 +195,7 @@ fn send(w: &mut World) -> Result<()> {
         w.db.ingest(w.large, large(w.times, 35 + u8::from(within)))?;
         let name = if within { "second" } else { "first" };
         w.db.snapshot(name)?;
+        w.db.may_send(name, within.then_some("first"), None)?;
         w.db.send(name, within.then_some("first"), File::create(&path)?, None)?;
         let (stream, options) = (File::open(&path)?, ReceiveOptions::default());
         match within {

@@ -246,6 +246,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     let Some((name, (branch, content))) = pick_snapshot(w) else { return Ok(()) };
     for name in [
         "Kvdb::send",
+        "Kvdb::may_send",
         "Kvdb::receive",
         "Kvdb::receive_within",
         "Kvdb::receiving",
@@ -279,6 +280,7 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
         Some(received) => {
             let from = Received::from_bytes(&received.to_bytes()).expect("as it was");
             let mut rest = Vec::new();
+            w.ok(w.db.may_send(&name, None, Some(&from)))?;
             w.ok(w.db.send(&name, None, &mut rest, Some(&from)))?;
             other.receive(&rest[..], &options).expect("received");
         }
