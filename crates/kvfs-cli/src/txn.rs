@@ -69,6 +69,7 @@ enum Action {
     /// List the open transactions.
     #[command(visible_alias = "ls")]
     List {
+        /// The directory a store is mounted on, or a clone in it: then those of that clone alone.
         mount: PathBuf,
         /// Those that are within another one below that one.
         #[arg(long)]
@@ -217,11 +218,13 @@ fn act(action: Action, output: &Output) -> Outcome {
             output.print(id, with_paths(value, &[("view", Some(&mounted.view(id)))]))
         }
         Action::List { mount, tree } => {
-            let Reply::Array(all) = Mounted::find(&mount)?.txn(&["LIST"])? else {
-                return Err(odd());
-            };
-            let all: Vec<Map<String, Value>> =
+            let mut mounted = Mounted::find_branch(&mount)?;
+            let Reply::Array(all) = mounted.txn(&["LIST"])? else { return Err(odd()) };
+            let mut all: Vec<Map<String, Value>> =
                 all.into_iter().map(fields).collect::<Outcome<_>>()?;
+            if let Some(clone) = mounted.view.clone_name() {
+                all.retain(|info| info["clone"] == clone);
+            }
             let mut text = String::new();
             if !all.is_empty() {
                 let _ = writeln!(

@@ -99,6 +99,13 @@ fn of_two_that_change_a_file_of_a_clone_the_second_is_told() {
     fs::write(view.join("file"), "mine").expect("write");
     let list = succeeds(kvfs(&["txn", "list"]).arg(mount.root()));
     assert!(list.contains("(clone trial)"), "{list}");
+    // Of the clone there are those of the clone.
+    let of_store = succeeds(kvfs(&["txn", "begin"]).arg(mount.root())).trim().to_string();
+    let json = succeeds(kvfs(&["--json", "txn", "list"]).arg(&clone));
+    let all: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert!(all.as_array().is_some_and(|all| all.len() == 1), "{json}");
+    assert_eq!(all[0]["id"].to_string(), id);
+    succeeds(kvfs(&["txn", "abort"]).arg(mount.root()).arg(&of_store));
     let diff = succeeds(kvfs(&["txn", "diff"]).arg(mount.root()).arg(&id));
     assert!(diff.contains("M  file"), "{diff}");
     // One of the store itself changes the same name there, and is no conflict.

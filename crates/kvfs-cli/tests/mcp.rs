@@ -430,7 +430,12 @@ fn a_branch_is_worked_in_and_merged_in_transactions() {
     let mut client = Client::new(&mount, &[]);
     assert_eq!(client.does("branches", json!({})), "there are no branches\n");
     client.does("branch", json!({"name": "trial"}));
-    client.does("branch", json!({"name": "within", "of": "trial"}));
+    client.does("branch", json!({"name": "within", "of": "trial", "limit": 1 << 20}));
+    let id = begun(&client.does("begin", json!({"branch": "within"})));
+    let fill = json!({"transaction": id, "command": "head -c 3000000 /dev/urandom > big"});
+    let said = client.fails("run", fill);
+    assert!(said.contains("No space left on device"), "{said}");
+    client.does("abort", json!({"transaction": id}));
     assert_eq!(client.does("branches", json!({})), "trial\nwithin\n");
     // It keeps what it was made of: no snapshot is left.
     assert_eq!(client.does("snapshots", json!({})), "there are no snapshots\n");

@@ -136,6 +136,8 @@ fn its_transactions_and_snapshots_are_seen_there_and_those_of_others_nowhere() {
     let of_store = p.ask(&["TXN", "BEGIN"]);
     let id = succeeds(on(&["txn", "begin"]).arg(p.mnt())).trim().to_string();
     assert_eq!(names(&kvfs_directory.join("txn")).concat(), id);
+    let listed = succeeds(on(&["txn", "list"]).arg(p.mnt()));
+    assert_eq!(listed.lines().count(), 2, "a heading, and its own: {listed}");
     assert!(!kvfs_directory.join("txn").join(&of_store).exists(), "{of_store}");
     assert!(!kvfs_directory.join("user/0").join(&of_store).exists());
     assert!(!kvfs_directory.join("clone").exists());

@@ -100,6 +100,7 @@ impl Snapshotter {
         drop((naming, locked));
         // Their runs are let go outside of all locks.
         drop(undoable);
+        self.limits.forget(name);
         self.signals.reclaimable.store(true, Ordering::Release);
         installed.finish(&*self.admission)
     }

@@ -10,7 +10,7 @@
 
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use vt_tree::Run;
@@ -65,6 +65,11 @@ impl Limits {
     pub(super) fn new(any: bool) -> Limits {
         Limits { any: AtomicBool::new(any), found: Mutex::default() }
     }
+
+    /// The branch is gone, or has another limit.
+    pub(super) fn forget(&self, branch: &str) {
+        self.found.lock().remove(branch);
+    }
 }
 
 /// The bytes that dictionaries use of each zone.
@@ -97,6 +102,7 @@ impl Snapshotter {
         // A limit of nothing is one of a byte: there is no room for it either.
         let bytes = bytes.map_or(0, |bytes| bytes.max(1));
         let edit = Edit::Limit { branch: branch.into(), bytes };
+        self.limits.forget(branch);
         self.limits.any.store(true, Ordering::Release);
         self.commits.install(|_| VersionEdit::of([edit]))
     }
@@ -126,21 +132,23 @@ impl Snapshotter {
         if !self.limits.any.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut more: HashMap<String, u64> = HashMap::new();
-        for (dict, bytes) in batch.added() {
+        let mut changed: BTreeMap<DictionaryId, u64> =
+            batch.dictionaries().map(|dict| (dict, 0)).collect();
+        batch.added().for_each(|(dict, bytes)| *changed.entry(dict).or_default() += bytes);
+        let mut more: BTreeMap<String, u64> = BTreeMap::new();
+        for (dict, bytes) in changed {
             if let Some(branch) = self.limited_branch_of(dict) {
                 *more.entry(branch).or_default() += bytes;
             }
         }
         if batch.removes() {
-            let version = self.versions.load();
-            let branch = batch.dictionaries().filter_map(|dict| version.trees.get(&dict));
-            for tree in branch.filter(|t| version.limits.contains_key(&t.info().branch)) {
-                let mut all = self.limits.found.lock();
-                all.entry(tree.info().branch.clone()).or_default().removed = true;
-            }
+            let mut all = self.limits.found.lock();
+            more.keys().for_each(|branch| all.entry(branch.clone()).or_default().removed = true);
         }
-        more.into_iter().try_for_each(|(branch, bytes)| self.admit_to(&branch, bytes))
+        more.into_iter().try_for_each(|(branch, bytes)| match bytes {
+            0 => Ok(()),
+            bytes => self.admit_to(&branch, bytes),
+        })
     }
 
     /// The same of one put.

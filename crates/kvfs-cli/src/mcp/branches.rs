@@ -15,13 +15,13 @@ use crate::text::show;
 
 /// Makes a clone of what is there now, or of a snapshot.
 pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
-    let name = given.needed("name")?;
+    let (name, limit) = (given.needed("name")?, given.number("limit"));
     match (given.text("snapshot"), given.text("of")) {
         (Some(_), Some(_)) => {
             let what = "`snapshot` and `of` are two states to begin from: give one of them";
             return Err(Failure::new(Exit::Usage, what));
         }
-        (Some(snapshot), None) => clone(session, snapshot, name)?,
+        (Some(snapshot), None) => clone(session, snapshot, name, limit)?,
         (None, of) => {
             let of = of.or(session.mounted.view.clone_name()).map(String::from);
             // A clone keeps the state that it was made of by itself.
@@ -29,7 +29,7 @@ pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             let mut words = vec![&b"SNAPSHOT"[..], b"CREATE", state.as_bytes()];
             words.extend(of.iter().flat_map(|of| [b"OF", of.as_bytes()]));
             session.mounted.call(&words)?;
-            let made = clone(session, &state, name);
+            let made = clone(session, &state, name, limit);
             let dropped = session.mounted.call(&[b"SNAPSHOT", b"DROP", state.as_bytes()]);
             made.and(dropped.map(drop))?;
         }
@@ -42,8 +42,11 @@ pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     .into())
 }
 
-fn clone(session: &mut Session, snapshot: &str, name: &str) -> Outcome {
-    session.mounted.call(&[b"CLONE", b"CREATE", snapshot.as_bytes(), name.as_bytes()]).map(drop)
+fn clone(session: &mut Session, snapshot: &str, name: &str, limit: Option<u64>) -> Outcome {
+    let limit = limit.map(|bytes| bytes.to_string());
+    let mut words = vec![&b"CLONE"[..], b"CREATE", snapshot.as_bytes(), name.as_bytes()];
+    words.extend(limit.iter().flat_map(|bytes| [b"LIMIT", bytes.as_bytes()]));
+    session.mounted.call(&words).map(drop)
 }
 
 pub fn list(session: &mut Session, _: &Arguments<'_>) -> Outcome<Told> {

@@ -236,6 +236,11 @@ const TOOLS: &[Tool] = &[
             needed("name", Kind::Text, "The name of the branch."),
             may("snapshot", Kind::Text, "Of this snapshot, not of what is there now."),
             may("of", Kind::Text, "Of this branch, not of the store."),
+            may(
+                "limit",
+                Kind::Number,
+                "Bytes that it may take of its own: what would take more fails in it as on a full disk.",
+            ),
         ],
         effect: Effect::Adds,
         run: branches::branch,
