@@ -130,7 +130,9 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
     match error {
         Error::NoDictionary(_) | Error::NoSnapshot(_) | Error::NoBranch(_) => ("not_found", 0),
         Error::Exists(_) => ("exists", 0),
-        Error::NoSpace | Error::OverLimit { .. } | Error::CloneOverLimit { .. } => ("no_space", ENOSPC),
+        Error::NoSpace | Error::OverLimit { .. } | Error::CloneOverLimit { .. } => {
+            ("no_space", ENOSPC)
+        }
         Error::ReadOnly(_) => ("read_only", EROFS),
         Error::NotSynced(_) => ("device", EIO),
         Error::Corrupt(_) => ("corrupt", EIO),
@@ -139,7 +141,7 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
         Error::Conflict { .. } => ("conflict", 0),
         Error::Locked(_) => ("locked", 0),
         Error::NoTransaction(_) => ("ended", 0),
-        // What is asked for is not done with a transaction in that state, which goes on.
+        // The call is not possible with a transaction in that state, which goes on.
         Error::Changed(_) | Error::Nested { .. } => ("invalid", 0),
         Error::Io(error) => of_io(error),
     }

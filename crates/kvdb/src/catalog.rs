@@ -91,7 +91,7 @@ impl Catalog {
         let version = self.versions.load_full();
         let mut changed = Changed::Unfollowed;
         for dict in dicts {
-            let info = &version.tree(*dict)?.info();
+            let info = version.tree(*dict)?.info();
             if info.branch.is_empty() && !info.options.reserved {
                 changed = Changed::Unlisted;
             }

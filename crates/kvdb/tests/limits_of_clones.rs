@@ -10,7 +10,7 @@ use kvdb::{
 use zones::{Device, MemoryDevice};
 
 const LIMIT: u64 = 4 << 20;
-/// What the snapshot has that clones are made of, tuples.
+/// Tuples of the snapshot that clones are made of.
 const BASE: usize = 500;
 
 fn options() -> OpenOptions {
@@ -66,12 +66,12 @@ fn fill(d: &Dictionary, prefix: &str) -> usize {
 #[test]
 fn what_would_take_more_is_refused_in_it_and_nowhere_else() {
     let (_, db, d) = limited();
-    // What it shares with the snapshot counts for nothing.
+    // Runs that it shares with the snapshot count for nothing.
     let before = limit_of(&db).expect("limited");
     assert!(before.bytes == LIMIT && before.taken < 100_000, "{before:?}");
     let taken = fill(&d, "k");
     assert!((300..=(LIMIT / 10_000) as usize).contains(&taken), "{taken}");
-    let limit = db.limit_beside(d.id()).expect("limited");
+    let limit = db.limit_of(d.id()).expect("limited");
     assert!(limit.room() < 50_000, "{limit:?}");
     // A batch is taken whole or not at all, and so is a conditional commit.
     let batch = || {
@@ -92,8 +92,8 @@ fn what_would_take_more_is_refused_in_it_and_nowhere_else() {
     db.clone_snapshot("monday", "other").expect("made");
     let other = db.open_dictionary_in("other", "d").expect("there");
     other.insert("outside", value(1).repeat(600)).expect("written");
-    assert_eq!(db.limit_beside(main.id()), None);
-    assert_eq!(db.limit_beside(other.id()), None);
+    assert_eq!(db.limit_of(main.id()), None);
+    assert_eq!(db.limit_of(other.id()), None);
     // A larger one is one for what comes, and none takes it away.
     db.limit_branch("try", Some(2 * LIMIT)).expect("limited");
     d.insert("more", value(1).repeat(100)).expect("there is room");
@@ -131,8 +131,8 @@ fn what_is_deleted_or_overwritten_gives_room_back() {
     }
 }
 
-/// What the snapshot has and the clone overwrites stays on the device. In a zone that was open when
-/// the snapshot was made one is taken for the other.
+/// The snapshot keeps on the device what the clone overwrites. In a zone that was open when the
+/// snapshot was made one is taken for the other.
 #[test]
 fn what_is_overwritten_of_the_snapshot_counts_but_for_a_zone() {
     let (_, db, _) = limited();

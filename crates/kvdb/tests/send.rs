@@ -541,7 +541,7 @@ fn a_position_goes_with_the_base_of_its_stream() {
         let again = send(&db, "two", Some("one"));
         assert!(to.is_empty() || other.receive(&again[..again.len() / 3], &into("")).is_err());
     }
-    // What an earlier version has noted says nothing of it.
+    // An earlier version has noted nothing of it.
     let old = kvdb::Received { base: kvdb::BuildsUpon::Unknown, ..changes.clone() };
     assert!(kvdb::Received::from_bytes(&old.to_bytes()).unwrap() == old);
     db.send("two", None, io::sink(), Some(&old)).unwrap();

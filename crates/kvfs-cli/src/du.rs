@@ -114,14 +114,14 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
 /// that of all: a path each would take the square of the depth.
 #[derive(Default)]
 struct Open {
-    /// That of the innermost one, or of one that was in it.
+    /// The path of the innermost one, or of one that was in it.
     path: Vec<u8>,
     /// How much of it is the path of each.
     directories: Vec<(usize, Sum)>,
 }
 
 impl Open {
-    /// Whether something lies in the innermost one, if there is any.
+    /// Returns whether something lies in the innermost one, if there is any.
     fn leads_to(&self, path: &[u8]) -> bool {
         self.directories.last().is_none_or(|(len, _)| is_below(path, &self.path[..*len]))
     }
@@ -137,7 +137,7 @@ impl Open {
         if let Some((_, above)) = self.directories.last_mut() {
             above.add(sum);
         }
-        // What was in it may be longer.
+        // A directory that was in it had a longer one.
         self.path.truncate(len);
         if self.directories.len() > args.depth {
             return Ok(());

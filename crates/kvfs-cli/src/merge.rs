@@ -246,11 +246,11 @@ fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome
     Ok(Merged::Done(Done { id, into, from, changes }))
 }
 
-/// Merges what a person at the terminal decides for. The store is mounted: what is asked about is
-/// looked at while others work.
+/// Merges as much as a person at the terminal decides for, in a store that is mounted.
 fn merge_asking(clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
     let mut mounted = Mounted::find_branch(&args.target)?;
     let hint = "decide beforehand: --dry-run shows it, --ours, --theirs and --both choose";
+    let mut terminal = Terminal::open(hint)?;
     let mut choices = args.choices.clone();
     let begun = loop {
         let ask = Ask { clone, rebase, dry_run: false, attached: true, choices: &choices };
@@ -259,15 +259,12 @@ fn merge_asking(clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
             break begun;
         }
         mounted.txn(&["ABORT", &begun.id.to_string()])?;
-        if !choose(&mut Terminal::open(hint)?, &begun, &mut choices)? {
+        if !choose(&mut terminal, &begun, &mut choices)? {
             return Ok(Merged::Against(begun));
         }
     };
     let Begun { id, into, from, .. } = begun;
     let number = id.to_string();
-    let terminal = Terminal::open(hint).inspect_err(|_| {
-        let _ = mounted.txn(&["ABORT", &number]);
-    })?;
     let mut question = Question::new(terminal, id, None);
     let changes = loop {
         match question.ask(&mut mounted)? {
@@ -323,6 +320,10 @@ fn choose(terminal: &mut Terminal, against: &Begun, choices: &mut Choices) -> Ou
     Ok(true)
 }
 
+fn not_committed(id: impl std::fmt::Display) -> String {
+    format!("not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}")
+}
+
 /// A branch in words.
 pub fn named(branch: &str) -> String {
     if branch.is_empty() {
@@ -351,11 +352,7 @@ fn print(done: Done, args: &Args, clone: &str, output: &Output) -> Outcome {
     let detail = Detail::of_undo(args.stat, args.no_pager);
     let end = match () {
         () if args.dry_run => "nothing was changed".to_owned(),
-        () if args.keep => {
-            format!(
-                "not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}"
-            )
-        }
+        () if args.keep => not_committed(id),
         () if args.drop => format!("done, and clone {} is dropped", show(clone.as_bytes())),
         () => "done".to_owned(),
     };
@@ -429,9 +426,7 @@ fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
             output.print("nothing was changed\n", json!({"merged": false})).map(|()| true)
         }
         Merged::Not(NotMerged::Kept(id)) => {
-            let text = format!(
-                "not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}\n"
-            );
+            let text = format!("{}\n", not_committed(id));
             output.print(text, json!({"merged": false, "transaction": id})).map(|()| true)
         }
         Merged::Done(done) => print(done, &args, &clone, output).map(|()| true),

@@ -8,7 +8,7 @@ use crate::output::Outcome;
 use crate::terminal::Terminal;
 use crate::text::show_message;
 
-/// What was decided.
+/// The decision.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It is committed.
@@ -19,15 +19,15 @@ pub enum Answer {
     Keep,
 }
 
-/// What is asked about one transaction.
+/// A question about one transaction.
 pub struct Question {
     terminal: Terminal,
     id: u64,
-    /// What is said after the list of changes.
+    /// A line after the list of changes.
     end: Option<String>,
 }
 
-/// What is taken and left of the changes, one by one.
+/// The changes that are taken and left, one by one.
 enum Selected {
     /// These are to be left out of the commit.
     Without(Vec<Choice>),
@@ -55,7 +55,7 @@ b  back to the question, as if nothing was selected
 ?  show this\n";
 
 impl Question {
-    /// `end`: what is said after the list of changes.
+    /// `end`: a line after the list of changes.
     pub fn new(terminal: Terminal, id: u64, end: Option<String>) -> Question {
         Question { terminal, id, end }
     }

@@ -265,7 +265,7 @@ fn input(args: &ReceiveArgs) -> Outcome<Box<dyn Read>> {
     })
 }
 
-/// What to do where the base of a stream is not there.
+/// The advice where the base of a stream is not there.
 const WITHOUT_BASE: &str = "nothing was changed; receive that snapshot first (kvfs send without \
                             --base), or send what has changed since one that is here: kvfs \
                             snapshot list names them";

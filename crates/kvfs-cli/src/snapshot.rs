@@ -115,7 +115,7 @@ enum CloneAction {
     Drop { target: PathBuf, name: String },
 }
 
-/// What a clone may take of its own, bytes; `None`: what the store has.
+/// The bytes that a clone may take of its own; `None`: as many as the store has.
 #[derive(Clone, Copy)]
 struct Limit(Option<u64>);
 

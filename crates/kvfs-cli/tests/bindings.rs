@@ -38,7 +38,7 @@ fn is_there(program: &str, words: &[&str]) -> bool {
     there
 }
 
-/// What has no C compiler has not tested the library.
+/// A machine without a C compiler has not tested the library.
 #[track_caller]
 fn c_can_be_built() {
     for (program, package) in [("cc", "gcc"), ("make", "make")] {

@@ -27,9 +27,9 @@ const NAME: &str = {
 };
 /// The bytes of the paths of all directories.
 const SQUARE: u64 = (DEPTH * (DEPTH + 1) / 2 * (NAME.len() + 1)) as u64;
-/// What any of the commands may take, here and of the daemon.
+/// The memory that any of the commands may take, here and of the daemon.
 const MOST: u64 = 160 << 20;
-/// What a list of changes may be.
+/// The most bytes of a list of changes.
 const LIST: u64 = 40 << 20;
 
 /// Calls `visit` for every directory of the chain, from the top, with its depth.
@@ -99,7 +99,7 @@ fn bounded(command: &mut Command, daemon: Option<i32>) -> Ended {
     let printed = std::io::copy(&mut out, &mut std::io::sink()).expect("read");
     let said = text(&errors.join().expect("joined").expect("read"));
     let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::zeroed());
-    // SAFETY: the child is ours and nobody else waits for it; both places are there.
+    // SAFETY: the child is ours and nothing else waits for it; both places are there.
     let ended = unsafe { libc::wait4(child.id() as i32, &mut status, 0, usage.as_mut_ptr()) };
     assert_eq!(ended, child.id() as i32);
     // SAFETY: zeros are numbers, too.
@@ -163,7 +163,7 @@ fn a_deep_tree_that_is_added_renamed_and_removed() {
     lists(&mut kvfs(&["txn", "diff", m, &id, "--all"]), daemon, true);
     lists(&mut kvfs(&["txn", "diff", m, &id, "--patch"]), daemon, true);
     lists(&mut kvfs(&["--json", "txn", "diff", m, &id, "--all"]), daemon, true);
-    // What lies beside it is shown and taken back all the same.
+    // Other changes are shown and taken back all the same.
     lists(&mut kvfs(&["txn", "diff", m, &id, "beside"]), daemon, false);
     lists(&mut kvfs(&["txn", "diff", m, &id, "d"]), daemon, true);
     quiet(&mut kvfs(&["txn", "revert", m, &id, "beside"]), daemon);
@@ -231,7 +231,7 @@ fn a_change_in_each_directory_of_a_deep_tree() {
     let merged = bounded(&mut kvfs(&["merge", c]), daemon);
     assert!(merged.code == 75 && merged.printed < LIST, "{}: {}", merged.code, merged.said);
 
-    // In a transaction; a file beside it can be taken back by what the sentence says.
+    // In a transaction; another file can be taken back by what the sentence says.
     let id = succeeds(&mut kvfs(&["txn", "begin", m])).trim().to_owned();
     let view = mnt.join(".kvfs/txn").join(&id);
     down(&view.join("d"), |_, at| make_file(at, "f"));

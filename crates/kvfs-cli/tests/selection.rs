@@ -356,7 +356,7 @@ fn who_decides_for_nothing_in_a_merge_changes_nothing() {
             has(&mount, name, "before");
         }
     }
-    // What was left open is committed by hand.
+    // The one that was left open is committed by hand.
     let open = succeeds(kvfs(&["txn", "list"]).arg(mount.root()));
     let id = open.lines().find(|line| line.contains("merge try")).expect("it is open");
     let id = id.split_whitespace().next().expect("its number");

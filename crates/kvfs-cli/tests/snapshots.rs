@@ -235,7 +235,7 @@ fn a_snapshot_that_is_here_is_named_by_the_name_it_has() {
     assert!(said.contains("another snapshot with the name mine exists already"), "{said}");
 }
 
-/// What a stream is to build upon is looked up before anything is written, of a mounted store and
+/// The base of a stream is looked up before anything is written, of a mounted store and
 /// of one that is not: a snapshot that was never there, one that was dropped, and another one than
 /// that of the stream which was received in part.
 #[test]
@@ -305,7 +305,7 @@ fn a_base_that_is_not_there_is_refused_at_once() {
         assert_eq!(succeeds(kvfs(&["clone", "list"]).arg(store)).matches("copy").count(), 0);
     }
 
-    // What has come of a stream tells what that builds upon.
+    // The part of a stream that has come tells what that builds upon.
     succeeds(send(&root, &["two"]).arg("--force"));
     succeeds(&mut receive(&backup, &[]));
     succeeds(send(&root, &["three", "--base", "two"]).arg("--force"));

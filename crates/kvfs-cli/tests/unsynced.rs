@@ -1,5 +1,5 @@
 //! A device whose syncs fail, under a mount: what was committed and may not be on disk is committed
-//! for all who ask, and nobody is left with a transaction that is not there any more.
+//! for all who ask, and no client is left with a transaction that is not there any more.
 //!
 //! The daemon is started with a library that has its syncs fail while a file exists, but for as
 //! many as that has bytes: what the kernel holds of files is handed over before a commit, by a
@@ -102,7 +102,7 @@ impl Client {
     }
 }
 
-/// What a commit of `file` has said, and whether it said that it was done.
+/// The answer to a commit of `file`, and whether it said that it was done.
 type Said = (String, bool);
 
 /// Calls `commit` on one store after the other, with bytes for that file: that many syncs are done

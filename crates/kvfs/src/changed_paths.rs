@@ -101,7 +101,7 @@ impl Views {
             .chain(found.iter().map(|(parent, ..)| *parent))
             .collect();
         match paths_of(&side, &wanted, &found, &names, &directories) {
-            // Those of deep directories are as long as the square of their depth.
+            // Paths of deep directories are as long as the square of their depth.
             Err(Error::Store(kvdb::Error::Limit(_))) => {
                 Ok(ChangedPaths { paths: Vec::new(), more: true })
             }

@@ -43,7 +43,7 @@ impl Fs {
         self.commit_older_than(Duration::MAX)?;
         match &self.core.scope {
             Scope::Transaction(transaction) => _ = transaction.make_room()?,
-            Scope::Mainline(db) => _ = db.make_room_beside(self.core.layout.imap)?,
+            Scope::Mainline(db) => _ = db.make_room_for(self.core.layout.imap)?,
             Scope::Frozen(_) => {}
         }
         Ok(fits(cost_of(self.core.space.dirty_bytes() as u64)))
@@ -53,7 +53,7 @@ impl Fs {
     pub(crate) fn room_of_limit(&self) -> Option<u64> {
         match &self.core.scope {
             Scope::Transaction(transaction) => transaction.room(),
-            Scope::Mainline(db) => db.limit_beside(self.core.layout.imap).map(BranchLimit::room),
+            Scope::Mainline(db) => db.limit_of(self.core.layout.imap).map(BranchLimit::room),
             Scope::Frozen(_) => None,
         }
     }

@@ -56,7 +56,7 @@ impl Views {
         self.shared.db.snapshots()
     }
 
-    /// What all snapshots are called, the oldest first.
+    /// Returns the labels of all snapshots, the oldest first.
     pub fn snapshot_labels(&self) -> Vec<SnapshotLabel> {
         self.shared.db.snapshot_labels()
     }

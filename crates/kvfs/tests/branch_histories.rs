@@ -3,7 +3,7 @@
 //!
 //! - transactions within one transaction, up to three deep: for those right within it that one is
 //!   what the store is for others;
-//! - clones that are made, changed, merged and dropped, beside transactions of the store: a clone
+//! - clones that are made, changed, merged and dropped, amid transactions of the store: a clone
 //!   reads what there was when its snapshot was made, and its merge is its commit.
 //!
 //! Lists are keys and files. What an inner attempt has appended and read counts as done by the one
@@ -107,7 +107,7 @@ impl Site<'_> {
     }
 }
 
-/// Whether an attempt failed for what others have done at the same time.
+/// Returns whether an attempt failed for what others have done at the same time.
 fn is_conflict(error: &Error) -> bool {
     matches!(error, Error::Store(kvdb::Error::Conflict { .. }))
 }
@@ -160,7 +160,7 @@ impl Store {
         for _ in 0..1 + random.below(4) {
             if depth > 0 && random.one_in(4) {
                 let mut inner = Vec::new();
-                // Nothing else changes the one around it meanwhile.
+                // Nothing else changes the one around it at that time.
                 let committed = self.transaction(Some(id), depth - 1, random, &mut inner)?;
                 if committed {
                     did.append(&mut inner);
@@ -242,7 +242,7 @@ fn attempts(
     all.into_inner()
 }
 
-/// What there is at the end, read by one that comes after all others.
+/// The lists at the end, read by one that comes after all others.
 fn observed(store: &Store, site: &Site<'_>) -> Attempt {
     let read = |list| Did::Read(list, site.lists(list).expect("read"));
     let (from, did) = (store.tick(), (0..LISTS).map(read).collect());

@@ -361,7 +361,7 @@ impl CompactionPlan {
         own: impl Fn(&Arc<Run>) -> bool,
     ) -> Option<CompactionPlan> {
         let count = tree.by_level().take_while(|(_, numbered)| own(&numbered.run)).count();
-        // What is flushed is newer than any result, so all of its level goes into one.
+        // A result lies below the level of flushes, so all of that level goes into it.
         let flushed = tree.levels.first().map_or(0, Vec::len);
         let count = if count == 0 { 0 } else { count.max(flushed) };
         let inputs: Vec<_> = tree.runs().take(count).cloned().collect();

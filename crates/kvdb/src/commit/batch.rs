@@ -1,5 +1,7 @@
 //! A batch: changes that a commit applies whole or not at all.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use vt_tree::{KeyRange, Update};
 
@@ -60,6 +62,9 @@ impl BatchChange {
             | BatchChange::DeleteRange(d, ..) => *d,
         }
     }
+    fn deletes(&self) -> bool {
+        matches!(self, BatchChange::Delete(..) | BatchChange::DeleteRange(..))
+    }
     fn bytes(&self) -> usize {
         match self {
             BatchChange::Put(_, key, value) => key.len() + value.len(),
@@ -87,26 +92,20 @@ impl Batch {
     pub fn bytes(&self) -> usize {
         self.changes.iter().map(BatchChange::bytes).sum()
     }
-    /// The bytes that it adds to each dictionary, change by change; nothing where it gives more
+    /// Returns the bytes that it adds to each dictionary that it changes: none where it gives more
     /// back, or room was promised for it.
-    pub(crate) fn added(&self) -> impl Iterator<Item = (DictionaryId, u64)> + '_ {
-        let adds = |change: &&BatchChange| {
-            !matches!(change, BatchChange::Delete(..) | BatchChange::DeleteRange(..))
-        };
+    pub(crate) fn growth(&self) -> BTreeMap<DictionaryId, u64> {
         let none = self.releases || self.promised;
-        let changes = if none { &[][..] } else { &self.changes[..] };
-        changes.iter().filter(adds).map(|change| (change.dictionary(), change.bytes() as u64))
+        let mut all = BTreeMap::new();
+        for change in &self.changes {
+            let bytes = if none || change.deletes() { 0 } else { change.bytes() as u64 };
+            *all.entry(change.dictionary()).or_default() += bytes;
+        }
+        all
     }
-    /// The dictionaries of its changes, one by one.
-    pub(crate) fn dictionaries(&self) -> impl Iterator<Item = DictionaryId> + '_ {
-        self.changes.iter().map(BatchChange::dictionary)
-    }
-    /// Whether it says that it gives more back than it takes, or has nothing but deletions.
+    /// Returns whether it has nothing but deletions, or says that it gives more back than it takes.
     pub(crate) fn removes(&self) -> bool {
-        let deletes = |change: &BatchChange| {
-            matches!(change, BatchChange::Delete(..) | BatchChange::DeleteRange(..))
-        };
-        self.releases || self.changes.iter().all(deletes)
+        self.releases || self.changes.iter().all(BatchChange::deletes)
     }
     /// Says that this batch gives back more space than it takes, though it puts a little too (what
     /// is left of a thing when a part of it goes). Like a batch that only deletes, it is then

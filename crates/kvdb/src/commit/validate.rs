@@ -76,7 +76,7 @@ pub(crate) struct Valid {
 impl CommitPipeline {
     /// The changes of a batch, if all of them are possible.
     pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
-        let (mut deletes_only, releases, promised) = (true, batch.releases, batch.promised);
+        let claim = SpaceClaim { removes: batch.removes(), promised: batch.promised };
         let note = batch.note;
         let mut changes = Vec::with_capacity(batch.changes.len());
         let mut stored = Vec::new();
@@ -85,19 +85,16 @@ impl CommitPipeline {
             version.tree(dict)?;
             let op = match change {
                 BatchChange::Put(_, k, v) => {
-                    deletes_only = false;
                     check_put(k.len(), v.len())?;
                     Op::Put(k, Value::Inline(v))
                 }
                 BatchChange::PutStored(_, k, v) => {
-                    deletes_only = false;
                     check_put(k.len(), v.len())?;
                     let value = v.value.clone();
                     stored.push(v);
                     Op::Put(k, value)
                 }
                 BatchChange::Update(_, k, update) => {
-                    deletes_only = false;
                     check_update(&update)?;
                     Op::Update(k, update)
                 }
@@ -113,12 +110,7 @@ impl CommitPipeline {
         }
         // Before those are let go that have kept them until now.
         let pin = if stored.is_empty() { ZonePin::default() } else { self.keep_places(&changes)? };
-        Ok(Valid {
-            changes,
-            claim: SpaceClaim { removes: deletes_only || releases, promised },
-            pin,
-            note,
-        })
+        Ok(Valid { changes, claim, pin, note })
     }
 
     /// Keeps the places of all values that have one.

@@ -82,7 +82,7 @@ fn id_of(branch: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
 }
 
-/// What the stream builds upon that a branch receives. An older version gave all streams of a
+/// Returns the base of the stream that a branch receives. An older version gave all streams of a
 /// snapshot one branch.
 fn base_of(branch: &str) -> BuildsUpon {
     match branch.strip_prefix(PREFIX).map(|digits| digits.split_at_checked(32)) {

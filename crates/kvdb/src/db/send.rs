@@ -54,11 +54,11 @@ impl Sender<'_> {
     }
 }
 
-/// What a stream is made of.
+/// The snapshots that a stream is made of.
 struct Sent {
     label: Label,
     view: View,
-    /// What its changes are made to.
+    /// The one that its changes are made to.
     base: Option<(Label, View)>,
 }
 
@@ -74,7 +74,7 @@ impl Kvdb {
         self.sent(snapshot, base, from).map(drop)
     }
 
-    /// What is to be sent, if that can go on with what was received.
+    /// Returns the snapshots to be sent, if that can go on with what was received.
     fn sent(&self, snapshot: &str, base: Option<&str>, from: Option<&Received>) -> Result<Sent> {
         let db = &self.db.0;
         // Looked up once: by the time of a second look another one may have the name.

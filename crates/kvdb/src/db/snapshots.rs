@@ -60,14 +60,14 @@ impl Kvdb {
         self.db.0.snapshotter.list().into_iter().filter(|s| !is_own(&s.name)).collect()
     }
 
-    /// What the snapshot of this name is called by, if there is one. Costs a look-up, however many
-    /// snapshots there are.
+    /// Returns the label of the snapshot of this name, if there is one. It costs a look-up, however
+    /// many snapshots there are.
     pub fn snapshot_label(&self, name: &str) -> Option<SnapshotLabel> {
         check_visible(name).ok()?;
         self.db.0.snapshotter.label_of(name)
     }
 
-    /// The labels of all snapshots, the oldest first.
+    /// Returns the labels of all snapshots, the oldest first.
     pub fn snapshot_labels(&self) -> Vec<SnapshotLabel> {
         self.db.0.snapshotter.labels().filter(|label| !is_own(&label.name)).collect()
     }
@@ -108,9 +108,9 @@ impl Kvdb {
         self.db.0.snapshotter.clone_snapshot(snapshot, branch)
     }
 
-    /// Gives a clone a limit of what it may take of its own, bytes, durably; `None`: it may take
-    /// what it likes. What the snapshot that it was made of, or a state that it was merged or
-    /// rebased at, has as well counts for nothing; what merges and defragmentation have copied for
+    /// Limits the bytes that a clone may take of its own, durably; `None`: it may take what it
+    /// likes. What the snapshot that it was made of, or a state that it was merged or rebased at,
+    /// has as well counts for nothing; what merges and defragmentation have copied for
     /// the clone counts, as does what was deleted until it is merged. A commit that would take more
     /// fails with [`Error::CloneOverLimit`], but for deletions; a transaction of the clone is held
     /// to it from its first change on.
@@ -133,15 +133,15 @@ impl Kvdb {
         self.db.0.snapshotter.limit_branch(branch, bytes)
     }
 
-    /// What the clone that a dictionary is of may take, and has. `None`: there is no limit.
-    pub fn limit_beside(&self, dict: DictionaryId) -> Option<BranchLimit> {
+    /// Returns the limit of the clone that a dictionary is of. `None`: there is none.
+    pub fn limit_of(&self, dict: DictionaryId) -> Option<BranchLimit> {
         let snapshotter = &self.db.0.snapshotter;
         snapshotter.branch_limit(&snapshotter.limited_branch_of(dict)?)
     }
 
-    /// Makes what the clone that a dictionary is of has taken less where it can, for a caller who
-    /// would be beyond its limit. What it has then.
-    pub fn make_room_beside(&self, dict: DictionaryId) -> Result<Option<BranchLimit>> {
+    /// Makes the clone that a dictionary is of take less where it can, for a caller who would be
+    /// beyond its limit. Returns the limit, with the bytes that are taken then.
+    pub fn make_room_for(&self, dict: DictionaryId) -> Result<Option<BranchLimit>> {
         let snapshotter = &self.db.0.snapshotter;
         let Some(branch) = snapshotter.limited_branch_of(dict) else { return Ok(None) };
         snapshotter.make_room(&branch)?;
@@ -154,7 +154,7 @@ impl Kvdb {
         self.db.0.snapshotter.create_branch(name)
     }
 
-    /// Whether there is a branch of this name; the main one is `""`.
+    /// Returns whether there is a branch of this name; the main one is `""`.
     pub fn has_branch(&self, name: &str) -> bool {
         !is_own(name) && self.db.0.versions.load().has_branch(name)
     }

@@ -16,7 +16,7 @@ use zones::{Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zone
 pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
 pub(crate) use state::{
     BranchedDictionaries, Dictionaries, DictionaryState, ManifestState, OfBranch, SnapshotState,
-    SnapshotStates,
+    SnapshotStates, make_branches,
 };
 
 use crate::error::{Error, Result};

@@ -193,7 +193,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What the dictionary is.
+    /// Returns the name and the options of the dictionary.
     pub(crate) fn info(&self) -> &DictionaryInfo {
         &self.entry.info
     }
@@ -394,7 +394,7 @@ impl Version {
         Version { trees, entries, installed: OF_SNAPSHOT, ..Version::empty(nothing) }
     }
 
-    /// Whether it is what a snapshot has: one branch, whatever its name.
+    /// Returns whether it is the version of a snapshot: it has one branch, whatever its name.
     pub(crate) fn is_of_snapshot(&self) -> bool {
         self.installed == OF_SNAPSHOT
     }

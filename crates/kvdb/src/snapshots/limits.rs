@@ -1,9 +1,9 @@
 //! Limits of clones: how many bytes one may take of its own, which the snapshot that it was made of
 //! and the states that it was merged or rebased at do not have.
 //!
-//! What lies in runs counts by zones: so many bytes more as the clone uses of a zone than each of
-//! those states does. It is looked at again when the runs of the clone have changed. What lies in
-//! memtables counts as it is, with the large values that it refers to. A change that would be
+//! Runs count by zones: so many bytes more as the clone uses of a zone than each of those states
+//! does. They are looked at again when the runs of the clone have changed. Memtables count as they
+//! are, with the large values that they refer to. A change that would be
 //! beyond the limit has the clone flushed, and its own runs merged, where something was deleted in
 //! it or it has grown by an eighth since: a caller at the limit comes again with each change, so
 //! whatever it asks for, each byte is merged a few times at most.
@@ -25,35 +25,35 @@ use crate::read::snapshot_set::Snapshot;
 use crate::read::version::{Trees, Version};
 use crate::read::version_set::VersionEdit;
 
-/// What a clone may take, and has.
+/// The bytes that a clone may take of its own, and those that it has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchLimit {
     /// The most that it may take of its own, bytes.
     pub bytes: u64,
-    /// What it has taken, bytes.
+    /// The bytes that it has taken.
     pub taken: u64,
 }
 
 impl BranchLimit {
-    /// Bytes that it may still take.
+    /// Returns the bytes that it may still take.
     pub fn room(self) -> u64 {
         self.bytes.saturating_sub(self.taken)
     }
 }
 
-/// What was found of a clone.
+/// The last look at a clone.
 #[derive(Default)]
 struct Found {
     /// The entries of its dictionaries that had these runs.
     entries: Vec<Arc<DictionaryState>>,
     in_runs: u64,
-    /// What was taken when it was merged last for its limit.
+    /// Bytes that it had taken when it was merged last for its limit.
     gathered: u64,
     /// Something was deleted since.
     removed: bool,
 }
 
-/// What is known of branches with limits.
+/// The branches with limits.
 #[derive(Default)]
 pub(super) struct Limits {
     /// Some branch has one, or had one since the store was opened.
@@ -72,7 +72,7 @@ impl Limits {
     }
 }
 
-/// The bytes that dictionaries use of each zone.
+/// Returns the bytes that dictionaries use of each zone.
 fn used_by(trees: &Trees) -> HashMap<ZoneId, u64> {
     let mut all = HashMap::new();
     for numbered in trees.values().flat_map(|tree| tree.runs()) {
@@ -107,17 +107,22 @@ impl Snapshotter {
         self.commits.install(|_| VersionEdit::of([edit]))
     }
 
-    /// The limit of a branch, and what it has taken. `None`: it has none.
+    /// Returns whether a branch has a limit.
+    pub(crate) fn is_limited(&self, branch: &str) -> bool {
+        self.limits.any.load(Ordering::Acquire) && self.versions.load().limits.contains_key(branch)
+    }
+
+    /// Returns the limit of a branch, and the bytes that it has taken. `None`: it has none.
     pub(crate) fn branch_limit(&self, branch: &str) -> Option<BranchLimit> {
         if !self.limits.any.load(Ordering::Acquire) {
             return None;
         }
-        let version = self.versions.load_full();
+        let version = self.versions.load();
         let bytes = *version.limits.get(branch)?;
         Some(BranchLimit { bytes, taken: self.taken(&version, branch) })
     }
 
-    /// The branch of a dictionary, where it has a limit.
+    /// Returns the branch of a dictionary, where that has a limit.
     pub(crate) fn limited_branch_of(&self, dict: DictionaryId) -> Option<String> {
         if !self.limits.any.load(Ordering::Acquire) {
             return None;
@@ -132,11 +137,8 @@ impl Snapshotter {
         if !self.limits.any.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut changed: BTreeMap<DictionaryId, u64> =
-            batch.dictionaries().map(|dict| (dict, 0)).collect();
-        batch.added().for_each(|(dict, bytes)| *changed.entry(dict).or_default() += bytes);
         let mut more: BTreeMap<String, u64> = BTreeMap::new();
-        for (dict, bytes) in changed {
+        for (dict, bytes) in batch.growth() {
             if let Some(branch) = self.limited_branch_of(dict) {
                 *more.entry(branch).or_default() += bytes;
             }
@@ -151,7 +153,7 @@ impl Snapshotter {
         })
     }
 
-    /// The same of one put.
+    /// Fails where one put would.
     pub(crate) fn admit_put(&self, dict: DictionaryId, bytes: usize) -> Result<()> {
         match self.limited_branch_of(dict) {
             Some(branch) => self.admit_to(&branch, bytes as u64),
@@ -159,7 +161,7 @@ impl Snapshotter {
         }
     }
 
-    /// The same of a run that was written outside of any commit.
+    /// Fails where a run would that was written outside of any commit.
     pub(crate) fn admit_run(&self, dict: DictionaryId, run: &Run) -> Result<()> {
         match self.limited_branch_of(dict) {
             Some(branch) => self.admit_to(&branch, run.uses().total_bytes()),
@@ -216,7 +218,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Bytes that a branch takes of its own.
+    /// Returns the bytes that a branch takes of its own.
     fn taken(&self, version: &Version, branch: &str) -> u64 {
         let trees = version.of_branch(branch);
         let in_memory: u64 = trees
@@ -242,7 +244,8 @@ impl Snapshotter {
         in_memory.saturating_add(in_runs)
     }
 
-    /// The snapshot that a branch was made of, and the states that it was merged or rebased at.
+    /// Returns the snapshot that a branch was made of, and the states that it was merged or rebased
+    /// at.
     fn states_in_common(
         &self,
         version: &Version,
@@ -252,7 +255,7 @@ impl Snapshotter {
         origin.into_iter().chain(self.kept_of(branch))
     }
 
-    /// Bytes in runs that none of the states has which the branch has in common with another one.
+    /// Returns the bytes in runs of a branch that no state in common has.
     fn alone_in_runs(&self, version: &Version, branch: &str, trees: &Trees) -> u64 {
         let mut shared: HashMap<ZoneId, u64> = HashMap::new();
         for state in self.states_in_common(version, branch) {

@@ -145,7 +145,7 @@ pub struct BranchInfo {
     /// The name of the snapshot that it was cloned from, if it was. That one may be gone; once
     /// another one has its name, it is not told any more.
     pub snapshot: Option<String>,
-    /// What it may take, and has, if that is limited: see [`crate::Kvdb::limit_branch`].
+    /// The bytes that it may take, if they are limited: see [`crate::Kvdb::limit_branch`].
     pub limit: Option<BranchLimit>,
 }
 

@@ -40,10 +40,10 @@ pub(super) const TAIL: usize = 4;
 /// zone.
 const LONGEST: u32 = 2 * ZONE_SIZE as u32;
 
-/// What a stream's changes are made to.
+/// The state that a stream's changes are made to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BuildsUpon {
-    /// That was not noted: by an earlier version.
+    /// An earlier version did not note it.
     #[default]
     Unknown,
     /// The stream has everything.

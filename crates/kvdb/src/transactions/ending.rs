@@ -226,7 +226,7 @@ impl TransactionState {
     /// Fails where the changes are beyond the limit of the clone that they are made in. Others may
     /// have taken the room that there was for them; deletions are small, and are committed.
     fn check_limit_of_clone(&self, open: &mut Open) -> Result<()> {
-        if open.write_set.is_empty() || self.clone_limit().is_none() {
+        if open.write_set.is_empty() || !self.is_of_limited_clone() {
             return Ok(());
         }
         let taken = open.write_set.estimate() as u64 + open.write_set.run_bytes();

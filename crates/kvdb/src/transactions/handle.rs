@@ -151,9 +151,8 @@ impl Transaction {
             };
             self.shared.give_back(open)?;
         }
-        if self.shared.clone_limit().is_some() {
-            self.shared.registry.parts.snapshotter.make_room(&self.shared.options.branch)?;
-        }
+        // After the state is let go of: it flushes and merges.
+        self.shared.registry.parts.snapshotter.make_room(&self.shared.options.branch)?;
         Ok(self.shared.room())
     }
 

@@ -17,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::read::view::View;
 use crate::read::write_set::WriteSet;
-use crate::snapshots::BranchLimit;
 
 /// Aborts a transaction that is not detached with its last handle.
 pub(super) struct Last(Arc<TransactionState>);
@@ -270,7 +269,7 @@ impl TransactionState {
 
     /// Returns whether what it changes counts against its limit, or one around it.
     pub(super) fn is_limited(&self) -> bool {
-        self.and_around().any(|one| one.options.limit.is_some()) || self.clone_limit().is_some()
+        self.and_around().any(|one| one.options.limit.is_some()) || self.is_of_limited_clone()
     }
 
     /// Bytes that its changes take.
@@ -288,32 +287,32 @@ impl TransactionState {
         })
     }
 
-    /// The limit of the clone that it is of.
-    pub(super) fn clone_limit(&self) -> Option<BranchLimit> {
-        self.registry.parts.snapshotter.branch_limit(&self.options.branch)
+    /// Returns whether the clone that it is of has a limit.
+    pub(super) fn is_of_limited_clone(&self) -> bool {
+        self.registry.parts.snapshotter.is_limited(&self.options.branch)
     }
 
-    /// Bytes that it and all around it have taken, which the clone has not yet.
+    /// Returns the bytes that it and all around it have taken, which the clone has not yet.
     fn taken_in_all(&self) -> u64 {
         self.and_around().map(|one| one.taken()).fold(0, u64::saturating_add)
     }
 
     /// Bytes that it may still take; `None`: no limit is near it.
     pub(super) fn room(&self) -> Option<u64> {
-        let of_clone =
-            self.clone_limit().map(|limit| limit.room().saturating_sub(self.taken_in_all()));
+        let of_clone = self.registry.parts.snapshotter.branch_limit(&self.options.branch);
+        let of_clone = of_clone.map(|limit| limit.room().saturating_sub(self.taken_in_all()));
         self.limits().map(|(_, limit, taken)| limit.saturating_sub(taken)).chain(of_clone).min()
     }
 
     /// Fails where so many bytes more are beyond its limit, or one around it, or that of the clone.
     pub(super) fn check_limit(&self, more: u64) -> Result<()> {
         match self.limits().find(|(_, limit, taken)| taken.saturating_add(more) > *limit) {
-            Some((id, limit, _)) => return Err(Error::OverLimit { id, limit }),
-            None if self.clone_limit().is_none() => return Ok(()),
-            None => {}
+            Some((id, limit, _)) => Err(Error::OverLimit { id, limit }),
+            None => {
+                let more = self.taken_in_all().saturating_add(more);
+                self.registry.parts.snapshotter.check_limit(&self.options.branch, more)
+            }
         }
-        let more = self.taken_in_all().saturating_add(more);
-        self.registry.parts.snapshotter.check_limit(&self.options.branch, more)
     }
 
     /// Fails where a change of so many bytes is beyond a limit, though what it takes is made less.

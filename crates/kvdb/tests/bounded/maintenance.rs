@@ -34,8 +34,8 @@ pub const STEPS: &[Step] = &[
         &[
             "Kvdb::clone_snapshot",
             "Kvdb::limit_branch",
-            "Kvdb::limit_beside",
-            "Kvdb::make_room_beside",
+            "Kvdb::limit_of",
+            "Kvdb::make_room_for",
             "Kvdb::has_branch",
             "Kvdb::drop_branch",
             "Kvdb::rollback",
@@ -150,7 +150,7 @@ fn clone(w: &mut World) -> Result<()> {
     w.db.limit_branch("branch", Some(1 << 40))?;
     w.db.ingest(there, large(w.times, 34))?;
     w.db.put(there, b"small", b"value", Durability::Buffered)?;
-    let (before, after) = (w.db.limit_beside(there), w.db.make_room_beside(there)?);
+    let (before, after) = (w.db.limit_of(there), w.db.make_room_for(there)?);
     let taken = |limit: Option<BranchLimit>| limit.expect("it has one").taken;
     assert!(taken(before) > 0 && taken(after) <= taken(before), "{before:?}, {after:?}");
     assert!(w.db.has_branch("branch"));

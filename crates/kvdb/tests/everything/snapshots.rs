@@ -149,13 +149,15 @@ pub fn clone(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A limit that nothing comes near, so that all commits look at it, and that a crash may take back.
-pub fn limit(w: &mut World) -> Result<(), Dead> {
+fn pick_clone(w: &mut World) -> Option<String> {
     let names: Vec<String> =
         w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
-    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else {
-        return Ok(());
-    };
+    names.get(w.random.below(names.len().max(1) as u64) as usize).cloned()
+}
+
+/// A limit that nothing comes near, so that all commits look at it, and that a crash may take back.
+pub fn limit(w: &mut World) -> Result<(), Dead> {
+    let Some(name) = pick_clone(w) else { return Ok(()) };
     w.call("Kvdb::limit_branch");
     let bytes = (1 << 40) + w.random.below(1 << 40);
     let limit = (w.random.below(4) > 0).then_some(bytes);
@@ -163,16 +165,16 @@ pub fn limit(w: &mut World) -> Result<(), Dead> {
     if w.unless_full(done)?.is_none() {
         return Ok(());
     }
-    for name in ["Kvdb::limit_beside", "Kvdb::make_room_beside", "Kvdb::has_branch"] {
+    for name in ["Kvdb::limit_of", "Kvdb::make_room_for", "Kvdb::has_branch"] {
         w.call(name);
     }
     assert!(w.db.has_branch(&name), "{}", w.what());
     let content = w.history.newest().branches[&name].clone();
     for dict in content.keys() {
         let dict = w.db.dictionary_in(&name, dict).expect("the history has it");
-        let found = w.db.limit_beside(dict);
+        let found = w.db.limit_of(dict);
         assert_eq!(found.map(|found| found.bytes), limit, "{}", w.what());
-        let room = w.db.make_room_beside(dict);
+        let room = w.db.make_room_for(dict);
         w.unless_full(room)?;
     }
     Ok(())
@@ -181,11 +183,7 @@ pub fn limit(w: &mut World) -> Result<(), Dead> {
 /// States that a clone and the branch that it was made of have in common: kept, taken over in a
 /// transaction that is looked at, and dropped. Nothing that others see changes.
 pub fn in_common(w: &mut World) -> Result<(), Dead> {
-    let names: Vec<String> =
-        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
-    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else {
-        return Ok(());
-    };
+    let Some(name) = pick_clone(w) else { return Ok(()) };
     w.call("Kvdb::lineage");
     let Ok(lineage) = w.db.lineage(&name) else { return Ok(()) };
     assert!(w.history.newest().branches.contains_key(&lineage.parent), "{}", w.what());
@@ -230,11 +228,7 @@ pub fn in_common(w: &mut World) -> Result<(), Dead> {
 }
 
 pub fn drop_branch(w: &mut World) -> Result<(), Dead> {
-    let names: Vec<String> =
-        w.history.newest().branches.keys().filter(|name| !name.is_empty()).cloned().collect();
-    let Some(name) = names.get(w.random.below(names.len().max(1) as u64) as usize).cloned() else {
-        return Ok(());
-    };
+    let Some(name) = pick_clone(w) else { return Ok(()) };
     w.call("Kvdb::drop_branch");
     w.alter(|state| drop(state.branches.remove(&name)), |w| w.db.drop_branch(&name))?;
     w.replaced(&name, "");

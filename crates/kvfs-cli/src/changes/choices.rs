@@ -134,8 +134,8 @@ impl Changes {
         groups.into_values().map(choice).chain(keys).collect()
     }
 
-    /// Whether it has everything at these paths and below them by itself: nothing of it is only
-    /// counted.
+    /// Returns whether everything at these paths and below is listed one by one, and nothing of it
+    /// only counted.
     pub fn lists(&self, paths: &[&[u8]]) -> bool {
         let mut counted = self.files.iter().filter(|file| file.is_counted());
         let meets = |file: &File, path: &[u8]| {

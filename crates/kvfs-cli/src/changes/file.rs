@@ -109,7 +109,7 @@ impl File {
         matches!(self.letter(), 'M' | 'R')
     }
 
-    /// Something below it is not listed.
+    /// Returns whether something below it is counted, and not listed.
     pub(super) fn is_counted(&self) -> bool {
         self.below() != Below::default()
     }

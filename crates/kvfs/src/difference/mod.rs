@@ -167,8 +167,8 @@ pub(crate) fn difference_in(
 const MOST_LISTED: usize = 256 << 20;
 /// The longest path that a call takes, bytes. Longer ones can be made step by step.
 const LONGEST_USABLE: usize = 4096;
-/// What the paths of one list have beyond that together at most, bytes. Names that lie so deep cost
-/// who makes them next to nothing, and who lists them the square of the depth.
+/// The most bytes that the paths of one list have beyond that, all together. Names that lie so deep
+/// cost who makes them next to nothing, and who lists them the square of the depth.
 const MOST_BEYOND: usize = 32 << 20;
 
 /// What differs in the dictionaries.
@@ -273,7 +273,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// That of one list.
+    /// Returns the room of one list.
     pub fn of_list() -> Room {
         Room::of(MOST_LISTED)
     }
@@ -463,7 +463,7 @@ impl Comparison {
         if self.linked.is_empty() {
             return Ok(());
         }
-        // What is not listed of it is let go of.
+        // The part that is not listed is let go of.
         let mut room = Room::of(self.room.most);
         let groups = self.linked.groups(&self.old, &self.new, &mut room)?;
         for change in self.changes.values_mut() {

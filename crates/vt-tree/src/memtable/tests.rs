@@ -554,5 +554,5 @@ fn what_lies_on_the_device_is_counted_until_it_is_forgotten() {
     m.put(b"b", 3, Value::Inline("new".into()));
     assert_eq!(m.placed_bytes(), 13_000, "a reader may be at 1");
     m.put(b"d", 2, Value::Inline("new".into()));
-    assert_eq!(m.placed_bytes(), 10_000, "nobody is within a commit");
+    assert_eq!(m.placed_bytes(), 10_000, "no reader is within a commit");
 }

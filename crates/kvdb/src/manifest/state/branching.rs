@@ -77,7 +77,7 @@ impl ManifestState {
             Edit::Since { dict, seq } => _ = self.since.insert(dict, seq),
             Edit::Adopt { from, to } => {
                 self.remove_branch(&from)?;
-                // What takes its place was not cloned, and has its limit.
+                // The branch that takes its place was not cloned, and has its limit.
                 let limit = self.limits.get(&to).copied();
                 if self.branches.contains_key(&to) {
                     self.remove_branch(&to)?;

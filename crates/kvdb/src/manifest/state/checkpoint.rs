@@ -11,6 +11,18 @@ use crate::error::Result;
 use crate::ids::RunId;
 use crate::manifest::Edit;
 use crate::manifest::edit::Kept;
+use crate::persistent_map::PersistentMap;
+
+/// Returns the edits that make branches, without their dictionaries, with their limits.
+pub(crate) fn make_branches(
+    branches: &PersistentMap<String, String>,
+    limits: &PersistentMap<String, u64>,
+) -> impl Iterator<Item = Edit> {
+    let branch =
+        |(name, of): (&String, &String)| Edit::Branch { name: name.clone(), of: of.clone() };
+    let limit = |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
+    branches.iter().map(branch).chain(limits.iter().map(limit))
+}
 
 impl ManifestState {
     /// A run that the record has named, at its level.
@@ -101,14 +113,7 @@ impl ManifestState {
     pub(crate) fn checkpoint(&self) -> Vec<Edit> {
         let mut edits = Vec::new();
         let kept = self.checkpoint_snapshots(&mut edits);
-        edits.extend(
-            self.branches
-                .iter()
-                .map(|(name, of)| Edit::Branch { name: name.clone(), of: of.clone() }),
-        );
-        let limit =
-            |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
-        edits.extend(self.limits.iter().map(limit));
+        edits.extend(make_branches(&self.branches, &self.limits));
         for (&dict, d) in self.dictionaries.iter() {
             edits.push(Edit::Dictionary(d.info.clone()));
             edits.extend(d.runs.iter().map(|(&id, (level, run))| match kept.get(run) {

@@ -20,6 +20,7 @@ use vt_tree::Seq;
 use zones::Purpose;
 
 pub(crate) use branched::{BranchedDictionaries, OfBranch};
+pub(crate) use checkpoint::make_branches;
 
 use super::edit::{Edit, JournalStart};
 use crate::dictionary::{ADAPTIVE_SEPARATION, DictionaryId, DictionaryInfo};
