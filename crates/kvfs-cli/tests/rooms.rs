@@ -17,6 +17,7 @@ use syn::{Attribute, Item, UseTree, Visibility};
 const CRATES: &[&str] = &[
     "env",
     "kvdb-lua",
+    "objects",
     "zones",
     "vt-tree",
     "kvdb",

@@ -1,0 +1,87 @@
+//! Tags of files. A tag is the hash of all bytes, which a read of a part must not have to read: so
+//! the writer of a file notes it in an extended attribute, with the length and the time of the file
+//! that it is for. A file that has no such note, as it was copied here or its file system has none,
+//! is read once, and remembered as long as it does not change.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use env::sync::Mutex;
+use rustix::fs::{Stat, XattrFlags, fgetxattr, fsetxattr, fstat};
+
+use crate::object::{Hasher, Tag};
+
+/// The extended attribute.
+const NOTE: &str = "user.kvfs.tag";
+/// How many tags of files without a note are remembered.
+const MOST: usize = 4096;
+/// How much of a file is hashed at once, bytes.
+const PIECE: usize = 256 << 10;
+
+#[derive(Debug, Default)]
+pub(super) struct Tags {
+    /// By device and inode, with the version of the file that the tag is for.
+    of_files: Mutex<HashMap<(u64, u64), (String, Tag)>>,
+}
+
+/// The length and the time of a file: those of one that was edited or copied differ.
+fn version(stat: &Stat) -> String {
+    format!("{} {}.{:09}", stat.st_size, stat.st_mtime, stat.st_mtime_nsec)
+}
+
+/// Notes the tag of a file that is complete. Where that is not possible, its readers hash it.
+pub(super) fn note(file: &File, tag: &Tag) {
+    if let Ok(stat) = fstat(file) {
+        let note = format!("{tag} {}", version(&stat));
+        let _ = fsetxattr(file, NOTE, note.as_bytes(), XattrFlags::empty());
+    }
+}
+
+fn noted(file: &File, stat: &Stat) -> Option<Tag> {
+    let mut note = [0; 256];
+    let len = fgetxattr(file, NOTE, &mut note[..]).ok()?;
+    let (tag, of) = std::str::from_utf8(note.get(..len)?).ok()?.split_once(' ')?;
+    (of == version(stat)).then(|| Tag::new(tag))
+}
+
+impl Tags {
+    pub fn of_file(&self, file: &File, stat: &Stat) -> io::Result<Tag> {
+        if let Some(tag) = noted(file, stat) {
+            return Ok(tag);
+        }
+        let inode = (stat.st_dev, stat.st_ino);
+        // A file with the number of one that was deleted has another time of its last change.
+        let version = format!("{} {}.{:09}", version(stat), stat.st_ctime, stat.st_ctime_nsec);
+        if let Some((of, tag)) = self.of_files.lock().get(&inode)
+            && *of == version
+        {
+            return Ok(tag.clone());
+        }
+        let tag = hash(file)?;
+        let mut of_files = self.of_files.lock();
+        if of_files.len() >= MOST {
+            of_files.clear();
+        }
+        of_files.insert(inode, (version, tag.clone()));
+        Ok(tag)
+    }
+}
+
+fn hash(file: &File) -> io::Result<Tag> {
+    let mut hasher = Hasher::default();
+    let mut piece = vec![0; PIECE];
+    let mut at = 0;
+    loop {
+        match file.read_at(&mut piece, at) {
+            Ok(0) => return Ok(hasher.tag()),
+            Ok(n) => {
+                hasher.update(&piece[..n]);
+                at += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}

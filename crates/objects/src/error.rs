@@ -1,0 +1,171 @@
+//! Errors of operations on objects, in words for the user. The difference that matters to a caller
+//! is between errors after which *nothing was changed* and [`ObjectsError::Unsure`].
+
+use std::io;
+use std::sync::Arc;
+
+use crate::key::{InvalidKey, Key};
+
+/// The result of an operation on objects.
+pub type Result<T, E = ObjectsError> = std::result::Result<T, E>;
+
+/// An error of an operation on objects. After all but [`ObjectsError::Unsure`] it is certain that
+/// the operation changed nothing and never will.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ObjectsError {
+    /// There is no such object: HTTP status 404.
+    #[error("the object {key} does not exist; check its name, and whether it was deleted")]
+    NotFound {
+        /// The key.
+        key: Key,
+    },
+    /// The condition of a put does not hold: HTTP status 412 as the first answer to a request that
+    /// was sent once.
+    #[error("the object {key} was changed or created by another writer; read it again")]
+    ConditionFailed {
+        /// The key.
+        key: Key,
+    },
+    /// It is not known if the operation was applied, or will be: no answer came, or one which does
+    /// not tell (409, 5xx, 412 to a repetition). A writer reads the object to find out, and takes
+    /// into account that a request under way may still arrive. Of a read it means no more than that
+    /// there was no answer.
+    #[error("it is not known if the request for {key} was applied: {why}; read the object again")]
+    Unsure {
+        /// The key, or the prefix of a list.
+        key: String,
+        /// The reason.
+        why: String,
+    },
+    /// The server does too much, and has not applied the request: HTTP status 429, or 503 with
+    /// `SlowDown`.
+    #[error("the request for {key} was refused for now: {why}; try again later, and more slowly")]
+    Busy {
+        /// The key, or the prefix of a list.
+        key: String,
+        /// The reason.
+        why: String,
+    },
+    /// A range begins at or after the end of the object: HTTP status 416.
+    #[error(
+        "a range of {key} begins at byte {start}, but the object has only {len} bytes; \
+         read its length first"
+    )]
+    OutOfRange {
+        /// The key.
+        key: Key,
+        /// The first byte asked for.
+        start: u64,
+        /// The length of the object, bytes.
+        len: u64,
+    },
+    /// The place does not allow it: HTTP status 403, or permissions of the host.
+    #[error("{doing} is not allowed: {why}; check the credentials and permissions")]
+    Denied {
+        /// The operation and its object.
+        doing: String,
+        /// The reason.
+        why: String,
+    },
+    /// The bucket or folder does not exist.
+    #[error("{place} does not exist; create it, mount it, or check its name")]
+    NoBucket {
+        /// The place, as [`crate::Objects::place`] has it.
+        place: String,
+    },
+    /// A call that can never succeed; the text is a sentence.
+    #[error("{0}")]
+    Invalid(String),
+    /// An error of the host. Nothing was changed.
+    #[error("{doing} failed: {source}; {}", advice(.source))]
+    Io {
+        /// The operation and its object.
+        doing: String,
+        /// The error of the host.
+        source: Arc<io::Error>,
+    },
+}
+
+/// Says what the user can do about an error of the host.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull => "free some space there, and repeat it",
+        io::ErrorKind::QuotaExceeded => "raise the quota or delete something, and repeat it",
+        io::ErrorKind::ReadOnlyFilesystem => "mount the place so that it can be written",
+        io::ErrorKind::FileTooLarge => "raise the limit for the size of files",
+        io::ErrorKind::StaleNetworkFileHandle => "mount the network folder again",
+        io::ErrorKind::NotConnected | io::ErrorKind::TimedOut => "check the connection",
+        _ => "check the device or the network that has the objects",
+    }
+}
+
+impl ObjectsError {
+    /// An error of the host while `doing` something, before it could change anything.
+    pub fn io(doing: impl Into<String>, source: impl Into<io::Error>) -> ObjectsError {
+        let (doing, source) = (doing.into(), source.into());
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => {
+                ObjectsError::Denied { doing, why: source.to_string() }
+            }
+            _ => ObjectsError::Io { doing, source: Arc::new(source) },
+        }
+    }
+
+    /// Whether the same call may succeed when it is repeated later, although nothing else changes.
+    /// A put or a delete may be repeated blindly only if [`ObjectsError::is_certain`] too: after
+    /// others, [`crate::swap`] and [`crate::create`] find out what holds.
+    pub fn may_be_retried(&self) -> bool {
+        match self {
+            ObjectsError::Unsure { .. } | ObjectsError::Busy { .. } => true,
+            ObjectsError::Io { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::Interrupted
+                    | io::ErrorKind::TimedOut
+                    | io::ErrorKind::NotConnected
+                    | io::ErrorKind::ConnectionRefused
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::HostUnreachable
+                    | io::ErrorKind::NetworkUnreachable
+                    | io::ErrorKind::NetworkDown
+                    | io::ErrorKind::StaleNetworkFileHandle
+            ),
+            _ => false,
+        }
+    }
+
+    /// Whether it is certain that the operation was not applied and never will be.
+    pub fn is_certain(&self) -> bool {
+        !matches!(self, ObjectsError::Unsure { .. })
+    }
+}
+
+impl From<InvalidKey> for ObjectsError {
+    fn from(invalid: InvalidKey) -> ObjectsError {
+        ObjectsError::Invalid(invalid.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_host_say_what_to_do() {
+        let full = ObjectsError::io("writing a", io::Error::from(io::ErrorKind::StorageFull));
+        assert!(full.to_string().contains("free some space"), "{full}");
+        assert!(full.is_certain() && !full.may_be_retried());
+        let denied = ObjectsError::io("reading a", rustix::io::Errno::ACCESS);
+        assert!(matches!(denied, ObjectsError::Denied { .. }), "{denied}");
+    }
+
+    #[test]
+    fn only_an_unknown_outcome_is_not_certain() {
+        let unsure = ObjectsError::Unsure { key: "a".into(), why: "no answer came".into() };
+        let busy = ObjectsError::Busy { key: "a".into(), why: "SlowDown".into() };
+        let failed = ObjectsError::ConditionFailed { key: Key::new("a").expect("a key") };
+        let table = [(&unsure, true, false), (&busy, true, true), (&failed, false, true)];
+        for (error, retried, certain) in table {
+            assert_eq!((error.may_be_retried(), error.is_certain()), (retried, certain), "{error}");
+        }
+    }
+}

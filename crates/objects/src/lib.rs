@@ -1,0 +1,73 @@
+//! Objects by key with conditions: the interface of a store of objects such as a bucket of S3, and
+//! places that have it on one machine.
+//!
+//! - [`Objects`] is the interface. It blocks, and names what a caller has to tell apart: above all
+//!   errors after which nothing was changed, and [`ObjectsError::Unsure`].
+//! - [`DirectoryObjects`] keeps them in a folder that any number of processes share.
+//! - [`MemoryObjects`] keeps them in memory.
+//! - [`CountObjects`] counts requests and bytes.
+//!
+//! ```
+//! use bytes::Bytes;
+//! use objects::{Condition, Key, MemoryObjects, Objects, ObjectsError, Part};
+//!
+//! let objects = MemoryObjects::new();
+//! let key = Key::new("m/store/head")?;
+//! let first = objects.put(&key, Bytes::from("one"), Condition::Absent)?;
+//! objects.put(&key, Bytes::from("two"), Condition::Matches(first.clone()))?;
+//!
+//! // The version that this writer knew was replaced, so nothing changes.
+//! let late = objects.put(&key, Bytes::from("three"), Condition::Matches(first));
+//! assert!(matches!(late, Err(ObjectsError::ConditionFailed { .. })));
+//! assert_eq!(objects.get(&key, Part::Range(1..9))?.bytes, "wo");
+//! # Ok::<(), ObjectsError>(())
+//! ```
+
+#![warn(missing_docs)]
+
+mod count;
+mod directory;
+mod error;
+mod key;
+mod memory;
+mod object;
+
+pub use count::{CountObjects, Counts, KindCounts};
+pub use directory::DirectoryObjects;
+pub use error::{ObjectsError, Result};
+pub use key::{InvalidKey, Key};
+pub use memory::MemoryObjects;
+pub use object::{Condition, Listed, Object, Page, Part, Tag};
+
+use bytes::Bytes;
+
+/// A place that has objects. All calls block until the outcome is known or given up. Any number of
+/// threads may call it, and other processes may use the same place.
+///
+/// Every operation on one key is atomic, and a read that begins after a put or delete was answered
+/// sees it, or a later one. Nothing is promised about the order of operations on two keys that are
+/// under way together.
+///
+/// No key may be a folder of another one (`a` and `a/b`): a server would take both, a folder does
+/// not, and refuses the second as [`ObjectsError::Invalid`].
+pub trait Objects: Send + Sync + std::fmt::Debug {
+    /// Returns the object, or the part of it. A range which begins in the object and ends beyond it
+    /// gives what is there; one that begins at or after the end is [`ObjectsError::OutOfRange`].
+    fn get(&self, key: &Key, part: Part) -> Result<Object>;
+
+    /// Creates or replaces the object if the condition holds, durably, and returns its new tag.
+    /// [`ObjectsError::ConditionFailed`] says that it does not hold, and [`ObjectsError::NotFound`]
+    /// that there is nothing for [`Condition::Matches`]; both are certain.
+    fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> Result<Tag>;
+
+    /// Deletes the object. To delete what is not there succeeds.
+    fn delete(&self, key: &Key) -> Result<()>;
+
+    /// Returns the first objects after `after` whose keys begin with `prefix`, by ascending key.
+    /// Both compare bytes, need not be keys, and may be empty. A list is no snapshot: what others
+    /// put or delete between two pages, it may have or not.
+    fn list(&self, prefix: &str, after: &str) -> Result<Page>;
+
+    /// The place, for messages: `dir:/mnt/x`, `s3://bucket/name`. It has no secrets.
+    fn place(&self) -> String;
+}
