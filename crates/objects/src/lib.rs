@@ -4,7 +4,8 @@
 //! - [`Objects`] is the interface. It blocks, and names what a caller has to tell apart: above all
 //!   errors after which nothing was changed, and [`ObjectsError::Unsure`].
 //! - [`DirectoryObjects`] keeps them in a folder that any number of processes share.
-//! - [`MemoryObjects`] keeps them in memory.
+//! - [`MemoryObjects`] keeps them in memory, and [`FaultyObjects`] makes any place behave as badly
+//!   as a network and a busy server do, reproducibly from a seed.
 //! - [`CountObjects`] counts requests and bytes.
 //!
 //! ```
@@ -28,6 +29,7 @@
 mod count;
 mod directory;
 mod error;
+mod faults;
 mod key;
 mod memory;
 mod object;
@@ -35,6 +37,7 @@ mod object;
 pub use count::{CountObjects, Counts, KindCounts};
 pub use directory::DirectoryObjects;
 pub use error::{ObjectsError, Result};
+pub use faults::{Event, FaultyObjects, Injected, Rates};
 pub use key::{InvalidKey, Key};
 pub use memory::MemoryObjects;
 pub use object::{Condition, Listed, Object, Page, Part, Tag};
