@@ -7,6 +7,8 @@
 //! - [`MemoryObjects`] keeps them in memory, and [`FaultyObjects`] makes any place behave as badly
 //!   as a network and a busy server do, reproducibly from a seed.
 //! - [`CountObjects`] counts requests and bytes.
+//! - [`swap`] and [`create`] are the protocol by which all users replace and create an object that
+//!   others may replace or create too. They resolve answers that were lost.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -33,6 +35,8 @@ mod faults;
 mod key;
 mod memory;
 mod object;
+mod retry;
+mod swap;
 
 pub use count::{CountObjects, Counts, KindCounts};
 pub use directory::DirectoryObjects;
@@ -41,6 +45,8 @@ pub use faults::{Event, FaultyObjects, Injected, Rates};
 pub use key::{InvalidKey, Key};
 pub use memory::MemoryObjects;
 pub use object::{Condition, Listed, Object, Page, Part, Tag};
+pub use retry::{Patience, get_patiently};
+pub use swap::{Created, Swapped, Verdict, create, swap};
 
 use bytes::Bytes;
 

@@ -1,0 +1,107 @@
+//! How long a caller repeats what may succeed later, and reads that are repeated.
+
+use std::time::Duration;
+
+use env::thread;
+
+use crate::Objects;
+use crate::error::Result;
+use crate::key::Key;
+use crate::object::{Object, Part};
+
+/// How often a request is repeated, and how long the caller sleeps before each repetition: at first
+/// `first`, then twice as long each time, up to `longest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// The most requests; 0 counts as 1.
+    pub requests: u32,
+    /// The sleep before the second request.
+    pub first: Duration,
+    /// The longest sleep.
+    pub longest: Duration,
+}
+
+impl Default for Patience {
+    /// Eight requests within some 6 seconds.
+    fn default() -> Self {
+        Patience { requests: 8, first: Duration::from_millis(50), longest: Duration::from_secs(2) }
+    }
+}
+
+impl Patience {
+    /// Begins to count requests.
+    pub(crate) fn begin(self) -> Attempts {
+        Attempts { left: self.requests.max(1) - 1, sleep: self.first, longest: self.longest }
+    }
+}
+
+/// What is left of some patience.
+pub(crate) struct Attempts {
+    left: u32,
+    sleep: Duration,
+    longest: Duration,
+}
+
+impl Attempts {
+    /// Sleeps before the next request; returns `false` if there is none.
+    pub fn next(&mut self) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        if !self.sleep.is_zero() {
+            thread::sleep(self.sleep.min(self.longest));
+        }
+        self.sleep = self.sleep.saturating_mul(2).min(self.longest);
+        true
+    }
+}
+
+/// Reads as [`Objects::get`] does, and repeats it after errors that may pass, and after answers
+/// that are shorter than the part asked for. The bytes may still be damaged: only a checksum in
+/// them tells.
+pub fn get_patiently(
+    objects: &dyn Objects,
+    key: &Key,
+    part: Part,
+    patience: Patience,
+) -> Result<Object> {
+    let mut attempts = patience.begin();
+    loop {
+        let outcome = objects.get(key, part.clone()).and_then(|object| {
+            let range = part.within(key, object.len)?;
+            if object.bytes.len() as u64 == range.end - range.start {
+                return Ok(object);
+            }
+            let why = "the answer was cut off".into();
+            Err(crate::error::ObjectsError::Unsure { key: key.to_string(), why })
+        });
+        match outcome {
+            Err(error) if error.may_be_retried() && attempts.next() => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_double_up_to_the_longest() {
+        let run = env::schedule::run(1, || {
+            let patience = Patience {
+                requests: 5,
+                first: Duration::from_secs(1),
+                longest: Duration::from_secs(3),
+            };
+            let mut attempts = patience.begin();
+            let mut times = Vec::new();
+            while attempts.next() {
+                times.push(env::schedule::now().as_secs());
+            }
+            times
+        });
+        assert_eq!(run.expect("it ends").value, [1, 3, 6, 9]);
+    }
+}

@@ -1,0 +1,223 @@
+//! The protocol by which every user replaces an object that others may replace too (a *head*), or
+//! creates one that others may create. It resolves requests of which the answer was lost.
+//!
+//! What must hold:
+//!
+//! - The bytes of an attempt have a random nonce that no other attempt has. Tags are made of the
+//!   bytes alone, so without it a stale tag is accepted when bytes recur. With it, a tag that was
+//!   replaced never comes back, and a request under way that arrives later than its answer was
+//!   given up can be applied only while nothing else was: it is then the swap that was asked for.
+//! - All requests of one call send the same bytes. If the first is applied late, the condition of
+//!   the second fails, and the object that is then read is that of this caller.
+//! - A failed condition is taken as certain only as the answer to the first request, when no other
+//!   request of this call can have been applied. In all other cases the object is read, and what is
+//!   there decides.
+//! - Where several writers replace an object in turn, its bytes must tell whether they came after
+//!   this attempt: another writer may replace it before this one has read it. In a head of a store
+//!   a higher epoch tells that, as the epoch's owner is the only writer.
+
+use bytes::Bytes;
+
+use crate::Objects;
+use crate::error::{ObjectsError, Result};
+use crate::key::Key;
+use crate::object::{Condition, Object, Part, Tag};
+use crate::retry::{Attempts, Patience, get_patiently};
+
+/// What a caller sees in bytes that were read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// They have the nonce of this attempt, or come after it: it was applied.
+    Mine,
+    /// They do not.
+    Other,
+    /// Their checksum is wrong, so they say nothing. They are read again.
+    Damaged,
+}
+
+/// The outcome of [`swap`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Swapped {
+    /// The swap was applied, once. The tag is that of the object as it was seen last, which is that
+    /// of a successor if one was read.
+    Done(Tag),
+    /// The swap was not applied and never will be: another writer has replaced the object by this.
+    Overtaken(Object),
+}
+
+/// The outcome of [`create`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created {
+    /// This call has created the object.
+    Done(Tag),
+    /// Another writer has created it, with these bytes.
+    Taken(Object),
+}
+
+/// Replaces the object, which must have the tag `expected`, by `bytes`, which have a nonce inside.
+/// `judge` tells whether bytes that were read are those, or come after them.
+///
+/// After an error with [`ObjectsError::is_certain`] nothing was changed. After
+/// [`ObjectsError::Unsure`] the patience is at its end: the caller may call again with the same
+/// `expected` and `bytes`, any time later, or read the object when it can. If the
+/// object was deleted, which the users of a head never do, the error is [`ObjectsError::NotFound`],
+/// or [`ObjectsError::Unsure`] when this swap may have been applied before that.
+pub fn swap(
+    objects: &dyn Objects,
+    key: &Key,
+    expected: &Tag,
+    bytes: Bytes,
+    patience: Patience,
+    judge: impl Fn(&[u8]) -> Verdict,
+) -> Result<Swapped> {
+    let mut attempts = patience.begin();
+    let mut unsure = None;
+    loop {
+        let condition = Condition::Matches(expected.clone());
+        let error = match objects.put(key, bytes.clone(), condition) {
+            Ok(tag) => return Ok(Swapped::Done(tag)),
+            Err(error) => error,
+        };
+        match error {
+            // Certain if it answers the first request, but the caller needs what is there anyway.
+            ObjectsError::ConditionFailed { .. } => {}
+            ObjectsError::Unsure { .. } => unsure = Some(error),
+            // Nothing is known about this object that a read could tell.
+            error if error.may_be_retried() && unsure.is_none() => {
+                if attempts.next() {
+                    continue;
+                }
+                return Err(error);
+            }
+            error if unsure.is_none() => return Err(error),
+            _ => {}
+        }
+        let read = read_back(objects, key, patience, &judge);
+        let (object, verdict) = read.map_err(|error| still(&unsure, error))?;
+        match verdict {
+            Verdict::Mine => return Ok(Swapped::Done(object.tag)),
+            Verdict::Other if object.tag != *expected => return Ok(Swapped::Overtaken(object)),
+            // Nothing was applied yet; what is under way can still be. Once more, with the same
+            // bytes.
+            Verdict::Other | Verdict::Damaged => again(&mut attempts, &unsure, key)?,
+        }
+    }
+}
+
+/// Creates the object, if there is none, with `bytes`, which no other writer would put there: they
+/// have a nonce inside, or a name that is the writer's alone.
+///
+/// After an error with [`ObjectsError::is_certain`] nothing was created. After
+/// [`ObjectsError::Unsure`] the caller may call again with the same bytes. If others may delete the
+/// object before the call ends, or while a request is under way, it may be created twice: so names
+/// that can be deleted have the epoch of their writer in them.
+pub fn create(
+    objects: &dyn Objects,
+    key: &Key,
+    bytes: Bytes,
+    patience: Patience,
+) -> Result<Created> {
+    let mut attempts = patience.begin();
+    let mut unsure = None;
+    loop {
+        // Whether an object was there, which may have been that of this call.
+        let mut existed = false;
+        match objects.put(key, bytes.clone(), Condition::Absent) {
+            Ok(tag) => return Ok(Created::Done(tag)),
+            Err(ObjectsError::ConditionFailed { .. }) if unsure.is_none() => {
+                match get_patiently(objects, key, Part::Whole, patience) {
+                    Ok(object) => return Ok(Created::Taken(object)),
+                    // It was deleted after the condition had failed.
+                    Err(ObjectsError::NotFound { .. }) => again(&mut attempts, &unsure, key)?,
+                    // Nothing was created, so what the read says is no uncertainty.
+                    Err(ObjectsError::Unsure { key, why }) => {
+                        return Err(ObjectsError::Busy { key, why });
+                    }
+                    Err(error) => return Err(error),
+                }
+                continue;
+            }
+            Err(ObjectsError::ConditionFailed { .. }) => existed = true,
+            Err(error @ ObjectsError::Unsure { .. }) => unsure = Some(error),
+            Err(error) if error.may_be_retried() && unsure.is_none() => {
+                if attempts.next() {
+                    continue;
+                }
+                return Err(error);
+            }
+            Err(error) if unsure.is_none() => return Err(error),
+            Err(_) => {}
+        }
+        match settled(objects, key, &bytes, patience) {
+            Ok(object) if object.bytes == bytes => return Ok(Created::Done(object.tag)),
+            Ok(object) => return Ok(Created::Taken(object)),
+            Err(ObjectsError::NotFound { .. }) if !existed => again(&mut attempts, &unsure, key)?,
+            Err(error) => return Err(still(&unsure, error)),
+        }
+    }
+}
+
+/// Reads the object until its bytes can be judged, as far as the patience goes.
+fn read_back(
+    objects: &dyn Objects,
+    key: &Key,
+    patience: Patience,
+    judge: &impl Fn(&[u8]) -> Verdict,
+) -> Result<(Object, Verdict)> {
+    let mut attempts = patience.begin();
+    loop {
+        let object = get_patiently(objects, key, Part::Whole, patience)?;
+        let verdict = judge(&object.bytes);
+        if verdict != Verdict::Damaged {
+            return Ok((object, verdict));
+        }
+        if !attempts.next() {
+            let why = "what was read back is damaged".into();
+            return Err(ObjectsError::Unsure { key: key.to_string(), why });
+        }
+    }
+}
+
+/// Reads the object: `mine`, or other bytes that two reads in turn agree on, as one of them alone
+/// may be a damaged copy of `mine`.
+fn settled(objects: &dyn Objects, key: &Key, mine: &Bytes, patience: Patience) -> Result<Object> {
+    let mut attempts = patience.begin();
+    let mut before = None;
+    loop {
+        let object = get_patiently(objects, key, Part::Whole, patience)?;
+        if object.bytes == *mine || before.as_ref() == Some(&object) {
+            return Ok(object);
+        }
+        before = Some(object);
+        if !attempts.next() {
+            let why = "what was read back differs from read to read".into();
+            return Err(ObjectsError::Unsure { key: key.to_string(), why });
+        }
+    }
+}
+
+/// The error of a read back: if a request was not answered, its outcome is still not known,
+/// whatever the read says.
+fn still(unsure: &Option<ObjectsError>, error: ObjectsError) -> ObjectsError {
+    match (unsure, error) {
+        // No request is under way, so the condition that failed was certain.
+        (None, ObjectsError::Unsure { key, why }) => ObjectsError::Busy { key, why },
+        (None, error) => error,
+        (Some(ObjectsError::Unsure { key, why }), error) => {
+            let why = format!("{why}, and then reading it failed: {error}");
+            ObjectsError::Unsure { key: key.clone(), why }
+        }
+        (Some(unsure), _) => unsure.clone(),
+    }
+}
+
+/// Sleeps before the next request, or returns the error with which the patience ends.
+fn again(attempts: &mut Attempts, unsure: &Option<ObjectsError>, key: &Key) -> Result<()> {
+    if attempts.next() {
+        return Ok(());
+    }
+    Err(unsure.clone().unwrap_or_else(|| ObjectsError::Busy {
+        key: key.to_string(),
+        why: "it changes all the time".into(),
+    }))
+}
