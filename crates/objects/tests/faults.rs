@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use objects::{
-    Condition, FaultyObjects, Injected, Key, MemoryObjects, Objects, ObjectsError, Part, Rates,
+    Condition, CountObjects, Created, FaultyObjects, Injected, Key, MemoryObjects, Objects,
+    ObjectsError, Part, Patience, Rates, create, get_patiently,
 };
 
 fn key(name: &str) -> Key {
@@ -100,6 +102,48 @@ fn reads_are_cut_off_or_have_a_wrong_bit() {
     let wrong = read(Rates { flipped: 1, ..Rates::default() });
     let bits: u32 = wrong.iter().zip(&content).map(|(a, b)| (a ^ b).count_ones()).sum();
     assert_eq!((wrong.len(), bits), (100, 1));
+}
+
+#[test]
+fn a_patient_reader_gets_all_bytes_of_a_part() {
+    let patience = Patience { requests: 50, first: Duration::ZERO, longest: Duration::ZERO };
+    let rates = Rates { truncated: 2, lost_request: 4, slow_down: 4, ..Rates::default() };
+    let (objects, memory) = faulty(3, rates);
+    memory.put(&key("a"), Bytes::from("0123456789"), Condition::Absent).expect("there is none");
+    for _ in 0..100 {
+        let part = Part::Range(4..99);
+        let object = get_patiently(&objects, &key("a"), part, patience).expect("it is patient");
+        assert_eq!(object.bytes, "456789");
+    }
+    let missing = get_patiently(&objects, &key("b"), Part::Whole, patience);
+    assert!(matches!(missing, Err(ObjectsError::NotFound { .. })), "{missing:?}");
+    objects.set_outage(true);
+    let before = objects.trace().len();
+    assert!(get_patiently(&objects, &key("a"), Part::Whole, patience).is_err());
+    assert_eq!(objects.trace().len() - before, 50, "the patience has an end");
+}
+
+/// A put that is under way when `create` reads, and has arrived when it puts again.
+#[test]
+fn a_condition_that_fails_after_an_unknown_outcome_says_nothing() {
+    let mine = Bytes::from("the nonce of this writer");
+    let patience = Patience { requests: 9, first: Duration::ZERO, longest: Duration::ZERO };
+    let mut failed = 0;
+    for seed in 0..200 {
+        let rates = Rates { late_request: 2, ..Rates::default() };
+        let (faulty, memory) = faulty(seed, rates);
+        let objects = CountObjects::new(Arc::new(faulty));
+        let outcome = create(&objects, &key("a"), mine.clone(), patience);
+        match outcome {
+            Ok(Created::Done(_)) | Err(ObjectsError::Unsure { .. }) => {}
+            other => panic!("seed {seed}: {other:?}"),
+        }
+        assert!(outcome.is_err() || memory.count() == 1, "seed {seed}");
+        // The last request was answered with the object; the put before it was not the first one.
+        let counts = objects.counts();
+        failed += u64::from(counts.put.requests > 1 && counts.put.failed == counts.put.requests);
+    }
+    assert!(failed > 10, "{failed} puts have met the earlier one");
 }
 
 #[test]
