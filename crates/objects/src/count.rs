@@ -30,7 +30,7 @@ struct Counters {
     bytes: AtomicU64,
 }
 
-/// What was counted of one kind of request.
+/// The counts of one kind of request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KindCounts {
     /// Requests, including those that failed.
@@ -41,7 +41,7 @@ pub struct KindCounts {
     pub bytes: u64,
 }
 
-/// What was counted since the beginning.
+/// The counts since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads.

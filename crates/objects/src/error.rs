@@ -111,7 +111,8 @@ impl ObjectsError {
         }
     }
 
-    /// Whether the same call may succeed when it is repeated later, although nothing else changes.
+    /// Returns `true` if the same call may succeed when it is repeated later, although nothing else
+    /// changes.
     /// A put or a delete may be repeated blindly only if [`ObjectsError::is_certain`] too: after
     /// others, [`crate::swap`] and [`crate::create`] find out what holds.
     pub fn may_be_retried(&self) -> bool {
@@ -133,7 +134,7 @@ impl ObjectsError {
         }
     }
 
-    /// Whether it is certain that the operation was not applied and never will be.
+    /// Returns `true` if it is certain that the operation was not applied and never will be.
     pub fn is_certain(&self) -> bool {
         !matches!(self, ObjectsError::Unsure { .. })
     }

@@ -68,7 +68,7 @@ impl fmt::Debug for MemoryObjects {
     }
 }
 
-/// Whether two keys cannot exist together in a folder: one is a folder of the other.
+/// Returns `true` if two keys cannot exist together in a folder: one is a folder of the other.
 fn clash(objects: &BTreeMap<Key, Stored>, key: &Key) -> bool {
     let text = key.as_str();
     let folder = format!("{text}/");

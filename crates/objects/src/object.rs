@@ -1,4 +1,4 @@
-//! What operations on objects take and return: parts, conditions, tags, pages of lists.
+//! All that operations on objects take and return: parts, conditions, tags, pages of lists.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,12 +10,12 @@ use sha2::{Digest, Sha256};
 use crate::error::{ObjectsError, Result};
 use crate::key::Key;
 
-/// Which bytes of an object are read.
+/// The bytes of an object that are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     /// All of them.
     Whole,
-    /// Those from `start` to before `end`, or to the end of the object if that comes first.
+    /// The bytes from `start` to before `end`, or to the end of the object if that comes first.
     Range(Range<u64>),
 }
 
@@ -101,7 +101,7 @@ pub struct Object {
     pub len: u64,
 }
 
-/// What must hold for a put to be applied.
+/// A put is applied only if this holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// Nothing: what is there is replaced.
@@ -117,7 +117,7 @@ pub enum Condition {
 pub struct Page {
     /// The objects, by ascending key.
     pub entries: Vec<Listed>,
-    /// Whether there may be others after the last entry. Then there is an entry, to go on from.
+    /// `true` if there may be others after the last entry. Then there is an entry, to go on from.
     pub more: bool,
 }
 

@@ -35,7 +35,7 @@ impl Patience {
     }
 }
 
-/// What is left of some patience.
+/// The rest of some patience.
 pub(crate) struct Attempts {
     left: u32,
     sleep: Duration,

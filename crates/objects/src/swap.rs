@@ -1,7 +1,7 @@
 //! The protocol by which every user replaces an object that others may replace too (a *head*), or
 //! creates one that others may create. It resolves requests of which the answer was lost.
 //!
-//! What must hold:
+//! These hold:
 //!
 //! - The bytes of an attempt have a random nonce that no other attempt has. Tags are made of the
 //!   bytes alone, so without it a stale tag is accepted when bytes recur. With it, a tag that was
@@ -24,7 +24,7 @@ use crate::key::Key;
 use crate::object::{Condition, Object, Part, Tag};
 use crate::retry::{Attempts, Patience, get_patiently};
 
-/// What a caller sees in bytes that were read back.
+/// The judgement of a caller on bytes that were read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// They have the nonce of this attempt, or come after it: it was applied.
@@ -120,7 +120,7 @@ pub fn create(
     let mut attempts = patience.begin();
     let mut unsure = None;
     loop {
-        // Whether an object was there, which may have been that of this call.
+        // `true` if an object was there, which may have been that of this call.
         let mut existed = false;
         match objects.put(key, bytes.clone(), Condition::Absent) {
             Ok(tag) => return Ok(Created::Done(tag)),

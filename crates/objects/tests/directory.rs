@@ -1,4 +1,4 @@
-//! What holds of a folder in particular: links, files that others put there, orphans, permissions.
+//! The rules of a folder in particular: links, files that others put there, orphans, permissions.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

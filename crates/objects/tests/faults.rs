@@ -195,7 +195,7 @@ fn a_late_list_lacks_new_objects_and_has_deleted_ones() {
         let late = injected(&objects).contains(&Injected::LateList);
         let new = ["a", "c", "d", "e"].iter().filter(|n| names.contains(&n.to_string())).count();
         let deleted = names.contains(&"b".into());
-        // What the end of a page lacked, the next page may have.
+        // The next page may have an entry that the end of a page lacked.
         assert!(late || (new == 4 && !deleted), "the trace tells: {names:?}");
         seen.insert((new < 4, deleted));
         objects.set_rates(Rates::default());

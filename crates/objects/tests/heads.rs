@@ -96,7 +96,7 @@ fn update(objects: &dyn Objects, id: u64) {
     }
 }
 
-/// What a writer does who takes an unknown outcome for a failure.
+/// The way of a writer who takes an unknown outcome for a failure.
 fn update_carelessly(objects: &dyn Objects, id: u64) {
     loop {
         let (mut next, tag) = Head::read(objects);

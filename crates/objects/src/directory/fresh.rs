@@ -80,7 +80,7 @@ impl FreshFiles {
                 continue;
             }
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            // What cannot be opened is of another user, or gone.
+            // A file that cannot be opened is of another user, or gone.
             let Ok(file) = openat(&self.folder, name, flags, Mode::empty()) else { continue };
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
                 && unlinkat(&self.folder, name, AtFlags::empty()).is_ok()

@@ -2,7 +2,7 @@
 //! processes may use it, on one machine, or on several if the file system has locks for all of them
 //! (NFS has). The objects are plain files, so they may be copied to a bucket and back.
 //!
-//! What must hold:
+//! These hold:
 //!
 //! - A file of an object never changes. A put writes a new file among the fresh ones, syncs it, and
 //!   gives it its name; so a reader that has opened a file reads one version to its end.
@@ -57,7 +57,7 @@ impl DirectoryObjects {
         let root = Root::open(path.as_ref())?;
         let failed = |e: Errno| ObjectsError::io(format!("opening {}", root.place()), e);
         let locks = Locks::open(&root).map_err(failed)?;
-        // Whether there are locks is seen now, not by the first writer.
+        // A file system without locks is refused now, not by the first writer.
         locks.of(&Key::new("probe")?).map_err(failed)?;
         let fresh = FreshFiles::open(&root).map_err(failed)?;
         let removed = fresh.remove_orphans().map_err(failed)?;

@@ -30,7 +30,7 @@ pub(super) struct Root {
     synced: Mutex<HashSet<String>>,
 }
 
-/// What a name in a folder is.
+/// The thing that has a name in a folder.
 pub(super) enum Found {
     Nothing,
     Object(File, Stat),
@@ -81,7 +81,7 @@ impl Root {
         format!("dir:{}", self.path.display())
     }
 
-    /// Whether the folder was removed since it was opened.
+    /// Returns `true` if the folder was removed since it was opened.
     pub fn is_gone(&self) -> bool {
         fstat(&self.fd).is_ok_and(|stat| stat.st_nlink == 0)
     }

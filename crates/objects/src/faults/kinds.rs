@@ -1,4 +1,4 @@
-//! Which faults there are, how often they strike, and the entries of a trace of them.
+//! The faults that there are, how often they strike, and the entries of a trace of them.
 
 use std::time::Duration;
 

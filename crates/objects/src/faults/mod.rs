@@ -50,7 +50,7 @@ enum Request {
     Delete(Key),
 }
 
-/// What comes of such a request.
+/// The fate of such a request.
 enum Fate {
     Answered,
     Unsure { injected: Injected, applied: bool },
@@ -168,7 +168,7 @@ impl FaultyObjects {
         Ok(tag)
     }
 
-    /// What any request meets before it reaches the server.
+    /// Applies the faults that any request meets before it reaches the server.
     fn on_the_way(&self, operation: &'static str, key: &str) -> Result<()> {
         let (delay, arrived) = {
             let mut state = self.state.lock();
