@@ -95,6 +95,16 @@ pub enum Error {
     /// There is no such transaction.
     #[error("no transaction {0}: it has ended, or never was")]
     NoTransaction(TransactionId),
+    /// Another writer has begun to publish the same store, so that this one may not any more;
+    /// nothing that was published is lost.
+    #[error(
+        "{0} is published by another process by now, and this publication was given up: try again \
+         if that is not meant to be the only one"
+    )]
+    Overtaken(String),
+    /// Object storage failed.
+    #[error("{0}")]
+    Objects(#[from] objects::ObjectsError),
     /// The device failed.
     #[error("{0}")]
     Io(#[from] io::Error),

@@ -37,7 +37,8 @@
 //! (what readers pin, and how they read it), `background` (flush, compaction, pressure), `manifest`
 //! (what the store consists of), `db` (wires the parts; threads, recovery, checks, checkpoints).
 //! Beyond that: `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (how
-//! journal and manifest lie on the device), `lock_order`, `scrub`, `salvage`.
+//! journal and manifest lie on the device), `remote` (stores in object storage), `lock_order`, `scrub`,
+//! `salvage`.
 
 #![warn(missing_docs)]
 
@@ -61,6 +62,7 @@ mod options;
 pub mod parsers;
 mod persistent_map;
 mod read;
+mod remote;
 mod salvage;
 mod scrub;
 mod short_values;
@@ -99,6 +101,7 @@ pub use read::bounds::prefix_end;
 pub use read::cursor::{Cursor, Tuple};
 pub use read::iter::{Iter, Keys};
 pub use read::view::{StoredValue, View};
+pub use remote::{Head, LocalCopy, PushProgress, PushStats, RemoteStore, RemoteZones, StateName};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{

@@ -6,6 +6,7 @@ use std::time::Duration;
 use zones::Profile;
 
 use crate::mirror::Mirror;
+use crate::remote::RemoteZones;
 
 /// What values that wait for their place take when they are given one while syncs are expected.
 /// Less would cost more than the sync gains: each write has the values of few keys, and bulk loads
@@ -89,6 +90,10 @@ pub struct OpenOptions {
     /// the mirror of a process that was killed has all commits that returned, synced or not. It has
     /// to be empty, or that of the process which had the store open before.
     pub mirror: Option<Arc<Mirror>>,
+    /// Where the zones of the store lie, if it is a local file that refers to a published state
+    /// ([`crate::LocalCopy`]); other stores do not need it. The device must allow writes even for
+    /// readers, since what was fetched is kept there.
+    pub remote: Option<RemoteZones>,
 }
 
 impl Default for OpenOptions {
@@ -109,6 +114,7 @@ impl Default for OpenOptions {
             idle_flush: Duration::from_secs(3),
             flush_on_close: true,
             mirror: None,
+            remote: None,
         }
     }
 }

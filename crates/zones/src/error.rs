@@ -49,6 +49,11 @@ pub enum Error {
     /// [`Zones::start`](crate::Zones::start) was not called yet.
     #[error("nothing can be allocated before recovery has finished")]
     NotStarted,
+    /// Zones of the store lie in object storage, which was not named.
+    #[error(
+        "the file is the local part of a store in object storage; open it as that, by its address"
+    )]
+    Remote,
     /// A call that can never succeed.
     #[error("invalid request: {0}")]
     Invalid(String),
@@ -57,6 +62,10 @@ pub enum Error {
 impl Error {
     /// An I/O error while `doing` something. An error of a full host becomes [`Error::NoSpace`].
     pub fn io(doing: impl Into<String>, source: io::Error) -> Error {
+        // An error of this crate that went through the interface of a device.
+        if let Some(own) = source.get_ref().and_then(|e| e.downcast_ref::<Error>()) {
+            return own.clone();
+        }
         match source.kind() {
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded

@@ -48,6 +48,7 @@ mod job;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod pin;
+pub mod remote;
 mod space;
 mod stats;
 mod store;
@@ -69,7 +70,7 @@ pub use pin::ZonePin;
 pub use space::Space;
 pub use stats::{IoStats, PurposeStats};
 pub use store::{FormatOptions, Zones};
-pub use superblock::{FORMAT_VERSION, MAX_ROOT, Profile, Superblock};
+pub use superblock::{FORMAT_VERSION, MAX_ROOT, Profile, REMOTE_VERSION, Superblock};
 pub use zone_info::{ZoneInfo, ZoneState};
 pub use zone_use::ZoneUse;
 

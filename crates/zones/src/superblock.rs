@@ -27,6 +27,9 @@ use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
 /// The format version that this program reads and writes.
 pub const FORMAT_VERSION: u32 = 7;
+/// The format version of a local file whose zones lie in object storage ([`crate::remote`]): that
+/// of a store in all else.
+pub const REMOTE_VERSION: u32 = 8;
 /// The oldest version that is readable. The store gets the newest version with its next root.
 const OLDEST_VERSION: u32 = 3;
 
@@ -121,7 +124,7 @@ impl Superblock {
             return Err(Error::corrupt("a superblock fails its checksum", addr));
         }
         let version = u32_at(8);
-        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&version) {
+        if !(OLDEST_VERSION..=REMOTE_VERSION).contains(&version) {
             return Err(Error::Version { found: version, supported: FORMAT_VERSION });
         }
         let root_len = u32_at(60) as usize;

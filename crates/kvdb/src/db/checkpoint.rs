@@ -16,7 +16,7 @@ use crate::db::files::Partial;
 use crate::dictionary::DictionaryInfo;
 use crate::error::Result;
 use crate::health::Health;
-use crate::manifest::{Edit, JournalStart, Manifest, ManifestState};
+use crate::manifest::{Edit, JournalStart, Manifest, ManifestState, make_branches};
 use crate::read::version::Version;
 use crate::read::version_set::encode_run;
 
@@ -31,6 +31,16 @@ pub struct CheckpointStats {
     pub copied_bytes: u64,
     /// The part of `copied_bytes` that the copy refers to.
     pub live_bytes: u64,
+}
+
+/// The state of a store at a moment.
+pub(crate) struct Checkpoint {
+    pub state: ManifestState,
+    /// The zones that it lies in.
+    pub uses: ZoneUse,
+    pub stats: CheckpointStats,
+    /// These hold the zones.
+    pub held: (Arc<Version>, Vec<Arc<Version>>),
 }
 
 impl Kvdb {
@@ -79,12 +89,7 @@ impl Database {
     /// Edits that build the branches of a version, without their dictionaries, and the snapshots;
     /// and the versions of these, which hold their zones even when they are dropped.
     fn kept(&self, of: &Version, uses: &mut ZoneUse) -> (Vec<Edit>, Vec<Arc<Version>>) {
-        let branch =
-            |(name, of): (&String, &String)| Edit::Branch { name: name.clone(), of: of.clone() };
-        let mut edits: Vec<Edit> = of.branches.iter().map(branch).collect();
-        let limit =
-            |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
-        edits.extend(of.limits.iter().map(limit));
+        let mut edits: Vec<Edit> = make_branches(&of.branches, &of.limits).collect();
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
         let all: Vec<_> =
             self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
@@ -119,7 +124,9 @@ impl Database {
         (edits, all.into_iter().map(|(_, version)| version).collect())
     }
 
-    fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
+    /// The state of the store as of a moment during the call, with the zones that it lies in, which
+    /// stay as they are until it is dropped. What is in memory is flushed first.
+    pub(crate) fn checkpoint_state(&self) -> Result<Checkpoint> {
         if !self.options.read_only || !self.versions.load().is_flushed() {
             self.health.writable()?;
             self.flusher.flush_all()?;
@@ -148,13 +155,18 @@ impl Database {
         stats.live_bytes = uses.iter().map(|(_, bytes)| bytes.min(ZONE_SIZE)).sum();
         state.apply(Edit::JournalStart(JournalStart { seq, ..state.start }))?;
         state.apply(Edit::Closed)?;
+        Ok(Checkpoint { state, uses, stats, held: (version, snapshots) })
+    }
+
+    fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
+        let Checkpoint { state, uses, stats, held } = self.checkpoint_state()?;
 
         // Under a name of its own, so that one is not taken for the other.
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.env.random().to_le_bytes());
         uuid[8..].copy_from_slice(&self.env.random().to_le_bytes());
         let zones = self.zones.copy_to(device, &uses, uuid)?;
-        drop((version, snapshots));
+        drop(held);
         let kept = zones.pin(&uses)?;
         zones.start();
         // Syncs the copied zones and the manifest, then the superblocks that lead to it.

@@ -10,6 +10,7 @@ pub(crate) mod ingest;
 pub(crate) mod promise;
 pub(crate) mod receive;
 pub(crate) mod recovery;
+mod remote;
 pub(crate) mod repair;
 pub(crate) mod scope;
 mod scrub;

@@ -376,10 +376,16 @@ impl Edit {
         Ok(edits)
     }
 
-    /// One record, its length in front.
-    pub(crate) fn encode_all(edits: &[Edit]) -> Vec<u8> {
+    /// The edits of one record, without its length.
+    pub(crate) fn encode_record(edits: &[Edit]) -> Vec<u8> {
         let mut record = Vec::new();
         edits.iter().for_each(|e| e.encode(&mut record));
+        record
+    }
+
+    /// One record, its length in front.
+    pub(crate) fn encode_all(edits: &[Edit]) -> Vec<u8> {
+        let record = Edit::encode_record(edits);
         let mut out = Vec::with_capacity(record.len() + 4);
         put_bytes(&mut out, &record);
         out

@@ -82,7 +82,10 @@ impl Zones {
         }
         let _growing = self.growing.lock();
         let mut unused: Vec<(u64, u64)> = self.allocator.lock().take_unused();
-        unused.extend(superblock::unused());
+        // A store with zones in object storage has its record there.
+        if self.remote.is_none() {
+            unused.extend(superblock::unused());
+        }
         unused.extend(rest);
         unused.sort_unstable();
         // Neighbouring ranges are given back together.

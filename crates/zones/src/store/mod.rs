@@ -1,8 +1,10 @@
 //! The store: device, allocator and superblock combined. This module makes and opens stores and
-//! replaces the root; `io` reads, writes and syncs; `free_zones` takes zones and gives them back.
+//! replaces the root; `io` reads, writes and syncs; `free_zones` takes zones and gives them back;
+//! `remote` is about zones that lie in object storage.
 
 mod free_zones;
 mod io;
+mod remote;
 
 use std::fmt;
 use std::io::Read;
@@ -13,7 +15,10 @@ use env::sync::Mutex;
 
 use crate::allocator::Allocator;
 use crate::device::copy_range;
-use crate::superblock::{self, COPIES, FORMAT_VERSION, MAX_ROOT, Profile, Superblock};
+use crate::remote::Remote;
+use crate::superblock::{
+    self, COPIES, FORMAT_VERSION, MAX_ROOT, Profile, REMOTE_VERSION, Superblock,
+};
 use crate::{
     CountDevice, Device, Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId,
     ZonePin, ZoneUse, round_up,
@@ -56,6 +61,8 @@ pub struct Zones {
     poisoned: AtomicBool,
     /// The error of the first failed sync.
     poison: Mutex<Option<Error>>,
+    /// The zones that lie in object storage, and their pin: they are never freed.
+    remote: Option<(Arc<Remote>, ZonePin)>,
 }
 
 impl Zones {
@@ -135,6 +142,9 @@ impl Zones {
     /// [`Zones::start`].
     pub fn open(device: Arc<dyn Device>) -> Result<Arc<Zones>> {
         let (superblock, copy) = superblock::read_newest(&*device)?;
+        if superblock.version == REMOTE_VERSION {
+            return Err(Error::Remote);
+        }
         Self::new(device, superblock, copy)
     }
 
@@ -143,6 +153,9 @@ impl Zones {
     pub fn open_remains(device: Arc<dyn Device>) -> Result<(Arc<Zones>, Vec<Error>)> {
         let (copies, errors) = superblock::read_remains(&*device);
         let newest = copies.into_iter().max_by_key(|(s, _)| s.generation);
+        if newest.as_ref().is_some_and(|(s, _)| s.version == REMOTE_VERSION) {
+            return Err(Error::Remote);
+        }
         let nothing = || {
             let (uuid, root) = ([0; 16], Vec::new());
             (
@@ -169,6 +182,10 @@ impl Zones {
     }
 
     fn new(device: Arc<dyn Device>, superblock: Superblock, copy: usize) -> Result<Arc<Zones>> {
+        Self::build(device, superblock, copy).map(Arc::new)
+    }
+
+    fn build(device: Arc<dyn Device>, superblock: Superblock, copy: usize) -> Result<Zones> {
         let device = CountDevice::new(device);
         let device_len =
             device.len().map_err(|e| Error::io("asking for the size of the device", e))?;
@@ -179,7 +196,7 @@ impl Zones {
         let most_bytes = if device.can_grow() { u64::MAX } else { device_len };
         let limit = most(superblock.capacity.unwrap_or(u64::MAX).min(most_bytes));
         let allocator = Arc::new(Allocator::new(most(device_len), limit, superblock.reserve_zones));
-        Ok(Arc::new(Zones {
+        Ok(Zones {
             device,
             allocator,
             capacity: superblock.capacity,
@@ -191,7 +208,8 @@ impl Zones {
             syncs_done: AtomicU64::new(0),
             poisoned: AtomicBool::new(false),
             poison: Mutex::new(None),
-        }))
+            remote: None,
+        })
     }
 
     /// The newest superblock.
@@ -213,7 +231,7 @@ impl Zones {
         let mut newest = self.superblock.lock();
         let mut next = newest.0.clone();
         next.generation += 1;
-        next.version = FORMAT_VERSION;
+        next.version = next.version.max(FORMAT_VERSION);
         next.root = root.to_vec();
         let older = 1 - newest.1;
         self.write_superblock(&next, older)?;

@@ -120,7 +120,10 @@ pub(in crate::db) fn open(
     options: OpenOptions,
 ) -> Result<(Arc<Database>, Recovery)> {
     let begun = env.monotonic();
-    let zones = Zones::open(device)?;
+    let zones = match &options.remote {
+        Some(remote) => Zones::open_remote(device, remote.objects.clone(), remote.options())?,
+        None => Zones::open(device)?,
+    };
     let options = options.of_profile(zones.superblock().profile);
     let cache = BlockCache::new(zones.clone(), Shares::of(&options).cache);
     cache.set_seek_bytes(options.seek_bytes);

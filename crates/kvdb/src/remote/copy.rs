@@ -1,0 +1,103 @@
+//! Makes a local file that refers to a published state: a store like any other, of which nothing is
+//! here yet. It costs two requests, whatever there is in the store.
+
+use std::sync::Arc;
+
+use env::Env;
+use zones::remote::Home;
+use zones::{Device, FormatOptions, Zones};
+
+use super::{Error, Head, RemoteStore, RemoteZones, Result};
+use crate::health::Health;
+use crate::log::codec::{Decoder, put_bytes, put_varint};
+use crate::manifest::Manifest;
+
+/// What a local file says of the store that it refers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalCopy {
+    /// The place, as [`objects::Objects::place`] names it, from where it was made.
+    pub place: String,
+    /// The name of the store there.
+    pub name: String,
+    /// The generation that it is of.
+    pub generation: u64,
+    /// When that was published, nanoseconds since 1970.
+    pub published: u64,
+    /// The identity of the store that published it.
+    pub store: [u8; 16],
+}
+
+/// Version of the note.
+const VERSION: u8 = 1;
+
+impl LocalCopy {
+    fn encode(&self) -> Vec<u8> {
+        let mut note = vec![VERSION];
+        put_bytes(&mut note, self.place.as_bytes());
+        put_bytes(&mut note, self.name.as_bytes());
+        put_varint(&mut note, self.generation);
+        put_varint(&mut note, self.published);
+        note.extend_from_slice(&self.store);
+        note
+    }
+
+    fn decode(note: &[u8]) -> Result<LocalCopy> {
+        let mut r = Decoder::new(note, "what the local file says of its home");
+        if r.u8()? != VERSION {
+            return Err(r.corrupt("it has an unknown version"));
+        }
+        let mut text = || -> Result<String> {
+            let text = str::from_utf8(r.bytes()?);
+            text.map(str::to_owned).map_err(|_| Error::Corrupt("a place is not UTF-8".into()))
+        };
+        let (place, name) = (text()?, text()?);
+        let (generation, published) = (r.varint()?, r.varint()?);
+        let store = r.take(16)?;
+        let store = std::array::from_fn(|i| store[i]);
+        Ok(LocalCopy { place, name, generation, published, store })
+    }
+
+    /// What the file on `device` says; `None` if it is a store that has all of its zones itself.
+    pub fn of(device: &dyn Device) -> Result<Option<LocalCopy>> {
+        if !Zones::is_remote(device)? {
+            return Ok(None);
+        }
+        LocalCopy::decode(&Home::read(device)?.note).map(Some)
+    }
+}
+
+impl RemoteStore {
+    /// Makes the local file of the newest state on `device`, whose contents are lost. It is a store
+    /// when this returns without an error, which is opened with
+    /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read, or to be written as a store
+    /// of its own.
+    pub fn copy_to(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
+        let head = self.head()?;
+        let state = head.as_ref().and_then(|head| head.state.clone());
+        let (Some(head), Some(state)) = (head, state) else {
+            return Err(Error::Invalid(format!("there is no store {}", self.place())));
+        };
+        let Head { generation, published, store, .. } = head;
+        let state = self.get_state(&state)?;
+        let manifest = state.manifest()?;
+        let (place, name) = (self.objects().place(), self.name().to_owned());
+        let local = LocalCopy { place, name, generation, published, store };
+        let home = Home { note: local.encode(), table: state.known.table };
+        let format = FormatOptions {
+            capacity: state.capacity,
+            reserve_zones: state.reserve_zones,
+            profile: state.profile,
+        };
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&env.random().to_le_bytes());
+        uuid[8..].copy_from_slice(&env.random().to_le_bytes());
+        let remote = RemoteZones::new(self.objects().clone()).options();
+        let objects = self.objects().clone();
+        let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;
+        // The state names no zones but those of the table, which are pinned.
+        zones.start();
+        let mut manifest = Manifest::begin(zones, env, Arc::new(Health::default()), manifest, 0)?;
+        manifest.vouch()?;
+        Ok(local)
+    }
+}

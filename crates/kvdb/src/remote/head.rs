@@ -1,0 +1,232 @@
+//! The head of a store in object storage: the one object that is replaced. It names the newest
+//! state, and has the epoch of who may replace it next.
+
+use bytes::Bytes;
+use objects::{Created, Key, ObjectsError, Part, Patience, Swapped, Tag, Verdict, create, swap};
+use zones::crc32c;
+
+use super::RemoteStore;
+use crate::error::{Error, Result};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
+
+const MAGIC: [u8; 8] = *b"KVFSHEAD";
+/// Version of everything in object storage.
+pub(super) const VERSION: u32 = 1;
+/// The most bytes of a head.
+const MOST: usize = 64 << 10;
+
+/// A head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// States published so far; 0: none yet.
+    pub generation: u64,
+    /// Raised by everyone who begins to write.
+    pub epoch: u32,
+    /// The store whose states these are: the identity in its superblock.
+    pub store: [u8; 16],
+    /// The first part of the names of all objects with zones that are written for this head.
+    pub origin: [u8; 16],
+    /// The newest state.
+    pub state: Option<StateName>,
+    /// Where the zones lie that a publication has written which has not ended.
+    pub pending: Option<StateName>,
+    /// When the newest state was published, nanoseconds since 1970.
+    pub published: u64,
+    /// Drawn anew by each attempt to replace the head, so that no two are the same bytes.
+    pub nonce: [u8; 16],
+}
+
+/// Names a state, or the beginning of one, and says what it must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateName {
+    /// Its key.
+    pub key: Key,
+    /// Its length, bytes.
+    pub len: u64,
+    /// CRC-32C of its bytes.
+    pub checksum: u32,
+}
+
+impl Head {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        body.extend_from_slice(&VERSION.to_le_bytes());
+        put_varint(&mut body, self.generation);
+        put_varint(&mut body, u64::from(self.epoch));
+        [self.store, self.origin, self.nonce].iter().for_each(|id| body.extend_from_slice(id));
+        put_varint(&mut body, self.published);
+        for name in [&self.state, &self.pending] {
+            let key = name.as_ref().map_or("", |name| name.key.as_str());
+            put_bytes(&mut body, key.as_bytes());
+            put_varint(&mut body, name.as_ref().map_or(0, |name| name.len));
+            body.extend_from_slice(&name.as_ref().map_or(0, |name| name.checksum).to_le_bytes());
+        }
+        seal(MAGIC, &body)
+    }
+
+    /// Decodes the bytes of a head.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Head> {
+        if bytes.len() > MOST {
+            return Err(Error::Corrupt(format!("a head of {} bytes", bytes.len())));
+        }
+        let mut r = Decoder::new(opened(MAGIC, "the head", bytes)?, "the head");
+        let version = r.u32()?;
+        if version != VERSION {
+            return Err(newer(version));
+        }
+        let (generation, epoch) = (r.varint()?, r.varint_u32()?);
+        let mut id =
+            || -> Result<[u8; 16]> { r.take(16).map(|bytes| std::array::from_fn(|i| bytes[i])) };
+        let (store, origin, nonce) = (id()?, id()?, id()?);
+        let published = r.varint()?;
+        let mut name = || -> Result<Option<StateName>> {
+            let key = r.bytes()?;
+            let (len, checksum) = (r.varint()?, r.u32()?);
+            if key.is_empty() {
+                return Ok(None);
+            }
+            let key = str::from_utf8(key).ok().and_then(|key| Key::new(key).ok());
+            let key = key.ok_or_else(|| Error::Corrupt("the head names no key".into()))?;
+            Ok(Some(StateName { key, len, checksum }))
+        };
+        let (state, pending) = (name()?, name()?);
+        if !r.is_empty() {
+            return Err(Error::Corrupt("the head is too long".into()));
+        }
+        Ok(Head { generation, epoch, store, origin, state, pending, published, nonce })
+    }
+}
+
+/// The error for what a newer program has written.
+pub(super) fn newer(version: u32) -> Error {
+    Error::Invalid(format!(
+        "the store in object storage has version {version}, this program reads {VERSION}: use a \
+         newer one"
+    ))
+}
+
+/// Magic, checksum of the body, body.
+pub(super) fn seal(magic: [u8; 8], body: &[u8]) -> Vec<u8> {
+    let mut out = magic.to_vec();
+    out.extend_from_slice(&crc32c(body).to_le_bytes());
+    out.extend_from_slice(body);
+    out
+}
+
+/// The body of what was sealed; damage otherwise.
+pub(super) fn opened<'a>(magic: [u8; 8], what: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
+    let Some((header, body)) = bytes.split_first_chunk::<12>() else {
+        return Err(Error::Corrupt(format!("{what} is cut short")));
+    };
+    let sum = u32::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
+    if header[..8] != magic || crc32c(body) != sum {
+        return Err(Error::Corrupt(format!("{what} fails its checksum")));
+    }
+    Ok(body)
+}
+
+impl RemoteStore {
+    fn head_key(&self) -> Result<Key> {
+        self.key('m', format_args!("head"))
+    }
+
+    /// The head, with the tag by which it is replaced; `None`: there is no store of that name.
+    pub(super) fn tagged_head(&self) -> Result<Option<(Head, Tag)>> {
+        let key = self.head_key()?;
+        match objects::get_patiently(&**self.objects(), &key, Part::Whole, Patience::default()) {
+            Ok(object) => {
+                let head = Head::decode(&object.bytes).map_err(|e| match e {
+                    Error::Corrupt(why) => Error::Corrupt(format!("{why}: {}", self.place())),
+                    other => other,
+                })?;
+                Ok(Some((head, object.tag)))
+            }
+            Err(ObjectsError::NotFound { .. }) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// The head; `None`: there is no store of that name.
+    pub fn head(&self) -> Result<Option<Head>> {
+        Ok(self.tagged_head()?.map(|(head, _)| head))
+    }
+
+    /// Makes `head` the head: in place of the one with this tag, or where there is none. Fails if
+    /// another writer was faster; nothing was changed then.
+    pub(super) fn replace_head(&self, before: Option<&Tag>, head: &Head) -> Result<Tag> {
+        let (key, bytes) = (self.head_key()?, Bytes::from(head.encode()));
+        let objects = &**self.objects();
+        let overtaken = || Error::Overtaken(self.place());
+        match before {
+            None => match create(objects, &key, bytes, Patience::default())? {
+                Created::Done(tag) => Ok(tag),
+                Created::Taken(_) => Err(overtaken()),
+            },
+            Some(tag) => {
+                let judge = |bytes: &[u8]| match Head::decode(bytes) {
+                    Ok(found) if found.nonce == head.nonce => Verdict::Mine,
+                    Err(Error::Corrupt(_)) => Verdict::Damaged,
+                    Ok(_) | Err(_) => Verdict::Other,
+                };
+                match swap(objects, &key, tag, bytes, Patience::default(), judge)? {
+                    Swapped::Done(tag) => Ok(tag),
+                    Swapped::Overtaken(_) => Err(overtaken()),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Head {
+        let key = |key: &str| Key::new(key).expect("a key");
+        Head {
+            generation: 7,
+            epoch: 3,
+            store: [1; 16],
+            origin: [2; 16],
+            state: Some(StateName { key: key("c/a/3-0"), len: 1000, checksum: 5 }),
+            pending: None,
+            published: 1 << 60,
+            nonce: [9; 16],
+        }
+    }
+
+    #[test]
+    fn it_comes_back_and_no_flipped_bit_passes() {
+        let bytes = sample().encode();
+        assert_eq!(Head::decode(&bytes).expect("a head"), sample());
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(matches!(Head::decode(&bad), Err(Error::Corrupt(_))), "bit {bit}");
+        }
+        for cut in 0..bytes.len() {
+            assert!(Head::decode(&bytes[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn damage_with_a_valid_checksum_never_panics() {
+        let body = sample().encode().split_off(12);
+        for at in 0..body.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut bad = body.clone();
+                bad[at] = value;
+                let _ = Head::decode(&seal(MAGIC, &bad));
+                let _ = Head::decode(&seal(MAGIC, &bad[..at]));
+            }
+        }
+    }
+
+    #[test]
+    fn a_newer_head_is_named() {
+        let mut body = sample().encode().split_off(12);
+        body[0] = 2;
+        let error = Head::decode(&seal(MAGIC, &body)).expect_err("newer").to_string();
+        assert!(error.contains("version 2"), "{error}");
+    }
+}

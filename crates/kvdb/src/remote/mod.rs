@@ -1,0 +1,108 @@
+//! Stores in object storage: what a bucket or a shared folder has of a store, how a store gets
+//! there, and how it is opened from there on any machine.
+//!
+//! ```text
+//! m/<name>/head                        which state is the newest; replaced by compare-and-set alone
+//! c/<name>/<epoch>-<number>            a state: what the manifest says, and the zone table
+//! p/<name>/<epoch>-<number>            how far a publication is that has not ended
+//! z/<hash>/<origin>/<epoch>-<number>   bytes of zones
+//! ```
+//!
+//! Only a head is ever replaced. Who replaces it first raises its epoch, and names all objects by
+//! that: what one writes that was overtaken has names that no head refers to.
+//!
+//! - `head` is that object, and who may replace it.
+//! - `state` is a published state, as an object.
+//! - `push` publishes the state of an open store.
+//! - `copy` makes a local file that refers to a published state.
+
+mod copy;
+mod head;
+mod push;
+mod state;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use objects::{Key, Objects};
+
+pub use copy::LocalCopy;
+pub use head::{Head, StateName};
+pub(crate) use push::Claim;
+pub use push::{PushProgress, PushStats};
+
+use crate::error::{Error, Result};
+
+/// How a store is opened whose zones lie in object storage.
+#[derive(Clone, Debug)]
+pub struct RemoteZones {
+    /// Where they lie.
+    pub objects: Arc<dyn Objects>,
+    /// Bytes of the local file that parts of them may take.
+    pub cache_bytes: u64,
+    /// A read fails when the place was not to be reached for so long.
+    pub timeout: Duration,
+}
+
+impl RemoteZones {
+    /// Zones in `objects`, with as much of them in the local file as was read, and reads that wait
+    /// for five minutes.
+    pub fn new(objects: Arc<dyn Objects>) -> RemoteZones {
+        let defaults = zones::remote::RemoteOptions::default();
+        let (cache_bytes, timeout) = (defaults.cache_bytes, defaults.timeout);
+        RemoteZones { objects, cache_bytes, timeout }
+    }
+
+    pub(crate) fn options(&self) -> zones::remote::RemoteOptions {
+        zones::remote::RemoteOptions { cache_bytes: self.cache_bytes, timeout: self.timeout }
+    }
+}
+
+/// A store in object storage: a place, and a name there. It may not be there yet.
+#[derive(Clone, Debug)]
+pub struct RemoteStore {
+    objects: Arc<dyn Objects>,
+    name: String,
+}
+
+/// The longest name of a store, bytes.
+const LONGEST_NAME: usize = 100;
+
+impl RemoteStore {
+    /// The store of this name. Names have 1 to 100 of the characters `a-z A-Z 0-9 - _ .`, and do
+    /// not begin with a dot.
+    pub fn new(objects: Arc<dyn Objects>, name: &str) -> Result<RemoteStore> {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        if name.is_empty()
+            || name.len() > LONGEST_NAME
+            || name.starts_with('.')
+            || !name.bytes().all(allowed)
+        {
+            return Err(Error::Invalid(format!(
+                "{name:?} is no name of a store in object storage: it has 1 to {LONGEST_NAME} of \
+                 a-z, A-Z, 0-9, -, _ and ., and does not begin with a dot"
+            )));
+        }
+        Ok(RemoteStore { objects, name: name.to_owned() })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it lies.
+    pub fn objects(&self) -> &Arc<dyn Objects> {
+        &self.objects
+    }
+
+    /// How it is called in messages.
+    fn place(&self) -> String {
+        format!("{}/{}", self.objects.place(), self.name)
+    }
+
+    /// The key of an object of this store alone.
+    fn key(&self, kind: char, rest: std::fmt::Arguments<'_>) -> Result<Key> {
+        Key::new(format!("{kind}/{}/{rest}", self.name)).map_err(|e| Error::Invalid(e.to_string()))
+    }
+}

@@ -1,0 +1,160 @@
+//! A published state as an object: what a manifest would say of it, and where its zones lie. The
+//! beginning of a publication has the zones alone.
+
+use bytes::Bytes;
+use objects::{Created, ObjectsError, Part, Patience, create, get_patiently};
+use zones::remote::{Known, ZoneTable};
+use zones::{Profile, crc32c};
+
+use super::head::{StateName, VERSION, newer, opened, seal};
+use super::{Key, RemoteStore};
+use crate::error::{Error, Result};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
+use crate::manifest::{Edit, ManifestState};
+
+const MAGIC: [u8; 8] = *b"KVFSSTAT";
+/// The most bytes of such an object: of a store of some terabytes.
+const MOST: u64 = 256 << 20;
+
+/// A state in object storage.
+#[derive(Clone, Debug)]
+pub(crate) struct PublishedState {
+    /// As the superblock has them, of the store that published it.
+    pub capacity: Option<u64>,
+    pub reserve_zones: u32,
+    pub profile: Profile,
+    /// What the store consists of: edits that build it from nothing. Empty for the beginning of a
+    /// publication.
+    pub edits: Bytes,
+    pub known: Known,
+}
+
+impl PublishedState {
+    /// The state that the edits build.
+    pub(super) fn manifest(&self) -> Result<ManifestState> {
+        let mut state = ManifestState::new();
+        state.apply_all(Edit::decode_all(&self.edits)?)?;
+        Ok(state)
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        body.extend_from_slice(&VERSION.to_le_bytes());
+        put_varint(&mut body, self.capacity.unwrap_or(0));
+        put_varint(&mut body, u64::from(self.reserve_zones));
+        body.push(self.profile as u8);
+        put_bytes(&mut body, &self.edits);
+        self.known.table.encode(&mut body);
+        self.known.fingerprints.iter().for_each(|print| body.extend_from_slice(print));
+        seal(MAGIC, &body)
+    }
+
+    /// Decodes the bytes of such an object.
+    pub(crate) fn decode(bytes: &Bytes) -> Result<PublishedState> {
+        const WHAT: &str = "a state in object storage";
+        let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
+        let version = r.u32()?;
+        if version != VERSION {
+            return Err(newer(version));
+        }
+        let (capacity, reserve_zones) = (r.varint()?, r.varint_u32()?);
+        let profile = match r.u8()? {
+            0 => Profile::Unknown,
+            1 => Profile::SolidState,
+            2 => Profile::HardDisk,
+            _ => return Err(r.corrupt("it names an unknown profile")),
+        };
+        let edits = bytes.slice_ref(r.bytes()?);
+        let mut rest = r.rest();
+        let table = ZoneTable::decode(&mut rest)?;
+        let pieces = table.pieces().len();
+        if rest.len() != 16 * pieces {
+            return Err(Error::Corrupt(format!("{WHAT} has no fingerprint for each piece")));
+        }
+        let prints = rest.chunks_exact(16).map(|print| std::array::from_fn(|i| print[i]));
+        let known = Known { table, fingerprints: prints.collect() };
+        let capacity = Some(capacity).filter(|&bytes| bytes > 0);
+        Ok(PublishedState { capacity, reserve_zones, profile, edits, known })
+    }
+}
+
+impl RemoteStore {
+    /// Writes a state under a name that no other has, and returns that.
+    pub(super) fn put_state(&self, key: Key, state: &PublishedState) -> Result<StateName> {
+        let bytes = Bytes::from(state.encode());
+        let (len, checksum) = (bytes.len() as u64, crc32c(&bytes));
+        if len > MOST {
+            return Err(Error::Invalid(format!(
+                "the description of the store takes {len} bytes; at most {MOST} can be published"
+            )));
+        }
+        match create(&**self.objects(), &key, bytes, Patience::default())? {
+            Created::Done(_) => Ok(StateName { key, len, checksum }),
+            Created::Taken(_) => Err(Error::Overtaken(self.place())),
+        }
+    }
+
+    /// Reads a state that the head names.
+    pub(super) fn get_state(&self, name: &StateName) -> Result<PublishedState> {
+        let damaged = |why: String| {
+            Error::Corrupt(format!("the state {} of {} {why}", name.key, self.place()))
+        };
+        if name.len > MOST {
+            return Err(damaged(format!("would have {} bytes", name.len)));
+        }
+        let got = get_patiently(&**self.objects(), &name.key, Part::Whole, Patience::default());
+        let object = got.map_err(|e| match e {
+            ObjectsError::NotFound { .. } => damaged("is missing".into()),
+            other => other.into(),
+        })?;
+        if object.bytes.len() as u64 != name.len || crc32c(&object.bytes) != name.checksum {
+            return Err(damaged("is not the one that the head names".into()));
+        }
+        PublishedState::decode(&object.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Random;
+    use zones::ZoneId;
+    use zones::remote::ZoneObject;
+
+    use super::*;
+
+    fn sample() -> PublishedState {
+        let mut known = Known::default();
+        let object = ZoneObject { origin: [3; 16], epoch: 1, number: 4 };
+        known.table.add(ZoneId(5), 0, 1000, object, 0).expect("in order");
+        known.fingerprints.push([8; 16]);
+        PublishedState {
+            capacity: None,
+            reserve_zones: 8,
+            profile: Profile::HardDisk,
+            edits: Bytes::from_static(b"edits"),
+            known,
+        }
+    }
+
+    #[test]
+    fn it_comes_back_and_damage_never_panics() {
+        let bytes = sample().encode();
+        let again = PublishedState::decode(&Bytes::from(bytes.clone())).expect("a state");
+        assert_eq!(again.encode(), bytes);
+        let body = &bytes[12..];
+        let mut random = Random::new(4);
+        for _ in 0..20_000 {
+            let mut bad = body.to_vec();
+            for _ in 0..1 + random.below(3) {
+                let at = random.below(bad.len() as u64) as usize;
+                bad[at] = random.number() as u8;
+            }
+            if random.one_in(3) {
+                bad.truncate(random.below(bad.len() as u64) as usize);
+            }
+            if let Ok(state) = PublishedState::decode(&Bytes::from(seal(MAGIC, &bad))) {
+                let _ = state.manifest();
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Counts what is asked of object storage, by what for.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use crate::Purpose;
+
+/// What a store has asked of object storage since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteStats {
+    /// Requests for parts of zones, by [`Purpose`] in the order of [`Purpose::ALL`].
+    pub gets: [u64; Purpose::ALL.len()],
+    /// Bytes that they brought.
+    pub got_bytes: [u64; Purpose::ALL.len()],
+    /// Zones that were given up for others.
+    pub given_up: u64,
+    /// Bytes of zones in object storage that are in the local file, too.
+    pub cached_bytes: u64,
+    /// Zones that lie in object storage.
+    pub zones: u64,
+    /// The last request was not answered, and is made again and again.
+    pub waiting: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    gets: [AtomicU64; Purpose::ALL.len()],
+    got_bytes: [AtomicU64; Purpose::ALL.len()],
+    given_up: AtomicU64,
+    waiting: AtomicBool,
+}
+
+impl Counters {
+    pub(super) fn asked(&self, purpose: Purpose) {
+        self.gets[purpose as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn got(&self, purpose: Purpose, bytes: u64) {
+        self.got_bytes[purpose as usize].fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn gave_up(&self) {
+        self.given_up.fetch_add(1, Relaxed);
+    }
+
+    /// A request failed and is made again. Said once until one is answered.
+    pub(super) fn waits(&self, place: &str, error: &std::io::Error) {
+        if !self.waiting.swap(true, Relaxed) {
+            tracing::warn!("{place} is not to be reached, and is waited for: {error}");
+        }
+    }
+
+    /// A request that had failed was answered.
+    pub(super) fn reached(&self) {
+        if self.waiting.swap(false, Relaxed) {
+            tracing::info!("object storage is to be reached again");
+        }
+    }
+
+    pub(super) fn stats(&self, cached_bytes: u64, zones: u64) -> RemoteStats {
+        RemoteStats {
+            gets: self.gets.each_ref().map(|n| n.load(Relaxed)),
+            got_bytes: self.got_bytes.each_ref().map(|n| n.load(Relaxed)),
+            given_up: self.given_up.load(Relaxed),
+            cached_bytes,
+            zones,
+            waiting: self.waiting.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The device of a store whose zones lie in object storage: the local file, whose missing parts are
+//! fetched before they are read. A zone has the same address here and there, and the host keeps
+//! the file sparse, so nothing is translated.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Weak};
+
+use env::sync::{Mutex, RwLockReadGuard};
+use env::thread;
+
+use super::fetch::Remote;
+use super::record::write_parts;
+use crate::device::{Device, Reading};
+use crate::{Purpose, ZoneId};
+
+/// Threads that fetch what was announced, at most.
+const FETCHERS: usize = 16;
+/// Announcements that wait, at most; more are dropped, since a read fetches what it needs.
+const MOST_WAITING: usize = 512;
+/// Bytes of one announcement that are fetched by one thread.
+const ANNOUNCED: u64 = 1 << 20;
+
+pub(crate) struct RemoteDevice {
+    cache: Arc<dyn Device>,
+    remote: Arc<Remote>,
+    ahead: Arc<Ahead>,
+}
+
+/// Announced reads, and the threads that do them.
+struct Ahead {
+    cache: Arc<dyn Device>,
+    remote: Arc<Remote>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(Purpose, u64, u64)>,
+    fetchers: usize,
+}
+
+impl RemoteDevice {
+    pub(crate) fn new(cache: Arc<dyn Device>, remote: Arc<Remote>) -> RemoteDevice {
+        let ahead = Arc::new(Ahead {
+            cache: cache.clone(),
+            remote: remote.clone(),
+            queue: Mutex::default(),
+        });
+        RemoteDevice { cache, remote, ahead }
+    }
+
+    /// Reads by `read` when all of these ranges are here, which it is called for with their zones
+    /// kept from being given up.
+    fn with<T>(
+        &self,
+        purpose: Purpose,
+        ranges: &[(u64, u64)],
+        mut read: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            {
+                let _steady = self.steady(ranges);
+                if ranges.iter().all(|&(addr, len)| self.remote.has(addr, len)) {
+                    return read();
+                }
+            }
+            self.remote.fetch(&*self.cache, purpose, ranges)?;
+        }
+    }
+
+    /// The locks of all zones of these ranges, each once: a lock that is asked for twice could wait
+    /// for a writer that waits for the first.
+    fn steady(&self, ranges: &[(u64, u64)]) -> Vec<RwLockReadGuard<'_, ()>> {
+        let mut zones: Vec<&_> = ranges
+            .iter()
+            .filter(|(_, len)| *len > 0)
+            .flat_map(|&(addr, len)| [ZoneId::of(addr), ZoneId::of(addr.saturating_add(len - 1))])
+            .map(|zone| self.remote.lock_of(zone))
+            .collect();
+        zones.sort_unstable_by_key(|lock| std::ptr::from_ref(*lock));
+        zones.dedup_by_key(|lock| std::ptr::from_ref(*lock));
+        zones.into_iter().map(|lock| lock.read()).collect()
+    }
+}
+
+impl Ahead {
+    /// Queues an announcement, for a thread that this starts if there are few.
+    fn announce(self: &Arc<Self>, purpose: Purpose, addr: u64, len: u64) {
+        let mut queue = self.queue.lock();
+        if queue.waiting.len() >= MOST_WAITING {
+            return;
+        }
+        queue.waiting.push_back((purpose, addr, len));
+        if queue.fetchers >= FETCHERS {
+            return;
+        }
+        // A thread does not keep the store open.
+        let ahead: Weak<Ahead> = Arc::downgrade(self);
+        let started = thread::Builder::new().name("kvfs-fetch".into()).spawn(move || {
+            while let Some(ahead) = ahead.upgrade() {
+                let next = {
+                    let mut queue = ahead.queue.lock();
+                    let next = queue.waiting.pop_front();
+                    if next.is_none() {
+                        queue.fetchers -= 1;
+                    }
+                    next
+                };
+                let Some((purpose, addr, len)) = next else { return };
+                ahead.remote.fetch_ahead(&*ahead.cache, purpose, addr, len);
+            }
+        });
+        match started {
+            Ok(_) => queue.fetchers += 1,
+            Err(e) => tracing::debug!("no thread to read ahead: {e}"),
+        }
+    }
+}
+
+impl Drop for RemoteDevice {
+    /// Notes what is here, for the next time.
+    fn drop(&mut self) {
+        self.ahead.queue.lock().waiting.clear();
+        if let Err(e) = write_parts(&*self.cache, &self.remote.parts) {
+            tracing::warn!("what is cached was not noted, and is fetched again: {e}");
+        }
+    }
+}
+
+impl Device for RemoteDevice {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let range = [(offset, buf.len() as u64)];
+        self.with(purpose, &range, || self.cache.read_at(purpose, offset, buf))
+    }
+
+    fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
+        let ranges: Vec<_> = reads.iter().map(|r| (r.offset, r.buf.len() as u64)).collect();
+        self.with(purpose, &ranges, || self.cache.read_many(purpose, reads))
+    }
+
+    fn read_medium(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let range = [(offset, buf.len() as u64)];
+        self.with(purpose, &range, || self.cache.read_medium(purpose, offset, buf))
+    }
+
+    fn will_read(&self, purpose: Purpose, offset: u64, len: u64) {
+        if self.remote.has(offset, len) {
+            return self.cache.will_read(purpose, offset, len);
+        }
+        let end = offset.saturating_add(len);
+        let mut at = offset;
+        while at < end {
+            // Pieces end at the same addresses whoever announces them.
+            let next = end.min((at / ANNOUNCED + 1) * ANNOUNCED);
+            self.ahead.announce(purpose, at, next - at);
+            at = next;
+        }
+    }
+
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.cache.write_at(purpose, offset, buf)
+    }
+
+    fn write_behind(&self, purpose: Purpose, offset: u64, buf: &mut Vec<u8>) -> io::Result<()> {
+        self.cache.write_behind(purpose, offset, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.cache.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.cache.discard(offset, len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.cache.len()
+    }
+
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.cache.grow(new_len)
+    }
+
+    fn lengthen(&self, new_len: u64) -> io::Result<()> {
+        self.cache.lengthen(new_len)
+    }
+
+    // Without it copies are read through this device, which fetches what is missing.
+    fn host_file(&self) -> Option<&File> {
+        None
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.cache.allocate(offset, len)
+    }
+
+    fn can_grow(&self) -> bool {
+        self.cache.can_grow()
+    }
+
+    fn host_memory(&self) -> Option<u64> {
+        self.cache.host_memory()
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        self.cache.host_free()
+    }
+}

@@ -1,0 +1,415 @@
+//! Fetches parts of zones from object storage into the local file. A part is fetched once however
+//! many wait for it; several are fetched at the same time; and a store that cannot be reached is
+//! waited for.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use env::sync::{Condvar, Mutex, RwLock};
+use env::thread;
+use objects::{Objects, ObjectsError, Part};
+
+use super::counters::{Counters, RemoteStats};
+use super::parts::{OF_INDEX, PART, PARTS, PartRange, Parts, USED};
+use super::table::ZoneTable;
+use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
+
+/// The parts that a read of the index or of tuples fetches at least: 256 KiB, aligned.
+const OF_TUPLES: u32 = 4;
+
+/// Requests under way at once.
+const AT_ONCE: usize = 64;
+
+/// The first pause after an attempt that failed, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How reads from object storage are done.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteOptions {
+    /// Bytes of the local file that parts of zones in object storage may take; beyond that, zones
+    /// that were not read for long are fetched again when they are.
+    pub cache_bytes: u64,
+    /// A read fails when the store was not to be reached for so long.
+    pub timeout: Duration,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        RemoteOptions { cache_bytes: u64::MAX, timeout: Duration::from_secs(300) }
+    }
+}
+
+/// The zones of a store that lie in object storage, and what is here of them.
+pub(crate) struct Remote {
+    objects: Arc<dyn Objects>,
+    table: ZoneTable,
+    pub(crate) parts: Parts,
+    options: RemoteOptions,
+    /// Held for reading from the look whether a part is here to the end of its use, and for writing
+    /// while the zone is given up. Several zones share a lock.
+    steady: [RwLock<()>; 64],
+    /// Parts that are being fetched.
+    under_way: Mutex<HashSet<(ZoneId, u32)>>,
+    arrival: Condvar,
+    requests: Requests,
+    /// Where reads that go on have come to: the address behind what was fetched, and its length.
+    onward: Mutex<[(u64, u64); 16]>,
+    next_onward: AtomicUsize,
+    /// The place in the list of zones that is given up next.
+    hand: Mutex<usize>,
+    pub(super) counters: Counters,
+}
+
+/// Limits the requests under way.
+#[derive(Default)]
+struct Requests {
+    now: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// Parts that this thread fetches. Dropped, they are not under way any more.
+struct Claimed<'a> {
+    remote: &'a Remote,
+    ranges: Vec<PartRange>,
+}
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        let mut under_way = self.remote.under_way.lock();
+        for range in &self.ranges {
+            (range.first..range.end).for_each(|part| {
+                under_way.remove(&(range.zone, part));
+            });
+        }
+        self.remote.arrival.notify_all();
+    }
+}
+
+impl Remote {
+    pub(crate) fn new(
+        objects: Arc<dyn Objects>,
+        table: ZoneTable,
+        options: RemoteOptions,
+    ) -> Remote {
+        let parts = Parts::new(table.zones());
+        Remote {
+            objects,
+            table,
+            parts,
+            options,
+            steady: std::array::from_fn(|_| RwLock::new(())),
+            under_way: Mutex::default(),
+            arrival: Condvar::new(),
+            requests: Requests::default(),
+            onward: Mutex::default(),
+            next_onward: AtomicUsize::new(0),
+            hand: Mutex::new(0),
+            counters: Counters::default(),
+        }
+    }
+
+    pub(crate) fn table(&self) -> &ZoneTable {
+        &self.table
+    }
+
+    pub(crate) fn stats(&self) -> RemoteStats {
+        self.counters.stats(self.parts.valid() * PART, self.table.zones().count() as u64)
+    }
+
+    pub(super) fn lock_of(&self, zone: ZoneId) -> &RwLock<()> {
+        &self.steady[zone.0 as usize % self.steady.len()]
+    }
+
+    /// Whether all of these bytes are here. The answer holds as long as the locks of their zones
+    /// are held.
+    pub(super) fn has(&self, addr: u64, len: u64) -> bool {
+        PartRange::of(addr, len).all(|range| {
+            self.parts.touch(range.zone, USED);
+            self.parts.has(range)
+        })
+    }
+
+    /// Fetches what is missing of these ranges of bytes, and returns when all of it was here at
+    /// some moment.
+    pub(super) fn fetch(
+        &self,
+        cache: &dyn Device,
+        purpose: Purpose,
+        ranges: &[(u64, u64)],
+    ) -> io::Result<()> {
+        loop {
+            let wanted: Vec<PartRange> = ranges
+                .iter()
+                .flat_map(|&(addr, len)| PartRange::of(addr, len))
+                .filter(|&range| !self.parts.has(range))
+                .collect();
+            if wanted.is_empty() {
+                return Ok(());
+            }
+            let (claimed, others) = self.claim(purpose, &wanted);
+            if claimed.ranges.is_empty() {
+                // Others fetch all of it.
+                self.wait_for(&others);
+                continue;
+            }
+            self.fetch_claimed(cache, purpose, &claimed.ranges)?;
+            drop(claimed);
+            self.make_room(cache, &wanted)?;
+        }
+    }
+
+    /// Fetches these bytes unless they are here or under way. For reads that are to come: what
+    /// fails is fetched again by the read, which says so.
+    pub(super) fn fetch_ahead(&self, cache: &dyn Device, purpose: Purpose, addr: u64, len: u64) {
+        let wanted: Vec<PartRange> =
+            PartRange::of(addr, len).filter(|&range| !self.parts.has(range)).collect();
+        let (claimed, _) = self.claim(purpose, &wanted);
+        if let Err(e) = self.fetch_claimed(cache, purpose, &claimed.ranges) {
+            tracing::debug!("reading ahead failed: {e}");
+        }
+        drop(claimed);
+        if let Err(e) = self.make_room(cache, &wanted) {
+            tracing::debug!("giving cached zones up failed: {e}");
+        }
+    }
+
+    /// Claims the parts that are neither here nor under way, in ranges of one request each, and
+    /// returns those under way, too.
+    fn claim(&self, purpose: Purpose, wanted: &[PartRange]) -> (Claimed<'_>, Vec<(ZoneId, u32)>) {
+        let mut all: Vec<PartRange> =
+            wanted.iter().map(|&range| self.widened(purpose, range)).collect();
+        all.sort_unstable();
+        let (mut ranges, mut others) = (Vec::<PartRange>::new(), Vec::new());
+        let mut under_way = self.under_way.lock();
+        for range in all {
+            for part in range.first..range.end {
+                let one = PartRange { zone: range.zone, first: part, end: part + 1 };
+                if self.parts.has(one) {
+                    continue;
+                }
+                if !under_way.insert((range.zone, part)) {
+                    let mine = ranges
+                        .iter()
+                        .any(|r| r.zone == range.zone && (r.first..r.end).contains(&part));
+                    if !mine {
+                        others.push((range.zone, part));
+                    }
+                    continue;
+                }
+                match ranges.last_mut() {
+                    Some(last) if last.zone == range.zone && last.end == part => last.end += 1,
+                    _ => ranges.push(one),
+                }
+            }
+        }
+        (Claimed { remote: self, ranges }, others)
+    }
+
+    /// The parts that are fetched for the sake of these: more of them for the index and for
+    /// tuples, and as much again as before where reads go on from where the last ones ended.
+    fn widened(&self, purpose: Purpose, range: PartRange) -> PartRange {
+        let start = range.zone.start() + u64::from(range.first) * PART;
+        let len = u64::from(range.end - range.first) * PART;
+        let mut onward = self.onward.lock();
+        let known = onward.iter_mut().find(|(end, before)| *before > 0 && *end == start);
+        let grown = known.as_ref().map_or(0, |(_, before)| (2 * before).min(ZONE_SIZE));
+        let (mut first, mut end) = (range.first, range.end);
+        if matches!(purpose, Purpose::Tuples | Purpose::Index) {
+            first = first / OF_TUPLES * OF_TUPLES;
+            end = end.next_multiple_of(OF_TUPLES);
+            self.parts.touch(range.zone, OF_INDEX);
+        }
+        end = end.max(range.first + (grown.max(len) / PART) as u32).min(PARTS);
+        let entry = (range.zone.start() + u64::from(end) * PART, grown.max(len));
+        match known {
+            Some(known) => *known = entry,
+            None => {
+                let next = self.next_onward.fetch_add(1, Ordering::Relaxed) % onward.len();
+                onward[next] = entry;
+            }
+        }
+        PartRange { zone: range.zone, first, end }
+    }
+
+    fn wait_for(&self, parts: &[(ZoneId, u32)]) {
+        let mut under_way = self.under_way.lock();
+        while parts.iter().any(|part| under_way.contains(part)) {
+            self.arrival.wait(&mut under_way);
+        }
+    }
+
+    fn fetch_claimed(
+        &self,
+        cache: &dyn Device,
+        purpose: Purpose,
+        ranges: &[PartRange],
+    ) -> io::Result<()> {
+        match ranges {
+            [] => Ok(()),
+            [one] => self.fetch_range(cache, purpose, *one),
+            many => {
+                let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+                let work = || {
+                    while let Some(&range) = many.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if let Err(e) = self.fetch_range(cache, purpose, range) {
+                            failure.lock().get_or_insert(e);
+                            return;
+                        }
+                    }
+                };
+                thread::scope(|scope| {
+                    for _ in 1..many.len().min(AT_ONCE / 2) {
+                        scope.spawn(work);
+                    }
+                    work();
+                });
+                failure.into_inner().map_or(Ok(()), Err)
+            }
+        }
+    }
+
+    /// Fetches parts of one zone, and notes that they are here. What no piece covers was never
+    /// written, and nothing refers to it.
+    fn fetch_range(
+        &self,
+        cache: &dyn Device,
+        purpose: Purpose,
+        range: PartRange,
+    ) -> io::Result<()> {
+        let (first, end) = (range.first * PART as u32, range.end * PART as u32);
+        let mut fetched = Vec::new();
+        for piece in self.table.pieces_of(range.zone) {
+            let (from, to) = (piece.offset.max(first), piece.end().min(end));
+            if from >= to {
+                continue;
+            }
+            let object = self.table.object(piece);
+            let at = u64::from(piece.at + (from - piece.offset));
+            let part = at..at + u64::from(to - from);
+            let bytes = self.get(purpose, object.key().map_err(io_error)?, part)?;
+            fetched.push((range.zone.start() + u64::from(from), bytes));
+        }
+        // The zone must not be given up between the writes and the note.
+        let _steady = self.lock_of(range.zone).read();
+        for (addr, bytes) in fetched {
+            cache.write_at(purpose, addr, &bytes)?;
+        }
+        self.parts.arrived(range);
+        Ok(())
+    }
+
+    /// Reads a range of an object, as often as it takes until the timeout.
+    fn get(
+        &self,
+        purpose: Purpose,
+        key: objects::Key,
+        range: std::ops::Range<u64>,
+    ) -> io::Result<bytes::Bytes> {
+        let _request = self.requests.begin();
+        let len = range.end - range.start;
+        let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+        loop {
+            self.counters.asked(purpose);
+            let error = match self.objects.get(&key, Part::Range(range.clone())) {
+                Ok(object) if object.bytes.len() as u64 == len => {
+                    self.counters.got(purpose, len);
+                    if waited > Duration::ZERO {
+                        self.counters.reached();
+                    }
+                    return Ok(object.bytes);
+                }
+                // The rest of an answer can be lost on the way; that of an object cannot come back.
+                Ok(object) if object.len < range.end => {
+                    return Err(damage(format!(
+                        "object {key} in {} has {} bytes where {} are referred to",
+                        self.objects.place(),
+                        object.len,
+                        range.end
+                    )));
+                }
+                Ok(object) => io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    format!("{} bytes of {len} of object {key} arrived", object.bytes.len()),
+                ),
+                Err(e @ (ObjectsError::NotFound { .. } | ObjectsError::OutOfRange { .. })) => {
+                    return Err(damage(format!(
+                        "zones are missing in {}: {e}",
+                        self.objects.place()
+                    )));
+                }
+                Err(e) => io::Error::other(e.to_string()),
+            };
+            if waited >= self.options.timeout {
+                return Err(error);
+            }
+            if waited.is_zero() {
+                self.counters.waits(&self.objects.place(), &error);
+            }
+            thread::sleep(pause);
+            waited += pause;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Gives up zones that were not read since the hand of the clock came by, until no more is
+    /// cached than may be; those with index or tuples go last, and those of `wanted` stay.
+    fn make_room(&self, cache: &dyn Device, wanted: &[PartRange]) -> io::Result<()> {
+        let most = self.options.cache_bytes / PART;
+        if self.parts.valid() <= most {
+            return Ok(());
+        }
+        let Some(mut hand) = self.hand.try_lock() else { return Ok(()) };
+        let zones = self.parts.zones();
+        for round in 0..3 * zones.len() {
+            if self.parts.valid() <= most {
+                break;
+            }
+            let zone = zones[*hand % zones.len()];
+            *hand = (*hand + 1) % zones.len();
+            let how = self.parts.pass(zone);
+            let spared = how & USED != 0 || how & OF_INDEX != 0 && round < 2 * zones.len();
+            if spared || !self.parts.has_any(zone) || wanted.iter().any(|r| r.zone == zone) {
+                continue;
+            }
+            let _alone = self.lock_of(zone).write();
+            self.parts.forget(zone);
+            cache.discard(zone.start(), ZONE_SIZE)?;
+            self.counters.gave_up();
+        }
+        Ok(())
+    }
+}
+
+impl Requests {
+    fn begin(&self) -> RequestGuard<'_> {
+        let mut now = self.now.lock();
+        while *now >= AT_ONCE {
+            self.ended.wait(&mut now);
+        }
+        *now += 1;
+        RequestGuard(self)
+    }
+}
+
+struct RequestGuard<'a>(&'a Requests);
+
+impl Drop for RequestGuard<'_> {
+    fn drop(&mut self) {
+        *self.0.now.lock() -= 1;
+        self.0.ended.notify_one();
+    }
+}
+
+/// An error that a wait does not mend.
+fn damage(what: String) -> io::Error {
+    io_error(Error::corrupt(what, 0))
+}
+
+/// An error of this crate, which a caller takes out of the error of the device again.
+fn io_error(e: Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, e)
+}

@@ -1,0 +1,31 @@
+//! Zones in object storage: a store of which the local file is a cache, or the beginning of one of
+//! its own. A zone that was published never changes, and lies at the same address everywhere, so
+//! what refers to it is valid wherever the zone table is.
+//!
+//! - `table` says where the bytes of each zone lie.
+//! - `publish` writes zones to objects.
+//! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
+//! - `device` is the file with that behind it, which the store sees.
+//! - `record` is what the file itself says of all this.
+//!
+//! Zones of the table are never freed, so that no zone is both: what the store writes, it writes to
+//! other zones. Numbers of zones are plenty, and a sparse file has nothing where nothing was read.
+
+mod counters;
+mod device;
+mod fetch;
+mod parts;
+mod publish;
+mod record;
+mod table;
+
+pub use counters::RemoteStats;
+pub use fetch::RemoteOptions;
+pub use publish::{Fingerprint, Known, Progress, Published};
+pub use record::Home;
+pub use table::{MAX_OBJECT, MAX_PIECES, Piece, ZoneObject, ZoneTable};
+
+pub(crate) use device::RemoteDevice;
+pub(crate) use fetch::Remote;
+pub(crate) use publish::{Source, publish};
+pub(crate) use record::take_parts;

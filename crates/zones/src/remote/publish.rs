@@ -1,0 +1,289 @@
+//! Writes zones to objects. What lies there already, and is unchanged, is referred to; what was
+//! written behind it becomes another piece. Small pieces share an object.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use env::thread;
+use objects::{Created, Objects, Patience, create};
+use sha2::{Digest, Sha256};
+
+use super::table::{MAX_PIECES, Piece, ZoneObject, ZoneTable};
+use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
+
+/// Pieces of so many bytes get an object of their own.
+const OWN_OBJECT: usize = 1 << 20;
+/// A shared object is written when it has so many bytes.
+const PACK: usize = 8 << 20;
+/// Objects that are written at the same time.
+const AT_ONCE: usize = 8;
+
+/// The first 16 bytes of the SHA-256 of a piece: by it a publication tells that a zone still has
+/// the bytes that lie in object storage.
+pub type Fingerprint = [u8; 16];
+
+/// What lies in object storage already.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// Where.
+    pub table: ZoneTable,
+    /// The fingerprint of each of its pieces.
+    pub fingerprints: Vec<Fingerprint>,
+}
+
+/// How far a publication is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Zones that were looked at.
+    pub zones: u64,
+    /// All zones.
+    pub zones_total: u64,
+    /// Objects written.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Zones that lie in object storage now.
+#[derive(Clone, Debug, Default)]
+pub struct Published {
+    /// Where, and what: the zones that were asked for, and no others.
+    pub known: Known,
+    /// What it took.
+    pub progress: Progress,
+}
+
+/// A part of a zone that is to be written.
+struct Fresh {
+    zone: ZoneId,
+    offset: u32,
+    bytes: Bytes,
+    fingerprint: Fingerprint,
+}
+
+fn fingerprint(bytes: &[u8]) -> Fingerprint {
+    let digest: [u8; 32] = Sha256::digest(bytes).into();
+    std::array::from_fn(|i| digest[i])
+}
+
+/// A piece of the table in the making.
+#[derive(Clone, Copy)]
+struct Placed {
+    zone: ZoneId,
+    offset: u32,
+    len: u32,
+    object: ZoneObject,
+    at: u32,
+    fingerprint: Fingerprint,
+}
+
+/// The zones that are published.
+pub(crate) struct Source<'a> {
+    /// Reads the whole of a zone.
+    pub read: &'a dyn Fn(ZoneId, &mut [u8]) -> Result<()>,
+    /// Those that came from object storage, and have no other bytes than lie there.
+    pub table: Option<&'a ZoneTable>,
+}
+
+/// Publishes zones, see [`crate::Zones::publish`].
+pub(crate) fn publish(
+    source: Source<'_>,
+    objects: &Arc<dyn Objects>,
+    uses: &ZoneUse,
+    known: &Known,
+    first: ZoneObject,
+    progress: &mut dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()>,
+) -> Result<Published> {
+    let mut writer = Writer {
+        objects,
+        next: first,
+        placed: Vec::new(),
+        pack: Vec::new(),
+        whole: Vec::new(),
+        progress: Progress { zones_total: uses.len() as u64, ..Progress::default() },
+    };
+    for (zone, _) in uses.iter() {
+        publish_zone(&source, zone, known, &mut writer)?;
+        writer.progress.zones += 1;
+        let (now, placed) = (writer.progress, &writer.placed);
+        progress(now, &|| known_of(placed))?;
+    }
+    writer.write_whole()?;
+    writer.write_pack()?;
+    let known = known_of(&writer.placed)?;
+    progress(writer.progress, &|| Ok(known.clone()))?;
+    Ok(Published { known, progress: writer.progress })
+}
+
+fn publish_zone(
+    source: &Source<'_>,
+    zone: ZoneId,
+    known: &Known,
+    writer: &mut Writer<'_>,
+) -> Result<()> {
+    if let Some(table) = source.table.filter(|table| !table.pieces_of(zone).is_empty()) {
+        // Nothing compares these fingerprints: the zone comes this way each time.
+        let pieces = table.pieces_of(zone).iter();
+        pieces.for_each(|piece| writer.keep(table, piece, Fingerprint::default()));
+        return Ok(());
+    }
+    let mut bytes = vec![0; ZONE_SIZE as usize];
+    (source.read)(zone, &mut bytes)?;
+    let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+    bytes.truncate(end.next_multiple_of(512));
+
+    let pieces = known.table.pieces_of(zone);
+    let first = known.table.pieces().partition_point(|piece| piece.zone < zone);
+    let prints = known.fingerprints.get(first..first + pieces.len()).unwrap_or_default();
+    let mut covered = 0;
+    let is_same = pieces.len() == prints.len()
+        && pieces.iter().zip(prints).all(|(piece, print)| {
+            let here = bytes.get(piece.offset as usize..piece.end() as usize);
+            let follows = piece.offset as usize == covered;
+            covered = piece.end() as usize;
+            follows && here.is_some_and(|here| fingerprint(here) == *print)
+        });
+    let is_longer = covered < bytes.len();
+    if !is_same || pieces.len() + usize::from(is_longer) > MAX_PIECES {
+        return writer.add(zone, 0, bytes);
+    }
+    for (piece, print) in pieces.iter().zip(prints) {
+        writer.keep(&known.table, piece, *print);
+    }
+    if is_longer { writer.add(zone, covered, bytes.split_off(covered)) } else { Ok(()) }
+}
+
+fn known_of(placed: &[Placed]) -> Result<Known> {
+    let mut placed = placed.to_vec();
+    placed.sort_by_key(|p| (p.zone, p.offset));
+    let mut known = Known::default();
+    for p in placed {
+        known.table.add(p.zone, p.offset, p.len, p.object, p.at)?;
+        known.fingerprints.push(p.fingerprint);
+    }
+    Ok(known)
+}
+
+struct Writer<'a> {
+    objects: &'a Arc<dyn Objects>,
+    next: ZoneObject,
+    placed: Vec<Placed>,
+    /// What shares the next object.
+    pack: Vec<Fresh>,
+    /// What gets an object each.
+    whole: Vec<Fresh>,
+    progress: Progress,
+}
+
+impl Writer<'_> {
+    /// A piece that lies there already.
+    fn keep(&mut self, table: &ZoneTable, piece: &Piece, fingerprint: Fingerprint) {
+        let Piece { zone, offset, len, at, .. } = *piece;
+        let object = table.object(piece);
+        self.placed.push(Placed { zone, offset, len, object, at, fingerprint });
+    }
+
+    fn add(&mut self, zone: ZoneId, offset: usize, bytes: Vec<u8>) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let fresh = Fresh {
+            zone,
+            offset: offset as u32,
+            fingerprint: fingerprint(&bytes),
+            bytes: bytes.into(),
+        };
+        if fresh.bytes.len() >= OWN_OBJECT {
+            self.whole.push(fresh);
+            if self.whole.len() >= AT_ONCE { self.write_whole() } else { Ok(()) }
+        } else {
+            self.pack.push(fresh);
+            let packed: usize = self.pack.iter().map(|f| f.bytes.len()).sum();
+            if packed >= PACK { self.write_pack() } else { Ok(()) }
+        }
+    }
+
+    fn take_name(&mut self) -> Result<ZoneObject> {
+        let name = self.next;
+        let next = name.number.checked_add(1);
+        self.next.number =
+            next.ok_or_else(|| Error::Invalid("an epoch has no more names for objects".into()))?;
+        Ok(name)
+    }
+
+    /// Writes what has an object of its own, several at the same time.
+    fn write_whole(&mut self) -> Result<()> {
+        let mut named = Vec::new();
+        for fresh in std::mem::take(&mut self.whole) {
+            named.push((self.take_name()?, fresh));
+        }
+        let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+        let write = || {
+            while let Some((name, fresh)) = named.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(e) = put(self.objects, *name, fresh.bytes.clone()) {
+                    failure.lock().get_or_insert(e);
+                    return;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..named.len() {
+                scope.spawn(write);
+            }
+            write();
+        });
+        if let Some(e) = failure.into_inner() {
+            return Err(e);
+        }
+        for (object, fresh) in named {
+            let Fresh { zone, offset, fingerprint, bytes } = fresh;
+            let len = bytes.len() as u32;
+            self.placed.push(Placed { zone, offset, len, object, at: 0, fingerprint });
+            self.progress.objects += 1;
+            self.progress.bytes += u64::from(len);
+        }
+        Ok(())
+    }
+
+    /// Writes what shares an object.
+    fn write_pack(&mut self) -> Result<()> {
+        let pack = std::mem::take(&mut self.pack);
+        if pack.is_empty() {
+            return Ok(());
+        }
+        let object = self.take_name()?;
+        let mut bytes = Vec::new();
+        let mut placed = Vec::new();
+        for fresh in pack {
+            let (at, len) = (bytes.len() as u32, fresh.bytes.len() as u32);
+            let Fresh { zone, offset, fingerprint, .. } = fresh;
+            placed.push(Placed { zone, offset, len, object, at, fingerprint });
+            bytes.extend_from_slice(&fresh.bytes);
+        }
+        let len = bytes.len() as u64;
+        put(self.objects, object, bytes.into())?;
+        self.placed.extend(placed);
+        self.progress.objects += 1;
+        self.progress.bytes += len;
+        Ok(())
+    }
+}
+
+/// Creates an object that has the name of this writer alone.
+fn put(objects: &Arc<dyn Objects>, name: ZoneObject, bytes: Bytes) -> Result<()> {
+    match create(&**objects, &name.key()?, bytes, Patience::default()) {
+        Ok(Created::Done(_)) => Ok(()),
+        Ok(Created::Taken(_)) => Err(Error::Invalid(format!(
+            "another writer has created {} in {}: it writes for the same store; publish again",
+            name.key()?,
+            objects.place()
+        ))),
+        Err(e) => Err(Error::io(
+            format!("writing zones to {}", objects.place()),
+            io::Error::other(e.to_string()),
+        )),
+    }
+}

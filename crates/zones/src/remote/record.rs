@@ -1,0 +1,182 @@
+//! What the local file of a store in object storage says of that: who it is a copy of, the zone
+//! table, and which parts are here. It lies in zone 0, in what the superblock pair leaves free.
+//! Everything has a checksum. The list of parts is written when the store is closed and taken out
+//! when it is opened: after a crash nothing of the zones in object storage counts as here.
+
+use std::io;
+
+use crate::superblock::COPIES;
+use crate::varint::{get_bytes, put_bytes};
+use crate::{Device, Error, Purpose, Result, SECTOR, ZONE_SIZE, crc32c, round_up};
+
+use super::parts::Parts;
+use super::table::ZoneTable;
+
+/// Where the record of the home lies, and the list of parts: each behind a copy of the superblock.
+const HOME_AT: u64 = COPIES[0] + SECTOR;
+const PARTS_AT: u64 = COPIES[1] + SECTOR;
+/// The most bytes of each.
+const MOST_HOME: u64 = COPIES[1] - HOME_AT;
+const MOST_PARTS: u64 = ZONE_SIZE - PARTS_AT;
+
+const HOME_MAGIC: [u8; 8] = *b"KVFSHOME";
+const PARTS_MAGIC: [u8; 8] = *b"KVFSPART";
+/// Magic, checksum of all behind it, length of the body.
+const HEADER: usize = 16;
+
+/// The longest note of the floor above, bytes.
+const MAX_NOTE: usize = 64 << 10;
+
+/// What the local file says of the object storage that its zones lie in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Home {
+    /// What the floor above knows of it, opaque here: at most 64 KiB.
+    pub note: Vec<u8>,
+    /// Where the zones lie.
+    pub table: ZoneTable,
+}
+
+impl Home {
+    fn encode(&self) -> Result<Vec<u8>> {
+        let mut body = Vec::new();
+        put_bytes(&mut body, &self.note);
+        self.table.encode(&mut body);
+        if self.note.len() > MAX_NOTE || body.len() as u64 > MOST_HOME - HEADER as u64 {
+            return Err(Error::Invalid(format!(
+                "the zone table of the store takes {} bytes; a local file has room for {MOST_HOME}",
+                body.len()
+            )));
+        }
+        Ok(body)
+    }
+
+    fn decode(body: &[u8]) -> Result<Home> {
+        let mut rest = body;
+        let note = get_bytes(&mut rest)?;
+        if note.len() > MAX_NOTE {
+            return Err(Error::corrupt("the record of the home has too long a note", HOME_AT));
+        }
+        let table = ZoneTable::decode(&mut rest)?;
+        if !rest.is_empty() {
+            return Err(Error::corrupt("the record of the home is too long", HOME_AT));
+        }
+        Ok(Home { note: note.to_vec(), table })
+    }
+
+    /// Writes the record; does not sync.
+    pub(crate) fn write(&self, device: &dyn Device) -> Result<()> {
+        let body = self.encode()?;
+        write(device, HOME_AT, HOME_MAGIC, &body)
+            .map_err(|e| Error::io("writing the record of the home", e))
+    }
+
+    /// Reads the record of a device that holds a store of version 8.
+    pub fn read(device: &dyn Device) -> Result<Home> {
+        let body = read(device, HOME_AT, MOST_HOME, HOME_MAGIC)
+            .map_err(|e| Error::io("reading the record of the home", e))?;
+        let body = body.ok_or_else(|| {
+            Error::corrupt("the record of the home is damaged: make the local copy anew", HOME_AT)
+        })?;
+        Home::decode(&body)
+    }
+}
+
+/// Writes which parts are here, if there is room for that, and syncs: everything that counts is on
+/// the medium before.
+pub(crate) fn write_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> {
+    let mut body = Vec::new();
+    parts.encode(&mut body);
+    if body.len() as u64 > MOST_PARTS - HEADER as u64 {
+        tracing::warn!("more is cached than can be noted: it will be fetched again");
+        return Ok(());
+    }
+    device.sync()?;
+    write(device, PARTS_AT, PARTS_MAGIC, &body)?;
+    device.sync()
+}
+
+/// Takes up which parts are here, and takes the list out, durably: from now on the file may change.
+pub(crate) fn take_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> {
+    let Some(body) = read(device, PARTS_AT, MOST_PARTS, PARTS_MAGIC)? else { return Ok(()) };
+    device.write_at(Purpose::Superblock, PARTS_AT, &[0; SECTOR as usize])?;
+    device.sync()?;
+    if let Err(e) = parts.decode(&body) {
+        parts.zones().iter().for_each(|&zone| parts.forget(zone));
+        tracing::warn!("what is cached is fetched again: {e}");
+    }
+    Ok(())
+}
+
+fn write(device: &dyn Device, at: u64, magic: [u8; 8], body: &[u8]) -> io::Result<()> {
+    let len = u32::try_from(body.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut block = vec![0; round_up((HEADER + body.len()) as u64, SECTOR) as usize];
+    block[..8].copy_from_slice(&magic);
+    block[12..16].copy_from_slice(&len.to_le_bytes());
+    block[HEADER..HEADER + body.len()].copy_from_slice(body);
+    let sum = crc32c(&block[12..HEADER + body.len()]);
+    block[8..12].copy_from_slice(&sum.to_le_bytes());
+    device.write_at(Purpose::Superblock, at, &block)
+}
+
+/// The body of a record; `None` if there is none that is whole.
+fn read(device: &dyn Device, at: u64, most: u64, magic: [u8; 8]) -> io::Result<Option<Vec<u8>>> {
+    let mut header = [0; HEADER];
+    device.read_at(Purpose::Superblock, at, &mut header)?;
+    let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+    let (sum, len) = (u32_at(8), u32_at(12));
+    if header[..8] != magic || u64::from(len) > most - HEADER as u64 {
+        return Ok(None);
+    }
+    let mut checked = vec![0; 4 + len as usize];
+    device.read_at(Purpose::Superblock, at + 12, &mut checked)?;
+    Ok((crc32c(&checked) == sum).then(|| checked.split_off(4)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::parts::PartRange;
+    use crate::remote::table::ZoneObject;
+    use crate::{MemoryDevice, ZoneId};
+
+    fn sample() -> Home {
+        let mut table = ZoneTable::new();
+        let object = ZoneObject { origin: [3; 16], epoch: 1, number: 4 };
+        table.add(ZoneId(5), 0, 1000, object, 0).unwrap();
+        Home { note: b"a note".to_vec(), table }
+    }
+
+    #[test]
+    fn the_home_comes_back_and_no_flipped_bit_passes() {
+        let device = MemoryDevice::new();
+        device.grow(ZONE_SIZE).unwrap();
+        assert!(Home::read(&device).is_err());
+        let home = sample();
+        home.write(&device).unwrap();
+        assert_eq!(Home::read(&device).unwrap(), home);
+        let len = HEADER + home.encode().unwrap().len();
+        for bit in 0..len * 8 {
+            let bad = device.clone();
+            bad.flip_bit(HOME_AT + bit as u64 / 8, bit as u8 % 8);
+            assert!(matches!(Home::read(&bad), Err(Error::Corrupt { .. })), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn parts_count_once_after_a_close() {
+        let device = MemoryDevice::new();
+        device.grow(ZONE_SIZE).unwrap();
+        let parts = || Parts::new([ZoneId(5)].into_iter());
+        let here = PartRange { zone: ZoneId(5), first: 3, end: 9 };
+        let open = parts();
+        open.arrived(here);
+        write_parts(&device, &open).unwrap();
+        let next = parts();
+        take_parts(&device, &next).unwrap();
+        assert!(next.has(here));
+        // As after a crash, before which the file may have changed.
+        let after = parts();
+        take_parts(&device, &after).unwrap();
+        assert_eq!(after.valid(), 0);
+    }
+}

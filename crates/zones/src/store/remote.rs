@@ -1,0 +1,113 @@
+//! Zones that lie in object storage: stores are opened with them, and written to it.
+
+use std::sync::Arc;
+
+use objects::Objects;
+
+use super::{FormatOptions, Zones};
+use crate::remote::{
+    Home, Known, Progress, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats, Source,
+    ZoneObject, ZoneTable, publish, take_parts,
+};
+use crate::superblock::{self, REMOTE_VERSION, Superblock};
+use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
+
+impl Zones {
+    /// Whether zones of the store on `device` lie in object storage.
+    pub fn is_remote(device: &dyn Device) -> Result<bool> {
+        Ok(superblock::read_newest(device)?.0.version == REMOTE_VERSION)
+    }
+
+    /// Opens a store of which zones lie in `objects`, if it is one ([`REMOTE_VERSION`]), and else
+    /// as [`Zones::open`]. The device must allow writes, since parts of zones are kept there.
+    pub fn open_remote(
+        device: Arc<dyn Device>,
+        objects: Arc<dyn Objects>,
+        options: RemoteOptions,
+    ) -> Result<Arc<Zones>> {
+        let (superblock, copy) = superblock::read_newest(&*device)?;
+        if superblock.version != REMOTE_VERSION {
+            return Self::new(device, superblock, copy);
+        }
+        let home = Home::read(&*device)?;
+        Self::with_remote(device, superblock, copy, objects, home.table, options)
+    }
+
+    /// Makes a local file for a store whose zones are those of `home`, with the root to come: as
+    /// after [`Zones::copy_to`], but that nothing is copied. All data on the device is lost.
+    pub fn format_remote(
+        device: Arc<dyn Device>,
+        home: &Home,
+        uuid: [u8; 16],
+        options: FormatOptions,
+        objects: Arc<dyn Objects>,
+        remote: RemoteOptions,
+    ) -> Result<Arc<Zones>> {
+        let doing = "making the local file of a store in object storage";
+        device.lengthen(home.table.end().max(ZONE_SIZE)).map_err(|e| Error::io(doing, e))?;
+        home.write(&*device)?;
+        let superblock = Superblock {
+            uuid,
+            version: REMOTE_VERSION,
+            generation: 1,
+            capacity: options.capacity,
+            reserve_zones: options.reserve_zones,
+            profile: options.profile,
+            root: Vec::new(),
+        };
+        Self::with_remote(device, superblock, 1, objects, home.table.clone(), remote)
+    }
+
+    fn with_remote(
+        device: Arc<dyn Device>,
+        superblock: Superblock,
+        copy: usize,
+        objects: Arc<dyn Objects>,
+        table: ZoneTable,
+        options: RemoteOptions,
+    ) -> Result<Arc<Zones>> {
+        let mut uses = ZoneUse::new();
+        table.zones().for_each(|zone| uses.add(zone, 0));
+        let remote = Arc::new(Remote::new(objects, table, options));
+        take_parts(&*device, &remote.parts)
+            .map_err(|e| Error::io("reading which parts of zones are here", e))?;
+        let device = Arc::new(RemoteDevice::new(device, remote.clone()));
+        let mut zones = Self::build(device, superblock, copy)?;
+        zones.allocator.pin(&uses)?;
+        zones.remote = Some((remote, ZonePin::counted(&zones.allocator, uses)));
+        Ok(Arc::new(zones))
+    }
+
+    /// The zones that lie in object storage.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref().map(|(remote, _)| &**remote)
+    }
+
+    /// Where the zones lie that are in object storage, of a store that has such.
+    pub fn remote_table(&self) -> Option<&ZoneTable> {
+        self.remote().map(Remote::table)
+    }
+
+    /// What was asked of object storage, of a store with zones there.
+    pub fn remote_stats(&self) -> Option<RemoteStats> {
+        self.remote().map(Remote::stats)
+    }
+
+    /// Writes the zones of `uses` to `objects`, but for what is `known` to lie there; `first` is
+    /// the name of the first new object, and the others are numbered from there. The caller keeps
+    /// the zones pinned, and nothing that it publishes may refer to bytes that are written during
+    /// the call. `progress` is called after each zone, with all pieces that lie there so far, so
+    /// that a publication that was cut off need not begin anew; an error of it ends the call.
+    pub fn publish(
+        &self,
+        objects: &Arc<dyn Objects>,
+        uses: &ZoneUse,
+        known: &Known,
+        first: ZoneObject,
+        progress: &mut dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()>,
+    ) -> Result<Published> {
+        let read = |zone: ZoneId, bytes: &mut [u8]| self.read(Purpose::Pages, zone.start(), bytes);
+        let source = Source { read: &read, table: self.remote_table() };
+        publish(source, objects, uses, known, first, progress)
+    }
+}
