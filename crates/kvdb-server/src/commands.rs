@@ -300,6 +300,7 @@ pub static COMMANDS: &[Command] = &[
     reads("info", "[section ...]", -1, NONE, server::info),
     reads("keys", "pattern", 2, NONE, scan::keys),
     in_multi(InMulti::Refused, reads("kvfs.check", "", 1, NONE, server::check)),
+    in_multi(InMulti::Refused, reads("kvfs.push", "address", 2, NONE, server::push)),
     reads("kvfs.stat", "", 1, NONE, server::stat),
     reads("kvfs.zones", "[cells]", -1, NONE, zones::zones),
     reads("latency", introspection::LATENCY_USAGE, -2, NONE, introspection::latency),

@@ -82,7 +82,7 @@ pub use error::Error;
 pub use glob::matches as matches_glob;
 pub use limits::Limits;
 pub use server::{Server, ServerOptions};
-pub use session::{Check, Describe, InfoSource};
+pub use session::{Check, Describe, InfoSource, Publish};
 pub use tls::Tls;
 pub use transactions::{
     Cloned, Conflicting, FileChange, FileDetail, FinishRebase, Importing, Merge, Merging, Paths,

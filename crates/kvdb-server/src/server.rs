@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::event_loop::EventLoop;
 use crate::limits::Limits;
 use crate::scripts::Scripts;
-use crate::session::{Check, Describe, InfoSource, Shared};
+use crate::session::{Check, Describe, InfoSource, Publish, Shared};
 use crate::socket::PrivateSocket;
 use crate::stream::Stream;
 use crate::stream_sink::StreamSink;
@@ -58,6 +58,8 @@ pub struct ServerOptions {
     pub describe: Option<Describe>,
     /// Checks what the owner of the store keeps there, for `KVFS.CHECK`.
     pub check: Option<Check>,
+    /// Publishes the store to object storage, for `KVFS.PUSH`.
+    pub publish: Option<Publish>,
 }
 
 /// A running server. Dropped, it stops: connections end, the socket disappears.
@@ -99,6 +101,7 @@ impl Server {
         );
         shared.describe = options.describe;
         shared.check = options.check;
+        shared.publish = options.publish;
         shared.scripts = Scripts::new(options.scripts, &shared.limits);
         if let Some(transactions) = options.transactions {
             shared.transactions = transactions;

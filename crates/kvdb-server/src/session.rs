@@ -47,6 +47,8 @@ pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Has the owner of the store look at what it keeps there, as a whole: what it has found, as JSON.
 pub type Check = Arc<dyn Fn() -> kvdb::Result<String> + Send + Sync>;
+/// Publishes the store to an address; returns what that took, as JSON, or why it failed.
+pub type Publish = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
 /// Says what keys of a dictionary are to the owner of the store, from the first up to the second: a
 /// file, say.
@@ -61,6 +63,7 @@ pub struct Shared {
     pub info: Option<InfoSource>,
     pub describe: Option<Describe>,
     pub check: Option<Check>,
+    pub publish: Option<Publish>,
     pub socket: String,
     pub tcp: Option<SocketAddr>,
     pub locks: KeyLocks,
@@ -128,6 +131,7 @@ impl Shared {
             info,
             describe: None,
             check: None,
+            publish: None,
             socket: String::new(),
             tcp: None,
             locks: KeyLocks::default(),

@@ -76,7 +76,7 @@ pub use commit::conditional::Reads;
 pub use commit::feed::{CommitPosition, CommittedKey, CommittedKeys, RecentKeys};
 pub use commit::locking::without_lock_waits;
 pub use commit::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
-pub use db::check::{CheckReport, Fault, check};
+pub use db::check::{CheckReport, Fault, check, check_with};
 pub use db::checkpoint::CheckpointStats;
 pub use db::handle::Dictionary;
 pub use db::ingest::{Ingest, IngestStats};
@@ -114,6 +114,7 @@ pub use transactions::{
     StoredTuples, Transaction, TransactionInfo, TransactionOptions, UndoableCommit,
 };
 pub use vt_tree::{Estimate, Update, read_alone, read_onward};
+pub use zones::remote::RemoteStats;
 pub use zones::{Profile, ZoneInfo, ZoneState};
 
 /// The guide's examples run as tests.

@@ -527,3 +527,58 @@ fn a_checkpoint_of_a_copy_has_everything_itself() {
     let own = Kvdb::open(whole, Arc::new(Simulated::new(1)), small()).unwrap().0;
     assert_eq!(all(&own), all(&db));
 }
+
+#[test]
+fn a_local_file_follows_the_store_and_keeps_what_did_not_change() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(91);
+    let words = db.open_dictionary("words").unwrap();
+    for i in 0..1_000 {
+        words.insert(format!("{i:08}"), bytes(&mut random, 8_000)).unwrap();
+    }
+    push(&db, &bucket.store("words"));
+    let device = copied(&bucket.store("words"), 92);
+    assert_eq!(all(&reader(&device, &bucket)), all(&db));
+    let fetched = bucket.counts.counts().get.bytes;
+    for round in 0..3 {
+        words.insert(format!("new{round}"), "x").unwrap();
+        push(&db, &bucket.store("words"));
+        let env = Arc::new(Simulated::new(93 + round));
+        let copy = bucket.store("words").refresh(device.clone(), env.clone()).unwrap();
+        assert_eq!(copy.generation, 2 + round);
+        let again = bucket.store("words").refresh(device.clone(), env).unwrap();
+        assert_eq!(again, copy, "it is the newest");
+        let before = bucket.counts.counts().get.bytes;
+        assert_eq!(all(&reader(&device, &bucket)), all(&db));
+        let more = bucket.counts.counts().get.bytes - before;
+        assert!(more < fetched / 3, "{more} bytes after {fetched} at first");
+    }
+    let report = kvdb::check_with(device, Some(&bucket.zones()), &mut |_, _| {});
+    assert!(report.is_clean(), "{report:?}");
+}
+
+#[test]
+fn a_store_that_is_full_is_published_and_read_elsewhere() {
+    let bucket = Bucket::new();
+    let options = kvdb::CreateOptions {
+        capacity: Some(20 * zones::ZONE_SIZE),
+        reserve_zones: 4,
+        open: small(),
+        ..Default::default()
+    };
+    let device = Arc::new(MemoryDevice::new());
+    let db = Kvdb::create(device, Arc::new(Simulated::new(3)), options).unwrap();
+    let words = db.open_dictionary("words").unwrap();
+    let mut random = Random::new(5);
+    let mut value = vec![0; 100_000];
+    let full = (0..10_000).find(|i| {
+        random.fill(&mut value);
+        words.insert(format!("{i:08}"), value.clone()).is_err()
+    });
+    assert!(full.is_some_and(|n| n > 500), "{full:?}");
+    push(&db, &bucket.store("full"));
+    let device = copied(&bucket.store("full"), 4);
+    assert_eq!(all(&reader(&device, &bucket)), all(&db));
+    let fork = open_with(device, bucket.zones(), small()).unwrap();
+    fork.open_dictionary("words").unwrap().insert("more", value).unwrap();
+}

@@ -103,11 +103,12 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let device = FileDevice::open(store_path, true).map_err(|e| {
+    let device = FileDevice::open(store_path, !store::keeps_parts(store_path)).map_err(|e| {
         Failure::new(Exit::Failed, format!("cannot open {}: {e}", store_path.display()))
     })?;
     let device: Arc<dyn Device> = Arc::new(device);
-    let report = kvdb::check(device.clone(), &mut progress);
+    let remote = store::zones_of(&*device)?;
+    let report = kvdb::check_with(device.clone(), remote.as_ref(), &mut progress);
     // Its lock would keep us from opening the store again.
     drop(device);
     bar.finish_and_clear();

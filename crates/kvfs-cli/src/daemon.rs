@@ -70,7 +70,7 @@ fn serve_logged(
     let (opened, mut service, mut asked) = match begin {
         Begin::Mount(store, dir) => {
             let opened = Opened::new(options, |access| {
-                let store = store::open_waiting(store, access, options.memory)?;
+                let store = store::open_waiting(store, access, options.budget())?;
                 Ok(InHand { store, in_use: InUse::default(), kept: None })
             })?;
             let service = Service::begin(&opened, options, Mounting::On(dir))?;
@@ -158,7 +158,7 @@ fn serve_logged(
 fn go_on(store: &Path, resumed: &Resumed, options: &Options) -> Outcome<(Opened, Service)> {
     let opened = Opened::new(options, |access| {
         let (file, in_use) = resumed.store_and_use()?;
-        let store = store::open_file(file, store, access, options.memory)?;
+        let store = store::open_file(file, store, access, options.budget())?;
         Ok(InHand { store, in_use, kept: None })
     })?;
     let service = Service::begin(&opened, options, Mounting::Again(&resumed.mount))?;

@@ -15,6 +15,23 @@ pub fn shown_amplification(all: &Value) -> Option<f64> {
     all["write_amplification"].as_f64().filter(|_| committed >= MEANINGFUL)
 }
 
+/// What was asked of object storage, as JSON: bytes unless the name says otherwise, counts since
+/// the store was opened.
+pub fn remote(stats: &kvdb::RemoteStats) -> Value {
+    let by_purpose: Map<String, Value> = zones::Purpose::ALL
+        .iter()
+        .zip(stats.gets.iter().zip(&stats.got_bytes))
+        .filter(|(_, (gets, _))| **gets > 0)
+        .map(|(purpose, (gets, bytes))| {
+            (purpose.name().to_string(), json!({"gets": gets, "bytes": bytes}))
+        })
+        .collect();
+    json!({
+        "zones": stats.zones, "cached_bytes": stats.cached_bytes, "given_up_zones": stats.given_up,
+        "waiting": stats.waiting, "by_purpose": by_purpose,
+    })
+}
+
 /// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was
 /// opened.
 pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {

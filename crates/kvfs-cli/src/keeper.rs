@@ -144,7 +144,8 @@ fn in_memory(name: &str) -> Outcome<File> {
 impl Held {
     fn new(store: &Path, options: &Options) -> Outcome<Held> {
         let connection = kvfs_fuse::kept_connection().map_err(crate::failures::of_mount)?;
-        let store = File::options().read(true).write(!options.mount.read_only).open(store);
+        let writable = !options.mount.read_only || store::keeps_parts(store);
+        let store = File::options().read(true).write(writable).open(store);
         Ok(Held {
             connection,
             store: store.map_err(failed("cannot open the store"))?,
@@ -240,7 +241,7 @@ impl Held {
         let mirror = Arc::new(Mirror::new(file(&self.mirror)?).map_err(cannot)?);
         let kept = Kept::new(file(&self.references)?, mirror.notes().map_err(cannot)?)
             .map_err(failed("what the kernel refers to cannot be read"))?;
-        let store = store::open_mirrored(&self.store, path, access, options.memory, &mirror)?;
+        let store = store::open_mirrored(&self.store, path, access, options.budget(), &mirror)?;
         let references =
             kept.references().map_err(failed("what the kernel refers to cannot be read"))?;
         let of_files = |e: kvfs::Error| Failure::new(Exit::Failed, e.to_string());

@@ -3,6 +3,7 @@
 //! This file knows the commands and nothing of what they do. Output, errors and exit codes are in
 //! `output`, opening a store or finding a mounted one in `store`.
 
+mod address;
 mod bench;
 mod beneath;
 mod cat;
@@ -26,6 +27,7 @@ mod failures;
 mod figures;
 mod files;
 mod find;
+mod fork;
 mod handover;
 mod history;
 mod http;
@@ -38,6 +40,7 @@ mod keeper;
 mod kv;
 mod list;
 mod live;
+mod local_copies;
 mod ls;
 mod manual;
 mod mcp;
@@ -54,6 +57,7 @@ mod paths;
 mod pax;
 mod place;
 mod proposed;
+mod push;
 mod question;
 mod restore;
 mod retention;
@@ -147,6 +151,8 @@ enum Command {
     Compact(dict::CompactArgs),
     Import(import::Args),
     Export(export::Args),
+    Push(push::Args),
+    Fork(fork::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
     Completions(manual::CompletionsArgs),
@@ -225,6 +231,8 @@ fn main() -> ExitCode {
         Command::Defrag(args) => defrag::run(args, &output),
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),
+        Command::Push(args) => push::run(args, &output),
+        Command::Fork(args) => fork::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
         Command::Completions(args) => manual::completions(args, Cli::command(), &output),

@@ -15,12 +15,14 @@ use std::process::{Command, ExitCode, Stdio};
 
 use kvfs_fuse::{Unmount, mounts, unmount};
 
+use crate::address::Address;
 use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::{self, Judge};
 use crate::failures;
 use crate::handover::{self, Resumed};
 use crate::keeper::{self, Held};
+use crate::local_copies;
 use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -33,7 +35,9 @@ use crate::upgrade;
 #[derive(clap::Args)]
 #[command(after_help = mount_options::HELP)]
 pub struct Args {
-    /// The store: a file or a block device made by `kvfs create`.
+    /// The store: a file or a block device made by `kvfs create`, or one in object storage,
+    /// dir:FOLDER/NAME or dir:FOLDER/NAME@SNAPSHOT, which is mounted read-only as it was published
+    /// last.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.
@@ -58,6 +62,14 @@ pub struct Args {
     /// (64M, 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
     memory: Option<u64>,
+    /// Of a store in object storage: keep what is fetched in this directory (default:
+    /// ~/.cache/kvfs).
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Of a store in object storage: what is fetched may take so much of the disk (default: what
+    /// there is).
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
+    cache_size: Option<u64>,
     /// Append the daemon's log to this file.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -96,8 +108,15 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     };
     let store = args.store.ok_or_else(|| missing("store"))?;
     let dir = args.dir.ok_or_else(|| missing("directory"))?;
+    let address = Address::parse(&store)?;
+    if let Some(address) = &address {
+        args.options.push("ro".into());
+        let snapshot = address.snapshot.iter().map(|name| format!("snapshot={name}").into());
+        args.options.extend(snapshot);
+    }
     let mut options = mount_options::parse(&args.options)?;
     options.memory = args.memory.or(options.memory);
+    options.cache_size = args.cache_size.or(options.cache_size);
     options.log = args.log.or(options.log);
     options.metrics = args.metrics.or(options.metrics);
     options.network.check()?;
@@ -122,7 +141,14 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         let begin = Begin::Resume(&store, Box::new(Resumed::from_descriptor(left)?));
         return daemon::serve(begin, &options, &front, &mut |_| Ok(()));
     }
-    let store = existing(&store)?;
+    let store = match &address {
+        Some(address) => {
+            let (store, copy) = local_copies::of(address, args.cache.as_deref())?;
+            output.note(format!("{address} as of generation {}, read-only", copy.generation));
+            store
+        }
+        None => existing(&store)?,
+    };
     let dir = mount_point(&dir, output)?;
     if store.starts_with(&dir) {
         let hides = format!(
@@ -259,6 +285,7 @@ fn arguments(
         all.extend(value.into_iter().flat_map(|value| [name.into(), value]));
     };
     add("--memory", options.memory.map(|memory| memory.to_string().into()));
+    add("--cache-size", options.cache_size.map(|size| size.to_string().into()));
     add("--log", options.log.clone().map(Into::into));
     add("--metrics", options.metrics.map(|address| address.to_string().into()));
     all
@@ -466,6 +493,8 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             options,
             foreground: false,
             memory: None,
+            cache: None,
+            cache_size: None,
             log: None,
             metrics: None,
             serving: false,

@@ -15,6 +15,7 @@ use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Interval;
 use crate::sizes;
+use crate::store::Budget;
 
 /// Everything `-o` can say.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +25,8 @@ pub struct Options {
     pub source: Option<OsString>,
     pub policy: Policy,
     pub memory: Option<u64>,
+    /// What is fetched from object storage may take so much of the disk, bytes.
+    pub cache_size: Option<u64>,
     pub log: Option<PathBuf>,
     /// Others than their users may look into views.
     pub open_views: bool,
@@ -38,6 +41,13 @@ pub struct Options {
     pub scrub: Option<Interval>,
     /// A keeper begins the daemon anew when it is killed.
     pub keeper: bool,
+}
+
+impl Options {
+    /// What the store may take of the machine.
+    pub fn budget(&self) -> Budget {
+        Budget { memory: self.memory, cache: self.cache_size }
+    }
 }
 
 /// Shown with `kvfs mount --help`.
@@ -69,6 +79,8 @@ Options for -o, separated by commas:
                               kvfs; an empty subtype leaves the type plain `fuse`)
   memory=SIZE, log=FILE, metrics=ADDRESS
                               as --memory, --log and --metrics
+  cache_size=SIZE             of a store in object storage: what is fetched may take so much of
+                              the disk (default: what there is)
   snapshot=NAME, clone=NAME   mount this view of the store and nothing else of its files (a
                               snapshot read-only, a clone with its transactions and snapshots);
                               takes the right to mount. Of a store that is mounted, see .kvfs in
@@ -172,6 +184,9 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                     .ok()
                     .filter(fits)
                     .ok_or_else(|| bad("a subtype is letters, digits, - _ .".into()))?;
+            }
+            ("cache_size", Some(value)) => {
+                options.cache_size = Some(sizes::parse_size(&value.to_string_lossy()).map_err(bad)?)
             }
             ("memory", Some(value)) => {
                 options.memory = Some(sizes::parse_size(&value.to_string_lossy()).map_err(bad)?)
@@ -338,6 +353,7 @@ fn takes_a_value(name: &str) -> bool {
     [
         "fsname",
         "subtype",
+        "cache_size",
         "memory",
         "log",
         "threads",

@@ -25,6 +25,7 @@ use crate::mount_options::Options;
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::place;
+use crate::push;
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
 use crate::sockets;
@@ -330,11 +331,16 @@ fn start_server(
     if let Ok(directory) = daemons::make_directory() {
         places.push(directory.join(format!("{}.sock", std::process::id())));
     }
-    let checked = fs.clone();
+    let (checked, fs_of_push) = (fs.clone(), fs.clone());
     let (db, fs) = (store.db.clone(), fs.clone());
     let info: kvdb_server::InfoSource =
         Arc::new(move || statistics::of_store(&db, Some(&fs), figures.get()));
     let check: kvdb_server::Check = Arc::new(move || check::of_files(&checked));
+    let (pushed, from) = (store.db.clone(), fs_of_push.clone());
+    let publish: kvdb_server::Publish = Arc::new(move |address| {
+        from.sync_all().map_err(|e| e.to_string())?;
+        push::of_served(&pushed, address).map_err(|failure| failure.message)
+    });
     let own = store.db.clone();
     let describe: kvdb_server::Describe =
         Arc::new(move |dictionary, start, end| kvfs::describe_keys(&own, dictionary, start, end));
@@ -344,6 +350,7 @@ fn start_server(
             info: Some(info.clone()),
             describe: Some(describe.clone()),
             check: Some(check.clone()),
+            publish: Some(publish.clone()),
             transactions: Some(over_files.clone()),
             snapshots: Some(over_files),
             scripts: Some(scripts::command()),

@@ -33,6 +33,9 @@ pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> Str
             "pages_patched": s.pages_patched, "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino, "zone_size": s.zone_size,
         });
     }
+    if let Some(remote) = db.remote_stats() {
+        all["remote"] = figures::remote(&remote);
+    }
     let losses = fs.map_or_else(|| kvfs::losses(db), Fs::losses).unwrap_or_default();
     all["lost"] = lost(losses);
     if let Some(MountFigures { requests, notifier, uses_rings }) = mount {

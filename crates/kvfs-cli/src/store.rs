@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Machine;
-use kvdb::{CreateOptions, Kvdb, Mirror, OpenOptions, Profile};
+use kvdb::{CreateOptions, Kvdb, LocalCopy, Mirror, OpenOptions, Profile, RemoteZones};
 use kvfs::{Atime, Fs, FsOptions, InUse, ViewNotes};
 use kvfs_fuse::Kept;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use zones::FileDevice;
+use zones::{Device, FileDevice};
 
 use crate::daemons::Record;
 use crate::device_profile::Asked;
 use crate::output::{Exit, Failure, Outcome};
-use crate::{failures, paths, sizes};
+use crate::{address, failures, paths, sizes};
 
 /// The least size of a store, bytes. Zones are 8 MiB, and a few more than a dozen are spoken for
 /// before there is any data: the journal, the manifest, what is kept back so that deleting and
@@ -131,11 +131,40 @@ impl Shares {
     }
 }
 
-/// Opens the store at `path`. `memory`: all it may take for buffers, caches and indexes, bytes.
-pub fn open(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
-    let device = FileDevice::open(path, access == Access::ReadOnly)
-        .map_err(|e| failures::of_device(path, "open", e))?;
-    open_on(device, path, access, memory, None)
+/// What an open store may take of the machine, bytes; `None`: what is usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Budget {
+    /// For buffers, caches and indexes.
+    pub memory: Option<u64>,
+    /// On the disk, for what was fetched from object storage.
+    pub cache: Option<u64>,
+}
+
+impl From<Option<u64>> for Budget {
+    fn from(memory: Option<u64>) -> Budget {
+        Budget { memory, cache: None }
+    }
+}
+
+/// Opens the store at `path`.
+pub fn open(path: &Path, access: Access, budget: impl Into<Budget>) -> Outcome<Store> {
+    let writable = access != Access::ReadOnly || keeps_parts(path);
+    let device =
+        FileDevice::open(path, !writable).map_err(|e| failures::of_device(path, "open", e))?;
+    open_on(device, path, access, budget.into(), None)
+}
+
+/// Where the zones of the store lie, if they are in object storage. A file that is no store is
+/// refused when it is opened.
+pub fn zones_of(device: &dyn Device) -> Outcome<Option<RemoteZones>> {
+    let copy = LocalCopy::of(device).ok().flatten();
+    copy.map(|copy| address::zones_in(&copy.place)).transpose()
+}
+
+/// Whether the file is that of a store in object storage, and readers write into it what they
+/// fetch.
+pub fn keeps_parts(path: &Path) -> bool {
+    FileDevice::open(path, true).is_ok_and(|device| matches!(LocalCopy::of(&device), Ok(Some(_))))
 }
 
 /// As `open`, of a store whose file is open and locked, whatever its name is by now.
@@ -143,11 +172,11 @@ pub fn open_file(
     file: std::fs::File,
     path: &Path,
     access: Access,
-    memory: Option<u64>,
+    budget: impl Into<Budget>,
 ) -> Outcome<Store> {
     let device = FileDevice::of(file, path, access == Access::ReadOnly)
         .map_err(|e| failures::of_device(path, "open", e))?;
-    open_on(device, path, access, memory, None)
+    open_on(device, path, access, budget.into(), None)
 }
 
 /// As `open_waiting`, of a store whose file another process has open, too. Its commits are in a
@@ -156,14 +185,14 @@ pub fn open_mirrored(
     file: &std::fs::File,
     path: &Path,
     access: Access,
-    memory: Option<u64>,
+    budget: Budget,
     mirror: &Arc<Mirror>,
 ) -> Outcome<Store> {
     waiting(path, || {
         let file = file.try_clone().map_err(|e| Failure::io("cannot take the store's file", &e))?;
         let device = FileDevice::of(file, path, access == Access::ReadOnly)
             .map_err(|e| failures::of_device(path, "open", e))?;
-        open_on(device.without_writes_behind(), path, access, memory, Some(mirror.clone()))
+        open_on(device.without_writes_behind(), path, access, budget, Some(mirror.clone()))
     })
 }
 
@@ -171,15 +200,19 @@ fn open_on(
     device: FileDevice,
     path: &Path,
     access: Access,
-    memory: Option<u64>,
+    budget: Budget,
     mirror: Option<Arc<Mirror>>,
 ) -> Outcome<Store> {
-    let shares = Shares::of(memory.unwrap_or(MEMORY));
+    let shares = Shares::of(budget.memory.unwrap_or(MEMORY));
     let device = Arc::new(device);
+    let remote = zones_of(&*device)?;
+    let cache_bytes = budget.cache.unwrap_or(u64::MAX);
+    let remote = remote.map(|zones| RemoteZones { cache_bytes, ..zones });
     let options = OpenOptions {
         read_only: access == Access::ReadOnly,
         memory: shares.database,
         mirror,
+        remote,
         ..Default::default()
     };
     let (db, recovery) = Kvdb::open(device.clone(), Arc::new(Machine::default()), options)
@@ -198,8 +231,9 @@ fn open_on(
 
 /// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what
 /// was left) it waits for that; for any other user it waits a moment, in case it is just leaving.
-pub fn open_waiting(path: &Path, access: Access, memory: Option<u64>) -> Outcome<Store> {
-    waiting(path, || open(path, access, memory))
+pub fn open_waiting(path: &Path, access: Access, budget: impl Into<Budget>) -> Outcome<Store> {
+    let budget = budget.into();
+    waiting(path, || open(path, access, budget))
 }
 
 fn waiting(path: &Path, open: impl Fn() -> Outcome<Store>) -> Outcome<Store> {

@@ -196,6 +196,14 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
     (copies, errors)
 }
 
+/// Takes both copies out, durably: the device holds no store then.
+pub(crate) fn wipe(device: &dyn Device) -> io::Result<()> {
+    for addr in COPIES {
+        device.write_at(Purpose::Superblock, addr, &[0; SIZE])?;
+    }
+    device.sync()
+}
+
 /// Writes one copy; does not sync.
 pub(crate) fn write_copy(
     device: &dyn Device,

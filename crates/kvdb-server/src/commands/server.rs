@@ -78,6 +78,21 @@ pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
+/// `KVFS.PUSH address`: publishes the store to object storage, and replies what that took, as JSON,
+/// when it is done. The address is one of this machine, and so a client of the network may not say
+/// where files are made.
+pub fn push(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let nothing = || Failure::request("this server publishes nothing");
+    let publish = s.shared.publish.clone().ok_or_else(nothing)?;
+    if s.needs_password {
+        return Err(Failure::request("a store is published over its Unix socket alone"));
+    }
+    let address = str::from_utf8(args.at(1));
+    let address = address.map_err(|_| Failure::request("an address is UTF-8"))?;
+    out.bulk(publish(address).map_err(Failure::request)?.as_bytes());
+    Ok(())
+}
+
 pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let all = args.len() == 1
         || args.from(1).any(|a| is(a, "all") || is(a, "everything") || is(a, "default"));

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use crate::remote::{RemoteZones, open_zones};
 use vt_tree::{BlockCache, Value};
-use zones::{Device, ZoneId, ZoneUse, Zones};
+use zones::{Device, ZoneId, ZoneUse};
 
 use crate::db::recovery::{Found, read_journal};
 use crate::error::Result;
@@ -64,8 +65,18 @@ const CACHE: usize = 32 << 20;
 /// Reads the whole store on `device`, which no process may be writing to. `progress` hears of
 /// (bytes read, bytes in all). Damage is reported, never an error.
 pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
+    check_with(device, None, progress)
+}
+
+/// As [`check`], of a store whose zones lie in object storage if `remote` is given. What is not
+/// here is fetched.
+pub fn check_with(
+    device: Arc<dyn Device>,
+    remote: Option<&RemoteZones>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> CheckReport {
     let mut report = CheckReport::default();
-    if let Err(e) = examine(device, &mut report, progress) {
+    if let Err(e) = examine(device, remote, &mut report, progress) {
         report.fault("store", e);
     }
     report
@@ -73,10 +84,11 @@ pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Che
 
 fn examine(
     device: Arc<dyn Device>,
+    remote: Option<&RemoteZones>,
     report: &mut CheckReport,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let zones = Zones::open(device)?;
+    let zones = open_zones(device, remote)?;
     for e in zones.check_superblocks() {
         report.fault("superblock", e);
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use env::Machine;
 use zones::FileDevice;
+use zones::remote::RemoteStats;
 
 use crate::db::Kvdb;
 use crate::db::files::Partial;
@@ -52,6 +53,11 @@ impl Kvdb {
         let claim = Claim::begin(&*database.env, to, zones.superblock().uuid)?;
         let checkpoint = database.checkpoint_state()?;
         claim.push(zones, &checkpoint.state, &checkpoint.uses, progress)
+    }
+
+    /// What was asked of object storage since the store was opened; `None`: all its zones are here.
+    pub fn remote_stats(&self) -> Option<RemoteStats> {
+        self.db.0.zones.remote_stats()
     }
 }
 

@@ -67,12 +67,37 @@ impl LocalCopy {
 }
 
 impl RemoteStore {
+    /// Makes the file on `device` the local file of the newest state, as [`RemoteStore::copy_to`],
+    /// unless it is that. Parts of zones stay that are here and did not change.
+    pub fn refresh(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
+        let now = LocalCopy::of(&*device).ok().flatten();
+        let head = self.head()?;
+        let is_newest = |copy: &LocalCopy| {
+            let newest = head
+                .as_ref()
+                .is_some_and(|head| (head.store, head.generation) == (copy.store, copy.generation));
+            newest && copy.name == self.name() && copy.place == self.objects().place()
+        };
+        match now.filter(is_newest) {
+            Some(copy) => Ok(copy),
+            None => self.copy_of(head, device, env),
+        }
+    }
+
     /// Makes the local file of the newest state on `device`, whose contents are lost. It is a store
     /// when this returns without an error, which is opened with
     /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read, or to be written as a store
     /// of its own.
     pub fn copy_to(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
-        let head = self.head()?;
+        self.copy_of(self.head()?, device, env)
+    }
+
+    fn copy_of(
+        &self,
+        head: Option<Head>,
+        device: Arc<dyn Device>,
+        env: Arc<dyn Env>,
+    ) -> Result<LocalCopy> {
         let state = head.as_ref().and_then(|head| head.state.clone());
         let (Some(head), Some(state)) = (head, state) else {
             return Err(Error::Invalid(format!("there is no store {}", self.place())));
@@ -84,7 +109,8 @@ impl RemoteStore {
         let local = LocalCopy { place, name, generation, published, store };
         let home = Home { note: local.encode(), table: state.known.table };
         let format = FormatOptions {
-            capacity: state.capacity,
+            // Of the host's space this takes what it reads and writes, wherever zones lie.
+            capacity: None,
             reserve_zones: state.reserve_zones,
             profile: state.profile,
         };

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use objects::{Key, Objects};
+use zones::{Device, Zones};
 
 pub use copy::LocalCopy;
 pub use head::{Head, StateName};
@@ -56,6 +57,17 @@ impl RemoteZones {
     pub(crate) fn options(&self) -> zones::remote::RemoteOptions {
         zones::remote::RemoteOptions { cache_bytes: self.cache_bytes, timeout: self.timeout }
     }
+}
+
+/// Opens the zones of a store: those that lie in object storage, if it is one of these.
+pub(crate) fn open_zones(
+    device: Arc<dyn Device>,
+    remote: Option<&RemoteZones>,
+) -> Result<Arc<Zones>> {
+    Ok(match remote {
+        Some(remote) => Zones::open_remote(device, remote.objects.clone(), remote.options())?,
+        None => Zones::open(device)?,
+    })
 }
 
 /// A store in object storage: a place, and a name there. It may not be there yet.

@@ -27,5 +27,6 @@ pub use table::{MAX_OBJECT, MAX_PIECES, Piece, ZoneObject, ZoneTable};
 
 pub(crate) use device::RemoteDevice;
 pub(crate) use fetch::Remote;
+pub(crate) use parts::Parts;
 pub(crate) use publish::{Source, publish};
 pub(crate) use record::take_parts;

@@ -137,6 +137,18 @@ impl Parts {
         used.map_or(0, |used| used.fetch_and(!USED, Ordering::Relaxed))
     }
 
+    /// Notes as here what `other` has of the zones that are the `same`.
+    pub(crate) fn take_over(&self, other: &Parts, same: impl Fn(&ZoneId) -> bool) {
+        for &zone in self.zones.iter().filter(|zone| same(zone)) {
+            for part in 0..PARTS {
+                let range = PartRange { zone, first: part, end: part + 1 };
+                if other.place(zone).is_some() && other.has(range) {
+                    self.arrived(range);
+                }
+            }
+        }
+    }
+
     /// Appends which parts are here: for each zone that has any, the distance from the one before
     /// as a varint, and 16 bytes of bits; ends with a distance of 0.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {

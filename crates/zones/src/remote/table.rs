@@ -136,6 +136,14 @@ impl ZoneTable {
         &rest[..rest.partition_point(|piece| piece.zone == zone)]
     }
 
+    /// Whether a zone has the same bytes by another table: those of the same objects.
+    pub(crate) fn has_same(&self, zone: ZoneId, other: &ZoneTable) -> bool {
+        let place = |table: &ZoneTable, p: &Piece| (p.offset, p.len, p.at, table.object(p));
+        let (own, theirs) = (self.pieces_of(zone), other.pieces_of(zone));
+        own.len() == theirs.len()
+            && own.iter().zip(theirs).all(|(a, b)| place(self, a) == place(other, b))
+    }
+
     /// The zones, in ascending order.
     pub fn zones(&self) -> impl Iterator<Item = ZoneId> + '_ {
         self.pieces.chunk_by(|a, b| a.zone == b.zone).filter_map(|of| of.first()).map(|p| p.zone)

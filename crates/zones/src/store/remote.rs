@@ -6,8 +6,8 @@ use objects::Objects;
 
 use super::{FormatOptions, Zones};
 use crate::remote::{
-    Home, Known, Progress, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats, Source,
-    ZoneObject, ZoneTable, publish, take_parts,
+    Home, Known, Parts, Progress, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats,
+    Source, ZoneObject, ZoneTable, publish, take_parts,
 };
 use crate::superblock::{self, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
@@ -34,7 +34,8 @@ impl Zones {
     }
 
     /// Makes a local file for a store whose zones are those of `home`, with the root to come: as
-    /// after [`Zones::copy_to`], but that nothing is copied. All data on the device is lost.
+    /// after [`Zones::copy_to`], but that nothing is copied. All data on the device is lost, but that
+    /// parts of zones stay which were here before, as of an older state of the same store.
     pub fn format_remote(
         device: Arc<dyn Device>,
         home: &Home,
@@ -44,7 +45,11 @@ impl Zones {
         remote: RemoteOptions,
     ) -> Result<Arc<Zones>> {
         let doing = "making the local file of a store in object storage";
-        device.lengthen(home.table.end().max(ZONE_SIZE)).map_err(|e| Error::io(doing, e))?;
+        let failed = |e| Error::io(doing, e);
+        // Until the root is there it is no store: nothing of what it was may count with what comes.
+        let before = Self::cached(&*device)?;
+        device.lengthen(home.table.end().max(ZONE_SIZE)).map_err(failed)?;
+        superblock::wipe(&*device).map_err(failed)?;
         home.write(&*device)?;
         let superblock = Superblock {
             uuid,
@@ -55,7 +60,26 @@ impl Zones {
             profile: options.profile,
             root: Vec::new(),
         };
-        Self::with_remote(device, superblock, 1, objects, home.table.clone(), remote)
+        let zones = Self::with_remote(device, superblock, 1, objects, home.table.clone(), remote)?;
+        if let (Some((table, parts)), Some(remote)) = (before, zones.remote()) {
+            let same = |zone: &ZoneId| remote.table().has_same(*zone, &table);
+            remote.parts.take_over(&parts, same);
+        }
+        Ok(zones)
+    }
+
+    /// What is on a device of zones in object storage: where they lie, and which parts are here.
+    fn cached(device: &dyn Device) -> Result<Option<(ZoneTable, Parts)>> {
+        if device.len().map_err(|e| Error::io("asking for the size of the device", e))? < ZONE_SIZE
+            || !Self::is_remote(device).unwrap_or(false)
+        {
+            return Ok(None);
+        }
+        let Ok(home) = Home::read(device) else { return Ok(None) };
+        let parts = Parts::new(home.table.zones());
+        let taken = take_parts(device, &parts);
+        taken.map_err(|e| Error::io("reading which parts of zones are here", e))?;
+        Ok(Some((home.table, parts)))
     }
 
     fn with_remote(

@@ -34,6 +34,7 @@ use crate::manifest::{Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::read::snapshot_set::Snapshots;
 use crate::read::version::{Generation, Version};
+use crate::remote::open_zones;
 
 /// What opening a store found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,10 +121,7 @@ pub(in crate::db) fn open(
     options: OpenOptions,
 ) -> Result<(Arc<Database>, Recovery)> {
     let begun = env.monotonic();
-    let zones = match &options.remote {
-        Some(remote) => Zones::open_remote(device, remote.objects.clone(), remote.options())?,
-        None => Zones::open(device)?,
-    };
+    let zones = open_zones(device, options.remote.as_ref())?;
     let options = options.of_profile(zones.superblock().profile);
     let cache = BlockCache::new(zones.clone(), Shares::of(&options).cache);
     cache.set_seek_bytes(options.seek_bytes);

@@ -1,0 +1,61 @@
+//! `kvfs fork`: a store of one's own that begins as one in object storage is.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use crate::address::Address;
+use crate::destination::{self, Making};
+use crate::failures;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::{self, Access};
+use crate::text::with_paths;
+
+/// Begin a store of your own as one in object storage is.
+#[derive(clap::Args)]
+#[command(after_help = "\
+  kvfs fork dir:/srv/stores/work mine.kvfs
+  kvfs mount mine.kvfs /mnt/mine && kvfs run /mnt/mine -- make
+  kvfs push mine.kvfs dir:/srv/stores/mine
+
+It costs two requests, however large the store is: what is read is fetched then, and what is \
+written is in FILE alone. FILE refers to what lies there for as long as it is used. To have \
+everything here: kvfs export, or cp of what is read.")]
+pub struct Args {
+    /// Which store: dir:FOLDER/NAME, or dir:FOLDER/NAME@SNAPSHOT for its files and keys as they
+    /// were.
+    source: PathBuf,
+    /// The file to make.
+    file: PathBuf,
+    #[command(flatten)]
+    making: Making,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let source = Address::required(&args.source)?;
+    let from = source.store(false)?;
+    destination::make_room(&args.file, args.making)?;
+    let cannot = |e| failures::of_database(format!("cannot fork {source}"), e);
+    let copy = from.copy_to_path(&args.file).map_err(cannot)?;
+    let made = || -> Outcome {
+        args.making.apply(&args.file)?;
+        let Some(snapshot) = &source.snapshot else { return Ok(()) };
+        let store = store::open(&args.file, Access::ReadWrite, None)?;
+        if store.db.snapshot_label(snapshot).is_none() {
+            return Err(Failure::new(Exit::NotFound, format!("there is no {source}")));
+        }
+        store.db.rollback(snapshot).map_err(cannot)?;
+        store.close()
+    };
+    if let Err(failure) = made() {
+        // Half a fork is in the way of the next try.
+        let _ = std::fs::remove_file(&args.file);
+        return Err(failure);
+    }
+    let text =
+        format!("forked {source} to {}: generation {}", args.file.display(), copy.generation);
+    let value = json!({
+        "source": source.to_string(), "generation": copy.generation, "published": copy.published,
+    });
+    output.print(text, with_paths(value, &[("file", Some(&args.file))]))
+}

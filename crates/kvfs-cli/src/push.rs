@@ -1,0 +1,103 @@
+//! `kvfs push`: publishes a store to object storage.
+
+use std::path::{Path, PathBuf};
+
+use indicatif::ProgressBar;
+use kvdb::{Kvdb, PushStats, RemoteStore};
+use kvdb_server::Reply;
+use serde_json::{Value, json};
+
+use crate::address::Address;
+use crate::failures;
+use crate::kv::Connection;
+use crate::live::{count, object};
+use crate::output::{Outcome, Output};
+use crate::sizes::human_size;
+use crate::sockets;
+use crate::store::{self, Access};
+use crate::text::with_paths;
+
+/// Publish a store in a shared folder, for readers and forks on any machine.
+#[derive(clap::Args)]
+#[command(after_help = "\
+  kvfs push my.kvfs dir:/srv/stores/work       all of it: files, keys, snapshots, clones
+  kvfs push /mnt/work dir:/srv/stores/work     a mounted store goes on while it is published
+  kvfs mount dir:/srv/stores/work /mnt/there   anywhere: what is read is fetched
+  kvfs fork dir:/srv/stores/work mine.kvfs     anywhere: a store of its own, at once
+
+Only what is not there yet is written. What was published before is there until the new state is, \
+and stays for those who read it. A publication that is cut off goes on where it was with the \
+next one. A name belongs to one store.")]
+pub struct Args {
+    /// The file of a store, or the directory that it is mounted on.
+    store: PathBuf,
+    /// Where to: dir:FOLDER/NAME. The folder is made.
+    to: PathBuf,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let to = Address::required(&args.to)?;
+    let published = if args.store.is_dir() || sockets::served(&args.store)?.is_some() {
+        of_mounted(&args.store, &to, output)?
+    } else {
+        of_file(&args.store, &to, output)?
+    };
+    let of = |name: &str| count(&published[name]);
+    let text = format!(
+        "published {} as generation {}: {} in {} objects, of {} in the store",
+        to,
+        of("generation"),
+        human_size(of("bytes")),
+        of("objects"),
+        human_size(of("live_bytes")),
+    );
+    let value = json!({"to": to.to_string(), "published": published});
+    output.print(text, with_paths(value, &[("store", Some(&args.store))]))
+}
+
+fn of_file(file: &Path, to: &Address, output: &Output) -> Outcome<Value> {
+    let store = store::open_waiting(file, Access::ReadWrite, None)?;
+    let bar = output.progress("publishing", Some(0), false);
+    let published = publish(&store.db, &to.store(true)?, &bar);
+    bar.finish_and_clear();
+    store.close()?;
+    published
+        .map(value)
+        .map_err(|e| failures::of_database(format!("cannot publish {}", file.display()), e))
+}
+
+fn publish(db: &Kvdb, to: &RemoteStore, bar: &ProgressBar) -> kvdb::Result<PushStats> {
+    db.push(to, &mut |now| {
+        bar.set_length(now.zones_total);
+        bar.set_position(now.zones);
+        Ok(())
+    })
+}
+
+fn of_mounted(target: &Path, to: &Address, output: &Output) -> Outcome<Value> {
+    // A wrong name is said before the daemon is asked.
+    to.store(true)?;
+    let mut connection = Connection::open(target, false)?;
+    let bar = output.progress("publishing", None, false);
+    let reply: Outcome<Reply> = connection.call(&[b"KVFS.PUSH", to.to_string().as_bytes()]);
+    bar.finish_and_clear();
+    let value = object(reply?)?;
+    connection.close()?;
+    Ok(value)
+}
+
+/// What a publication took, as JSON.
+fn value(stats: PushStats) -> Value {
+    json!({
+        "generation": stats.generation, "zones": stats.zones, "objects": stats.objects,
+        "bytes": stats.bytes, "live_bytes": stats.live_bytes,
+    })
+}
+
+/// Publishes a store that is served to the address, for `KVFS.PUSH`.
+pub fn of_served(db: &Kvdb, address: &str) -> Outcome<String> {
+    let to = Address::required(Path::new(address))?.store(true)?;
+    let stats = publish(db, &to, &ProgressBar::hidden())
+        .map_err(|e| failures::of_database("cannot publish", e))?;
+    Ok(value(stats).to_string())
+}
