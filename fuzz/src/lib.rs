@@ -6,6 +6,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
+#[path = "../../crates/kvfs-cli/src/address.rs"]
+mod address;
 #[path = "../../crates/kvfs-cli/src/beneath.rs"]
 mod beneath;
 #[path = "../../crates/kvfs-cli/src/daemons.rs"]

@@ -11,6 +11,7 @@ use crate::journal::record::{self, Record};
 use crate::log::chunk::{self, HEADER, Header, Kind, MAX_PIECE};
 use crate::log::stream::Records;
 use crate::manifest::{Edit, ManifestState, Root};
+use crate::remote;
 use crate::snapshots::Received;
 use crate::snapshots::stream::Frame;
 use crate::transactions::durable;
@@ -121,6 +122,12 @@ pub fn chunk(data: &[u8]) {
     assert!(found == again && (!done || whole.position() == pieces.position()));
 }
 
+/// What object storage has of a store: a head, a state, and what a local file says of its home.
+/// Magic and checksum are made to fit.
+pub fn published(data: &[u8]) {
+    remote::parse(data);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,7 +136,8 @@ mod tests {
     use env::Random;
     use vt_tree::{Compression, ExtentRef, Value};
 
-    const PARSERS: [fn(&[u8]); 6] = [root, manifest, journal, transaction_log, stream, chunk];
+    const PARSERS: [fn(&[u8]); 7] =
+        [root, manifest, journal, transaction_log, stream, chunk, published];
 
     /// Whole bytes of each kind, to be spoilt.
     fn whole() -> Vec<Vec<u8>> {

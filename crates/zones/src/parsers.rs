@@ -4,6 +4,7 @@
 
 use std::hint::black_box;
 
+use crate::remote::ZoneTable;
 use crate::superblock::{COPIES, MAGIC, SIZE, Superblock, checksum};
 use crate::{ZoneUse, varint};
 
@@ -40,6 +41,20 @@ pub fn zone_use(data: &[u8]) {
     black_box(uses.total_bytes());
 }
 
+/// Parses a zone table; what was parsed is encoded, and must parse to the same.
+pub fn zone_table(data: &[u8]) {
+    let mut rest = data;
+    let Ok(table) = ZoneTable::decode(&mut rest) else { return };
+    let mut out = Vec::new();
+    table.encode(&mut out);
+    assert_eq!(ZoneTable::decode(&mut &out[..]).ok().as_ref(), Some(&table));
+    for piece in table.pieces() {
+        assert!(table.pieces_of(piece.zone).contains(piece));
+        black_box(table.object(piece).key().is_ok());
+    }
+    black_box((table.end(), table.zones().count()));
+}
+
 /// Parses numbers, and byte strings behind their lengths.
 pub fn varints(data: &[u8]) {
     let mut rest = data;
@@ -55,6 +70,7 @@ pub fn varints(data: &[u8]) {
 mod tests {
     use super::*;
     use crate::ZoneId;
+    use crate::remote::ZoneObject;
     use env::Random;
 
     #[test]
@@ -73,7 +89,13 @@ mod tests {
             root: vec![1; 40],
         };
         let block = sound.encode(0);
-        let whole = [zones, [&[4], &block[16..120]].concat()];
+        let (mut table, mut encoded) = (ZoneTable::new(), Vec::new());
+        for zone in [1, 2, 300] {
+            let object = ZoneObject { origin: [zone as u8; 16], epoch: 2, number: zone };
+            table.add(ZoneId(zone), 0, 4096 * zone, object, 512).unwrap();
+        }
+        table.encode(&mut encoded);
+        let whole = [zones, [&[4], &block[16..120]].concat(), encoded];
         let mut random = Random::new(5);
         for n in 0..20_000 {
             let mut bytes = whole[n % whole.len()].clone();
@@ -84,7 +106,7 @@ mod tests {
             if random.one_in(4) {
                 bytes.truncate(random.below(bytes.len() as u64) as usize);
             }
-            [superblock, zone_use, varints].iter().for_each(|parse| parse(&bytes));
+            [superblock, zone_use, zone_table, varints].iter().for_each(|parse| parse(&bytes));
         }
     }
 }

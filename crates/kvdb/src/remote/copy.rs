@@ -66,6 +66,13 @@ impl LocalCopy {
     }
 }
 
+/// See [`super::parse`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn parse(data: &[u8]) {
+    let Ok(copy) = LocalCopy::decode(data) else { return };
+    assert_eq!(LocalCopy::decode(&copy.encode()).ok(), Some(copy));
+}
+
 impl RemoteStore {
     /// Makes the file on `device` the local file of the newest state, as [`RemoteStore::copy_to`],
     /// unless it is that. Parts of zones stay that are here and did not change.

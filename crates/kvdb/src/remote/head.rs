@@ -125,6 +125,13 @@ pub(super) fn opened<'a>(magic: [u8; 8], what: &str, bytes: &'a [u8]) -> Result<
     Ok(body)
 }
 
+/// See [`super::parse`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn parse(data: &[u8]) {
+    let Ok(head) = Head::decode(&seal(MAGIC, data)) else { return };
+    assert_eq!(Head::decode(&head.encode()).ok(), Some(head));
+}
+
 impl RemoteStore {
     fn head_key(&self) -> Result<Key> {
         self.key('m', format_args!("head"))

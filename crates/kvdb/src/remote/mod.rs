@@ -77,6 +77,15 @@ pub struct RemoteStore {
     name: String,
 }
 
+/// Parses what object storage and local files have, for the fuzz targets. What was parsed and is
+/// encoded must parse to the same.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn parse(data: &[u8]) {
+    head::parse(data);
+    state::parse(data);
+    copy::parse(data);
+}
+
 /// The longest name of a store, bytes.
 const LONGEST_NAME: usize = 100;
 

@@ -78,6 +78,15 @@ impl PublishedState {
     }
 }
 
+/// See [`super::parse`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn parse(data: &[u8]) {
+    let Ok(state) = PublishedState::decode(&seal(MAGIC, data).into()) else { return };
+    let again = PublishedState::decode(&state.encode().into()).map(|again| again.encode());
+    assert_eq!(again.ok(), Some(state.encode()));
+    std::hint::black_box(state.manifest().is_ok());
+}
+
 impl RemoteStore {
     /// Writes a state under a name that no other has, and returns that.
     pub(super) fn put_state(&self, key: Key, state: &PublishedState) -> Result<StateName> {

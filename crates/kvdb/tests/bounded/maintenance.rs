@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use kvdb::{
     Batch, BranchLimit, CheckpointStats, CreateOptions, DefragOptions, DictionaryOptions,
-    Durability, Kvdb, ReceiveOptions, Result, ScrubOptions,
+    Durability, Kvdb, ReceiveOptions, RemoteStore, Result, ScrubOptions,
 };
+use objects::DirectoryObjects;
 use zones::FileDevice;
 
 use crate::{Step, World, large, options, small};
@@ -53,6 +54,7 @@ pub const STEPS: &[Step] = &[
         in_common,
     ),
     (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
+    (&["Kvdb::push", "Kvdb::remote_stats"], push),
     (
         &[
             "Kvdb::send",
@@ -184,6 +186,16 @@ fn checkpoint(w: &mut World) -> Result<()> {
     std::fs::remove_file(&path)?;
     w.db.checkpoint_to(Arc::new(FileDevice::create(&path)?))?;
     Ok(std::fs::remove_file(&path)?)
+}
+
+fn push(w: &mut World) -> Result<()> {
+    let place = w.directory.path().join("share");
+    let failed = |e: objects::ObjectsError| std::io::Error::other(e.to_string());
+    let objects = DirectoryObjects::create(&place).map_err(failed)?;
+    let store = RemoteStore::new(Arc::new(objects), "store")?;
+    w.db.push(&store, &mut |_| Ok(()))?;
+    assert!(w.db.remote_stats().is_none());
+    Ok(std::fs::remove_dir_all(&place)?)
 }
 
 fn send(w: &mut World) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvdb::{
     ADAPTIVE_SEPARATION, Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Kvdb,
-    MergeRoutine, Merged, OpenOptions, Scope, ScrubOptions,
+    MergeRoutine, Merged, OpenOptions, RemoteZones, Scope, ScrubOptions,
 };
 use zones::MemoryDevice;
 
@@ -250,6 +250,33 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
         w.what(),
         found.differs(w.history.newest())
     );
+    Ok(())
+}
+
+/// Publishes the store; what is there is what was committed, with all that earlier publications have
+/// written, in this life and before.
+pub fn push(w: &mut World) -> Result<(), Dead> {
+    w.call("Kvdb::push");
+    if w.unless_full(w.db.push(&w.bucket, &mut |_| Ok(())))?.is_none() {
+        return Ok(());
+    }
+    w.history.certain();
+    assert!(w.db.remote_stats().is_none(), "its zones are here");
+    let copy = Arc::new(MemoryDevice::new());
+    w.bucket.copy_to(copy.clone(), w.env.clone()).expect("memory does not fail");
+    let remote = Some(RemoteZones::new(w.bucket.objects().clone()));
+    let options = OpenOptions { threads: false, remote, ..OpenOptions::default() };
+    let (db, _) = Kvdb::open(copy, w.env.clone(), options)
+        .unwrap_or_else(|e| panic!("{}: a published state: {e}", w.what()));
+    let found = observe(&db).expect("memory does not fail");
+    assert!(
+        found == *w.history.newest(),
+        "{}: a published state: {}",
+        w.what(),
+        found.differs(w.history.newest())
+    );
+    w.call("Kvdb::remote_stats");
+    assert!(db.remote_stats().is_some());
     Ok(())
 }
 

@@ -40,6 +40,7 @@ pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("time", 6, maintenance::time),
     ("sync", 3, maintenance::sync),
     ("checkpoint", 1, maintenance::checkpoint),
+    ("push", 1, maintenance::push),
     ("files", 1, maintenance::files),
     ("fill", 6, full::fill),
     ("drain", 4, full::drain),

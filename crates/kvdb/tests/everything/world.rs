@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use env::{Random, Simulated};
-use kvdb::{Batch, CommitPosition, DictionaryId, Durability, Error, Kvdb, Update, View};
+use kvdb::{
+    Batch, CommitPosition, DictionaryId, Durability, Error, Kvdb, RemoteStore, Update, View,
+};
+use objects::MemoryObjects;
 use zones::CrashDevice;
 
 use crate::oracle::{Branch, Change, History, Kind, ManifestState};
@@ -34,6 +37,8 @@ pub struct World {
     pub followed: Option<(CommitPosition, usize)>,
     /// Views that are held, and what they must show for ever.
     pub views: Vec<(View, ManifestState)>,
+    /// Where the store is published.
+    pub bucket: RemoteStore,
     /// For names that are new.
     pub names: u64,
     /// The store is small, and may be full: what adds to it may be refused for want of space, what
@@ -69,6 +74,7 @@ impl World {
             undoable: BTreeMap::new(),
             followed: None,
             views: Vec::new(),
+            bucket: RemoteStore::new(Arc::new(MemoryObjects::new()), "store").expect("a name"),
             names: 0,
             limited: false,
             full: 0,

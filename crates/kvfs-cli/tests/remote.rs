@@ -1,0 +1,230 @@
+//! A store in a shared folder: published from a file or a mount, mounted elsewhere as it was, forked
+//! into a store of one's own; and what is said of all that cannot be.
+
+mod mounted;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use mounted::Mount;
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+/// Exit code, standard output and standard error.
+fn ends(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let (code, out, err) = ends(command);
+    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
+    out
+}
+
+#[track_caller]
+fn fails(command: &mut Command, code: i32, says: &str) {
+    let (ended, out, err) = ends(command);
+    assert!(ended == Some(code) && err.contains(says), "{command:?}: {ended:?} {out}{err}");
+}
+
+/// A mount of something by its address, unmounted when dropped.
+struct There {
+    root: PathBuf,
+}
+
+impl There {
+    fn mount(directory: &Path, name: &str, source: &str, options: &[&str]) -> There {
+        let root = directory.join(name);
+        fs::create_dir_all(&root).expect("mkdir");
+        let cache = directory.join("cache");
+        let mut mount = kvfs(&["mount", source]);
+        mount.arg(&root).args(options);
+        if source.starts_with("dir:") {
+            mount.arg("--cache").arg(cache);
+        }
+        succeeds(&mut mount);
+        There { root }
+    }
+
+    fn read(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.root.join(name)).ok()
+    }
+}
+
+impl Drop for There {
+    fn drop(&mut self) {
+        let _ = kvfs(&["umount", "--force"]).arg(&self.root).output();
+    }
+}
+
+/// A folder, and the address of a store in it.
+fn folder() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let address = format!("dir:{}/share/work", folder.path().display());
+    (folder, address)
+}
+
+fn files_of(root: &Path) -> usize {
+    let of = |entry: fs::DirEntry| match entry.path() {
+        path if path.is_dir() => files_of(&path),
+        _ => 1,
+    };
+    fs::read_dir(root).map_or(0, |all| all.flatten().map(of).sum())
+}
+
+#[test]
+fn a_mounted_store_is_published_and_seen_elsewhere_as_it_was() {
+    let Some(mount) = Mount::new() else { return };
+    let (folder, address) = folder();
+    fs::create_dir(mount.path("dir")).expect("mkdir");
+    let large: Vec<u8> = (0..3_000_000u32).map(|n| (n * n >> 7) as u8).collect();
+    fs::write(mount.path("dir/large"), &large).expect("write");
+    fs::write(mount.path("small"), "first").expect("write");
+    succeeds(kvfs(&["kv", "put"]).arg(mount.root()).args(["key", "value"]));
+    succeeds(kvfs(&["snapshot", "create"]).arg(mount.root()).arg("monday"));
+    fs::write(mount.path("small"), "second").expect("write");
+    let said = succeeds(kvfs(&["push"]).arg(mount.root()).arg(&address));
+    assert!(said.contains("as generation 1"), "{said}");
+    fs::write(mount.path("small"), "third").expect("write");
+
+    let there = There::mount(folder.path(), "there", &address, &[]);
+    assert_eq!(there.read("small").as_deref(), Some("second"), "what was not synced, too");
+    assert!(fs::read(there.root.join("dir/large")).expect("read") == large);
+    let value = succeeds(kvfs(&["kv", "get"]).arg(&there.root).arg("key"));
+    assert_eq!(value.trim_end(), "value");
+    assert!(fs::write(there.root.join("small"), "no").is_err(), "it is read-only");
+    let stat = succeeds(kvfs(&["stat", "--json"]).arg(&there.root));
+    let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
+    let cached = stat["remote"]["cached_bytes"].as_u64();
+    assert!(cached.is_some_and(|bytes| bytes > 3_000_000), "{}", stat["remote"]);
+
+    // Two at once, each with a file of its own; one of them as it was on Monday.
+    let monday = There::mount(folder.path(), "monday", &format!("{address}@monday"), &[]);
+    assert_eq!(monday.read("small").as_deref(), Some("first"));
+    drop(there);
+
+    // Published again, a new mount sees it and fetches what has changed.
+    succeeds(kvfs(&["push"]).arg(mount.root()).arg(&address));
+    let again = There::mount(folder.path(), "again", &address, &[]);
+    assert_eq!(again.read("small").as_deref(), Some("third"));
+    assert_eq!(files_of(&folder.path().join("share/m")), 1, "one head");
+}
+
+#[test]
+fn a_fork_is_a_store_of_its_own_and_is_published_under_its_own_name() {
+    let Some(mount) = Mount::new() else { return };
+    let (folder, address) = folder();
+    let large: Vec<u8> = (0..9_000_000u32).map(|n| (n * n >> 7) as u8).collect();
+    fs::write(mount.path("large"), &large).expect("write");
+    fs::write(mount.path("file"), "base").expect("write");
+    succeeds(kvfs(&["snapshot", "create"]).arg(mount.root()).arg("monday"));
+    fs::write(mount.path("file"), "tuesday").expect("write");
+    succeeds(kvfs(&["push"]).arg(mount.root()).arg(&address));
+
+    let file = folder.path().join("mine.kvfs");
+    succeeds(kvfs(&["fork", &format!("{address}@monday")]).arg(&file));
+    let path = file.to_str().expect("UTF-8");
+    let mine = There::mount(folder.path(), "mine", path, &[]);
+    assert_eq!(mine.read("file").as_deref(), Some("base"));
+    let script = "cd \"$KVFS_MOUNT\"; echo in > file; rm large; mkdir dir";
+    let run = ["run", path, "--", "sh", "-ec", &format!("{script}; exit 3")];
+    let run = run.map(|word| word.replace(path, mine.root.to_str().expect("UTF-8")));
+    assert_eq!(ends(&mut kvfs(&run.each_ref().map(|word| &**word))).0, Some(3));
+    assert!(fs::read(mine.root.join("large")).expect("read") == large);
+    fs::write(mine.root.join("file"), "mine").expect("write");
+    fs::remove_file(mine.root.join("large")).expect("rm");
+
+    // Under the name of the other store it would end that; under its own it shares what was there.
+    let both = |to: &str| {
+        let mut push = kvfs(&["push"]);
+        push.arg(&mine.root).arg(to);
+        push
+    };
+    fails(&mut both(&address), 1, "another store");
+    let own = address.replace("/work", "/mine");
+    let before = files_of(&folder.path().join("share/z"));
+    succeeds(&mut both(&own));
+    let more = files_of(&folder.path().join("share/z")) - before;
+    assert!(more <= 2, "{more} objects for a small change");
+    let seen = There::mount(folder.path(), "seen", &own, &[]);
+    assert_eq!(seen.read("file").as_deref(), Some("mine"));
+    assert!(!seen.root.join("large").exists());
+    drop(mine);
+
+    let said = succeeds(kvfs(&["check"]).arg(&file));
+    assert!(said.contains("clean"), "{said}");
+    let there = There::mount(folder.path(), "there", &address, &[]);
+    assert_eq!(there.read("file").as_deref(), Some("tuesday"));
+}
+
+#[test]
+fn a_store_that_is_not_mounted_is_published_and_a_killed_mount_mounts_again() {
+    let Some(mount) = Mount::new() else { return };
+    let (folder, address) = folder();
+    let file = folder.path().join("a.kvfs");
+    succeeds(kvfs(&["create"]).arg(&file));
+    let source = folder.path().join("source");
+    fs::create_dir(&source).expect("mkdir");
+    for n in 0..200 {
+        fs::write(source.join(format!("f{n}")), format!("content {n}")).expect("write");
+    }
+    succeeds(kvfs(&["import"]).arg(&source).arg(&file));
+    let said = succeeds(kvfs(&["push", "--json"]).arg(&file).arg(&address));
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(said["published"]["generation"], 1);
+
+    let there = There::mount(folder.path(), "there", &address, &[]);
+    let name = |n: u32| format!("source/f{n}");
+    let place = |n: u32| if there.read(&name(n)).is_some() { name(n) } else { format!("f{n}") };
+    assert_eq!(there.read(&place(7)).as_deref(), Some("content 7"));
+    let listed = succeeds(kvfs(&["list", "--json"]).arg("--help").env("COLUMNS", "80"));
+    assert!(!listed.is_empty());
+    // Killed, what it had fetched does not count, and the next mount is as good.
+    let record = succeeds(&mut kvfs(&["list", "--json"]));
+    let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+    let all = record.as_array().or_else(|| record["mounts"].as_array()).expect("a list");
+    let own = all.iter().find(|m| m["mount_point"] == there.root.to_str().expect("UTF-8"));
+    let pid = own.and_then(|m| m["pid"].as_u64()).expect("a process");
+    succeeds(Command::new("kill").args(["-9", &pid.to_string()]));
+    let again = There::mount(folder.path(), "there", &address, &[]);
+    for n in (0..200).step_by(13) {
+        assert_eq!(again.read(&place(n)).as_deref(), Some(&*format!("content {n}")));
+    }
+    drop(mount);
+}
+
+#[test]
+fn what_cannot_be_is_said_with_what_to_do() {
+    let (folder, address) = folder();
+    let file = folder.path().join("a.kvfs");
+    succeeds(kvfs(&["create"]).arg(&file));
+    let target = folder.path().join("mnt");
+    fs::create_dir(&target).expect("mkdir");
+    fails(kvfs(&["push"]).arg(&file).arg("elsewhere"), 2, "dir:FOLDER/NAME");
+    fails(kvfs(&["push"]).arg(&file).arg("dir:/"), 2, "names no store");
+    fails(kvfs(&["push"]).arg(&file).arg(format!("{address} x")), 2, "is no name of a store");
+    fails(kvfs(&["fork", &address]).arg(folder.path().join("f")), 3, "cannot use");
+    succeeds(kvfs(&["push"]).arg(&file).arg(&address));
+    let other = address.replace("/work", "/other");
+    fails(kvfs(&["fork", &other]).arg(folder.path().join("f")), 1, "there is no store");
+    fails(kvfs(&["fork", &address]).arg(&file), 1, "");
+    let gone = format!("{address}@gone");
+    fails(kvfs(&["fork", &gone]).arg(folder.path().join("f")), 3, "there is no dir:");
+    assert!(!folder.path().join("f").exists(), "half a fork is left");
+    fails(kvfs(&["mount", &other]).arg(&target), 1, "there is no store");
+
+    // A fork whose place is gone says so.
+    succeeds(kvfs(&["fork", &address]).arg(folder.path().join("f")));
+    fs::rename(folder.path().join("share"), folder.path().join("moved")).expect("rename");
+    fails(kvfs(&["check"]).arg(folder.path().join("f")), 3, "cannot use dir:");
+    fs::rename(folder.path().join("moved"), folder.path().join("share")).expect("rename");
+    succeeds(kvfs(&["check"]).arg(folder.path().join("f")));
+}
