@@ -4,7 +4,7 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	bounded many measurements mutants redis-fuzz soak crash-live crash-transactions \
+	bounded many remote measurements mutants redis-fuzz soak crash-live crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
 	lint-bench lint-fuzz python lint-python install install-files deb boot packages clean
@@ -166,6 +166,15 @@ fuzz:
 ## make readme       the terminal sessions of README.md and docs/agents.md, run as they are printed
 readme: build
 	python3 scripts/readme.py $(KVFS)
+
+## make remote       stores in buckets of real servers of S3: versitygw, and one that keeps no
+##                   conditions, which must be refused; what cannot be installed is said
+remote:
+	$(CARGO) build --workspace --tests --quiet
+	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test servers -- --ignored
+	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test remote -- --ignored --skip keeps_no
+	KVFS_S3_SERVER=s3s-fs scripts/remote_servers.sh \
+		$(CARGO) test --quiet --workspace --test remote -- --ignored keeps_no || [ $$? = 77 ]
 
 ## make syscalls     the same random system calls on a mount and on ext4, each result compared
 ##                   (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount|upgrade|restart)

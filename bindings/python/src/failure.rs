@@ -128,17 +128,20 @@ const EROFS: i32 = 30;
 fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
     use kvdb::Error;
     match error {
-        Error::NoDictionary(_) | Error::NoSnapshot(_) | Error::NoBranch(_) => ("not_found", 0),
+        Error::NoDictionary(_)
+        | Error::NoSnapshot(_)
+        | Error::NoBranch(_)
+        | Error::NoStore(_) => ("not_found", 0),
         Error::Exists(_) => ("exists", 0),
         Error::NoSpace | Error::OverLimit { .. } | Error::CloneOverLimit { .. } => {
             ("no_space", ENOSPC)
         }
         Error::ReadOnly(_) => ("read_only", EROFS),
-        Error::NotSynced(_) => ("device", EIO),
+        Error::NotSynced(_) | Error::Objects(_) => ("device", EIO),
         Error::Corrupt(_) => ("corrupt", EIO),
         Error::Invalid(_) => ("invalid", 0),
         Error::Limit(_) => ("limit", 0),
-        Error::Conflict { .. } => ("conflict", 0),
+        Error::Conflict { .. } | Error::Overtaken(_) => ("conflict", 0),
         Error::Locked(_) => ("locked", 0),
         Error::NoTransaction(_) => ("ended", 0),
         // The call is not possible with a transaction in that state, which goes on.

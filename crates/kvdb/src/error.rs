@@ -95,6 +95,9 @@ pub enum Error {
     /// There is no such transaction.
     #[error("no transaction {0}: it has ended, or never was")]
     NoTransaction(TransactionId),
+    /// Nothing is published under that name.
+    #[error("there is no store {0}: check the address, or publish one there")]
+    NoStore(String),
     /// Another writer has begun to publish the same store, so that this one may not any more;
     /// nothing that was published is lost.
     #[error(

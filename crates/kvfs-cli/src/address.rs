@@ -1,5 +1,6 @@
-//! Addresses of stores in object storage: `dir:FOLDER/NAME` for a folder that machines share, with
-//! `@SNAPSHOT` behind it for what a store was.
+//! Addresses of stores in object storage: `dir:FOLDER/NAME` for a folder that machines share,
+//! `s3://BUCKET/NAME` or `s3://BUCKET/PREFIX/NAME` for a bucket; with `@SNAPSHOT` behind it for what
+//! a store was.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,12 @@ use objects::{DirectoryObjects, Objects, ObjectsError};
 
 use crate::output::{Exit, Failure, Outcome};
 
-/// What the address of a folder begins with.
+/// What the addresses of a folder and of a bucket begin with.
 const FOLDER: &str = "dir:";
+const BUCKET: &str = "s3://";
+
+/// Said with a word that should be an address.
+pub const FORMS: &str = "write dir:FOLDER/NAME or s3://BUCKET/NAME, as dir:/srv/stores/work";
 
 /// Where a store in object storage is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,12 +33,21 @@ impl Address {
     /// The address that a word is; `None`: it is none, but a path.
     pub fn parse(word: &Path) -> Outcome<Option<Address>> {
         let Some(text) = word.to_str() else { return Ok(None) };
-        let Some(rest) = text.strip_prefix(FOLDER) else { return Ok(None) };
         let wrong = || {
-            Failure::new(Exit::Usage, format!("{text} names no store in a folder"))
-                .hint("write dir:FOLDER/NAME, as dir:/srv/stores/work")
+            let what = format!("{text} names no store in object storage");
+            Failure::new(Exit::Usage, what).hint(FORMS)
         };
-        let (folder, last) = rest.rsplit_once('/').unwrap_or((".", rest));
+        let (place, last) = if let Some(rest) = text.strip_prefix(FOLDER) {
+            let (folder, last) = rest.rsplit_once('/').unwrap_or((".", rest));
+            let folder = std::path::absolute(if folder.is_empty() { "/" } else { folder })
+                .map_err(|e| Failure::io(format!("cannot use {folder}"), &e))?;
+            (format!("{FOLDER}{}", folder.display()), last)
+        } else if let Some(rest) = text.strip_prefix(BUCKET) {
+            let (bucket, last) = rest.rsplit_once('/').ok_or_else(wrong)?;
+            (format!("{BUCKET}{bucket}"), last)
+        } else {
+            return Ok(None);
+        };
         let (name, snapshot) = match last.split_once('@') {
             Some((name, snapshot)) => (name, Some(snapshot.to_string())),
             None => (last, None),
@@ -41,10 +55,6 @@ impl Address {
         if name.is_empty() || snapshot.as_deref() == Some("") {
             return Err(wrong());
         }
-        let folder = if folder.is_empty() { "/" } else { folder };
-        let folder = std::path::absolute(folder)
-            .map_err(|e| Failure::io(format!("cannot use {folder}"), &e))?;
-        let place = format!("{FOLDER}{}", folder.display());
         Ok(Some(Address { place, name: name.into(), snapshot }))
     }
 
@@ -52,8 +62,13 @@ impl Address {
     pub fn required(word: &Path) -> Outcome<Address> {
         Address::parse(word)?.ok_or_else(|| {
             let what = format!("{} is no address of a store in object storage", word.display());
-            Failure::new(Exit::Usage, what).hint("write dir:FOLDER/NAME, as dir:/srv/stores/work")
+            Failure::new(Exit::Usage, what).hint(FORMS)
         })
+    }
+
+    /// Whether it is in a bucket, whose server may not keep what heads depend on.
+    pub fn is_in_bucket(&self) -> bool {
+        self.place.starts_with(BUCKET)
     }
 
     /// The store there. `make`: the folder is made if it is not there.
@@ -79,13 +94,24 @@ fn open(place: &str, make: bool) -> Outcome<Arc<dyn Objects>> {
         };
         Failure::new(exit, format!("cannot use {place}: {e}"))
     };
-    let Some(folder) = place.strip_prefix(FOLDER).map(PathBuf::from) else {
-        let what = format!("{place} is of a kind that this program does not know");
-        return Err(Failure::new(Exit::Usage, what).hint("use a newer one"));
-    };
-    let opened =
-        if make { DirectoryObjects::create(folder) } else { DirectoryObjects::open(folder) };
-    Ok(Arc::new(opened.map_err(|e| cannot(&e))?))
+    if let Some(folder) = place.strip_prefix(FOLDER).map(PathBuf::from) {
+        let opened =
+            if make { DirectoryObjects::create(folder) } else { DirectoryObjects::open(folder) };
+        return Ok(Arc::new(opened.map_err(|e| cannot(&e))?));
+    }
+    in_bucket(place).map_err(|e| cannot(&e))
+}
+
+#[cfg(feature = "s3")]
+fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
+    let environment = objects_s3::Environment::of_process();
+    Ok(Arc::new(objects_s3::S3Objects::from_address(address, &environment)?))
+}
+
+#[cfg(not(feature = "s3"))]
+fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
+    let what = format!("{address} is in a bucket, and this program was built without the feature s3");
+    Err(ObjectsError::Invalid(what))
 }
 
 /// The zones of a local file that was made from this place.
@@ -112,7 +138,9 @@ mod tests {
         assert_eq!(parsed("dir:/srv/x/work@mon"), some("dir:/srv/x", "work", Some("mon")));
         assert_eq!(parsed("dir:/srv/x/work@a@b"), some("dir:/srv/x", "work", Some("a@b")));
         assert_eq!(parsed("dir:/srv/x@y/work"), some("dir:/srv/x@y", "work", None));
-        for wrong in ["dir:", "dir:/srv/", "dir:/srv/@x", "dir:/srv/work@"] {
+        assert_eq!(parsed("s3://bucket/work"), some("s3://bucket", "work", None));
+        assert_eq!(parsed("s3://bucket/a/b/work@mon"), some("s3://bucket/a/b", "work", Some("mon")));
+        for wrong in ["dir:", "dir:/srv/", "dir:/srv/@x", "dir:/srv/work@", "s3://", "s3://bucket"] {
             assert!(Address::parse(Path::new(wrong)).is_err(), "{wrong}");
         }
         for path in ["/srv/work", "work", "./dir:x", "directory:x"] {

@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use objects::ObjectsError;
+
 use crate::daemons::Record;
 use crate::output::{Exit, Failure};
 use crate::paths;
@@ -14,7 +16,13 @@ pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure
         | kvdb::Error::OverLimit { .. }
         | kvdb::Error::CloneOverLimit { .. } => Exit::NoSpace,
         kvdb::Error::Corrupt(_) => Exit::Damaged,
-        kvdb::Error::NoDictionary(_) | kvdb::Error::NoSnapshot(_) => Exit::NotFound,
+        kvdb::Error::NoDictionary(_)
+        | kvdb::Error::NoSnapshot(_)
+        | kvdb::Error::NoStore(_)
+        | kvdb::Error::Objects(ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. }) => {
+            Exit::NotFound
+        }
+        kvdb::Error::Objects(ObjectsError::Io { source, .. }) => Exit::of(source),
         kvdb::Error::Io(e) => Exit::of(e),
         _ => Exit::Failed,
     };

@@ -22,8 +22,8 @@ It costs two requests, however large the store is: what is read is fetched then,
 written is in FILE alone. FILE refers to what lies there for as long as it is used. To have \
 everything here: kvfs export, or cp of what is read.")]
 pub struct Args {
-    /// Which store: dir:FOLDER/NAME, or dir:FOLDER/NAME@SNAPSHOT for its files and keys as they
-    /// were.
+    /// Which store: dir:FOLDER/NAME or s3://BUCKET/NAME; with @SNAPSHOT behind it for its files and
+    /// keys as they were.
     source: PathBuf,
     /// The file to make.
     file: PathBuf,

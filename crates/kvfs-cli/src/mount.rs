@@ -36,8 +36,8 @@ use crate::upgrade;
 #[command(after_help = mount_options::HELP)]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`, or one in object storage,
-    /// dir:FOLDER/NAME or dir:FOLDER/NAME@SNAPSHOT, which is mounted read-only as it was published
-    /// last.
+    /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only as it was published last, or
+    /// with @SNAPSHOT behind it as it was then.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.

@@ -11,13 +11,13 @@ use crate::address::Address;
 use crate::failures;
 use crate::kv::Connection;
 use crate::live::{count, object};
-use crate::output::{Outcome, Output};
+use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::sockets;
 use crate::store::{self, Access};
 use crate::text::with_paths;
 
-/// Publish a store in a shared folder, for readers and forks on any machine.
+/// Publish a store in a shared folder or a bucket, for readers and forks on any machine.
 #[derive(clap::Args)]
 #[command(after_help = "\
   kvfs push my.kvfs dir:/srv/stores/work       all of it: files, keys, snapshots, clones
@@ -26,21 +26,26 @@ use crate::text::with_paths;
   kvfs fork dir:/srv/stores/work mine.kvfs     anywhere: a store of its own, at once
 
 Only what is not there yet is written. What was published before is there until the new state is, \
-and stays for those who read it. A publication that is cut off goes on where it was with the \
+and stays for those who read it. Keys, region and endpoint of a bucket are found where other tools \
+find them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE, \
+~/.aws, the role of the machine. For a mounted store, where its daemon finds them. A publication that is cut off goes on where it was with the \
 next one. A name belongs to one store.")]
 pub struct Args {
     /// The file of a store, or the directory that it is mounted on.
     store: PathBuf,
-    /// Where to: dir:FOLDER/NAME. The folder is made.
+    /// Where to: dir:FOLDER/NAME, whose folder is made, or s3://BUCKET/NAME.
     to: PathBuf,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let to = Address::required(&args.to)?;
+    // A wrong name, and a server that will not do, are said before anything else is done.
+    let store = to.store(true)?;
+    check(&to, &store, output)?;
     let published = if args.store.is_dir() || sockets::served(&args.store)?.is_some() {
         of_mounted(&args.store, &to, output)?
     } else {
-        of_file(&args.store, &to, output)?
+        of_file(&args.store, &store, output)?
     };
     let of = |name: &str| count(&published[name]);
     let text = format!(
@@ -55,10 +60,38 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.print(text, with_paths(value, &[("store", Some(&args.store))]))
 }
 
-fn of_file(file: &Path, to: &Address, output: &Output) -> Outcome<Value> {
+/// Refuses a server that does not keep the conditions on which heads depend, before the first store
+/// is published there.
+fn check(to: &Address, store: &RemoteStore, output: &Output) -> Outcome {
+    let cannot = |e: kvdb::Error| failures::of_database(format!("cannot use {to}"), e);
+    if !to.is_in_bucket() || store.head().map_err(cannot)?.is_some() {
+        return Ok(());
+    }
+    let bar = output.progress("trying the server", None, false);
+    let verdict = probed(store);
+    bar.finish_and_clear();
+    match verdict.map_err(|e| cannot(e.into()))? {
+        None => Ok(()),
+        Some(wrong) => Err(Failure::new(Exit::Failed, wrong)),
+    }
+}
+
+/// What is wrong with the server, as a sentence.
+#[cfg(feature = "s3")]
+fn probed(store: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
+    let found = objects_s3::probe(&**store.objects(), "")?;
+    Ok((!found.is_fine()).then(|| found.verdict()))
+}
+
+#[cfg(not(feature = "s3"))]
+fn probed(_: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
+    Ok(None)
+}
+
+fn of_file(file: &Path, to: &RemoteStore, output: &Output) -> Outcome<Value> {
     let store = store::open_waiting(file, Access::ReadWrite, None)?;
     let bar = output.progress("publishing", Some(0), false);
-    let published = publish(&store.db, &to.store(true)?, &bar);
+    let published = publish(&store.db, to, &bar);
     bar.finish_and_clear();
     store.close()?;
     published
@@ -75,8 +108,6 @@ fn publish(db: &Kvdb, to: &RemoteStore, bar: &ProgressBar) -> kvdb::Result<PushS
 }
 
 fn of_mounted(target: &Path, to: &Address, output: &Output) -> Outcome<Value> {
-    // A wrong name is said before the daemon is asked.
-    to.store(true)?;
     let mut connection = Connection::open(target, false)?;
     let bar = output.progress("publishing", None, false);
     let reply: Outcome<Reply> = connection.call(&[b"KVFS.PUSH", to.to_string().as_bytes()]);

@@ -12,6 +12,10 @@ use mounted::Mount;
 fn kvfs(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     command.args(words).stdin(Stdio::null());
+    // Of the server that scripts/remote_servers.sh has started.
+    if let Ok(endpoint) = std::env::var("KVFS_S3_ENDPOINT") {
+        command.env("AWS_ENDPOINT_URL", endpoint);
+    }
     command
 }
 
@@ -47,7 +51,7 @@ impl There {
         let cache = directory.join("cache");
         let mut mount = kvfs(&["mount", source]);
         mount.arg(&root).args(options);
-        if source.starts_with("dir:") {
+        if source.contains(':') && !options.contains(&"--cache") {
             mount.arg("--cache").arg(cache);
         }
         succeeds(&mut mount);
@@ -214,12 +218,12 @@ fn what_cannot_be_is_said_with_what_to_do() {
     fails(kvfs(&["fork", &address]).arg(folder.path().join("f")), 3, "cannot use");
     succeeds(kvfs(&["push"]).arg(&file).arg(&address));
     let other = address.replace("/work", "/other");
-    fails(kvfs(&["fork", &other]).arg(folder.path().join("f")), 1, "there is no store");
+    fails(kvfs(&["fork", &other]).arg(folder.path().join("f")), 3, "there is no store");
     fails(kvfs(&["fork", &address]).arg(&file), 1, "");
     let gone = format!("{address}@gone");
     fails(kvfs(&["fork", &gone]).arg(folder.path().join("f")), 3, "there is no dir:");
     assert!(!folder.path().join("f").exists(), "half a fork is left");
-    fails(kvfs(&["mount", &other]).arg(&target), 1, "there is no store");
+    fails(kvfs(&["mount", &other]).arg(&target), 3, "there is no store");
 
     // A fork whose place is gone says so.
     succeeds(kvfs(&["fork", &address]).arg(folder.path().join("f")));
@@ -227,4 +231,85 @@ fn what_cannot_be_is_said_with_what_to_do() {
     fails(kvfs(&["check"]).arg(folder.path().join("f")), 3, "cannot use dir:");
     fs::rename(folder.path().join("moved"), folder.path().join("share")).expect("rename");
     succeeds(kvfs(&["check"]).arg(folder.path().join("f")));
+}
+
+/// The bucket that `scripts/remote_servers.sh` has made.
+fn bucket() -> String {
+    let name = std::env::var("KVFS_S3_BUCKET").expect("scripts/remote_servers.sh runs this");
+    format!("s3://{name}/stores/work")
+}
+
+#[test]
+#[ignore = "make remote: it takes a server of S3"]
+fn in_a_bucket_it_is_the_same() {
+    let Some(mount) = Mount::new() else { return };
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let address = bucket();
+    let there = |name: &str| {
+        let cache = folder.path().join("cache").display().to_string();
+        There::mount(folder.path(), name, &address, &["--cache", &cache])
+    };
+    let large: Vec<u8> = (0..20_000_000u32).map(|n| (n * n >> 7) as u8).collect();
+    fs::write(mount.path("large"), &large).expect("write");
+    fs::write(mount.path("file"), "first").expect("write");
+    succeeds(kvfs(&["push"]).arg(mount.root()).arg(&address));
+    let first = there("first");
+    assert!(fs::read(first.root.join("large")).expect("read") == large);
+    assert_eq!(first.read("file").as_deref(), Some("first"));
+
+    fs::write(mount.path("file"), "second").expect("write");
+    succeeds(kvfs(&["push"]).arg(mount.root()).arg(&address));
+    assert_eq!(there("second").read("file").as_deref(), Some("second"));
+}
+
+#[test]
+#[ignore = "make remote: it takes a server of S3"]
+fn publications_that_are_killed_leave_one_state_or_the_other() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let (file, fork) = (folder.path().join("a.kvfs"), folder.path().join("fork.kvfs"));
+    let address = bucket().replace("/work", "/killed");
+    succeeds(kvfs(&["create"]).arg(&file));
+    let put = |key: &str, value: &str| {
+        succeeds(kvfs(&["kv", "put"]).arg(&file).args([key, value]));
+    };
+    let large: String = (0..100_000u32).map(|n| char::from(b'a' + (n * n % 26) as u8)).collect();
+    put("round", "none");
+    succeeds(kvfs(&["push"]).arg(&file).arg(&address));
+    let (mut seen, mut cut) = ("none".to_string(), 0);
+    for round in 0..40 {
+        let now = format!("{round}");
+        put(&format!("large{round}"), &large);
+        put("round", &now);
+        let mut child = kvfs(&["push"]).arg(&file).arg(&address).spawn().expect("it runs");
+        // At another moment each time, from the first request to after the last.
+        std::thread::sleep(std::time::Duration::from_millis(3 * round));
+        let _ = child.kill();
+        cut += usize::from(!child.wait().expect("it ends").success());
+        let _ = fs::remove_file(&fork);
+        succeeds(kvfs(&["fork", &address]).arg(&fork));
+        let read = succeeds(kvfs(&["kv", "get"]).arg(&fork).arg("round"));
+        let read = read.trim_end().to_string();
+        assert!(read == seen || read == now, "round {round}: {read} after {seen}");
+        if let Ok(before) = read.parse::<u32>() {
+            let value = succeeds(kvfs(&["kv", "get"]).arg(&fork).arg(format!("large{before}")));
+            assert!(value.trim_end() == large, "round {round}");
+        }
+        seen = read;
+    }
+    println!("{cut} of 40 publications were cut off");
+    assert!(cut > 5, "{cut}");
+    succeeds(kvfs(&["push"]).arg(&file).arg(&address));
+    succeeds(kvfs(&["fork", &address, "--overwrite"]).arg(&fork));
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&fork).arg("round")).trim_end(), "39");
+}
+
+#[test]
+#[ignore = "make remote: it takes a server of S3 that keeps no conditions"]
+fn a_server_that_keeps_no_conditions_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = folder.path().join("a.kvfs");
+    succeeds(kvfs(&["create"]).arg(&file));
+    fails(kvfs(&["push"]).arg(&file).arg(bucket()), 1, "cannot have a store that is written");
+    let other = kvfs(&["fork", &bucket()]).arg(folder.path().join("f")).output().expect("it runs");
+    assert_eq!(other.status.code(), Some(3), "nothing was published");
 }

@@ -393,3 +393,36 @@ fn a_store_says_that_it_is_tight_a_gigabyte_before_it_is_full() {
         assert_eq!(fs.is_tight(), tight, "{capacity} bytes");
     }
 }
+
+/// A clone that the file system does not know yet is noted when the store is opened, and that takes
+/// some bytes.
+#[test]
+fn a_full_store_with_a_new_clone_is_opened_and_emptied() {
+    let device = Arc::new(MemoryDevice::new());
+    let env = Arc::new(Simulated::new(3));
+    let (db, fs) = create(device.clone(), env.clone(), false);
+    let files: Vec<(String, Ino)> = (0..)
+        .map_while(|n| {
+            let name = format!("file{n}");
+            put(&fs, &name, 300_000).map(|ino| (name, ino))
+        })
+        .collect();
+    fs.shutdown().unwrap();
+    db.snapshot("origin").unwrap();
+    // To the last byte that is for users.
+    let words = db.open_dictionary("words").unwrap();
+    let refused = (0..1_000_000u64).find(|n| words.insert(n.to_be_bytes(), [7; 400]).is_err());
+    assert!(refused.is_some(), "the store is full");
+    db.clone_snapshot("origin", "unknown").unwrap();
+    drop((words, fs));
+    db.close().unwrap();
+
+    let (db, _) = Kvdb::open(device, env.clone(), open_options(false)).unwrap();
+    let fs = Fs::open(db.clone(), env, fs_options()).unwrap();
+    db.drop_branch("unknown").unwrap();
+    db.drop_snapshot("origin").unwrap();
+    for (name, _) in &files {
+        let ino = fs.lookup(ROOT, name.as_bytes()).unwrap().ino;
+        remove(&fs, name, ino);
+    }
+}

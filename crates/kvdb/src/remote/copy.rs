@@ -107,7 +107,7 @@ impl RemoteStore {
     ) -> Result<LocalCopy> {
         let state = head.as_ref().and_then(|head| head.state.clone());
         let (Some(head), Some(state)) = (head, state) else {
-            return Err(Error::Invalid(format!("there is no store {}", self.place())));
+            return Err(Error::NoStore(self.place()));
         };
         let Head { generation, published, store, .. } = head;
         let state = self.get_state(&state)?;

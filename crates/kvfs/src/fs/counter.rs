@@ -88,6 +88,9 @@ pub(super) fn open_counter(
                 counter.void_below(bound);
                 batch.put(notes, VOID_KEY, encode_number(bound));
             }
+            // A full store must open, so that something can be deleted: these few bytes may take
+            // of the reserve what deletions may.
+            batch.releases_space();
             Ok(db.commit(batch, Durability::Buffered)?)
         })?;
     }

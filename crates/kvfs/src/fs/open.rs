@@ -76,6 +76,8 @@ impl Fs {
         if !is_current && !options.read_only {
             let mut batch = Batch::new();
             batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
+            // A full store must open, too.
+            batch.releases_space();
             db.commit(batch, Durability::Buffered)?;
         }
         let Super { hash_key, zone_size } = record;
