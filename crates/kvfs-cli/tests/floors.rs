@@ -10,7 +10,7 @@ const FLOORS: &[&[&str]] = &[
     &["vt-tree"],
     &["kvdb"],
     &["kvfs"],
-    &["kvfs-fuse", "kvdb-server"],
+    &["kvfs-fuse", "kvdb-server", "objects-s3"],
     &["kvfs-cli"],
 ];
 

@@ -24,6 +24,7 @@ const CRATES: &[&str] = &[
     "kvfs",
     "kvfs-fuse",
     "kvdb-server",
+    "objects-s3",
     "kvfs-cli",
 ];
 
