@@ -1,12 +1,15 @@
 //! Objects in a bucket of an S3-compatible server: [`S3Objects`] is the interface
-//! [`objects::Objects`] over HTTP.
+//! [`objects::Objects`] over HTTP, and [`probe`] finds out whether a server keeps the conditions
+//! on which heads depend.
 //!
 //! ```no_run
 //! use objects::{Condition, Key, Objects};
-//! use objects_s3::{Environment, S3Objects};
+//! use objects_s3::{Environment, S3Objects, probe};
 //!
 //! let environment = Environment::of_process();
 //! let objects = S3Objects::from_address("s3://bucket/stores", &environment)?;
+//! let found = probe(&objects, "")?;
+//! assert!(found.is_fine(), "{}", found.verdict());
 //! objects.put(&Key::new("m/store/head")?, "one".into(), Condition::Absent)?;
 //! # Ok::<(), objects::ObjectsError>(())
 //! ```
@@ -74,6 +77,7 @@ mod credentials;
 mod environment;
 mod errors;
 mod place;
+mod probe;
 mod profile;
 mod request;
 mod runtime;
@@ -81,4 +85,5 @@ mod s3;
 
 pub use config::{S3Config, Timeouts};
 pub use environment::Environment;
+pub use probe::{Probe, Races, probe};
 pub use s3::S3Objects;
