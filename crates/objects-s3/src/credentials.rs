@@ -122,7 +122,9 @@ fn configure(
         Some(url) => builder.with_metadata_endpoint(url.trim_end_matches('/')),
         None => builder,
     };
-    Ok((builder, "the instance's metadata service".into()))
+    let source = "the instance's metadata service, as neither the environment nor the profile has \
+                  keys,";
+    Ok((builder, source.into()))
 }
 
 /// Both keys and the token, if there is one; `None` if there are no keys.

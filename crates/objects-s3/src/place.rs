@@ -54,7 +54,8 @@ impl Place {
         // A full stop in the name does not fit the certificate of the server.
         let usual = || endpoint.is_none() && !config.bucket.contains('.');
         let virtual_hosted = config.virtual_hosted.or_else(style).unwrap_or_else(usual);
-        let aws = || format!("https://s3.{region}.amazonaws.com");
+        let end = if region.starts_with("cn-") { ".cn" } else { "" };
+        let aws = || format!("https://s3.{region}.amazonaws.com{end}");
         let allow_http = config.allow_http || environment.says("AWS_ALLOW_HTTP");
         let mut url = server(&endpoint.map_or_else(aws, str::to_string), allow_http)?;
         if virtual_hosted {
@@ -138,6 +139,8 @@ mod tests {
         assert_eq!(url(dotted, &[], ""), "https://s3.us-east-1.amazonaws.com/a.bc");
         let region = [("AWS_DEFAULT_REGION", "x-1")];
         assert_eq!(url(config(), &region, ""), "https://abc.s3.x-1.amazonaws.com");
+        let china = [("AWS_REGION", "cn-north-1")];
+        assert_eq!(url(config(), &china, ""), "https://abc.s3.cn-north-1.amazonaws.com.cn");
         let at = |endpoint: &str| S3Config { endpoint: Some(endpoint.into()), ..config() };
         assert_eq!(url(at("http://127.0.0.1:9000/"), &[], ""), "http://127.0.0.1:9000/abc");
         assert_eq!(url(at("https://h.org/s3"), &[], ""), "https://h.org/s3/abc");

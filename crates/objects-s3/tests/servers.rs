@@ -6,15 +6,21 @@
 //! ```
 
 mod contract;
+mod relay;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use contract::{Folder, RULES};
 use env::{Env, Machine};
-use objects::{Condition, Key, MemoryObjects, Objects, ObjectsError, Part, Tag};
+use objects::{
+    Condition, Created, Key, MemoryObjects, Objects, ObjectsError, Part, Patience, Swapped, Tag,
+    Verdict,
+};
 use objects_s3::{Environment, S3Config, S3Objects, probe};
+use relay::Relay;
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is set by scripts/remote_servers.sh"))
@@ -26,12 +32,23 @@ fn server(test: &str) -> S3Objects {
 }
 
 fn config(test: &str, bucket: &str, environment: &Environment) -> S3Objects {
-    let config = S3Config {
+    S3Objects::new(&settings(test, bucket), environment).expect("it is a place")
+}
+
+fn settings(test: &str, bucket: &str) -> S3Config {
+    S3Config {
         endpoint: Some(variable("KVFS_S3_ENDPOINT")),
         prefix: format!("{test}-{:08x}", Machine::default().random() as u32),
         ..S3Config::new(bucket)
-    };
-    S3Objects::new(&config, environment).expect("it is a place")
+    }
+}
+
+/// One place, straight and by way of another endpoint.
+fn two(test: &str, endpoint: String) -> (S3Objects, S3Objects) {
+    let straight = settings(test, &variable("KVFS_S3_BUCKET"));
+    let other = S3Config { endpoint: Some(endpoint), ..straight.clone() };
+    let open = |config| S3Objects::new(config, &Environment::of_process()).expect("it is a place");
+    (open(&straight), open(&other))
 }
 
 fn folder<'a>(objects: &'a dyn Objects, name: &str) -> Folder<'a> {
@@ -146,6 +163,62 @@ fn many_reads_and_swaps_go_on_at_once() {
     let last = objects.get(&sum, Part::Whole).expect("it exists").bytes;
     assert!(last.starts_with(b"100 "), "{last:?}");
     println!("{} swaps were overtaken", overtaken.into_inner());
+}
+
+/// Four writers add lines to a head, and create objects, while one of seven answers is lost. Each
+/// line and each object is there once, and none is taken for another's.
+#[test]
+#[ignore = "it needs a server: scripts/remote_servers.sh"]
+fn lost_answers_are_resolved_by_the_protocols() {
+    let endpoint = variable("KVFS_S3_ENDPOINT");
+    let relay = Relay::start(endpoint.strip_prefix("http://").expect("a URL"), 7);
+    let (straight, objects) = two("lost", relay.url.clone());
+    let head = Key::new("head").expect("a key");
+    straight.put(&head, "start\n".into(), Condition::Absent).expect("there is none");
+    let patience = Patience { first: Duration::from_millis(1), ..Patience::default() };
+    let created = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let (objects, head, created) = (&objects, &head, &created);
+            scope.spawn(move || {
+                for n in 0..25 {
+                    let name = Key::new(format!("object/{n}")).expect("a key");
+                    let mine = Bytes::from(format!("of {writer}"));
+                    match objects::create(objects, &name, mine, patience).expect("it is resolved") {
+                        Created::Done(_) => created.fetch_add(1, Ordering::SeqCst),
+                        Created::Taken(_) => 0,
+                    };
+                    let line = format!("{writer}.{n}\n");
+                    loop {
+                        let old = objects::get_patiently(objects, head, Part::Whole, patience);
+                        let old = old.expect("it exists");
+                        let bytes = [&old.bytes, line.as_bytes()].concat();
+                        // The head has all lines, so it tells whether it came after this attempt.
+                        let judge =
+                            |bytes: &[u8]| match String::from_utf8_lossy(bytes).contains(&line) {
+                                true => Verdict::Mine,
+                                false => Verdict::Other,
+                            };
+                        let outcome =
+                            objects::swap(objects, head, &old.tag, bytes.into(), patience, judge);
+                        if let Swapped::Done(_) = outcome.expect("it is resolved") {
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let bytes = straight.get(&head, Part::Whole).expect("it exists").bytes;
+    let text = String::from_utf8_lossy(&bytes).to_string();
+    let mut lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 101, "a line is there twice, or lost");
+    lines.sort_unstable();
+    lines.dedup();
+    assert_eq!(lines.len(), 101, "a line is there twice, and another was lost");
+    assert_eq!(created.into_inner(), 25, "each object was created once");
+    println!("{} answers were lost", relay.lost());
+    assert!(relay.lost() > 50);
 }
 
 #[test]
