@@ -51,9 +51,9 @@ fn element<'a>(body: &'a [u8], name: &str) -> Option<&'a str> {
 /// A page of a list as the server gives it.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct RawPage {
-    /// Those objects whose names are keys below the prefix of the place.
+    /// The objects whose names are keys below the prefix of the place.
     pub entries: Vec<Listed>,
-    /// What continues the list, if there is more of it.
+    /// The token that continues the list, if there is more of it.
     pub token: Option<String>,
 }
 

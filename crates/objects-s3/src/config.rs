@@ -13,7 +13,7 @@ const LONGEST_PREFIX: usize = 120;
 pub struct S3Config {
     /// The name of the bucket.
     pub bucket: String,
-    /// What stands before all keys, with a slash in between; it may be empty. Otherwise it has the
+    /// The text before all keys, with a slash in between; it may be empty. Otherwise it has the
     /// form of a [`Key`], and at most 120 bytes.
     pub prefix: String,
     /// The URL of the server without the bucket; else it is that of AWS in the region. It has no

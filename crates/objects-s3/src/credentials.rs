@@ -15,7 +15,7 @@ use crate::profile::Profile;
 const NOT_SUPPORTED: [&str; 5] =
     ["credential_process", "source_profile", "credential_source", "sso_session", "sso_start_url"];
 
-/// What signs requests.
+/// The keys that sign requests, or the way to them.
 #[derive(Clone)]
 pub(crate) struct Credentials {
     /// `None` if requests are not signed.

@@ -67,7 +67,7 @@ impl Environment {
             ("AWS_SHARED_CREDENTIALS_FILE", "credentials", profile::Kind::Credentials),
         ];
         let mut exists = false;
-        // What the second file says takes precedence.
+        // The second file takes precedence.
         for (variable, name, kind) in files {
             let Some(file) = self.file(variable, name) else { continue };
             if let Some(text) = read(&file)? {

@@ -6,7 +6,7 @@ use objects::{Key, ObjectsError};
 use crate::answer;
 use crate::request::{Answer, Lost};
 
-/// What was asked for, as errors name it.
+/// A request, as errors name it.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Get(Key),
@@ -137,7 +137,7 @@ const DAMAGED: [&str; 4] =
 /// objects in folders answer so.
 const CLASHES: [&str; 2] = ["ObjectParentIsFile", "ExistingObjectIsDirectory"];
 
-/// What the server has said.
+/// The status and the code, in words.
 fn said(status: StatusCode, code: Option<&str>) -> String {
     match code {
         Some(code) => format!("the server has answered {} {code}", status.as_u16()),

@@ -1,4 +1,4 @@
-//! What a server keeps of the rules that heads depend on, found out by races on the server itself.
+//! Finds out which of the rules that heads depend on a server keeps, by races on the server itself.
 //!
 //! A probe is a filter and no proof: a server that fails it cannot be used, and one that passes may
 //! still fail under another load.
@@ -21,7 +21,7 @@ const THREADS: u8 = 8;
 /// The bytes of each object, all of which say who has put them.
 const SIZE: usize = 64 << 10;
 
-/// What a probe has found.
+/// The findings of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// The place, as [`Objects::place`] has it.
@@ -47,13 +47,13 @@ pub struct Probe {
 pub struct Races {
     /// All of them.
     pub races: u32,
-    /// Those in which more than one writer was told that it has won.
+    /// Races in which more than one writer was told that it has won.
     pub several: u32,
-    /// Those in which no writer has won.
+    /// Races in which no writer has won.
     pub none: u32,
-    /// Those after which the object has other bytes than the winner's.
+    /// Races after which the object has other bytes than the winner's.
     pub torn: u32,
-    /// Those that say nothing: no writer has won, and some had no answer or were refused for now.
+    /// Races that say nothing: no writer has won, and some had no answer or were refused for now.
     pub undecided: u32,
 }
 
@@ -227,7 +227,7 @@ fn rules(objects: &dyn Objects, folder: &str, there: &[Key], found: Probe) -> Re
         }
         ranges = ranges
             && gives(objects, key, 1000..1100, &whole)?
-            && gives(objects, key, whole.len - 1..u64::MAX, &whole)?;
+            && gives(objects, key, whole.len.saturating_sub(1)..u64::MAX, &whole)?;
         let beyond = objects.get(key, Part::Range(whole.len..whole.len + 1));
         refusals &= matches!(
             beyond, Err(ObjectsError::OutOfRange { len, .. }) if len == whole.len
@@ -250,7 +250,7 @@ fn rules(objects: &dyn Objects, folder: &str, there: &[Key], found: Probe) -> Re
 /// Returns `true` if the range gives that part of the object.
 fn gives(objects: &dyn Objects, key: &Key, range: Range<u64>, whole: &Object) -> Result<bool> {
     let part = Part::Range(range);
-    let within = part.within(key, whole.len)?;
+    let Ok(within) = part.within(key, whole.len) else { return Ok(false) };
     // The length of what was read in memory.
     let bytes = whole.bytes.slice(within.start as usize..within.end as usize);
     match persist(|| objects.get(key, part.clone())) {

@@ -81,7 +81,7 @@ pub(crate) struct Sender {
     pub client: Client,
     pub credentials: Credentials,
     pub region: String,
-    /// Those of the client, for messages.
+    /// The times of the client, for messages.
     pub timeouts: Timeouts,
 }
 
@@ -143,8 +143,8 @@ impl Sender {
         Ok(body.freeze())
     }
 
-    /// What a request without an answer means. Only an error of the connector is from before the
-    /// first byte was sent.
+    /// The meaning of a request without an answer. Only an error of the connector is from before
+    /// the first byte was sent.
     fn lost(&self, error: &reqwest::Error) -> Lost {
         if error.is_builder() {
             return Lost::Invalid("the request has a header that cannot be sent".into());

@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 /// The threads that carry requests.
 pub(crate) struct Engine(Option<Runtime>);
 
-/// What a caller waits for.
+/// The outcome that a caller waits for.
 struct Slot<T> {
     state: Mutex<State<T>>,
     changed: Condvar,

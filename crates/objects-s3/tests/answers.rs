@@ -1,4 +1,5 @@
-//! What is sent, and what each answer means, on a server whose answers are written down.
+//! Requests as they are sent, and the meaning of each answer, on a server whose answers are written
+//! down.
 
 mod canned;
 
@@ -391,9 +392,9 @@ fn a_list_goes_on_over_names_of_others() {
     let found = server.objects().list("x/\u{e4} &", "x/0").expect("a list");
     assert_eq!((found.entries.len(), found.more), (0, false), "{found:?}");
     let requests = server.requests();
-    let common = "/bucket?list-type=2&prefix=some%2Fprefix%2Fx%2F%C3%A4%20%26";
-    assert_eq!(requests[0].target, format!("{common}&start-after=some%2Fprefix%2Fx%2F0"));
-    assert_eq!(requests[1].target, format!("{common}&continuation-token=one%2B%2F%3D"));
+    let start = "/bucket?list-type=2&prefix=some%2Fprefix%2Fx%2F%C3%A4%20%26";
+    assert_eq!(requests[0].target, format!("{start}&start-after=some%2Fprefix%2Fx%2F0"));
+    assert_eq!(requests[1].target, format!("{start}&continuation-token=one%2B%2F%3D"));
 }
 
 #[test]

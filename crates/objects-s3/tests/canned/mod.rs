@@ -32,7 +32,7 @@ impl Request {
     }
 }
 
-/// What the server does after it has read a request.
+/// Tells what the server does after it has read a request.
 pub enum Reply {
     /// Sends these bytes, and reads the next request.
     Send(Vec<u8>),
@@ -88,7 +88,7 @@ impl Server {
         Server { url, requests }
     }
 
-    /// What came until now.
+    /// The requests that came until now.
     pub fn requests(&self) -> Vec<Request> {
         self.requests.lock().expect("no test panics with it").clone()
     }
