@@ -140,6 +140,11 @@ impl S3Objects {
     }
 }
 
+/// Returns `true` if there are keys with this prefix.
+fn begins_a_key(prefix: &str) -> bool {
+    prefix.is_empty() || Key::new(prefix).is_ok() || Key::new(format!("{prefix}a")).is_ok()
+}
+
 /// The header for a part. A number that some servers cannot read is replaced by one that has the
 /// same meaning, as no object is that long.
 fn range_header(range: &Range<u64>) -> String {
@@ -245,6 +250,10 @@ impl Objects for S3Objects {
     }
 
     fn list(&self, prefix: &str, after: &str) -> Result<Page> {
+        if !begins_a_key(prefix) {
+            // Some servers refuse such names, and none has such keys.
+            return Ok(Page::default());
+        }
         let asked = Asked::List(prefix.into());
         let mut token: Option<String> = None;
         loop {
@@ -289,6 +298,17 @@ impl fmt::Debug for S3Objects {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefix_begins_a_key_or_the_list_is_empty() {
+        let part = "a".repeat(255);
+        for prefix in ["", "a", "a/", ".", "..", "a/.", "a/b.", &part] {
+            assert!(begins_a_key(prefix), "{prefix}");
+        }
+        for none in ["/", "a//", "a/./", "../", "a b", "\u{e4}", "a?", &format!("{part}a")] {
+            assert!(!begins_a_key(none), "{none}");
+        }
+    }
 
     #[test]
     fn a_range_is_a_header_that_every_server_can_read() {
