@@ -110,7 +110,8 @@ fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
 
 #[cfg(not(feature = "s3"))]
 fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
-    let what = format!("{address} is in a bucket, and this program was built without the feature s3");
+    let what =
+        format!("{address} is in a bucket, and this program was built without the feature s3");
     Err(ObjectsError::Invalid(what))
 }
 
@@ -139,8 +140,12 @@ mod tests {
         assert_eq!(parsed("dir:/srv/x/work@a@b"), some("dir:/srv/x", "work", Some("a@b")));
         assert_eq!(parsed("dir:/srv/x@y/work"), some("dir:/srv/x@y", "work", None));
         assert_eq!(parsed("s3://bucket/work"), some("s3://bucket", "work", None));
-        assert_eq!(parsed("s3://bucket/a/b/work@mon"), some("s3://bucket/a/b", "work", Some("mon")));
-        for wrong in ["dir:", "dir:/srv/", "dir:/srv/@x", "dir:/srv/work@", "s3://", "s3://bucket"] {
+        assert_eq!(
+            parsed("s3://bucket/a/b/work@mon"),
+            some("s3://bucket/a/b", "work", Some("mon"))
+        );
+        for wrong in ["dir:", "dir:/srv/", "dir:/srv/@x", "dir:/srv/work@", "s3://", "s3://bucket"]
+        {
             assert!(Address::parse(Path::new(wrong)).is_err(), "{wrong}");
         }
         for path in ["/srv/work", "work", "./dir:x", "directory:x"] {

@@ -84,6 +84,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         (None, None) => {
             let store = store::open_waiting(&args.target, Access::ReadOnly, None)?;
             all.extend(figures::engine(&store.db.stats()));
+            if let Some(remote) = store.db.remote_stats() {
+                all.insert("remote".into(), figures::remote(&remote));
+            }
             let losses = kvfs::losses(&store.db).unwrap_or_default();
             all.insert("lost".into(), statistics::lost(losses));
             store.close()?;
@@ -194,6 +197,21 @@ fn show(all: &Map<String, Value>) -> String {
     if let Some(profile) = all["device"]["profile"].as_str() {
         let seek = bytes(&all["device"]["seek_bytes"]);
         line("profile", format!("{profile}: a seek is taken to cost what reading {seek} costs"));
+    }
+    if let Some(purposes) = all["remote"]["by_purpose"].as_object() {
+        let remote = &all["remote"];
+        let sum = |name: &str| purposes.values().map(|p| count(&p[name])).sum::<u64>();
+        let waiting = if remote["waiting"] == true { "; IT IS NOT TO BE REACHED" } else { "" };
+        line(
+            "in a bucket",
+            format!(
+                "{} zones, {} of them here; {} requests, {} fetched{waiting}",
+                count(&remote["zones"]),
+                bytes(&remote["cached_bytes"]),
+                sum("gets"),
+                human_size(sum("bytes")),
+            ),
+        );
     }
     if all["memory"].is_object() {
         let m = &all["memory"];

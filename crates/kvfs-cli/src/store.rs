@@ -157,7 +157,13 @@ pub fn open(path: &Path, access: Access, budget: impl Into<Budget>) -> Outcome<S
 /// Where the zones of the store lie, if they are in object storage. A file that is no store is
 /// refused when it is opened.
 pub fn zones_of(device: &dyn Device) -> Outcome<Option<RemoteZones>> {
-    let copy = LocalCopy::of(device).ok().flatten();
+    let copy = match LocalCopy::of(device) {
+        Ok(copy) => copy,
+        Err(e) if zones::Zones::is_remote(device).unwrap_or(false) => {
+            return Err(failures::of_database("cannot tell where the store lies", e));
+        }
+        Err(_) => None,
+    };
     copy.map(|copy| address::zones_in(&copy.place)).transpose()
 }
 

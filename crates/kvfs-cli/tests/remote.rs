@@ -39,6 +39,12 @@ fn fails(command: &mut Command, code: i32, says: &str) {
     assert!(ended == Some(code) && err.contains(says), "{command:?}: {ended:?} {out}{err}");
 }
 
+fn noise(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    env::Random::new(7).fill(&mut bytes);
+    bytes
+}
+
 /// A mount of something by its address, unmounted when dropped.
 struct There {
     root: PathBuf,
@@ -89,7 +95,7 @@ fn a_mounted_store_is_published_and_seen_elsewhere_as_it_was() {
     let Some(mount) = Mount::new() else { return };
     let (folder, address) = folder();
     fs::create_dir(mount.path("dir")).expect("mkdir");
-    let large: Vec<u8> = (0..3_000_000u32).map(|n| (n * n >> 7) as u8).collect();
+    let large = noise(3_000_000);
     fs::write(mount.path("dir/large"), &large).expect("write");
     fs::write(mount.path("small"), "first").expect("write");
     succeeds(kvfs(&["kv", "put"]).arg(mount.root()).args(["key", "value"]));
@@ -107,6 +113,8 @@ fn a_mounted_store_is_published_and_seen_elsewhere_as_it_was() {
     assert!(fs::write(there.root.join("small"), "no").is_err(), "it is read-only");
     let stat = succeeds(kvfs(&["stat", "--json"]).arg(&there.root));
     let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
+    let told = succeeds(kvfs(&["stat"]).arg(&there.root));
+    assert!(told.contains("in a bucket"), "{told}");
     let cached = stat["remote"]["cached_bytes"].as_u64();
     assert!(cached.is_some_and(|bytes| bytes > 3_000_000), "{}", stat["remote"]);
 
@@ -126,7 +134,7 @@ fn a_mounted_store_is_published_and_seen_elsewhere_as_it_was() {
 fn a_fork_is_a_store_of_its_own_and_is_published_under_its_own_name() {
     let Some(mount) = Mount::new() else { return };
     let (folder, address) = folder();
-    let large: Vec<u8> = (0..9_000_000u32).map(|n| (n * n >> 7) as u8).collect();
+    let large = noise(9_000_000);
     fs::write(mount.path("large"), &large).expect("write");
     fs::write(mount.path("file"), "base").expect("write");
     succeeds(kvfs(&["snapshot", "create"]).arg(mount.root()).arg("monday"));
@@ -249,7 +257,7 @@ fn in_a_bucket_it_is_the_same() {
         let cache = folder.path().join("cache").display().to_string();
         There::mount(folder.path(), name, &address, &["--cache", &cache])
     };
-    let large: Vec<u8> = (0..20_000_000u32).map(|n| (n * n >> 7) as u8).collect();
+    let large = noise(20_000_000);
     fs::write(mount.path("large"), &large).expect("write");
     fs::write(mount.path("file"), "first").expect("write");
     succeeds(kvfs(&["push"]).arg(mount.root()).arg(&address));
@@ -272,7 +280,7 @@ fn publications_that_are_killed_leave_one_state_or_the_other() {
     let put = |key: &str, value: &str| {
         succeeds(kvfs(&["kv", "put"]).arg(&file).args([key, value]));
     };
-    let large: String = (0..100_000u32).map(|n| char::from(b'a' + (n * n % 26) as u8)).collect();
+    let large: String = noise(100_000).into_iter().map(|b| char::from(b'a' + b % 26)).collect();
     put("round", "none");
     succeeds(kvfs(&["push"]).arg(&file).arg(&address));
     let (mut seen, mut cut) = ("none".to_string(), 0);
@@ -299,7 +307,7 @@ fn publications_that_are_killed_leave_one_state_or_the_other() {
     println!("{cut} of 40 publications were cut off");
     assert!(cut > 5, "{cut}");
     succeeds(kvfs(&["push"]).arg(&file).arg(&address));
-    succeeds(kvfs(&["fork", &address, "--overwrite"]).arg(&fork));
+    succeeds(kvfs(&["fork", &address, "--force"]).arg(&fork));
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&fork).arg("round")).trim_end(), "39");
 }
 

@@ -336,7 +336,7 @@ impl Flusher {
         if held < LEAST || self.commits.newest_sealed().is_some() {
             return Ok(());
         }
-        let live = Holes::of(&self.versions.load()).live;
+        let live = Holes::of(&self.versions.load(), &self.zones).live;
         if in_time && held > MOST.max(live / 5)
             || garbage_of_active(&version)? > LEAST.max((live + held) / 10)
         {

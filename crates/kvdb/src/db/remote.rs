@@ -52,7 +52,8 @@ impl Kvdb {
         let zones = &database.zones;
         let claim = Claim::begin(&*database.env, to, zones.superblock().uuid)?;
         let checkpoint = database.checkpoint_state()?;
-        claim.push(zones, &checkpoint.state, &checkpoint.uses, progress)
+        let memory = database.options.memory / 4;
+        claim.push(zones, &checkpoint.state, &checkpoint.uses, memory, progress)
     }
 
     /// What was asked of object storage since the store was opened; `None`: all its zones are here.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use env::Env;
 use objects::Tag;
-use zones::remote::{Known, Progress, ZoneObject};
+use zones::remote::{Known, Progress, Publication, ZoneObject};
 use zones::{ZONE_SIZE, ZoneUse, Zones};
 
 use super::head::{Head, StateName};
@@ -40,19 +40,21 @@ pub struct PushStats {
 
 impl Claim<'_> {
     /// Publishes `state`, whose zones are `uses`; the caller keeps these as they are. Only what is
-    /// not there yet is written. `progress` is called now and then; an error of it ends the call.
+    /// not there yet is written. Zones on their way take so much `memory`, bytes. `progress` is called
+    /// now and then; an error of it ends the call.
     pub(crate) fn push(
         mut self,
         zones: &Zones,
         state: &ManifestState,
         uses: &ZoneUse,
+        memory: usize,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
         let known = self.known()?;
         let first = ZoneObject { origin: self.head.origin, epoch: self.head.epoch, number: 0 };
         let mut noted = (self.env.monotonic(), 0);
         let mut failure = None;
-        let objects = self.to.objects();
+        let how = Publication { objects: self.to.objects(), known: &known, first, memory };
         let mut step = |now: Progress, so_far: &dyn Fn() -> zones::Result<Known>| {
             progress(now)?;
             let (at, bytes) = noted;
@@ -63,7 +65,7 @@ impl Claim<'_> {
             }
             Ok(())
         };
-        let published = zones.publish(objects, uses, &known, first, &mut |now, so_far| {
+        let published = zones.publish(uses, &how, &mut |now, so_far| {
             step(now, so_far).map_err(|e: Error| {
                 let ended = zones::Error::Invalid(e.to_string());
                 failure = Some(e);

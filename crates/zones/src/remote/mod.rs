@@ -21,9 +21,9 @@ mod table;
 
 pub use counters::RemoteStats;
 pub use fetch::RemoteOptions;
-pub use publish::{Fingerprint, Known, Progress, Published};
+pub use publish::{Fingerprint, Known, Progress, Publication, Published, Watch};
 pub use record::Home;
-pub use table::{MAX_OBJECT, MAX_PIECES, Piece, ZoneObject, ZoneTable};
+pub use table::{MAX_OBJECT, MAX_PIECES, MAX_ZONES, Piece, ZoneObject, ZoneTable};
 
 pub(crate) use device::RemoteDevice;
 pub(crate) use fetch::Remote;

@@ -74,6 +74,11 @@ impl Parts {
         self.zones.binary_search(&zone).ok()
     }
 
+    /// Whether a zone lies in object storage.
+    pub(crate) fn is_remote(&self, zone: ZoneId) -> bool {
+        self.place(zone).is_some()
+    }
+
     fn bits(&self, zone: ZoneId) -> Option<&[AtomicU64; 2]> {
         self.bits.get(self.place(zone)?)
     }

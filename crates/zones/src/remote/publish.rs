@@ -16,9 +16,9 @@ use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
 /// Pieces of so many bytes get an object of their own.
 const OWN_OBJECT: usize = 1 << 20;
-/// A shared object is written when it has so many bytes.
-const PACK: usize = 8 << 20;
-/// Objects that are written at the same time.
+/// A shared object is written when it has so many bytes. In memory it is there twice then.
+const PACK: usize = 3 << 20;
+/// The most objects that are written at the same time.
 const AT_ONCE: usize = 8;
 
 /// The first 16 bytes of the SHA-256 of a piece: by it a publication tells that a zone still has
@@ -88,17 +88,33 @@ pub(crate) struct Source<'a> {
     pub table: Option<&'a ZoneTable>,
 }
 
+/// How zones are published.
+pub struct Publication<'a> {
+    /// Where to.
+    pub objects: &'a Arc<dyn Objects>,
+    /// What lies there already.
+    pub known: &'a Known,
+    /// The name of the first new object; the others are numbered from there.
+    pub first: ZoneObject,
+    /// Bytes that zones on their way may take, or two zones if that is more.
+    pub memory: usize,
+}
+
+/// Hears how far a publication is, after each zone, and can ask for all pieces that lie there so
+/// far, so that a publication that was cut off need not begin anew. An error of it ends that.
+pub type Watch<'a> = dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()> + 'a;
+
 /// Publishes zones, see [`crate::Zones::publish`].
 pub(crate) fn publish(
     source: Source<'_>,
-    objects: &Arc<dyn Objects>,
     uses: &ZoneUse,
-    known: &Known,
-    first: ZoneObject,
-    progress: &mut dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()>,
+    how: &Publication<'_>,
+    progress: &mut Watch<'_>,
 ) -> Result<Published> {
+    let Publication { objects, known, first, memory } = *how;
     let mut writer = Writer {
         objects,
+        at_once: (memory / ZONE_SIZE as usize).clamp(1, AT_ONCE),
         next: first,
         placed: Vec::new(),
         pack: Vec::new(),
@@ -169,6 +185,7 @@ fn known_of(placed: &[Placed]) -> Result<Known> {
 
 struct Writer<'a> {
     objects: &'a Arc<dyn Objects>,
+    at_once: usize,
     next: ZoneObject,
     placed: Vec<Placed>,
     /// What shares the next object.
@@ -198,7 +215,7 @@ impl Writer<'_> {
         };
         if fresh.bytes.len() >= OWN_OBJECT {
             self.whole.push(fresh);
-            if self.whole.len() >= AT_ONCE { self.write_whole() } else { Ok(()) }
+            if self.whole.len() >= self.at_once { self.write_whole() } else { Ok(()) }
         } else {
             self.pack.push(fresh);
             let packed: usize = self.pack.iter().map(|f| f.bytes.len()).sum();

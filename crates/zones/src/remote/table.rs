@@ -10,6 +10,9 @@ use crate::{Error, Result, ZONE_SIZE, ZoneId};
 /// The largest object that has bytes of zones, bytes.
 pub const MAX_OBJECT: u64 = 2 * ZONE_SIZE;
 
+/// Zones of a table are below this: those of 32 TiB. A store has memory for each number.
+pub const MAX_ZONES: u32 = 1 << 22;
+
 /// The most pieces that a zone lies in.
 pub const MAX_PIECES: usize = 15;
 
@@ -112,8 +115,7 @@ impl ZoneTable {
         let fits = piece.len > 0
             && end <= ZONE_SIZE
             && object_end <= MAX_OBJECT
-            && piece.zone != ZoneId(0)
-            && piece.zone != ZoneId::NOWHERE;
+            && (1..MAX_ZONES).contains(&piece.zone.0);
         let last = self.pieces.last();
         fits && last.is_none_or(|last| (last.zone, last.end()) <= (piece.zone, piece.offset))
     }
@@ -251,7 +253,7 @@ mod tests {
             (10, 0, 0, 0),
             (10, 8 << 20, 1, 0),
             (10, 0, 4096, 16 << 20),
-            (u32::MAX, 0, 1, 0),
+            (MAX_ZONES, 0, 1, 0),
         ] {
             let added = table.add(ZoneId(zone), offset, len, object(1, 1, 1), at);
             assert!(added.is_err(), "{zone} {offset} {len} {at}");

@@ -6,8 +6,8 @@ use objects::Objects;
 
 use super::{FormatOptions, Zones};
 use crate::remote::{
-    Home, Known, Parts, Progress, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats,
-    Source, ZoneObject, ZoneTable, publish, take_parts,
+    Home, Parts, Publication, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats, Source,
+    Watch, ZoneTable, publish, take_parts,
 };
 use crate::superblock::{self, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
@@ -112,26 +112,26 @@ impl Zones {
         self.remote().map(Remote::table)
     }
 
+    /// Whether a zone lies in object storage. Then it is never free here.
+    pub fn is_remote_zone(&self, zone: ZoneId) -> bool {
+        self.remote().is_some_and(|remote| remote.parts.is_remote(zone))
+    }
+
     /// What was asked of object storage, of a store with zones there.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.remote().map(Remote::stats)
     }
 
-    /// Writes the zones of `uses` to `objects`, but for what is `known` to lie there; `first` is
-    /// the name of the first new object, and the others are numbered from there. The caller keeps
-    /// the zones pinned, and nothing that it publishes may refer to bytes that are written during
-    /// the call. `progress` is called after each zone, with all pieces that lie there so far, so
-    /// that a publication that was cut off need not begin anew; an error of it ends the call.
+    /// Writes the zones of `uses` to object storage, but for what is known to lie there. The caller
+    /// keeps the zones pinned, and nothing that it publishes may refer to bytes that are written
+    /// during the call.
     pub fn publish(
         &self,
-        objects: &Arc<dyn Objects>,
         uses: &ZoneUse,
-        known: &Known,
-        first: ZoneObject,
-        progress: &mut dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()>,
+        how: &Publication<'_>,
+        progress: &mut Watch<'_>,
     ) -> Result<Published> {
         let read = |zone: ZoneId, bytes: &mut [u8]| self.read(Purpose::Pages, zone.start(), bytes);
-        let source = Source { read: &read, table: self.remote_table() };
-        publish(source, objects, uses, known, first, progress)
+        publish(Source { read: &read, table: self.remote_table() }, uses, how, progress)
     }
 }

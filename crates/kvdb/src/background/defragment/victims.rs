@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vt_tree::ZoneWeight;
-use zones::{Lifetime, Purpose, ZONE_SIZE, ZoneId};
+use zones::{Lifetime, Purpose, ZONE_SIZE, ZoneId, Zones};
 
 use super::Defragmenter;
 use crate::background::policy::lifetime;
@@ -54,11 +54,13 @@ pub(crate) struct Holes {
 }
 
 impl Holes {
-    /// What the runs of a version hold, by zone, from the sums that they carry: no I/O.
-    pub(in crate::background) fn of(version: &Version) -> Holes {
+    /// What the runs of a version hold, by zone, from the sums that they carry: no I/O. Zones that
+    /// lie in object storage do not count, since they are never free.
+    pub(in crate::background) fn of(version: &Version, store: &Zones) -> Holes {
         let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
         for tree in version.trees.values() {
-            tree.runs().flat_map(|p| p.run.sectors()).for_each(|(zone, bytes)| {
+            let own = |(zone, _): &(ZoneId, u64)| !store.is_remote_zone(*zone);
+            tree.runs().flat_map(|p| p.run.sectors()).filter(own).for_each(|(zone, bytes)| {
                 let sum = zones.entry(zone).or_default();
                 *sum = sum.saturating_add(bytes);
             });
@@ -87,7 +89,7 @@ impl Holes {
 impl Defragmenter {
     /// What the runs of the store hold.
     pub(crate) fn holes(&self) -> Holes {
-        Holes::of(&self.versions.load())
+        Holes::of(&self.versions.load(), &self.zones)
     }
 
     /// How many of `zones` no run uses any more.
@@ -178,6 +180,7 @@ impl Defragmenter {
                 w.bytes.saturating_mul(100) < ZONE_SIZE * fullest_percent
                     && !open.contains(zone)
                     && !kept.contains(zone)
+                    && !self.zones.is_remote_zone(*zone)
                     && alone(zone, w.bytes)
             })
             .map(|(zone, w)| {
