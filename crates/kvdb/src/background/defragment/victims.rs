@@ -180,7 +180,7 @@ impl Defragmenter {
                 w.bytes.saturating_mul(100) < ZONE_SIZE * fullest_percent
                     && !open.contains(zone)
                     && !kept.contains(zone)
-                    && !self.zones.is_remote_zone(*zone)
+                    && !self.zones.is_remote_zone(**zone)
                     && alone(zone, w.bytes)
             })
             .map(|(zone, w)| {
