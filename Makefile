@@ -172,9 +172,11 @@ readme: build
 remote:
 	$(CARGO) build --workspace --tests --quiet
 	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test servers -- --ignored
-	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test remote -- --ignored --skip keeps_no
+	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test remote -- \
+		--ignored --skip keeps_no
 	KVFS_S3_SERVER=s3s-fs scripts/remote_servers.sh \
-		$(CARGO) test --quiet --workspace --test remote -- --ignored keeps_no || [ $$? = 77 ]
+		$(CARGO) test --quiet --workspace --test remote -- --ignored keeps_no \
+		|| [ $$? = 77 ]
 
 ## make syscalls     the same random system calls on a mount and on ext4, each result compared
 ##                   (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount|upgrade|restart)

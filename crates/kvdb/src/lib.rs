@@ -37,8 +37,8 @@
 //! (what readers pin, and how they read it), `background` (flush, compaction, pressure), `manifest`
 //! (what the store consists of), `db` (wires the parts; threads, recovery, checks, checkpoints).
 //! Beyond that: `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (how
-//! journal and manifest lie on the device), `remote` (stores in object storage), `lock_order`, `scrub`,
-//! `salvage`.
+//! journal and manifest lie on the device), `remote` (stores in object storage), `lock_order`,
+//! `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 

@@ -1,6 +1,6 @@
 //! Addresses of stores in object storage: `dir:FOLDER/NAME` for a folder that machines share,
-//! `s3://BUCKET/NAME` or `s3://BUCKET/PREFIX/NAME` for a bucket; with `@SNAPSHOT` behind it for what
-//! a store was.
+//! `s3://BUCKET/NAME` or `s3://BUCKET/PREFIX/NAME` for a bucket; with `@SNAPSHOT` behind it for
+//! what a store was.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -73,8 +73,10 @@ impl Address {
 
     /// The store there. `make`: the folder is made if it is not there.
     pub fn store(&self, make: bool) -> Outcome<RemoteStore> {
-        let objects = open(&self.place, make)?;
-        RemoteStore::new(objects, &self.name).map_err(|e| Failure::new(Exit::Usage, e.to_string()))
+        let wrong = |e: kvdb::Error| Failure::new(Exit::Usage, e.to_string());
+        // Before a folder is made for it.
+        RemoteStore::check_name(&self.name).map_err(wrong)?;
+        RemoteStore::new(open(&self.place, make)?, &self.name).map_err(wrong)
     }
 }
 

@@ -288,6 +288,7 @@ fn files_are_opened_to_be_written_in_one_place() {
         ("daemon.rs", "/dev/null"),
         ("bench.rs", "in the directory that it makes"),
         ("export/directory.rs", "a new file, after the judgement of what had its name"),
+        ("local_copies.rs", "the caches, in a directory of their own"),
         ("keeper.rs", "the store, which is opened as one"),
         ("terminal.rs", "the terminal"),
         ("run.rs", "the terminal"),

@@ -141,6 +141,8 @@ fn walks(
                 "FILE" => root.join(OsStr::from_bytes(BYTES)).into(),
                 "NONE" => root.join(OsStr::from_bytes(&[BYTES, b"none"].concat())).into(),
                 "OUT" => scratch.join(OsStr::from_bytes(BYTES)).into(),
+                "PLACE" => format!("dir:{}/{TEXT}/store", scratch.display()).into(),
+                "NOWHERE" => format!("dir:/no/such/{TEXT}/store@{TEXT}").into(),
                 "MISSING" => PathBuf::from("/no/such").join(OsStr::from_bytes(BYTES)).into(),
                 word => word.into(),
             })
@@ -219,6 +221,8 @@ fn walks(
         ("man", None), // It shows nothing of a store.
         ("mcp", None), // Its answers are JSON for a program; what it shows of changes is walked in `mcp`.
         ("mount", calls(&["mount STORE MISSING", "mount MISSING ROOT"])),
+        ("push", calls(&["push ROOT TEXT", "push MISSING PLACE", "push ROOT PLACE"])),
+        ("fork", calls(&["fork TEXT OUT", "fork PLACE OUT", "fork NOWHERE OUT"])),
         ("receive", calls(&["receive ROOT TEXT", "receive MISSING"])),
         (
             "restore",

@@ -1,5 +1,5 @@
-//! A store in a shared folder: published from a file or a mount, mounted elsewhere as it was, forked
-//! into a store of one's own; and what is said of all that cannot be.
+//! A store in a shared folder: published from a file or a mount, mounted elsewhere as it was,
+//! forked into a store of one's own; and what is said of all that cannot be.
 
 mod mounted;
 
@@ -224,6 +224,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     fails(kvfs(&["push"]).arg(&file).arg("dir:/"), 2, "names no store");
     fails(kvfs(&["push"]).arg(&file).arg(format!("{address} x")), 2, "is no name of a store");
     fails(kvfs(&["fork", &address]).arg(folder.path().join("f")), 3, "cannot use");
+    assert!(!folder.path().join("share").exists(), "what was refused has made a folder");
     succeeds(kvfs(&["push"]).arg(&file).arg(&address));
     let other = address.replace("/work", "/other");
     fails(kvfs(&["fork", &other]).arg(folder.path().join("f")), 3, "there is no store");

@@ -411,7 +411,8 @@ fn a_full_store_with_a_new_clone_is_opened_and_emptied() {
     db.snapshot("origin").unwrap();
     // To the last byte that is for users.
     let words = db.open_dictionary("words").unwrap();
-    let refused = (0..1_000_000u64).find(|n| words.insert(n.to_be_bytes(), [7; 400]).is_err());
+    let refused =
+        (0..1_000_000u64).find(|n| words.insert(n.to_be_bytes().to_vec(), vec![7; 400]).is_err());
     assert!(refused.is_some(), "the store is full");
     db.clone_snapshot("origin", "unknown").unwrap();
     drop((words, fs));

@@ -2,7 +2,7 @@
 //! there, and how it is opened from there on any machine.
 //!
 //! ```text
-//! m/<name>/head                        which state is the newest; replaced by compare-and-set alone
+//! m/<name>/head                        the newest state; replaced by compare-and-set alone
 //! c/<name>/<epoch>-<number>            a state: what the manifest says, and the zone table
 //! p/<name>/<epoch>-<number>            how far a publication is that has not ended
 //! z/<hash>/<origin>/<epoch>-<number>   bytes of zones
@@ -93,6 +93,12 @@ impl RemoteStore {
     /// The store of this name. Names have 1 to 100 of the characters `a-z A-Z 0-9 - _ .`, and do
     /// not begin with a dot.
     pub fn new(objects: Arc<dyn Objects>, name: &str) -> Result<RemoteStore> {
+        RemoteStore::check_name(name)?;
+        Ok(RemoteStore { objects, name: name.to_owned() })
+    }
+
+    /// Fails for what is no name of a store.
+    pub fn check_name(name: &str) -> Result<()> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if name.is_empty()
             || name.len() > LONGEST_NAME
@@ -104,7 +110,7 @@ impl RemoteStore {
                  a-z, A-Z, 0-9, -, _ and ., and does not begin with a dot"
             )));
         }
-        Ok(RemoteStore { objects, name: name.to_owned() })
+        Ok(())
     }
 
     /// Its name.

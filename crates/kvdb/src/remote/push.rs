@@ -40,8 +40,8 @@ pub struct PushStats {
 
 impl Claim<'_> {
     /// Publishes `state`, whose zones are `uses`; the caller keeps these as they are. Only what is
-    /// not there yet is written. Zones on their way take so much `memory`, bytes. `progress` is called
-    /// now and then; an error of it ends the call.
+    /// not there yet is written. Zones on their way take so much `memory`, bytes. `progress` is
+    /// called now and then; an error of it ends the call.
     pub(crate) fn push(
         mut self,
         zones: &Zones,

@@ -253,8 +253,8 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// Publishes the store; what is there is what was committed, with all that earlier publications have
-/// written, in this life and before.
+/// Publishes the store; what is there is what was committed, with all that earlier publications
+/// have written, in this life and before.
 pub fn push(w: &mut World) -> Result<(), Dead> {
     w.call("Kvdb::push");
     if w.unless_full(w.db.push(&w.bucket, &mut |_| Ok(())))?.is_none() {

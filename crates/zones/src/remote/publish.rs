@@ -203,10 +203,12 @@ impl Writer<'_> {
         self.placed.push(Placed { zone, offset, len, object, at, fingerprint });
     }
 
-    fn add(&mut self, zone: ZoneId, offset: usize, bytes: Vec<u8>) -> Result<()> {
+    fn add(&mut self, zone: ZoneId, offset: usize, mut bytes: Vec<u8>) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
+        // What waits for others has no memory for the whole zone that it was read from.
+        bytes.shrink_to_fit();
         let fresh = Fresh {
             zone,
             offset: offset as u32,

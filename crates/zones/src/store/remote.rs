@@ -34,8 +34,8 @@ impl Zones {
     }
 
     /// Makes a local file for a store whose zones are those of `home`, with the root to come: as
-    /// after [`Zones::copy_to`], but that nothing is copied. All data on the device is lost, but that
-    /// parts of zones stay which were here before, as of an older state of the same store.
+    /// after [`Zones::copy_to`], but that nothing is copied. All data on the device is lost, but
+    /// that parts of zones stay which were here before, as of an older state of the same store.
     pub fn format_remote(
         device: Arc<dyn Device>,
         home: &Home,
