@@ -128,10 +128,9 @@ const EROFS: i32 = 30;
 fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
     use kvdb::Error;
     match error {
-        Error::NoDictionary(_)
-        | Error::NoSnapshot(_)
-        | Error::NoBranch(_)
-        | Error::NoStore(_) => ("not_found", 0),
+        Error::NoDictionary(_) | Error::NoSnapshot(_) | Error::NoBranch(_) | Error::NoStore(_) => {
+            ("not_found", 0)
+        }
         Error::Exists(_) => ("exists", 0),
         Error::NoSpace | Error::OverLimit { .. } | Error::CloneOverLimit { .. } => {
             ("no_space", ENOSPC)
