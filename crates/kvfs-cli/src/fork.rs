@@ -1,5 +1,6 @@
 //! `kvfs fork`: a store of one's own that begins as one in object storage is.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -9,7 +10,7 @@ use crate::destination::{self, Making};
 use crate::failures;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::{self, Access};
-use crate::text::with_paths;
+use crate::text::{show, with_paths};
 
 /// Begin a store of your own as one in object storage is.
 #[derive(clap::Args)]
@@ -52,8 +53,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         let _ = std::fs::remove_file(&args.file);
         return Err(failure);
     }
-    let text =
-        format!("forked {source} to {}: generation {}", args.file.display(), copy.generation);
+    let (name, file) = (source.to_string(), args.file.as_os_str().as_bytes());
+    let text = format!(
+        "forked {} to {}: generation {}",
+        show(name.as_bytes()),
+        show(file),
+        copy.generation
+    );
     let value = json!({
         "source": source.to_string(), "generation": copy.generation, "published": copy.published,
     });

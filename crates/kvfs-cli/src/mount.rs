@@ -144,7 +144,8 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let store = match &address {
         Some(address) => {
             let (store, copy) = local_copies::of(address, args.cache.as_deref())?;
-            output.note(format!("{address} as of generation {}, read-only", copy.generation));
+            let name = text::show(address.to_string().as_bytes());
+            output.note(format!("{name} as of generation {}, read-only", copy.generation));
             store
         }
         None => existing(&store)?,

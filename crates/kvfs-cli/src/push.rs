@@ -15,7 +15,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::sockets;
 use crate::store::{self, Access};
-use crate::text::with_paths;
+use crate::text::{show, with_paths};
 
 /// Publish a store in a shared folder or a bucket, for readers and forks on any machine.
 #[derive(clap::Args)]
@@ -50,7 +50,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let of = |name: &str| count(&published[name]);
     let text = format!(
         "published {} as generation {}: {} in {} objects, of {} in the store",
-        to,
+        show(to.to_string().as_bytes()),
         of("generation"),
         human_size(of("bytes")),
         of("objects"),

@@ -207,8 +207,10 @@ impl Writer<'_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // What waits for others has no memory for the whole zone that it was read from.
-        bytes.shrink_to_fit();
+        if bytes.len() < OWN_OBJECT {
+            // What waits for others has no memory for the whole zone that it was read from.
+            bytes.shrink_to_fit();
+        }
         let fresh = Fresh {
             zone,
             offset: offset as u32,
