@@ -4,6 +4,7 @@
 mod model;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use env::{Machine, Random, Simulated};
 use kvdb::{Error, Kvdb, LocalCopy, OpenOptions, RemoteStore, RemoteZones};
 use model::*;
 use objects::{Condition, CountObjects, FaultyObjects, Key, MemoryObjects, Objects, Part, Rates};
-use zones::{Device, MemoryDevice};
+use zones::{Device, MemoryDevice, Purpose};
 
 /// A bucket, with faults to be switched on, and counted requests.
 struct Bucket {
@@ -609,4 +610,109 @@ fn a_fork_does_not_move_what_it_took_over() {
     assert_eq!(fork.defrag_progress().bytes_moved, 0, "{:?}", fork.defrag_progress());
     assert!(written() - before < 1 << 20, "{} bytes", written() - before);
     assert_eq!(contents(&fork).unwrap(), left);
+}
+
+/// What came from one place is not in another one.
+#[test]
+fn a_fork_that_is_published_elsewhere_is_whole_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| -> Arc<dyn Objects> {
+        Arc::new(objects::DirectoryObjects::create(folder.path().join(name)).unwrap())
+    };
+    let (db, mut random) = source(111);
+    change(&db, &mut random, 200);
+    let (here, there) = (place("here"), place("there"));
+    push(&db, &RemoteStore::new(here.clone(), "fruit").unwrap());
+    let device = copied(&RemoteStore::new(here.clone(), "fruit").unwrap(), 112);
+    let fork = open_with(device, RemoteZones::new(here.clone()), small()).unwrap();
+    change(&fork, &mut random, 20);
+    push(&fork, &RemoteStore::new(there.clone(), "fruit").unwrap());
+    let was = all(&fork);
+    drop(fork);
+    std::fs::remove_dir_all(folder.path().join("here")).unwrap();
+    let device = copied(&RemoteStore::new(there.clone(), "fruit").unwrap(), 113);
+    let copy = open_with(device, RemoteZones::new(there), small()).unwrap();
+    assert_eq!(all(&copy), was);
+}
+
+#[test]
+fn values_of_zeros_are_published_and_stay() {
+    let bucket = Bucket::new();
+    let (db, _) = source(121);
+    let zeros = db.open_dictionary("zeros").unwrap();
+    for i in 0..40 {
+        zeros.insert(format!("{i:08}"), vec![0; 1 << 20]).unwrap();
+    }
+    push(&db, &bucket.store("zeros"));
+    let device = copied(&bucket.store("zeros"), 122);
+    let fork = open_with(device.clone(), bucket.zones(), small()).unwrap();
+    let other = fork.open_dictionary("other").unwrap();
+    for i in 0..40 {
+        other.insert(format!("{i:08}"), vec![7; 1 << 20]).unwrap();
+    }
+    fork.flush().unwrap();
+    drop(other);
+    drop(fork);
+    let fork = open_with(device, bucket.zones(), small()).unwrap();
+    let zeros = fork.open_dictionary("zeros").unwrap();
+    for i in 0..40 {
+        assert_eq!(zeros.get(format!("{i:08}")).unwrap().unwrap(), vec![0; 1 << 20], "{i}");
+    }
+}
+
+#[test]
+fn a_full_disk_has_fetched_parts_given_up() {
+    let bucket = Bucket::new();
+    let (db, _) = source(131);
+    let words = db.open_dictionary("words").unwrap();
+    let mut random = Random::new(5);
+    let mut value = vec![0; 100_000];
+    for i in 0..600 {
+        random.fill(&mut value);
+        words.insert(format!("{i:08}"), value.clone()).unwrap();
+    }
+    push(&db, &bucket.store("words"));
+    let was = contents(&db).unwrap();
+    // A disk that has room for less than half of that.
+    let disk = Arc::new(Small { memory: MemoryDevice::new(), most: 40 << 20 });
+    bucket.store("words").copy_to(disk.clone(), Arc::new(Simulated::new(1))).unwrap();
+    let options = OpenOptions { read_only: true, ..small() };
+    let copy = open_with(disk.clone(), bucket.zones(), options).unwrap();
+    for _ in 0..2 {
+        assert_eq!(contents(&copy).unwrap(), was);
+    }
+    assert!(disk.memory.allocated() <= 40 << 20);
+}
+
+/// A device of a host that has space for so many bytes of it.
+struct Small {
+    memory: MemoryDevice,
+    most: u64,
+}
+
+impl Device for Small {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if self.memory.allocated() + buf.len() as u64 > self.most {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+    fn lengthen(&self, new_len: u64) -> io::Result<()> {
+        self.memory.lengthen(new_len)
+    }
 }

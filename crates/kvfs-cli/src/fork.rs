@@ -35,8 +35,12 @@ pub struct Args {
 pub fn run(args: Args, output: &Output) -> Outcome {
     let source = Address::required(&args.source)?;
     let from = source.store(false)?;
-    destination::make_room(&args.file, args.making)?;
     let cannot = |e| failures::of_database(format!("cannot fork {source}"), e);
+    // What --force replaces is there until it is known that there is something in its place.
+    if args.file.exists() && from.head().map_err(cannot)?.is_none() {
+        return Err(cannot(kvdb::Error::NoStore(source.to_string())));
+    }
+    destination::make_room(&args.file, args.making)?;
     let copy = from.copy_to_path(&args.file).map_err(cannot)?;
     let made = || -> Outcome {
         args.making.apply(&args.file)?;

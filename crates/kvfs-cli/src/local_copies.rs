@@ -3,7 +3,7 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,7 +42,16 @@ pub fn of(address: &Address, directory: Option<&Path>) -> Outcome<(PathBuf, Loca
         let path = directory.join(format!("{}-{hash}{number}.kvfs", address.name));
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(cannot)?;
+        // Neither what a link leads to nor what is another user's is written onto.
+        options.custom_flags(libc::O_NOFOLLOW);
+        let file = match options.open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => continue,
+            opened => opened.map_err(cannot)?,
+        };
+        let meta = file.metadata().map_err(cannot)?;
+        if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() {
+            continue;
+        }
         let device = match FileDevice::of(file, &path, false) {
             Ok(device) => Arc::new(device),
             Err(zones::Error::Busy(_)) => continue,

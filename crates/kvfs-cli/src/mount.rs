@@ -184,7 +184,15 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         }
         return daemon::serve(Begin::Mount(&store, &dir), &options, &front, &mut say);
     }
-    let record = start(&arguments("--serving", &store, &dir, &args.options, &options))?;
+    let serving =
+        |store: &Path| start(&arguments("--serving", store, &dir, &args.options, &options));
+    let record = match (serving(&store), &address) {
+        // Another mount has taken the file that was chosen; the next one is free.
+        (Err(failure), Some(address)) if failure.exit == Exit::Busy => {
+            serving(&local_copies::of(address, args.cache.as_deref())?.0)?
+        }
+        (started, _) => started?,
+    };
     if let Some(warning) = options.network.warning() {
         output.note(warning);
     }

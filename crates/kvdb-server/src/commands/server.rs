@@ -82,6 +82,7 @@ pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
 /// when it is done. The address is one of this machine, and so a client of the network may not say
 /// where files are made.
 pub fn push(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.will_wait();
     let nothing = || Failure::request("this server publishes nothing");
     let publish = s.shared.publish.clone().ok_or_else(nothing)?;
     if s.needs_password {

@@ -1,16 +1,18 @@
 //! Makes a local file that refers to a published state: a store like any other, of which nothing is
 //! here yet. It costs two requests, whatever there is in the store.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use env::Env;
-use zones::remote::Home;
+use vt_tree::{BlockCache, Run};
+use zones::remote::{Home, ZoneTable};
 use zones::{Device, FormatOptions, Zones};
 
 use super::{Error, Head, RemoteStore, RemoteZones, Result};
 use crate::health::Health;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, ManifestState};
 
 /// What a local file says of the store that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +66,26 @@ impl LocalCopy {
         }
         LocalCopy::decode(&Home::read(device)?.note).map(Some)
     }
+}
+
+/// Fails unless all runs of the state lie in zones of the table, which are pinned: another one would
+/// be free here, and taken for something else. Nor may a state go on in zones that are not its own.
+fn check_places(state: &ManifestState, table: &ZoneTable, zones: &Arc<Zones>) -> Result<()> {
+    let corrupt = |why: &str| Err(Error::Corrupt(format!("a published state {why}")));
+    if !state.segments.is_empty() || !state.streams.is_empty() {
+        return corrupt("has a journal, or zones that it fills");
+    }
+    let cache = BlockCache::new(zones.clone(), 1 << 20);
+    let kept = state.snapshots.values().flat_map(|snapshot| snapshot.dictionaries.values());
+    let runs = state.dictionaries.values().chain(kept).flat_map(|d| d.runs.values());
+    let mut seen = HashSet::new();
+    for (_, run) in runs.filter(|(_, run)| seen.insert(run.as_ptr())) {
+        let run = Run::decode(&cache, &mut &run[..])?;
+        if run.uses().iter().any(|(zone, _)| table.pieces_of(zone).is_empty()) {
+            return corrupt("refers to zones that are not in its zone table");
+        }
+    }
+    Ok(())
 }
 
 /// See [`super::parse`].
@@ -127,7 +149,7 @@ impl RemoteStore {
         let remote = RemoteZones::new(self.objects().clone()).options();
         let objects = self.objects().clone();
         let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;
-        // The state names no zones but those of the table, which are pinned.
+        check_places(&manifest, &home.table, &zones)?;
         zones.start();
         let mut manifest = Manifest::begin(zones, env, Arc::new(Health::default()), manifest, 0)?;
         manifest.vouch()?;

@@ -140,7 +140,9 @@ impl RemoteStore {
     /// The head, with the tag by which it is replaced; `None`: there is no store of that name.
     pub(super) fn tagged_head(&self) -> Result<Option<(Head, Tag)>> {
         let key = self.head_key()?;
-        match objects::get_patiently(&**self.objects(), &key, Part::Whole, Patience::default()) {
+        // No more than a head can have, whatever is there.
+        let most = Part::Range(0..MOST as u64 + 1);
+        match objects::get_patiently(&**self.objects(), &key, most, Patience::default()) {
             Ok(object) => {
                 let head = Head::decode(&object.bytes).map_err(|e| match e {
                     Error::Corrupt(why) => Error::Corrupt(format!("{why}: {}", self.place())),
@@ -159,7 +161,7 @@ impl RemoteStore {
     }
 
     /// Makes `head` the head: in place of the one with this tag, or where there is none. Fails if
-    /// another writer was faster; nothing was changed then.
+    /// another writer was faster.
     pub(super) fn replace_head(&self, before: Option<&Tag>, head: &Head) -> Result<Tag> {
         let (key, bytes) = (self.head_key()?, Bytes::from(head.encode()));
         let objects = &**self.objects();
@@ -170,8 +172,14 @@ impl RemoteStore {
                 Created::Taken(_) => Err(overtaken()),
             },
             Some(tag) => {
+                // A state that this attempt publishes has the epoch in its name: a head that has it
+                // comes after this attempt, if it is not that.
+                let own = format!("c/{}/{}-", self.name(), head.epoch);
+                let publishes =
+                    head.state.as_ref().is_some_and(|s| s.key.as_str().starts_with(&own));
                 let judge = |bytes: &[u8]| match Head::decode(bytes) {
                     Ok(found) if found.nonce == head.nonce => Verdict::Mine,
+                    Ok(found) if publishes && found.state == head.state => Verdict::Mine,
                     Err(Error::Corrupt(_)) => Verdict::Damaged,
                     Ok(_) | Err(_) => Verdict::Other,
                 };

@@ -195,7 +195,9 @@ impl<'a> Claim<'a> {
     /// Makes `state` the newest one.
     fn publish(&mut self, state: &PublishedState) -> Result<u64> {
         let name = self.to.put_state(self.name('c', 0)?, state)?;
-        let generation = self.head.generation + 1;
+        let generation = self.head.generation.checked_add(1).ok_or_else(|| {
+            Error::Corrupt(format!("{} has no more generations", self.to.place()))
+        })?;
         let published = self.env.exact_wall().as_nanos() as u64;
         let before = self.head.pending.clone();
         let (state, pending) = (Some(name), None);

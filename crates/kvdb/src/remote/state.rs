@@ -13,6 +13,8 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{Edit, ManifestState};
 
 const MAGIC: [u8; 8] = *b"KVFSSTAT";
+/// The most zones of a reserve.
+const MOST_RESERVED: u32 = 1 << 12;
 /// The most bytes of such an object: of a store of some terabytes.
 const MOST: u64 = 256 << 20;
 
@@ -58,6 +60,9 @@ impl PublishedState {
             return Err(newer(version));
         }
         let (capacity, reserve_zones) = (r.varint()?, r.varint_u32()?);
+        if reserve_zones > MOST_RESERVED {
+            return Err(r.corrupt("its reserve is larger than any store has"));
+        }
         let profile = match r.u8()? {
             0 => Profile::Unknown,
             1 => Profile::SolidState,
@@ -111,7 +116,8 @@ impl RemoteStore {
         if name.len > MOST {
             return Err(damaged(format!("would have {} bytes", name.len)));
         }
-        let got = get_patiently(&**self.objects(), &name.key, Part::Whole, Patience::default());
+        let part = Part::Range(0..name.len.saturating_add(1));
+        let got = get_patiently(&**self.objects(), &name.key, part, Patience::default());
         let object = got.map_err(|e| match e {
             ObjectsError::NotFound { .. } => damaged("is missing".into()),
             other => other.into(),

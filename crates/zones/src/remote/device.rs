@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use env::sync::{Mutex, RwLockReadGuard};
+use env::sync::{Condvar, Mutex, RwLockReadGuard};
 use env::thread;
 
 use super::fetch::Remote;
@@ -19,6 +20,8 @@ use crate::{Purpose, ZoneId};
 const FETCHERS: usize = 16;
 /// Announcements that wait, at most; more are dropped, since a read fetches what it needs.
 const MOST_WAITING: usize = 512;
+/// How long a close waits for a request that reads ahead.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// Bytes of one announcement that are fetched by one thread.
 const ANNOUNCED: u64 = 1 << 20;
 
@@ -33,6 +36,8 @@ struct Ahead {
     cache: Arc<dyn Device>,
     remote: Arc<Remote>,
     queue: Mutex<Queue>,
+    /// A thread has ended.
+    ended: Condvar,
 }
 
 #[derive(Default)]
@@ -47,6 +52,7 @@ impl RemoteDevice {
             cache: cache.clone(),
             remote: remote.clone(),
             queue: Mutex::default(),
+            ended: Condvar::new(),
         });
         RemoteDevice { cache, remote, ahead }
     }
@@ -105,6 +111,7 @@ impl Ahead {
                     let next = queue.waiting.pop_front();
                     if next.is_none() {
                         queue.fetchers -= 1;
+                        ahead.ended.notify_all();
                     }
                     next
                 };
@@ -120,9 +127,19 @@ impl Ahead {
 }
 
 impl Drop for RemoteDevice {
-    /// Notes what is here, for the next time.
+    /// Notes what is here, for the next time. What is being fetched ahead is let go; where a request
+    /// is not answered for long, nothing is noted, so that nothing wrong is.
     fn drop(&mut self) {
-        self.ahead.queue.lock().waiting.clear();
+        self.remote.close();
+        let mut queue = self.ahead.queue.lock();
+        queue.waiting.clear();
+        while queue.fetchers > 0 {
+            if self.ahead.ended.wait_for(&mut queue, PATIENCE).timed_out() {
+                tracing::warn!("a request is not answered; what is cached is fetched again");
+                return;
+            }
+        }
+        drop(queue);
         if let Err(e) = write_parts(&*self.cache, &self.remote.parts) {
             tracing::warn!("what is cached was not noted, and is fetched again: {e}");
         }

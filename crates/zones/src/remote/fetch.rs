@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use env::sync::{Condvar, Mutex, RwLock};
@@ -20,8 +20,9 @@ use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
 /// The parts that a read of the index or of tuples fetches at least: 256 KiB, aligned.
 const OF_TUPLES: u32 = 4;
 
-/// Requests under way at once.
+/// Requests under way at once, and bytes of them.
 const AT_ONCE: usize = 64;
+const BYTES_AT_ONCE: u64 = 64 << 20;
 
 /// The first pause after an attempt that failed, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -61,13 +62,17 @@ pub(crate) struct Remote {
     next_onward: AtomicUsize,
     /// The place in the list of zones that is given up next.
     hand: Mutex<usize>,
+    /// Bytes that parts may take now: less than the options say once the disk was full.
+    most_cached: AtomicU64,
+    /// The list of parts is being written: the file stays as it is.
+    closing: AtomicBool,
     pub(super) counters: Counters,
 }
 
-/// Limits the requests under way.
+/// Limits the requests under way, and the bytes that they bring.
 #[derive(Default)]
 struct Requests {
-    now: Mutex<usize>,
+    now: Mutex<(usize, u64)>,
     ended: Condvar,
 }
 
@@ -108,12 +113,31 @@ impl Remote {
             onward: Mutex::default(),
             next_onward: AtomicUsize::new(0),
             hand: Mutex::new(0),
+            most_cached: AtomicU64::new(options.cache_bytes),
+            closing: AtomicBool::new(false),
             counters: Counters::default(),
         }
     }
 
     pub(crate) fn table(&self) -> &ZoneTable {
         &self.table
+    }
+
+    /// From now on nothing is fetched or given up.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+
+    fn stays(&self) -> io::Result<()> {
+        match self.closing.load(Ordering::SeqCst) {
+            true => Err(io::Error::other("the store is being closed")),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether its zones lie in this place.
+    pub(crate) fn is_from(&self, place: &Arc<dyn Objects>) -> bool {
+        Arc::ptr_eq(&self.objects, place) || self.objects.place() == place.place()
     }
 
     pub(crate) fn stats(&self) -> RemoteStats {
@@ -281,6 +305,7 @@ impl Remote {
         range: PartRange,
     ) -> io::Result<()> {
         let (first, end) = (range.first * PART as u32, range.end * PART as u32);
+        let _request = self.requests.begin(u64::from(end - first));
         let mut fetched = Vec::new();
         for piece in self.table.pieces_of(range.zone) {
             let (from, to) = (piece.offset.max(first), piece.end().min(end));
@@ -293,10 +318,37 @@ impl Remote {
             let bytes = self.get(purpose, object.key().map_err(io_error)?, part)?;
             fetched.push((range.zone.start() + u64::from(from), bytes));
         }
+        match self.keep(cache, purpose, range, &fetched) {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+                ) =>
+            {
+                // The disk is full, of what can be fetched again as well.
+                let half = self.parts.valid() * PART / 2;
+                self.most_cached.fetch_min(half, Ordering::Relaxed);
+                tracing::warn!("the disk is full: {half} bytes of what was fetched are kept");
+                self.make_room(cache, &[range])?;
+                self.keep(cache, purpose, range, &fetched)
+            }
+            kept => kept,
+        }
+    }
+
+    /// Writes what was fetched into the file, and notes that it is there.
+    fn keep(
+        &self,
+        cache: &dyn Device,
+        purpose: Purpose,
+        range: PartRange,
+        fetched: &[(u64, bytes::Bytes)],
+    ) -> io::Result<()> {
         // The zone must not be given up between the writes and the note.
         let _steady = self.lock_of(range.zone).read();
+        self.stays()?;
         for (addr, bytes) in fetched {
-            cache.write_at(purpose, addr, &bytes)?;
+            cache.write_at(purpose, *addr, bytes)?;
         }
         self.parts.arrived(range);
         Ok(())
@@ -309,10 +361,10 @@ impl Remote {
         key: objects::Key,
         range: std::ops::Range<u64>,
     ) -> io::Result<bytes::Bytes> {
-        let _request = self.requests.begin();
         let len = range.end - range.start;
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
         loop {
+            self.stays()?;
             self.counters.asked(purpose);
             let error = match self.objects.get(&key, Part::Range(range.clone())) {
                 Ok(object) if object.bytes.len() as u64 == len => {
@@ -358,7 +410,7 @@ impl Remote {
     /// Gives up zones that were not read since the hand of the clock came by, until no more is
     /// cached than may be; those with index or tuples go last, and those of `wanted` stay.
     fn make_room(&self, cache: &dyn Device, wanted: &[PartRange]) -> io::Result<()> {
-        let most = self.options.cache_bytes / PART;
+        let most = self.most_cached.load(Ordering::Relaxed) / PART;
         if self.parts.valid() <= most {
             return Ok(());
         }
@@ -376,6 +428,7 @@ impl Remote {
                 continue;
             }
             let _alone = self.lock_of(zone).write();
+            self.stays()?;
             self.parts.forget(zone);
             cache.discard(zone.start(), ZONE_SIZE)?;
             self.counters.gave_up();
@@ -385,22 +438,24 @@ impl Remote {
 }
 
 impl Requests {
-    fn begin(&self) -> RequestGuard<'_> {
+    /// Waits until a request for so many bytes may begin. One goes on whatever it brings.
+    fn begin(&self, bytes: u64) -> RequestGuard<'_> {
         let mut now = self.now.lock();
-        while *now >= AT_ONCE {
+        while now.0 >= AT_ONCE || now.0 > 0 && now.1 + bytes > BYTES_AT_ONCE {
             self.ended.wait(&mut now);
         }
-        *now += 1;
-        RequestGuard(self)
+        *now = (now.0 + 1, now.1 + bytes);
+        RequestGuard(self, bytes)
     }
 }
 
-struct RequestGuard<'a>(&'a Requests);
+struct RequestGuard<'a>(&'a Requests, u64);
 
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
-        *self.0.now.lock() -= 1;
-        self.0.ended.notify_one();
+        let mut now = self.0.now.lock();
+        *now = (now.0 - 1, now.1 - self.1);
+        self.0.ended.notify_all();
     }
 }
 

@@ -117,7 +117,9 @@ impl ZoneTable {
             && object_end <= MAX_OBJECT
             && (1..MAX_ZONES).contains(&piece.zone.0);
         let last = self.pieces.last();
-        fits && last.is_none_or(|last| (last.zone, last.end()) <= (piece.zone, piece.offset))
+        let most = self.pieces.len().checked_sub(MAX_PIECES).and_then(|n| self.pieces.get(n));
+        fits && most.is_none_or(|first| first.zone < piece.zone)
+            && last.is_none_or(|last| (last.zone, last.end()) <= (piece.zone, piece.offset))
     }
 
     /// All pieces, ascending by zone and offset.

@@ -30,7 +30,13 @@ impl Zones {
             return Self::new(device, superblock, copy);
         }
         let home = Home::read(&*device)?;
-        Self::with_remote(device, superblock, copy, objects, home.table, options)
+        let remote = Remote::new(objects, home.table, options);
+        take_parts(&*device, &remote.parts)
+            .map_err(|e| Error::io("reading which parts of zones are here", e))?;
+        // After a crash nothing counts as here, and takes no space.
+        let nothing = |zone: &ZoneId| !remote.parts.has_any(*zone);
+        give_back(&*device, remote.table().zones().filter(nothing))?;
+        Self::with_remote(device, superblock, copy, remote)
     }
 
     /// Makes a local file for a store whose zones are those of `home`, with the root to come: as
@@ -60,12 +66,16 @@ impl Zones {
             profile: options.profile,
             root: Vec::new(),
         };
-        let zones = Self::with_remote(device, superblock, 1, objects, home.table.clone(), remote)?;
-        if let (Some((table, parts)), Some(remote)) = (before, zones.remote()) {
+        let remote = Remote::new(objects, home.table.clone(), remote);
+        if let Some((table, parts)) = before {
             let same = |zone: &ZoneId| remote.table().has_same(*zone, &table);
             remote.parts.take_over(&parts, same);
         }
-        Ok(zones)
+        // What else lies in the file is of an older state, or of another store.
+        let end = device.len().map_err(failed)?.div_ceil(ZONE_SIZE);
+        let all = (1..u32::try_from(end).unwrap_or(u32::MAX)).map(ZoneId);
+        give_back(&*device, all.filter(|zone| !remote.parts.has_any(*zone)))?;
+        Self::with_remote(device, superblock, 1, remote)
     }
 
     /// What is on a device of zones in object storage: where they lie, and which parts are here.
@@ -86,15 +96,11 @@ impl Zones {
         device: Arc<dyn Device>,
         superblock: Superblock,
         copy: usize,
-        objects: Arc<dyn Objects>,
-        table: ZoneTable,
-        options: RemoteOptions,
+        remote: Remote,
     ) -> Result<Arc<Zones>> {
         let mut uses = ZoneUse::new();
-        table.zones().for_each(|zone| uses.add(zone, 0));
-        let remote = Arc::new(Remote::new(objects, table, options));
-        take_parts(&*device, &remote.parts)
-            .map_err(|e| Error::io("reading which parts of zones are here", e))?;
+        remote.table().zones().for_each(|zone| uses.add(zone, 0));
+        let remote = Arc::new(remote);
         let device = Arc::new(RemoteDevice::new(device, remote.clone()));
         let mut zones = Self::build(device, superblock, copy)?;
         zones.allocator.pin(&uses)?;
@@ -132,6 +138,20 @@ impl Zones {
         progress: &mut Watch<'_>,
     ) -> Result<Published> {
         let read = |zone: ZoneId, bytes: &mut [u8]| self.read(Purpose::Pages, zone.start(), bytes);
-        publish(Source { read: &read, table: self.remote_table() }, uses, how, progress)
+        // What came from another place is copied, since it is not there.
+        let there = self.remote().filter(|remote| remote.is_from(how.objects));
+        publish(Source { read: &read, table: there.map(Remote::table) }, uses, how, progress)
     }
+}
+
+/// Gives zones back to the host, neighbours together.
+fn give_back(device: &dyn Device, zones: impl Iterator<Item = ZoneId>) -> Result<()> {
+    let zones: Vec<ZoneId> = zones.collect();
+    for adjacent in zones.chunk_by(|a, b| a.end() == b.start()) {
+        let (Some(first), Some(last)) = (adjacent.first(), adjacent.last()) else { continue };
+        device
+            .discard(first.start(), last.end() - first.start())
+            .map_err(|e| Error::io("giving space back to the host", e))?;
+    }
+    Ok(())
 }
