@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::transactions::Whose;
 
 /// Of commands that do not write, or not in every form, what is allowed.
-const FORMS: [(&str, &[&str]); 17] = [
+const FORMS: [(&str, &[&str]); 18] = [
     (
         "client",
         &[
@@ -39,6 +39,7 @@ const FORMS: [(&str, &[&str]); 17] = [
     ("dict", &["info", "list"]),
     ("import", &["add", "begin", "drop", "end"]),
     ("kvfs.check", &[]),
+    ("kvfs.push", &[]),
     ("latency", &["doctor", "help", "history", "latest"]),
     ("publish", &[]),
     ("script", &["debug", "exists", "help", "load"]),
