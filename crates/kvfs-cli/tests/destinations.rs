@@ -131,6 +131,17 @@ fn writing(lab: &Lab, command: &str, argument: &str, onto: &Path) -> Vec<Command
                 all.push(send);
             }
         }
+        ("fork", "file") => {
+            let (source, share) = (lab.at("published.kvfs"), lab.at("share"));
+            let address = format!("dir:{}/published", share.display());
+            if !share.exists() {
+                succeeds(kvfs(&["create"]).arg(&source));
+                succeeds(kvfs(&["push"]).arg(&source).arg(&address));
+            }
+            let mut fork = kvfs(&["fork", &address]);
+            fork.arg(onto);
+            all.push(fork);
+        }
         ("salvage", "keys") => {
             let mut salvage = kvfs(&["salvage"]);
             salvage.arg(lab.other()).arg("salvaged").arg("--keys").arg(onto);

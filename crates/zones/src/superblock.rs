@@ -196,8 +196,8 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
     (copies, errors)
 }
 
-/// Takes both copies out, with the records of zones in object storage that lie behind them, durably:
-/// the device holds no store then.
+/// Takes both copies out, with the records of zones in object storage that lie behind them,
+/// durably: the device holds no store then.
 pub(crate) fn wipe(device: &dyn Device) -> io::Result<()> {
     for addr in COPIES {
         device.write_at(Purpose::Superblock, addr, &[0; 2 * SIZE])?;

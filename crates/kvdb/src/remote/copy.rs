@@ -68,8 +68,9 @@ impl LocalCopy {
     }
 }
 
-/// Fails unless all runs of the state lie in zones of the table, which are pinned: another one would
-/// be free here, and taken for something else. Nor may a state go on in zones that are not its own.
+/// Fails unless all runs of the state lie in zones of the table, which are pinned: another one
+/// would be free here, and taken for something else. Nor may a state go on in zones that are not
+/// its own.
 fn check_places(state: &ManifestState, table: &ZoneTable, zones: &Arc<Zones>) -> Result<()> {
     let corrupt = |why: &str| Err(Error::Corrupt(format!("a published state {why}")));
     if !state.segments.is_empty() || !state.streams.is_empty() {

@@ -127,8 +127,8 @@ impl Ahead {
 }
 
 impl Drop for RemoteDevice {
-    /// Notes what is here, for the next time. What is being fetched ahead is let go; where a request
-    /// is not answered for long, nothing is noted, so that nothing wrong is.
+    /// Notes what is here, for the next time. What is being fetched ahead is let go; where a
+    /// request is not answered for long, nothing is noted, so that nothing wrong is.
     fn drop(&mut self) {
         self.remote.close();
         let mut queue = self.ahead.queue.lock();
