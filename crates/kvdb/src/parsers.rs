@@ -122,7 +122,7 @@ pub fn chunk(data: &[u8]) {
     assert!(found == again && (!done || whole.position() == pieces.position()));
 }
 
-/// What object storage has of a store: a head, a state, and what a local file says of its home.
+/// Parses a head, a state, and the note of a local file about its home.
 /// Magic and checksum are made to fit.
 pub fn published(data: &[u8]) {
     remote::parse(data);

@@ -101,7 +101,7 @@ fn reader(device: &Arc<MemoryDevice>, bucket: &Bucket) -> Kvdb {
     open_with(device.clone(), bucket.zones(), options).unwrap()
 }
 
-/// What the branches and snapshots of a store have, by their names.
+/// The contents of the branches and snapshots of a store, by their names.
 fn all(db: &Kvdb) -> BTreeMap<String, Model> {
     let of = |view: kvdb::View, dictionaries: Vec<kvdb::DictionaryInfo>| -> Model {
         let tuples = |id| view.scan(id, b"", b"", usize::MAX).unwrap().into_iter();
@@ -612,7 +612,7 @@ fn a_fork_does_not_move_what_it_took_over() {
     assert_eq!(contents(&fork).unwrap(), left);
 }
 
-/// What came from one place is not in another one.
+/// Zones that came from one place are not in another one.
 #[test]
 fn a_fork_that_is_published_elsewhere_is_whole_there() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! Addresses of stores in object storage: `dir:FOLDER/NAME` for a folder that machines share,
-//! `s3://BUCKET/NAME` or `s3://BUCKET/PREFIX/NAME` for a bucket; with `@SNAPSHOT` behind it for
+//! `s3://BUCKET/NAME` or `s3://BUCKET/PREFIX/NAME` for a bucket; followed by `@SNAPSHOT` for
 //! what a store was.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use objects::{DirectoryObjects, Objects, ObjectsError};
 
 use crate::output::{Exit, Failure, Outcome};
 
-/// What the addresses of a folder and of a bucket begin with.
+/// The beginnings of addresses of a folder and of a bucket.
 const FOLDER: &str = "dir:";
 const BUCKET: &str = "s3://";
 
@@ -66,7 +66,7 @@ impl Address {
         })
     }
 
-    /// Whether it is in a bucket, whose server may not keep what heads depend on.
+    /// Returns whether it is in a bucket, whose server may not keep what heads depend on.
     pub fn is_in_bucket(&self) -> bool {
         self.place.starts_with(BUCKET)
     }

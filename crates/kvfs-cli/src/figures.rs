@@ -15,7 +15,7 @@ pub fn shown_amplification(all: &Value) -> Option<f64> {
     all["write_amplification"].as_f64().filter(|_| committed >= MEANINGFUL)
 }
 
-/// What was asked of object storage, as JSON: bytes unless the name says otherwise, counts since
+/// The requests to object storage, as JSON: bytes unless the name says otherwise, counts since
 /// the store was opened.
 pub fn remote(stats: &kvdb::RemoteStats) -> Value {
     let by_purpose: Map<String, Value> = zones::Purpose::ALL

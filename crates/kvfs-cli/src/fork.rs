@@ -36,7 +36,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let source = Address::required(&args.source)?;
     let from = source.store(false)?;
     let cannot = |e| failures::of_database(format!("cannot fork {source}"), e);
-    // What --force replaces is there until it is known that there is something in its place.
+    // The file that --force replaces stays until it is known that something takes its place.
     if args.file.exists() && from.head().map_err(cannot)?.is_none() {
         return Err(cannot(kvdb::Error::NoStore(source.to_string())));
     }

@@ -25,7 +25,7 @@ pub struct Options {
     pub source: Option<OsString>,
     pub policy: Policy,
     pub memory: Option<u64>,
-    /// What is fetched from object storage may take so much of the disk, bytes.
+    /// Parts fetched from object storage may take so much of the disk, bytes.
     pub cache_size: Option<u64>,
     pub log: Option<PathBuf>,
     /// Others than their users may look into views.
@@ -44,7 +44,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the store may take of the machine.
+    /// Returns the share of the machine that the store may take.
     pub fn budget(&self) -> Budget {
         Budget { memory: self.memory, cache: self.cache_size }
     }

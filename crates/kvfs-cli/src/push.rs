@@ -76,7 +76,7 @@ fn check(to: &Address, store: &RemoteStore, output: &Output) -> Outcome {
     }
 }
 
-/// What is wrong with the server, as a sentence.
+/// Says what is wrong with the server, as a sentence.
 #[cfg(feature = "s3")]
 fn probed(store: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
     let found = objects_s3::probe(&**store.objects(), "")?;
@@ -117,7 +117,7 @@ fn of_mounted(target: &Path, to: &Address, output: &Output) -> Outcome<Value> {
     Ok(value)
 }
 
-/// What a publication took, as JSON.
+/// The work that a publication took, as JSON.
 fn value(stats: PushStats) -> Value {
     json!({
         "generation": stats.generation, "zones": stats.zones, "objects": stats.objects,

@@ -131,7 +131,7 @@ impl Shares {
     }
 }
 
-/// What an open store may take of the machine, bytes; `None`: what is usual.
+/// The share of the machine that an open store may take, bytes; `None`: what is usual.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Budget {
     /// For buffers, caches and indexes.
@@ -167,8 +167,8 @@ pub fn zones_of(device: &dyn Device) -> Outcome<Option<RemoteZones>> {
     copy.map(|copy| address::zones_in(&copy.place)).transpose()
 }
 
-/// Whether the file is that of a store in object storage, and readers write into it what they
-/// fetch.
+/// Returns whether the file is that of a store in object storage, into which readers write what
+/// they fetch.
 pub fn keeps_parts(path: &Path) -> bool {
     FileDevice::open(path, true).is_ok_and(|device| matches!(LocalCopy::of(&device), Ok(Some(_))))
 }

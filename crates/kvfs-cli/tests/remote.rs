@@ -229,7 +229,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     let other = address.replace("/work", "/other");
     fails(kvfs(&["fork", &other]).arg(folder.path().join("f")), 3, "there is no store");
     fails(kvfs(&["fork", &address]).arg(&file), 1, "");
-    // What --force replaces stays when there is nothing to take its place.
+    // The file that --force replaces stays when there is nothing to take its place.
     fails(kvfs(&["fork", "--force", &other]).arg(&file), 3, "there is no store");
     succeeds(kvfs(&["check"]).arg(&file));
     let gone = format!("{address}@gone");

@@ -196,7 +196,7 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
     (copies, errors)
 }
 
-/// Takes both copies out, with the records of zones in object storage that lie behind them,
+/// Takes both copies out, with the records of zones in object storage that lie after them,
 /// durably: the device holds no store then.
 pub(crate) fn wipe(device: &dyn Device) -> io::Result<()> {
     for addr in COPIES {

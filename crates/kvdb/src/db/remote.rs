@@ -16,8 +16,9 @@ impl Kvdb {
     /// Publishes the store as of a moment during the call: everything committed before it, branches
     /// and snapshots too. Reads and writes continue during the call. Only what is not there yet is
     /// written, though every zone in use is read to tell that. `progress` is called now and then;
-    /// an error of it ends the call. Whatever ends it early, the state before stays as it was, and
-    /// the next call goes on where this one was.
+    /// an error of it ends the call. A call that ends early leaves the state before as it was, and
+    /// the next one goes on where it was; where the last answer was lost, the new state may be
+    /// there.
     ///
     /// A name that another store publishes under is an [`Error::Invalid`](crate::Error::Invalid); a
     /// publication of the same store that begins later ends this one with
@@ -56,7 +57,8 @@ impl Kvdb {
         claim.push(zones, &checkpoint.state, &checkpoint.uses, memory, progress)
     }
 
-    /// What was asked of object storage since the store was opened; `None`: all its zones are here.
+    /// Returns the requests to object storage since the store was opened; `None`: all its zones are
+    /// here.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.db.0.zones.remote_stats()
     }

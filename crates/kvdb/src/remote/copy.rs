@@ -14,7 +14,7 @@ use crate::health::Health;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{Manifest, ManifestState};
 
-/// What a local file says of the store that it refers to.
+/// The note of a local file about the store that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalCopy {
     /// The place, as [`objects::Objects::place`] names it, from where it was made.
@@ -59,7 +59,8 @@ impl LocalCopy {
         Ok(LocalCopy { place, name, generation, published, store })
     }
 
-    /// What the file on `device` says; `None` if it is a store that has all of its zones itself.
+    /// Reads the note of the file on `device`; `None` if it is a store that has all of its zones
+    /// itself.
     pub fn of(device: &dyn Device) -> Result<Option<LocalCopy>> {
         if !Zones::is_remote(device)? {
             return Ok(None);

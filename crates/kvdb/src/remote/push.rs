@@ -23,7 +23,7 @@ const NOTE_BYTES: u64 = 64 << 20;
 /// How far a publication is.
 pub type PushProgress = Progress;
 
-/// What a publication took.
+/// The work that a publication took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PushStats {
     /// The generation that is published now.
@@ -134,7 +134,8 @@ impl<'a> Claim<'a> {
         Ok(Claim { env, to, head, tag, notes: 0 })
     }
 
-    /// What lies there already, as the newest state and a publication that has not ended say.
+    /// Returns the pieces that lie there already, as the newest state and a publication that has
+    /// not ended say.
     fn known(&self) -> Result<Known> {
         let mut all = Vec::new();
         for name in [&self.head.pending, &self.head.state].into_iter().flatten() {

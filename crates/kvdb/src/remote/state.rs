@@ -25,7 +25,7 @@ pub(crate) struct PublishedState {
     pub capacity: Option<u64>,
     pub reserve_zones: u32,
     pub profile: Profile,
-    /// What the store consists of: edits that build it from nothing. Empty for the beginning of a
+    /// The edits that build the store from nothing. Empty for the beginning of a
     /// publication.
     pub edits: Bytes,
     pub known: Known,

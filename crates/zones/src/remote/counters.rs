@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::Purpose;
 
-/// What a store has asked of object storage since it was opened.
+/// The requests of a store to object storage since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
     /// Requests for parts of zones, by [`Purpose`] in the order of [`Purpose::ALL`].

@@ -57,7 +57,8 @@ pub(crate) struct Remote {
     under_way: Mutex<HashSet<(ZoneId, u32)>>,
     arrival: Condvar,
     requests: Requests,
-    /// Where reads that go on have come to: the address behind what was fetched, and its length.
+    /// The places that reads which go on have come to: the address after what was fetched, and its
+    /// length.
     onward: Mutex<[(u64, u64); 16]>,
     next_onward: AtomicUsize,
     /// The place in the list of zones that is given up next.
@@ -135,7 +136,7 @@ impl Remote {
         }
     }
 
-    /// Whether its zones lie in this place.
+    /// Returns whether its zones lie in this place.
     pub(crate) fn is_from(&self, place: &Arc<dyn Objects>) -> bool {
         Arc::ptr_eq(&self.objects, place) || self.objects.place() == place.place()
     }
@@ -148,8 +149,8 @@ impl Remote {
         &self.steady[zone.0 as usize % self.steady.len()]
     }
 
-    /// Whether all of these bytes are here. The answer holds as long as the locks of their zones
-    /// are held.
+    /// Returns whether all of these bytes are here. The answer holds as long as the locks of their
+    /// zones are held.
     pub(super) fn has(&self, addr: u64, len: u64) -> bool {
         PartRange::of(addr, len).all(|range| {
             self.parts.touch(range.zone, USED);

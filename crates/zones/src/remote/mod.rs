@@ -5,7 +5,7 @@
 //! - `table` says where the bytes of each zone lie.
 //! - `publish` writes zones to objects.
 //! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
-//! - `device` is the file with that behind it, which the store sees.
+//! - `device` is the file as the store sees it, which fetches what it lacks.
 //! - `record` is what the file itself says of all this.
 //!
 //! Zones of the table are never freed, so that no zone is both: what the store writes, it writes to

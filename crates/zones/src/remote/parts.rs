@@ -16,7 +16,7 @@ pub(crate) const PARTS: u32 = (ZONE_SIZE / PART) as u32;
 pub(crate) struct PartRange {
     pub zone: ZoneId,
     pub first: u32,
-    /// Behind the last one, at most [`PARTS`].
+    /// After the last one, at most [`PARTS`].
     pub end: u32,
 }
 
@@ -74,7 +74,7 @@ impl Parts {
         self.zones.binary_search(&zone).ok()
     }
 
-    /// Whether a zone lies in object storage.
+    /// Returns whether a zone lies in object storage.
     pub(crate) fn is_remote(&self, zone: ZoneId) -> bool {
         self.place(zone).is_some()
     }
@@ -88,7 +88,7 @@ impl Parts {
         &self.zones
     }
 
-    /// Whether all these parts are here.
+    /// Returns whether all these parts are here.
     pub(crate) fn has(&self, range: PartRange) -> bool {
         let Some(bits) = self.bits(range.zone) else { return true };
         let mask = mask(range.first, range.end);
@@ -121,7 +121,7 @@ impl Parts {
         self.valid.load(Ordering::Relaxed)
     }
 
-    /// Whether something of the zone is here.
+    /// Returns whether something of the zone is here.
     pub(crate) fn has_any(&self, zone: ZoneId) -> bool {
         let bits = self.bits(zone);
         bits.is_some_and(|bits| bits.iter().any(|b| b.load(Ordering::Relaxed) != 0))

@@ -1,5 +1,5 @@
 //! Writes zones to objects. What lies there already, and is unchanged, is referred to; what was
-//! written behind it becomes another piece. Small pieces share an object.
+//! written after it becomes another piece. Small pieces share an object.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const AT_ONCE: usize = 8;
 /// the bytes that lie in object storage.
 pub type Fingerprint = [u8; 16];
 
-/// What lies in object storage already.
+/// The pieces of zones that lie in object storage already.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// Where.
@@ -52,7 +52,7 @@ pub struct Progress {
 pub struct Published {
     /// Where, and what: the zones that were asked for, and no others.
     pub known: Known,
-    /// What it took.
+    /// The work that it took.
     pub progress: Progress,
 }
 
@@ -84,7 +84,7 @@ struct Placed {
 pub(crate) struct Source<'a> {
     /// Reads the whole of a zone.
     pub read: &'a dyn Fn(ZoneId, &mut [u8]) -> Result<()>,
-    /// Those that came from object storage, and have no other bytes than lie there.
+    /// The zones that came from object storage, and have no other bytes than lie there.
     pub table: Option<&'a ZoneTable>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Source<'a> {
 pub struct Publication<'a> {
     /// Where to.
     pub objects: &'a Arc<dyn Objects>,
-    /// What lies there already.
+    /// The pieces that lie there already.
     pub known: &'a Known,
     /// The name of the first new object; the others are numbered from there.
     pub first: ZoneObject,
@@ -189,9 +189,9 @@ struct Writer<'a> {
     at_once: usize,
     next: ZoneObject,
     placed: Vec<Placed>,
-    /// What shares the next object.
+    /// The pieces that share the next object.
     pack: Vec<Fresh>,
-    /// What gets an object each.
+    /// The pieces that get an object each.
     whole: Vec<Fresh>,
     progress: Progress,
 }
@@ -209,7 +209,7 @@ impl Writer<'_> {
             return Ok(());
         }
         if bytes.len() < OWN_OBJECT {
-            // What waits for others has no memory for the whole zone that it was read from.
+            // A piece that waits for others does not keep the memory of the zone it was read into.
             bytes.shrink_to_fit();
         }
         let fresh = Fresh {

@@ -1,4 +1,4 @@
-//! What the local file of a store in object storage says of that: who it is a copy of, the zone
+//! The records in the local file of a store in object storage: who it is a copy of, the zone
 //! table, and which parts are here. It lies in zone 0, in what the superblock pair leaves free.
 //! Everything has a checksum. The list of parts is written when the store is closed and taken out
 //! when it is opened: after a crash nothing of the zones in object storage counts as here.
@@ -12,7 +12,8 @@ use crate::{Device, Error, Purpose, Result, SECTOR, ZONE_SIZE, crc32c, round_up}
 use super::parts::Parts;
 use super::table::ZoneTable;
 
-/// Where the record of the home lies, and the list of parts: each behind a copy of the superblock.
+/// The addresses of the record of the home and of the list of parts: each after a copy of the
+/// superblock.
 const HOME_AT: u64 = COPIES[0] + SECTOR;
 const PARTS_AT: u64 = COPIES[1] + SECTOR;
 /// The most bytes of each.
@@ -21,16 +22,16 @@ const MOST_PARTS: u64 = ZONE_SIZE - PARTS_AT;
 
 const HOME_MAGIC: [u8; 8] = *b"KVFSHOME";
 const PARTS_MAGIC: [u8; 8] = *b"KVFSPART";
-/// Magic, checksum of all behind it, length of the body.
+/// Magic, checksum of all after it, length of the body.
 const HEADER: usize = 16;
 
 /// The longest note of the floor above, bytes.
 const MAX_NOTE: usize = 64 << 10;
 
-/// What the local file says of the object storage that its zones lie in.
+/// The record of the object storage that the zones of a local file lie in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Home {
-    /// What the floor above knows of it, opaque here: at most 64 KiB.
+    /// The note of the floor above, opaque here: at most 64 KiB.
     pub note: Vec<u8>,
     /// Where the zones lie.
     pub table: ZoneTable,

@@ -106,7 +106,7 @@ impl ZoneTable {
         Ok(())
     }
 
-    /// Whether a piece may follow the last one.
+    /// Returns whether a piece may follow the last one.
     fn takes(&self, piece: &Piece) -> bool {
         let (end, object_end) = (
             u64::from(piece.offset) + u64::from(piece.len),
@@ -140,7 +140,7 @@ impl ZoneTable {
         &rest[..rest.partition_point(|piece| piece.zone == zone)]
     }
 
-    /// Whether a zone has the same bytes by another table: those of the same objects.
+    /// Returns whether a zone has the same bytes by another table: those of the same objects.
     pub(crate) fn has_same(&self, zone: ZoneId, other: &ZoneTable) -> bool {
         let place = |table: &ZoneTable, p: &Piece| (p.offset, p.len, p.at, table.object(p));
         let (own, theirs) = (self.pieces_of(zone), other.pieces_of(zone));
@@ -153,7 +153,7 @@ impl ZoneTable {
         self.pieces.chunk_by(|a, b| a.zone == b.zone).filter_map(|of| of.first()).map(|p| p.zone)
     }
 
-    /// The address behind the last zone; 0 without one.
+    /// The address after the last zone; 0 without one.
     pub fn end(&self) -> u64 {
         self.pieces.last().map_or(0, |piece| piece.zone.end())
     }
@@ -176,7 +176,7 @@ impl ZoneTable {
         }
     }
 
-    /// Decodes what [`ZoneTable::encode`] has appended, and advances `input` behind it.
+    /// Decodes what [`ZoneTable::encode`] has appended, and advances `input` past it.
     pub fn decode(input: &mut &[u8]) -> Result<ZoneTable> {
         let corrupt = |what: &str| Error::corrupt(format!("the zone table has {what}"), 0);
         let mut rest = *input;

@@ -13,7 +13,7 @@ use crate::superblock::{self, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
 
 impl Zones {
-    /// Whether zones of the store on `device` lie in object storage.
+    /// Returns whether zones of the store on `device` lie in object storage.
     pub fn is_remote(device: &dyn Device) -> Result<bool> {
         Ok(superblock::read_newest(device)?.0.version == REMOTE_VERSION)
     }
@@ -71,14 +71,14 @@ impl Zones {
             let same = |zone: &ZoneId| remote.table().has_same(*zone, &table);
             remote.parts.take_over(&parts, same);
         }
-        // What else lies in the file is of an older state, or of another store.
+        // All else that lies in the file is of an older state, or of another store.
         let end = device.len().map_err(failed)?.div_ceil(ZONE_SIZE);
         let all = (1..u32::try_from(end).unwrap_or(u32::MAX)).map(ZoneId);
         give_back(&*device, all.filter(|zone| !remote.parts.has_any(*zone)))?;
         Self::with_remote(device, superblock, 1, remote)
     }
 
-    /// What is on a device of zones in object storage: where they lie, and which parts are here.
+    /// Returns where the zones of a local file lie, and which of their parts are here.
     fn cached(device: &dyn Device) -> Result<Option<(ZoneTable, Parts)>> {
         if device.len().map_err(|e| Error::io("asking for the size of the device", e))? < ZONE_SIZE
             || !Self::is_remote(device).unwrap_or(false)
@@ -118,12 +118,12 @@ impl Zones {
         self.remote().map(Remote::table)
     }
 
-    /// Whether a zone lies in object storage. Then it is never free here.
+    /// Returns whether a zone lies in object storage. Then it is never free here.
     pub fn is_remote_zone(&self, zone: ZoneId) -> bool {
         self.remote().is_some_and(|remote| remote.parts.is_remote(zone))
     }
 
-    /// What was asked of object storage, of a store with zones there.
+    /// Returns the requests to object storage, of a store with zones there.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.remote().map(Remote::stats)
     }
@@ -138,7 +138,7 @@ impl Zones {
         progress: &mut Watch<'_>,
     ) -> Result<Published> {
         let read = |zone: ZoneId, bytes: &mut [u8]| self.read(Purpose::Pages, zone.start(), bytes);
-        // What came from another place is copied, since it is not there.
+        // Zones that came from another place are copied, since they are not there.
         let there = self.remote().filter(|remote| remote.is_from(how.objects));
         publish(Source { read: &read, table: there.map(Remote::table) }, uses, how, progress)
     }
